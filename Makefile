@@ -1,0 +1,51 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# An installed torch (ROCm, CUDA or CPU) is used as it is; only without one is the pinned build installed.
+HAS_TORCH := $(shell $(PYTHON) -c "import torch" 2>/dev/null && echo yes)
+ifeq ($(HAS_TORCH),yes)
+VENV_FLAGS := --system-site-packages
+CONSTRAINTS :=
+else
+VENV_FLAGS :=
+CONSTRAINTS := -c constraints.txt
+endif
+
+.PHONY: install install-dev demo test lint docs bench clean
+.DEFAULT_GOAL := test
+
+install: $(VENV)/.installed
+install-dev: $(VENV)/.installed-dev
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) --editable ".[dev]"
+	@touch $@ $(VENV)/.installed
+
+demo: install
+	$(BIN)/ratchet optimize llama-8m --budget 6m --out ratchet-demo
+
+test: install-dev
+	$(BIN)/python -m pytest
+
+lint: install-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: install-dev
+	$(BIN)/python -m pytest -q tests/docs
+
+bench: install
+	$(BIN)/python benchmarks/optimize_step.py llama-60m
+
+clean:
+	rm -rf $(VENV) ratchet-demo

@@ -1,0 +1,63 @@
+"""Everything Ratchet raises on purpose.
+
+    RatchetError                 one line: the value, the rule, the remedy; the CLI exits with 2
+    ├── WorkloadError            an unknown workload, a user's script that raises, a loss that is NaN
+    ├── DeviceError              a device that is not there, a batch that does not fit its memory
+    ├── MeasureError             too few samples, an arm that reported no time
+    ├── KernelError              a kernel source that cannot be compiled or loaded
+    │   └── CompilerMissing      no C++ compiler on this machine
+    ├── JudgeError               the judge itself could not do its work
+    │   └── ArmFailure           the process of an arm died, timed out or answered nonsense
+    ├── LedgerError              a ledger that is locked, read-only, full or from a newer schema
+    ├── GraphError               a pattern that cannot be installed in this graph
+    └── RecipeError              a recipe that is damaged, or from another device or version
+"""
+
+from __future__ import annotations
+
+
+class RatchetError(Exception):
+    """A mistake that its reader can mend. `str(error)` is one line."""
+
+    def __str__(self) -> str:
+        return " ".join(super().__str__().split())
+
+
+class WorkloadError(RatchetError):
+    """The workload cannot be built, or its step is not a training step."""
+
+
+class DeviceError(RatchetError):
+    """The device is not there or is too small."""
+
+
+class MeasureError(RatchetError):
+    """The samples cannot carry the answer asked of them."""
+
+
+class KernelError(RatchetError):
+    """A kernel's source cannot be compiled, loaded or called."""
+
+
+class CompilerMissing(KernelError):
+    """There is no C++ compiler on this machine."""
+
+
+class JudgeError(RatchetError):
+    """The judge could not do its work; never a verdict."""
+
+
+class ArmFailure(JudgeError):
+    """The process of an arm died, timed out or answered nonsense."""
+
+
+class LedgerError(RatchetError):
+    """The ledger cannot be opened, read or written."""
+
+
+class GraphError(RatchetError):
+    """A pattern cannot be installed in this graph."""
+
+
+class RecipeError(RatchetError):
+    """The recipe is damaged, or belongs to another device or version."""
