@@ -1,0 +1,64 @@
+"""The command line: one file per command, each parses, calls the library and prints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main", "run"]
+
+INTERNAL, MISTAKE, INTERRUPTED = 70, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; `--debug` anywhere shows tracebacks.
+
+    0 done, 2 a mistake in the call (one line says which), 70 a fault of Ratchet's own,
+    130 interrupted.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    import click
+
+    from ratchet.cli.app import app
+    from ratchet.errors import RatchetError
+
+    try:
+        code = app(args=words, prog_name="ratchet", standalone_mode=False)
+    except click.exceptions.Abort:
+        return _interrupted()
+    except click.ClickException as error:
+        error.show()
+        return MISTAKE
+    except RatchetError as error:
+        if debug:
+            raise
+        return _say(f"ratchet: {error}", MISTAKE)
+    except KeyboardInterrupt:
+        return _interrupted()
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+    except Exception as error:  # the outermost boundary: a fault of our own is said in one line
+        if debug:
+            raise
+        text = " ".join(str(error).split())[:300]
+        fault = f"ratchet: internal fault, {type(error).__name__}: {text} (--debug shows where)"
+        return _say(fault, INTERNAL)
+    return code if isinstance(code, int) else 0
+
+
+def run() -> None:
+    """The console script: run one command and exit with its code."""
+    sys.exit(main())
+
+
+def _interrupted() -> int:
+    message = "ratchet: interrupted; what was proven is in the ledger, --resume goes on from it"
+    return _say(message, INTERRUPTED)
+
+
+def _say(line: str, code: int) -> int:
+    print(line, file=sys.stderr)
+    return code

@@ -1,0 +1,7 @@
+"""`python -m ratchet.cli`."""
+
+import sys
+
+from ratchet.cli import main
+
+sys.exit(main())

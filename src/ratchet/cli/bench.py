@@ -1,0 +1,47 @@
+"""`ratchet bench`: step time, tokens/s, MFU and peak memory of workloads, as they are written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
+from ratchet.cli.options import (
+    BatchSize,
+    PrecisionName,
+    SequenceLength,
+    TextFile,
+    workload_options,
+)
+
+
+@app.command()
+def bench(
+    workloads: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[WORKLOAD]...", help="Default: the middle size of each family."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=3, help="Timed steps of each.")] = 10,
+    batch_size: BatchSize = None,
+    sequence: SequenceLength = None,
+    precision: PrecisionName = None,
+    text: TextFile = None,
+    device: DeviceName = "auto",
+    ledger: LedgerUrl = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Step time, tokens/s, MFU and peak memory; kept in the ledger."""
+    from ratchet.optimize.bench import bench_all
+    from ratchet.report.terminal import print_bench
+
+    options = workload_options(
+        batch_size, sequence, precision, Path(text) if text else None, device
+    )
+    results = bench_all(workloads or [], options=options, steps=steps, ledger=ledger)
+    if as_json:
+        print_json({"results": results})
+    else:
+        print_bench(results)

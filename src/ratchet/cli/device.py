@@ -1,0 +1,32 @@
+"""`ratchet device`: what this machine is, and its measured ceilings."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ratchet.cli.app import Debug, DeviceName, Json, app, print_json
+
+
+@app.command()
+def device(
+    name: DeviceName = "auto",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Measure the ceilings again instead of the cached ones.")
+    ] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """What this machine is, and the ceilings measured on it."""
+    from ratchet.devices import ceilings
+    from ratchet.devices.describe import describe
+    from ratchet.devices.probe import probe
+    from ratchet.report.terminal import print_device
+
+    found = probe(name)
+    report = describe(found, ceilings.measure(found, cache=not fresh))
+    if as_json:
+        print_json(report.to_json())
+    else:
+        print_device(report.to_json())

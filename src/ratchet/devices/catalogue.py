@@ -1,0 +1,172 @@
+"""The hardware catalogue: what is published about devices, each fact with its source.
+
+`data/hardware.csv` holds one fact a row. Facts known only from memory are not in it, so a device
+may lack a field (an architecture name, a clock): ask with `get` and be ready for None.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import resources
+from typing import Literal, cast
+
+from ratchet.errors import DeviceError
+
+Evidence = Literal["primary", "secondary", "derived"]
+OTHER_FORMS = frozenset({"pcie", "nvl", "mig"})
+"""A name with one of these is another board than the SXM one, or a slice of it."""
+EVIDENCE = ("primary", "secondary", "derived")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fact:
+    """One published number or word about one device."""
+
+    device: str
+    field: str
+    value: str
+    unit: str
+    evidence: Evidence
+    """primary: the maker's own page; secondary: another's; derived: computed from other rows."""
+    source: str
+    note: str
+
+    @property
+    def number(self) -> float:
+        """The value as a number, in `unit`; DeviceError when it is a word."""
+        try:
+            return float(self.value)
+        except ValueError:
+            raise DeviceError(
+                f"{self.device} {self.field} is {self.value!r}, a word: read `value` instead"
+            ) from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CatalogueDevice:
+    """The facts about one device."""
+
+    name: str
+    facts: dict[str, Fact]
+
+    def get(self, field: str) -> Fact | None:
+        return self.facts.get(field)
+
+    def number(self, field: str) -> float | None:
+        """A numeric fact in its own unit, or None where the catalogue lacks it."""
+        fact = self.facts.get(field)
+        return None if fact is None else fact.number
+
+    @property
+    def logical_devices(self) -> int:
+        """How many devices a program sees: 2 on the dual-die MI250X, 1 elsewhere."""
+        return int(self.number("logical_devices") or 1)
+
+    def peak_flops_per_s(self, kind: str) -> float | None:
+        """Dense peak of one logical device, such as `matrix_bf16` or `vector_fp32`, in FLOP/s.
+
+        None where it is not known or the device has no such unit.
+        """
+        peak = self.number(f"peak_dense.{kind}")
+        return peak * 1e12 / self.logical_devices if peak else None
+
+    def memory_bytes_per_s(self) -> float | None:
+        """Memory bandwidth of one logical device on paper, in bytes/s."""
+        bandwidth = self.number("memory_bandwidth")
+        return None if bandwidth is None else bandwidth * 1e9 / self.logical_devices
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Catalogue:
+    """All devices, by name."""
+
+    devices: dict[str, CatalogueDevice]
+
+    def __getitem__(self, name: str) -> CatalogueDevice:
+        try:
+            return self.devices[name]
+        except KeyError:
+            raise DeviceError(
+                f"no device {name!r} in the catalogue: it has {', '.join(self.devices)}"
+            ) from None
+
+    def match(self, model: str, *, compute_units: int = 0) -> CatalogueDevice | None:
+        """The device that a driver's model name means, or None: never a near guess.
+
+        `compute_units`, where above 0, must agree too (a partitioned GPU is not the whole one).
+        """
+        words = set(_words(model))
+        fitting = [
+            device
+            for device in self.devices.values()
+            if _names(device.name) <= words
+            and not (_is_sxm(device.name) and words & OTHER_FORMS)
+            and _units_agree(device, compute_units)
+        ]
+        return max(fitting, key=lambda device: len(_names(device.name)), default=None)
+
+
+@functools.cache
+def load() -> Catalogue:
+    """Read the shipped catalogue."""
+    text = resources.files("ratchet.devices").joinpath("data/hardware.csv").read_text("utf-8")
+    return parse(csv.DictReader(text.splitlines()))
+
+
+def parse(rows: Iterable[dict[str, str]]) -> Catalogue:
+    """Build a catalogue from rows; DeviceError on a row without a source or twice the same fact."""
+    facts: dict[str, dict[str, Fact]] = {}
+    for row in rows:
+        fact = _fact(row)
+        own = facts.setdefault(fact.device, {})
+        if fact.field in own:
+            raise DeviceError(f"{fact.device} {fact.field} stands twice: keep one row")
+        own[fact.field] = fact
+    return Catalogue(
+        devices={name: CatalogueDevice(name=name, facts=own) for name, own in facts.items()}
+    )
+
+
+def _fact(row: dict[str, str]) -> Fact:
+    if row["evidence"] not in EVIDENCE or not row["source"].strip():
+        raise DeviceError(
+            f"{row['device']} {row['field']} has evidence {row['evidence']!r} and source "
+            f"{row['source']!r}: give a source, and one of {', '.join(EVIDENCE)}"
+        )
+    return Fact(
+        device=row["device"],
+        field=row["field"],
+        value=row["value"],
+        unit=row["unit"],
+        evidence=cast(Evidence, row["evidence"]),
+        source=row["source"],
+        note=row["note"],
+    )
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in re.split(r"[\s/()\-]+", name.lower()) if word]
+
+
+def _names(name: str) -> set[str]:
+    """The words of a catalogue name that a driver also prints: not the form factor or family."""
+    return {word for word in _words(re.sub(r"\(.*?\)", "", name)) if word != "sxm"}
+
+
+def _is_sxm(name: str) -> bool:
+    return "sxm" in _words(name)
+
+
+def _units_agree(device: CatalogueDevice, compute_units: int) -> bool:
+    units = device.number("compute_units") or device.number("sms")
+    if not compute_units or units is None:
+        return True
+    seen = units / device.logical_devices
+    # HIP counts work-group processors on RDNA, each of two compute units.
+    arch = device.get("arch")
+    paired = arch is not None and arch.value.startswith("RDNA")
+    return compute_units in ((seen, seen / 2) if paired else (seen,))

@@ -1,0 +1,153 @@
+"""The rates this device really reaches, measured on the spot and kept by fingerprint.
+
+A ceiling here is what torch's own GEMM, copy and triad reach, not the register peak: a better
+kernel can pass it. On a shared machine a run can only be too slow, never too fast, so each rate is
+the median of the best quarter of its runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import platformdirs
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+
+from ratchet.devices.fingerprint import short_hash, software_fingerprint
+from ratchet.devices.probe import Device
+
+LOG = logging.getLogger(__name__)
+
+FORMAT = 1
+
+
+class Ceilings(BaseModel):
+    """Measured rates of one device, under one version of the software and one thread count."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    format: int = FORMAT
+    device: str = ""
+    """The device's fingerprint."""
+    software: str = ""
+    threads: PositiveInt = 1
+    """Threads that torch used."""
+    gemm_flops_per_s: Mapping[str, PositiveFloat] = Field(min_length=1)
+    """By dtype: fp32, bf16 (and fp16 on a GPU)."""
+    copy_bytes_per_s: Mapping[str, PositiveFloat] = Field(min_length=1)
+    """By level (l2, l3, dram); bytes read plus bytes written."""
+    triad_bytes_per_s: Mapping[str, PositiveFloat] = Field(min_length=1)
+    """a = b + s * c: two reads and one write."""
+    level_bytes: Mapping[str, PositiveInt] = Field(default_factory=dict)
+    """How much each cache level holds in all, for the threads that measured."""
+
+    def bandwidth_bytes_per_s(self, working_set_bytes: float | None = None) -> float:
+        """The best measured rate of the level a working set fits in; DRAM's without one.
+
+        A level that was measured slower than one further out is given the outer one's rate, so the
+        result never falls when the working set shrinks.
+        """
+        rates = [self._best("dram")]
+        if working_set_bytes is not None:
+            fitting = [k for k, size in self.level_bytes.items() if working_set_bytes <= size]
+            rates += [self._best(level) for level in fitting]
+        return max(rates)
+
+    def _best(self, level: str) -> float:
+        rates = (self.copy_bytes_per_s, self.triad_bytes_per_s)
+        return max((rate[level] for rate in rates if level in rate), default=0.0)
+
+
+def measure(device: Device, cache: bool = True, *, folder: Path | None = None) -> Ceilings:
+    """The ceilings of a device; measured in under 5 s, or read back if they were before.
+
+    `cache=False` measures anew and replaces what was kept. A damaged or foreign file is measured
+    again, and a folder that cannot be written is logged. DeviceError when memory does not suffice.
+    """
+    path = (folder or default_folder()) / f"{_key(device)}.json"
+    known = _read(path, device) if cache else None
+    if known is not None:
+        return known
+    ceilings = _measured(device)
+    _write(path, ceilings)
+    return ceilings
+
+
+def default_folder() -> Path:
+    """Where measured ceilings are kept."""
+    return Path(platformdirs.user_cache_dir("ratchet")) / "ceilings"
+
+
+def _measured(device: Device) -> Ceilings:
+    # torch takes seconds to import; reading a cached file should not.
+    from ratchet.devices import rates
+
+    return Ceilings(
+        device=device.fingerprint,
+        software=software_fingerprint(),
+        threads=_threads(),
+        gemm_flops_per_s=rates.gemm(device),
+        copy_bytes_per_s=rates.copy(device),
+        triad_bytes_per_s=rates.triad(device),
+        level_bytes=level_bytes(device),
+    )
+
+
+def level_bytes(device: Device) -> dict[str, int]:
+    """What each cache level outside L1 holds in all: L1 is too small to time through torch."""
+    return {
+        name: size * device.cache_instances.get(name, 1)
+        for name, size in sorted(device.caches_bytes.items())
+        if name != "l1d"
+    }
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _key(device: Device) -> str:
+    threads = _threads() if device.kind == "cpu" else 1
+    return short_hash(
+        {
+            "format": FORMAT,
+            "device": device.fingerprint,
+            "software": software_fingerprint(),
+            "threads": threads,
+        }
+    )
+
+
+def _read(path: Path, device: Device) -> Ceilings | None:
+    try:
+        known = Ceilings.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError):
+        LOG.warning("the measured ceilings at %s cannot be read: measuring again", path)
+        return None
+    mine = known.format == FORMAT and known.device == device.fingerprint
+    return known if mine else None
+
+
+def _write(path: Path, ceilings: Ceilings) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    except OSError as error:
+        LOG.warning("measured ceilings are not kept: %s", error)
+        return
+    try:
+        with os.fdopen(handle, "w") as part:
+            part.write(ceilings.model_dump_json(indent=1))
+        os.replace(name, path)
+    except OSError as error:
+        LOG.warning("measured ceilings are not kept: %s", error)
+        with contextlib.suppress(OSError):
+            os.unlink(name)

@@ -1,0 +1,136 @@
+"""The CPU as Linux describes it in /proc and /sys; elsewhere, what Python knows.
+
+Missing files mean missing facts, never an error: a container may hide any of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+CPUS = Path("/sys/devices/system/cpu")
+
+KNOWN_FLAGS = (
+    *("sse4_2", "avx", "avx2", "fma", "f16c", "avx_vnni"),
+    *("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_bf16", "amx_int8", "amx_fp16"),
+    *("asimd", "asimddp", "sve", "sve2", "bf16", "i8mm", "sme"),
+)
+
+# Linux arch/x86/include/uapi/asm/prctl.h, and Documentation/arch/x86/xstate.rst: tile data is
+# feature 18, and a process must ask for it before its first AMX instruction.
+SYS_ARCH_PRCTL = 158
+ARCH_REQ_XCOMP_PERM = 0x1023
+XFEATURE_XTILEDATA = 18
+
+MULTIPLES = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CpuInfo:
+    vendor: str
+    model: str
+    flags: frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cache:
+    """A data or unified cache: the size of one, and how many the usable CPUs have."""
+
+    name: str
+    size_bytes: int
+    instances: int
+
+
+def read(path: Path = CPUINFO) -> CpuInfo:
+    """Vendor, model name and flags; empty where the system does not say."""
+    fields: dict[str, str] = {}
+    for line in _text(path).splitlines():
+        key, _, value = line.partition(":")
+        fields.setdefault(key.strip(), value.strip())
+    vendors = {"AuthenticAMD": "AMD", "GenuineIntel": "Intel"}
+    vendor = fields.get("vendor_id", "")
+    return CpuInfo(
+        vendor=vendors.get(vendor, vendor),
+        model=_model(fields) or platform.processor() or platform.machine(),
+        flags=frozenset((fields.get("flags") or fields.get("Features", "")).split()),
+    )
+
+
+def _model(fields: dict[str, str]) -> str:
+    """The name, with family and model: virtual machines call every EPYC the same."""
+    name = fields.get("model name", "")
+    family, model, stepping = (fields.get(key, "") for key in ("cpu family", "model", "stepping"))
+    return f"{name} (family {family}, model {model}, stepping {stepping})" if family else name
+
+
+def usable_flags(flags: frozenset[str]) -> tuple[str, ...]:
+    """The flags Ratchet cares about, without AMX where the kernel does not permit it."""
+    amx = "amx_tile" in flags and amx_permitted()
+    return tuple(
+        flag for flag in KNOWN_FLAGS if flag in flags and (amx or not flag.startswith("amx_"))
+    )
+
+
+@functools.cache
+def amx_permitted() -> bool:
+    """Ask the kernel for AMX tiles in this process; False where it refuses or does not know it.
+
+    Ask only where the flags are there. The permission holds for the process and its children.
+    """
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    arguments = (SYS_ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
+    return int(libc.syscall(*(ctypes.c_long(argument) for argument in arguments))) == 0
+
+
+def usable_cpus() -> frozenset[int]:
+    """Logical CPUs this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def physical_cores(cpus: tuple[int, ...], root: Path = CPUS) -> int:
+    """How many cores these logical CPUs are; as many as CPUs where the system does not say."""
+    siblings = {
+        _text(root / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu) for cpu in cpus
+    }
+    return len(siblings)
+
+
+def data_caches(cpus: tuple[int, ...], root: Path = CPUS) -> tuple[Cache, ...]:
+    """The data caches these CPUs have, nearest first."""
+    sizes: dict[str, int] = {}
+    shared: dict[str, set[str]] = {}
+    for cpu in cpus:
+        for entry in sorted((root / f"cpu{cpu}" / "cache").glob("index*")):
+            kind, level = _text(entry / "type"), _text(entry / "level")
+            size = _size_bytes(_text(entry / "size"))
+            if kind in ("Data", "Unified") and size:
+                name = "l1d" if level == "1" else f"l{level}"
+                sizes[name] = size
+                shared.setdefault(name, set()).add(_text(entry / "shared_cpu_list") or str(cpu))
+    return tuple(
+        Cache(name=name, size_bytes=sizes[name], instances=len(shared[name]))
+        for name in sorted(sizes)
+    )
+
+
+def _size_bytes(text: str) -> int:
+    digits, multiple = text.rstrip("KMG"), MULTIPLES.get(text[-1:], 1)
+    return int(digits) * multiple if digits.isdigit() else 0
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return path.read_text().strip()
+    return ""

@@ -1,0 +1,84 @@
+"""All that is known of a device, in one record to print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from ratchet.devices import catalogue
+from ratchet.devices.ceilings import Ceilings
+from ratchet.devices.fingerprint import Fingerprint, fingerprint
+from ratchet.devices.probe import Device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Paper:
+    """What the catalogue says of the device, with the source of each number."""
+
+    name: str
+    peak_flops_per_s: Mapping[str, float]
+    """By unit and dtype, such as matrix_bf16, dense."""
+    memory_bytes_per_s: float
+    """0 where it is not known."""
+    sources: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceReport:
+    """A device, what it reaches here, and what its maker says."""
+
+    device: Device
+    target: str
+    fingerprint: Fingerprint
+    gemm_flops_per_s: Mapping[str, float]
+    copy_bytes_per_s: Mapping[str, float]
+    triad_bytes_per_s: Mapping[str, float]
+    ridge_flops_per_byte: Mapping[str, float]
+    """By dtype: the intensity above which compute binds, at DRAM bandwidth."""
+    paper: Paper | None
+    """None for a device that the catalogue does not know."""
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Plain dicts, lists, numbers and strings."""
+        return asdict(self)
+
+
+def describe(device: Device, ceilings: Ceilings) -> DeviceReport:
+    """Put the probe, the measured ceilings and the catalogue together.
+
+    A device that is not in the catalogue is noted; nothing is guessed for it.
+    """
+    paper = paper_of(device)
+    notes: tuple[str, ...] = ()
+    if paper is None:
+        notes = (f"{device.model!r} is not in the catalogue: only measured rates are known",)
+    dram = ceilings.bandwidth_bytes_per_s()
+    return DeviceReport(
+        device=device,
+        target=device.target,
+        fingerprint=fingerprint(device),
+        gemm_flops_per_s=dict(ceilings.gemm_flops_per_s),
+        copy_bytes_per_s=dict(ceilings.copy_bytes_per_s),
+        triad_bytes_per_s=dict(ceilings.triad_bytes_per_s),
+        ridge_flops_per_byte={k: v / dram for k, v in ceilings.gemm_flops_per_s.items()},
+        paper=paper,
+        notes=notes,
+    )
+
+
+def paper_of(device: Device) -> Paper | None:
+    """The published peaks of a probed device, or None where the catalogue does not know it."""
+    units = device.cores if device.kind == "cuda" else 0
+    known = catalogue.load().match(device.model, compute_units=units)
+    if known is None:
+        return None
+    kinds = [field.removeprefix("peak_dense.") for field in known.facts if "peak_dense." in field]
+    peaks = {kind: known.peak_flops_per_s(kind) for kind in kinds}
+    fields = [*(f"peak_dense.{kind}" for kind in kinds), "memory_bandwidth"]
+    return Paper(
+        name=known.name,
+        peak_flops_per_s={kind: peak for kind, peak in peaks.items() if peak is not None},
+        memory_bytes_per_s=known.memory_bytes_per_s() or 0.0,
+        sources={field: known.facts[field].source for field in fields if field in known.facts},
+    )

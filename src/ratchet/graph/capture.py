@@ -1,0 +1,196 @@
+"""The call sites of a workload with their real shapes, and the judge's problems made of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from ratchet.errors import GraphError
+from ratchet.graph.patterns import PATTERNS
+from ratchet.graph.rewrite import graphs_of, rewrite
+from ratchet.graph.sites import CapturedSite, InstallReport, merge_sites
+from ratchet.kernels.library import LIBRARY, WorkloadShapes
+from ratchet.kernels.problem import Problem
+from ratchet.workloads.config import StepConfig
+from ratchet.workloads.masters import lower_weights
+from ratchet.workloads.step import compiled_loss
+from ratchet.workloads.workload import AdamWSpec, Workload
+
+__all__ = ["CapturedSite", "capture", "problems_for"]
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+def capture(workload: Workload, config: StepConfig) -> list[CapturedSite]:
+    """The sites of every pattern in one forward pass and loss, as `config`'s precision runs them.
+
+    The graphs are traced with the first batch and run eagerly, without any kernel. An AdamW update
+    is one more site, `adamw`, with the shapes of the parameters. The model is left as it was.
+    """
+    report = InstallReport()
+    eager = config.model_copy(update={"compile_mode": None, "kernels": ()})
+    traced = torch.compile(
+        compiled_loss(workload, eager), backend=_only_look(report), dynamic=False
+    )
+    model = _at_precision(workload.model, config)
+    with torch.random.fork_rng():
+        traced(model, workload.batch(0))
+    sites = merge_sites(report.sites)
+    return [*sites, *_update_sites(workload, model)]
+
+
+def _only_look(report: InstallReport) -> Any:
+    def backend(module: GraphModule, _: Any) -> Any:
+        looked_at = copy.deepcopy(module)
+        for graph_module in graphs_of(looked_at):
+            rewrite(graph_module.graph, PATTERNS, report)
+        return module.forward
+
+    return backend
+
+
+def _at_precision(model: nn.Module, config: StepConfig) -> nn.Module:
+    """The model, or a copy with bf16 weights where the step would have them and it has not."""
+    if config.precision != "bf16_master":
+        return model
+    if all(p.dtype != torch.float32 for p in model.parameters() if p.dim() >= 2):
+        return model
+    lowered = copy.deepcopy(model)
+    lower_weights(lowered)
+    return lowered
+
+
+def _update_sites(workload: Workload, model: nn.Module) -> list[CapturedSite]:
+    if not isinstance(workload.optimizer, AdamWSpec):
+        return []
+    shapes, dtypes = {}, {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            shapes[name] = tuple(parameter.shape)
+            dtypes[name] = "bf16" if parameter.dtype == torch.bfloat16 else "fp32"
+    spec = workload.optimizer
+    scalars = {"lr": spec.lr, "eps": spec.eps, "weight_decay": spec.weight_decay}
+    return [
+        CapturedSite(pattern="adamw", kernel="adamw", shapes=shapes, dtypes=dtypes, scalars=scalars)
+    ]
+
+
+def problems_for(sites: Iterable[CapturedSite], *, most: int = 1) -> list[tuple[str, Problem]]:
+    """(kernel's name in LIBRARY, problem) for the sites, each problem once.
+
+    A kernel is judged at the `most` sites on which it does the most work (elements times count).
+    Raises GraphError for a site of a kernel that the library does not have.
+    """
+    problems: list[tuple[str, Problem]] = []
+    seen: set[str] = set()
+    chosen = _largest(list(sites), most)
+    for name, shapes in chosen:
+        if name not in LIBRARY:
+            raise GraphError(f"the library has no kernel {name!r} for the captured sites")
+        for problem in LIBRARY[name].problems(shapes):
+            if problem.hash not in seen:
+                seen.add(problem.hash)
+                problems.append((name, problem))
+    return problems
+
+
+def _largest(sites: list[CapturedSite], most: int) -> list[tuple[str, WorkloadShapes]]:
+    """For each kernel, the sizes of its largest sites, filled up with the workload's own."""
+    common = _common_shapes(sites)
+    chosen: list[tuple[str, WorkloadShapes]] = []
+    for name in dict.fromkeys(site.pattern for site in sites):
+        own = sorted((s for s in sites if s.pattern == name), key=_work, reverse=True)
+        chosen.extend((name, shapes_of(site, common)) for site in own[:most])
+    return chosen
+
+
+def _work(site: CapturedSite) -> int:
+    return site.count * sum(prod(sizes) for sizes in site.shapes.values())
+
+
+def _common_shapes(sites: list[CapturedSite]) -> WorkloadShapes:
+    shapes = WorkloadShapes()
+    for site in sorted(sites, key=_work):
+        shapes = shapes_of(site, shapes)
+    return shapes
+
+
+def shapes_of(site: CapturedSite, base: WorkloadShapes) -> WorkloadShapes:
+    """`base` with the sizes that this site knows."""
+    reader = _READERS.get(site.pattern)
+    return base if reader is None else replace(base, **reader(site))
+
+
+def _rows(site: CapturedSite, name: str) -> dict[str, Any]:
+    """Batch, sequence and dtype of [B, T, H] or [N, H] activations; inner sizes join T."""
+    sizes = site.shapes[name]
+    batch = sizes[0] if len(sizes) > 2 else 1
+    return {"batch": batch, "sequence": prod(sizes[:-1]) // batch, "dtype": _dtype(site, name)}
+
+
+def _dtype(site: CapturedSite, name: str) -> str:
+    return DTYPES[site.dtypes[name]]
+
+
+def _read_classes(site: CapturedSite) -> dict[str, Any]:
+    vocabulary, hidden = site.shapes["weight"]
+    return {**_rows(site, "x"), "hidden": hidden, "vocabulary": vocabulary}
+
+
+def _read_attention(site: CapturedSite) -> dict[str, Any]:
+    batch, heads, length, width = site.shapes["q"]
+    return {
+        "batch": batch,
+        "heads": heads,
+        "kv_heads": site.shapes["k"][1],
+        "sequence": length,
+        "head_dim": width,
+        "dtype": _dtype(site, "q"),
+    }
+
+
+def _read_rope(site: CapturedSite) -> dict[str, Any]:
+    batch, heads, length, width = site.shapes["x"]
+    sizes = {"batch": batch, "heads": heads, "sequence": length, "head_dim": width}
+    return {**sizes, "dtype": _dtype(site, "x")}
+
+
+def _read_gated(site: CapturedSite) -> dict[str, Any]:
+    return {**_rows(site, "gate"), "intermediate": site.shapes["gate"][-1]}
+
+
+def _read_linear(site: CapturedSite) -> dict[str, Any]:
+    outputs, inputs = site.shapes["weight"]
+    return {**_rows(site, "x"), "hidden": inputs, "intermediate": outputs}
+
+
+def _read_norm(site: CapturedSite) -> dict[str, Any]:
+    weight_dtype = _dtype(site, "weight")
+    return {**_rows(site, "x"), "hidden": site.shapes["x"][-1], "weight_dtype": weight_dtype}
+
+
+def _read_update(site: CapturedSite) -> dict[str, Any]:
+    largest = sorted(dict.fromkeys(site.shapes.values()), key=prod, reverse=True)
+    return {"parameters": tuple(largest[:MOST_PARAMETERS])}
+
+
+MOST_PARAMETERS = 6
+"""Distinct parameter shapes in the optimizer's problem, the largest first."""
+
+_READERS = {
+    "linear_cross_entropy": _read_classes,
+    "attention": _read_attention,
+    "rope": _read_rope,
+    "gated_activation": _read_gated,
+    "linear": _read_linear,
+    "rms_norm": _read_norm,
+    "layer_norm": _read_norm,
+    "adamw": _read_update,
+}

@@ -1,0 +1,120 @@
+"""Kernels into torch.compile: the pass, and the options that carry it to one compilation.
+
+Nothing global is set. torch 2.11 runs the pass before it looks into its caches. Later versions run
+a pass with a uuid after a cache miss only, so that a cache hit would leave the report empty; there
+`pre_grad_pass_timing="early"` restores the old order, and a second pass that does nothing brings
+the uuid into the key (https://github.com/pytorch/pytorch, torch/_inductor/codecache.py,
+`resolve_pre_grad_pass_timing` and `FxGraphHashDetails`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from torch._inductor import config as inductor_config
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.fx import Graph
+
+import ratchet
+from ratchet.graph.patterns import select
+from ratchet.graph.rewrite import rewrite
+from ratchet.graph.sites import InstallReport
+from ratchet.kernels.library import LIBRARY, best_isa
+
+__all__ = ["InstallKernels", "InstallReport", "compile_options", "installed_by"]
+
+
+class InstallKernels(CustomGraphPass):
+    """Puts kernels into each graph of one torch.compile call; `report` says what it did."""
+
+    def __init__(self, kernels: Sequence[str], identity: str) -> None:
+        self.patterns = select(kernels)
+        self.report = InstallReport(kernels=tuple(pattern.name for pattern in self.patterns))
+        self._identity = identity
+
+    def __call__(self, graph: Graph) -> None:
+        rewrite(graph, self.patterns, self.report)
+
+    def uuid(self) -> str:
+        """The recipe's hash: kernel names, kernel sources, this package's code and version."""
+        return self._identity
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # torch 2.11 pickles the pass into its cache key: the recipe alone must decide it.
+        return InstallKernels, (self.report.kernels, self._identity)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> InstallKernels:
+        return self
+
+
+class RecipeStamp(CustomGraphPass):
+    """Changes nothing; its uuid keeps graphs with other kernels apart in torch's caches."""
+
+    def __init__(self, identity: str) -> None:
+        self._identity = identity
+
+    def __call__(self, graph: Graph) -> None:
+        return None
+
+    def uuid(self) -> str:
+        return self._identity
+
+
+def compile_options(kernels: Sequence[str], *, isa: str | None = None) -> dict[str, Any]:
+    """`options=` for a torch.compile call that installs these kernels; empty without any.
+
+    `kernels` are names of `ratchet.kernels.library.LIBRARY`; `isa` (default: the best of this
+    machine) is the variant whose sources enter the cache key. Raises GraphError on a name that is
+    unknown. The report of the installation is `installed_by(options)`.
+    """
+    patterns = select(kernels)
+    if not patterns:
+        return {}
+    identity = recipe_identity([pattern.name for pattern in patterns], isa or best_isa())
+    options: dict[str, Any] = {
+        "pre_grad_custom_pass": InstallKernels(kernels, identity),
+        "joint_custom_pre_pass": RecipeStamp(identity),
+    }
+    if hasattr(inductor_config, "pre_grad_pass_timing"):
+        options["pre_grad_pass_timing"] = "early"
+    return options
+
+
+def installed_by(options: dict[str, Any]) -> InstallReport:
+    """The live report of the pass in `options`; an empty one where they hold none."""
+    found = options.get("pre_grad_custom_pass")
+    return found.report if isinstance(found, InstallKernels) else InstallReport()
+
+
+def recipe_identity(kernels: Iterable[str], isa: str) -> str:
+    """A hash of all that decides what a graph with these kernels computes."""
+    digest = hashlib.sha256()
+    for name in sorted(kernels):
+        digest.update(name.encode())
+        for kernel in LIBRARY[name].kernels(isa):
+            digest.update(kernel.hash.encode())
+    digest.update(_code_identity().encode())
+    return digest.hexdigest()
+
+
+@cache
+def _code_identity() -> str:
+    """A hash of the package's version and of the files that patterns and ops are written in."""
+    digest = hashlib.sha256(_package_version().encode())
+    package = Path(ratchet.__file__).parent
+    for folder in (package / "graph", package / "kernels" / "library"):
+        for file in sorted(folder.rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _package_version() -> str:
+    try:
+        return version("torch-ratchet")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "source"

@@ -1,0 +1,47 @@
+"""Linear layers whose result is bf16, under autocast or with bf16 weights.
+
+An fp32 input is cast by a `.to` in the graph, where inductor fuses it into what computes the input
+and autograd sees it; layers that share an input share its cast. An fp32 weight is passed as it is:
+the kernel rounds it as it packs it, and its gradient comes back in fp32 without a copy.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from ratchet.graph.nodes import Declined, as_node, bind, calls, tensor, value
+from ratchet.graph.patterns.pattern import Pattern
+from ratchet.graph.scope import Scope
+
+
+def _find(node: Node) -> bool:
+    found = value(node)
+    return calls(node, "linear") and found is not None and found.dtype == torch.bfloat16
+
+
+def _install(node: Node, scope: Scope) -> None:
+    given = bind(node, ("input", "weight", "bias"), {"bias": None})
+    x, weight, bias = as_node(given["input"]), as_node(given["weight"]), given["bias"]
+    scope.require_movable([node])
+    if tensor(weight).dim() != 2 or tensor(x).dim() < 2:
+        raise Declined(f"{node} multiplies a vector")
+    if tensor(weight).dtype not in (torch.float32, torch.bfloat16):
+        raise Declined(
+            f"{node} has a weight in {tensor(weight).dtype}; the kernel knows fp32, bf16"
+        )
+    result = scope.kernel(
+        torch.ops.ratchet.linear.default,
+        scope.cast(x, torch.bfloat16),
+        weight,
+        bias,
+    )
+    scope.replace_as(node, result)
+
+
+LINEAR = Pattern(
+    name="linear",
+    summary="bf16 matrix products of linear layers",
+    find=_find,
+    install=_install,
+)

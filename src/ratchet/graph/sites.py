@@ -1,0 +1,76 @@
+"""What the patterns found: call sites with their shapes, and the report of an installation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+Scalar = bool | int | float | str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CapturedSite:
+    """Call sites of one pattern that share shapes, dtypes and scalars."""
+
+    pattern: str
+    """The pattern's name; `kernel` may be a narrower one."""
+    kernel: str
+    """The custom op that takes the site, without its namespace."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """Sizes of each tensor argument, by the op's argument name."""
+    dtypes: Mapping[str, str]
+    """`fp32`, `bf16` and so on, by the op's argument name."""
+    scalars: Mapping[str, Scalar]
+    """The other arguments."""
+    count: int = 1
+
+    @classmethod
+    def from_json(cls, site: Mapping[str, Any]) -> CapturedSite:
+        """A site from what JSON left of `dataclasses.asdict(site)`."""
+        shapes = {name: tuple(sizes) for name, sizes in site["shapes"].items()}
+        return cls(**{**site, "shapes": shapes})
+
+    def alike(self, other: CapturedSite) -> bool:
+        """Whether the two sites differ in their count alone."""
+        return replace(self, count=other.count) == other
+
+
+def merge_sites(sites: Iterable[CapturedSite]) -> list[CapturedSite]:
+    """The same sites, each distinct one once with its count, in order of first appearance."""
+    merged: list[CapturedSite] = []
+    for site in sites:
+        for place, seen in enumerate(merged):
+            if seen.alike(site):
+                merged[place] = replace(seen, count=seen.count + site.count)
+                break
+        else:
+            merged.append(site)
+    return merged
+
+
+@dataclass(kw_only=True, slots=True)
+class InstallReport:
+    """What one pass has done so far; it grows with every graph that is compiled."""
+
+    kernels: tuple[str, ...] = ()
+    graphs: int = 0
+    """Graphs seen. A step with graph breaks has several; a recompilation counts again."""
+    declined: list[tuple[str, str]] = field(default_factory=list)
+    """(pattern, reason) for every call site that was left alone."""
+    sites: list[CapturedSite] = field(default_factory=list)
+
+    @property
+    def installed(self) -> dict[str, int]:
+        """Sites taken, by pattern; a pattern that was asked for and found nothing is missing."""
+        counts: Counter[str] = Counter()
+        for site in self.sites:
+            counts[site.pattern] += site.count
+        return dict(counts)
+
+    def add_graph(self, sites: Iterable[CapturedSite], declined: Iterable[tuple[str, str]]) -> None:
+        """Count one more compiled graph."""
+        self.graphs += 1
+        self.sites.extend(sites)
+        self.declined.extend(declined)

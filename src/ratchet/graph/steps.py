@@ -1,0 +1,65 @@
+"""A training step with the kernels of its configuration in it."""
+
+from __future__ import annotations
+
+from ratchet.errors import GraphError
+from ratchet.graph.install import InstallReport, compile_options, installed_by
+from ratchet.kernels.library.adamw import KernelAdamW
+from ratchet.workloads.config import StepConfig
+from ratchet.workloads.step import TrainingStep, WholeUpdate
+from ratchet.workloads.workload import AdamWSpec, Workload
+
+__all__ = ["InstalledStep", "build_step", "kernel_adamw"]
+
+
+class InstalledStep(TrainingStep):
+    """A TrainingStep whose compiled graphs call kernels; `install_report` grows as it compiles."""
+
+    install_report: InstallReport
+
+
+def build_step(workload: Workload, config: StepConfig) -> InstalledStep:
+    """The workload's step as `config` says, with its kernels and its optimizer kernel.
+
+    The ops compute their torch composites until kernels are activated
+    (`ratchet.kernels.library.activate`). Raises GraphError for kernels without a compile mode, or
+    an optimizer kernel for an optimizer that is not AdamW.
+    """
+    options = compile_options(config.kernels)
+    if options and config.compile_mode is None:
+        raise GraphError(
+            f"the kernels {', '.join(config.kernels)} are installed by torch.compile: "
+            "set compile_mode, or leave kernels empty"
+        )
+    step = InstalledStep(
+        workload,
+        config,
+        compile_options=options,
+        optimizer_factory=kernel_adamw if config.optimizer == "kernel" else None,
+    )
+    step.install_report = installed_by(options)
+    return step
+
+
+def kernel_adamw(step: TrainingStep) -> WholeUpdate:
+    """The AdamW kernel as the whole update of `step`: clip, update, drop the gradients.
+
+    Gradients are dropped rather than zeroed: the next backward then hands its own memory over
+    instead of adding to zeros. Raises GraphError where the optimizer is not an AdamWSpec.
+    """
+    spec = step.workload.optimizer
+    if not isinstance(spec, AdamWSpec):
+        raise GraphError(
+            "optimizer 'kernel' replaces an AdamWSpec, and this workload makes its own optimizer: "
+            "choose as_written, foreach or fused"
+        )
+    optimizer = KernelAdamW(
+        step.parameters.values(),
+        lr=spec.lr,
+        betas=spec.betas,
+        eps=spec.eps,
+        weight_decay=spec.weight_decay,
+        masters=step.config.precision == "bf16_master",
+        master_values={step.parameters[name]: kept for name, kept in step.masters.items()},
+    )
+    return optimizer.whole_update(step.workload.clip_norm, set_to_none=True)

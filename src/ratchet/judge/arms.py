@@ -1,0 +1,186 @@
+"""An arm in a process of its own: started by name, timed by the parent's clock, stopped when idle.
+
+The judge knows no workload. It is given `module:function` and JSON arguments, and starts
+`python -m ratchet.judge.workers.arm`, which builds the object and runs its steps.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, NoReturn
+
+from ratchet import errors
+from ratchet.errors import ArmFailure, RatchetError
+from ratchet.judge.child import Child, ChildFailure
+from ratchet.measure.arm import Timing
+
+WORKER = "ratchet.judge.workers.arm"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArmSpec:
+    """What to start: a factory by name and its JSON arguments."""
+
+    name: str
+    factory: str
+    """`module:function`; called in the new process, returns an object with `step(iterations)`
+    and `describe()`, and other methods that it lists in `calls`."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Laid over this process's environment; an empty value takes the variable away."""
+    start_timeout_s: float = 600.0
+    call_timeout_s: float = 600.0
+
+
+class ArmProcess:
+    """A running arm. Implements `measure.arm.Arm`; use it as a context manager.
+
+    Every failure is an ArmFailure that names the arm, except a RatchetError raised by the factory
+    or a call, which comes back as itself. After an arm has died only `close` is of use. The process
+    dies with the thread that started it.
+    """
+
+    def __init__(self, spec: ArmSpec) -> None:
+        self.spec = spec
+        self.setup_time_s = 0.0
+        self.paused = False
+        self._child: Child | None = None
+
+    @property
+    def name(self) -> str:
+        """The arm's name, as its samples carry it."""
+        return self.spec.name
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id, or None when it is not running."""
+        return self._child.pid if self._child else None
+
+    def __enter__(self) -> ArmProcess:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(self) -> ArmProcess:
+        """Start the worker and build the arm in it; `setup_time_s` is how long that took."""
+        began = time.perf_counter()
+        try:
+            self._child = Child(worker_command, environment=worker_environment(self.spec))
+        except OSError as error:
+            raise ArmFailure(f"arm '{self.name}': its process cannot start: {error}") from error
+        arguments = dict(self.spec.arguments)
+        try:
+            self._ask(
+                self.spec.start_timeout_s,
+                do="start",
+                factory=self.spec.factory,
+                arguments=arguments,
+            )
+        except BaseException:  # also Ctrl-C: no process may stay behind
+            self.close()
+            raise
+        self.setup_time_s = time.perf_counter() - began
+        return self
+
+    def describe(self) -> dict[str, Any]:
+        """What the arm says of itself (JSON)."""
+        value = self._ask(self.spec.call_timeout_s, do="describe")["value"]
+        if not isinstance(value, dict):
+            raise ArmFailure(f"arm '{self.name}': describe() gave no dict but {value!r}")
+        return value
+
+    def run(self, iterations: int) -> Timing:
+        """Run `iterations` steps; wall time by this process's clock, CPU time by the worker's."""
+        began = time.perf_counter()
+        reply = self._ask(self.spec.call_timeout_s, do="run", iterations=iterations)
+        wall_time_s = time.perf_counter() - began
+        return Timing(wall_time_s=wall_time_s, cpu_time_s=float(reply["cpu_time_s"]))
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        """Call one of the methods that the arm lists in `calls`; JSON in, JSON out."""
+        reply = self._ask(self.spec.call_timeout_s, do="call", method=method, arguments=arguments)
+        return reply["value"]
+
+    def pause(self) -> None:
+        """Stop every process of the arm, compile workers included."""
+        try:
+            self._running().pause()
+        except ChildFailure as error:
+            self._fail(error)
+        self.paused = True
+
+    def resume(self) -> None:
+        """Let every process of the arm run again."""
+        self._running().resume()
+        self.paused = False
+
+    def output(self) -> str:
+        """The end of what the worker printed (at most 16 KiB)."""
+        return self._child.output() if self._child else ""
+
+    def close(self) -> None:
+        """Kill every process of the arm. May be called twice."""
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+    def _running(self) -> Child:
+        if self._child is None:
+            raise ArmFailure(f"arm '{self.name}' is not running; start it first")
+        return self._child
+
+    def _ask(self, timeout_s: float, **message: Any) -> dict[str, Any]:
+        if self.paused:
+            raise ArmFailure(f"arm '{self.name}' is paused; resume it first")
+        try:
+            reply = self._running().ask(message, timeout_s=timeout_s)
+        except ChildFailure as error:
+            self._fail(error)
+        if "error" in reply:
+            raise_worker_error(self.name, reply["error"])
+        return reply
+
+    def _fail(self, error: ChildFailure) -> NoReturn:
+        self.close()
+        raise ArmFailure(f"arm '{self.name}' {error}") from error
+
+
+def worker_command(channel: int) -> list[str]:
+    """The command line of an arm's worker."""
+    return [sys.executable, "-P", "-m", WORKER, str(channel), str(os.getpid())]
+
+
+def worker_environment(spec: ArmSpec) -> dict[str, str]:
+    """The environment of a worker: ours, the overlay, and our own import path."""
+    dropped = {key for key, value in spec.environment.items() if value == ""}
+    merged = {**os.environ, **spec.environment, "RATCHET_IMPORT_PATH": import_path()}
+    return {key: value for key, value in merged.items() if key not in dropped}
+
+
+def import_path() -> str:
+    """What this process can import from, for a worker to append to its own."""
+    return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+
+
+def raise_worker_error(name: str, error: Any) -> NoReturn:
+    """Raise what a worker reported: Ratchet's own errors as themselves, others as ArmFailure."""
+    if not isinstance(error, dict):
+        raise ArmFailure(f"arm '{name}' answered nonsense: {error!r}")
+    kind, message = str(error.get("kind", "")), str(error.get("message", ""))
+    known = getattr(errors, kind, None)
+    if known is ArmFailure:
+        raise ArmFailure(f"arm '{name}': {message}")
+    if isinstance(known, type) and issubclass(known, RatchetError):
+        raise known(message)
+    raise ArmFailure(f"arm '{name}': {kind}: {message}")

@@ -1,0 +1,243 @@
+"""A candidate's worker in its sandbox, and the reference worker, as the judge drives them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ratchet.errors import JudgeError
+from ratchet.judge.arms import import_path
+from ratchet.judge.channel import close_descriptors
+from ratchet.judge.child import Child, ChildFailure
+from ratchet.judge.isolation import Sandbox, make_sandbox
+from ratchet.judge.verdict import Status
+from ratchet.kernels.kernel import Kernel
+
+CPP_WORKER = "ratchet.judge.workers.candidate"
+TORCH_WORKER = "ratchet.judge.workers.candidate_torch"
+REFERENCE_WORKER = "ratchet.judge.workers.reference"
+MAX_LIBRARY_BYTES = 64 << 20
+MAX_ANSWER_BYTES = 1 << 20
+
+
+class Decided(Exception):
+    """The verdict is clear and nothing more need be done; never leaves the judge."""
+
+    def __init__(self, status: Status, reason: str) -> None:
+        super().__init__(reason)
+        self.status: Status = status
+        self.reason = " ".join(reason.split())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clock:
+    """The end of the time that a verdict may take."""
+
+    deadline: float
+
+    @staticmethod
+    def of(limit_s: float) -> Clock:
+        """A clock that runs out `limit_s` seconds from now."""
+        return Clock(deadline=time.monotonic() + limit_s)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left, at least a little: a wait must be able to end by its own time-out."""
+        return max(0.05, self.deadline - time.monotonic())
+
+
+class CandidateProcess:
+    """One sandboxed process of a candidate. What goes wrong in it decides the verdict."""
+
+    def __init__(self, kernel: Kernel, *, threads: int, memory_bytes: int, clock: Clock) -> None:
+        self._clock = clock
+        with_torch = kernel.language == "torch"
+        self.returns_outputs = with_torch
+        """Whether its outputs are returned and then copied to shared memory, inside the clock."""
+        self.sandbox: Sandbox = make_sandbox(
+            TORCH_WORKER if with_torch else CPP_WORKER,
+            threads=threads,
+            memory_bytes=memory_bytes,
+            time_limit_s=clock.left_s,
+            with_torch=with_torch,
+        )
+        self._child = Child(
+            self.sandbox.command,
+            environment=self.sandbox.environment,
+            max_bytes=MAX_ANSWER_BYTES,
+        )
+
+    def start_compiling(self, kernel: Kernel) -> None:
+        """Send the source to be compiled; the answer is fetched by `library`."""
+        with _decides():
+            self._child.send({"do": "compile", "kernel": kernel.as_json()})
+
+    def library(self) -> int:
+        """The compiled library, copied into sealed memory that the candidate cannot change."""
+        with _decides():
+            reply, handed = self._child.receive("compile", timeout_s=self._clock.left_s)
+        try:
+            _raise_refusal(reply, "does not compile")
+            if len(handed) != 1:
+                raise Decided("crashed", "the compiler's process handed out no library")
+            return _sealed_copy(handed[0])
+        finally:
+            close_descriptors(handed)
+
+    def load(self, kernel: Kernel, library: int | None) -> None:
+        """Load the kernel: its library, or its source where the language is Python's."""
+        message = {"do": "load", "entry": kernel.entry, "kernel": kernel.as_json()}
+        with _decides():
+            reply = self._child.ask(
+                message, () if library is None else (library,), timeout_s=self._clock.left_s
+            )
+        _raise_refusal(reply, "cannot be loaded")
+
+    def prepare(self, layout: Mapping[str, Any], memories: Sequence[int]) -> None:
+        """Announce the places of a batch's tensors, and hand over the outputs' memory."""
+        with _decides():
+            reply = self._child.ask(
+                {"do": "prepare", "layout": layout}, memories[2:], timeout_s=self._clock.left_s
+            )
+        _raise_refusal(reply, "could not reserve its memory", status="crashed")
+
+    def go(
+        self, memories: Sequence[int], calls: int, *, limit_s: float
+    ) -> tuple[float, float, list[int]]:
+        """Reveal a batch and wait for its calls: wall time by our clock, CPU time claimed, codes.
+
+        The whole family stands still when this returns.
+        """
+        timeout_s = min(limit_s, self._clock.left_s)
+        with _decides():
+            began = time.perf_counter()
+            self._child.send({"do": "go"}, memories[:2])
+            reply, extra = self._child.receive("go", timeout_s=timeout_s)
+            wall_time_s = time.perf_counter() - began
+            self._child.pause()
+        close_descriptors(extra)
+        _raise_refusal(reply, "raised", status="crashed")
+        codes = reply.get("codes")
+        cpu_time_s = reply.get("cpu_time_s")
+        if (
+            not isinstance(codes, list)
+            or len(codes) != calls
+            or not all(type(code) is int for code in codes)
+            or not isinstance(cpu_time_s, (int, float))
+        ):
+            raise Decided("crashed", "the candidate's process answered nonsense")
+        return wall_time_s, float(cpu_time_s), codes
+
+    def pause(self) -> None:
+        """Stop the whole family."""
+        with _decides():
+            self._child.pause()
+
+    def resume(self) -> None:
+        """Let the family run."""
+        self._child.resume()
+
+    def close(self) -> None:
+        """Kill the whole family."""
+        self._child.close()
+
+
+class ReferenceProcess:
+    """The trusted worker. Whatever goes wrong in it is a fault of the judge: a JudgeError."""
+
+    def __init__(self, *, threads: int) -> None:
+        self.threads = threads
+        path = import_path()
+        own = {"RATCHET_IMPORT_PATH": path, "OMP_NUM_THREADS": str(threads)}
+        self._child = Child(_reference_command, environment={**os.environ, **own})
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still be asked."""
+        return not self._child.closed
+
+    def ask(self, *, timeout_s: float, **message: Any) -> dict[str, Any]:
+        """Ask for something; raises ReferenceFault when it reports an error."""
+        return self.ask_for_memory(timeout_s=timeout_s, **message)[0]
+
+    def ask_for_memory(
+        self, *, timeout_s: float, **message: Any
+    ) -> tuple[dict[str, Any], list[int]]:
+        """The same, with the descriptors of the answer, which belong to the caller."""
+        self._child.send(message)
+        reply, handed = self._child.receive(str(message["do"]), timeout_s=timeout_s)
+        if "error" in reply:
+            close_descriptors(handed)
+            raise ReferenceFault(_words(reply["error"]))
+        return reply, handed
+
+    def pause(self) -> None:
+        """Stop it while the candidate runs."""
+        self._child.pause()
+
+    def resume(self) -> None:
+        """Let it run."""
+        self._child.resume()
+
+    def close(self) -> None:
+        """End it."""
+        self._child.close()
+
+
+class ReferenceFault(JudgeError):
+    """The reference raised, or the problem is not one."""
+
+
+def _reference_command(channel: int) -> list[str]:
+    return [sys.executable, "-P", "-m", REFERENCE_WORKER, str(channel), str(os.getpid())]
+
+
+@contextlib.contextmanager
+def _decides() -> Iterator[None]:
+    """Turn the failure of a candidate's process into its verdict."""
+    try:
+        yield
+    except ChildFailure as error:
+        status: Status = "timed_out" if error.how == "timed_out" else "crashed"
+        raise Decided(status, f"the candidate's process {error}") from error
+
+
+def _raise_refusal(reply: Mapping[str, Any], what: str, *, status: Status = "refused") -> None:
+    if "error" in reply:
+        raise Decided(status, f"the kernel {what}: {_words(reply['error'])}")
+
+
+def _words(error: Any) -> str:
+    if not isinstance(error, dict):
+        return "an answer that is no error's"
+    message = " ".join(str(error.get("message", "")).split())[:500]
+    return message if error.get("known") is True else f"{error.get('kind', '')!s:.60}: {message}"
+
+
+def _sealed_copy(descriptor: int) -> int:
+    """Copy at most 64 MiB of a file into sealed memory."""
+    copy = os.memfd_create("ratchet-kernel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a pipe would keep the judge waiting
+            raise Decided("crashed", "the compiler's process handed out no file")
+        total = 0
+        while chunk := os.read(descriptor, 1 << 20):
+            total += len(chunk)
+            if total > MAX_LIBRARY_BYTES:
+                raise Decided("refused", f"the library is over {MAX_LIBRARY_BYTES} bytes")
+            os.write(copy, chunk)
+    except BaseException as error:
+        os.close(copy)
+        if isinstance(error, OSError):
+            raise Decided("crashed", "the library that was handed out cannot be read") from error
+        raise
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(copy, fcntl.F_ADD_SEALS, seals)
+    return copy

@@ -1,0 +1,185 @@
+"""Length-prefixed JSON, with file descriptors, over a socket that only the judge opened.
+
+A message is four bytes of length (big endian), then UTF-8 JSON of one object. Descriptors travel
+beside the length. Nothing here trusts the other end: lengths, shapes and times are bounded.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ratchet.errors import JudgeError
+
+LENGTH = struct.Struct(">I")
+MAX_MESSAGE_BYTES = 64 << 20
+MAX_DESCRIPTORS = 8
+
+
+class ChannelClosed(JudgeError):
+    """The other end closed the channel or died."""
+
+
+class ChannelTimeout(JudgeError):
+    """The other end said nothing in time."""
+
+
+class ChannelNonsense(JudgeError):
+    """The other end sent what is not a message."""
+
+
+class Channel:
+    """One end of a private socket. `watch` is a descriptor that turns readable when the peer dies.
+
+    The watched descriptor (a pidfd) matters where a grandchild holds the peer's end open: the
+    socket alone would never report the end.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        *,
+        watch: int | None = None,
+        max_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        self._socket = connection
+        self._watch = watch
+        self._max_bytes = max_bytes
+
+    def send(
+        self,
+        message: Mapping[str, Any],
+        descriptors: Sequence[int] = (),
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Send one object; raises ChannelClosed or ChannelTimeout."""
+        body = json.dumps(message).encode()
+        if len(body) > self._max_bytes:
+            raise JudgeError(f"a message of {len(body)} bytes; at most {self._max_bytes} fit")
+        self._socket.settimeout(timeout_s)
+        try:
+            self._send_head(len(body), descriptors)
+            self._socket.sendall(body)
+        except TimeoutError as error:
+            raise ChannelTimeout("the other end took nothing in time") from error
+        except OSError as error:
+            raise ChannelClosed("the other end is gone") from error
+
+    def _send_head(self, length: int, descriptors: Sequence[int]) -> None:
+        rights = array.array("i", descriptors)
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
+        self._socket.sendmsg([LENGTH.pack(length)], ancillary)
+
+    def receive(self, *, timeout_s: float | None = None) -> tuple[dict[str, Any], list[int]]:
+        """Wait for one object and its descriptors, which then belong to the caller."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        head, descriptors = self._receive_head(deadline)
+        try:
+            (length,) = LENGTH.unpack(head)
+            if length > self._max_bytes:
+                raise ChannelNonsense(f"the other end announced {length} bytes")
+            return _parse(self._receive_exactly(length, deadline)), descriptors
+        except JudgeError:
+            close_descriptors(descriptors)
+            raise
+
+    def _receive_head(self, deadline: float | None) -> tuple[bytes, list[int]]:
+        space = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+        self._wait(deadline)
+        try:
+            data, ancillary, flags, _ = self._socket.recvmsg(LENGTH.size, space)
+        except OSError as error:
+            raise ChannelClosed("the other end is gone") from error
+        descriptors = _descriptors(ancillary)
+        if not data or flags & socket.MSG_CTRUNC:
+            close_descriptors(descriptors)
+            raise (
+                ChannelClosed("the other end is gone")
+                if not data
+                else ChannelNonsense("the other end sent too many descriptors")
+            )
+        try:
+            return data + self._receive_exactly(LENGTH.size - len(data), deadline), descriptors
+        except JudgeError:
+            close_descriptors(descriptors)
+            raise
+
+    def _receive_exactly(self, count: int, deadline: float | None) -> bytes:
+        parts: list[bytes] = []
+        while count:
+            self._wait(deadline)
+            try:
+                part = self._socket.recv(min(count, 1 << 20))
+            except OSError as error:
+                raise ChannelClosed("the other end is gone") from error
+            if not part:
+                raise ChannelClosed("the other end is gone")
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+    def _wait(self, deadline: float | None) -> None:
+        self._socket.settimeout(None)
+        poller = select.poll()
+        poller.register(self._socket.fileno(), select.POLLIN)
+        if self._watch is not None:
+            poller.register(self._watch, select.POLLIN)
+        ready = {fd for fd, _ in poller.poll(_milliseconds(deadline))}
+        if self._socket.fileno() in ready:
+            return
+        if ready:
+            raise ChannelClosed("the other end died")
+        raise ChannelTimeout("the other end said nothing in time")
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+
+def open_pair() -> tuple[socket.socket, socket.socket]:
+    """A connected pair: the judge's end, and the end that a child inherits by number."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def inherited(descriptor: int) -> Channel:
+    """The channel in a child that was started with `descriptor` in `pass_fds`."""
+    os.set_inheritable(descriptor, False)  # what the child starts must not hold the channel
+    return Channel(socket.socket(fileno=descriptor))
+
+
+def close_descriptors(descriptors: Sequence[int]) -> None:
+    """Close each descriptor that is still open."""
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def _milliseconds(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    numbers = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+    return list(numbers)
+
+
+def _parse(body: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ChannelNonsense("the other end sent no JSON") from error
+    if not isinstance(message, dict):
+        raise ChannelNonsense("the other end sent JSON that is no object")
+    return message

@@ -1,0 +1,149 @@
+"""A process that the judge starts and owns: a private channel, bounded output, stop and end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NoReturn
+
+from ratchet.errors import JudgeError
+from ratchet.judge import processes
+from ratchet.judge.channel import (
+    MAX_MESSAGE_BYTES,
+    Channel,
+    ChannelNonsense,
+    ChannelTimeout,
+    close_descriptors,
+    open_pair,
+)
+
+Failure = Literal["died", "timed_out", "nonsense"]
+
+
+class ChildFailure(JudgeError):
+    """A child died, was too slow or answered nonsense; `how` says which."""
+
+    def __init__(self, how: Failure, what: str, *, code: int | None, line: str) -> None:
+        self.how = how
+        self.code = code
+        ending = f" ({processes.describe_exit(code)})" if code is not None else ""
+        super().__init__(f"{what}{ending}" + (f": {line}" if line else ""))
+
+
+class Child:
+    """One running child. After a ChildFailure it has been killed with all that it started.
+
+    `command` is given the number of the channel's descriptor in the child. The child dies with the
+    thread that started it, if its program asks for that (all of the judge's workers do).
+    """
+
+    def __init__(
+        self,
+        command: Callable[[int], Sequence[str]],
+        *,
+        environment: Mapping[str, str],
+        max_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        """Start it; raises OSError when that cannot be done."""
+        ours, theirs = open_pair()
+        readable, writable = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                list(command(theirs.fileno())),
+                stdin=subprocess.DEVNULL,
+                stdout=writable,
+                stderr=writable,
+                pass_fds=(theirs.fileno(),),
+                env=dict(environment),
+                start_new_session=True,
+            )
+        except OSError:
+            ours.close()
+            os.close(readable)
+            raise
+        finally:
+            theirs.close()
+            os.close(writable)
+        self._output = processes.OutputTail(readable)
+        self._watch = os.pidfd_open(self._process.pid)
+        self._channel = Channel(ours, watch=self._watch, max_bytes=max_bytes)
+        self.closed = False
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._process.pid
+
+    def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Send one message; the child must take it within ten seconds."""
+        try:
+            self._channel.send(message, descriptors, timeout_s=10.0)
+        except JudgeError as error:
+            self._fail(error, str(message.get("do", "")), 10.0)
+
+    def receive(self, what: str, *, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
+        """Wait for one answer and its descriptors; `what` names the request in a failure."""
+        try:
+            return self._channel.receive(timeout_s=timeout_s)
+        except JudgeError as error:
+            self._fail(error, what, timeout_s)
+
+    def ask(
+        self, message: Mapping[str, Any], descriptors: Sequence[int] = (), *, timeout_s: float
+    ) -> dict[str, Any]:
+        """Send one message and wait for its answer; descriptors in the answer are closed."""
+        self.send(message, descriptors)
+        reply, extra = self.receive(str(message.get("do", "")), timeout_s=timeout_s)
+        close_descriptors(extra)
+        return reply
+
+    def pause(self) -> None:
+        """Stop every process of the child's family, and wait until all of them stand."""
+        if processes.exit_code(self.pid) is not None:
+            self._fail(JudgeError("died"), "idle", 0.0)
+        if not processes.stop(self.pid):
+            code, line = None, self._output.last_line()
+            self.close()
+            raise ChildFailure("nonsense", "cannot be stopped", code=code, line=line)
+
+    def resume(self) -> None:
+        """Let every process of the child's family run again."""
+        processes.resume(self.pid)
+
+    def output(self) -> str:
+        """The end of what the child printed (at most 16 KiB)."""
+        return self._output.text()
+
+    def close(self) -> None:
+        """Kill every process of the child's family. May be called twice."""
+        if self.closed:
+            return
+        self.closed = True
+        processes.end(self.pid)
+        self._process.wait()
+        close_descriptors([self._watch])
+        self._channel.close()
+
+    def _fail(self, error: JudgeError, what: str, timeout_s: float) -> NoReturn:
+        how: Failure = "died"
+        words = "died while it was idle" if what == "idle" else f"died during '{what}'"
+        if isinstance(error, ChannelTimeout):
+            how, words = "timed_out", f"did not answer '{what}' within {timeout_s:.3g} s"
+        elif isinstance(error, ChannelNonsense):
+            how, words = "nonsense", f"answered '{what}' with nonsense"
+        code = self._settled_exit_code() if how == "died" else None
+        line = self._output.last_line()
+        self.close()
+        raise ChildFailure(how, words, code=code, line=line) from error
+
+    def _settled_exit_code(self) -> int | None:
+        """The exit code of a child whose channel has closed; it may still be on its way out."""
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            code = processes.exit_code(self.pid)
+            if code is not None:
+                return code
+            time.sleep(0.002)
+        return None

@@ -1,0 +1,197 @@
+"""What stands between a candidate and the machine: the strongest isolation that works here.
+
+With bubblewrap a candidate has PID, network, IPC and mount namespaces of its own, a read-only view
+of the system's libraries and a small private /tmp; as root it also gets a fresh uid without
+capabilities, because plain bubblewrap keeps root's. Without bubblewrap: a fresh uid when root, a
+subreaper and rlimits otherwise. rlimits and no_new_privs hold always. A verdict carries the name of
+what was in force.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import ratchet
+from ratchet.errors import JudgeError
+from ratchet.kernels.languages.cpp import find_compiler
+
+TMP_BYTES = 256 << 20
+PROBE_TIMEOUT_S = 10.0
+FIRST_UID, UID_COUNT = 1_000_000_000, 1_000_000_000
+"""Uids that no account has: a fresh one for each process, so that RLIMIT_NPROC counts it alone."""
+CODE_FOLDER = "/ratchet-code"
+SYSTEM_FOLDERS = ("/usr", "/bin", "/lib", "/lib64", "/sbin", "/etc/alternatives", "/opt/rocm")
+SYSTEM_FILES = ("/etc/ld.so.cache",)
+BOOT = "import sys; sys.path.insert(0, {folder!r}); from {module} import main; main()"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What a candidate's worker may use; it sets these on itself before any candidate code runs."""
+
+    address_space_bytes: int
+    cpu_time_s: int
+    processes: int | None
+    file_bytes: int = TMP_BYTES
+    uid: int | None = None
+    """To be taken by the worker itself, where no other program has done it before."""
+    parent: int | None = None
+    """The parent whose death the worker must not survive, where bubblewrap does not see to it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sandbox:
+    """A command line and environment for one worker, and the isolation's name."""
+
+    isolation: str
+    program: tuple[str, ...]
+    environment: Mapping[str, str]
+
+    def command(self, channel: int) -> list[str]:
+        """The command line when the channel has this number in the child."""
+        return [*self.program, str(channel)]
+
+
+@functools.cache
+def bubblewrap() -> str | None:
+    """The path of a bubblewrap that works on this machine, or None: tried with `true`."""
+    program = shutil.which("bwrap")
+    if program is None:
+        return None
+    command = [program, *_namespaces(), *_binds(()), *_privileges(0), "true"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=PROBE_TIMEOUT_S, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return program if done.returncode == 0 else None
+
+
+def isolation_name() -> str:
+    """The isolation that a candidate gets on this machine, in words."""
+    uid = "fresh uid without capabilities" if os.geteuid() == 0 else "own user"
+    if bubblewrap():
+        return f"bubblewrap (own PID, network, IPC and mount namespaces), {uid}, rlimits"
+    return f"no namespaces, {uid}, subreaper, rlimits"
+
+
+def make_sandbox(
+    module: str, *, threads: int, memory_bytes: int, time_limit_s: float, with_torch: bool
+) -> Sandbox:
+    """How to start the worker `module` as strictly as this machine allows."""
+    wrapped = bubblewrap()
+    root = os.geteuid() == 0
+    uid = FIRST_UID + secrets.randbelow(UID_COUNT)
+    limits = Limits(
+        address_space_bytes=memory_bytes,
+        cpu_time_s=int(time_limit_s * threads) + 5,
+        processes=64 + 8 * threads if root else None,
+        uid=uid if root and not wrapped else None,
+        parent=None if wrapped else os.getpid(),
+    )
+    if limits.uid is not None and with_torch and not _enterable(sys.base_prefix):
+        raise JudgeError(
+            f"Python under {sys.base_prefix} cannot be read by the fresh uid of a candidate: "
+            "install bubblewrap, or a Python outside of root's home"
+        )
+    package = Path(ratchet.__file__).parent
+    code = CODE_FOLDER if wrapped else str(package.parent)
+    program = [*_python(with_torch), "-c", BOOT.format(folder=code, module=module)]
+    program.append(json.dumps(asdict(limits)))
+    if wrapped:
+        binds = [*_python_folders(with_torch), *([] if with_torch else _compiler_folders())]
+        inside = [
+            "--perms",
+            "0755",
+            "--dir",
+            CODE_FOLDER,
+            "--ro-bind",
+            str(package),
+            f"{CODE_FOLDER}/ratchet",
+        ]
+        program = [wrapped, *_namespaces(), *_binds(binds), *inside, *_privileges(uid), *program]
+    return Sandbox(
+        isolation=isolation_name(),
+        program=tuple(program),
+        environment=_environment(threads, with_torch),
+    )
+
+
+def _namespaces() -> list[str]:
+    apart = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+    # A user namespace would map only one uid, and setpriv could not take a fresh one.
+    user = [] if os.geteuid() == 0 else ["--unshare-user"]
+    return [*apart, *user, "--unshare-cgroup-try", "--die-with-parent", "--new-session"]
+
+
+def _binds(folders: Sequence[str]) -> list[str]:
+    arguments: list[str] = []
+    for folder in dict.fromkeys((*SYSTEM_FOLDERS, *SYSTEM_FILES, *folders)):
+        arguments += [*_ancestors(folder), "--ro-bind-try", folder, folder]
+    tmp = ["--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/tmp"]
+    return [*arguments, "--proc", "/proc", "--dev", "/dev", *tmp, "--chdir", "/tmp"]
+
+
+def _ancestors(folder: str) -> list[str]:
+    """Make the folders above one that everybody may enter; bubblewrap's own are for root alone."""
+    above = [str(parent) for parent in reversed(Path(folder).parents)][1:]
+    return [word for parent in above for word in ("--perms", "0755", "--dir", parent)]
+
+
+def _privileges(uid: int) -> list[str]:
+    if os.geteuid() != 0:
+        return []
+    taken = str(uid or FIRST_UID)
+    identity = ["--reuid", taken, "--regid", taken, "--clear-groups"]
+    return ["setpriv", *identity, "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
+
+
+def _python(with_torch: bool) -> list[str]:
+    if with_torch:
+        return [sys.executable, "-P"]
+    # Without site-packages: the worker of a compiled kernel needs the standard library alone.
+    return [os.path.realpath(sys.executable), "-I", "-S"]
+
+
+def _python_folders(with_torch: bool) -> list[str]:
+    folders = [sys.base_prefix, sys.base_exec_prefix]
+    if with_torch:
+        packages = ("site-packages", "dist-packages")
+        inside = [entry for entry in sys.path if Path(entry).name in packages]
+        folders += [sys.prefix, *inside]
+    return [folder for folder in folders if folder not in ("/", "/usr")]
+
+
+def _compiler_folders() -> list[str]:
+    """The compiler's own installation, where it is not the system's."""
+    compiler = find_compiler().resolve()
+    return [] if compiler.is_relative_to("/usr") else [str(compiler.parent.parent)]
+
+
+def _enterable(folder: str) -> bool:
+    """Whether any user may read what lies in a folder."""
+    path = Path(folder)
+    return all(entry.stat().st_mode & 0o001 for entry in (path, *path.parents))
+
+
+def _environment(threads: int, with_torch: bool) -> dict[str, str]:
+    own = {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "HOME": "/tmp",
+        "TMPDIR": "/tmp",
+        "LANG": "C.UTF-8",
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    passed = ("RATCHET_CXX", "CXX") if not with_torch else ("CUDA_VISIBLE_DEVICES",)
+    return own | {name: os.environ[name] for name in passed if name in os.environ}

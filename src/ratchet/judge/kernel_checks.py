@@ -1,0 +1,161 @@
+"""Is a kernel right? Every case once, with values nobody has seen, read while it stands still."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ratchet.judge.candidate_process import CandidateProcess, Clock, Decided, ReferenceProcess
+from ratchet.judge.channel import close_descriptors
+from ratchet.judge.verdict import Evidence
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Problem
+
+SLOWEST_FACTOR = 100.0
+"""A kernel this many times slower than the reference is given up."""
+SLOWEST_FLOOR_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaseFacts:
+    """What the reference worker measured of one case."""
+
+    name: str
+    time_s: float
+    """One warm call of the reference, by the worker's own clock: for planning only."""
+    flops: float
+    bytes: float
+    """Bytes of inputs and outputs: the least that can be moved."""
+
+    def limit_s(self, calls: int) -> float:
+        """How long a candidate may take for this many calls."""
+        return SLOWEST_FLOOR_S + SLOWEST_FACTOR * calls * self.time_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """A batch in shared memory, as the judge holds it: places and descriptors, no answers."""
+
+    number: int
+    case: int
+    layout: dict[str, Any]
+    memories: list[int]
+
+
+class OpenProblem:
+    """A problem that the reference worker holds open, and the secrets of this verdict."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        reference: ReferenceProcess,
+        cases: Sequence[CaseFacts],
+        rng: random.Random,
+        clock: Clock,
+    ) -> None:
+        self.problem = problem
+        self.reference = reference
+        self.cases = list(cases)
+        self.rng = rng
+        self.clock = clock
+        self._batches = 0
+
+    @staticmethod
+    def of(
+        problem: Problem,
+        reference: ReferenceProcess,
+        described: Sequence[dict[str, Any]],
+        secret: int,
+        clock: Clock,
+    ) -> OpenProblem:
+        """From what the reference worker answered when it opened the problem."""
+        facts = [
+            CaseFacts(name=case.name, **given)
+            for case, given in zip(problem.cases, described, strict=True)
+        ]
+        return OpenProblem(problem, reference, facts, random.Random(secret), clock)
+
+    @property
+    def timed(self) -> list[int]:
+        """The cases on which speed is judged."""
+        return [index for index, case in enumerate(self.problem.cases) if case.timed]
+
+    def memory_bytes(self, kernel: Kernel) -> int:
+        """Address space for the largest case, some copies of it, and torch where it is needed."""
+        largest = max(case.bytes for case in self.cases)
+        return int(8 * largest) + ((32 << 30) if kernel.language == "torch" else (1 << 30))
+
+    @contextlib.contextmanager
+    def draw(self, case: int, calls: int, *, writable_inputs: bool) -> Iterator[Batch]:
+        """Fresh values for some calls of a case, given back at the end."""
+        self._batches += 1
+        number = self._batches
+        reply, memories = self.reference.ask_for_memory(
+            timeout_s=self.clock.left_s,
+            do="draw",
+            batch=number,
+            case=case,
+            seeds=[self.rng.getrandbits(48) for _ in range(calls)],
+            writable_inputs=writable_inputs,
+        )
+        try:
+            yield Batch(number=number, case=case, layout=reply["layout"], memories=memories)
+        finally:
+            close_descriptors(memories)
+            if self.reference.alive:
+                self.reference.ask(timeout_s=30.0, do="release", batch=number)
+
+    def check(self, batch: Batch, calls: Sequence[int]) -> list[dict[str, Any]]:
+        """Compare the outputs of some calls; the candidate must be standing still."""
+        reply = self.reference.ask(
+            timeout_s=self.clock.left_s, do="check", batch=batch.number, calls=list(calls)
+        )
+        checks: list[dict[str, Any]] = reply["checks"]
+        return checks
+
+
+def check_cases(candidate: CandidateProcess, opened: OpenProblem, evidence: list[Evidence]) -> None:
+    """Every case of the problem; Decided when one is wrong, or a timed one is declined."""
+    declined = 0
+    for index, case in enumerate(opened.problem.cases):
+        passed, detail = _check_case(candidate, opened, index)
+        evidence.append(
+            Evidence(check=f"correct on {case.name}", passed=bool(passed), detail=detail)
+        )
+        if passed is None:
+            declined += 1
+            if case.timed:
+                raise Decided("refused", f"the kernel declines the timed case {case.name}")
+        elif not passed:
+            raise Decided("wrong", f"case {case.name}: {detail}")
+    if declined == len(opened.problem.cases):
+        raise Decided("refused", "the kernel declines every case")
+
+
+def _check_case(
+    candidate: CandidateProcess, opened: OpenProblem, index: int
+) -> tuple[bool | None, str]:
+    """Whether the kernel is right on a case, and why; None when it declined and wrote nothing."""
+    with opened.draw(index, 1, writable_inputs=True) as batch:
+        candidate.resume()
+        candidate.prepare(batch.layout, batch.memories)
+        limit_s = opened.cases[index].limit_s(1)
+        _, _, (code,) = candidate.go(batch.memories, 1, limit_s=limit_s)
+        (check,) = opened.check(batch, [0])
+    return verdict_of_call(code, check)
+
+
+def verdict_of_call(code: int, check: dict[str, Any]) -> tuple[bool | None, str]:
+    """The meaning of one call's code and of what was found in memory after it."""
+    if check["changed_input"] is not None:
+        return False, f"input {check['changed_input']} was changed"
+    if code > 0:
+        if check["written"]:
+            return False, f"it declined (code {code}) but wrote to its outputs"
+        return None, f"declined (code {code}): torch would compute it"
+    if code < 0:
+        return False, f"it returned {code}: an entry returns 0, or a positive code to decline"
+    return bool(check["passed"]), str(check["detail"])

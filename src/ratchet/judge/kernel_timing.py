@@ -1,0 +1,173 @@
+"""Is a kernel faster? Adjacent pairs, the judge's clock, fresh values revealed when it starts."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from ratchet.judge.candidate_process import CandidateProcess, Decided
+from ratchet.judge.kernel_checks import Batch, OpenProblem, verdict_of_call
+from ratchet.judge.verdict import Evidence, TimedSample
+from ratchet.measure.arm import Timing
+from ratchet.measure.rounds import run_rounds
+from ratchet.measure.samples import Sample
+
+REFERENCE, TWIN, CANDIDATE = "reference", "reference again", "candidate"
+LAUNCHES = 3
+MIN_ROUNDS, MAX_ROUNDS = 4, 16
+TARGET_BATCH_S = 0.005
+"""A batch at least this long hides the round trip to a worker (about 0.1 ms)."""
+MAX_CALLS = 256
+MAX_BATCH_BYTES = 128 << 20
+SHARE_OF_TIME = 0.5
+BUDGET_S = 5.0
+"""Timing one case takes about this long at most, if the fewest rounds allow it."""
+
+Launch = Callable[[int], contextlib.AbstractContextManager[CandidateProcess]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaseTiming:
+    """The samples of one timed case."""
+
+    case: int
+    name: str
+    samples: list[Sample]
+    checked: int
+    """Timed calls whose outputs were compared."""
+
+    def as_json(self) -> list[TimedSample]:
+        """The samples as the verdict keeps them."""
+        return [TimedSample(case=self.name, **asdict(sample)) for sample in self.samples]
+
+
+class _ReferenceArm:
+    """The rival: runs in the reference worker, on memory revealed as the candidate's is."""
+
+    def __init__(self, name: str, opened: OpenProblem, case: int, copy_out: bool) -> None:
+        self.name = name
+        self._opened = opened
+        self._case = case
+        self._copy_out = copy_out
+
+    def run(self, iterations: int) -> Timing:
+        """One batch of calls of the reference."""
+        reference, left_s = self._opened.reference, self._opened.clock.left_s
+        with self._opened.draw(self._case, iterations, writable_inputs=False) as batch:
+            reference.ask(timeout_s=left_s, do="prepare", batch=batch.number)
+            began = time.perf_counter()
+            reply = reference.ask(
+                timeout_s=left_s, do="go", batch=batch.number, copy_out=self._copy_out
+            )
+            wall_time_s = time.perf_counter() - began
+        return Timing(wall_time_s=wall_time_s, cpu_time_s=float(reply["cpu_time_s"]))
+
+
+class _CandidateArm:
+    """The kernel: runs in its sandbox, and has one secret call of each batch compared."""
+
+    name = CANDIDATE
+
+    def __init__(self, candidate: CandidateProcess, opened: OpenProblem, case: int) -> None:
+        self._candidate = candidate
+        self._opened = opened
+        self._case = case
+        self.checked = 0
+
+    def run(self, iterations: int) -> Timing:
+        """One batch of calls of the kernel; the reference worker stands still meanwhile."""
+        limit_s = self._opened.cases[self._case].limit_s(iterations)
+        with self._opened.draw(self._case, iterations, writable_inputs=False) as batch:
+            self._candidate.resume()
+            self._candidate.prepare(batch.layout, batch.memories)
+            self._opened.reference.pause()
+            try:
+                wall_time_s, cpu_time_s, codes = self._candidate.go(
+                    batch.memories, iterations, limit_s=limit_s
+                )
+            finally:
+                self._opened.reference.resume()
+            self._check_one(batch, codes)
+        return Timing(wall_time_s=wall_time_s, cpu_time_s=cpu_time_s)
+
+    def _check_one(self, batch: Batch, codes: list[int]) -> None:
+        call = self._opened.rng.randrange(len(codes))  # drawn after the answers are in
+        (check,) = self._opened.check(batch, [call])
+        passed, detail = verdict_of_call(codes[call], check)
+        if any(codes) or not passed:
+            raise Decided("wrong", f"right before it was timed, wrong while it was: {detail}")
+        self.checked += 1
+
+
+def time_case(
+    case: int, opened: OpenProblem, launch: Launch, evidence: list[Evidence]
+) -> CaseTiming:
+    """Time one case over several launches of the candidate; the plan is fixed by the first rounds.
+
+    Decided when an output is wrong while it is timed, or time ran out before enough was measured.
+    """
+    facts, name = opened.cases[case], opened.problem.cases[case].name
+    calls = calls_per_batch(facts.time_s, facts.bytes)
+    rng = np.random.default_rng(opened.rng.getrandbits(64))
+    samples: list[Sample] = []
+    rounds, checked = 0, 0
+    for index in range(LAUNCHES):
+        with launch(index) as process:
+            arms = _arms(process, opened, case)
+            if not rounds:
+                rounds = _plan_rounds(arms, calls, opened)
+            else:
+                arms[2].run(1)
+            samples += run_rounds(arms, rounds=rounds, launch=index, rng=rng, iterations=calls)
+            checked += arms[2].checked
+            process.pause()
+    detail = f"{checked} calls were compared while timing, one of each batch of {calls}"
+    evidence.append(Evidence(check=f"right while timed on {name}", passed=True, detail=detail))
+    return CaseTiming(case=case, name=name, samples=samples, checked=checked)
+
+
+def _arms(
+    process: CandidateProcess, opened: OpenProblem, case: int
+) -> tuple[_ReferenceArm, _ReferenceArm, _CandidateArm]:
+    copy_out = process.returns_outputs
+    return (
+        _ReferenceArm(REFERENCE, opened, case, copy_out),
+        _ReferenceArm(TWIN, opened, case, copy_out),
+        _CandidateArm(process, opened, case),
+    )
+
+
+def _plan_rounds(
+    arms: tuple[_ReferenceArm, _ReferenceArm, _CandidateArm], calls: int, opened: OpenProblem
+) -> int:
+    """Rounds for each launch, fixed from then on: a warm round of every arm tells their cost."""
+    began = time.perf_counter()
+    for arm in arms:
+        arm.run(calls)
+    round_s = time.perf_counter() - began
+    affordable_s = SHARE_OF_TIME * opened.clock.left_s / max(1, len(opened.timed))
+    if MIN_ROUNDS * LAUNCHES * round_s > affordable_s:
+        raise Decided(
+            "unmeasured",
+            f"right, but a round of timing takes {round_s:.1f} s: the time limit leaves no room "
+            f"for {MIN_ROUNDS * LAUNCHES}; raise it",
+        )
+    return round_count(round_s)
+
+
+def round_count(round_s: float) -> int:
+    """How many rounds of a launch fit the budget, an even number so that orders balance."""
+    fitting = int(BUDGET_S / (LAUNCHES * round_s))
+    return max(MIN_ROUNDS, min(MAX_ROUNDS, fitting)) // 2 * 2
+
+
+def calls_per_batch(time_s: float, size_bytes: float) -> int:
+    """Calls in a batch: long enough to hide the round trip, small enough for memory."""
+    wanted = math.ceil(TARGET_BATCH_S / max(time_s, 1e-7))
+    fitting = int(MAX_BATCH_BYTES / max(size_bytes, 1.0))
+    return max(1, min(wanted, fitting, MAX_CALLS))

@@ -1,0 +1,262 @@
+"""One verdict on one kernel: gate, compile, correctness, paired timing; everything fails closed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+from collections.abc import Iterator
+from types import TracebackType
+
+from ratchet.errors import CompilerMissing, MeasureError, RatchetError
+from ratchet.judge.candidate_process import (
+    CandidateProcess,
+    Clock,
+    Decided,
+    ReferenceFault,
+    ReferenceProcess,
+)
+from ratchet.judge.isolation import isolation_name
+from ratchet.judge.kernel_checks import OpenProblem, check_cases
+from ratchet.judge.kernel_timing import CaseTiming, time_case
+from ratchet.judge.speed import conclude
+from ratchet.judge.verdict import Evidence, Speedup, Status, TimedSample, Verdict
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Problem
+
+LOG = logging.getLogger(__name__)
+LANGUAGES = ("cpp", "torch")
+COMPILE_MEMORY_BYTES = 8 << 30
+MARGIN_BYTES = 4 << 30
+"""Address space beyond the tensors: the interpreter, threads' stacks, OpenMP."""
+
+
+class KernelJudge:
+    """Judges kernels one after another, keeping the reference worker (trusted code) between them.
+
+    Candidates' processes are never reused. `threads` are the cores both sides may use; by default
+    all that this process may. The worker dies with the thread that made it.
+    """
+
+    def __init__(self, *, threads: int | None = None) -> None:
+        self.threads = threads or len(os.sched_getaffinity(0))
+        self._reference: ReferenceProcess | None = None
+
+    def __enter__(self) -> KernelJudge:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the reference worker."""
+        if self._reference is not None:
+            self._reference.close()
+            self._reference = None
+
+    def judge(
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        *,
+        time_limit_s: float = 60.0,
+        seed: int | None = None,
+    ) -> Verdict:
+        """The verdict on `kernel` for `problem`, within about `time_limit_s` seconds.
+
+        `seed` is for tests: without one the values are drawn from the system's entropy. Raises
+        only CompilerMissing and KernelError for a problem whose module cannot be found.
+        """
+        secret = secrets.randbits(48) if seed is None else seed
+        trial = _Trial(kernel, problem, self.threads, Clock.of(time_limit_s), secret)
+        try:
+            trial.run(self._worker())
+        except Decided as decided:
+            trial.status, trial.reason = decided.status, decided.reason
+        except CompilerMissing:
+            raise
+        except (RatchetError, OSError) as error:
+            trial.unmeasured(error)
+            self.close()
+        except BaseException:  # also Ctrl-C: the reference worker's state is not known any more
+            self.close()
+            raise
+        return trial.verdict()
+
+    def _worker(self) -> ReferenceProcess:
+        if self._reference is None or not self._reference.alive:
+            self._reference = ReferenceProcess(threads=self.threads)
+        return self._reference
+
+
+def judge_kernel(
+    kernel: Kernel,
+    problem: Problem,
+    *,
+    time_limit_s: float = 60.0,
+    threads: int | None = None,
+    seed: int | None = None,
+) -> Verdict:
+    """One verdict, with a reference worker of its own; see KernelJudge.judge."""
+    with KernelJudge(threads=threads) as judge:
+        return judge.judge(kernel, problem, time_limit_s=time_limit_s, seed=seed)
+
+
+class _Trial:
+    """What is known so far about one kernel on one problem."""
+
+    def __init__(
+        self, kernel: Kernel, problem: Problem, threads: int, clock: Clock, secret: int
+    ) -> None:
+        self.kernel = kernel
+        self.problem = problem
+        self.threads = threads
+        self.clock = clock
+        self.secret = secret
+        self.status: Status = "unmeasured"
+        self.reason = "the trial did not come to an end"
+        self.evidence: list[Evidence] = []
+        self.speedup = Speedup()
+        self.samples: list[TimedSample] = []
+        self.isolation = isolation_name()
+        self._problem_hash = problem.hash
+
+    def run(self, reference: ReferenceProcess) -> None:
+        """Go through every stage; a clear answer leaves as Decided."""
+        if self.kernel.language not in LANGUAGES:
+            raise Decided(
+                "unmeasured",
+                f"kernels in {self.kernel.language} need a GPU, and none is judged yet",
+            )
+        with contextlib.ExitStack() as stack:
+            library = stack.enter_context(self._building())
+            opened = self._open(reference)
+            candidate = stack.enter_context(self._candidate(opened, library.fetch()))
+            check_cases(candidate, opened, self.evidence)
+            timings = self._time(candidate, opened, library.fetch())
+        self.status, self.reason, self.speedup = conclude(timings, opened, self.evidence)
+
+    def _open(self, reference: ReferenceProcess) -> OpenProblem:
+        """Hand the problem to the reference worker, which judges it first."""
+        try:
+            reply = reference.ask(
+                timeout_s=self.clock.left_s,
+                do="open",
+                problem=self.problem.as_json(),
+                threads=self.threads,
+                seed=self.secret,
+            )
+        except ReferenceFault as error:
+            raise Decided("refused", f"the problem cannot be judged: {error}") from error
+        trivial = reply["gate"]
+        self.evidence.append(
+            Evidence(
+                check="problem gate",
+                passed=not trivial,
+                detail=f"passes though trivial: {', '.join(trivial)}" if trivial else "",
+            )
+        )
+        if trivial:
+            raise Decided("refused", f"the problem accepts {', '.join(trivial)}: tighten it")
+        return OpenProblem.of(self.problem, reference, reply["cases"], self.secret, self.clock)
+
+    @contextlib.contextmanager
+    def _building(self) -> Iterator[_Library]:
+        """Compile in a sandbox of its own, beside what the caller does meanwhile."""
+        library = _Library(self.kernel, self.threads, self.clock)
+        try:
+            yield library
+        finally:
+            library.close()
+
+    @contextlib.contextmanager
+    def _candidate(self, opened: OpenProblem, library: int | None) -> Iterator[CandidateProcess]:
+        process = CandidateProcess(
+            self.kernel,
+            threads=self.threads,
+            memory_bytes=opened.memory_bytes(self.kernel) + MARGIN_BYTES,
+            clock=self.clock,
+        )
+        try:
+            process.load(self.kernel, library)
+            process.pause()
+            yield process
+        finally:
+            process.close()
+
+    def _time(
+        self, first: CandidateProcess, opened: OpenProblem, library: int | None
+    ) -> list[CaseTiming]:
+        """Time every timed case: the first launch is the process that gave the right answers."""
+
+        @contextlib.contextmanager
+        def launch(index: int) -> Iterator[CandidateProcess]:
+            if index == 0:
+                yield first
+            else:
+                with self._candidate(opened, library) as fresh:
+                    yield fresh
+
+        timings = []
+        for index in opened.timed:
+            try:
+                timing = time_case(index, opened, launch, self.evidence)
+            except MeasureError as error:
+                raise Decided("unmeasured", f"the samples carry no answer: {error}") from error
+            timings.append(timing)
+            self.samples += timing.as_json()
+        return timings
+
+    def unmeasured(self, error: Exception) -> None:
+        """A fault of the judge: never a win, and it says what happened."""
+        LOG.warning("the judge could not finish: %s", error)
+        self.status = "unmeasured"
+        self.reason = f"the judge could not do its work: {error}"
+
+    def verdict(self) -> Verdict:
+        """The verdict as it now stands."""
+        return Verdict(
+            status=self.status,
+            reason=self.reason,
+            evidence=self.evidence,
+            speedup=self.speedup,
+            isolation=self.isolation,
+            kernel_hash=self.kernel.hash,
+            problem_hash=self._problem_hash,
+            samples=self.samples,
+            environment={"threads": self.threads, "language": self.kernel.language},
+        )
+
+
+class _Library:
+    """The compiled library of a kernel, fetched when it is needed; None for Python's languages."""
+
+    def __init__(self, kernel: Kernel, threads: int, clock: Clock) -> None:
+        self._descriptor: int | None = None
+        self._process: CandidateProcess | None = None
+        if kernel.language == "cpp":
+            self._process = CandidateProcess(
+                kernel, threads=threads, memory_bytes=COMPILE_MEMORY_BYTES, clock=clock
+            )
+            self._process.start_compiling(kernel)
+
+    def fetch(self) -> int | None:
+        """A descriptor of the sealed library, waiting for the compiler the first time."""
+        if self._process is not None:
+            self._descriptor = self._process.library()
+            self._process.close()
+            self._process = None
+        return self._descriptor
+
+    def close(self) -> None:
+        """End the compiler's process and forget the library."""
+        if self._process is not None:
+            self._process.close()
+        if self._descriptor is not None:
+            os.close(self._descriptor)

@@ -1,0 +1,187 @@
+"""Whole families of processes on Linux: list, stop, resume, end; and a bounded tail of output.
+
+A family is a process, its descendants, and everything in its session or process group. What has
+been orphaned stays in the family because the workers make themselves subreapers (or live in a
+process namespace of their own).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+TAIL_BYTES = 16 << 10
+SWEEPS = 100
+"""A family that still grows after this many sweeps is a fork bomb; killing goes on regardless."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessState:
+    """One line of /proc/PID/stat: what the kernel says of a process."""
+
+    pid: int
+    state: str
+    parent: int
+    group: int
+    session: int
+
+
+def prctl(option: int, value: int) -> None:
+    """Call prctl(2) in this process; raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def die_with_parent(parent: int) -> None:
+    """End this process when the thread that started it ends; exits at once if it already has."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent died, so that none leaves the family."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def read_state(pid: int) -> ProcessState | None:
+    """The state of one process, or None when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except OSError:
+        return None
+    fields = text[text.rfind(b")") + 2 :].split()  # the command may hold spaces and brackets
+    parent, group, session = (int(field) for field in fields[1:4])
+    return ProcessState(
+        pid=pid, state=fields[0].decode(), parent=parent, group=group, session=session
+    )
+
+
+def family(root: int) -> dict[int, ProcessState]:
+    """Every living process of the family of `root`, by pid. Zombies are left out."""
+    states = [read_state(int(name)) for name in os.listdir("/proc") if name.isdigit()]
+    alive = [state for state in states if state is not None]
+    children: dict[int, list[ProcessState]] = {}
+    for state in alive:
+        children.setdefault(state.parent, []).append(state)
+    waiting = [s for s in alive if root in (s.pid, s.group, s.session)]
+    found: dict[int, ProcessState] = {}
+    while waiting:
+        state = waiting.pop()
+        if state.pid not in found and state.pid != os.getpid():
+            found[state.pid] = state
+            waiting.extend(children.get(state.pid, ()))
+    return {pid: state for pid, state in found.items() if state.state not in "ZX"}
+
+
+def stop(root: int, *, settle_s: float = 1.0) -> bool:
+    """SIGSTOP the whole family and wait until all of it stands; False if some of it still runs."""
+    deadline = time.monotonic() + settle_s
+    while True:
+        running = [pid for pid, state in family(root).items() if state.state not in "Tt"]
+        if not running:
+            return True
+        if time.monotonic() > deadline:
+            return False
+        _signal_each(running, signal.SIGSTOP)
+        time.sleep(0.0002)
+
+
+def resume(root: int) -> None:
+    """SIGCONT the whole family."""
+    _signal_each(list(family(root)), signal.SIGCONT)
+
+
+def end(root: int) -> None:
+    """SIGKILL the whole family, stopped first so that it cannot grow meanwhile.
+
+    `root` must not have been reaped: its number then stays its own.
+    """
+    for _ in range(SWEEPS):
+        members = list(family(root))
+        if not members:
+            return
+        _signal_each(members, signal.SIGSTOP)
+        if set(family(root)) <= set(members):
+            break
+    for _ in range(SWEEPS):
+        members = list(family(root))
+        if not members:
+            return
+        _signal_each(members, signal.SIGKILL)
+        time.sleep(0.002)
+
+
+def _signal_each(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def exit_code(pid: int) -> int | None:
+    """The exit code of our child (negative: the signal), left unreaped; None while it lives."""
+    try:
+        result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    if result is None:
+        return None
+    return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+
+
+def describe_exit(code: int | None) -> str:
+    """'exit code 3' or 'SIGSEGV', as words for a message."""
+    if code is None:
+        return "no exit code"
+    number = -code if code < 0 else code - 128  # bubblewrap passes a signal on as 128 + number
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"exit code {code}" if code >= 0 else f"signal {number}"
+
+
+class OutputTail:
+    """Drains what a child prints, for ever, and keeps only its end.
+
+    A pipe that nobody reads would stop the child; a file would fill the disk.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._kept = b""
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._drain, name="ratchet-output", daemon=True)
+        self._thread.start()
+
+    def _drain(self) -> None:
+        while True:
+            try:
+                data = os.read(self._descriptor, 1 << 16)
+            except OSError:
+                data = b""
+            if not data:
+                break
+            with self._lock:
+                self._kept = (self._kept + data)[-TAIL_BYTES:]
+        os.close(self._descriptor)
+
+    def text(self, *, settle_s: float = 0.2) -> str:
+        """The last 16 KiB; waits a moment for a child that has just died."""
+        self._thread.join(settle_s)
+        with self._lock:
+            return self._kept.decode(errors="replace")
+
+    def last_line(self) -> str:
+        """The last line that is not blank, at most 300 characters."""
+        lines = [line.strip() for line in self.text().splitlines() if line.strip()]
+        return lines[-1][-300:] if lines else ""

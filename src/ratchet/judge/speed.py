@@ -1,0 +1,98 @@
+"""From samples to an answer: the A/A floor, the interval, the physics, and the status."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ratchet.errors import RatchetError
+from ratchet.judge.kernel_checks import CaseFacts, OpenProblem
+from ratchet.judge.kernel_timing import CANDIDATE, REFERENCE, TWIN, CaseTiming
+from ratchet.judge.verdict import Evidence, Ratio, Speedup, Status
+from ratchet.measure.estimate import Comparison, aa_floor, compare, summarise
+
+CEILING_SLACK = 4.0
+"""A time is impossible when it needs this many times the rates that were measured here with torch's
+own GEMM and copies: those are reachable rates, not peaks, and first-level caches are faster."""
+
+
+def conclude(
+    timings: Sequence[CaseTiming], opened: OpenProblem, evidence: list[Evidence]
+) -> tuple[Status, str, Speedup]:
+    """Status, reason and speed-up of a kernel whose answers were all right."""
+    if not timings:
+        return "correct", "right; no case of the problem is timed", Speedup()
+    comparisons = [_compare(timing, evidence) for timing in timings]
+    speedup = Speedup(vs_reference=_together(comparisons))
+    impossible = _physics(timings, opened, evidence)
+    if impossible:
+        return "unmeasured", impossible, Speedup()
+    return *_answer(comparisons, speedup), speedup
+
+
+def _compare(timing: CaseTiming, evidence: list[Evidence]) -> Comparison:
+    floor = aa_floor(timing.samples, REFERENCE, TWIN)
+    result = compare(timing.samples, baseline=REFERENCE, new=CANDIDATE, floor=floor)
+    evidence.append(
+        Evidence(
+            check=f"speed on {timing.name}",
+            passed=result.answer == "faster",
+            detail=f"{result.answer}: {result.ratio:.3f} ({result.low:.3f} to {result.high:.3f}), "
+            f"A/A floor {floor.low:.3f} to {floor.high:.3f}, {result.pairs} pairs in "
+            f"{result.launches} launches",
+        )
+    )
+    return result
+
+
+def _together(comparisons: Sequence[Comparison]) -> Ratio:
+    """Geometric means over the timed cases; the interval's ends too, which is wider than needed."""
+
+    def mean(values: Sequence[float]) -> float:
+        return math.exp(math.fsum(math.log(value) for value in values) / len(values))
+
+    return Ratio(
+        ratio=mean([one.ratio for one in comparisons]),
+        low=mean([one.low for one in comparisons]),
+        high=mean([one.high for one in comparisons]),
+    )
+
+
+def _answer(comparisons: Sequence[Comparison], speedup: Speedup) -> tuple[Status, str]:
+    answers = {one.answer for one in comparisons}
+    ratio = speedup.vs_reference
+    assert ratio is not None
+    shown = f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f}) against the reference"
+    if "faster" in answers and answers <= {"faster", "equivalent"} and ratio.low > 1:
+        return "proven", f"right on every case, and faster: {shown}"
+    if "slower" in answers:
+        return "correct", f"right, but slower: {shown}"
+    word = "equivalent" if answers <= {"equivalent", "faster"} else "undecided"
+    return "correct", f"right, but its speed is {word}: {shown}"
+
+
+def _physics(
+    timings: Sequence[CaseTiming], opened: OpenProblem, evidence: list[Evidence]
+) -> str | None:
+    """Why a time cannot be true, or None; without measured ceilings the evidence says so."""
+    try:
+        rates = opened.reference.ask(timeout_s=opened.clock.left_s, do="ceilings")
+    except RatchetError as error:
+        evidence.append(
+            Evidence(check="physics", passed=True, detail=f"not checked: no ceilings ({error})")
+        )
+        return None
+    for timing in timings:
+        floor_s = floor_time_s(opened.cases[timing.case], **rates)
+        median_s = summarise(timing.samples, CANDIDATE).median_s
+        detail = f"{timing.name}: {median_s:.3g} s a call, at least {floor_s:.3g} s are needed"
+        evidence.append(Evidence(check="physics", passed=median_s >= floor_s, detail=detail))
+        if median_s < floor_s:
+            return f"a time that this machine cannot reach: {detail}"
+    return None
+
+
+def floor_time_s(facts: CaseFacts, *, flops_per_s: float, bytes_per_s: float) -> float:
+    """Seconds that a call takes at the very least: its operations, or its bytes, at a rate that is
+    CEILING_SLACK times the best measured one."""
+    return max(facts.flops / flops_per_s, facts.bytes / bytes_per_s) / CEILING_SLACK

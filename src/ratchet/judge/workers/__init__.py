@@ -1,0 +1,1 @@
+"""Programs that the judge starts in processes of their own; none is imported by the judge."""

@@ -1,0 +1,111 @@
+"""The process of an arm: builds it from `module:function`, then runs what the parent asks.
+
+Started as `python -m ratchet.judge.workers.arm CHANNEL_FD PARENT_PID`. Results go through the
+channel only; whatever the arm prints is output, never an answer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from ratchet.errors import ArmFailure, RatchetError
+from ratchet.judge import processes
+from ratchet.judge.channel import Channel, ChannelClosed, inherited
+
+
+class Worker:
+    """Holds the arm and answers one message at a time."""
+
+    def __init__(self) -> None:
+        self._arm: Any = None
+
+    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Do what the message asks; an exception becomes an `error` in the reply."""
+        actions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "start": self._start,
+            "run": self._run,
+            "describe": self._describe,
+            "call": self._call,
+        }
+        try:
+            return actions[message["do"]](message)
+        except (Exception, SystemExit) as error:  # the process boundary: the parent decides
+            traceback.print_exc()
+            return {"error": {"kind": type(error).__name__, "message": _one_line(error)}}
+
+    def _start(self, message: dict[str, Any]) -> dict[str, Any]:
+        self._arm = load_function(message["factory"])(**message["arguments"])
+        return {"value": None}
+
+    def _run(self, message: dict[str, Any]) -> dict[str, Any]:
+        began = time.process_time()
+        self._arm.step(message["iterations"])
+        return {"cpu_time_s": time.process_time() - began}
+
+    def _describe(self, message: dict[str, Any]) -> dict[str, Any]:
+        return {"value": self._arm.describe()}
+
+    def _call(self, message: dict[str, Any]) -> dict[str, Any]:
+        method, allowed = message["method"], tuple(getattr(self._arm, "calls", ()))
+        if method not in allowed:
+            raise ArmFailure(f"the arm has no call '{method}'; it lists {', '.join(allowed)}")
+        return {"value": getattr(self._arm, method)(**message["arguments"])}
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """The function that `module:function` names; raises ArmFailure when there is none."""
+    module_name, _, function_name = name.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ArmFailure(f"'{name}' cannot be loaded as module:function: {error}") from error
+    if not callable(function):
+        raise ArmFailure(f"'{name}' is not a function")
+    return function  # type: ignore[no-any-return]
+
+
+def extend_import_path() -> None:
+    """Make importable what the parent could import, after what this process already can."""
+    for entry in os.environ.get("RATCHET_IMPORT_PATH", "").split(os.pathsep):
+        if entry and entry not in sys.path:
+            sys.path.append(entry)
+
+
+def serve(channel: Channel, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Answer messages until the parent closes the channel."""
+    while True:
+        try:
+            message, _ = channel.receive()
+        except ChannelClosed:
+            return
+        reply = answer(message)
+        try:
+            channel.send(reply)
+        except (TypeError, ValueError) as error:  # the arm's own answer is not JSON
+            channel.send({"error": {"kind": type(error).__name__, "message": _one_line(error)}})
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, RatchetError) else text[:500]
+
+
+def main() -> None:
+    """Serve the parent on the channel whose descriptor is the first argument."""
+    channel = inherited(int(sys.argv[1]))
+    processes.die_with_parent(int(sys.argv[2]))
+    processes.adopt_orphans()
+    extend_import_path()
+    serve(channel, Worker().answer)
+    # Compile pools and non-daemon threads of the arm must not hold the process back.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The worker of a kernel written in Python with torch: the same sandbox, the same protocol.
+
+The entry is called as the reference is, f(*tensors, scalars), and returns new values of in-place
+tensors, then outputs; they are copied to shared memory here, inside the clock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ratchet.errors import KernelError
+from ratchet.judge.channel import inherited
+from ratchet.judge.workers.candidate import IN_PLACE, INPUTS, OUTPUTS, Reply, serve
+from ratchet.judge.workers.confine import confine
+from ratchet.judge.workers.mapping import Region
+from ratchet.kernels.abi import DTYPE_CODES
+from ratchet.kernels.kernel import Kernel
+
+Entry = Callable[..., Any]
+DTYPES = {code: getattr(torch, name) for name, code in DTYPE_CODES.items() if name != "uint8"}
+
+
+class Batch:
+    """Calls whose tensors point at memory that is not there yet."""
+
+    def __init__(self, layout: dict[str, Any], outputs: int) -> None:
+        """Reserve the addresses and map the outputs, which hold no secret."""
+        sizes = zip(layout["region_bytes"], layout["slack_pages"], strict=True)
+        self.regions = [Region(size, slack) for size, slack in sizes]
+        self.regions[OUTPUTS].reveal(outputs, writable=True)
+        self.scalars = tuple(layout["scalars"])
+        self.writable_inputs: bool = layout["writable_inputs"]
+        count = layout["input_count"]
+        self.calls = [self._call(call, count) for call in layout["calls"]]
+
+    def _call(self, call: list[Any], count: int) -> tuple[list[Tensor], list[Tensor]]:
+        tensors = [self._view(*slot) for slot in call]
+        changed = [t for t, slot in zip(tensors[:count], call, strict=False) if slot[0] == IN_PLACE]
+        return tensors[:count], [*changed, *tensors[count:]]
+
+    def _view(
+        self, region: int, offset: int, code: int, size: Sequence[int], stride: Sequence[int]
+    ) -> Tensor:
+        dtype = DTYPES[code]
+        if 0 in size:
+            return torch.empty(size, dtype=dtype)
+        steps = zip(size, stride, strict=True)
+        span = (1 + sum((extent - 1) * step for extent, step in steps)) * dtype.itemsize
+        address = self.regions[region].address + offset
+        memory = (ctypes.c_char * span).from_address(address)
+        return torch.frombuffer(memory, dtype=dtype).as_strided(tuple(size), tuple(stride))
+
+    def run(self, entry: Entry, descriptors: list[int]) -> list[int]:
+        """Reveal the memory, make every call and copy what it returns."""
+        self.reveal(descriptors)
+        for inputs, answers in self.calls:
+            outputs = entry(*inputs, self.scalars)
+            if not isinstance(outputs, tuple) or len(outputs) != len(answers):
+                raise KernelError(f"the entry must return a tuple of {len(answers)} tensors")
+            for answer, output in zip(answers, outputs, strict=True):
+                _copy(answer, output)
+        return [0] * len(self.calls)
+
+    def reveal(self, descriptors: list[int]) -> None:
+        """Map the inputs and the in-place tensors where the arguments point."""
+        self.regions[INPUTS].reveal(descriptors[0], writable=self.writable_inputs)
+        self.regions[IN_PLACE].reveal(descriptors[1], writable=True)
+
+    def release(self) -> None:
+        """Give the addresses back."""
+        for region in self.regions:
+            region.release()
+
+
+class Worker:
+    """Loads and calls one kernel."""
+
+    def __init__(self) -> None:
+        self._entry: Entry | None = None
+        self._batch: Batch | None = None
+        self._last: Batch | None = None
+
+    def answer(self, message: dict[str, Any], descriptors: list[int]) -> Reply:
+        """Do what the judge asks."""
+        actions: dict[str, Callable[[dict[str, Any], list[int]], Reply]] = {
+            "load": self._load,
+            "prepare": self._prepare,
+            "go": self._go,
+        }
+        with torch.no_grad():
+            return actions[message["do"]](message, descriptors)
+
+    def _load(self, message: dict[str, Any], _: list[int]) -> Reply:
+        kernel = Kernel.from_json(message["kernel"])
+        namespace: dict[str, Any] = {"__name__": "candidate"}
+        exec(compile(kernel.source, "kernel.py", "exec"), namespace)
+        entry = namespace.get(kernel.entry)
+        if not callable(entry):
+            raise KernelError(f"the source defines no function {kernel.entry!r}")
+        self._entry = entry
+        return {"value": None}, []
+
+    def _prepare(self, message: dict[str, Any], descriptors: list[int]) -> Reply:
+        batch = Batch(message["layout"], descriptors[0])
+        if self._last is not None:
+            self._last.release()
+        self._last, self._batch = self._batch, batch
+        return {"value": None}, []
+
+    def _go(self, _: dict[str, Any], descriptors: list[int]) -> Reply:
+        assert self._batch is not None and self._entry is not None
+        began = time.process_time()
+        codes = self._batch.run(self._entry, descriptors)
+        return {"codes": codes, "cpu_time_s": time.process_time() - began}, []
+
+
+def _copy(answer: Tensor, output: Any) -> None:
+    if type(output) is not Tensor or output.shape != answer.shape or output.dtype != answer.dtype:
+        shown = f"{tuple(output.shape)} {output.dtype}" if isinstance(output, Tensor) else output
+        raise KernelError(
+            f"an output is {shown!s:.100}, not a plain tensor {tuple(answer.shape)} {answer.dtype}"
+        )
+    answer.copy_(output)
+
+
+def main() -> None:
+    """Confine this process, then serve the judge: arguments are the limits and the channel."""
+    channel = inherited(int(sys.argv[2]))
+    confine(sys.argv[1])
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    serve(channel, Worker().answer)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

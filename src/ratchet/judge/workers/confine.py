@@ -1,0 +1,35 @@
+"""What a candidate's worker does to itself before it touches candidate code. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+
+from ratchet.judge import processes
+
+
+def confine(limits_json: str) -> None:
+    """Set the limits that the judge asked for; exits the process when one cannot be set."""
+    limits = json.loads(limits_json)
+    "".encode("ascii")  # loads the codec while the interpreter's folder can surely be read
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_FSIZE, limits["file_bytes"])
+    _limit(resource.RLIMIT_AS, limits["address_space_bytes"])
+    _limit(resource.RLIMIT_CPU, limits["cpu_time_s"])
+    if limits["processes"] is not None:
+        _limit(resource.RLIMIT_NPROC, limits["processes"])
+    if limits["uid"] is not None:
+        os.setgroups([])
+        os.setresgid(limits["uid"], limits["uid"], limits["uid"])
+        os.setresuid(limits["uid"], limits["uid"], limits["uid"])
+    processes.prctl(processes.PR_SET_NO_NEW_PRIVS, 1)
+    processes.adopt_orphans()
+    if limits["parent"] is not None:
+        processes.die_with_parent(limits["parent"])  # after the uid: a change of it clears this
+
+
+def _limit(which: int, value: int) -> None:
+    _, hard = resource.getrlimit(which)
+    bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(which, (bound, bound))

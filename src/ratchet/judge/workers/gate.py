@@ -1,0 +1,89 @@
+"""The problem is judged first: an answer that takes no work must fail its own check."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ratchet.kernels.problem import Case, Problem, Reference
+
+Outputs = list[Tensor]
+
+
+def gate(problem: Problem, reference: Reference, rng: random.Random) -> list[str]:
+    """The trivial answers that pass every case of the problem; an empty list is a good problem.
+
+    A trivial answer need not fail on each case (zeros are right for zero inputs), but on one.
+    """
+    alive = {"zeros", "a constant", "an input passed through", "the output for other inputs"}
+    for case in sorted(problem.cases, key=_elements):  # the cheap cases mostly settle it
+        if not alive:
+            break
+        passing = {name for name, passed in _probe(problem, reference, case, rng) if passed}
+        alive &= passing
+    return sorted(alive)
+
+
+def _elements(case: Case) -> int:
+    return sum(math.prod(spec.shape) for spec in case.inputs)
+
+
+def _probe(
+    problem: Problem, reference: Reference, case: Case, rng: random.Random
+) -> Iterator[tuple[str, bool]]:
+    inputs = problem.build_inputs(case, rng.getrandbits(48))
+    own = _run(reference, inputs, case)
+    oracle = _run(reference, [_widen(tensor) for tensor in inputs], case)
+    others = _run(reference, problem.build_inputs(case, rng.getrandbits(48)), case)
+
+    def passes(answers: Sequence[Tensor]) -> bool:
+        return all(check.passed for check in problem.tolerance.check_all(answers, own, oracle))
+
+    yield "zeros", passes([torch.zeros_like(output) for output in own])
+    # Constants learned from other inputs: from these, a single number would be the answer itself.
+    yield "a constant", any(passes(answers) for answers in _constants(others))
+    yield "an input passed through", passes([_from_inputs(output, inputs) for output in own])
+    yield "the output for other inputs", passes(others)
+
+
+def _run(reference: Reference, inputs: Sequence[Tensor], case: Case) -> Outputs:
+    own = [
+        tensor.clone() if spec.in_place else tensor
+        for spec, tensor in zip(case.inputs, inputs, strict=True)
+    ]
+    return list(reference(*own, case.scalars))
+
+
+def _constants(own: Sequence[Tensor]) -> Iterator[Outputs]:
+    statistics: tuple[Callable[[Tensor], Tensor], ...] = (
+        lambda output: torch.ones((), dtype=torch.float64),
+        lambda output: output.double().mean(),
+        lambda output: output.double().median(),
+    )
+    for statistic in statistics:
+        yield [_filled(output, statistic) for output in own]
+
+
+def _filled(output: Tensor, statistic: Callable[[Tensor], Tensor]) -> Tensor:
+    if not output.numel():
+        return output
+    value = statistic(output)
+    if not output.dtype.is_floating_point:
+        value = value.round()
+    return torch.full_like(output, value.item())
+
+
+def _from_inputs(output: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+    """The first input of the output's form, or else the first of its size, or zeros."""
+    for tensor in inputs:
+        if tensor.numel() == output.numel():
+            return tensor.reshape(output.shape).to(output.dtype)
+    return torch.zeros_like(output)
+
+
+def _widen(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.dtype.is_floating_point else tensor

@@ -1,0 +1,218 @@
+"""The reference worker: trusted, with torch. It draws inputs, knows the answers and is the rival.
+
+Seeds come from the judge; inputs and outputs travel in shared memory; expected outputs never leave
+this process.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from ratchet.errors import KernelError
+from ratchet.judge import processes
+from ratchet.judge.channel import inherited
+from ratchet.judge.workers.arm import extend_import_path
+from ratchet.judge.workers.candidate import Reply, serve
+from ratchet.judge.workers.gate import gate
+from ratchet.judge.workers.shared_batch import SharedBatch
+from ratchet.kernels.problem import Case, Problem, Reference
+
+
+class Worker:
+    """Holds one problem, its reference and the batches in flight."""
+
+    def __init__(self) -> None:
+        self._problem: Problem | None = None
+        self._reference: Reference | None = None
+        self._forms: dict[int, list[Tensor]] = {}
+        self._batches: dict[int, SharedBatch] = {}
+        self._prepared: list[tuple[list[Tensor], list[Tensor]]] = []
+        self._rng = random.Random()
+
+    def answer(self, message: dict[str, Any], descriptors: list[int]) -> Reply:
+        """Do what the judge asks; an exception of the reference's is reported as a KernelError."""
+        actions: dict[str, Callable[[dict[str, Any]], Reply]] = {
+            "open": self._open,
+            "ceilings": self._ceilings,
+            "draw": self._draw,
+            "check": self._check,
+            "prepare": self._prepare,
+            "go": self._go,
+            "release": self._release,
+        }
+        with torch.no_grad():
+            return actions[message["do"]](message)
+
+    def _open(self, message: dict[str, Any]) -> Reply:
+        torch.set_num_threads(message["threads"])
+        self._rng = random.Random(message["seed"])
+        self._release_all()
+        self._problem = Problem.from_json(message["problem"])
+        self._reference = self._problem.load_reference()
+        cases = [self._describe(index, case) for index, case in enumerate(self._problem.cases)]
+        failures = gate(self._problem, self._reference, self._rng)
+        return {"cases": cases, "gate": failures}, []
+
+    def _describe(self, index: int, case: Case) -> dict[str, Any]:
+        """Run the reference once on a case: the form of its outputs, its time, work and bytes."""
+        assert self._problem is not None
+        inputs = self._problem.build_inputs(case, self._rng.getrandbits(48))
+        _check_inputs(case, inputs)
+        before = [tensor.clone() for tensor in inputs]
+        with FlopCounterMode(display=False) as counter:
+            outputs = self._call(inputs, case)
+        time_s = min(self._timed(inputs, case) for _ in range(2))
+        _check_untouched(case, before, inputs)
+        self._forms[index] = [torch.empty_like(output) for output in outputs]
+        moved = [*inputs, *outputs]
+        return {
+            "time_s": time_s,
+            "flops": counter.get_total_flops(),
+            "bytes": sum(tensor.numel() * tensor.element_size() for tensor in moved),
+        }
+
+    def _timed(self, inputs: Sequence[Tensor], case: Case) -> float:
+        began = time.perf_counter()
+        self._call(inputs, case)
+        return time.perf_counter() - began
+
+    def _call(self, inputs: Sequence[Tensor], case: Case) -> list[Tensor]:
+        """The reference on copies of in-place tensors, checked to be a tuple of tensors."""
+        assert self._reference is not None and self._problem is not None
+        own = [
+            tensor.clone() if spec.in_place else tensor
+            for spec, tensor in zip(case.inputs, inputs, strict=True)
+        ]
+        outputs = self._reference(*own, case.scalars)
+        if not isinstance(outputs, tuple) or not all(isinstance(o, Tensor) for o in outputs):
+            raise KernelError(
+                f"the reference of {self._problem.name!r} must return a tuple of tensors, "
+                f"not {type(outputs).__name__}"
+            )
+        return list(outputs)
+
+    def _ceilings(self, _: dict[str, Any]) -> Reply:
+        from ratchet.devices import ceilings, probe
+
+        measured = ceilings.measure(probe.probe("cpu"))
+        copy, triad = measured.copy_bytes_per_s, measured.triad_bytes_per_s
+        return {
+            "flops_per_s": max(measured.gemm_flops_per_s.values()),
+            "bytes_per_s": max([*copy.values(), *triad.values()]),
+        }, []
+
+    def _draw(self, message: dict[str, Any]) -> Reply:
+        assert self._problem is not None
+        batch = SharedBatch(
+            self._problem,
+            self._problem.cases[message["case"]],
+            message["seeds"],
+            self._forms[message["case"]],
+            writable_inputs=message["writable_inputs"],
+            rng=self._rng,
+        )
+        self._batches[message["batch"]] = batch
+        # Copies: `serve` closes what it hands out, and this worker still reads both memories.
+        return {"layout": batch.layout()}, [os.dup(one) for one in batch.descriptors]
+
+    def _check(self, message: dict[str, Any]) -> Reply:
+        """Compare the outputs of some calls; the candidate must be stopped meanwhile."""
+        batch = self._batches[message["batch"]]
+        return {"checks": [self._check_call(batch, call) for call in message["calls"]]}, []
+
+    def _check_call(self, batch: SharedBatch, call: int) -> dict[str, Any]:
+        changed = batch.changed_input(call) if batch.writable_inputs else None
+        result: dict[str, Any] = {"written": batch.written(call), "changed_input": changed}
+        own = self._call(batch.inputs[call], batch.case)
+        oracle = self._call([_widen(tensor) for tensor in batch.inputs[call]], batch.case)
+        checks = batch.problem.tolerance.check_all(batch.answers(call), own, oracle)
+        failed = [(index, check) for index, check in enumerate(checks) if not check.passed]
+        index, shown = failed[0] if failed else (0, max(checks, key=lambda c: c.element_ratio))
+        return result | {"passed": not failed, "detail": f"output {index}: {shown.detail}"}
+
+    def _prepare(self, message: dict[str, Any]) -> Reply:
+        self._prepared = self._batches[message["batch"]].prepare()
+        return {"value": None}, []
+
+    def _go(self, message: dict[str, Any]) -> Reply:
+        """The rival's turn: reveal the memory, then every call.
+
+        With `copy_out` it also writes its outputs to shared memory, as a candidate that returns
+        its outputs must do inside its clock.
+        """
+        assert self._reference is not None
+        batch, reference, copy_out = (
+            self._batches[message["batch"]],
+            self._reference,
+            message["copy_out"],
+        )
+        scalars = batch.case.scalars
+        began = time.process_time()
+        batch.reveal()
+        for inputs, answers in self._prepared:
+            outputs = reference(*inputs, scalars)
+            if copy_out:
+                for answer, output in zip(answers, outputs, strict=True):
+                    answer.copy_(output)
+        return {"cpu_time_s": time.process_time() - began}, []
+
+    def _release(self, message: dict[str, Any]) -> Reply:
+        self._prepared = []
+        self._batches.pop(message["batch"]).release()
+        return {"value": None}, []
+
+    def _release_all(self) -> None:
+        self._prepared = []
+        for batch in self._batches.values():
+            batch.release()
+        self._batches.clear()
+        self._forms.clear()
+
+
+def _check_inputs(case: Case, inputs: Sequence[Tensor]) -> None:
+    for index, (spec, tensor) in enumerate(zip(case.inputs, inputs, strict=True)):
+        if spec.in_place and not _is_dense(tensor):
+            raise KernelError(
+                f"input {index} of case {case.name!r} is changed in place but its elements share "
+                f"memory or have gaps (layout {spec.layout}); make it contiguous"
+            )
+
+
+def _check_untouched(case: Case, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
+    for index, (old, new) in enumerate(zip(before, after, strict=True)):
+        if not torch.equal(old.nan_to_num(), new.nan_to_num()):
+            raise KernelError(
+                f"the reference changes input {index} of case {case.name!r}: declare it in_place, "
+                "or compute on a copy"
+            )
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return torch.empty_like(tensor).stride() == tensor.stride()
+
+
+def _widen(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.dtype.is_floating_point else tensor
+
+
+def main() -> None:
+    """Serve the judge: arguments are the channel and the parent."""
+    channel = inherited(int(sys.argv[1]))
+    processes.die_with_parent(int(sys.argv[2]))
+    processes.adopt_orphans()
+    extend_import_path()
+    serve(channel, Worker().answer)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

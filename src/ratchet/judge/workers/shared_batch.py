@@ -1,0 +1,216 @@
+"""A batch of calls in shared memory: built by the reference worker, run by either arm.
+
+Three memfds: what a kernel may only read; tensors that it changes, with their first values; and
+outputs, filled with ones in every bit, which is NaN in every float dtype. The first two are secret
+until the clock runs; the outputs hold nothing to be known and are mapped before it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ratchet.judge.workers.mapping import Region
+from ratchet.kernels.abi import DTYPE_CODES
+from ratchet.kernels.problem import Case, Problem
+
+ALIGNMENT = 64
+JITTER = 64
+"""Tensors start at a multiple of 64 bytes, shifted by up to this many times 64 more."""
+PAGE_BYTES = 4096
+SLACK_PAGES = 4096
+INPUTS, IN_PLACE, OUTPUTS = 0, 1, 2
+NAMES = ("inputs", "in-place", "outputs")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slot:
+    """Where one tensor of one call lies."""
+
+    region: int
+    offset: int
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def span_bytes(self) -> int:
+        """Bytes from the first to the last element."""
+        return _span(self.size, self.stride) * self.dtype.itemsize
+
+    def as_json(self) -> list[Any]:
+        """The slot as a candidate's worker takes it."""
+        code = DTYPE_CODES[str(self.dtype).removeprefix("torch.")]
+        return [self.region, self.offset, code, list(self.size), list(self.stride)]
+
+
+class SharedBatch:
+    """Calls of one case with fresh values at fresh places, and what their outputs should be."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        case: Case,
+        seeds: Sequence[int],
+        outputs: Sequence[Tensor],
+        *,
+        writable_inputs: bool,
+        rng: random.Random,
+    ) -> None:
+        """Draw the inputs of each seed; `outputs` are examples of the outputs' form."""
+        self.problem = problem
+        self.case = case
+        self.writable_inputs = writable_inputs
+        self.inputs = [problem.build_inputs(case, seed) for seed in seeds]
+        self._ends = [0, 0, 0]
+        self._rng = rng
+        self.slots = [self._place(tensors, outputs) for tensors in self.inputs]
+        self._slack = [rng.randrange(SLACK_PAGES) for _ in NAMES]
+        self.descriptors = [_memfd(name, end) for name, end in zip(NAMES, self._ends, strict=True)]
+        self._fill()
+        self._regions: list[Region] = []
+
+    @property
+    def in_place(self) -> list[int]:
+        """Which inputs a kernel changes."""
+        return [index for index, spec in enumerate(self.case.inputs) if spec.in_place]
+
+    def layout(self) -> dict[str, Any]:
+        """What an arm must know before the clock starts: places, but no values."""
+        return {
+            "region_bytes": self._ends,
+            "slack_pages": self._slack,
+            "writable_inputs": self.writable_inputs,
+            "scalars": list(self.case.scalars),
+            "input_count": len(self.case.inputs),
+            "calls": [[slot.as_json() for slot in slots] for slots in self.slots],
+        }
+
+    def _place(self, tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Slot]:
+        slots = [
+            self._slot(IN_PLACE if spec.in_place else INPUTS, tensor, tuple(tensor.stride()))
+            for spec, tensor in zip(self.case.inputs, tensors, strict=True)
+        ]
+        fresh = outputs[len(self.in_place) :]
+        return slots + [self._slot(OUTPUTS, o, tuple(torch.empty_like(o).stride())) for o in fresh]
+
+    def _slot(self, region: int, like: Tensor, stride: tuple[int, ...]) -> Slot:
+        start = -(-self._ends[region] // ALIGNMENT) * ALIGNMENT
+        start += ALIGNMENT * self._rng.randrange(JITTER)
+        slot = Slot(
+            region=region, offset=start, dtype=like.dtype, size=tuple(like.shape), stride=stride
+        )
+        self._ends[region] = start + slot.span_bytes
+        return slot
+
+    def _fill(self) -> None:
+        _write(self.descriptors[OUTPUTS], b"\xff" * self._ends[OUTPUTS], 0)
+        for tensors, slots in zip(self.inputs, self.slots, strict=True):
+            for tensor, slot in zip(tensors, slots, strict=False):  # outputs have no values yet
+                _write(self.descriptors[slot.region], _bytes_of(tensor), slot.offset)
+        seal = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+        for region, descriptor in enumerate(self.descriptors):
+            fixed = region == INPUTS and not self.writable_inputs
+            own = seal | fcntl.F_SEAL_SEAL | (fcntl.F_SEAL_WRITE if fixed else 0)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, own)
+
+    def read(self, call: int, position: int) -> Tensor:
+        """A private copy of one tensor of one call as it now stands in shared memory."""
+        slot = self.slots[call][position]
+        raw = bytearray(os.pread(self.descriptors[slot.region], slot.span_bytes, slot.offset))
+        if not raw:
+            return torch.empty(slot.size, dtype=slot.dtype)
+        flat = torch.frombuffer(raw, dtype=slot.dtype)
+        return flat.as_strided(slot.size, slot.stride)
+
+    def answers(self, call: int) -> list[Tensor]:
+        """New values of in-place tensors, then outputs."""
+        positions = [*self.in_place, *range(len(self.case.inputs), len(self.slots[call]))]
+        return [self.read(call, position) for position in positions]
+
+    def changed_input(self, call: int) -> int | None:
+        """The first input of this call that is no longer, bit for bit, what it was."""
+        for index, tensor in enumerate(self.inputs[call]):
+            slot = self.slots[call][index]
+            if slot.region == INPUTS:
+                now = os.pread(self.descriptors[INPUTS], slot.span_bytes, slot.offset)
+                if now != _bytes_of(tensor):
+                    return index
+        return None
+
+    def written(self, call: int) -> bool:
+        """Whether anything that the call may write differs from what it was at first."""
+        for position, slot in enumerate(self.slots[call]):
+            if slot.region == INPUTS:
+                continue
+            blank = slot.region == OUTPUTS
+            first = b"\xff" * slot.span_bytes if blank else _bytes_of(self.inputs[call][position])
+            if os.pread(self.descriptors[slot.region], slot.span_bytes, slot.offset) != first:
+                return True
+        return False
+
+    def prepare(self) -> list[tuple[list[Tensor], list[Tensor]]]:
+        """Reserve addresses and make each call's inputs and answers there, not yet revealed."""
+        sizes = zip(self._ends, self._slack, strict=True)
+        self._regions = [Region(size, slack) for size, slack in sizes]
+        self._regions[OUTPUTS].reveal(self.descriptors[OUTPUTS], writable=True)
+        return [self._views(slots) for slots in self.slots]
+
+    def _views(self, slots: Sequence[Slot]) -> tuple[list[Tensor], list[Tensor]]:
+        tensors = [self._view(slot) for slot in slots]
+        inputs, outputs = tensors[: len(self.case.inputs)], tensors[len(self.case.inputs) :]
+        return inputs, [*(inputs[index] for index in self.in_place), *outputs]
+
+    def _view(self, slot: Slot) -> Tensor:
+        if not slot.span_bytes:
+            return torch.empty(slot.size, dtype=slot.dtype)
+        address = self._regions[slot.region].address + slot.offset
+        memory = (ctypes.c_char * slot.span_bytes).from_address(address)
+        return torch.frombuffer(memory, dtype=slot.dtype).as_strided(slot.size, slot.stride)
+
+    def reveal(self) -> None:
+        """Map the secret memories where the tensors of `prepare` point."""
+        self._regions[INPUTS].reveal(self.descriptors[INPUTS], writable=False)
+        self._regions[IN_PLACE].reveal(self.descriptors[IN_PLACE], writable=True)
+
+    def release(self) -> None:
+        """Close the memories and give the addresses back. Tensors of `prepare` must be gone."""
+        for region in self._regions:
+            region.release()
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+def _span(size: Sequence[int], stride: Sequence[int]) -> int:
+    if 0 in size:
+        return 0
+    return 1 + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))
+
+
+def _bytes_of(tensor: Tensor) -> bytes | memoryview:
+    span = _span(tensor.shape, tensor.stride())
+    if not span:
+        return b""
+    flat = torch.as_strided(tensor, (span,), (1,), tensor.storage_offset()).contiguous()
+    return memoryview(flat.view(torch.uint8).numpy().data)
+
+
+def _memfd(name: str, size_bytes: int) -> int:
+    descriptor = os.memfd_create(f"ratchet-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, max(PAGE_BYTES, -(-size_bytes // PAGE_BYTES) * PAGE_BYTES))
+    return descriptor
+
+
+def _write(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view[: 1 << 30], offset)
+        view, offset = view[written:], offset + written

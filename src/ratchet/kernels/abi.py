@@ -1,0 +1,74 @@
+"""The plain C interface between Python and a compiled kernel. Imports no torch.
+
+The same layout stands in `languages/ratchet_abi.h`; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from typing import Final
+
+MAX_DIMENSIONS: Final = 6
+WORDS_PER_TENSOR: Final = 3 + 2 * MAX_DIMENSIONS
+
+DTYPE_CODES: Final[dict[str, int]] = {
+    "float32": 0,
+    "bfloat16": 1,
+    "float64": 2,
+    "int64": 3,
+    "int32": 4,
+    "bool": 5,
+    "uint8": 5,
+    "float16": 6,
+}
+"""torch's dtype names (without `torch.`) to the codes of `ratchet_abi.h`."""
+
+DONE: Final = 0
+DECLINED: Final = 1
+"""A positive code: the kernel does not take these inputs, and wrote nothing."""
+
+Entry = Callable[[bytes, int, bytes, int], int]
+"""ENTRY(tensors, count, scalars, scalar_count) of a loaded kernel; takes packed bytes."""
+
+
+class RatchetTensor(ctypes.Structure):
+    """One tensor as a kernel sees it; sizes and strides count elements."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("dtype", ctypes.c_int64),
+        ("ndim", ctypes.c_int64),
+        ("size", ctypes.c_int64 * MAX_DIMENSIONS),
+        ("stride", ctypes.c_int64 * MAX_DIMENSIONS),
+    )
+
+
+_ZEROS: Final = tuple((0,) * count for count in range(MAX_DIMENSIONS + 1))
+_TENSOR_PACKERS: Final[dict[int, struct.Struct]] = {}
+_SCALAR_PACKERS: Final[dict[int, struct.Struct]] = {}
+
+
+def words(address: int, dtype_code: int, size: Sequence[int], stride: Sequence[int]) -> list[int]:
+    """The 15 machine words of one tensor, in the order of `RatchetTensor`."""
+    pad = _ZEROS[MAX_DIMENSIONS - len(size)]
+    return [address, dtype_code, len(size), *size, *pad, *stride, *pad]
+
+
+def pack_tensors(flat_words: Sequence[int]) -> bytes:
+    """Words of any number of tensors as the bytes of an array of `RatchetTensor`."""
+    count = len(flat_words)
+    packer = _TENSOR_PACKERS.get(count)
+    if packer is None:
+        packer = _TENSOR_PACKERS[count] = struct.Struct(f"{count}q")
+    return packer.pack(*flat_words)
+
+
+def pack_scalars(scalars: Sequence[float]) -> bytes:
+    """Scalars as the bytes of an array of doubles."""
+    count = len(scalars)
+    packer = _SCALAR_PACKERS.get(count)
+    if packer is None:
+        packer = _SCALAR_PACKERS[count] = struct.Struct(f"{count}d")
+    return packer.pack(*scalars)

@@ -1,0 +1,87 @@
+"""Draws the inputs of a case: values by distribution, memory by layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ratchet.kernels.problem import TensorSpec
+
+_OUTLIERS_PER_TENSOR = 4
+_OUTLIER_SCALE = 1e3
+
+
+def build(specs: Sequence[TensorSpec], seed: int) -> list[Tensor]:
+    """One tensor for each spec; the same seed gives the same values."""
+    generator = torch.Generator().manual_seed(seed)
+    return [_lay_out(_draw(spec, generator), spec.layout) for spec in specs]
+
+
+def _draw(spec: TensorSpec, generator: torch.Generator) -> Tensor:
+    dtype = dtype_named(spec.dtype)
+    if spec.distribution == "integers":
+        low, high = int(spec.low or 0), int(spec.high or 0)
+        return torch.randint(low, high, spec.shape, generator=generator).to(dtype)
+    if spec.distribution == "uniform":
+        low_value, high_value = float(spec.low or 0.0), float(spec.high or 0.0)
+        drawn = torch.rand(spec.shape, generator=generator)
+        return (low_value + (high_value - low_value) * drawn).to(dtype)
+    drawn = torch.randn(spec.shape, generator=generator)
+    return _SHAPED[spec.distribution](drawn, generator).to(dtype)
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """torch's dtype of that name."""
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype), name
+    return found
+
+
+def _heavy_tailed(drawn: Tensor, generator: torch.Generator) -> Tensor:
+    """Student's t with two degrees of freedom: finite mean, infinite variance."""
+    chi = torch.rand(drawn.shape, generator=generator).clamp(min=1e-6).log().neg()
+    return drawn / chi.sqrt()
+
+
+def _outliers(drawn: Tensor, generator: torch.Generator) -> Tensor:
+    if drawn.numel() == 0:
+        return drawn
+    flat = drawn.reshape(-1).clone()
+    places = torch.randint(0, flat.numel(), (_OUTLIERS_PER_TENSOR,), generator=generator)
+    flat[places] = flat[places].sign() * _OUTLIER_SCALE
+    return flat.reshape(drawn.shape)
+
+
+_SHAPED: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "normal": lambda drawn, _: drawn,
+    "shifted": lambda drawn, _: drawn + 8.0,
+    "heavy_tailed": _heavy_tailed,
+    "outliers": _outliers,
+    "zeros": lambda drawn, _: torch.zeros_like(drawn),
+    "ones": lambda drawn, _: torch.ones_like(drawn),
+    "tiny": lambda drawn, _: drawn * 1e-6,
+    "large": lambda drawn, _: drawn * 1e4,
+    "positive": lambda drawn, _: drawn.square(),
+}
+
+
+def _lay_out(values: Tensor, layout: str) -> Tensor:
+    """The same values (`broadcast` excepted: the first row's) in another memory layout."""
+    if layout == "transposed" and values.dim() >= 2:
+        return values.transpose(-1, -2).contiguous().transpose(-1, -2)
+    if layout == "strided" and values.dim() >= 1:
+        return _with_gaps(values)
+    if layout == "broadcast" and values.dim() >= 2:
+        return values[:1].expand_as(values)
+    if layout == "heads" and values.dim() == 4:
+        return values.transpose(1, 2).contiguous().transpose(1, 2)
+    return values
+
+
+def _with_gaps(values: Tensor) -> Tensor:
+    wide = torch.full((*values.shape[:-1], values.shape[-1] + 8), float("nan")).to(values.dtype)
+    view = wide[..., : values.shape[-1]]
+    view.copy_(values)
+    return view

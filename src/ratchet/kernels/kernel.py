@@ -1,0 +1,72 @@
+"""A kernel: source text in a language, its entry and its schedule, known by a hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+from ratchet.errors import KernelError
+
+Language = Literal["cpp", "triton", "hip", "torch"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kernel:
+    """Source text, its entry point and its schedule parameters."""
+
+    name: str
+    """What people call it; not part of the hash."""
+    language: Language
+    source: str
+    """Self-contained: headers of our own are inlined before the kernel is made."""
+    entry: str
+    """The name of the C function, or of the Python function."""
+    schedule: tuple[tuple[str, str], ...] = ()
+    """Parameters of this variant; for cpp they become -D macros."""
+
+    def __post_init__(self) -> None:
+        if self.language not in get_args(Language):
+            raise KernelError(
+                f"language {self.language!r} of kernel {self.name!r} is not known: "
+                f"use one of {', '.join(get_args(Language))}"
+            )
+
+    @property
+    def hash(self) -> str:
+        """sha256 (hex) over language, source, entry and schedule."""
+        return _digest([self.language, self.source, self.entry, self.schedule])
+
+    @property
+    def build_hash(self) -> str:
+        """sha256 (hex) of what the compiler sees: entries of one source share a library."""
+        return _digest([self.language, self.source, self.schedule])
+
+    def as_json(self) -> dict[str, Any]:
+        """A JSON object from which `from_json` makes an equal kernel."""
+        return {
+            "name": self.name,
+            "language": self.language,
+            "source": self.source,
+            "entry": self.entry,
+            "schedule": [list(pair) for pair in self.schedule],
+        }
+
+    @staticmethod
+    def from_json(document: dict[str, Any]) -> Kernel:
+        """The kernel that `as_json` wrote; a KernelError where a field is missing."""
+        try:
+            return Kernel(
+                name=document["name"],
+                language=cast(Language, document["language"]),
+                source=document["source"],
+                entry=document["entry"],
+                schedule=tuple((str(key), str(value)) for key, value in document["schedule"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise KernelError(f"this is not a kernel's JSON ({error!r}): write it again") from error
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()

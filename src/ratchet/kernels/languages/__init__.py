@@ -1,0 +1,1 @@
+"""One module for each language that a kernel can be written in."""

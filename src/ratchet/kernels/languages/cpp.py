@@ -1,0 +1,211 @@
+"""The `cpp` language: one self-contained source, compiled by the system's compiler. No torch.
+
+A compiled library is cached under the hash of its source and schedule, the compiler and the CPU.
+Beside it stands the digest of the library file; a file that does not match is compiled again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Final, cast
+
+from ratchet.errors import CompilerMissing, KernelError
+from ratchet.kernels.abi import Entry
+from ratchet.kernels.kernel import Kernel
+
+FLAGS: Final = (
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-shared",
+    "-fPIC",
+    "-std=c++17",
+)
+COMPILE_TIMEOUT_S: Final = 120.0
+_COMPILERS: Final = ("g++", "clang++", "c++")
+_MACRO_WORD: Final = re.compile(r"[A-Za-z0-9_]+")
+
+
+def find_compiler() -> Path:
+    """The C++ compiler: RATCHET_CXX, then CXX, then g++, clang++, c++; else CompilerMissing."""
+    for variable in ("RATCHET_CXX", "CXX"):
+        asked = os.environ.get(variable, "").strip()
+        if asked:
+            return _asked_compiler(variable, asked)
+    for name in _COMPILERS:
+        found = shutil.which(name)
+        if found:
+            return Path(found)
+    raise CompilerMissing(
+        "no C++ compiler found (looked for g++, clang++, c++): install one, for example the "
+        "package g++, or set RATCHET_CXX to its path"
+    )
+
+
+def _asked_compiler(variable: str, asked: str) -> Path:
+    found = shutil.which(asked)
+    if found is None:
+        raise CompilerMissing(
+            f"{variable}={asked} is not a program on this machine: correct or unset {variable}"
+        )
+    return Path(found)
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: RATCHET_CACHE, else the platform's cache folder."""
+    asked = os.environ.get("RATCHET_CACHE", "")
+    if asked:
+        return Path(asked) / "kernels"
+    from platformdirs import user_cache_path
+
+    return user_cache_path("ratchet", appauthor=False) / "kernels"
+
+
+def macros(kernel: Kernel) -> tuple[str, ...]:
+    """The -D options of a schedule: ("isa", "amx") is -DRATCHET_ISA_AMX, others KEY=VALUE."""
+    options = []
+    for key, value in kernel.schedule:
+        if not (_MACRO_WORD.fullmatch(key) and _MACRO_WORD.fullmatch(value)):
+            raise KernelError(
+                f"schedule ({key!r}, {value!r}) of {kernel.name!r} cannot be a macro: "
+                "use letters, digits and underscores"
+            )
+        if key == "isa":
+            options.append(f"-DRATCHET_ISA_{value.upper()}")
+        else:
+            options.append(f"-DRATCHET_{key.upper()}={value}")
+    return tuple(options)
+
+
+def compile_kernel(kernel: Kernel, *, cache: Path | None = None) -> Path:
+    """Compile `kernel` to a shared library, or find it in the cache; returns the library's path.
+
+    Raises CompilerMissing, or KernelError with the compiler's first error.
+    """
+    if kernel.language != "cpp":
+        raise KernelError(
+            f"kernel {kernel.name!r} is written in {kernel.language}, not cpp: "
+            "compile it with its own language"
+        )
+    compiler = find_compiler()
+    options = (*FLAGS, *macros(kernel))
+    folder = cache if cache is not None else cache_folder()
+    target = folder / f"{_cache_key(kernel, compiler, options)}.so"
+    if not _is_intact(target):
+        _build(kernel, compiler, options, target)
+    return target
+
+
+def load(path: Path, entry: str) -> Entry:
+    """The C function `entry` of a compiled library, ready to be called with packed bytes."""
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelError(f"{path.name} cannot be loaded ({error}): compile it again") from error
+    try:
+        function = getattr(library, entry)
+    except AttributeError as error:
+        raise KernelError(
+            f'{path.name} has no entry {entry!r}: declare it as extern "C" int64_t {entry}(...)'
+        ) from error
+    function.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64)
+    function.restype = ctypes.c_int64
+    return cast(Entry, function)
+
+
+def _cache_key(kernel: Kernel, compiler: Path, options: tuple[str, ...]) -> str:
+    parts = (kernel.build_hash, _compiler_identity(compiler), _cpu_identity(), *options)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+
+
+@functools.cache
+def _identity_of(compiler: str, _modified_ns: int) -> str:
+    answer = subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, timeout=30, check=False
+    )
+    return f"{compiler}\n{answer.stdout.splitlines()[:1]}"
+
+
+def _compiler_identity(compiler: Path) -> str:
+    return _identity_of(str(compiler), compiler.stat().st_mtime_ns)
+
+
+@functools.cache
+def _cpu_identity() -> str:
+    """Model and features: -march=native gives other code on another CPU."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    first = text.split("\n\n", 1)[0]
+    kept = ("model name", "cpu family", "model", "stepping", "flags", "Features")
+    return "\n".join(line for line in first.splitlines() if line.split("\t", 1)[0] in kept)
+
+
+def _digest_path(target: Path) -> Path:
+    return target.with_suffix(".sha256")
+
+
+def _is_intact(target: Path) -> bool:
+    try:
+        expected = _digest_path(target).read_text(encoding="ascii").strip()
+        return hashlib.sha256(target.read_bytes()).hexdigest() == expected
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _build(kernel: Kernel, compiler: Path, options: tuple[str, ...], target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as name:
+            folder = Path(name)
+            source = folder / "kernel.cpp"
+            source.write_text(kernel.source, encoding="utf-8")
+            library = folder / "kernel.so"
+            _run_compiler(kernel, [str(compiler), *options, "-o", str(library), str(source)])
+            _keep(library, target)
+    except OSError as error:
+        raise KernelError(
+            f"cannot write compiled kernels under {target.parent} ({error.strerror}): "
+            "free the disk or set RATCHET_CACHE to a folder that can be written"
+        ) from error
+
+
+def _keep(library: Path, target: Path) -> None:
+    """Move library and digest into the cache; a reader sees either the old pair or a mismatch."""
+    digest = library.with_suffix(".sha256")
+    digest.write_text(hashlib.sha256(library.read_bytes()).hexdigest(), encoding="ascii")
+    os.replace(library, target)
+    os.replace(digest, _digest_path(target))
+
+
+def _run_compiler(kernel: Kernel, command: list[str]) -> None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise KernelError(
+            f"compiling {kernel.name!r} took over {COMPILE_TIMEOUT_S:.0f} s: simplify its source"
+        ) from error
+    if done.returncode != 0:
+        raise KernelError(
+            f"{kernel.name!r} does not compile: {_first_error(done.stderr)}; correct its source"
+        )
+
+
+def _first_error(text: str) -> str:
+    lines = [line for line in text.splitlines() if "error" in line] or text.splitlines()
+    if not lines:
+        return "the compiler said nothing"
+    return re.sub(r"^.*?kernel\.cpp:", "line ", lines[0])

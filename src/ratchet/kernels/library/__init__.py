@@ -1,0 +1,88 @@
+"""The kernels that ship. Importing this package imports no torch; an op's module does.
+
+`LIBRARY` names every kernel. Each module below registers its ops under `torch.ops.ratchet` when it
+is imported; `register_ops` imports them all.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.library.shapes import WorkloadShapes
+
+if TYPE_CHECKING:
+    from ratchet.kernels.problem import Problem
+
+__all__ = ["LIBRARY", "LibraryKernel", "WorkloadShapes", "activate", "best_isa", "register_ops"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LibraryKernel:
+    """One kernel of the library: what it does, its variants and the problems it answers."""
+
+    name: str
+    summary: str
+    source_of_idea: str
+    kernels: Callable[[str], tuple[Kernel, ...]]
+    """isa -> one kernel for each entry (forward, backward); each answers the problem of its
+    entry's name."""
+    problems: Callable[[WorkloadShapes], tuple[Problem, ...]]
+    """The problems, at a workload's shapes; `problem.name` is the entry of the kernel."""
+
+
+MODULES: Final[dict[str, str]] = {
+    "linear_cross_entropy": "linear_cross_entropy",
+    "adamw": "adamw",
+    "attention": "attention",
+    "linear": "linear",
+    "rms_norm": "rms_norm",
+    "layer_norm": "layer_norm",
+    "gated_activation": "gated_activation",
+    "rope": "rope",
+}
+"""Name in LIBRARY -> module here; every module holds one `LIBRARY_KERNEL`."""
+
+
+class _LazyLibrary(Mapping[str, LibraryKernel]):
+    """Imports a kernel's module (and with it torch) when the kernel is first asked for."""
+
+    def __getitem__(self, name: str) -> LibraryKernel:
+        module = importlib.import_module(f"{__name__}.{MODULES[name]}")
+        found = module.LIBRARY_KERNEL
+        assert isinstance(found, LibraryKernel), name
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(MODULES)
+
+    def __len__(self) -> int:
+        return len(MODULES)
+
+
+LIBRARY: Final[Mapping[str, LibraryKernel]] = _LazyLibrary()
+"""Every kernel that ships, by name, in the order in which they are worth trying."""
+
+
+def activate(kernel: Kernel, path: Path) -> None:
+    """From now on the op of `kernel.entry` runs the compiled library at `path`, in this process."""
+    from ratchet.kernels.library import registry
+
+    registry.activate(kernel, path)
+
+
+def register_ops() -> None:
+    """Register every op of the library under `torch.ops.ratchet`."""
+    for module in MODULES.values():
+        importlib.import_module(f"{__name__}.{module}")
+
+
+def best_isa() -> str:
+    """The best variant that this CPU can run."""
+    from ratchet.devices.probe import best_isa as probed
+
+    return probed()

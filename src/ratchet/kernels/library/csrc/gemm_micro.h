@@ -1,0 +1,166 @@
+// Micro-kernels: C[MR][NR] (+)= A panel . B panel over `ku` units of k, in registers, summed in fp32.
+//
+//   AMX            32 x 32   2 x 2 tiles of accumulators, 2 of A, 2 of B
+//   AVX512-BF16     8 x 48   24 zmm of accumulators, vdpbf16ps
+//   AVX-512         8 x 48   the same in fp32 (bf16 is widened when packed)
+//   portable        4 x 24   vector extensions of the compiler; AVX2, NEON or plain SSE
+//
+// micro(ku, a, b, c, ld, vectors, accumulate): `vectors` says how many LANES-wide columns of the panel are
+// wanted, the others are left out. c has room for MR rows of vectors * LANES floats, `ld` floats apart.
+#pragma once
+#include "amx_tiles.h"
+#include "gemm_pack.h"
+
+#if defined(RATCHET_ISA_AMX)
+
+constexpr int64_t MR = 32, NR = 32, LANES = 16, A_PANEL = 16, B_PANEL = 16, KC = 512;
+constexpr Order A_ORDER = Order::tile;
+
+template <int VECTORS>
+static inline void micro_of(int64_t ku, const uint32_t* a, const uint32_t* b, int64_t kup, float* c, int64_t ld, bool accumulate) {
+    const int64_t row = ld * 4;
+    if (accumulate) {
+        tile_load<0>(c, row);
+        tile_load<2>(c + 16 * ld, row);
+        if (VECTORS == 2) {
+            tile_load<1>(c + 16, row);
+            tile_load<3>(c + 16 * ld + 16, row);
+        }
+    } else {
+        tile_zero<0>();
+        tile_zero<1>();
+        tile_zero<2>();
+        tile_zero<3>();
+    }
+    const uint32_t *a1 = a + 16 * kup, *b1 = b + 16 * kup;
+    for (int64_t k = 0; k < ku; k += BLOCK) {
+        tile_load<4>(a + k * 16, 64);
+        tile_load<6>(b + k * 16, 64);
+        tile_load<5>(a1 + k * 16, 64);
+        tile_dpbf16ps<0, 4, 6>();
+        tile_dpbf16ps<2, 5, 6>();
+        if (VECTORS == 2) {
+            tile_load<7>(b1 + k * 16, 64);
+            tile_dpbf16ps<1, 4, 7>();
+            tile_dpbf16ps<3, 5, 7>();
+        }
+    }
+    tile_store<0>(c, row);
+    tile_store<2>(c + 16 * ld, row);
+    if (VECTORS == 2) {
+        tile_store<1>(c + 16, row);
+        tile_store<3>(c + 16 * ld + 16, row);
+    }
+}
+
+static inline void micro(int64_t ku, int64_t kup, const uint32_t* a, const uint32_t* b, float* c, int64_t ld, int vectors, bool accumulate) {
+    if (vectors == 2)
+        micro_of<2>(ku, a, b, kup, c, ld, accumulate);
+    else
+        micro_of<1>(ku, a, b, kup, c, ld, accumulate);
+}
+
+struct MicroScope {  // what a thread needs around its micro-kernels
+    AmxScope tiles{amx_full_config()};
+};
+static inline bool micro_available() { return amx_permitted(); }
+
+#elif defined(GEMM_AVX512)
+
+constexpr int64_t MR = 8, NR = 48, LANES = 16, A_PANEL = 8, B_PANEL = 48, KC = 2048;
+constexpr Order A_ORDER = Order::k_major;
+
+static inline __m512 multiply_add(__m512 sum, uint32_t a, __m512i b) {
+#if defined(GEMM_PAIRS)
+    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(static_cast<int>(a)), (__m512bh)b);
+#else
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(a))), _mm512_castsi512_ps(b), sum);
+#endif
+}
+
+template <int VECTORS>
+static inline void micro_of(int64_t ku, const uint32_t* a, const uint32_t* b, float* c, int64_t ld, bool accumulate) {
+    __m512 sum[MR][VECTORS];
+    for (int i = 0; i < MR; ++i)
+        for (int j = 0; j < VECTORS; ++j)
+            sum[i][j] = accumulate ? _mm512_loadu_ps(c + i * ld + j * 16) : _mm512_setzero_ps();
+    for (int64_t k = 0; k < ku; ++k, a += MR, b += NR) {
+        __m512i columns[VECTORS];
+        for (int j = 0; j < VECTORS; ++j) columns[j] = _mm512_loadu_si512(b + j * 16);
+        for (int i = 0; i < MR; ++i)
+            for (int j = 0; j < VECTORS; ++j) sum[i][j] = multiply_add(sum[i][j], a[i], columns[j]);
+    }
+    for (int i = 0; i < MR; ++i)
+        for (int j = 0; j < VECTORS; ++j) _mm512_storeu_ps(c + i * ld + j * 16, sum[i][j]);
+}
+
+static inline void micro(int64_t ku, int64_t, const uint32_t* a, const uint32_t* b, float* c, int64_t ld, int vectors, bool accumulate) {
+    if (vectors == 3)
+        micro_of<3>(ku, a, b, c, ld, accumulate);
+    else if (vectors == 2)
+        micro_of<2>(ku, a, b, c, ld, accumulate);
+    else
+        micro_of<1>(ku, a, b, c, ld, accumulate);
+}
+
+struct MicroScope {};
+static inline bool micro_available() { return true; }
+
+#else
+
+constexpr int64_t MR = 4, NR = 24, LANES = 8, A_PANEL = 4, B_PANEL = 24, KC = 512;
+constexpr Order A_ORDER = Order::k_major;
+typedef float Vector __attribute__((vector_size(32), aligned(4)));
+
+template <int VECTORS>
+static inline void micro_of(int64_t ku, const float* a, const float* b, float* c, int64_t ld, bool accumulate) {
+    Vector sum[MR][VECTORS];
+    for (int i = 0; i < MR; ++i)
+        for (int j = 0; j < VECTORS; ++j) {
+            sum[i][j] = Vector{};
+            if (accumulate) std::memcpy(&sum[i][j], c + i * ld + j * LANES, sizeof(Vector));
+        }
+    for (int64_t k = 0; k < ku; ++k, a += MR, b += NR) {
+        Vector columns[VECTORS];
+        std::memcpy(columns, b, sizeof columns);
+        for (int i = 0; i < MR; ++i)
+            for (int j = 0; j < VECTORS; ++j) sum[i][j] += columns[j] * a[i];
+    }
+    for (int i = 0; i < MR; ++i)
+        for (int j = 0; j < VECTORS; ++j) std::memcpy(c + i * ld + j * LANES, &sum[i][j], sizeof(Vector));
+}
+
+static inline void micro(int64_t ku, int64_t, const uint32_t* a, const uint32_t* b, float* c, int64_t ld, int vectors, bool accumulate) {
+    const float *fa = reinterpret_cast<const float*>(a), *fb = reinterpret_cast<const float*>(b);
+    if (vectors == 3)
+        micro_of<3>(ku, fa, fb, c, ld, accumulate);
+    else if (vectors == 2)
+        micro_of<2>(ku, fa, fb, c, ld, accumulate);
+    else
+        micro_of<1>(ku, fa, fb, c, ld, accumulate);
+}
+
+struct MicroScope {};
+static inline bool micro_available() { return true; }
+
+#endif
+
+// The units of k that a micro-kernel runs over: AMX takes whole blocks (padded with zeros), the others exactly k.
+static inline int64_t micro_units(int64_t k) {
+#if defined(RATCHET_ISA_AMX)
+    return padded_units(k);
+#else
+    return units_of(k);
+#endif
+}
+
+// C of `rows` x `cols` at `c`: straight into it where the block is whole, through a small one at the edges.
+static inline void micro_edge(int64_t ku, int64_t kup, const uint32_t* a, const uint32_t* b, float* c, int64_t ld, int64_t rows,
+                              int64_t cols, bool accumulate) {
+    const int vectors = static_cast<int>((cols + LANES - 1) / LANES);
+    if (rows == MR && cols == vectors * LANES) return micro(ku, kup, a, b, c, ld, vectors, accumulate);
+    alignas(64) float block[MR * NR];
+    micro(ku, kup, a, b, block, NR, vectors, false);
+    for (int64_t i = 0; i < rows; ++i)
+        for (int64_t j = 0; j < cols; ++j) c[i * ld + j] = block[i * NR + j] + (accumulate ? c[i * ld + j] : 0.0f);
+}

@@ -1,0 +1,68 @@
+"""The 2-norm of all gradients together, also where they are sharded over processes (FSDP2)."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ratchet.errors import KernelError
+from ratchet.kernels.library import references, registry
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """The local shard of a DTensor, without a copy; any other tensor itself."""
+    if _is_dtensor(tensor):
+        shard: Tensor = tensor._local_tensor  # type: ignore[attr-defined]
+        return shard
+    return tensor
+
+
+def global_norm(gradients: Sequence[Tensor]) -> float:
+    """The 2-norm over every element of `gradients`; sharded ones are summed over their mesh.
+
+    Every process of a mesh must call it with the same parameters.
+    """
+    total = 0.0
+    for sharding, members in _by_sharding(gradients).items():
+        part = _square_sum([local_of(member) for member in members])
+        for mesh, dimension in sharding:
+            torch.distributed.all_reduce(part, group=mesh.get_group(dimension))
+        total += float(part)
+    return math.sqrt(total)
+
+
+def _square_sum(gradients: Sequence[Tensor]) -> Tensor:
+    out = torch.empty(1, dtype=torch.float32, device=gradients[0].device)
+    if registry.call("gradient_square_sum", (*gradients, out)):
+        return out
+    return references.gradient_square_sum(*gradients, ())[0].float()
+
+
+def _by_sharding(gradients: Sequence[Tensor]) -> dict[tuple[Any, ...], list[Tensor]]:
+    """Gradients by the mesh dimensions that they are sharded over; () for whole ones."""
+    found: dict[tuple[Any, ...], list[Tensor]] = {}
+    for gradient in gradients:
+        found.setdefault(_sharding(gradient), []).append(gradient)
+    return found
+
+
+def _sharding(gradient: Tensor) -> tuple[Any, ...]:
+    if not _is_dtensor(gradient):
+        return ()
+    mesh, placements = gradient.device_mesh, gradient.placements  # type: ignore[attr-defined]
+    if any(placement.is_partial() for placement in placements):
+        raise KernelError(
+            f"a gradient is placed {placements}, not yet summed: redistribute it before the step"
+        )
+    return tuple((mesh, axis) for axis, placed in enumerate(placements) if placed.is_shard())
+
+
+def _is_dtensor(tensor: Tensor) -> bool:
+    # Without an import: who holds a DTensor has imported its module, and it takes a while.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)

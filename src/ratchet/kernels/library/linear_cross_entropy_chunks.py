@@ -1,0 +1,134 @@
+"""Linear + cross-entropy by chunks of tokens with torch's own matrix products.
+
+The second author of `ratchet::linear_cross_entropy`: torch.mm(out=) into buffers that stay, and
+the kernel `cross_entropy_rows` for all that happens to a row of logits. It keeps fp32 arithmetic
+where x and weight are fp32, and is the better one where the vendor's GEMM is (arXiv:2410.10989).
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ratchet.kernels.library import registry
+from ratchet.kernels.library.linear_cross_entropy_reference import ROWS_AT_ONCE, ROWS_ENTRY
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outputs:
+    """Preallocated results; the gradients are None where only the loss is wanted."""
+
+    loss: Tensor
+    dx: Tensor | None = None
+    dweight: Tensor | None = None
+    dbias: Tensor | None = None
+
+
+class _Buffers(threading.local):
+    """Scratch of the calling thread by purpose, grown and kept."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Tensor] = {}
+
+    def take(self, purpose: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        kept = self.kept.get(purpose)
+        if kept is None or kept.shape != shape or kept.dtype != dtype:
+            with torch.inference_mode(False):  # an inference tensor could not be written later
+                kept = self.kept[purpose] = torch.empty(shape, dtype=dtype)
+        return kept
+
+
+_buffers: Final = _Buffers()
+
+
+def run(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    outputs: Outputs,
+) -> bool:
+    """Fill `outputs`; False where the rows' kernel is not active or does not take these inputs.
+
+    x [N, H], weight [V, H], bias [V] or None, target [N] int64. bf16 arithmetic where x or
+    weight is bf16, else fp32. dweight and dbias are summed over chunks in fp32.
+    """
+    if not registry.is_active(ROWS_ENTRY) or x.shape[0] == 0:
+        return False
+    dtype = torch.bfloat16 if torch.bfloat16 in (x.dtype, weight.dtype) else torch.float32
+    half = _cast("weight", weight, dtype)
+    counted = int((target != ignore_index).sum())
+    share = 1.0 / max(counted, 1) if outputs.dx is not None else 0.0
+    losses = torch.empty(x.shape[0], dtype=torch.float32)
+    for start in range(0, x.shape[0], ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        chunk = x[rows].to(dtype)
+        logits = _logits(chunk, half, bias)
+        scalars = (float(ignore_index), label_smoothing, share)
+        if not registry.call(ROWS_ENTRY, (logits, target[rows], losses[rows]), scalars):
+            return False
+        if outputs.dx is not None:
+            _add_gradients(logits, chunk, half, rows, outputs, last=rows.stop >= x.shape[0])
+    outputs.loss.copy_(losses.sum(dtype=torch.float64) / counted)
+    return True
+
+
+def _cast(purpose: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    if tensor.dtype == dtype:
+        return tensor
+    return _buffers.take(purpose, tuple(tensor.shape), dtype).copy_(tensor)
+
+
+def _logits(chunk: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    logits = _buffers.take("logits", (chunk.shape[0], weight.shape[0]), chunk.dtype)
+    if bias is None:
+        return torch.mm(chunk, weight.t(), out=logits)
+    return torch.addmm(bias.to(chunk.dtype), chunk, weight.t(), out=logits)
+
+
+def _add_gradients(
+    dlogits: Tensor, chunk: Tensor, weight: Tensor, rows: slice, outputs: Outputs, *, last: bool
+) -> None:
+    assert outputs.dx is not None and outputs.dweight is not None
+    dx = outputs.dx[rows]
+    if dx.dtype == chunk.dtype:
+        torch.mm(dlogits, weight, out=dx)
+    else:
+        dx.copy_(dlogits @ weight)
+    first = rows.start == 0
+    _add_dweight(dlogits, chunk, outputs.dweight, first=first, last=last)
+    if outputs.dbias is not None:
+        _add_dbias(dlogits, outputs.dbias, first=first, last=last)
+
+
+def _add_dweight(
+    dlogits: Tensor, chunk: Tensor, dweight: Tensor, *, first: bool, last: bool
+) -> None:
+    if first and last and dweight.dtype == chunk.dtype:
+        torch.mm(dlogits.t(), chunk, out=dweight)
+        return
+    shape = (dweight.shape[0], dweight.shape[1])
+    total = dweight
+    if dweight.dtype != torch.float32:
+        total = _buffers.take("dweight", shape, torch.float32)
+    if chunk.dtype == torch.float32:
+        torch.addmm(total, dlogits.t(), chunk, beta=0 if first else 1, out=total)
+    else:  # torch's bf16 product rounds to bf16; the sum over chunks does not
+        part = torch.mm(dlogits.t(), chunk, out=_buffers.take("part", shape, chunk.dtype))
+        total.copy_(part) if first else total.add_(part)
+    if last and total is not dweight:
+        dweight.copy_(total)
+
+
+def _add_dbias(dlogits: Tensor, dbias: Tensor, *, first: bool, last: bool) -> None:
+    total = _buffers.take("dbias", tuple(dbias.shape), torch.float32)
+    part = dlogits.sum(0, dtype=torch.float32)
+    total.copy_(part) if first else total.add_(part)
+    if last:
+        dbias.copy_(total)

@@ -1,0 +1,122 @@
+"""What `ratchet::linear_cross_entropy` computes, in plain torch, and the problems it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ratchet.kernels.library.cases import DISTRIBUTIONS
+from ratchet.kernels.library.shapes import WorkloadShapes
+from ratchet.kernels.problem import Case, Problem, TensorSpec
+
+ENTRY: Final = "linear_cross_entropy"
+ROWS_ENTRY: Final = "cross_entropy_rows"
+IGNORE_INDEX: Final = -100
+ROWS_AT_ONCE: Final = 256
+"""Tokens of a chunk between torch's matrix products: 16 MB of bf16 logits at 32,000 words."""
+
+
+def loss_of(
+    x: Tensor, weight: Tensor, bias: Tensor, target: Tensor, scalars: Sequence[float]
+) -> Tensor:
+    dtype = torch.bfloat16 if torch.bfloat16 in (x.dtype, weight.dtype) else weight.dtype
+    added = bias.to(dtype) if bias.numel() > 0 else None
+    logits = torch.nn.functional.linear(x.to(dtype), weight.to(dtype), added)
+    return torch.nn.functional.cross_entropy(
+        logits if dtype == torch.float64 else logits.float(),
+        target,
+        ignore_index=int(scalars[0]),
+        label_smoothing=scalars[1],
+    )
+
+
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, bias: Tensor, target: Tensor, scalars: Sequence[float]
+) -> tuple[Tensor, ...]:
+    """The reference of the entry: loss, dx, dweight, dbias (empty where bias is)."""
+    leaves = [tensor.detach().requires_grad_() for tensor in (x, weight, bias)]
+    with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
+        loss = loss_of(leaves[0], leaves[1], leaves[2], target, scalars)
+        found = torch.autograd.grad(loss, leaves, allow_unused=True)
+    filled = (
+        torch.zeros_like(leaf) if grad is None else grad
+        for leaf, grad in zip(leaves, found, strict=True)
+    )
+    return loss.detach(), *filled
+
+
+def cross_entropy_rows(
+    logits: Tensor, target: Tensor, scalars: Sequence[float]
+) -> tuple[Tensor, ...]:
+    """The reference of the entry: the gradient of the summed losses times scale, and each loss."""
+    ignore_index, smoothing, scale = int(scalars[0]), scalars[1], scalars[2]
+    leaf = logits.detach().requires_grad_()
+    with torch.enable_grad():
+        losses = torch.nn.functional.cross_entropy(
+            leaf if leaf.dtype == torch.float64 else leaf.float(),
+            target,
+            ignore_index=ignore_index,
+            label_smoothing=smoothing,
+            reduction="none",
+        )
+        (gradient,) = torch.autograd.grad(losses.sum() * scale, leaf)
+    return (gradient if scale else logits), losses.detach()
+
+
+def problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
+    """One problem for each entry, at the workload's tokens, hidden size and vocabulary."""
+    return (
+        Problem(name=ENTRY, reference=f"{__name__}:{ENTRY}", cases=_whole_cases(shapes)),
+        Problem(
+            name=ROWS_ENTRY,
+            reference=f"{__name__}:{ROWS_ENTRY}",
+            cases=_rows_cases(shapes),
+        ),
+    )
+
+
+def _whole_cases(shapes: WorkloadShapes) -> tuple[Case, ...]:
+    def case(name: str, distribution: str, sizes: tuple[int, int, int], **more: Any) -> Case:
+        tokens, hidden, vocabulary = sizes
+        low = IGNORE_INDEX if more.get("hidden") else 0
+        inputs = (
+            TensorSpec(shape=(tokens, hidden), dtype=shapes.dtype, distribution=distribution),
+            TensorSpec(shape=(vocabulary, hidden), dtype=shapes.dtype, distribution="tiny")
+            if distribution == "large"
+            else TensorSpec(shape=(vocabulary, hidden), dtype=shapes.dtype),
+            TensorSpec(shape=(0 if more.get("timed") else vocabulary,), dtype=shapes.dtype),
+            _targets(tokens, vocabulary),
+        )
+        return Case(name=name, inputs=inputs, scalars=(float(low), 0.0), **more)
+
+    small, ragged = (61, 33, 997), (43, 65, 130)
+    return (
+        case("timed", "normal", (shapes.tokens, shapes.hidden, shapes.vocabulary), timed=True),
+        *(case(name, name, small) for name in DISTRIBUTIONS),
+        case("hidden", "normal", ragged, hidden=True),
+    )
+
+
+def _targets(tokens: int, vocabulary: int) -> TensorSpec:
+    high = float(vocabulary)
+    return TensorSpec(shape=(tokens,), dtype="int64", distribution="integers", low=0.0, high=high)
+
+
+def _rows_cases(shapes: WorkloadShapes) -> tuple[Case, ...]:
+    def case(name: str, distribution: str, rows: int, vocabulary: int, **more: Any) -> Case:
+        logits = TensorSpec(
+            shape=(rows, vocabulary), dtype=shapes.dtype, distribution=distribution, in_place=True
+        )
+        scalars = (3.0, 0.1 if more.get("hidden") else 0.0, 1.0 / rows)
+        inputs = (logits, _targets(rows, vocabulary))
+        return Case(name=name, inputs=inputs, scalars=scalars, **more)
+
+    rows = min(ROWS_AT_ONCE, shapes.tokens)
+    return (
+        case("timed", "normal", rows, shapes.vocabulary, timed=True),
+        *(case(name, name, 29, 1003) for name in DISTRIBUTIONS),
+        case("hidden", "normal", 31, 77, hidden=True),
+    )

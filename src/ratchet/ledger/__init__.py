@@ -1,0 +1,8 @@
+"""The ledger: every problem, kernel, verdict, measurement and recipe, append-only, in SQL."""
+
+from ratchet.ledger.place import default_path
+from ratchet.ledger.schema import SCHEMA_VERSION
+from ratchet.ledger.store import Ledger
+from ratchet.ledger.tables import Fingerprint, Turn
+
+__all__ = ["SCHEMA_VERSION", "Fingerprint", "Ledger", "Turn", "default_path"]

@@ -1,0 +1,158 @@
+"""Opening the database: the folder, the pragmas, the tables, and whether it can be written."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, func, insert, inspect, select, text
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from ratchet.errors import LedgerError
+from ratchet.ledger import payload, schema
+from ratchet.ledger.faults import BUSY_TIMEOUT_S, code_of, explained
+from ratchet.ledger.place import file_of, shown
+
+_CREATING = 0x7261_7463
+"""The key of PostgreSQL's advisory lock under which the tables are made."""
+
+
+def utc_now() -> str:
+    """The time now, UTC, ISO 8601 with microseconds."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def connect(url: URL) -> Engine:
+    """An engine over a ledger that is whole, of this schema, and can be written.
+
+    Raises:
+        LedgerError: locked, read-only, damaged, newer, another program's, or no driver for it.
+    """
+    _make_folder(url)
+    engine = _engine(url)
+    try:
+        with explained(url):
+            _prepare(engine)
+            _check_writable(engine)
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+def _make_folder(url: URL) -> None:
+    file = file_of(url)
+    if file is None:
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LedgerError(
+            f"the ledger's folder {file.parent} cannot be made ({error.strerror}); point --ledger "
+            "or RATCHET_LEDGER at a file in a folder that can be written"
+        ) from error
+
+
+def _engine(url: URL) -> Engine:
+    try:
+        engine = create_engine(url, json_serializer=payload.dumps, json_deserializer=payload.loads)
+    except ModuleNotFoundError as error:
+        raise LedgerError(
+            f"a ledger in PostgreSQL needs {error.name}; pip install 'torch-ratchet[postgres]'"
+        ) from error
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", _set_pragmas)
+    return engine
+
+
+def _set_pragmas(connection: Any, record: object) -> None:
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
+    # With FULL, a commit survives a power cut too; a turn commits seldom enough for it.
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.close()
+
+
+def _set_wal(engine: Engine) -> None:
+    """Switch the new file to write-ahead logging, which it then keeps.
+
+    SQLite's own busy timeout does not cover the switch, and two processes may make one ledger.
+    """
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                connection.execute(text("PRAGMA journal_mode = WAL"))
+            return
+        except OperationalError as error:
+            if code_of(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.02)
+
+
+def _prepare(engine: Engine) -> None:
+    version = _version(engine)
+    if version is None:
+        _create(engine)
+    elif version > schema.SCHEMA_VERSION:
+        raise LedgerError(
+            f"the ledger {shown(engine.url)} has schema {version}, and this Ratchet knows up to "
+            f"{schema.SCHEMA_VERSION}; upgrade Ratchet, or point --ledger at another file"
+        )
+
+
+def _version(engine: Engine) -> int | None:
+    """The ledger's schema version; None where its tables have yet to be made."""
+    with engine.connect() as connection:
+        names = set(inspect(connection).get_table_names())
+        if schema.schema_version.name in names:
+            newest = select(func.max(schema.schema_version.c.version))
+            version: int | None = connection.execute(newest).scalar()
+            return version
+    if names and engine.dialect.name == "sqlite":
+        raise LedgerError(
+            f"{shown(engine.url)} is a database of another program (it holds {min(names)!r}); "
+            "point --ledger at a file of its own"
+        )
+    return None
+
+
+def _create(engine: Engine) -> None:
+    """Make what is missing; the version is written last, so a killed start is made good later."""
+    if engine.dialect.name == "sqlite":
+        _set_wal(engine)
+    with engine.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(select(func.pg_advisory_xact_lock(_CREATING)))
+        _create_tables(connection)
+        connection.execute(insert(schema.schema_version).values(**_version_row()))
+
+
+def _create_tables(connection: Connection) -> None:
+    # The version's table first: it tells a half-made ledger from another program's database.
+    others = [
+        table for table in schema.metadata.sorted_tables if table is not schema.schema_version
+    ]
+    for table in (schema.schema_version, *others):
+        connection.execute(CreateTable(table, if_not_exists=True))
+        for index in sorted(table.indexes, key=lambda index: str(index.name)):
+            connection.execute(CreateIndex(index, if_not_exists=True))
+
+
+def _check_writable(engine: Engine) -> None:
+    """Find a read-only or locked ledger now, and not after half an hour of measuring.
+
+    Nothing less than a row will do: as root no permission bit binds, and SQLite lets a transaction
+    begin on a file that it cannot write.
+    """
+    with engine.connect() as connection:
+        connection.execute(insert(schema.schema_version).values(**_version_row()))
+        connection.rollback()
+
+
+def _version_row() -> dict[str, object]:
+    return {"at": utc_now(), "device": "", "software": "", "version": schema.SCHEMA_VERSION}

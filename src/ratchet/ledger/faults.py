@@ -1,0 +1,69 @@
+"""What a database's errors mean to a person: one line with the remedy."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from ratchet.errors import LedgerError
+from ratchet.ledger.place import shown
+
+BUSY_TIMEOUT_S = 5.0
+"""How long a writer waits for another one before it gives up."""
+
+_ELSEWHERE = "point --ledger or RATCHET_LEDGER at another file"
+
+# Primary result codes of SQLite, https://www.sqlite.org/rescode.html
+_REMEDIES: dict[int, str] = {
+    sqlite3.SQLITE_BUSY: (
+        f"is locked by another process (waited {BUSY_TIMEOUT_S:g} s); let that one end, or "
+        f"{_ELSEWHERE}"
+    ),
+    sqlite3.SQLITE_READONLY: (
+        f"is read-only; make the file and its folder writable, or {_ELSEWHERE}"
+    ),
+    sqlite3.SQLITE_FULL: (
+        "is full: the disk has no room left; free some space and go on with --resume, or "
+        f"{_ELSEWHERE}. What was committed is kept"
+    ),
+    sqlite3.SQLITE_CANTOPEN: f"cannot be opened; check its folder's permissions, or {_ELSEWHERE}",
+    sqlite3.SQLITE_NOTADB: f"is not a ledger (not an SQLite file); move it away, or {_ELSEWHERE}",
+    sqlite3.SQLITE_CORRUPT: f"is damaged; move it away and start anew, or {_ELSEWHERE}",
+    sqlite3.SQLITE_IOERR: (
+        f"could not be read or written; check that the disk is whole and not full, or {_ELSEWHERE}"
+    ),
+}
+_REMEDIES[sqlite3.SQLITE_LOCKED] = _REMEDIES[sqlite3.SQLITE_BUSY]
+_REMEDIES[sqlite3.SQLITE_PERM] = _REMEDIES[sqlite3.SQLITE_READONLY]
+
+
+def code_of(error: DBAPIError) -> int | None:
+    """SQLite's primary result code behind an error; None for another database's."""
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    return None if code is None else int(code) & 0xFF
+
+
+@contextmanager
+def explained(url: URL) -> Iterator[None]:
+    """Turn the database's errors into a `LedgerError` of one line.
+
+    `IntegrityError` passes: it is how an append learns that its row is there already.
+    """
+    try:
+        yield
+    except IntegrityError:
+        raise
+    except DBAPIError as error:
+        raise LedgerError(f"the ledger {shown(url)} {_remedy(error)}") from error
+
+
+def _remedy(error: DBAPIError) -> str:
+    remedy = _REMEDIES.get(code_of(error) or -1)
+    if remedy is not None:
+        return remedy
+    said = " ".join(str(error.orig).split())
+    return f"failed ({said}); check the database, or {_ELSEWHERE}"

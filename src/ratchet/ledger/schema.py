@@ -1,0 +1,101 @@
+"""The tables: the same on SQLite and PostgreSQL, and only ever appended to.
+
+Every row carries `at` (UTC, ISO 8601) and the fingerprints of the device and the software that it
+was made on. The newest row of a kind is the one with the largest `id`.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Float,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+SCHEMA_VERSION = 1
+"""Raised by one with every change of the tables below."""
+
+metadata = MetaData()
+
+# SQLite numbers rows by itself only where the key's type is exactly INTEGER.
+_ID = BigInteger().with_variant(Integer(), "sqlite")
+
+
+def _table(name: str, *columns: Column[object]) -> Table:
+    """A table of the ledger: an id and the three columns that every row carries, then its own."""
+    return Table(
+        name,
+        metadata,
+        Column("id", _ID, primary_key=True, autoincrement=True),
+        Column("at", String(32), nullable=False),
+        Column("device", String(64), nullable=False),
+        Column("software", String(64), nullable=False),
+        *columns,
+    )
+
+
+def _text(name: str, *, unique: bool = False) -> Column[object]:
+    return Column(name, Text, nullable=False, unique=unique)
+
+
+def _payload(name: str = "payload") -> Column[object]:
+    return Column(name, JSON, nullable=False)
+
+
+# A device or software is described once; its fingerprint is the key.
+devices = Table(
+    "devices",
+    metadata,
+    Column("id", _ID, primary_key=True, autoincrement=True),
+    Column("at", String(32), nullable=False),
+    Column("device", String(64), nullable=False, unique=True),
+    Column("software", String(64), nullable=False),
+    _payload(),
+)
+software = Table(
+    "software",
+    metadata,
+    Column("id", _ID, primary_key=True, autoincrement=True),
+    Column("at", String(32), nullable=False),
+    Column("device", String(64), nullable=False),
+    Column("software", String(64), nullable=False, unique=True),
+    _payload(),
+)
+problems = _table("problems", _text("hash", unique=True), _text("name"), _payload())
+kernels = _table("kernels", _text("hash", unique=True), _text("name"), _payload())
+verdicts = _table(
+    "verdicts", _text("kernel_hash"), _text("problem_hash"), _text("status"), _payload()
+)
+measurements = _table(
+    "measurements",
+    _text("turn"),
+    _text("purpose"),
+    _text("arm"),
+    Column("launch", Integer, nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("iterations", Integer, nullable=False),
+    # Float(53) is double precision on PostgreSQL; SQLite's REAL always is.
+    Column("wall_time_s", Float(53), nullable=False),
+    Column("cpu_time_s", Float(53), nullable=False),
+)
+evidence = _table("evidence", _text("kind"), _text("key"), _payload())
+recipes = _table("recipes", _text("turn"), _text("workload"), _payload())
+turns = _table(
+    "turns", _text("turn"), _text("event"), _text("command"), _text("workload"), _payload()
+)
+schema_version = _table("schema_version", Column("version", Integer, nullable=False))
+
+Index("verdicts_by_kernel", verdicts.c.kernel_hash, verdicts.c.problem_hash)
+Index("measurements_by_turn", measurements.c.turn)
+Index("evidence_by_key", evidence.c.kind, evidence.c.key)
+Index("recipes_by_workload", recipes.c.workload)
+Index("turns_by_workload", turns.c.workload, turns.c.command)
+Index("turns_by_turn", turns.c.turn)

@@ -1,0 +1,330 @@
+"""The ledger itself: append, and read the newest. No row is ever changed or deleted."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any
+
+from sqlalchemy import ColumnElement, Engine, Row, Select, Table, func, insert, select
+from sqlalchemy.exc import IntegrityError
+
+from ratchet.errors import LedgerError
+from ratchet.ledger import schema
+from ratchet.ledger.connect import connect, utc_now
+from ratchet.ledger.faults import explained
+from ratchet.ledger.place import resolve, shown
+from ratchet.ledger.tables import Fingerprint, Turn
+from ratchet.measure.samples import Sample
+
+_DISPROVEN = frozenset({"wrong", "cheating", "crashed", "timed_out", "refused"})
+"""Verdicts after which a kernel is not loaded, whatever another problem said of it."""
+
+
+class Ledger:
+    """An open ledger. Every method raises `LedgerError`, one line, where the database fails.
+
+    One object serves all threads of a process; after a fork, open another.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @classmethod
+    def open(cls, url: str | os.PathLike[str] | None = None) -> Ledger:
+        """Open the ledger at a path or URL, else `RATCHET_LEDGER`, else in the user's data folder.
+
+        Raises:
+            LedgerError: it is locked, read-only, damaged, of a newer schema or not a ledger.
+        """
+        return cls(connect(resolve(url)))
+
+    @property
+    def place(self) -> str:
+        """The file, or the URL without its password."""
+        return shown(self._engine.url)
+
+    def close(self) -> None:
+        """Let go of the database; what was appended is committed already."""
+        self._engine.dispose()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Evidence: what a killed turn goes on from.
+
+    def remember(
+        self, kind: str, key: str, payload: Mapping[str, Any], *, fingerprint: Fingerprint
+    ) -> None:
+        """Append one piece of evidence; `recall` returns the newest of its kind and key."""
+        self._append(schema.evidence, fingerprint, kind=kind, key=key, payload=payload)
+
+    def recall(
+        self, kind: str, key: str, *, fingerprint: Fingerprint | None = None
+    ) -> dict[str, Any] | None:
+        """The newest evidence of a kind and key, from this fingerprint only where one is given."""
+        table = schema.evidence
+        return self._newest(table, fingerprint, table.c.kind == kind, table.c.key == key)
+
+    # What the machine, the problems and the kernels are.
+
+    def describe_device(self, payload: Mapping[str, Any], *, fingerprint: Fingerprint) -> None:
+        """Keep what a device's fingerprint stands for; a second time changes nothing."""
+        self._append_once(schema.devices, fingerprint, payload=payload)
+
+    def describe_software(self, payload: Mapping[str, Any], *, fingerprint: Fingerprint) -> None:
+        """Keep what a software's fingerprint stands for; a second time changes nothing."""
+        self._append_once(schema.software, fingerprint, payload=payload)
+
+    def record_problem(
+        self, hash: str, name: str, payload: Mapping[str, Any], *, fingerprint: Fingerprint
+    ) -> None:
+        """Keep a problem under its content's hash; a second time changes nothing."""
+        self._append_once(schema.problems, fingerprint, hash=hash, name=name, payload=payload)
+
+    def record_kernel(
+        self, hash: str, name: str, payload: Mapping[str, Any], *, fingerprint: Fingerprint
+    ) -> None:
+        """Keep a kernel (its source in the payload) under its hash; again changes nothing."""
+        self._append_once(schema.kernels, fingerprint, hash=hash, name=name, payload=payload)
+
+    def problem(self, hash: str) -> dict[str, Any] | None:
+        """The problem of this hash."""
+        return self._newest(schema.problems, None, schema.problems.c.hash == hash)
+
+    def kernel(self, hash: str) -> dict[str, Any] | None:
+        """The kernel of this hash, its source in it."""
+        return self._newest(schema.kernels, None, schema.kernels.c.hash == hash)
+
+    # Verdicts.
+
+    def record_verdict(self, verdict: Mapping[str, Any], *, fingerprint: Fingerprint) -> None:
+        """Append a verdict: a mapping with `kernel_hash`, `problem_hash`, `status` and the rest."""
+        self._append(
+            schema.verdicts,
+            fingerprint,
+            kernel_hash=verdict["kernel_hash"],
+            problem_hash=verdict["problem_hash"],
+            status=verdict["status"],
+            payload=verdict,
+        )
+
+    def verdict(
+        self, kernel_hash: str, problem_hash: str, fingerprint: Fingerprint
+    ) -> dict[str, Any] | None:
+        """The newest verdict on this kernel for this problem, from this device and software."""
+        table = schema.verdicts
+        kernel, problem = table.c.kernel_hash == kernel_hash, table.c.problem_hash == problem_hash
+        return self._newest(table, fingerprint, kernel, problem)
+
+    def proven(self, kernel_hash: str, fingerprint: Fingerprint) -> bool:
+        """Whether this kernel may be loaded here: proven for a problem, disproven for none.
+
+        Only the newest verdict on each problem counts, and only this device's and software's.
+        """
+        table = schema.verdicts
+        statuses = {
+            row.problem_hash: row.status
+            for row in self._rows(table, fingerprint, table.c.kernel_hash == kernel_hash)
+        }
+        said = set(statuses.values())
+        return "proven" in said and not said & _DISPROVEN
+
+    # Turns, their samples and their recipes.
+
+    def start_turn(
+        self,
+        workload: str,
+        payload: Mapping[str, Any] | None = None,
+        *,
+        fingerprint: Fingerprint,
+        command: str = "optimize",
+    ) -> str:
+        """Append that a turn starts, with its options; returns its identity."""
+        turn = uuid.uuid4().hex
+        self._append_turn(turn, "started", command, workload, payload, fingerprint)
+        return turn
+
+    def finish_turn(self, turn: str, payload: Mapping[str, Any] | None = None) -> None:
+        """Append that a turn is finished, with what came of it.
+
+        Raises:
+            LedgerError: no turn of this identity was started.
+        """
+        started = self.turn(turn)
+        self._append_turn(
+            turn, "finished", started.command, started.workload, payload, started.fingerprint
+        )
+
+    def turn(self, turn: str) -> Turn:
+        """The turn of this identity as it was started.
+
+        Raises:
+            LedgerError: there is none.
+        """
+        table = schema.turns
+        rows = self._rows(table, None, table.c.turn == turn, table.c.event == "started")
+        if not rows:
+            raise LedgerError(f"the ledger {self.place} holds no turn {turn!r}; start one first")
+        return _as_turn(rows[-1])
+
+    def unfinished_turn(
+        self, workload: str, *, fingerprint: Fingerprint | None = None, command: str = "optimize"
+    ) -> Turn | None:
+        """The newest turn of a workload, if it was started and never finished; else None."""
+        table = schema.turns
+        rows = self._rows(
+            table, fingerprint, table.c.workload == workload, table.c.command == command
+        )
+        started = [row for row in rows if row.event == "started"]
+        finished = {row.turn for row in rows if row.event == "finished"}
+        if not started or started[-1].turn in finished:
+            return None
+        return _as_turn(started[-1])
+
+    def record_measurements(
+        self, turn: str, samples: Iterable[Sample], *, purpose: str = ""
+    ) -> None:
+        """Append raw samples in one transaction: all of them are kept, or none.
+
+        `purpose` tells apart what one turn measured: the baseline, a lever's screening, the proof.
+        """
+        fingerprint = self.turn(turn).fingerprint
+        rows = [
+            {**_stamp(fingerprint), "turn": turn, "purpose": purpose, **asdict(sample)}
+            for sample in samples
+        ]
+        self._insert(schema.measurements, rows)
+
+    def measurements(self, turn: str, *, purpose: str | None = None) -> list[Sample]:
+        """The raw samples of a turn in the order they were taken, of one purpose where given."""
+        table = schema.measurements
+        conditions = [table.c.turn == turn]
+        if purpose is not None:
+            conditions.append(table.c.purpose == purpose)
+        names = Sample.__dataclass_fields__
+        return [
+            Sample(**{name: row._mapping[name] for name in names})
+            for row in self._rows(table, None, *conditions)
+        ]
+
+    def record_recipe(self, turn: str, payload: Mapping[str, Any]) -> None:
+        """Append the recipe that a turn proved, under the turn's workload and fingerprint."""
+        started = self.turn(turn)
+        self._append(
+            schema.recipes,
+            started.fingerprint,
+            turn=turn,
+            workload=started.workload,
+            payload=payload,
+        )
+
+    def recipe(
+        self, workload: str, *, fingerprint: Fingerprint | None = None
+    ) -> dict[str, Any] | None:
+        """The newest recipe of a workload, from this fingerprint only where one is given."""
+        table = schema.recipes
+        return self._newest(table, fingerprint, table.c.workload == workload)
+
+    def counts(self) -> dict[str, int]:
+        """How many rows each table holds."""
+        tables = schema.metadata.sorted_tables
+        with explained(self._engine.url), self._engine.connect() as connection:
+            return {
+                table.name: connection.execute(select(func.count()).select_from(table)).scalar_one()
+                for table in tables
+            }
+
+    # The two things that are ever done to the database.
+
+    def _insert(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        if not rows:
+            return
+        # The insert is the transaction's first statement, so it waits for another writer
+        # instead of failing on a snapshot that has become stale.
+        with explained(self._engine.url), self._engine.begin() as connection:
+            connection.execute(insert(table), list(rows))
+
+    def _rows(
+        self, table: Table, fingerprint: Fingerprint | None, *conditions: ColumnElement[bool]
+    ) -> Sequence[Row[Any]]:
+        return self._read(_query(table, fingerprint, *conditions).order_by(table.c.id))
+
+    def _read(self, query: Select[Any]) -> Sequence[Row[Any]]:
+        with explained(self._engine.url), self._engine.connect() as connection:
+            return connection.execute(query).all()
+
+    def _newest(
+        self, table: Table, fingerprint: Fingerprint | None, *conditions: ColumnElement[bool]
+    ) -> dict[str, Any] | None:
+        query = _query(table, fingerprint, *conditions).order_by(table.c.id.desc()).limit(1)
+        rows = self._read(query)
+        return dict(rows[0].payload) if rows else None
+
+    def _append(self, table: Table, fingerprint: Fingerprint, **values: object) -> None:
+        self._insert(table, [{**_stamp(fingerprint), **values}])
+
+    def _append_once(self, table: Table, fingerprint: Fingerprint, **values: object) -> None:
+        with suppress(IntegrityError):
+            self._append(table, fingerprint, **values)
+
+    def _append_turn(
+        self,
+        turn: str,
+        event: str,
+        command: str,
+        workload: str,
+        payload: Mapping[str, Any] | None,
+        fingerprint: Fingerprint,
+    ) -> None:
+        self._append(
+            schema.turns,
+            fingerprint,
+            turn=turn,
+            event=event,
+            command=command,
+            workload=workload,
+            payload=payload or {},
+        )
+
+
+def _query(
+    table: Table, fingerprint: Fingerprint | None, *conditions: ColumnElement[bool]
+) -> Select[Any]:
+    query = select(table).where(*conditions)
+    if fingerprint is None:
+        return query
+    return query.where(
+        table.c.device == fingerprint["device"], table.c.software == fingerprint["software"]
+    )
+
+
+def _stamp(fingerprint: Fingerprint) -> dict[str, str]:
+    return {
+        "at": utc_now(),
+        "device": fingerprint["device"],
+        "software": fingerprint["software"],
+    }
+
+
+def _as_turn(row: Row[Any]) -> Turn:
+    return Turn(
+        turn=row.turn,
+        command=row.command,
+        workload=row.workload,
+        started_at=row.at,
+        payload=row.payload,
+        fingerprint=Fingerprint(device=row.device, software=row.software),
+    )

@@ -1,0 +1,79 @@
+"""Run arms against each other in adjacent, order-randomised rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from ratchet.errors import MeasureError
+from ratchet.measure.arm import Arm
+from ratchet.measure.samples import Sample, checked
+
+OnRound = Callable[[int, Sequence[Sample]], None]
+
+
+def run_rounds(
+    arms: Sequence[Arm],
+    *,
+    rounds: int,
+    launch: int,
+    rng: np.random.Generator,
+    iterations: int | Mapping[str, int] = 1,
+    on_round: OnRound | None = None,
+) -> list[Sample]:
+    """Time every arm once a round, one right after the other; returns rounds x arms samples.
+
+    Rounds come in twos: a random order, then its reverse (ABBA or BAAB for two arms), so that
+    neither a steady drift nor a cost of coming second falls on one arm. `iterations` is one number
+    or one for each arm's name. `on_round(round, samples of that round)` is called after each round.
+    MeasureError for fewer than two arms, repeated names, or a time that is not positive.
+    """
+    _check(arms, rounds)
+    samples: list[Sample] = []
+    for index, order in enumerate(orders(len(arms), rounds=rounds, rng=rng)):
+        current = [
+            _time(arms[arm], launch, index, position, iterations)
+            for position, arm in enumerate(order)
+        ]
+        samples.extend(current)
+        if on_round is not None:
+            on_round(index, current)
+    return samples
+
+
+def orders(arms: int, *, rounds: int, rng: np.random.Generator) -> list[list[int]]:
+    """The order of the arms in each round: a random one, then the same one reversed."""
+    result: list[list[int]] = []
+    while len(result) < rounds:
+        order = [int(arm) for arm in rng.permutation(arms)]
+        result += [order, order[::-1]]
+    return result[:rounds]
+
+
+def _time(
+    arm: Arm, launch: int, index: int, position: int, iterations: int | Mapping[str, int]
+) -> Sample:
+    count = iterations if isinstance(iterations, int) else iterations[arm.name]
+    timing = arm.run(count)
+    return checked(
+        Sample(
+            arm=arm.name,
+            launch=launch,
+            round=index,
+            position=position,
+            iterations=count,
+            wall_time_s=timing.wall_time_s / count,
+            cpu_time_s=timing.cpu_time_s / count,
+        )
+    )
+
+
+def _check(arms: Sequence[Arm], rounds: int) -> None:
+    names = [arm.name for arm in arms]
+    if len(names) < 2:
+        raise MeasureError(f"got {len(names)} arms: a paired run needs two or more")
+    if len(set(names)) != len(names):
+        raise MeasureError(f"arms {names} share a name: give every arm its own")
+    if rounds < 1:
+        raise MeasureError(f"got {rounds} rounds: ask for at least one")

@@ -1,0 +1,76 @@
+"""A sample is the time of one iteration of one arm in one round of one launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet.errors import MeasureError
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """The time of one iteration (the batch's total over its iterations), in seconds."""
+
+    arm: str
+    launch: int
+    """Which start of the processes this was: 0, 1, ..."""
+    round: int
+    position: int
+    """Place of this arm within its round: 0 ran first."""
+    iterations: int
+    wall_time_s: float
+    cpu_time_s: float
+
+
+def checked(sample: Sample) -> Sample:
+    """Return the sample, or raise MeasureError when its wall time is not a positive number."""
+    if not (math.isfinite(sample.wall_time_s) and sample.wall_time_s > 0):
+        raise MeasureError(
+            f"arm {sample.arm!r} reported {sample.wall_time_s} s in launch {sample.launch}, "
+            f"round {sample.round}: a time must be finite and above 0; run more iterations a round"
+        )
+    return sample
+
+
+def of_arm(samples: Iterable[Sample], arm: str) -> list[Sample]:
+    """The samples of one arm by launch and round; MeasureError when there is none."""
+    own = sorted(
+        (checked(s) for s in samples if s.arm == arm), key=lambda s: (s.launch, s.round, s.position)
+    )
+    if not own:
+        raise MeasureError(f"no samples of arm {arm!r}: time it in at least one round")
+    return own
+
+
+def log_ratios(samples: Iterable[Sample], *, baseline: str, new: str) -> list[FloatArray]:
+    """log(baseline time / new time) of each adjacent pair, one array for each launch.
+
+    A pair is the two arms' samples of the same launch and round; a round that lacks one is left
+    out. The order of `samples` does not matter. MeasureError when an arm stands twice in a round.
+    """
+    materialised = list(samples)
+    first, second = (_by_round(of_arm(materialised, arm)) for arm in (baseline, new))
+    launches: dict[int, list[float]] = {}
+    for key in sorted(first.keys() & second.keys()):
+        launches.setdefault(key[0], []).append(math.log(first[key]) - math.log(second[key]))
+    return [np.asarray(values) for values in launches.values()]
+
+
+def _by_round(samples: Iterable[Sample]) -> dict[tuple[int, int], float]:
+    times: dict[tuple[int, int], float] = {}
+    for sample in samples:
+        key = (sample.launch, sample.round)
+        if key in times:
+            raise MeasureError(
+                f"arm {sample.arm!r} stands twice in launch {key[0]}, round {key[1]}: "
+                "give every arm of a run its own name"
+            )
+        times[key] = sample.wall_time_s
+    return times

@@ -1,0 +1,93 @@
+"""The baselines: the step as the user wrote it, and the best that torch.compile makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ratchet.errors import ArmFailure
+from ratchet.optimize.candidate import Candidate, with_config
+from ratchet.optimize.result import Rival
+from ratchet.optimize.screen import Oracle, Screening, screen
+from ratchet.optimize.turn import Turn
+from ratchet.workloads.config import StepConfig
+
+MODES = ("default", "max-autotune")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Baseline:
+    """What every claim is measured against."""
+
+    written: Candidate
+    best: Candidate
+    """The fastest torch.compile, whatever its arithmetic."""
+    best_same: Candidate
+    """The fastest torch.compile in the arithmetic of the step as written."""
+    rivals: tuple[Rival, ...]
+
+
+def rival_configs(
+    written: StepConfig, *, adamw: bool, keep_precision: bool
+) -> Iterator[StepConfig]:
+    """torch.compile's modes in each acceptable precision, with the fused optimizer."""
+    optimizer = "fused" if adamw else "as_written"
+    precisions = [written.precision]
+    if written.precision == "fp32" and not keep_precision:
+        precisions.insert(0, "bf16_autocast")
+    for mode in MODES:
+        for precision in precisions:
+            yield written.model_copy(
+                update={"compile_mode": mode, "precision": precision, "optimizer": optimizer}
+            )
+
+
+def find_baseline(turn: Turn, written: Candidate, *, adamw: bool) -> Baseline:
+    """Time the rivals against each other, one launch each, and keep the fastest."""
+    rivals: list[Rival] = []
+    best: dict[str, Candidate] = {}
+    keep = turn.settings.keep_precision
+    for config in rival_configs(written.config, adamw=adamw, keep_precision=keep):
+        rival = with_config(config, {})
+        incumbent = best.get(config.precision, written)
+        screening = screen(turn, incumbent, rival, None)
+        rivals.append(_as_rival(rival, screening))
+        if screening.passed and (screening.ratio > 1.0 or incumbent is written):
+            best[config.precision] = rival
+            _drop_unless_needed(turn, incumbent, written)
+        else:
+            turn.drop(rival)
+    if not best:
+        reasons = "; ".join(rival.reason for rival in rivals)
+        raise ArmFailure(f"torch.compile failed in every mode, so there is no rival: {reasons}")
+    same = best.get(written.config.precision, next(iter(best.values())))
+    fastest = same
+    for precision, rival in best.items():
+        if precision != written.config.precision:
+            screening = screen(turn, fastest, rival, None)
+            fastest = rival if screening.looks_faster else fastest
+    return Baseline(written=written, best=fastest, best_same=same, rivals=tuple(rivals))
+
+
+def _drop_unless_needed(turn: Turn, candidate: Candidate, written: Candidate) -> None:
+    if candidate is not written:
+        turn.drop(candidate)
+
+
+def _as_rival(rival: Candidate, screening: Screening) -> Rival:
+    return Rival(
+        title=rival.title,
+        precision=rival.config.precision,
+        step_time_s=screening.step_time_s if screening.passed else None,
+        setup_time_s=screening.setup_s if screening.passed else None,
+        reason=screening.reason,
+    )
+
+
+def oracle_for(written: Candidate, config: StepConfig) -> Oracle:
+    """Whose gradient error a config may have: its own precision's, as torch runs it eagerly."""
+    reference = with_config(written.config.model_copy(update={"precision": "fp32"}), {})
+    if config.precision == written.config.precision:
+        return Oracle(reference=reference, allowed=written)
+    autocast = written.config.model_copy(update={"precision": "bf16_autocast"})
+    return Oracle(reference=reference, allowed=with_config(autocast, {}))

@@ -1,0 +1,67 @@
+"""`ratchet bench` as a library call: workloads as written, each in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ratchet.devices.fingerprint import software
+from ratchet.devices.probe import probe
+from ratchet.judge.arms import ArmProcess, ArmSpec
+from ratchet.ledger import Fingerprint, Ledger
+
+FACTORY = "ratchet.optimize.bench:make_bench"
+MIDDLE_SIZES = ("llama-60m", "gpt2", "moe", "bert", "vit")
+
+
+class BenchArm:
+    """One workload to be benched in this process."""
+
+    calls = ("bench",)
+
+    def __init__(self, workload: Any) -> None:
+        self._workload = workload
+
+    def step(self, iterations: int) -> None:
+        self.bench(iterations)
+
+    def describe(self) -> dict[str, Any]:
+        return {"name": self._workload.name}
+
+    def bench(self, steps: int) -> dict[str, Any]:
+        """Time `steps` steps of the workload as written (JSON of a BenchResult)."""
+        from ratchet.workloads.bench import bench
+
+        return asdict(bench(self._workload, self._workload.as_written(), steps))
+
+
+def make_bench(*, workload: str, options: dict[str, Any]) -> BenchArm:
+    """Build the workload in this process."""
+    from ratchet.workloads import check, load
+
+    built = load(workload, **options)
+    check(built)
+    return BenchArm(built)
+
+
+def bench_all(
+    workloads: Sequence[str], *, options: dict[str, Any], steps: int, ledger: str | None
+) -> list[dict[str, Any]]:
+    """Bench each workload by itself, one after the other, and keep each result in the ledger."""
+    device = probe(str(options.get("device", "auto")))
+    fingerprint = Fingerprint(device=device.fingerprint, software=software().fingerprint)
+    results = []
+    with Ledger.open(ledger) as book:
+        for workload in workloads or MIDDLE_SIZES:
+            spec = ArmSpec(
+                name=workload,
+                factory=FACTORY,
+                arguments={"workload": workload, "options": options},
+            )
+            with ArmProcess(spec) as arm:
+                result: dict[str, Any] = arm.call("bench", steps=steps)
+            result["versions"] = asdict(software())
+            book.remember("bench", workload, result, fingerprint=fingerprint)
+            results.append(result)
+    return results

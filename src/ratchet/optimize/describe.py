@@ -1,0 +1,62 @@
+"""What a workload is, in the numbers that the turn needs; taken inside an arm's process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ratchet.errors import RatchetError
+from ratchet.workloads.flops import step_flops
+from ratchet.workloads.workload import AdamWSpec, Workload
+
+
+def describe_workload(workload: Workload) -> dict[str, Any]:
+    """Parameters, tokens and FLOPs of one step, and how the step was written (JSON)."""
+    parameters = [p for p in workload.model.parameters() if p.requires_grad]
+    return {
+        "name": workload.name,
+        "source": workload.source,
+        "unit": workload.unit,
+        "device": workload.device,
+        "parameters": sum(p.numel() for p in parameters),
+        "trainable_bytes": sum(p.numel() * p.element_size() for p in parameters),
+        "tokens_per_batch": workload.tokens_per_batch,
+        "flops_per_step": step_flops(workload),
+        "optimizer_is_adamw": is_adamw(workload),
+        "has_attention": has_attention(workload),
+        "can_shrink": workload.shrink is not None,
+        "written": workload.as_written().model_dump(),
+    }
+
+
+def has_attention(workload: Workload) -> bool:
+    """Whether one forward calls `scaled_dot_product_attention`."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+    from torch.overrides import TorchFunctionMode
+
+    seen: list[bool] = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func is scaled_dot_product_attention:
+                seen.append(True)
+            return func(*args, **(kwargs or {}))
+
+    with torch.no_grad(), Watch():
+        workload.loss(workload.model, workload.batch(0))
+    return bool(seen)
+
+
+def is_adamw(workload: Workload) -> bool:
+    """Whether the optimizer is AdamW as torch has it, so that another AdamW may stand in."""
+    import torch
+
+    if isinstance(workload.optimizer, AdamWSpec):
+        return True
+    try:
+        probe = workload.optimizer([torch.nn.Parameter(torch.zeros(1))])
+    except RatchetError:
+        return False
+    return type(probe) is torch.optim.AdamW

@@ -1,0 +1,50 @@
+"""The levers: one file each. `LEVERS` is their order of trial, most promising first."""
+
+from __future__ import annotations
+
+from ratchet.optimize.levers import (
+    affinity,
+    allocator_jemalloc,
+    allocator_mallopt,
+    allocator_tcmalloc,
+    attention_backend,
+    bf16_autocast,
+    bf16_master,
+    checkpointing,
+    compile_default,
+    compile_max_autotune,
+    foreach_optimizer,
+    fused_optimizer,
+    huge_pages,
+    matmul_precision,
+    preallocate,
+    threads,
+)
+from ratchet.optimize.levers.base import Lever, Situation
+from ratchet.optimize.levers.kernels import kernel_levers
+
+__all__ = ["LEVERS", "Lever", "Situation", "all_levers", "kernel_levers"]
+
+LEVERS: tuple[Lever, ...] = (
+    compile_default.LEVER,
+    bf16_master.LEVER,
+    allocator_mallopt.LEVER,
+    huge_pages.LEVER,
+    threads.LEVER,
+    fused_optimizer.LEVER,
+    bf16_autocast.LEVER,
+    compile_max_autotune.LEVER,
+    allocator_jemalloc.LEVER,
+    allocator_tcmalloc.LEVER,
+    attention_backend.LEVER,
+    matmul_precision.LEVER,
+    affinity.LEVER,
+    preallocate.LEVER,
+    foreach_optimizer.LEVER,
+    checkpointing.LEVER,
+)
+
+
+def all_levers() -> dict[str, Lever]:
+    """Every lever by its name, the kernels of the library among them."""
+    return {lever.name: lever for lever in (*LEVERS, *kernel_levers())}

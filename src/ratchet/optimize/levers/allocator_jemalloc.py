@@ -1,0 +1,22 @@
+"""jemalloc in place of the C library's allocator, where it is installed."""
+
+from ratchet.optimize.allocators import find_library
+from ratchet.optimize.levers.base import Situation, field_lever
+
+
+def _applies(situation: Situation) -> str | None:
+    if situation.device_kind != "cpu":
+        return "it concerns the CPU only"
+    return None if find_library("jemalloc") else "libjemalloc is not installed"
+
+
+LEVER = field_lever(
+    "allocator",
+    "jemalloc",
+    name="allocator-jemalloc",
+    summary="jemalloc preloaded",
+    expected="blocks are reused instead of going back to the kernel",
+    source="PyTorch documentation, Performance Tuning Guide, memory allocators",
+    applies=_applies,
+    default=False,
+)

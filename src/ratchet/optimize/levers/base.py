@@ -1,0 +1,86 @@
+"""What a lever is: one change in how the step runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ratchet.workloads.config import StepConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Situation:
+    """What a lever may look at to decide whether it applies."""
+
+    device_kind: str
+    """"cpu" or "cuda"."""
+    vendor: str
+    isa: str
+    cores: int
+    written: StepConfig
+    """How the user wrote the step."""
+    optimizer_is_adamw: bool
+    has_attention: bool
+    trainable_bytes: int
+    peak_memory_bytes: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lever:
+    """One change, with when it applies, what it is expected to give and where that is from."""
+
+    name: str
+    summary: str
+    expected: str
+    source: str
+    changes_arithmetic: bool
+    applies: Callable[[Situation], str | None]
+    """None where it applies, otherwise the reason why not, in one line."""
+    set: Callable[[StepConfig, Situation], StepConfig]
+    """The config with this lever pulled."""
+    unset: Callable[[StepConfig, Situation], StepConfig]
+    """The config with this lever as the user wrote it."""
+    default: bool = True
+    """Part of the first bundle; False for one that is tried only alone (it may cost time)."""
+
+
+def field_lever(
+    field: str,
+    value: object,
+    *,
+    name: str,
+    summary: str,
+    expected: str,
+    source: str,
+    changes_arithmetic: bool = False,
+    applies: Callable[[Situation], str | None] = lambda situation: None,
+    default: bool = True,
+) -> Lever:
+    """A lever that sets one field of the config, and unsets it to what the user wrote."""
+
+    def pull(config: StepConfig, situation: Situation) -> StepConfig:
+        return config.model_copy(update={field: value})
+
+    def release(config: StepConfig, situation: Situation) -> StepConfig:
+        return config.model_copy(update={field: getattr(situation.written, field)})
+
+    return Lever(
+        name=name,
+        summary=summary,
+        expected=expected,
+        source=source,
+        changes_arithmetic=changes_arithmetic,
+        applies=applies,
+        set=pull,
+        unset=release,
+        default=default,
+    )
+
+
+def only_cpu(situation: Situation) -> str | None:
+    return None if situation.device_kind == "cpu" else "it concerns the CPU only"
+
+
+def only_gpu(situation: Situation) -> str | None:
+    return None if situation.device_kind == "cuda" else "it concerns a GPU only"

@@ -1,0 +1,12 @@
+"""torch.compile with its default mode."""
+
+from ratchet.optimize.levers.base import field_lever
+
+LEVER = field_lever(
+    "compile_mode",
+    "default",
+    name="compile",
+    summary="torch.compile over the model and its loss, default mode",
+    expected="element-wise chains fused; most of an eager step's memory traffic goes",
+    source="PyTorch documentation, torch.compile",
+)

@@ -1,0 +1,54 @@
+"""Each kernel of the library is a lever too: it is pulled by name and proven before."""
+
+from __future__ import annotations
+
+from ratchet.kernels.library import LIBRARY, LibraryKernel
+from ratchet.optimize.levers.base import Lever, Situation, only_cpu
+from ratchet.workloads.config import StepConfig
+
+PREFIX = "kernel:"
+
+
+def kernel_levers() -> tuple[Lever, ...]:
+    """One lever for each kernel of the library, in the library's order."""
+    return tuple(_lever(kernel) for kernel in LIBRARY.values())
+
+
+def _lever(kernel: LibraryKernel) -> Lever:
+    name = kernel.name
+    if name == "adamw":
+        return Lever(
+            name=PREFIX + name,
+            summary=kernel.summary,
+            expected="clip, decay, moments, zeroing and the bf16 copy in one pass over memory",
+            source=kernel.source_of_idea,
+            changes_arithmetic=False,
+            applies=_adamw_applies,
+            set=lambda config, _: config.model_copy(update={"optimizer": "kernel"}),
+            unset=lambda config, _: config.model_copy(update={"optimizer": "fused"}),
+        )
+    return Lever(
+        name=PREFIX + name,
+        summary=kernel.summary,
+        expected=f"the step's {name} call sites in one pass each",
+        source=kernel.source_of_idea,
+        changes_arithmetic=False,
+        applies=only_cpu,
+        set=lambda config, _: _with(config, name),
+        unset=lambda config, _: _without(config, name),
+    )
+
+
+def _adamw_applies(situation: Situation) -> str | None:
+    if not situation.optimizer_is_adamw:
+        return "the optimizer is the user's own, not AdamW"
+    return only_cpu(situation)
+
+
+def _with(config: StepConfig, name: str) -> StepConfig:
+    return config.model_copy(update={"kernels": tuple(sorted({*config.kernels, name}))})
+
+
+def _without(config: StepConfig, name: str) -> StepConfig:
+    kept = tuple(kernel for kernel in config.kernels if kernel != name)
+    return config.model_copy(update={"kernels": kept})

@@ -1,0 +1,14 @@
+"""Gradients and large outputs keep their buffers from step to step."""
+
+from ratchet.optimize.levers.base import field_lever, only_cpu
+
+LEVER = field_lever(
+    "preallocate",
+    True,
+    name="preallocate",
+    summary="gradient buffers are zeroed in place instead of freed",
+    expected="no page faults for fresh gradients; one more read of them in the backward",
+    source="PyTorch documentation, Optimizer.zero_grad(set_to_none=)",
+    applies=only_cpu,
+    default=False,
+)

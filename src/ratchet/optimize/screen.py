@@ -1,0 +1,127 @@
+"""Screening: is a challenger right, and does it look faster than the incumbent? One launch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ratchet.errors import ArmFailure
+from ratchet.judge.numerics import judge_gradients
+from ratchet.measure.estimate import compare
+from ratchet.measure.rounds import run_rounds
+from ratchet.optimize.candidate import Candidate
+from ratchet.optimize.turn import Turn
+
+SCREEN_S = 10.0
+FEWEST_ROUNDS, MOST_ROUNDS = 5, 25
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Screening:
+    """How a challenger did against the incumbent in one launch."""
+
+    passed: bool
+    """Started, and its gradients are right. False says nothing about speed."""
+    reason: str
+    ratio: float
+    low: float
+    high: float
+    answer: str
+    step_time_s: float
+    setup_s: float
+    worst_parameter: str = ""
+    worst_ratio: float = 0.0
+
+    @property
+    def looks_faster(self) -> bool:
+        return self.passed and self.ratio > 1.0 and self.answer != "slower"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Oracle:
+    """Whose gradients decide: the fp32 reference, and the precision whose error is allowed."""
+
+    reference: Candidate
+    allowed: Candidate
+
+
+def screen(
+    turn: Turn, incumbent: Candidate, challenger: Candidate, oracle: Oracle | None
+) -> Screening:
+    """Time a challenger beside the incumbent, gradients first; remembered in the ledger."""
+    judged_by = oracle.allowed.key() if oracle else "none"
+    key = f"{incumbent.key()}:{challenger.key()}:{judged_by}"
+    payload = turn.memo("screening", key, lambda: _screen(turn, incumbent, challenger, oracle))
+    screening = Screening(**payload)
+    turn.tell("screened", title=challenger.title, **payload)
+    return screening
+
+
+def _screen(
+    turn: Turn, incumbent: Candidate, challenger: Candidate, oracle: Oracle | None
+) -> dict[str, object]:
+    turn.live(incumbent)
+    try:
+        arm = turn.live(challenger)
+    except ArmFailure as error:
+        turn.drop(challenger)
+        return _failed(str(error))
+    worst = ("", 0.0)
+    if oracle is not None:
+        check = judge_gradients(
+            reference=_gradients(turn, oracle.reference),
+            baseline=_gradients(turn, oracle.allowed),
+            candidate=turn.gradients_path(challenger),
+        )
+        if not check.passed:
+            turn.drop(challenger)
+            return _failed(f"gradients: {check.detail}", setup_s=turn.setup_s(challenger))
+        worst = (check.worst_parameter, check.worst_ratio)
+    base = turn.live(incumbent)
+    arm = turn.live(challenger)
+    rounds = rounds_for(base.run(1).wall_time_s + arm.run(1).wall_time_s, SCREEN_S)
+    rng = np.random.default_rng(turn.settings.seed)
+    samples = run_rounds([base, arm], rounds=rounds, launch=0, rng=rng)
+    found = compare(samples, baseline=base.name, new=arm.name, floor=None)
+    times = [sample.wall_time_s for sample in samples if sample.arm == arm.name]
+    return {
+        "passed": True,
+        "reason": "",
+        "ratio": found.ratio,
+        "low": found.low,
+        "high": found.high,
+        "answer": found.answer,
+        "step_time_s": float(np.median(times)),
+        "setup_s": turn.setup_s(challenger),
+        "worst_parameter": worst[0],
+        "worst_ratio": worst[1],
+    }
+
+
+def rounds_for(round_s: float, budget_s: float) -> int:
+    """How many rounds fit in a budget, between the fewest and the most."""
+    return min(MOST_ROUNDS, max(FEWEST_ROUNDS, math.floor(budget_s / max(round_s, 1e-6))))
+
+
+def _gradients(turn: Turn, candidate: Candidate) -> Path:
+    path = turn.gradients_path(candidate)
+    if not path.exists():
+        turn.live(candidate)
+        turn.drop(candidate)
+    return path
+
+
+def _failed(reason: str, setup_s: float = 0.0) -> dict[str, object]:
+    return {
+        "passed": False,
+        "reason": reason,
+        "ratio": 0.0,
+        "low": 0.0,
+        "high": 0.0,
+        "answer": "undecided",
+        "step_time_s": 0.0,
+        "setup_s": setup_s,
+    }

@@ -1,0 +1,14 @@
+"""Results as people read them: tables on the terminal, a page that opens offline."""
+
+from ratchet.report.page import render_page
+from ratchet.report.progress import Progress
+from ratchet.report.terminal import print_bench, print_device, print_plan, print_result
+
+__all__ = [
+    "Progress",
+    "print_bench",
+    "print_device",
+    "print_plan",
+    "print_result",
+    "render_page",
+]

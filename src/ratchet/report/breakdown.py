@@ -1,0 +1,125 @@
+"""Where a step's time goes, by category and by operator, before and after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ratchet.report.scale import Scale, from_zero
+from ratchet.report.shape import Profile, Result
+from ratchet.report.words import ABSENT, TimeUnit, common_unit, show_share, show_time
+
+CATEGORIES = (
+    "matmul",
+    "attention",
+    "loss",
+    "norm",
+    "elementwise",
+    "embedding",
+    "optimizer",
+    "memory",
+    "compiled",
+    "other",
+)
+"""The order of a stacked bar; a category that is not among them counts as `other`."""
+_PERCENT_PER_LETTER = 1.25
+"""How much of a bar a letter of a segment's name takes, at the page's full width."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segment:
+    """One category's part of a step."""
+
+    category: str
+    left_percent: float
+    width_percent: float
+    time: str
+    share: str
+    named: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stack:
+    """One step, by category, on the scale of the longer one."""
+
+    title: str
+    total: str
+    segments: tuple[Segment, ...]
+
+
+def stacks(result: Result) -> tuple[Stack, ...]:
+    """The step before and after, by category; those that were profiled."""
+    found = {"As written": result["profile_before"], "Ratchet": result["profile_after"]}
+    profiles = {title: profile for title, profile in found.items() if profile is not None}
+    scale = from_zero([profile["total_s"] for profile in profiles.values()])
+    return tuple(_stack(title, profile, scale) for title, profile in profiles.items())
+
+
+def _stack(title: str, profile: Profile, scale: Scale) -> Stack:
+    times = by_category(profile)
+    segments, left = [], 0.0
+    for category, time_s in times.items():
+        width = scale.percent(time_s)
+        share = show_share(time_s / profile["total_s"]) if profile["total_s"] else ABSENT
+        segments.append(
+            Segment(
+                category=category,
+                left_percent=round(left, 3),
+                width_percent=width,
+                time=show_time(time_s),
+                share=share,
+                named=width >= _PERCENT_PER_LETTER * len(f"{category} {share}"),
+            )
+        )
+        left += width
+    return Stack(title=title, total=show_time(profile["total_s"]), segments=tuple(segments))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CategoryRow:
+    """One category's time in a step, before and after."""
+
+    category: str
+    before: str
+    after: str
+    saved: str
+
+
+def category_rows(result: Result) -> tuple[CategoryRow, ...]:
+    """Time by category of both profiles and the difference; a dash where one was not taken."""
+    profiles = (result["profile_before"], result["profile_after"])
+    before, after = (by_category(profile) if profile else None for profile in profiles)
+    taken = [times for times in (before, after) if times is not None]
+    used = [name for name in CATEGORIES if any(name in times for times in taken)]
+    unit = common_unit([time_s for times in taken for time_s in times.values()])
+    return tuple(
+        CategoryRow(
+            category=name,
+            before=ABSENT if before is None else unit.show(before.get(name, 0.0)),
+            after=ABSENT if after is None else unit.show(after.get(name, 0.0)),
+            saved=_saved(name, before, after, unit),
+        )
+        for name in used
+    )
+
+
+def _saved(
+    name: str, before: dict[str, float] | None, after: dict[str, float] | None, unit: TimeUnit
+) -> str:
+    if before is None or after is None:
+        return ABSENT
+    saved_s = before.get(name, 0.0) - after.get(name, 0.0)
+    return unit.show(saved_s) if saved_s >= 0 else f"-{unit.show(-saved_s)}"
+
+
+def op_times(result: Result) -> list[float]:
+    """The times of a step's operators in both profiles, seconds."""
+    profiles = (result["profile_before"], result["profile_after"])
+    return [op["time_s"] for profile in profiles if profile for op in profile["ops"]]
+
+
+def by_category(profile: Profile) -> dict[str, float]:
+    """Seconds by category, in the fixed order, without those that took nothing."""
+    times = dict.fromkeys(CATEGORIES, 0.0)
+    for op in profile["ops"]:
+        times[op["category"] if op["category"] in times else "other"] += op["time_s"]
+    return {category: time_s for category, time_s in times.items() if time_s > 0}

@@ -1,0 +1,239 @@
+"""The page's figures as plain geometry: everything is in percent of the figure's box.
+
+Bars and intervals are drawn with CSS, points and curves as one SVG path each, so a page needs no
+script and weighs tens of kilobytes.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from ratchet.report.scale import Scale, Tick, around, from_zero
+from ratchet.report.shape import Arm, Change, Losses, Result
+from ratchet.report.words import common_unit, show_time
+
+TWIN = "twin"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bar:
+    """One way of running the step."""
+
+    key: str
+    title: str
+    label: str
+    percent: float
+    low_percent: float
+    high_percent: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """One change's effect, on the axis of all of them."""
+
+    change: Change
+    low_percent: float
+    percent: float
+    high_percent: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forest:
+    """The changes that were timed alone, against 1 and the A/A floor."""
+
+    rows: tuple[Interval, ...]
+    ticks: tuple[Tick, ...]
+    one_percent: float
+    floor_low_percent: float
+    floor_high_percent: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """Points or curves of one colour: an SVG path in a box of 100 by 100."""
+
+    key: str
+    title: str
+    path: str
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plot:
+    """A box with two axes and what is drawn in it."""
+
+    series: tuple[Series, ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    x_title: str
+    y_title: str
+    dividers: tuple[float, ...] = ()
+
+
+def arm_bars(arms: Sequence[Arm]) -> tuple[Bar, ...]:
+    """Step times as bars from zero, with their intervals."""
+    scale = from_zero([value for arm in arms for value in (arm["step_time_s"], arm["high_s"])])
+    unit = common_unit([arm["step_time_s"] for arm in arms])
+    return tuple(
+        Bar(
+            key=arm["key"],
+            title=arm["title"],
+            label=f"{unit.show(arm['step_time_s'])} {unit.name}",
+            percent=scale.percent(arm["step_time_s"]),
+            low_percent=scale.percent(arm["low_s"]),
+            high_percent=scale.percent(arm["high_s"]),
+        )
+        for arm in arms
+    )
+
+
+def forest(changes: Sequence[Change], floor: Mapping[str, float]) -> Forest | None:
+    """What each change gave on a common logarithmic axis; None where none was timed alone."""
+    timed = [change for change in changes if change["ratio"] is not None]
+    if not timed:
+        return None
+    floor_low, floor_high = floor.get("low", 1.0), floor.get("high", 1.0)
+    ends = [_ends(change) for change in timed]
+    scale = around([1.0, floor_low, floor_high, *(e for pair in ends for e in pair)], log=True)
+    return Forest(
+        rows=tuple(
+            Interval(
+                change=change,
+                low_percent=scale.percent(low),
+                percent=scale.percent(change["ratio"] or 1.0),
+                high_percent=scale.percent(high),
+            )
+            for change, (low, high) in zip(timed, ends, strict=True)
+        ),
+        ticks=scale.ticks(lambda ratio: f"{ratio:.4g}x", count=5),
+        one_percent=scale.percent(1.0),
+        floor_low_percent=scale.percent(floor_low),
+        floor_high_percent=scale.percent(floor_high),
+    )
+
+
+def _ends(change: Change) -> tuple[float, float]:
+    ratio = change["ratio"] or 1.0
+    low, high = change["low"], change["high"]
+    return (ratio if low is None else low, ratio if high is None else high)
+
+
+def samples_plot(result: Result) -> Plot | None:
+    """Every raw sample over the rounds of all launches, on a logarithmic time axis."""
+    samples = result["samples"]
+    if not samples:
+        return None
+    places = _places(samples)
+    times = [float(sample["wall_time_s"]) for sample in samples]
+    unit = common_unit(times)
+    scale = around(times, log=True)
+    width = Scale(low=-0.5, high=max(places.values()) + 0.5)
+    titles = {arm["key"]: arm["title"] for arm in result["arms"]}
+    titles[TWIN] = "a twin of torch.compile's best (A/A)"
+    return Plot(
+        series=tuple(
+            _dots(key, title, samples, places, width, scale)
+            for key, title in titles.items()
+            if any(sample["arm"] == key for sample in samples)
+        ),
+        x_ticks=_launch_ticks(places, width),
+        y_ticks=scale.ticks(unit.show),
+        x_title="rounds of each launch",
+        y_title=f"step, {unit.name}",
+        dividers=_dividers(places, width),
+    )
+
+
+def _places(samples: Sequence[Mapping[str, Any]]) -> dict[tuple[int, int], int]:
+    """The x place of each round: launches one after the other."""
+    keys = sorted({(int(sample["launch"]), int(sample["round"])) for sample in samples})
+    return {key: index for index, key in enumerate(keys)}
+
+
+def _dots(
+    key: str,
+    title: str,
+    samples: Sequence[Mapping[str, Any]],
+    places: Mapping[tuple[int, int], int],
+    width: Scale,
+    scale: Scale,
+) -> Series:
+    own = [sample for sample in samples if sample["arm"] == key]
+    points = [
+        (
+            width.percent(places[int(sample["launch"]), int(sample["round"])]),
+            100 - scale.percent(float(sample["wall_time_s"])),
+        )
+        for sample in own
+    ]
+    median_s = statistics.median(float(sample["wall_time_s"]) for sample in own)
+    note = f"median {show_time(median_s)}, {len(own)} samples"
+    # A line of no length with round ends is a dot that keeps its shape when the box is stretched.
+    path = "".join(f"M{x:.2f} {y:.2f}h.01" for x, y in points)
+    return Series(key=key, title=title, path=path, note=note)
+
+
+def _launch_ticks(places: Mapping[tuple[int, int], int], width: Scale) -> tuple[Tick, ...]:
+    by_launch: dict[int, list[int]] = {}
+    for (launch, _), place in places.items():
+        by_launch.setdefault(launch, []).append(place)
+    return tuple(
+        Tick(percent=width.percent(statistics.fmean(own)), label=f"launch {launch + 1}")
+        for launch, own in by_launch.items()
+    )
+
+
+def _dividers(places: Mapping[tuple[int, int], int], width: Scale) -> tuple[float, ...]:
+    """Where one launch ends and the next begins."""
+    ordered = sorted(places, key=lambda key: places[key])
+    borders = [places[right] - 0.5 for left, right in pairwise(ordered) if left[0] != right[0]]
+    return tuple(width.percent(border) for border in borders)
+
+
+def losses_plot(losses: Losses | None) -> Plot | None:
+    """The loss of each seed over the steps, the baseline's curves and the recipe's."""
+    if losses is None or not (losses["baseline"] or losses["candidate"]):
+        return None
+    curves = [*losses["baseline"], *losses["candidate"]]
+    steps = max((len(curve) for curve in curves), default=0)
+    if steps < 2:
+        return None
+    scale = around([value for curve in curves for value in curve])
+    width = Scale(low=0.0, high=steps - 1.0)
+    pairs = (
+        ("as_written", "as written", losses["baseline"]),
+        ("ratchet", "Ratchet", losses["candidate"]),
+    )
+    return Plot(
+        series=tuple(
+            Series(
+                key=key,
+                title=title,
+                path="".join(_curve(curve, width, scale) for curve in own),
+                note=f"{len(own)} seed{'' if len(own) == 1 else 's'}",
+            )
+            for key, title, own in pairs
+            if own
+        ),
+        x_ticks=width.ticks(lambda step: f"{step:.0f}", count=5),
+        y_ticks=scale.ticks(lambda loss: f"{loss:.4g}", count=5),
+        x_title="step",
+        y_title="loss",
+    )
+
+
+def _curve(values: Sequence[float], width: Scale, scale: Scale) -> str:
+    """One curve as a path; a value that is not finite breaks it."""
+    path, pen = "", "M"
+    for step, value in enumerate(values):
+        if not math.isfinite(value):
+            pen = "M"
+            continue
+        path += f"{pen}{width.percent(step):.2f} {100 - scale.percent(value):.2f}"
+        pen = "L"
+    return path

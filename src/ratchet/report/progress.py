@@ -1,0 +1,100 @@
+"""What is being done, on a terminal; nothing at all when piped."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from ratchet.report.words import show_ratio, show_time
+
+
+class Progress:
+    """A line on stderr that says what a turn does and how much of its budget is spent.
+
+    It is the listener of a turn: call it with an event's name and its details. What a screening or
+    a verdict said stays above the line.
+    """
+
+    def __init__(self, budget_s: float, *, console: Console | None = None) -> None:
+        self._console = console or Console(
+            file=sys.stderr, markup=False, emoji=False, highlight=False
+        )
+        self._budget_s = budget_s
+        self._bar: Bar | None = None
+        self._launch = 0
+        self._rounds = 0
+
+    def __enter__(self) -> Progress:
+        if self._console.is_terminal:
+            self._bar = Bar(
+                TimeElapsedColumn(),
+                TextColumn(f"of {show_time(self._budget_s)}", markup=False),
+                BarColumn(bar_width=16),
+                TextColumn("{task.description}", markup=False),
+                console=self._console,
+                transient=True,
+                # The arms that are being timed need the cores more than this line does.
+                refresh_per_second=1,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._bar.add_task("starting", total=self._budget_s)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def __call__(self, event: str, details: dict[str, Any]) -> None:
+        """Show one event; one that has no words of its own shows its name."""
+        if event == "proof":
+            self._launch, self._rounds = int(details["launch"]), int(details["rounds"])
+        if self._bar is None:
+            return
+        task = self._bar.tasks[0]
+        elapsed_s = min(task.elapsed or 0.0, self._budget_s)
+        self._bar.update(task.id, description=self._doing(event, details), completed=elapsed_s)
+        done = _done(event, details)
+        if done:
+            self._bar.console.print(done)
+
+    def _doing(self, event: str, details: dict[str, Any]) -> str:
+        title = str(details.get("title", ""))
+        if event == "trial":
+            return self._trial(details)
+        return {
+            "start": f"starting {title}",
+            "profile": f"profiling {title}",
+            "screened": f"screened {title}",
+            "judging": f"judging kernel {details.get('kernel', '')}",
+            "judged": f"judged kernel {details.get('kernel', '')}",
+            "losses": f"200 steps of {title}, seed {details.get('seed', '')}",
+            "proof": f"final run, launch {self._launch + 1}",
+        }.get(event, event)
+
+    def _trial(self, details: dict[str, Any]) -> str:
+        launch = f"final run, launch {self._launch + 1}"
+        if details.get("kind") == "round":
+            return f"{launch}, round {int(details.get('round', 0)) + 1} of {self._rounds}"
+        return f"{launch}, {details.get('kind', '')} {details.get('arm', '')}"
+
+
+def _done(event: str, details: dict[str, Any]) -> str:
+    """The line that stays: a verdict or a screening; empty for everything else."""
+    if event == "judged":
+        return f"kernel {details['kernel']}: {details['status']}"
+    if event == "screened" and details.get("ratio"):
+        return f"{details['title']}: {show_ratio(float(details['ratio']))}"
+    return ""

@@ -1,0 +1,110 @@
+"""Step time, throughput, MFU and peak memory of one workload in this process."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+
+from ratchet.devices.ceilings import measure
+from ratchet.devices.probe import probe
+from ratchet.workloads.config import StepConfig
+from ratchet.workloads.flops import step_flops
+from ratchet.workloads.step import TrainingStep
+from ratchet.workloads.workload import Workload
+
+WARMUP_STEPS = 3
+"""The first step allocates and compiles, the second may compile again; later ones are alike."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchResult:
+    """What a run of steps cost. Times are medians; memory is the process's peak."""
+
+    workload: str
+    device: str
+    precision: str
+    compile_mode: str | None
+    steps: int
+    parameters: int
+    step_time_s: float
+    low_s: float
+    """The fastest tenth of the steps took at most this."""
+    high_s: float
+    """Nine tenths of the steps took at most this."""
+    first_step_s: float
+    tokens_per_s: float
+    unit: str
+    flops_per_step: int
+    mfu: float
+    """Share of the measured matrix-product rate in the step's dtype; 0 where none was measured."""
+    peak_memory_bytes: int
+    loss: float
+
+
+def bench(workload: Workload, config: StepConfig, steps: int = 10) -> BenchResult:
+    """Run `steps` timed steps after a warm-up, on fresh batches. Trains the workload in place."""
+    flops = step_flops(workload)
+    step = TrainingStep(workload, config)
+    first_step_s, loss = _timed(step, 0)
+    for index in range(1, WARMUP_STEPS):
+        _timed(step, index)
+    times_s = []
+    for index in range(WARMUP_STEPS, WARMUP_STEPS + steps):
+        time_s, loss = _timed(step, index)
+        times_s.append(time_s)
+    times_s.sort()
+    median_s = statistics.median(times_s)
+    rate = gemm_rate(workload, config)
+    return BenchResult(
+        workload=workload.name,
+        device=workload.device,
+        precision=config.precision,
+        compile_mode=config.compile_mode,
+        steps=steps,
+        parameters=sum(p.numel() for p in workload.model.parameters()),
+        step_time_s=median_s,
+        low_s=times_s[len(times_s) // 10],
+        high_s=times_s[(9 * len(times_s)) // 10],
+        first_step_s=first_step_s,
+        tokens_per_s=workload.tokens_per_batch / median_s,
+        unit=workload.unit,
+        flops_per_step=flops,
+        mfu=flops / median_s / rate if rate else 0.0,
+        peak_memory_bytes=peak_memory_bytes(workload.device),
+        loss=loss,
+    )
+
+
+def peak_memory_bytes(device: str) -> int:
+    """Peak resident memory of this process, or on a GPU the peak that torch allocated there."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # getrusage(2): kilobytes on Linux; bytes on macOS.
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _timed(step: TrainingStep, index: int) -> tuple[float, float]:
+    """(time_s, loss) of one step; the batch is made before the clock starts."""
+    batch = step.workload.batch(index)
+    _settle(step.workload.device)
+    start_s = time.perf_counter()
+    loss = step(batch)
+    _settle(step.workload.device)
+    return time.perf_counter() - start_s, float(loss)
+
+
+def _settle(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def gemm_rate(workload: Workload, config: StepConfig) -> float:
+    """The matrix products' measured rate in FLOP/s, in the dtype of the step; 0 if not measured."""
+    dtype = "fp32" if config.precision == "fp32" else "bf16"
+    return measure(probe(workload.device)).gemm_flops_per_s.get(dtype, 0.0)

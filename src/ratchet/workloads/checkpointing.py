@@ -1,0 +1,69 @@
+"""Activation checkpointing: which blocks recompute their forward in the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from ratchet.errors import WorkloadError
+
+aten = torch.ops.aten
+KEPT_OPS = [
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.convolution.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+]
+"""What `selective` keeps: the ops that are dear to recompute (matrix products and attention)."""
+
+
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """The model's repeated blocks: its longest nn.ModuleList (or nn.Sequential, when longer)."""
+    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
+    return list(max(lists, key=len)) if lists else []
+
+
+def apply_checkpointing(model: nn.Module, checkpointing: str) -> None:
+    """Make the model's blocks recompute as `checkpointing` says, in place; `none` undoes it.
+
+    Raises WorkloadError when the model has no list of blocks to work on.
+    """
+    blocks = find_blocks(model)
+    for block in blocks:
+        _restore(block)
+    if checkpointing == "none":
+        return
+    if not blocks:
+        raise WorkloadError(
+            f"checkpointing {checkpointing!r} needs blocks in an nn.ModuleList, and "
+            f"{type(model).__name__} has none; use checkpointing none"
+        )
+    if checkpointing == "selective":
+        for block in blocks:
+            _wrap(block, context_fn=partial(create_selective_checkpoint_contexts, KEPT_OPS))
+        return
+    for block in blocks[:: int(checkpointing.removeprefix("blocks:"))]:
+        _wrap(block)
+
+
+def _wrap(block: nn.Module, **options: Any) -> None:
+    forward: Callable[..., Any] = block.forward
+
+    def recomputing(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+
+    block.__dict__["forward"] = recomputing
+    block.__dict__["recomputes"] = True
+
+
+def _restore(block: nn.Module) -> None:
+    if block.__dict__.pop("recomputes", False):
+        del block.__dict__["forward"]

@@ -1,0 +1,85 @@
+"""A step without its arithmetic: shapes alone flow, for counts of bytes and operations."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import _pytree as pytree
+
+from ratchet.workloads.checkpointing import apply_checkpointing
+from ratchet.workloads.step import compiled_loss
+from ratchet.workloads.workload import Workload
+
+Result = TypeVar("Result")
+
+
+def pretend(
+    workload: Workload,
+    batch: Any,
+    inspect: Callable[[Callable[[], Tensor], FakeTensorMode], Result],
+) -> Result | None:
+    """`inspect(forward, mode)`, where `forward()` is the workload's loss on tensors without values.
+
+    None when the model asks for values (`.item()`, a branch on data): then only a real run tells.
+    """
+    config = workload.as_written()
+    loss_of = compiled_loss(workload, config)
+    apply_checkpointing(workload.model, config.checkpointing)
+    try:
+        with _unlogged(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fake_batch = pytree.tree_map_only(Tensor, mode.from_tensor, batch)
+            return inspect(lambda: loss_of(workload.model, fake_batch), mode)
+    # Somebody else's model may raise anything here. A real fault shows again in the real run.
+    except Exception:
+        return None
+    finally:
+        apply_checkpointing(workload.model, "none")
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Without torch's log of operators that have no fake form: that is an answer, not an error."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def saved_bytes(workload: Workload, batch: Any) -> int | None:
+    """Bytes that the forward pass keeps for the backward one, besides the weights.
+
+    A lower bound of what the step needs for activations. None when it cannot be told without a run.
+    """
+    return pretend(
+        workload, batch, lambda forward, mode: _count_saved(workload.model, forward, mode)
+    )
+
+
+def _count_saved(model: nn.Module, forward: Callable[[], Tensor], mode: FakeTensorMode) -> int:
+    # The mode turns each weight into one fake tensor, which views of it share.
+    weights = [
+        tensor for weight in model.parameters() for tensor in (weight, mode.from_tensor(weight))
+    ]
+    known = {weight.untyped_storage()._cdata for weight in weights}
+    sizes: dict[int, int] = {}
+    alive: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in known:
+            sizes[storage._cdata] = storage.nbytes()
+            alive.append(tensor)  # or a later storage could take the same address
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = forward()
+    del loss
+    return sum(sizes.values())

@@ -1,0 +1,67 @@
+"""What every built-in family of models says about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import nn
+
+from ratchet.workloads.workload import BatchFunction, LossFunction
+
+
+class Size(Protocol):
+    """One size of a family: the model's dimensions and the batch it is trained with."""
+
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def sequence(self) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """Where batches come from and where they go."""
+
+    seed: int
+    device: torch.device
+    text: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """One architecture with its sizes. The functions take a size of this family."""
+
+    name: str
+    summary: str
+    sizes: Mapping[str, Any]
+    alone: str
+    """The size that the family's bare name means: 0.3 to 2 s a step on two cores."""
+    build_model: Callable[[Any], nn.Module]
+    build_batches: Callable[[Any, Data], BatchFunction]
+    loss: LossFunction
+    unit: Literal["tokens", "images"] = "tokens"
+    takes_sequence: bool = True
+
+
+def initialise(model: nn.Module, layers: int) -> None:
+    """GPT-2's initialisation: normal weights of 0.02, branches' outputs smaller by sqrt(2 layers).
+
+    Radford et al. 2019, section 2.3. A module that ends a residual branch has `ends_branch` set.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            scale = (2 * layers) ** -0.5 if getattr(module, "ends_branch", False) else 1.0
+            nn.init.normal_(module.weight, std=0.02 * scale)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def branch_end(inputs: int, outputs: int, *, bias: bool) -> nn.Linear:
+    """A linear layer whose output is added to the residual stream."""
+    linear = nn.Linear(inputs, outputs, bias=bias)
+    linear.ends_branch = True  # type: ignore[assignment]  # nn.Module allows any attribute
+    return linear

@@ -1,0 +1,140 @@
+"""From the text that names a workload to the workload."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import nn
+
+from ratchet.errors import WorkloadError
+from ratchet.workloads import bert, gpt2, llama, moe, vit
+from ratchet.workloads.config import Precision
+from ratchet.workloads.family import Data, Family
+from ratchet.workloads.hf import PREFIX, load_hf
+from ratchet.workloads.memory import require, state_bytes
+from ratchet.workloads.place import place
+from ratchet.workloads.request import Request
+from ratchet.workloads.user import is_user_spec, load_user
+from ratchet.workloads.workload import AdamWSpec, Workload
+
+BUILT_IN = (llama.FAMILY, gpt2.FAMILY, moe.FAMILY, bert.FAMILY, vit.FAMILY)
+FAMILIES: Mapping[str, Family] = {family.name: family for family in BUILT_IN}
+SHRUNK = "tiny"
+SHRUNK_LR = 1e-3
+
+
+def load(
+    spec: str,
+    *,
+    seed: int = 0,
+    batch_size: int | None = None,
+    sequence: int | None = None,
+    precision: str | None = None,
+    text: Path | None = None,
+    device: str = "cpu",
+) -> Workload:
+    """The workload that `spec` names: `llama-60m`, `llama`, `hf:qwen3`, `train.py:make_workload`.
+
+    The same arguments give the same weights and batches in every process. Raises WorkloadError for
+    what cannot be built and DeviceError for a device that is missing or too small.
+    """
+    request = Request(
+        seed=seed,
+        batch_size=_positive(batch_size, "batch size"),
+        sequence=_positive(sequence, "sequence"),
+        precision=_precision(precision),
+        text=Path(text) if text else None,
+        device=place(device),
+    )
+    if spec.startswith(PREFIX):
+        return load_hf(spec, request)
+    if is_user_spec(spec):
+        return load_user(spec, request)
+    if spec in (names := _built_in()):
+        family, size_name = names[spec]
+        return _build(family, size_name, spec, request)
+    raise WorkloadError(_unknown(spec))
+
+
+def known() -> list[str]:
+    """The names of the built-in workloads; `hf:NAME` and `file.py:function` are known besides."""
+    return sorted(_built_in())
+
+
+def _built_in() -> dict[str, tuple[Family, str]]:
+    names = {
+        f"{family.name}-{size}": (family, size)
+        for family in FAMILIES.values()
+        for size in family.sizes
+    }
+    return names | {family.name: (family, family.alone) for family in FAMILIES.values()}
+
+
+def _unknown(spec: str) -> str:
+    near = difflib.get_close_matches(spec, known(), n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return (
+        f"workload {spec!r} is unknown; {hint}known are {', '.join(known())}, "
+        "hf:NAME_OR_PATH and file.py:function"
+    )
+
+
+def _positive(value: int | None, what: str) -> int | None:
+    if value is not None and value < 1:
+        raise WorkloadError(f"{what} {value} is not positive; give 1 or more")
+    return value
+
+
+def _precision(value: str | None) -> Precision | None:
+    if value is None or value in get_args(Precision):
+        return value  # type: ignore[return-value]  # narrowed by the line above
+    raise WorkloadError(f"precision {value!r} is unknown; use {', '.join(get_args(Precision))}")
+
+
+def _build(family: Family, size_name: str, spec: str, request: Request) -> Workload:
+    size = _resized(family, family.sizes[size_name], request)
+    data = Data(seed=request.seed, device=request.device, text=request.text)
+    model = _initialised(family, size, spec, request)
+    shrunk = SHRUNK_LR if size_name == SHRUNK else AdamWSpec().lr
+    return Workload(
+        name=spec,
+        model=model,
+        loss=family.loss,
+        batch=family.build_batches(size, data),
+        optimizer=AdamWSpec(lr=shrunk),
+        precision=request.precision or "fp32",
+        tokens_per_batch=size.batch_size * (size.sequence if family.unit == "tokens" else 1),
+        unit=family.unit,
+        device=str(request.device),
+        shrink=lambda seed: _shrink(family, request, seed),
+        source=spec,
+    )
+
+
+def _shrink(family: Family, request: Request, seed: int) -> Workload:
+    # A text of the user's may be too short or strange for the small copy: it keeps the default one.
+    small = replace(request, seed=seed, batch_size=None, sequence=None, text=None)
+    return _build(family, SHRUNK, f"{family.name}-{SHRUNK}", small)
+
+
+def _resized(family: Family, size: Any, request: Request) -> Any:
+    if not family.takes_sequence and (request.sequence or request.text):
+        raise WorkloadError(f"{family.name} is trained on images; leave out sequence and text")
+    changes = {"batch_size": request.batch_size, "sequence": request.sequence}
+    return replace(size, **{name: value for name, value in changes.items() if value})
+
+
+def _initialised(family: Family, size: Any, spec: str, request: Request) -> nn.Module:
+    """The model with weights that depend on the seed alone, built when it fits in memory."""
+    with torch.device("meta"):
+        needed_bytes = state_bytes(family.build_model(size))
+    remedy = "choose a smaller size or a larger device"
+    require(needed_bytes, request.device, f"workload {spec!r}", remedy)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(request.seed)
+        return family.build_model(size).to(request.device)

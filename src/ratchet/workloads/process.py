@@ -1,0 +1,51 @@
+"""The settings of a step that belong to the whole process: threads, affinity, allocator."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+import psutil
+import torch
+
+from ratchet.workloads.config import StepConfig
+
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+KEEP_BYTES = 1 << 30
+"""glibc keeps freed blocks up to this size, so that the next step's outputs are warm pages.
+The two numbers above are from glibc's malloc.h; the thresholds are explained in mallopt(3)."""
+
+
+def enter(config: StepConfig) -> None:
+    """Apply threads, affinity, matmul precision and mallopt to this process.
+
+    Default values leave the process as it is, so that nothing the user set is undone.
+    """
+    if config.affinity:
+        _pin(config.threads)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    if config.matmul_precision != "highest":
+        torch.set_float32_matmul_precision(config.matmul_precision)
+    if config.allocator == "mallopt":
+        keep_freed_memory()
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc to keep large freed blocks instead of returning them; False without glibc."""
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        mallopt = libc.mallopt
+    except (OSError, AttributeError):
+        return False
+    kept = mallopt(M_MMAP_THRESHOLD, KEEP_BYTES) and mallopt(M_TRIM_THRESHOLD, KEEP_BYTES)
+    return bool(kept)
+
+
+def _pin(threads: int | None) -> None:
+    """Keep the process on its first `threads` allowed cores, where the system can."""
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    allowed = sorted(os.sched_getaffinity(0))
+    psutil.Process().cpu_affinity(allowed[: threads or len(allowed)])

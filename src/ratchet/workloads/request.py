@@ -1,0 +1,22 @@
+"""What a caller of `load` asks for besides the name of the workload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ratchet.workloads.config import Precision
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """None keeps the workload's own value."""
+
+    seed: int
+    batch_size: int | None
+    sequence: int | None
+    precision: Precision | None
+    text: Path | None
+    device: torch.device

@@ -1,0 +1,158 @@
+"""One training step of a workload, run as a StepConfig says."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+
+from ratchet.errors import WorkloadError
+from ratchet.workloads import process
+from ratchet.workloads.checkpointing import apply_checkpointing
+from ratchet.workloads.config import StepConfig
+from ratchet.workloads.masters import MasterWeights, lower_weights
+from ratchet.workloads.workload import Workload
+
+ATTENTION_BACKENDS = {
+    "flash": [SDPBackend.FLASH_ATTENTION],
+    "math": [SDPBackend.MATH],
+}
+
+
+class WholeUpdate(Protocol):
+    """What an optimizer factory returns: `step` clips, updates the weights and zeroes gradients."""
+
+    def step(self) -> Any: ...
+
+
+class TrainingStep:
+    """Forward, backward and update of a workload's model, in place.
+
+    The parameters and their gradients are the same objects whether or not the step is compiled.
+    `bf16_master` leaves bf16 weights behind: another precision wants a freshly loaded workload.
+    `parameters` are the model's, by name; `masters` the fp32 values of those that `bf16_master`
+    made bf16, from before the rounding. With `config.optimizer == "kernel"`, `optimizer_factory` is
+    called with this step and returns an object whose `step()` is the whole update.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        config: StepConfig,
+        *,
+        compile_options: Mapping[str, Any] | None = None,
+        optimizer_factory: Callable[[TrainingStep], WholeUpdate] | None = None,
+    ) -> None:
+        if compile_options and config.compile_mode is None:
+            raise ValueError("compile_options need a compile_mode")
+        if (config.optimizer == "kernel") != (optimizer_factory is not None):
+            raise ValueError("optimizer 'kernel' and optimizer_factory go together")
+        process.enter(config)
+        self.workload = workload
+        self.config = config
+        self.model = workload.model.train()
+        apply_checkpointing(self.model, config.checkpointing)
+        self.masters = lower_weights(self.model) if config.precision == "bf16_master" else {}
+        self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        self.loss = compiled_loss(workload, config, compile_options)
+        self.optimizer: Optimizer | MasterWeights | WholeUpdate
+        self.optimizer = optimizer_factory(self) if optimizer_factory else self._own_optimizer()
+
+    def __call__(self, batch: Any) -> Tensor:
+        """One whole step; the detached loss, a scalar."""
+        loss = self.forward_backward(batch)
+        self.update()
+        return loss
+
+    def forward_backward(self, batch: Any) -> Tensor:
+        """The detached loss; afterwards the gradients are in the parameters."""
+        with self._attention():
+            loss = self.loss(self.model, batch)
+            torch.autograd.backward(loss)
+        return loss.detach()
+
+    def update(self) -> None:
+        """Clip the gradients, step the optimizer, drop the gradients."""
+        if not isinstance(self.optimizer, Optimizer | MasterWeights):
+            self.optimizer.step()
+            return
+        norm = self.workload.clip_norm
+        if norm is not None and isinstance(self.optimizer, MasterWeights):
+            self.optimizer.clip(norm)
+        elif norm is not None:
+            clip_grad_norm_(self.parameters.values(), norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradients by parameter name, after `forward_backward`; zeros where there is none."""
+        return {
+            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for name, parameter in self.parameters.items()
+        }
+
+    def _attention(self) -> Any:
+        backends = ATTENTION_BACKENDS.get(self.config.attention)
+        return sdpa_kernel(backends) if backends else nullcontext()
+
+    def _own_optimizer(self) -> Optimizer | MasterWeights:
+        if self.config.precision == "bf16_master":
+            return MasterWeights(self.parameters, self.masters, self._make_optimizer)
+        return self._make_optimizer(self.parameters.values())
+
+    def _make_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        optimizer = self.workload.optimizer(parameters)
+        if self.config.optimizer in ("foreach", "fused"):
+            select_implementation(optimizer, self.config.optimizer)
+        return optimizer
+
+
+def compiled_loss(
+    workload: Workload, config: StepConfig, options: Mapping[str, Any] | None = None
+) -> Callable[[nn.Module, Any], Tensor]:
+    """The workload's loss under the config's precision, compiled when the config says so."""
+    autocast = config.precision != "fp32"
+    device_type = workload.device.split(":")[0]
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        if not autocast:
+            return workload.loss(model, batch)
+        with torch.autocast(device_type, torch.bfloat16):
+            return workload.loss(model, batch)
+
+    if config.compile_mode is None:
+        return loss
+    # torch.compile takes a mode or options, not both: a mode is a name for some options.
+    settings = {**mode_options(config.compile_mode), **(options or {})}
+    return torch.compile(loss, fullgraph=False, dynamic=False, options=settings or None)
+
+
+def mode_options(mode: str) -> dict[str, Any]:
+    """The inductor options that a torch.compile mode stands for."""
+    with warnings.catch_warnings():
+        # Inductor's import touches torch.jit, which torch itself has deprecated.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import torch._inductor.compile_fx
+    return dict(torch._inductor.list_mode_options(mode))
+
+
+def select_implementation(optimizer: Optimizer, kind: str) -> None:
+    """Switch a fresh torch optimizer to its `foreach` or `fused` implementation.
+
+    Raises WorkloadError when this optimizer has no such implementation.
+    """
+    other = "fused" if kind == "foreach" else "foreach"
+    for settings in (optimizer.defaults, *optimizer.param_groups):
+        if kind not in settings:
+            raise WorkloadError(
+                f"optimizer {type(optimizer).__name__} has no {kind} implementation; "
+                "use optimizer as_written"
+            )
+        settings[kind], settings[other] = True, False

@@ -1,0 +1,164 @@
+"""Real text as tokens: the standard library's sources, or any text file.
+
+The standard library is on every machine that runs Python, needs no download and no licence beyond
+Python's own. A byte-pair tokenizer is trained on the text once; it and the tokens are cached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from platformdirs import user_cache_path
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from ratchet.errors import WorkloadError
+
+TEXT_LIMIT_BYTES = 20_000_000
+"""More text than this changes no step time; whatever is longer is cut."""
+SMALL_TEXT_BYTES = 1_000_000
+"""Enough for the shrunk copies, and tokenized in half a second."""
+CHUNK_CHARACTERS = 100_000
+BYTE_SYMBOLS = 256
+NOT_OURS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
+
+Tokens = NDArray[np.unsignedinteger[Any]]
+
+
+def standard_library_text(limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
+    """The sources of Python's standard library without its tests, in the order of their paths."""
+    root = Path(sysconfig.get_path("stdlib"))
+    parts: list[bytes] = []
+    size_bytes = 0
+    for path in sorted(root.rglob("*.py")):
+        if NOT_OURS.intersection(path.relative_to(root).parts):
+            continue
+        parts.append(path.read_bytes())
+        size_bytes += len(parts[-1])
+        if size_bytes >= limit_bytes:
+            break
+    return b"".join(parts)[:limit_bytes].decode("utf-8", errors="replace")
+
+
+def file_text(path: Path, limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
+    """The first `limit_bytes` of a UTF-8 text file; WorkloadError when it is not one."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit_bytes)
+    except OSError as error:
+        raise WorkloadError(
+            f"text {str(path)!r} cannot be read ({error.strerror}); give the path of a text file"
+        ) from None
+    # A cut in the middle of a character is ours; an error anywhere before that is the file's.
+    try:
+        text = data.decode("utf-8") if len(data) < limit_bytes else _decode_cut(data)
+    except UnicodeDecodeError as error:
+        raise WorkloadError(
+            f"text {str(path)!r} is not UTF-8 (byte {error.start}); give a plain text file"
+        ) from None
+    if "\0" in text:
+        raise WorkloadError(f"text {str(path)!r} is binary; give a plain text file")
+    return text
+
+
+def _decode_cut(data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if error.start < len(data) - 3:
+            raise
+        return data[: error.start].decode("utf-8")
+
+
+def tokens_of(text: str, vocabulary: int, cache: Path | None = None) -> Tokens:
+    """`text` as ids under `vocabulary`, memory-mapped from the cache.
+
+    What is missing or damaged there is made again.
+
+    `vocabulary` counts the 256 byte symbols, so it is at least 257. Short text may fill less of it.
+    """
+    if vocabulary <= BYTE_SYMBOLS:
+        raise WorkloadError(f"vocabulary {vocabulary} is too small; use more than {BYTE_SYMBOLS}")
+    folder = cache or user_cache_path("ratchet") / "text"
+    key = f"{_text_key(text)}-{vocabulary}-tokenizers{tokenizers.__version__}"
+    seal = folder / f"{key}.sha256"
+    found = _cached_tokens(folder, seal)
+    if found is not None:
+        return found
+    tokens = _encode(_train(text, vocabulary), text, vocabulary)
+    _store(folder, seal, tokens)
+    return tokens
+
+
+def _text_key(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _chunks(text: str) -> Iterator[str]:
+    for start in range(0, len(text), CHUNK_CHARACTERS):
+        yield text[start : start + CHUNK_CHARACTERS]
+
+
+def _train(text: str, vocabulary: int) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_chunks(text), trainer)
+    return tokenizer
+
+
+def _encode(tokenizer: Tokenizer, text: str, vocabulary: int) -> Tokens:
+    kind = np.uint16 if vocabulary <= 2**16 else np.uint32
+    encoded = tokenizer.encode_batch(list(_chunks(text)))
+    if not encoded:
+        return np.empty(0, kind)
+    return np.concatenate([np.asarray(part.ids, kind) for part in encoded])
+
+
+def _cached_tokens(folder: Path, seal: Path) -> Tokens | None:
+    """The tokens whose hash the seal names, or None when either file is missing or damaged."""
+    try:
+        digest = seal.read_text().strip()
+        path = folder / f"{digest}.npy"
+        if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            return None
+        tokens: Tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError):
+        return None
+    return tokens
+
+
+def _store(folder: Path, seal: Path, tokens: Tokens) -> None:
+    """Write the tokens under their own hash, then the seal: a reader never sees half of either.
+
+    A cache that cannot be written is no mistake of the user's: the tokens are then made each time.
+    """
+    buffer = io.BytesIO()
+    np.save(buffer, tokens)
+    digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / f"{digest}.npy", buffer.getvalue())
+        _write(seal, digest.encode())
+
+
+def _write(path: Path, data: bytes) -> None:
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(data)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,174 @@
+"""Vision Transformer: an image as a sentence of patches (Dosovitskiy et al. 2020).
+
+Shapes: B batch, P patches, H hidden, N heads, C classes.
+
+No machine carries an image data set, so the images are made: each class has its own pattern of
+coarse coloured tiles, and each image is its class's pattern, shifted, under noise. They are a pure
+function of the seed and the index, can be learned, and cost the step what photographs would.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ratchet.workloads.family import Data, Family, branch_end, initialise
+from ratchet.workloads.workload import BatchFunction
+
+TILES = 4
+"""Tiles along an edge of a class's pattern."""
+NOISE = 0.5
+"""Standard deviation of the noise over patterns of standard deviation 1."""
+CHANNELS = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ViTSize:
+    """The dimensions of one Vision Transformer, and of its batches."""
+
+    hidden: int
+    layers: int
+    heads: int
+    image: int
+    patch: int
+    classes: int
+    batch_size: int
+    sequence: int = 0
+    """Not used: the image and the patch say how many patches there are."""
+
+    @property
+    def patches(self) -> int:
+        return (self.image // self.patch) ** 2
+
+
+class PatchAttention(nn.Module):
+    """Attention of every patch to every patch."""
+
+    def __init__(self, size: ViTSize) -> None:
+        super().__init__()
+        self.heads = size.heads
+        self.qkv = nn.Linear(size.hidden, 3 * size.hidden)
+        self.out = branch_end(size.hidden, size.hidden, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, hidden = x.shape
+        q, k, v = (
+            part.view(batch, length, self.heads, -1).transpose(1, 2)
+            for part in self.qkv(x).split(hidden, dim=-1)
+        )
+        y = F.scaled_dot_product_attention(q, k, v)
+        return cast(Tensor, self.out(y.transpose(1, 2).reshape(batch, length, hidden)))
+
+
+class ViTBlock(nn.Module):
+    def __init__(self, size: ViTSize) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(size.hidden, eps=1e-6)
+        self.attention = PatchAttention(size)
+        self.mlp_norm = nn.LayerNorm(size.hidden, eps=1e-6)
+        self.up = nn.Linear(size.hidden, 4 * size.hidden)
+        self.down = branch_end(4 * size.hidden, size.hidden, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        return cast(Tensor, x + self.down(F.gelu(self.up(self.mlp_norm(x)))))
+
+
+class ViT(nn.Module):
+    """images fp32 [B, 3, image, image] -> logits [B, C], read from the class token."""
+
+    def __init__(self, size: ViTSize) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(CHANNELS, size.hidden, size.patch, stride=size.patch)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, size.hidden))
+        positions = torch.empty(1, size.patches + 1, size.hidden).normal_(std=0.02)
+        self.positions = nn.Parameter(positions)
+        self.layers = nn.ModuleList(ViTBlock(size) for _ in range(size.layers))
+        self.norm = nn.LayerNorm(size.hidden, eps=1e-6)
+        self.head = nn.Linear(size.hidden, size.classes)
+        initialise(self, size.layers)
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = self.patches(images).flatten(2).transpose(1, 2)
+        first = self.class_token.expand(images.shape[0], -1, -1).to(patches.dtype)
+        x = torch.cat((first, patches), dim=1) + self.positions
+        for layer in self.layers:
+            x = layer(x)
+        return cast(Tensor, self.head(self.norm(x[:, 0])))
+
+
+def class_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Mean cross-entropy of the image's class, softmax in fp32."""
+    images, classes = batch
+    return F.cross_entropy(model(images).float(), classes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MadeImages:
+    """(images fp32 [B, 3, image, image], classes int64 [B])."""
+
+    size: ViTSize
+    seed: int
+    device: torch.device
+
+    def __call__(self, index: int) -> tuple[Tensor, Tensor]:
+        rng = np.random.default_rng((self.seed, index))
+        classes = rng.integers(0, self.size.classes, self.size.batch_size)
+        images = np.stack([self._image(int(label), rng) for label in classes])
+        return (
+            torch.from_numpy(images).to(self.device),
+            torch.from_numpy(classes).to(self.device),
+        )
+
+    def _image(self, label: int, rng: np.random.Generator) -> np.ndarray:
+        # A class looks the same under every seed, so that seeds differ in order, not in task.
+        tiles = np.random.default_rng(label).standard_normal((CHANNELS, TILES, TILES))
+        edge = -(-self.size.image // TILES)
+        pattern = np.kron(tiles, np.ones((1, edge, edge)))[:, : self.size.image, : self.size.image]
+        shift = rng.integers(0, self.size.patch, 2)
+        moved = np.roll(pattern, tuple(int(s) for s in shift), axis=(1, 2))
+        noise = rng.standard_normal(moved.shape, dtype=np.float32)
+        return (moved + NOISE * noise).astype(np.float32)
+
+
+def build_batches(size: ViTSize, data: Data) -> BatchFunction:
+    return MadeImages(size=size, seed=data.seed, device=data.device)
+
+
+def _published(hidden: int, layers: int, heads: int, patch: int) -> ViTSize:
+    """A size of the paper's table 1 at 224 pixels and ImageNet's 1,000 classes."""
+    return ViTSize(
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        image=224,
+        patch=patch,
+        classes=1000,
+        batch_size=8,
+    )
+
+
+SIZES = {
+    "tiny": ViTSize(hidden=64, layers=2, heads=4, image=32, patch=8, classes=10, batch_size=16),
+    "11m": ViTSize(hidden=384, layers=6, heads=6, image=128, patch=16, classes=100, batch_size=16),
+    "b16": _published(768, 12, 12, 16),
+    "l16": _published(1024, 24, 16, 16),
+    "h14": _published(1280, 32, 16, 14),
+}
+
+FAMILY = Family(
+    name="vit",
+    summary="image classifier: patches, bidirectional attention, LayerNorm, GELU; made images",
+    sizes=SIZES,
+    alone="11m",
+    build_model=ViT,
+    build_batches=build_batches,
+    loss=class_loss,
+    unit="images",
+    takes_sequence=False,
+)

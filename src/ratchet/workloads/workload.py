@@ -1,0 +1,68 @@
+"""A training job's step, as its author wrote it: model, batches, loss and optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from ratchet.workloads.config import Precision, StepConfig
+
+LossFunction = Callable[[nn.Module, Any], Tensor]
+BatchFunction = Callable[[int], Any]
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdamWSpec:
+    """AdamW with decoupled weight decay on every parameter (one group)."""
+
+    lr: float = 3e-4
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+
+    def __call__(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        """torch's own AdamW over `parameters`, with torch's default implementation."""
+        return AdamW(
+            parameters,
+            lr=self.lr,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, weakref_slot=True)
+class Workload:
+    """One training job. The model is trained in place; a fresh one comes from loading again."""
+
+    name: str
+    model: nn.Module
+    """Weights as fp32, already on `device`."""
+    loss: LossFunction
+    """(model, batch) -> scalar fp32 tensor with a gradient. `torch.compile` sees all of it."""
+    batch: BatchFunction
+    """index -> a batch on `device`; the same index always gives the same batch."""
+    optimizer: AdamWSpec | OptimizerFactory = AdamWSpec()
+    clip_norm: float | None = 1.0
+    """Largest global gradient norm; None does not clip."""
+    precision: Precision = "fp32"
+    """What the author trains in."""
+    tokens_per_batch: int
+    """Tokens, or images when `unit` says so, in one batch."""
+    unit: Literal["tokens", "images"] = "tokens"
+    checkpointing: str = "none"
+    """What the author recomputes; see `config.Checkpointing`."""
+    device: str = "cpu"
+    shrink: Callable[[int], Workload] | None = None
+    """seed -> a small copy of the same family, for comparisons of loss curves."""
+    source: str = ""
+    """The text that `load` made this from."""
+
+    def as_written(self) -> StepConfig:
+        """The step as the author runs it: eager, their precision and checkpointing."""
+        return StepConfig(precision=self.precision, checkpointing=self.checkpointing)

@@ -1,0 +1,383 @@
+"""Kernels before the judge, in real processes: right ones, wrong ones, and ones that misbehave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import judge_problems as given
+import pytest
+
+from ratchet.errors import JudgeError
+from ratchet.judge import isolation, kernel_checks, kernel_timing, processes
+from ratchet.judge.candidate_process import ReferenceProcess
+from ratchet.judge.kernel_trial import KernelJudge, judge_kernel
+from ratchet.judge.verdict import Verdict
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Case, Problem, TensorSpec
+
+pytestmark = pytest.mark.compiler
+RIGHT = ("proven", "correct")
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[KernelJudge]:
+    with KernelJudge() as kept:
+        yield kept
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rounds and short patience: these tests ask for answers, not for speed."""
+    monkeypatch.setattr(kernel_timing, "LAUNCHES", 2)
+    monkeypatch.setattr(kernel_timing, "MAX_ROUNDS", 4)
+    monkeypatch.setattr(kernel_timing, "MAX_CALLS", 4)
+    monkeypatch.setattr(kernel_checks, "SLOWEST_FLOOR_S", 1.5)
+
+
+def small() -> Problem:
+    """A problem whose cases are all tiny."""
+    return given.problem(
+        "silu",
+        given.case("timed", 16, 32, timed=True),
+        given.case("hidden", 3, 5, 7, hidden=True, distribution="shifted"),
+    )
+
+
+def others_alive(judge: KernelJudge) -> list[int]:
+    """What runs under this process beside the reference worker."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        kept = judge._reference._child.pid if judge._reference else -1
+        left = [pid for pid in processes.family(os.getpid()) if pid != kept]
+        mine = [pid for pid in left if _descends(pid, os.getpid())]
+        if not mine:
+            return []
+        time.sleep(0.05)
+    return mine
+
+
+def _descends(pid: int, ancestor: int) -> bool:
+    while pid > 1:
+        state = processes.read_state(pid)
+        if state is None:
+            return False
+        if state.parent == ancestor:
+            return True
+        pid = state.parent
+    return False
+
+
+def failed(verdict: Verdict) -> list[str]:
+    return [entry.check for entry in verdict.evidence if not entry.passed]
+
+
+def test_an_honest_kernel_is_right_and_its_samples_are_kept(judge: KernelJudge) -> None:
+    verdict = judge.judge(given.cpp(given.HONEST), given.problem())
+    assert verdict.status in RIGHT, verdict.reason
+    assert verdict.speedup.vs_reference is not None
+    assert {sample.arm for sample in verdict.samples} == {
+        "reference",
+        "reference again",
+        "candidate",
+    }
+    assert len(verdict.samples) == 2 * 4 * 3
+    assert verdict.isolation == isolation.isolation_name()
+    assert "correct on hidden" in {entry.check for entry in verdict.evidence}
+    assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
+
+
+def test_a_case_that_a_kernel_declines_without_writing_is_no_mistake(judge: KernelJudge) -> None:
+    verdict = judge.judge(given.cpp(given.HONEST), given.problem())
+    declined = next(entry for entry in verdict.evidence if entry.check == "correct on gaps")
+    assert "declined" in declined.detail
+
+
+WRONG = {
+    "does nothing": "ENTRY { return 0; }",
+    "zeros": "ENTRY { memset(t[1].data, 0, 4 * rows(t) * t->size[t->ndim - 1]); return 0; }",
+    "one element": "ENTRY { silu_scale(t, s); ((float*)t[1].data)[5] *= 1.01f; return 0; }",
+    "one percent": "ENTRY { double k[1] = {s[0] * 1.01}; return silu_scale(t, k); }",
+    "negative code": "ENTRY { silu_scale(t, s); return -3; }",
+    "writes, then declines": "ENTRY { silu_scale(t, s); return t->ndim == 3; }",
+    "another shape": "ENTRY { if (t->ndim == 3) return 0; return silu_scale(t, s); }",
+    "ignores strides": "ENTRY { return silu_scale(t, s); }",
+    "changes its input": "ENTRY { silu_scale(t, s); ((float*)t->data)[3] += 1; return 0; }",
+    "garbage after three calls": "ENTRY { if (++calls > 3) return 0; return silu_scale(t, s); }",
+}
+
+
+@pytest.mark.parametrize("how", list(WRONG))
+def test_a_wrong_answer_is_wrong(judge: KernelJudge, how: str) -> None:
+    problem = given.problem() if how == "ignores strides" else small()
+    verdict = judge.judge(given.cpp(WRONG[how]), problem)
+    assert verdict.status == "wrong", verdict.reason
+    if how == "changes its input":
+        assert "input 0 was changed" in verdict.reason
+    if how.startswith("garbage"):
+        assert "wrong while it was" in verdict.reason
+
+
+def test_an_input_cannot_be_changed_while_it_is_timed(judge: KernelJudge) -> None:
+    body = "ENTRY { silu_scale(t, s); if (++calls > 3) ((float*)t->data)[3] += 1; return 0; }"
+    verdict = judge.judge(given.cpp(body), small())
+    assert verdict.status == "crashed"
+    assert "SIGSEGV" in verdict.reason
+
+
+MISBEHAVING = {
+    "segfault": ("ENTRY { *(volatile int*)8 = 1; return 0; }", {"crashed"}, "SIGSEGV"),
+    "exit": ("ENTRY { _exit(0); }", {"crashed"}, "exit code 0"),
+    "abort": ("ENTRY { abort(); }", {"crashed"}, "SIGABRT"),
+    "loop": ("ENTRY { for (volatile int i = 0;; ) (void)i; }", {"timed_out"}, "within"),
+    "fork bomb": ("ENTRY { for (;;) fork(); }", {"timed_out", "crashed"}, ""),
+    "endless flood": (
+        "ENTRY { static char b[65536]; for (;;) { (void)!write(1, b, sizeof b); } }",
+        {"timed_out"},
+        "",
+    ),
+    "memory": (
+        "ENTRY { for (;;) { void* p = malloc(1 << 28); if (!p) abort(); memset(p, 1, 1 << 12); } }",
+        {"crashed", "timed_out"},
+        "",
+    ),
+    "kills its parents": (
+        "ENTRY { kill(getppid(), 9); kill(-1, 9); for (;;); }",
+        {"crashed", "timed_out"},
+        "",
+    ),
+    "closes everything": (
+        "ENTRY { for (int i = 0; i < 64; ++i) close(i); return 0; }",
+        {"crashed", "timed_out"},
+        "",
+    ),
+    "garbage on its channel": (
+        'ENTRY { for (int i = 3; i < 64; ++i) (void)!write(i, "\\0\\0\\0\\4junk", 8); return 0; }',
+        {"crashed"},
+        "nonsense",
+    ),
+    "dies when loaded": (
+        "struct S { S() { abort(); } } s0; ENTRY { return silu_scale(t, s); }",
+        {"crashed"},
+        "load",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", list(MISBEHAVING))
+def test_what_misbehaves_gets_a_verdict_and_leaves_nothing_behind(
+    judge: KernelJudge, how: str
+) -> None:
+    body, statuses, words = MISBEHAVING[how]
+    began = time.monotonic()
+    verdict = judge.judge(given.cpp("#include <signal.h>\n" + body), small(), time_limit_s=20)
+    assert verdict.status in statuses, verdict.reason
+    assert words in verdict.reason
+    assert verdict.speedup.vs_reference is None
+    assert time.monotonic() - began < 25
+    assert others_alive(judge) == []
+
+
+def test_a_daemon_does_not_survive_and_a_flood_that_ends_is_no_fault(judge: KernelJudge) -> None:
+    body = r"""
+    ENTRY {
+        static char b[65536];
+        if (!calls++ && !fork()) { setsid(); if (fork()) _exit(0); for (;;) sleep(100); }
+        for (int i = 0; i < 64; ++i) (void)!write(2, b, sizeof b);
+        return silu_scale(t, s);
+    }"""
+    verdict = judge.judge(given.cpp(body), small())
+    assert verdict.status in RIGHT, verdict.reason
+    assert others_alive(judge) == []
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        (given.cpp("ENTRY { return nonsense; }"), "does not compile"),
+        (given.cpp('#include "/etc/shadow"\nENTRY { return 0; }'), "does not compile"),
+        (given.cpp(given.HONEST, entry="other"), "no entry 'other'"),
+        (given.cpp("ENTRY { return 1; }"), "declines the timed case"),
+        (given.python("def silu(x"), "SyntaxError"),
+        (given.python("def other(x, s): return (x,)"), "defines no function 'silu'"),
+    ],
+)
+def test_a_source_that_is_none_is_refused(judge: KernelJudge, kernel: Kernel, words: str) -> None:
+    verdict = judge.judge(kernel, small())
+    assert verdict.status == "refused", verdict.reason
+    assert words in verdict.reason
+    assert "\n" not in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        ("constant", "accepts a constant"),
+        ("zeros", "accepts a constant, the output for other inputs, zeros"),
+        ("identity", "accepts an input passed through"),
+        ("raises", "no such thing"),
+        ("mutates", "changes input 0"),
+        ("no_tuple", "must return a tuple"),
+        ("absent", "cannot be loaded"),
+    ],
+)
+def test_a_problem_that_accepts_trivial_answers_or_is_broken_is_refused(
+    judge: KernelJudge, reference: str, words: str
+) -> None:
+    verdict = judge.judge(given.cpp(given.HONEST), given.problem(reference))
+    assert verdict.status == "refused"
+    assert words in verdict.reason
+
+
+def test_relu_on_positive_inputs_is_refused_and_on_signed_ones_is_not(judge: KernelJudge) -> None:
+    positive = given.problem("rectified", given.case("timed", 8, 32, distribution="positive"))
+    assert judge.judge(given.cpp(given.HONEST), positive).status == "refused"
+    signed = given.problem("rectified", given.case("timed", 8, 32))
+    verdict = judge.judge(given.cpp(given.HONEST), signed)
+    assert verdict.status == "wrong"
+
+
+AXPY = r"""
+extern "C" int64_t axpy(const tensor* t, int64_t count, const double* s, int64_t ns) {
+    const int64_t n = t->size[0], m = t->size[1];
+    float *w = (float*)t[0].data, *g = (float*)t[1].data, *out = (float*)t[2].data;
+    for (int64_t i = 0; i < n; ++i) {
+        float sum = 0;
+        for (int64_t j = 0; j < m; ++j) {
+            w[i * m + j] += FACTOR * (float)s[0] * g[i * m + j];
+            sum += g[i * m + j] * g[i * m + j];
+        }
+        out[i] = sum;
+    }
+    return 0;
+}
+"""
+
+
+def axpy(factor: str) -> Kernel:
+    return given.cpp(AXPY.replace("FACTOR", factor), entry="axpy")
+
+
+def axpy_problem() -> Problem:
+    inputs = (
+        TensorSpec(shape=(40, 33), dtype="float32", in_place=True),
+        TensorSpec(shape=(40, 33), dtype="float32"),
+    )
+    cases = (Case(name="timed", inputs=inputs, scalars=(0.25,), timed=True),)
+    return Problem(name="axpy", reference="judge_problems:inplace_axpy", cases=cases)
+
+
+def test_tensors_changed_in_place_are_judged_by_their_new_values(judge: KernelJudge) -> None:
+    assert judge.judge(axpy("1.0f"), axpy_problem()).status in RIGHT
+    verdict = judge.judge(axpy("1.001f"), axpy_problem())
+    assert verdict.status == "wrong"
+
+
+def test_a_kernel_in_python_is_judged_in_the_same_sandbox(judge: KernelJudge) -> None:
+    right = "import torch\ndef silu(x, s): return (s[0] * torch.nn.functional.silu(x),)"
+    assert judge.judge(given.python(right), small()).status in RIGHT
+    wrong = "import torch\ndef silu(x, s): return (torch.nn.functional.silu(x),)"
+    assert judge.judge(given.python(wrong), small()).status == "wrong"
+
+
+def test_a_language_that_cannot_run_here_is_unmeasured(judge: KernelJudge) -> None:
+    kernel = Kernel(name="t", language="triton", source="", entry="silu")
+    verdict = judge.judge(kernel, small())
+    assert verdict.status == "unmeasured"
+    assert "triton" in verdict.reason
+
+
+def test_a_fault_of_the_judge_is_unmeasured_and_the_next_verdict_is_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with KernelJudge() as judge:
+        whole = ReferenceProcess.ask_for_memory
+
+        def faulty(self: ReferenceProcess, **message: object) -> object:
+            if message["do"] == "check":
+                os.kill(self._child.pid, signal.SIGKILL)
+            return whole(self, **message)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ReferenceProcess, "ask_for_memory", faulty)
+            verdict = judge.judge(given.cpp(given.HONEST), small())
+        assert verdict.status == "unmeasured"
+        assert "died during 'check'" in verdict.reason
+        assert judge.judge(given.cpp(given.HONEST), small()).status in RIGHT
+
+
+def test_a_measurement_that_fails_is_never_a_win(
+    judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise JudgeError("the clock stood still")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ratchet.judge.kernel_timing.run_rounds", broken)
+        verdict = judge.judge(given.cpp(given.HONEST), small())
+    assert verdict.status == "unmeasured"
+    assert verdict.speedup.vs_reference is None
+
+
+def test_a_candidate_sees_neither_the_machine_nor_root() -> None:
+    if isolation.bubblewrap() is None:
+        pytest.skip("bubblewrap does not work on this machine")
+    body = r"""
+    #include <fcntl.h>
+    #include <sys/socket.h>
+    ENTRY {
+        if (getuid() == 0 || geteuid() == 0) return -2;
+        if (access("/etc/passwd", R_OK) == 0 || access("HERE", F_OK) == 0) return -3;
+        if (open("/usr/ratchet-test", O_CREAT | O_WRONLY, 0600) >= 0) return -4;
+        if (access("/proc/1/cmdline", R_OK) != 0) return -5;
+        if (kill(HOST_PID, 0) == 0) return -6;
+        return silu_scale(t, s);
+    }"""
+    body = body.replace("HERE", str(Path(__file__))).replace("HOST_PID", str(os.getpid() + 10**6))
+    verdict = judge_kernel(given.cpp("#include <signal.h>\n" + body), small())
+    assert verdict.status in RIGHT, verdict.reason
+
+
+def test_without_bubblewrap_the_verdict_says_so_and_faults_are_still_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(isolation, "bubblewrap", lambda: None)
+    with KernelJudge() as judge:
+        verdict = judge.judge(given.cpp(given.HONEST), small())
+        assert verdict.status in RIGHT, verdict.reason
+        assert verdict.isolation.startswith("no namespaces")
+        body, statuses, _ = MISBEHAVING["loop"]
+        assert judge.judge(given.cpp(body), small()).status in statuses
+        assert others_alive(judge) == []
+
+
+def test_the_candidates_worker_imports_neither_torch_nor_numpy() -> None:
+    source = Path(isolation.__file__).parents[2]
+    program = (
+        f"import sys; sys.path.insert(0, {str(source)!r})\n"
+        "import ratchet.judge.workers.candidate\n"
+        "assert not {'torch', 'numpy', 'pydantic'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True)
+
+
+def test_the_secret_seed_is_in_no_command_line_and_no_environment() -> None:
+    seed = 123456789012345
+    seen: list[str] = []
+    made = isolation.make_sandbox
+
+    def spy(*arguments: object, **named: object) -> isolation.Sandbox:
+        sandbox = made(*arguments, **named)  # type: ignore[arg-type]
+        seen.append(repr(sandbox))
+        return sandbox
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ratchet.judge.candidate_process.make_sandbox", spy)
+        judge_kernel(given.cpp(given.HONEST), small(), seed=seed)
+    assert seen
+    assert not any(str(seed) in text for text in seen)

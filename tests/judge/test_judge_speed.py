@@ -1,0 +1,142 @@
+"""From samples to a status: only an interval above one and the floor is a proof."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ratchet.errors import JudgeError
+from ratchet.judge import kernel_timing
+from ratchet.judge.kernel_checks import CaseFacts, verdict_of_call
+from ratchet.judge.kernel_timing import CANDIDATE, REFERENCE, TWIN, CaseTiming
+from ratchet.judge.speed import conclude, floor_time_s
+from ratchet.judge.verdict import Evidence
+from ratchet.measure.samples import Sample
+
+FACTS = CaseFacts(name="timed", time_s=1e-3, flops=1e6, bytes=1e6)
+
+
+def timing(ratio: float, *, noise: float = 0.02, seed: int = 0, time_s: float = 1e-3) -> CaseTiming:
+    rng = np.random.default_rng(seed)
+    arms = {REFERENCE: time_s, TWIN: time_s, CANDIDATE: time_s / ratio}
+    samples = [
+        Sample(
+            arm=arm,
+            launch=launch,
+            round=index,
+            position=0,
+            iterations=1,
+            wall_time_s=mean * float(np.exp(noise * rng.normal())),
+            cpu_time_s=mean,
+        )
+        for launch in range(3)
+        for index in range(12)
+        for arm, mean in arms.items()
+    ]
+    return CaseTiming(case=0, name="timed", samples=samples, checked=36)
+
+
+def opened(rates: dict[str, float] | None) -> Any:
+    def ask(**_: object) -> dict[str, float]:
+        if rates is None:
+            raise JudgeError("no ceilings here")
+        return rates
+
+    return SimpleNamespace(
+        reference=SimpleNamespace(ask=ask), clock=SimpleNamespace(left_s=1.0), cases=[FACTS]
+    )
+
+
+SLOW_ENOUGH = {"flops_per_s": 1e12, "bytes_per_s": 1e11}
+
+
+@pytest.mark.parametrize(
+    ("ratios", "status", "words"),
+    [
+        ([2.0], "proven", "faster"),
+        ([1.0], "correct", "speed is"),
+        ([0.5], "correct", "slower"),
+        ([2.0, 2.0], "proven", "faster"),
+        ([3.0, 0.5], "correct", "slower"),
+    ],
+)
+def test_the_status_follows_the_intervals_of_every_timed_case(
+    ratios: list[float], status: str, words: str
+) -> None:
+    evidence: list[Evidence] = []
+    timings = [timing(ratio, seed=index) for index, ratio in enumerate(ratios)]
+    answer, reason, speedup = conclude(timings, opened(SLOW_ENOUGH), evidence)
+    assert answer == status, reason
+    assert words in reason
+    assert speedup.vs_reference is not None
+    assert speedup.vs_reference.low <= speedup.vs_reference.ratio <= speedup.vs_reference.high
+
+
+def test_a_time_that_cannot_be_is_unmeasured_and_no_win() -> None:
+    evidence: list[Evidence] = []
+    rates = {"flops_per_s": 1e8, "bytes_per_s": 1e8}
+    answer, reason, speedup = conclude([timing(50.0)], opened(rates), evidence)
+    assert answer == "unmeasured"
+    assert "cannot reach" in reason
+    assert speedup.vs_reference is None
+    assert not evidence[-1].passed
+
+
+def test_without_ceilings_the_evidence_says_that_physics_was_not_checked() -> None:
+    evidence: list[Evidence] = []
+    answer, _, _ = conclude([timing(2.0)], opened(None), evidence)
+    assert answer == "proven"
+    assert "not checked" in evidence[-1].detail
+
+
+def test_a_problem_without_a_timed_case_is_never_proven() -> None:
+    assert conclude([], opened(None), [])[0] == "correct"
+
+
+@given(st.floats(1e3, 1e12), st.floats(1e9, 1e13), st.floats(1.01, 100.0))
+def test_the_floor_falls_as_the_rates_rise_and_grows_with_the_work(
+    work: float, rate: float, factor: float
+) -> None:
+    def floor(amount: float, per_s: float) -> float:
+        facts = CaseFacts(name="", time_s=1.0, flops=amount, bytes=amount)
+        return floor_time_s(facts, flops_per_s=per_s, bytes_per_s=per_s)
+
+    assert floor(work, rate * factor) < floor(work, rate) < floor(work * factor, rate)
+
+
+@given(st.floats(1e-7, 10.0), st.floats(1.0, 1e10))
+def test_a_batch_holds_at_least_one_call_and_no_more_memory_than_allowed(
+    time_s: float, size_bytes: float
+) -> None:
+    calls = kernel_timing.calls_per_batch(time_s, size_bytes)
+    assert 1 <= calls <= kernel_timing.MAX_CALLS
+    assert calls == 1 or calls * size_bytes <= kernel_timing.MAX_BATCH_BYTES
+
+
+@given(st.floats(1e-5, 1e3))
+def test_rounds_are_even_and_bounded(round_s: float) -> None:
+    rounds = kernel_timing.round_count(round_s)
+    assert rounds % 2 == 0
+    assert kernel_timing.MIN_ROUNDS <= rounds <= kernel_timing.MAX_ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("code", "check", "answer"),
+    [
+        (0, {"passed": True, "written": True, "changed_input": None, "detail": ""}, True),
+        (0, {"passed": False, "written": True, "changed_input": None, "detail": ""}, False),
+        (0, {"passed": True, "written": True, "changed_input": 0, "detail": ""}, False),
+        (1, {"passed": False, "written": False, "changed_input": None, "detail": ""}, None),
+        (1, {"passed": True, "written": True, "changed_input": None, "detail": ""}, False),
+        (-1, {"passed": True, "written": True, "changed_input": None, "detail": ""}, False),
+    ],
+)
+def test_a_call_is_right_only_when_code_and_memory_agree(
+    code: int, check: dict[str, Any], answer: bool | None
+) -> None:
+    assert verdict_of_call(code, check)[0] is answer

@@ -1,0 +1,175 @@
+"""The climb over a made-up step whose times are known: what helps stays, what hurts goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ratchet.optimize import climb as climb_module
+from ratchet.optimize.candidate import Candidate, with_config
+from ratchet.optimize.climb import Climber, applicable
+from ratchet.optimize.levers import Lever, Situation
+from ratchet.optimize.levers.base import field_lever
+from ratchet.optimize.screen import Screening
+from ratchet.workloads.config import StepConfig
+
+FIELDS = {
+    "allocator": "mallopt",
+    "huge_pages": True,
+    "affinity": True,
+    "preallocate": True,
+    "optimizer": "fused",
+}
+
+
+def levers(*, default: bool = True, fields: dict[str, Any] = FIELDS) -> list[Lever]:
+    return [
+        field_lever(
+            field, value, name=field, summary="s", expected="e", source="x", default=default
+        )
+        for field, value in fields.items()
+    ]
+
+
+def situation() -> Situation:
+    return Situation(
+        device_kind="cpu",
+        vendor="AMD",
+        isa="portable",
+        cores=2,
+        written=StepConfig(),
+        optimizer_is_adamw=True,
+        has_attention=True,
+        trainable_bytes=0,
+        peak_memory_bytes=0,
+        memory_bytes=1,
+    )
+
+
+class Fake:
+    """A step's time is the product of a factor for each pulled lever."""
+
+    def __init__(self, factors: dict[str, float], wrong: frozenset[str] = frozenset()) -> None:
+        self.factors, self.wrong = factors, wrong
+        self.screened = 0
+
+    def time_s(self, config: StepConfig) -> float:
+        time_s = 1.0
+        for field, factor in self.factors.items():
+            if getattr(config, field) == FIELDS[field]:
+                time_s *= factor
+        return time_s
+
+    def screen(
+        self, turn: object, incumbent: Candidate, new: Candidate, oracle: object
+    ) -> Screening:
+        self.screened += 1
+        bad = [f for f in self.wrong if getattr(new.config, f) == FIELDS[f]]
+        ratio = self.time_s(incumbent.config) / self.time_s(new.config)
+        return Screening(
+            passed=not bad,
+            reason=f"gradients: {bad}" if bad else "",
+            ratio=ratio,
+            low=ratio * 0.999,
+            high=ratio * 1.001,
+            answer="faster" if ratio > 1 else "slower",
+            step_time_s=1.0,
+            setup_s=0.0,
+        )
+
+
+def climb(
+    monkeypatch: pytest.MonkeyPatch, fake: Fake, tried: list[Lever], left_s: float = 100.0
+) -> climb_module.Climb:
+    monkeypatch.setattr(climb_module, "screen", fake.screen)
+    turn: Any = SimpleNamespace(left_s=lambda share: left_s, drop=lambda candidate: None)
+    climber = Climber(turn=turn, situation=situation(), proven={}, until_share=0.5)
+    return climber.climb(with_config(StepConfig(), {}), tried)
+
+
+@pytest.fixture
+def patched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., climb_module.Climb]:
+    return lambda fake, tried, left_s=100.0: climb(monkeypatch, fake, tried, left_s)
+
+
+def test_what_helps_is_kept_and_what_hurts_is_dropped(patched: Any) -> None:
+    fake = Fake({"allocator": 0.8, "huge_pages": 0.9, "affinity": 1.1})
+    tried = levers(fields={name: FIELDS[name] for name in fake.factors})
+    found = patched(fake, tried)
+    assert found.best.config.allocator == "mallopt"
+    assert found.best.config.huge_pages
+    assert not found.best.config.affinity
+    decisions = {change.name: change.decision for change in found.changes}
+    assert decisions == {"allocator": "kept", "huge_pages": "kept", "affinity": "dropped"}
+    gains = {change.name: change.ratio for change in found.changes}
+    assert gains["allocator"] == pytest.approx(1 / 0.8)
+
+
+@given(st.lists(st.sampled_from([0.7, 0.9, 1.0, 1.1, 1.4]), min_size=5, max_size=5))
+def test_the_climb_never_ends_slower_than_it_began(factors: list[float]) -> None:
+    fake = Fake(dict(zip(FIELDS, factors, strict=True)))
+    with pytest.MonkeyPatch.context() as patch:
+        found = climb(patch, fake, levers())
+    assert fake.time_s(found.best.config) <= 1.0
+    best_s = 1.0
+    for factor in factors:
+        best_s *= min(factor, 1.0)
+    assert fake.time_s(found.best.config) == pytest.approx(best_s)
+
+
+def test_a_wrong_lever_does_not_take_the_bundle_with_it(patched: Any) -> None:
+    fake = Fake({"allocator": 0.5, "huge_pages": 0.5}, wrong=frozenset({"huge_pages"}))
+    found = patched(fake, levers(fields={"allocator": "mallopt", "huge_pages": True}))
+    assert found.best.config.allocator == "mallopt"
+    assert not found.best.config.huge_pages
+    refused = [change for change in found.changes if change.decision == "refused"]
+    assert [change.name for change in refused] == ["huge_pages"]
+    assert "gradients" in refused[0].reason
+
+
+def test_without_time_the_bundle_stands_and_nothing_else_is_tried(patched: Any) -> None:
+    fake = Fake({"allocator": 0.5, "huge_pages": 1.1})
+    found = patched(fake, levers(fields={"allocator": "mallopt", "huge_pages": True}), left_s=0.0)
+    assert fake.screened == 1
+    assert {change.decision for change in found.changes} == {"kept"}
+
+
+def test_levers_that_are_not_expected_to_help_are_tried_on_top(patched: Any) -> None:
+    fake = Fake({"affinity": 0.9, "preallocate": 1.2})
+    tried = levers(default=False, fields={"affinity": True, "preallocate": True})
+    found = patched(fake, tried)
+    assert found.best.config.affinity and not found.best.config.preallocate
+
+
+def test_every_lever_is_accounted_for() -> None:
+    blocked = field_lever(
+        "affinity",
+        True,
+        name="blocked",
+        summary="s",
+        expected="e",
+        source="x",
+        applies=lambda situation: "not here",
+    )
+    changing = field_lever(
+        "precision",
+        "bf16_master",
+        name="bf16",
+        summary="s",
+        expected="e",
+        source="x",
+        changes_arithmetic=True,
+    )
+    chosen, changes = applicable(
+        [blocked, changing, *levers()], situation(), refused_kernels={}, keep_arithmetic=True
+    )
+    assert [lever.name for lever in chosen] == list(FIELDS)
+    assert {change.name: change.reason for change in changes} == {
+        "blocked": "not here",
+        "bf16": "it changes the arithmetic",
+    }

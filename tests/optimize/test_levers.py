@@ -1,0 +1,78 @@
+"""Every lever says when it applies, what it gives and where that is from."""
+
+from __future__ import annotations
+
+import pkgutil
+
+import pytest
+
+from ratchet.optimize import levers
+from ratchet.optimize.levers import LEVERS, Lever, Situation, all_levers
+from ratchet.workloads.config import StepConfig
+
+
+def situation(**changes: object) -> Situation:
+    values: dict[str, object] = {
+        "device_kind": "cpu",
+        "vendor": "AMD",
+        "isa": "avx512_bf16",
+        "cores": 2,
+        "written": StepConfig(),
+        "optimizer_is_adamw": True,
+        "has_attention": True,
+        "trainable_bytes": 1 << 20,
+        "peak_memory_bytes": 1 << 28,
+        "memory_bytes": 1 << 34,
+    }
+    return Situation(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_every_file_of_the_room_is_a_lever_in_the_list() -> None:
+    files = {module.name for module in pkgutil.iter_modules(levers.__path__)}
+    assert len(LEVERS) == len(files - {"base", "kernels"})
+
+
+def test_names_are_unique() -> None:
+    names = [lever.name for lever in LEVERS]
+    assert len(names) == len(set(names))
+    assert set(names) < set(all_levers())
+
+
+@pytest.mark.parametrize("lever", list(all_levers().values()), ids=lambda lever: lever.name)
+def test_a_lever_explains_itself_and_changes_the_config(lever: Lever) -> None:
+    assert lever.summary and lever.expected and lever.source
+    here = situation(cores=8, written=StepConfig(threads=1))
+    pulled = lever.set(StepConfig(threads=1), here)
+    assert isinstance(pulled, StepConfig)
+    assert pulled != StepConfig(threads=1)
+    assert lever.set(pulled, here) == pulled
+
+
+@pytest.mark.parametrize("lever", LEVERS, ids=lambda lever: lever.name)
+def test_unset_gives_back_what_was_written(lever: Lever) -> None:
+    here = situation(cores=8, written=StepConfig(threads=1))
+    pulled = lever.set(here.written, here)
+    assert lever.unset(pulled, here) == here.written
+
+
+def test_levers_of_the_arithmetic_say_so() -> None:
+    changing = {lever.name for lever in all_levers().values() if lever.changes_arithmetic}
+    assert changing == {"bf16-autocast", "bf16-weights", "matmul-precision"}
+
+
+def test_adamw_levers_leave_another_optimizer_alone() -> None:
+    here = situation(optimizer_is_adamw=False)
+    for name in ("bf16-weights", "fused-optimizer", "foreach-optimizer", "kernel:adamw"):
+        assert all_levers()[name].applies(here)
+
+
+def test_checkpointing_waits_until_memory_is_short() -> None:
+    lever = all_levers()["activation-checkpointing"]
+    assert lever.applies(situation())
+    assert lever.applies(situation(peak_memory_bytes=1 << 34)) is None
+
+
+def test_cpu_levers_leave_a_gpu_alone() -> None:
+    here = situation(device_kind="cuda")
+    for name in ("allocator-mallopt", "huge-pages", "affinity", "kernel:rms_norm"):
+        assert all_levers()[name].applies(here)

@@ -1,0 +1,100 @@
+"""The recipe file: whole, unchanged, and from here, or refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ratchet.errors import RecipeError
+from ratchet.optimize.recipe import SCHEMA, Recipe, RecipeKernel
+from ratchet.workloads.config import StepConfig
+
+
+def make() -> Recipe:
+    return Recipe(
+        workload="llama-8m",
+        device="d1",
+        device_name="a CPU",
+        software="s1",
+        versions={"torch": "2.13.0"},
+        config=StepConfig(precision="bf16_master", compile_mode="default", kernels=("rms_norm",)),
+        kernels=(RecipeKernel(library="rms_norm", entry="rms_norm_forward", hash="ab", isa="x"),),
+        speedup={"vs_compile": {"ratio": 1.5}},
+        changes_arithmetic=True,
+        created_at="2026-01-01T00:00:00+00:00",
+    )
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(RecipeError) as caught:
+        Recipe.load(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_saved_recipe_loads_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.json"
+    make().save(path)
+    assert Recipe.load(path) == make().sealed()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_missing_recipe_is_refused(tmp_path: Path) -> None:
+    assert "cannot be read" in refused(tmp_path / "none.json")
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    assert "cannot be read" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 40, 400])
+def test_a_truncated_recipe_is_refused(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "recipe.json"
+    make().save(path)
+    path.write_text(path.read_text()[:keep])
+    assert "damaged" in refused(path)
+
+
+def test_a_recipe_edited_by_hand_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.json"
+    make().save(path)
+    path.write_text(path.read_text().replace('"bf16_master"', '"fp32"'))
+    assert "changed after it was written" in refused(path)
+
+
+def test_an_unknown_field_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.json"
+    document = make().sealed().model_dump(mode="json")
+    document["config"]["turbo"] = True
+    path.write_text(json.dumps(document))
+    assert "turbo" in refused(path)
+
+
+def test_a_newer_schema_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps({"schema_version": SCHEMA + 1}))
+    assert f"schema {SCHEMA + 1}" in refused(path)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '"recipe"', "null", "{}"])
+def test_json_that_is_no_recipe_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "recipe.json"
+    path.write_text(text)
+    assert "damaged" in refused(path)
+
+
+def test_binary_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.json"
+    path.write_bytes(b"\xff\xfe\x00")
+    assert "not text" in refused(path)
+
+
+def test_another_device_or_version_is_refused() -> None:
+    recipe = make()
+    recipe.check_here(device="d1", device_name="a CPU", software="s1")
+    with pytest.raises(RecipeError, match="a CPU, this is another CPU"):
+        recipe.check_here(device="d2", device_name="another CPU", software="s1")
+    with pytest.raises(RecipeError, match=r"torch 2\.13\.0"):
+        recipe.check_here(device="d1", device_name="a CPU", software="s2")

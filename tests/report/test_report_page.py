@@ -1,0 +1,269 @@
+"""report.html: complete, escaped, without scripts or loads, and whole in a real browser."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from made_up_result import make_result
+
+from ratchet.optimize.result import OptimizeResult
+from ratchet.report import breakdown, figures, shape
+from ratchet.report.page import changed_settings, render_page
+from ratchet.report.shape import as_result
+
+CHROMIUM = next(
+    (
+        found
+        for name in ("chromium", "chromium-browser", "google-chrome", "chrome")
+        if (found := shutil.which(name))
+    ),
+    None,
+)
+_FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--enable-logging=stderr",
+    "--dump-dom",
+)
+_HARNESS = """<!doctype html><title>harness</title><body style="margin:0">
+<iframe id="page" style="border:0;width:{width}px;height:900px" srcdoc="{page}"></iframe>
+<pre id="found">waiting</pre>
+<script>
+addEventListener("load", () => {{
+  const inner = document.getElementById("page").contentWindow;
+  const root = inner.document.documentElement;
+  document.getElementById("found").textContent = JSON.stringify({{
+    title: inner.document.title,
+    scroll: root.scrollWidth,
+    client: root.clientWidth,
+    loads: inner.performance.getEntriesByType("resource").map((entry) => entry.name),
+    sections: inner.document.querySelectorAll("section").length,
+    scripts: inner.document.querySelectorAll("script, img, iframe").length,
+    dots: inner.document.querySelector(".dots path").getBoundingClientRect().width,
+  }});
+}});
+</script>"""
+_HOSTILE = (
+    "<script>document.title='owned'</script>\"><img src=x onerror=\"document.title='owned'\">"
+)
+
+
+class _Tags(HTMLParser):
+    """Collects every tag with its attributes, and checks that they are closed in order."""
+
+    _VOID = frozenset({"meta", "link", "path", "br", "img"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in self._VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def _tags(page: str) -> list[tuple[str, dict[str, str | None]]]:
+    parser = _Tags()
+    parser.feed(page)
+    assert parser.open == []
+    return parser.found
+
+
+def _hostile(value: Any) -> Any:
+    """The same document with something hostile in each of its texts."""
+    if isinstance(value, str):
+        return value + _HOSTILE
+    if isinstance(value, list):
+        return [_hostile(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _hostile(item) for key, item in value.items()}
+    return value
+
+
+def _in_chromium(page: str, folder: Path, width: int) -> tuple[dict[str, Any], str]:
+    """What the browser found in the page, and what it wrote on its console."""
+    harness = folder / "harness.html"
+    harness.write_text(_HARNESS.format(width=width, page=html.escape(page)))
+    assert CHROMIUM is not None
+    done = subprocess.run(
+        [CHROMIUM, *_FLAGS, f"--user-data-dir={folder / 'profile'}", harness.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found is not None, done.stderr
+    console = "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+    return json.loads(html.unescape(found.group(1))), console
+
+
+def test_the_shape_is_that_of_the_result() -> None:
+    theirs = set(OptimizeResult.model_fields)
+    ours = set(get_type_hints(shape.Result))
+    assert theirs <= ours
+    assert ours - theirs <= {"unit"}
+
+
+def test_a_made_up_result_is_a_result() -> None:
+    OptimizeResult.model_validate(make_result())
+
+
+def test_the_page_says_everything(result: dict[str, Any]) -> None:
+    page = render_page(result)
+    for words in (
+        "1.83x as fast as torch.compile&#39;s best",
+        "2,183 to 2,245",
+        "MFU",
+        "bf16_master",
+        "wrong: case &#39;outliers&#39;",
+        "ratchet.compile(step, model, optimizer",
+        "layers.3.attention.k.weight",
+        "bubblewrap, fresh uid",
+        "torch.compile max-autotune, bf16 autocast",
+        "2.13.0+cpu",
+        "A/A floor",
+        "ratchet optimize llama-60m",
+        "2026-01-31 09:14 UTC",
+    ):
+        assert words in page
+
+
+def test_the_page_is_small_and_loads_nothing(result: dict[str, Any]) -> None:
+    page = render_page(result)
+    assert len(page) < 200_000
+    assert "default-src 'none'" in page
+    for tag, attributes in _tags(page):
+        assert tag not in {"script", "img", "iframe", "object", "embed", "video", "audio"}
+        assert "src" not in attributes
+        assert attributes.get("href", "data:,") == "data:,"
+        assert not any(name.startswith("on") for name in attributes)
+    assert "http://" not in page
+    assert "https://" not in page
+    assert "url(" not in page
+
+
+def test_numbers_are_right_aligned_with_their_unit_in_the_head(result: dict[str, Any]) -> None:
+    page = render_page(result)
+    assert '<th class="n">step, ms</th>' in page
+    assert '<td class="n">2,214</td>' in page
+    assert "td.n, th.n { text-align: right;" in page
+
+
+def test_every_text_is_escaped(result: dict[str, Any]) -> None:
+    calm, hostile = render_page(result), render_page(_hostile(result))
+    assert "<script" not in hostile
+    assert "<img" not in hostile
+    counted = [[tag for tag, _ in _tags(page)] for page in (calm, hostile)]
+    assert set(counted[1]) <= set(counted[0])
+
+
+def test_a_result_with_little_in_it_is_still_a_page() -> None:
+    empty: dict[str, Any] = {
+        "arms": [],
+        "speedup": {},
+        "floor": {},
+        "rivals": [],
+        "changes": [],
+        "profile_before": None,
+        "profile_after": None,
+        "gradients": None,
+        "losses": None,
+        "samples": [],
+        "verdicts": [],
+        "warnings": ["the budget ended early"],
+    }
+    page = render_page(make_result(**empty))
+    _tags(page)
+    assert "No change was tried." in page
+    assert "The gradients were not checked." in page
+    assert "the budget ended early" in page
+
+
+def test_only_the_second_profile_was_taken(result: dict[str, Any]) -> None:
+    rows = breakdown.category_rows(as_result(result | {"profile_before": None}))
+    assert {row.before for row in rows} == {"-"}
+    assert {row.saved for row in rows} == {"-"}
+
+
+def test_time_by_category_adds_up(result: dict[str, Any]) -> None:
+    for profile in (result["profile_before"], result["profile_after"]):
+        assert sum(breakdown.by_category(profile).values()) == pytest.approx(profile["total_s"])
+
+
+def test_an_unknown_category_counts_as_other() -> None:
+    op: Any = {"category": "brand new", "time_s": 1.0}
+    assert breakdown.by_category({"total_s": 1.0, "ops": [op]}) == {"other": 1.0}
+
+
+def test_every_sample_is_one_dot(result: dict[str, Any]) -> None:
+    plot = figures.samples_plot(as_result(result))
+    assert plot is not None
+    assert sum(series.path.count("M") for series in plot.series) == len(result["samples"])
+    assert [tick.label for tick in plot.x_ticks] == ["launch 1", "launch 2", "launch 3"]
+    assert len(plot.dividers) == 2
+
+
+def test_a_loss_that_is_not_finite_breaks_the_curve() -> None:
+    losses: Any = {"baseline": [[3.0, float("nan"), 2.0, 1.0]], "candidate": []}
+    plot = figures.losses_plot(losses)
+    assert plot is not None
+    assert plot.series[0].path.count("M") == 2
+    assert "nan" not in plot.series[0].path
+
+
+def test_changes_stand_on_the_side_of_one_they_belong_to(result: dict[str, Any]) -> None:
+    forest = figures.forest(as_result(result)["changes"], result["floor"])
+    assert forest is not None
+    for row in forest.rows:
+        ratio = row.change["ratio"] or 1.0
+        assert (row.percent > forest.one_percent) == (ratio > 1)
+        assert row.low_percent <= row.percent <= row.high_percent
+    assert forest.floor_low_percent < forest.one_percent < forest.floor_high_percent
+    assert figures.forest([], {}) is None
+
+
+def test_the_settings_that_changed_are_listed(result: dict[str, Any]) -> None:
+    assert changed_settings(as_result(result)) == [("precision", "fp32", "bf16_master")]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here")
+@pytest.mark.parametrize("width", [420, 1200])
+def test_a_browser_shows_the_page_whole(result: dict[str, Any], tmp_path: Path, width: int) -> None:
+    found, console = _in_chromium(render_page(result), tmp_path, width)
+    assert console == ""
+    assert found["title"] == "llama-60m: Ratchet"
+    assert found["loads"] == []
+    assert found["sections"] == 9
+    assert found["scroll"] <= found["client"]
+    assert found["dots"] > width / 2
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here")
+def test_a_browser_runs_nothing_that_a_name_holds(result: dict[str, Any], tmp_path: Path) -> None:
+    found, _ = _in_chromium(render_page(_hostile(result)), tmp_path, 420)
+    assert found["title"] != "owned"
+    assert found["scripts"] == 0
+    assert found["loads"] == []
+    assert found["scroll"] <= found["client"]

@@ -1,0 +1,200 @@
+"""What the terminal shows: whole at 80 columns, plain when piped."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from made_up_result import make_result
+from rich.console import Console
+
+from ratchet.report.console import make_console
+from ratchet.report.progress import Progress
+from ratchet.report.terminal import print_bench, print_device, print_plan, print_result
+
+
+def _console(width: int = 80, *, terminal: bool = False) -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    console = Console(
+        file=file,
+        width=width,
+        force_terminal=terminal,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+    return console, file
+
+
+def _said(document: dict[str, Any], width: int = 80) -> str:
+    console, file = _console(width)
+    print_result(document, console)
+    return file.getvalue()
+
+
+def test_the_table_has_every_arm_and_figure(result: dict[str, Any]) -> None:
+    said = _said(result)
+    for words in ("as written", "torch.compile's best", "arithmetic", "Ratchet"):
+        assert words in said
+    assert "step, ms" in said
+    assert "301 - 313" in said
+    assert "3,339" in said
+    assert "38%" in said
+    assert "2.14 GiB" in said
+
+
+def test_kept_and_dropped_come_with_their_reasons(result: dict[str, Any]) -> None:
+    said = " ".join(_said(result, 200).split())
+    assert "kernel:attention 1.29x (1.27 to 1.31) the step is not faster without it" in said
+    assert "allocator_mallopt - kept with the bundle" in said
+    assert "Dropped" in said
+    assert "Refused change why" in said
+    assert "checkpointing the step fits in memory without it" in said
+    assert "huge_pages the budget ended before it" in said
+
+
+def test_comparisons_say_their_interval(result: dict[str, Any]) -> None:
+    said = _said(result, 200)
+    assert "Ratchet: 1.83x as fast as torch.compile's best (95 % interval 1.78 to 1.88)." in said
+    assert "the A/A floor" in said
+    assert "has won that back after 25 steps" in said
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 160])
+def test_nothing_but_verbatim_lines_is_wider_than_the_terminal(
+    result: dict[str, Any], width: int
+) -> None:
+    verbatim = {f"    {line}" for line in result["paste"]["apply"] + result["paste"]["undo"]}
+    verbatim |= {f"    {path}" for path in result["paths"].values()}
+    for line in _said(result, width).splitlines():
+        assert len(line) <= width or line in verbatim
+
+
+def test_lines_to_paste_are_never_broken(result: dict[str, Any]) -> None:
+    long_path = "a-very-long-folder-name/" * 6 + "recipe.json"
+    result["paths"]["recipe"] = long_path
+    lines = _said(result, 60).splitlines()
+    for line in (*result["paste"]["apply"], long_path):
+        assert f"    {line}" in lines
+
+
+def test_a_piped_report_is_plain_text(result: dict[str, Any]) -> None:
+    assert "\x1b" not in _said(result)
+
+
+def test_names_are_printed_as_they_are() -> None:
+    said = _said(make_result(workload="[bold]x[/bold] :smile:", warnings=["[red]low[/red]"]))
+    assert "a step of [bold]x[/bold] :smile: runs" in said
+    assert "warning: [red]low[/red]" in said
+
+
+def test_a_result_with_little_in_it() -> None:
+    said = _said(
+        make_result(
+            speedup={},
+            floor={},
+            changes=[],
+            verdicts=[],
+            gradients=None,
+            losses=None,
+            profile_before=None,
+            profile_after=None,
+            samples=[],
+            resumed=True,
+            compile={"extra_setup_s": 0.0, "pays_after_steps": None},
+        )
+    )
+    assert "Nothing: no change was proven to help." in said
+    assert "gradients: not checked" in said
+    assert "No A/A floor was measured." in said
+    assert "much of it from the ledger" in " ".join(said.split())
+
+
+def test_the_bench_table() -> None:
+    console, file = _console()
+    row = {"tokens_per_s": 465.0, "mfu": 0.0, "peak_memory_bytes": 2**31, "unit": "tokens"}
+    images = row | {"unit": "images", "name": "vit", "step_time_s": 0.12}
+    print_bench([row | {"workload": "llama-60m", "step_time_s": 2.2}, images], console)
+    said = " ".join(file.getvalue().split())
+    assert "workload step, ms tokens or images/s MFU peak memory" in said
+    assert "llama-60m 2,200 465 - 2.00 GiB" in said
+    assert "vit 120" in said
+
+
+def test_the_device_table() -> None:
+    console, file = _console()
+    report = {
+        "device": make_result()["device"],
+        "target": "avx512_bf16",
+        "gemm_flops_per_s": {"fp32": 1.8e12, "bf16": 9.1e10},
+        "copy_bytes_per_s": {"dram": 3.1e10},
+        "triad_bytes_per_s": {"dram": 3.3e10},
+        "paper": {"name": "EPYC", "peak_flops_per_s": {"x": 1e12}, "memory_bytes_per_s": 4.6e11},
+        "notes": ("made up",),
+    }
+    print_device(report, console)
+    said = " ".join(file.getvalue().split())
+    assert "AMD EPYC 9554 64-Core Processor" in said
+    assert "matrix product, fp32 1.80 TFLOP/s" in said
+    assert "matrix product, bf16 91.0 GFLOP/s" in said
+    assert "copy, dram 31.0 GB/s" in said
+    assert "memory 460.0 GB/s" in said
+    assert "note: made up" in said
+    print_device(report | {"paper": None}, console)
+
+
+def test_the_plan_says_what_would_and_would_not_be_tried() -> None:
+    console, file = _console()
+    lever = {"name": "threads", "summary": "s", "expected": "1.1x", "source": "x"}
+    print_plan({"levers": [lever], "skipped": [{"name": "a", "reason": "no GPU"}]}, console)
+    said = " ".join(file.getvalue().split())
+    assert "threads 1.1x" in said
+    assert "Would not change why" in said
+    assert "a no GPU" in said
+
+
+_EVENTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("start", {"title": "as written"}),
+    ("profile", {"title": "as written"}),
+    ("screened", {"title": "bf16_master", "ratio": 1.03}),
+    ("screened", {"title": "refused", "ratio": None}),
+    ("judging", {"kernel": "rope"}),
+    ("judged", {"kernel": "rope", "status": "proven", "reason": ""}),
+    ("losses", {"title": "Ratchet", "seed": 1}),
+    ("proof", {"launch": 1, "rounds": 12}),
+    ("trial", {"kind": "warm", "arm": "ratchet", "round": -1}),
+    ("trial", {"kind": "round", "arm": "", "round": 3}),
+    ("something new", {}),
+)
+
+
+def test_progress_says_nothing_when_piped() -> None:
+    console, file = _console()
+    with Progress(60.0, console=console) as progress:
+        for event, details in _EVENTS:
+            progress(event, details)
+    assert file.getvalue() == ""
+
+
+def test_progress_follows_a_turn_on_a_terminal() -> None:
+    console, file = _console(terminal=True)
+    with Progress(60.0, console=console) as progress:
+        for event, details in _EVENTS:
+            progress(event, details)
+            assert progress._bar is not None
+            progress._bar.refresh()
+    said = file.getvalue()
+    for words in (
+        "starting as written",
+        "kernel rope: proven",
+        "bf16_master: 1.03x",
+        "launch 2, round 4 of 12",
+        "something new",
+    ):
+        assert words in said
+
+
+def test_the_default_console_is_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    make_console().print("[bold]plain[/bold] :smile:")
+    assert capsys.readouterr().out == "[bold]plain[/bold] :smile:\n"

@@ -1,0 +1,132 @@
+"""Numbers and answers as people read them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up_result import make_result
+
+from ratchet.report import words
+from ratchet.report.scale import Scale, around, from_zero
+from ratchet.report.shape import as_result
+
+
+@pytest.mark.parametrize(
+    ("time_s", "expected"),
+    [
+        (2.214, "2.21 s"),
+        (0.3067, "307 ms"),
+        (45.1e-6, "45.1 µs"),
+        (47.3, "47.3 s"),
+        (1634.2, "27.2 min"),
+        (9000.0, "2.5 h"),
+        (0.0, "0 s"),
+        (math.nan, "-"),
+    ],
+)
+def test_a_time_has_its_unit(time_s: float, expected: str) -> None:
+    assert words.show_time(time_s) == expected
+
+
+def test_a_column_has_one_unit() -> None:
+    unit = words.common_unit([2.214, 0.3067])
+    assert [unit.show(2.214), unit.show(0.3067), unit.name] == ["2,214", "307", "ms"]
+    assert words.common_unit([]).name == "s"
+
+
+@given(st.floats(min_value=1e-9, max_value=1e5))
+def test_a_time_keeps_its_first_two_digits(time_s: float) -> None:
+    unit = words.common_unit([time_s])
+    back_s = float(unit.show(time_s).replace(",", "")) * unit.size_s
+    assert back_s == pytest.approx(time_s, rel=0.006)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [(0, "-"), (512, "512 B"), (32768, "32.0 KiB"), (24 << 30, "24.0 GiB"), (2**40, "1.00 TiB")],
+)
+def test_a_size_has_its_unit(size: int, expected: str) -> None:
+    assert words.show_bytes(size) == expected
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.0, "-"), (0.034, "3.4%"), (0.38, "38%"), (math.nan, "-")]
+)
+def test_a_share_is_a_percentage(share: float, expected: str) -> None:
+    assert words.show_share(share) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("faster", "1.10x as fast as X (95 % interval 1.00 to 1.20)"),
+        ("slower", "slower than X, at 1.10x its speed (95 % interval 1.00 to 1.20)"),
+        ("equivalent", "as fast as X, within noise (1.10x, 95 % interval 1.00 to 1.20)"),
+        ("undecided", "with no clear difference from X (1.10x, 95 % interval 1.00 to 1.20)"),
+    ],
+)
+def test_each_answer_has_its_words(answer: str, expected: str) -> None:
+    speedup: Any = {"ratio": 1.1, "low": 1.0, "high": 1.2, "answer": answer}
+    assert words.speedup_words(speedup, "X") == expected
+
+
+def test_the_headline_names_both_baselines() -> None:
+    said = words.headline(as_result(make_result()))
+    assert said == (
+        "With Ratchet, a step of llama-60m runs 1.83x as fast as torch.compile's best and 7.22x as "
+        "fast as the step as written."
+    )
+
+
+def test_a_turn_that_compared_nothing_claims_nothing() -> None:
+    said = words.headline(as_result(make_result(speedup={})))
+    assert said == "llama-60m was timed, and compared with nothing."
+
+
+@pytest.mark.parametrize(
+    ("extra_s", "steps", "expected"),
+    [
+        (47.3, 25, "47.3 s later than the step as written, and has won that back after 25 steps."),
+        (1.0, 1, "after 1 step."),
+        (1.0, None, "does not win that back: its steps are no faster."),
+        (-0.2, 0, "Ratchet starts no later than the step as written."),
+    ],
+)
+def test_the_compile_time_is_weighed(extra_s: float, steps: int | None, expected: str) -> None:
+    said = words.compile_words({"extra_setup_s": extra_s, "pays_after_steps": steps})
+    assert said.endswith(expected)
+
+
+def test_a_moment_is_shown_in_utc() -> None:
+    assert words.show_moment("2026-01-31T10:14:02+01:00") == "2026-01-31 09:14 UTC"
+    assert words.show_moment("yesterday") == "yesterday"
+
+
+_VALUES = st.lists(st.floats(min_value=1e-6, max_value=1e6), min_size=2, max_size=20)
+
+
+@given(_VALUES, st.booleans())
+def test_a_scale_holds_its_values_in_order(values: list[float], log: bool) -> None:
+    scale = around(values, log=log)
+    places = [scale.percent(value) for value in sorted(values)]
+    assert places == sorted(places)
+    assert all(0 <= place <= 100 for place in places)
+
+
+@given(_VALUES, st.booleans())
+def test_ticks_are_inside_and_few(values: list[float], log: bool) -> None:
+    ticks = around(values, log=log).ticks(str)
+    assert 1 <= len(ticks) <= 14
+    percents = [tick.percent for tick in ticks]
+    assert percents == sorted(set(percents))
+
+
+def test_bars_begin_at_zero() -> None:
+    scale = from_zero([1.0, 4.0])
+    assert [scale.percent(value) for value in (0.0, 1.0, 4.0, 9.0)] == [0, 25, 100, 100]
+    assert from_zero([]).percent(0.0) == 0
+    assert Scale(low=1.0, high=100.0, log=True).percent(10.0) == 50

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ratchet.errors import WorkloadError
+from ratchet.workloads import StepConfig, TrainingStep, check, load
+from ratchet.workloads.hf_config import model_types
+
+
+def message(spec: str) -> str:
+    with pytest.raises(WorkloadError) as error:
+        load(spec)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama", "gpt2", "bert", "mistral", "t5"])
+def test_a_model_type_trains_offline(name: str) -> None:
+    shrink = load(f"hf:{name}").shrink
+    assert shrink is not None
+    small = shrink(1)
+    check(small)
+    step = TrainingStep(small, StepConfig())
+    losses = [step(small.batch(index)).item() for index in range(30)]
+    assert losses[-1] < losses[0]
+    assert small.tokens_per_batch == 8 * 64
+
+
+def test_an_image_model_is_trained_on_images() -> None:
+    workload = load("hf:vit", batch_size=4)
+    check(workload)
+    assert (workload.unit, workload.tokens_per_batch) == ("images", 4)
+
+
+def test_the_default_size_is_small_and_depends_on_the_seed() -> None:
+    first, again, other = (load("hf:qwen3", seed=seed) for seed in (1, 1, 2))
+    config = first.model.config
+    assert (config.hidden_size, config.num_hidden_layers) == (256, 4)
+    assert (config.num_attention_heads, config.num_key_value_heads) == (4, 2)
+    weights = [w.model.lm_head.weight for w in (first, again, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_dropout_is_off_so_that_steps_can_be_compared() -> None:
+    workload = load("hf:gpt2")
+    first = workload.loss(workload.model.train(), workload.batch(0)).detach().item()
+    again = workload.loss(workload.model, workload.batch(0)).detach().item()
+    assert first == again
+
+
+def test_a_local_config_is_read(tmp_path: Path) -> None:
+    config = {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "intermediate_size": 48,
+        "vocab_size": 600,
+        "max_position_embeddings": 48,
+        "torch_dtype": "bfloat16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    workload = load(f"hf:{tmp_path}")
+    check(workload)
+    assert workload.batch(0)["input_ids"].shape == (2, 48)
+    assert {p.dtype for p in workload.model.parameters()} == {torch.float32}
+    assert workload.shrink is not None
+    assert workload.shrink(0).model.config.model_type == "qwen3"
+
+
+def test_a_folder_without_or_with_a_damaged_config_is_one_line(tmp_path: Path) -> None:
+    assert "has no config.json" in message(f"hf:{tmp_path}")
+    (tmp_path / "config.json").write_text("{")
+    assert "that transformers cannot read" in message(f"hf:{tmp_path}")
+    (tmp_path / "config.json").write_text('{"model_type": "nothing_known"}')
+    assert "that transformers cannot read" in message(f"hf:{tmp_path}")
+    assert "names no folder" in message("hf:./nowhere")
+
+
+def test_an_unknown_type_is_one_line_with_the_nearest() -> None:
+    assert "did you mean hf:qwen3?" in message("hf:qwen33")
+
+
+def test_a_hub_name_without_network_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "cannot be read from the hub" in message("hf:nobody/nothing-here")
+
+
+def test_a_model_without_a_known_objective_is_one_line() -> None:
+    assert "has no language-model or image-classification head" in message("hf:wav2vec2")
+
+
+def test_the_types_are_those_of_transformers() -> None:
+    assert {"llama", "qwen3", "mistral", "gpt2", "bert", "vit"} <= set(model_types())

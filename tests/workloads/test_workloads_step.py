@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from ratchet.errors import WorkloadError
+from ratchet.workloads import AdamWSpec, StepConfig, TrainingStep, Workload, load
+from ratchet.workloads.checkpointing import find_blocks
+from ratchet.workloads.masters import MasterWeights
+
+
+def losses(config: StepConfig, steps: int = 4, **changes: Any) -> list[float]:
+    workload = replace(load("llama-tiny"), **changes)
+    step = TrainingStep(workload, config)
+    return [step(workload.batch(index)).item() for index in range(steps)]
+
+
+def gradients(config: StepConfig, name: str = "llama-tiny") -> dict[str, torch.Tensor]:
+    workload = load(name)
+    step = TrainingStep(workload, config)
+    step.forward_backward(workload.batch(0))
+    return step.gradients()
+
+
+def test_an_fp32_step_is_the_plain_loop_bit_for_bit() -> None:
+    workload = load("llama-tiny")
+    optimizer = torch.optim.AdamW(
+        workload.model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1
+    )
+    expected = []
+    for index in range(4):
+        tokens, targets = workload.batch(index)
+        logits = workload.model(tokens)
+        loss = nn.functional.cross_entropy(logits.view(-1, 512), targets.view(-1))
+        loss.backward()
+        nn.utils.clip_grad_norm_(workload.model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        expected.append(loss.item())
+    assert losses(StepConfig()) == expected
+
+
+def test_without_a_norm_nothing_is_clipped() -> None:
+    assert losses(StepConfig(), clip_norm=1e-3) != losses(StepConfig(), clip_norm=None)
+    assert losses(StepConfig(), clip_norm=1e9) == losses(StepConfig(), clip_norm=None)
+
+
+@pytest.mark.parametrize("optimizer", ["foreach", "fused"])
+def test_another_implementation_of_adamw_is_the_same_adamw(optimizer: Any) -> None:
+    step = TrainingStep(load("llama-tiny"), StepConfig(optimizer=optimizer))
+    assert isinstance(step.optimizer, torch.optim.AdamW)
+    assert step.optimizer.param_groups[0][optimizer] is True
+    assert losses(StepConfig(optimizer=optimizer)) == pytest.approx(losses(StepConfig()), rel=1e-5)
+
+
+def test_an_optimizer_without_a_fused_form_is_refused_in_one_line() -> None:
+    workload = replace(load("llama-tiny"), optimizer=lambda p: torch.optim.LBFGS(p))
+    with pytest.raises(WorkloadError, match="LBFGS has no fused implementation; use optimizer"):
+        TrainingStep(workload, StepConfig(optimizer="fused"))
+
+
+def test_masters_are_the_weights_from_before_the_rounding() -> None:
+    workload = load("llama-tiny")
+    before = {name: p.detach().clone() for name, p in workload.model.named_parameters()}
+    step = TrainingStep(workload, StepConfig(precision="bf16_master"))
+    for name, parameter in step.parameters.items():
+        assert parameter.dtype == (torch.bfloat16 if parameter.dim() > 1 else torch.float32)
+        assert (name in step.masters) == (parameter.dim() > 1)
+    for name, master in step.masters.items():
+        assert torch.equal(master, before[name])
+        assert torch.equal(step.parameters[name], before[name].bfloat16())
+
+
+def test_masters_keep_steps_that_are_too_small_for_bf16() -> None:
+    parameter = nn.Parameter(torch.ones(2, 2, dtype=torch.bfloat16))
+    masters = MasterWeights(
+        {"w": parameter}, {"w": torch.ones(2, 2)}, lambda p: torch.optim.SGD(p, lr=1e-3)
+    )
+    for _ in range(100):
+        parameter.grad = torch.ones_like(parameter)
+        masters.step()
+        masters.zero_grad()
+    torch.testing.assert_close(parameter.float(), torch.full((2, 2), 0.9), rtol=0.005, atol=0)
+
+
+def test_masters_clip_the_norm_over_all_parameters() -> None:
+    matrix = nn.Parameter(torch.zeros(2, 2, dtype=torch.bfloat16))
+    vector = nn.Parameter(torch.zeros(2))
+    masters = MasterWeights(
+        {"m": matrix, "v": vector},
+        {"m": torch.zeros(2, 2)},
+        lambda p: torch.optim.SGD(p, lr=1.0),
+    )
+    matrix.grad, vector.grad = torch.full_like(matrix, 3.0), torch.full_like(vector, 4.0)
+    masters.clip(1.0)
+    masters.step()
+    moved = torch.cat([masters.stepped[0].detach().flatten(), vector.detach()])
+    assert moved.norm().item() == pytest.approx(1.0, rel=1e-4)
+
+
+def test_a_tied_weight_stays_tied_in_bf16() -> None:
+    workload = load("gpt2-tiny")
+    step = TrainingStep(workload, StepConfig(precision="bf16_master"))
+    step(workload.batch(0))
+    assert workload.model.head.weight is workload.model.embedding.weight
+    assert list(step.masters).count("embedding.weight") == 1
+    assert "head.weight" not in step.masters
+
+
+@pytest.mark.parametrize("name", ["llama-tiny", "gpt2-tiny", "moe-tiny", "bert-tiny", "vit-tiny"])
+@pytest.mark.parametrize("checkpointing", ["blocks:1", "blocks:2", "selective"])
+def test_checkpointing_changes_no_gradient(name: str, checkpointing: str) -> None:
+    plain, recomputed = (
+        gradients(StepConfig(), name),
+        gradients(StepConfig(checkpointing=checkpointing), name),
+    )
+    for key, gradient in plain.items():
+        assert torch.equal(recomputed[key], gradient), key
+
+
+def test_checkpointing_is_undone_by_the_next_step() -> None:
+    workload = load("llama-tiny")
+    TrainingStep(workload, StepConfig(checkpointing="blocks:2"))
+    blocks = find_blocks(workload.model)
+    assert ["forward" in vars(block) for block in blocks] == [True, False]
+    TrainingStep(workload, StepConfig())
+    assert not any("forward" in vars(block) for block in blocks)
+
+
+def test_a_model_without_blocks_cannot_be_checkpointed() -> None:
+    model = nn.Linear(4, 1)
+    workload = Workload(
+        name="flat",
+        model=model,
+        loss=lambda m, x: m(x).mean(),
+        batch=lambda index: torch.ones(2, 4),
+        tokens_per_batch=2,
+    )
+    with pytest.raises(WorkloadError, match="Linear has none"):
+        TrainingStep(workload, StepConfig(checkpointing="blocks:1"))
+
+
+def test_an_unused_parameter_has_a_gradient_of_zeros() -> None:
+    workload = load("llama-tiny")
+    workload.model.register_parameter("idle", nn.Parameter(torch.ones(3)))
+    step = TrainingStep(workload, StepConfig())
+    step.forward_backward(workload.batch(0))
+    assert torch.equal(step.gradients()["idle"], torch.zeros(3))
+
+
+@pytest.mark.parametrize("attention", ["flash", "math"])
+def test_attention_back_ends_agree(attention: Any) -> None:
+    expected = gradients(StepConfig())
+    for key, gradient in gradients(StepConfig(attention=attention)).items():
+        torch.testing.assert_close(gradient, expected[key], rtol=1e-3, atol=1e-5)
+
+
+def test_a_kernel_optimizer_does_the_whole_update() -> None:
+    class Recorder:
+        def __init__(self, step: TrainingStep) -> None:
+            self.names = list(step.parameters)
+            self.masters = dict(step.masters)
+            self.steps = 0
+
+        def step(self) -> None:
+            self.steps += 1
+
+    config = StepConfig(optimizer="kernel", precision="bf16_master")
+    workload = load("llama-tiny")
+    step = TrainingStep(workload, config, optimizer_factory=Recorder)
+    step(workload.batch(0))
+    assert isinstance(step.optimizer, Recorder)
+    assert step.optimizer.steps == 1
+    assert set(step.optimizer.masters) < set(step.optimizer.names)
+    assert step.parameters["embedding.weight"].grad is not None
+
+
+def test_contradictions_in_a_call_are_value_errors() -> None:
+    with pytest.raises(ValueError, match="compile_mode"):
+        TrainingStep(load("llama-tiny"), StepConfig(), compile_options={"max_autotune": True})
+    with pytest.raises(ValueError, match="optimizer_factory"):
+        TrainingStep(load("llama-tiny"), StepConfig(optimizer="kernel"))
+
+
+def test_a_config_is_frozen_hashable_and_survives_json() -> None:
+    config = StepConfig(checkpointing="blocks:3", kernels=("a", "b"))
+    assert StepConfig.model_validate_json(config.model_dump_json()) == config
+    assert len({config, StepConfig()}) == 2
+    with pytest.raises(ValidationError):
+        StepConfig(checkpointing="blocks:0")
+    with pytest.raises(ValidationError):
+        StepConfig(thread=2)  # type: ignore[call-arg]
+
+
+def test_as_written_is_eager_in_the_authors_precision() -> None:
+    workload = load("llama-tiny", precision="bf16_autocast")
+    assert workload.as_written() == StepConfig(precision="bf16_autocast")
+
+
+def test_adamw_spec_makes_torchs_adamw() -> None:
+    optimizer = AdamWSpec(lr=0.5, weight_decay=0.25)([nn.Parameter(torch.ones(1))])
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert (optimizer.defaults["lr"], optimizer.defaults["weight_decay"]) == (0.5, 0.25)
+
+
+@pytest.mark.compiler
+@pytest.mark.slow
+def test_a_compiled_step_has_the_same_gradients_in_the_same_objects() -> None:
+    torch.compiler.reset()
+    workload = load("llama-tiny")
+    config = StepConfig(compile_mode="default")
+    step = TrainingStep(workload, config, compile_options={"max_autotune": False})
+    step.forward_backward(workload.batch(0))
+    assert step.parameters["head.weight"] is workload.model.head.weight
+    expected = gradients(StepConfig())
+    for name, gradient in step.gradients().items():
+        assert (gradient - expected[name]).norm() < 1e-4 * expected[name].norm(), name
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    "name", ["llama-tiny", "gpt2-tiny", "moe-tiny", "bert-tiny", "vit-tiny", "hf:qwen3"]
+)
+def test_a_loss_is_one_graph(name: str) -> None:
+    torch.compiler.reset()
+    workload = load(name)
+    explained = torch._dynamo.explain(workload.loss)(workload.model, workload.batch(0))
+    assert (explained.graph_count, explained.graph_break_count) == (1, 0)
+
+
+def test_a_second_step_in_bf16_has_masters_again() -> None:
+    workload = load("llama-tiny")
+    first = TrainingStep(workload, StepConfig(precision="bf16_master"))
+    again = TrainingStep(workload, StepConfig(precision="bf16_master"))
+    assert set(again.masters) == set(first.masters)
+    assert all(master.dtype == torch.float32 for master in again.masters.values())
+
+
+def test_a_process_takes_the_settings_and_the_defaults_change_nothing() -> None:
+    # In a process of its own: threads, affinity and malloc's thresholds belong to the whole of it.
+    code = """
+import os, torch
+from ratchet.workloads import StepConfig, process
+torch.set_num_threads(3)
+torch.set_float32_matmul_precision("high")
+process.enter(StepConfig())
+assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (3, "high")
+allowed = os.sched_getaffinity(0)
+process.enter(
+    StepConfig(threads=1, affinity=True, matmul_precision="medium", allocator="mallopt")
+)
+assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (1, "medium")
+assert os.sched_getaffinity(0) == {min(allowed)}
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

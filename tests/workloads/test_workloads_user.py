@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ratchet.errors import DeviceError, WorkloadError
+from ratchet.workloads import StepConfig, TrainingStep, Workload, check, load
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_own.py"
+SCRIPT = """
+import torch
+from ratchet.workloads import Workload
+
+def make_workload():
+    model = torch.nn.Linear(4, 1)
+    return Workload(
+        name="own", model=model, loss=LOSS, batch=lambda index: torch.ones(2, 4) * (index + 1),
+        tokens_per_batch=2,
+    )
+
+def bad_result():
+    return 3
+
+def fails():
+    return helper()
+
+def helper():
+    raise KeyError("no such corpus")
+
+def leaves():
+    raise SystemExit("bye")
+"""
+GOOD_LOSS = "lambda m, x: m(x).square().mean()"
+
+
+def script(folder: Path, loss: str = GOOD_LOSS) -> Path:
+    path = folder / "train.py"
+    path.write_text(SCRIPT.replace("LOSS", loss))
+    return path
+
+
+def message(spec: str) -> str:
+    with pytest.raises(WorkloadError) as error:
+        check(load(spec))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_users_workload_is_loaded_and_trains(tmp_path: Path) -> None:
+    spec = f"{script(tmp_path)}:make_workload"
+    workload = load(spec, precision="bf16_autocast")
+    check(workload)
+    assert (workload.source, workload.precision) == (spec, "bf16_autocast")
+    step = TrainingStep(workload, StepConfig())
+    assert step(workload.batch(0)) > step(workload.batch(0))
+
+
+def test_the_seed_gives_the_weights(tmp_path: Path) -> None:
+    spec = f"{script(tmp_path)}:make_workload"
+    first, again, other = (load(spec, seed=seed).model.weight for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ("lambda m, x: m(x).mean() * float('nan')", "the loss of the first batch is nan"),
+        ("lambda m, x: m(x)", r"the loss is shape (2, 1), not a scalar"),
+        ("lambda m, x: 1.0", "the loss is float, not a scalar"),
+        ("lambda m, x: x.mean()", "does not depend on the weights"),
+        ("lambda m, x: m(x).detach().mean()", "does not depend on the weights"),
+        ("lambda m, x: (m(x) * 0).mean()", "does not depend on the weights"),
+        ("lambda m, x: (m(x) * 0).sum().sqrt()", "gradient of the first batch is not finite"),
+        ("lambda m, x: m(x, x)", "raised TypeError"),
+        ("3", "loss cannot be called"),
+    ],
+)
+def test_a_loss_that_cannot_train_is_one_line(tmp_path: Path, loss: str, expected: str) -> None:
+    assert expected in message(f"{script(tmp_path, loss)}:make_workload")
+
+
+def test_a_wrong_result_names_what_came_and_what_should(tmp_path: Path) -> None:
+    text = message(f"{script(tmp_path)}:bad_result")
+    assert "returned int, not a ratchet.Workload; return ratchet.Workload(" in text
+
+
+def test_an_exception_names_its_place_in_the_users_file(tmp_path: Path) -> None:
+    path = script(tmp_path)
+    text = message(f"{path}:fails")
+    line = 1 + path.read_text().splitlines().index('    raise KeyError("no such corpus")')
+    assert f"raised KeyError: 'no such corpus' ({path}:{line})" in text
+
+
+def test_a_script_that_exits_is_one_line(tmp_path: Path) -> None:
+    assert "raised SystemExit: bye" in message(f"{script(tmp_path)}:leaves")
+
+
+def test_a_missing_function_lists_those_that_are_there(tmp_path: Path) -> None:
+    text = message(f"{script(tmp_path)}:make")
+    assert "has no function 'make'; it has bad_result, fails, helper, leaves, make_workload" in text
+
+
+def test_a_missing_file_or_name_is_one_line(tmp_path: Path) -> None:
+    assert "there is no file" in message(f"{tmp_path}/none.py:make")
+    assert "names no function" in message(str(script(tmp_path)))
+
+
+def test_a_syntax_error_names_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("x = 1\ndef make(:\n")
+    assert f"({path}:2)" in message(f"{path}:make")
+
+
+def test_options_that_only_the_file_can_set_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="batch size 4 cannot be set"):
+        load(f"{script(tmp_path)}:make_workload", batch_size=4)
+
+
+def test_a_batch_out_of_memory_is_a_device_error(tmp_path: Path) -> None:
+    path = tmp_path / "large.py"
+    huge = script(tmp_path).read_text().replace("LOSS", GOOD_LOSS)
+    path.write_text(huge.replace("torch.ones(2, 4) * (index + 1)", "torch.ones(2**50, 4)"))
+    with pytest.raises(DeviceError, match="does not fit in the memory of cpu; use a smaller batch"):
+        check(load(f"{path}:make_workload"))
+
+
+def own(**changes: object) -> Workload:
+    workload = Workload(
+        name="own",
+        model=nn.Linear(4, 1),
+        loss=lambda model, x: model(x).square().mean(),
+        batch=lambda index: torch.ones(2, 4),
+        tokens_per_batch=2,
+    )
+    return replace(workload, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"model": 3}, "model is int, not an nn.Module"),
+        ({"tokens_per_batch": 0}, "tokens_per_batch is 0"),
+        ({"clip_norm": -1.0}, "clip_norm is -1.0"),
+        ({"precision": "fp16"}, "precision is 'fp16'"),
+        ({"checkpointing": "all"}, "checkpointing is 'all'"),
+        ({"model": nn.Linear(4, 1).requires_grad_(False)}, "no parameter requires a gradient"),
+        ({"batch": lambda index: torch.rand(2, 4)}, "batch(0) gave two different batches"),
+    ],
+)
+def test_a_wrong_field_is_one_line(changes: dict[str, object], expected: str) -> None:
+    with pytest.raises(WorkloadError) as error:
+        check(own(**changes))
+    assert expected in str(error.value)
+
+
+def test_a_device_of_the_users_that_is_not_there_is_one_line() -> None:
+    with pytest.raises(DeviceError, match="is not there"):
+        check(own(device=f"cuda:{torch.cuda.device_count()}"))
+
+
+def test_the_example_trains_and_shrinks() -> None:
+    workload = load(f"{EXAMPLE}:make_workload")
+    check(workload)
+    assert workload.shrink is not None
+    small = workload.shrink(1)
+    step = TrainingStep(small, StepConfig())
+    losses = [step(small.batch(index)).item() for index in range(30)]
+    assert losses[-1] < losses[0] - 0.3
