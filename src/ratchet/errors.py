@@ -1,16 +1,16 @@
 """Everything Ratchet raises on purpose.
 
-    RatchetError                 one line: the value, the rule, the remedy; the CLI exits with 2
-    ├── WorkloadError            an unknown workload, a user's script that raises, a loss that is NaN
-    ├── DeviceError              a device that is not there, a batch that does not fit its memory
-    ├── MeasureError             too few samples, an arm that reported no time
-    ├── KernelError              a kernel source that cannot be compiled or loaded
-    │   └── CompilerMissing      no C++ compiler on this machine
-    ├── JudgeError               the judge itself could not do its work
-    │   └── ArmFailure           the process of an arm died, timed out or answered nonsense
-    ├── LedgerError              a ledger that is locked, read-only, full or from a newer schema
-    ├── GraphError               a pattern that cannot be installed in this graph
-    └── RecipeError              a recipe that is damaged, or from another device or version
+RatchetError                 one line: the value, the rule, the remedy; the CLI exits with 2
+├── WorkloadError            an unknown workload, a user's script that raises, a loss that is NaN
+├── DeviceError              a device that is not there, a batch that does not fit its memory
+├── MeasureError             too few samples, an arm that reported no time
+├── KernelError              a kernel source that cannot be compiled or loaded
+│   └── CompilerMissing      no C++ compiler on this machine
+├── JudgeError               the judge itself could not do its work
+│   └── ArmFailure           the process of an arm died, timed out or answered nonsense
+├── LedgerError              a ledger that is locked, read-only, full or from a newer schema
+├── GraphError               a pattern that cannot be installed in this graph
+└── RecipeError              a recipe that is damaged, or from another device or version
 """
 
 from __future__ import annotations

@@ -202,9 +202,7 @@ def test_repeats_bit_for_bit(variant: str) -> None:
     inputs = draw(sizes, torch.bfloat16)
     first = run(*inputs, (1.0, 0.2))
     for _ in range(3):
-        assert all(
-            torch.equal(a, b) for a, b in zip(first, run(*inputs, (1.0, 0.2)), strict=True)
-        )
+        assert all(torch.equal(a, b) for a, b in zip(first, run(*inputs, (1.0, 0.2)), strict=True))
 
 
 def test_any_number_of_threads(variant: str) -> None:
@@ -243,6 +241,8 @@ def test_declines_what_it_does_not_take(variant: str, entry: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_answers_the_library_problems(variant: str, dtype: str) -> None:
+    if variant in SLOW and dtype == "float32":
+        pytest.skip(f"{variant} is too slow, and its fp32 code is covered above")
     shapes = WorkloadShapes(batch=1, heads=2, kv_heads=2, sequence=96, dtype=dtype)
     for problem in LIBRARY["attention"].problems(shapes):
         reference = problem.load_reference()

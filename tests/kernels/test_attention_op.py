@@ -76,7 +76,7 @@ def test_equals_torch(served_by: str) -> None:
 
 def test_gradcheck_in_float64() -> None:
     registry.deactivate()
-    inputs = [t[:1, :, :4].detach().requires_grad_() for t in draw(torch.float64)]
+    inputs = [t[:1, :, :2, :3].detach().requires_grad_() for t in draw(torch.float64)]
     assert torch.autograd.gradcheck(ratchet_attention, inputs)
 
 
@@ -110,6 +110,7 @@ def test_compiles_as_one_graph(served_by: str) -> None:
 
 @pytest.mark.compiler
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # inductor's own
 def test_compiles_with_inductor() -> None:
     registry.deactivate()
 

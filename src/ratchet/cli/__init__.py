@@ -19,18 +19,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
-    import click
+    import typer
 
     from ratchet.cli.app import app
     from ratchet.errors import RatchetError
 
+    # typer may carry its own copy of click, so its base class is reached through what it exports.
+    usage_error = typer.BadParameter.__mro__[1]
     try:
-        code = app(args=words, prog_name="ratchet", standalone_mode=False)
-    except click.exceptions.Abort:
+        code = app(args=words or ["--help"], prog_name="ratchet", standalone_mode=False)
+    except typer.Abort:
         return _interrupted()
-    except click.ClickException as error:
-        error.show()
-        return MISTAKE
+    except usage_error as error:
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "ratchet"
+        text = " ".join(error.format_message().split())
+        return _say(f"ratchet: {text} ({command} --help shows the options)", MISTAKE)
     except RatchetError as error:
         if debug:
             raise

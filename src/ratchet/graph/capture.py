@@ -21,7 +21,7 @@ from ratchet.kernels.problem import Problem
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.masters import lower_weights
 from ratchet.workloads.step import compiled_loss
-from ratchet.workloads.workload import AdamWSpec, Workload
+from ratchet.workloads.workload import Workload
 
 __all__ = ["CapturedSite", "capture", "problems_for"]
 
@@ -68,15 +68,15 @@ def _at_precision(model: nn.Module, config: StepConfig) -> nn.Module:
 
 
 def _update_sites(workload: Workload, model: nn.Module) -> list[CapturedSite]:
-    if not isinstance(workload.optimizer, AdamWSpec):
+    optimizer = workload.optimizer([nn.Parameter(torch.zeros(1))])
+    if type(optimizer) is not torch.optim.AdamW:
         return []
     shapes, dtypes = {}, {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             shapes[name] = tuple(parameter.shape)
             dtypes[name] = "bf16" if parameter.dtype == torch.bfloat16 else "fp32"
-    spec = workload.optimizer
-    scalars = {"lr": spec.lr, "eps": spec.eps, "weight_decay": spec.weight_decay}
+    scalars = {name: float(optimizer.defaults[name]) for name in ("lr", "eps", "weight_decay")}
     return [
         CapturedSite(pattern="adamw", kernel="adamw", shapes=shapes, dtypes=dtypes, scalars=scalars)
     ]

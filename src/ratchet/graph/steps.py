@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from torch.optim import AdamW
+
 from ratchet.errors import GraphError
 from ratchet.graph.install import InstallReport, compile_options, installed_by
 from ratchet.kernels.library.adamw import KernelAdamW
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.step import TrainingStep, WholeUpdate
-from ratchet.workloads.workload import AdamWSpec, Workload
+from ratchet.workloads.workload import Workload
 
 __all__ = ["InstalledStep", "build_step", "kernel_adamw"]
 
@@ -44,22 +46,21 @@ def build_step(workload: Workload, config: StepConfig) -> InstalledStep:
 def kernel_adamw(step: TrainingStep) -> WholeUpdate:
     """The AdamW kernel as the whole update of `step`: clip, update, drop the gradients.
 
-    Gradients are dropped rather than zeroed: the next backward then hands its own memory over
-    instead of adding to zeros. Raises GraphError where the optimizer is not an AdamWSpec.
+    Unless `preallocate` keeps them, gradients are dropped rather than zeroed: the next backward
+    then hands its own memory over instead of adding to zeros.
+
+    Raises GraphError where the optimizer is not torch's AdamW.
     """
-    spec = step.workload.optimizer
-    if not isinstance(spec, AdamWSpec):
+    written = step.workload.optimizer(step.parameters.values())
+    if type(written) is not AdamW:
         raise GraphError(
-            "optimizer 'kernel' replaces an AdamWSpec, and this workload makes its own optimizer: "
-            "choose as_written, foreach or fused"
+            f"optimizer 'kernel' replaces AdamW, and this workload trains with "
+            f"{type(written).__name__}: choose as_written, foreach or fused"
         )
-    optimizer = KernelAdamW(
-        step.parameters.values(),
-        lr=spec.lr,
-        betas=spec.betas,
-        eps=spec.eps,
-        weight_decay=spec.weight_decay,
+    optimizer = KernelAdamW.taking_over(
+        written,
         masters=step.config.precision == "bf16_master",
         master_values={step.parameters[name]: kept for name, kept in step.masters.items()},
     )
-    return optimizer.whole_update(step.workload.clip_norm, set_to_none=True)
+    keep = step.config.preallocate
+    return optimizer.whole_update(step.workload.clip_norm, set_to_none=not keep)

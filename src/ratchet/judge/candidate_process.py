@@ -68,11 +68,15 @@ class CandidateProcess:
             time_limit_s=clock.left_s,
             with_torch=with_torch,
         )
-        self._child = Child(
-            self.sandbox.command,
-            environment=self.sandbox.environment,
-            max_bytes=MAX_ANSWER_BYTES,
-        )
+        try:
+            self._child = Child(
+                self.sandbox.command,
+                environment=self.sandbox.environment,
+                max_bytes=MAX_ANSWER_BYTES,
+            )
+        except OSError:
+            self.sandbox.clean()
+            raise
 
     def start_compiling(self, kernel: Kernel) -> None:
         """Send the source to be compiled; the answer is fetched by `library`."""
@@ -145,8 +149,9 @@ class CandidateProcess:
         self._child.resume()
 
     def close(self) -> None:
-        """Kill the whole family."""
+        """Kill the whole family and remove what it left."""
         self._child.close()
+        self.sandbox.clean()
 
 
 class ReferenceProcess:

@@ -16,6 +16,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -55,6 +56,13 @@ class Sandbox:
     isolation: str
     program: tuple[str, ...]
     environment: Mapping[str, str]
+    scratch: Path | None = None
+    """A private folder of this process, where no private /tmp could be made; remove it after."""
+
+    def clean(self) -> None:
+        """Remove what the process left in its private folder."""
+        if self.scratch is not None:
+            shutil.rmtree(self.scratch, ignore_errors=True)
 
     def command(self, channel: int) -> list[str]:
         """The command line when the channel has this number in the child."""
@@ -120,10 +128,12 @@ def make_sandbox(
             f"{CODE_FOLDER}/ratchet",
         ]
         program = [wrapped, *_namespaces(), *_binds(binds), *inside, *_privileges(uid), *program]
+    scratch = None if wrapped else _private_folder(limits.uid)
     return Sandbox(
         isolation=isolation_name(),
         program=tuple(program),
-        environment=_environment(threads, with_torch),
+        environment=_environment(threads, with_torch, scratch or Path("/tmp")),
+        scratch=scratch,
     )
 
 
@@ -184,11 +194,18 @@ def _enterable(folder: str) -> bool:
     return all(entry.stat().st_mode & 0o001 for entry in (path, *path.parents))
 
 
-def _environment(threads: int, with_torch: bool) -> dict[str, str]:
+def _private_folder(uid: int | None) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="ratchet-candidate-"))
+    if uid is not None:
+        os.chown(folder, uid, uid)
+    return folder
+
+
+def _environment(threads: int, with_torch: bool, home: Path) -> dict[str, str]:
     own = {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
-        "HOME": "/tmp",
-        "TMPDIR": "/tmp",
+        "HOME": str(home),
+        "TMPDIR": str(home),
         "LANG": "C.UTF-8",
         "OMP_NUM_THREADS": str(threads),
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -108,13 +108,11 @@ class OpenProblem:
             if self.reference.alive:
                 self.reference.ask(timeout_s=30.0, do="release", batch=number)
 
-    def check(self, batch: Batch, calls: Sequence[int]) -> list[dict[str, Any]]:
-        """Compare the outputs of some calls; the candidate must be standing still."""
-        reply = self.reference.ask(
-            timeout_s=self.clock.left_s, do="check", batch=batch.number, calls=list(calls)
+    def check(self, batch: Batch, call: int, code: int) -> dict[str, Any]:
+        """Compare the outputs of a call that returned `code`; the candidate must stand still."""
+        return self.reference.ask(
+            timeout_s=self.clock.left_s, do="check", batch=batch.number, call=call, code=code
         )
-        checks: list[dict[str, Any]] = reply["checks"]
-        return checks
 
 
 def check_cases(candidate: CandidateProcess, opened: OpenProblem, evidence: list[Evidence]) -> None:
@@ -144,7 +142,7 @@ def _check_case(
         candidate.prepare(batch.layout, batch.memories)
         limit_s = opened.cases[index].limit_s(1)
         _, _, (code,) = candidate.go(batch.memories, 1, limit_s=limit_s)
-        (check,) = opened.check(batch, [0])
+        check = opened.check(batch, 0, code)
     return verdict_of_call(code, check)
 
 

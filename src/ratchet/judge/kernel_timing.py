@@ -24,7 +24,11 @@ TARGET_BATCH_S = 0.005
 """A batch at least this long hides the round trip to a worker (about 0.1 ms)."""
 MAX_CALLS = 256
 MAX_BATCH_BYTES = 128 << 20
-SHARE_OF_TIME = 0.5
+MIN_CHECKS = 2
+"""Batches of each launch that are compared at the very least."""
+CHECK_SHARE = 0.5
+"""Comparing takes at most this share of the time that the arms take, beyond MIN_CHECKS."""
+SHARE_OF_TIME = 0.8
 BUDGET_S = 5.0
 """Timing one case takes about this long at most, if the fewest rounds allow it."""
 
@@ -69,7 +73,7 @@ class _ReferenceArm:
 
 
 class _CandidateArm:
-    """The kernel: runs in its sandbox, and has one secret call of each batch compared."""
+    """The kernel: runs in its sandbox, and has a secret call of secret batches compared."""
 
     name = CANDIDATE
 
@@ -78,6 +82,14 @@ class _CandidateArm:
         self._opened = opened
         self._case = case
         self.checked = 0
+        self.check_time_s = 0.0
+        """How long the last comparison took."""
+        self._sampled: set[int] | None = None
+        self._batch = 0
+
+    def sample(self, batches: set[int]) -> None:
+        """From now on compare these batches only, counted from here; secret to the candidate."""
+        self._sampled, self._batch = batches, 0
 
     def run(self, iterations: int) -> Timing:
         """One batch of calls of the kernel; the reference worker stands still meanwhile."""
@@ -92,12 +104,18 @@ class _CandidateArm:
                 )
             finally:
                 self._opened.reference.resume()
-            self._check_one(batch, codes)
+            if self._sampled is None or self._batch in self._sampled:
+                self._check_one(batch, codes)
+            elif any(codes):
+                raise Decided("wrong", f"right before it was timed, then it returned {codes}")
+        self._batch += 1
         return Timing(wall_time_s=wall_time_s, cpu_time_s=cpu_time_s)
 
     def _check_one(self, batch: Batch, codes: list[int]) -> None:
         call = self._opened.rng.randrange(len(codes))  # drawn after the answers are in
-        (check,) = self._opened.check(batch, [call])
+        began = time.perf_counter()
+        check = self._opened.check(batch, call, codes[call])
+        self.check_time_s = time.perf_counter() - began
         passed, detail = verdict_of_call(codes[call], check)
         if any(codes) or not passed:
             raise Decided("wrong", f"right before it was timed, wrong while it was: {detail}")
@@ -115,18 +133,19 @@ def time_case(
     calls = calls_per_batch(facts.time_s, facts.bytes)
     rng = np.random.default_rng(opened.rng.getrandbits(64))
     samples: list[Sample] = []
-    rounds, checked = 0, 0
+    plan, checked = None, 0
     for index in range(LAUNCHES):
         with launch(index) as process:
             arms = _arms(process, opened, case)
-            if not rounds:
-                rounds = _plan_rounds(arms, calls, opened)
+            if plan is None:
+                plan = _plan(arms, calls, opened)
             else:
-                arms[2].run(1)
-            samples += run_rounds(arms, rounds=rounds, launch=index, rng=rng, iterations=calls)
+                arms[2].run(calls)
+            arms[2].sample(set(opened.rng.sample(range(plan.rounds), plan.checks)))
+            samples += run_rounds(arms, rounds=plan.rounds, launch=index, rng=rng, iterations=calls)
             checked += arms[2].checked
             process.pause()
-    detail = f"{checked} calls were compared while timing, one of each batch of {calls}"
+    detail = f"{checked} calls were compared while timing, at most one of each batch of {calls}"
     evidence.append(Evidence(check=f"right while timed on {name}", passed=True, detail=detail))
     return CaseTiming(case=case, name=name, samples=samples, checked=checked)
 
@@ -142,22 +161,36 @@ def _arms(
     )
 
 
-def _plan_rounds(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Plan:
+    """Rounds of each launch, and how many of its batches are compared; fixed once made."""
+
+    rounds: int
+    checks: int
+
+
+def _plan(
     arms: tuple[_ReferenceArm, _ReferenceArm, _CandidateArm], calls: int, opened: OpenProblem
-) -> int:
-    """Rounds for each launch, fixed from then on: a warm round of every arm tells their cost."""
+) -> _Plan:
+    """What the time allows: a warm round of every arm tells what one costs.
+
+    A comparison (float64) may cost more than the rest of the round; then fewer batches have one.
+    """
     began = time.perf_counter()
     for arm in arms:
         arm.run(calls)
-    round_s = time.perf_counter() - began
-    affordable_s = SHARE_OF_TIME * opened.clock.left_s / max(1, len(opened.timed))
-    if MIN_ROUNDS * LAUNCHES * round_s > affordable_s:
+    check_s = arms[2].check_time_s
+    run_s = time.perf_counter() - began - check_s
+    share = min(1.0, CHECK_SHARE * run_s / check_s) if check_s > 0 else 1.0
+    least_s = LAUNCHES * (MIN_ROUNDS * run_s + MIN_CHECKS * check_s)
+    if least_s > SHARE_OF_TIME * opened.clock.left_s / max(1, len(opened.timed)):
         raise Decided(
             "unmeasured",
-            f"right, but a round of timing takes {round_s:.1f} s: the time limit leaves no room "
-            f"for {MIN_ROUNDS * LAUNCHES}; raise it",
+            f"right, but timing it takes {least_s:.0f} s or more and the time limit leaves no room "
+            "for that; raise it",
         )
-    return round_count(round_s)
+    rounds = round_count(run_s + share * check_s)
+    return _Plan(rounds=rounds, checks=min(rounds, max(MIN_CHECKS, math.ceil(share * rounds))))
 
 
 def round_count(round_s: float) -> int:

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from ratchet.judge.kernel_trial import judge_kernel
-from torch import nn
+from torch import Tensor, nn
 
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
 from ratchet.errors import RecipeError
 from ratchet.graph.install import compile_options
 from ratchet.graph.steps import build_step
+from ratchet.judge.kernel_trial import judge_kernel
 from ratchet.kernels.languages import cpp
 from ratchet.kernels.library import LIBRARY, WorkloadShapes, activate
+from ratchet.kernels.library.adamw import KernelAdamW
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.optimize import allocators
 from ratchet.optimize.installed import InstalledKernel, find_kernel
@@ -146,9 +147,35 @@ def _install_optimizer(
     masters = lower_weights(model) if config.precision == "bf16_master" else {}
     if config.optimizer != "kernel" and not masters:
         return
-    from ratchet.graph.steps import replace_update
+    replace_update(model, optimizer, masters, kernel=config.optimizer == "kernel")
 
-    replace_update(model, optimizer, masters, config)
+
+def replace_update(
+    model: nn.Module, optimizer: torch.optim.Optimizer, masters: dict[str, Tensor], *, kernel: bool
+) -> None:
+    """Let `optimizer.step` run another AdamW over the same groups and the same state.
+
+    A learning-rate schedule goes on changing `optimizer.param_groups`, and `state_dict` goes on
+    saving what is stepped. Raises RecipeError where the optimizer is not torch's AdamW.
+    """
+    if type(optimizer) is not torch.optim.AdamW:
+        raise RecipeError(
+            f"the recipe's update is AdamW's and the script trains with "
+            f"{type(optimizer).__name__}: run `ratchet optimize` on this script's workload"
+        )
+    named = dict(model.named_parameters())
+    values = {named[name]: value for name, value in masters.items()}
+    replacement = KernelAdamW.taking_over(optimizer, masters=bool(masters), master_values=values)
+    replacement.param_groups = optimizer.param_groups
+    optimizer.state = replacement.state
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def step(closure: Any = None) -> Any:
+        return replacement.step(closure, set_to_none=True)
+
+    optimizer.step = step  # type: ignore[method-assign]
+    if not kernel:
+        log.info("the update runs as AdamW's torch composite: the recipe has no kernel for it")
 
 
 def _without_optimizer(config: StepConfig) -> StepConfig:

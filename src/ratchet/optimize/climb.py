@@ -43,12 +43,13 @@ class Climber:
 
     def climb(self, start: Candidate, levers: Sequence[Lever]) -> Climb:
         """Try the bundle, then each lever out of it, then each other lever on top."""
+        changes: list[Change] = []
+        levers = self._decided_by_start(start, levers, changes)
         bundle: Sequence[Lever] = [lever for lever in levers if lever.default]
         config = start.config
         for lever in bundle:
             config = lever.set(config, self.situation)
         whole = self._candidate(config)
-        changes: list[Change] = []
         if whole.key() == start.key():
             best = start
         else:
@@ -75,7 +76,7 @@ class Climber:
     ) -> Candidate:
         """Take each lever out of the bundle; drop those that the step is no slower without."""
         for lever in bundle:
-            without = self._candidate(lever.unset(best.config, self.situation))
+            without = self._candidate(self._without(lever, best.config, start.config))
             if without.key() == best.key() or self._same(lever, start, best):
                 continue
             if not self.turn.left_s(self.until_share):
@@ -94,6 +95,43 @@ class Climber:
                 self.turn.drop(without)
         return best
 
+    def _without(self, lever: Lever, config: StepConfig, start: StepConfig) -> StepConfig:
+        """The config with what this lever changed put back to what the climb started from."""
+        if lever.name.startswith(PREFIX):
+            return lever.unset(config, self.situation)
+        pulled = lever.set(start, self.situation)
+        names = type(start).model_fields
+        changed = {n: getattr(start, n) for n in names if getattr(pulled, n) != getattr(start, n)}
+        return config.model_copy(update=changed)
+
+    def _decided_by_start(
+        self, start: Candidate, levers: Sequence[Lever], changes: list[Change]
+    ) -> list[Lever]:
+        """Leave out the compile modes when the start is compiled: the rivals decided them."""
+        mode = start.config.compile_mode
+        if mode is None:
+            return list(levers)
+        chosen = []
+        for lever in levers:
+            if lever.set(StepConfig(), self.situation).compile_mode is None:
+                chosen.append(lever)
+                continue
+            kept = lever.set(start.config, self.situation) == start.config
+            reason = "the fastest of torch.compile's modes" if kept else "another mode was faster"
+            changes.append(_change(lever, "kept" if kept else "dropped", reason))
+        return chosen
+
+    def _held(self, lever: Lever, config: StepConfig) -> bool:
+        """Whether the setting this lever would change was already changed from what was written."""
+        written = self.situation.written
+        pulled = lever.set(config, self.situation)
+        return any(
+            getattr(pulled, name) != getattr(config, name)
+            and getattr(config, name) != getattr(written, name)
+            and name != "kernels"
+            for name in type(config).model_fields
+        )
+
     def _same(self, lever: Lever, start: Candidate, best: Candidate) -> bool:
         """A lever that the start already had pulled: it is part of the rival, not of the gain."""
         return lever.set(start.config, self.situation) == start.config
@@ -103,6 +141,9 @@ class Climber:
         for lever in levers:
             candidate = self._candidate(lever.set(best.config, self.situation))
             if candidate.key() == best.key():
+                continue
+            if self._held(lever, best.config):
+                changes.append(_change(lever, "not_tried", "another lever holds this setting"))
                 continue
             if not self.turn.left_s(self.until_share):
                 changes.append(_change(lever, "not_tried", "the budget ended before it"))

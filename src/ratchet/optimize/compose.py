@@ -124,6 +124,16 @@ def write(result: OptimizeResult, recipe: Recipe, render: Callable[[dict[str, An
         ) from error
 
 
+def make_folder(out: Path) -> None:
+    """Make the folder of the three files before the work begins, not after it."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RatchetError(
+            f"{out} cannot be made a folder ({error.strerror}): give another with --out"
+        ) from error
+
+
 def paste_lines(best: Candidate, recipe: str) -> Paste:
     """The lines that put the recipe into a script, and those that take it out."""
     variables = allocators.environment(best.config)

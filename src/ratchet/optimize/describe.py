@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ratchet.errors import RatchetError
 from ratchet.workloads.flops import step_flops
-from ratchet.workloads.workload import AdamWSpec, Workload
+from ratchet.workloads.workload import Workload
 
 
 def describe_workload(workload: Workload) -> dict[str, Any]:
@@ -53,10 +52,5 @@ def is_adamw(workload: Workload) -> bool:
     """Whether the optimizer is AdamW as torch has it, so that another AdamW may stand in."""
     import torch
 
-    if isinstance(workload.optimizer, AdamWSpec):
-        return True
-    try:
-        probe = workload.optimizer([torch.nn.Parameter(torch.zeros(1))])
-    except RatchetError:
-        return False
+    probe = workload.optimizer([torch.nn.Parameter(torch.zeros(1))])
     return type(probe) is torch.optim.AdamW

@@ -19,7 +19,7 @@ from ratchet.measure.samples import Sample
 from ratchet.optimize.baseline import Baseline, find_baseline
 from ratchet.optimize.candidate import Candidate, with_config
 from ratchet.optimize.climb import Climber, applicable
-from ratchet.optimize.compose import compose, make_recipe
+from ratchet.optimize.compose import compose, make_folder, make_recipe
 from ratchet.optimize.explain import summarise
 from ratchet.optimize.installed import InstalledKernel
 from ratchet.optimize.levers import LEVERS, Lever, Situation, all_levers, kernel_levers
@@ -79,7 +79,8 @@ def optimize(settings: Settings, listener: Listener = lambda event, details: Non
     Raises a RatchetError for anything the user can mend. A killed turn goes on from the ledger.
     """
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
-    _check_lever(settings)
+    check_settings(settings)
+    make_folder(settings.out)
     with _open(settings, listener) as turn:
         _check_resume(turn)
         identity = turn.ledger.start_turn(
@@ -94,7 +95,7 @@ def optimize(settings: Settings, listener: Listener = lambda event, details: Non
 
 def plan(settings: Settings, listener: Listener = lambda event, details: None) -> Plan:
     """What `optimize` would try, without trying it."""
-    _check_lever(settings)
+    check_settings(settings)
     with _open(settings, listener) as turn:
         description = describe(turn)
         situation = situation_of(turn, description)
@@ -305,7 +306,10 @@ def _ceilings(device: Device) -> Ceilings | None:
         return None
 
 
-def _check_lever(settings: Settings) -> None:
+def check_settings(settings: Settings) -> None:
+    """Refuse at once what could only fail at the end: an unknown lever, a folder that is a file."""
+    if settings.out.exists() and not settings.out.is_dir():
+        raise RatchetError(f"{settings.out} is not a folder: give another with --out")
     if settings.try_lever is not None and settings.try_lever not in all_levers():
         known = ", ".join(all_levers())
         raise RatchetError(f"unknown lever {settings.try_lever!r}: the levers are {known}")

@@ -6,10 +6,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from ratchet.judge.kernel_trial import KernelJudge
-
 from ratchet.errors import CompilerMissing
 from ratchet.graph.capture import CapturedSite, problems_for
+from ratchet.judge.kernel_trial import KernelJudge
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.cpp import find_compiler
 from ratchet.kernels.library import LIBRARY
@@ -71,10 +70,11 @@ def _judge_all(
             kernels = library.kernels(turn.device.target)
             said, reason = _judge_one(turn, judge, kernels, problems[name], until_share)
             verdicts += [{**verdict, "library": name} for verdict in said]
-            if reason:
-                refused[name] = reason
+            entries = [k for k in kernels if turn.ledger.proven(k.hash, turn.fingerprint)]
+            if reason or not entries:
+                refused[name] = reason or "right, but not proven faster here"
             else:
-                proven[name] = tuple(_installed(turn, name, kernel) for kernel in kernels)
+                proven[name] = tuple(_installed(turn, name, kernel) for kernel in entries)
     return ProvenKernels(proven=proven, refused=refused, verdicts=tuple(verdicts))
 
 
@@ -97,8 +97,6 @@ def _judge_one(
             verdicts.append({**verdict, "kernel": kernel.entry, "problem": problem.name})
             if verdict["status"] not in ("proven", "correct"):
                 return verdicts, f"{kernel.entry}: {verdict['status']}, {verdict['reason']}"
-        if not turn.ledger.proven(kernel.hash, turn.fingerprint):
-            return verdicts, f"{kernel.entry} is right but was not proven faster here"
     return verdicts, ""
 
 

@@ -26,7 +26,7 @@ class StepConfig(BaseModel):
 
     The defaults are a plain eager fp32 step. `threads`, `affinity`, `matmul_precision` and the
     `mallopt` allocator are applied to the process by `ratchet.workloads.process`; `jemalloc`,
-    `tcmalloc` and `huge_pages` need the environment of a new process (see `process.environment`).
+    `tcmalloc` and `huge_pages` need the environment that a process starts with.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -57,9 +57,13 @@ class MasterWeights:
             for parameter, master in self.pairs:
                 parameter.copy_(master)
 
-    def zero_grad(self) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients, or zero those of the parameters in place."""
         for parameter in (*self.parameters, *self.stepped):
-            parameter.grad = None
+            if set_to_none or parameter.grad is None:
+                parameter.grad = None
+            else:
+                parameter.grad.zero_()
 
     def _upcast(self) -> None:
         # A gradient that was taken is cleared, so that `clip` then `step` upcasts once.

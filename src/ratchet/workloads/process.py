@@ -10,11 +10,11 @@ import torch
 
 from ratchet.workloads.config import StepConfig
 
-M_TRIM_THRESHOLD = -1
-M_MMAP_THRESHOLD = -3
-KEEP_BYTES = 1 << 30
-"""glibc keeps freed blocks up to this size, so that the next step's outputs are warm pages.
-The two numbers above are from glibc's malloc.h; the thresholds are explained in mallopt(3)."""
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
+"""Numbers of mallopt(3)'s parameters, from glibc's malloc.h."""
+MALLOPT = ((M_ARENA_MAX, 1), (M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 64 << 20))
+"""One arena that never shrinks and no mmap: the next step's outputs are pages that are mapped
+already. M_MMAP_THRESHOLD would not do: glibc refuses values above 32 MiB."""
 
 
 def enter(config: StepConfig) -> None:
@@ -39,8 +39,7 @@ def keep_freed_memory() -> bool:
         mallopt = libc.mallopt
     except (OSError, AttributeError):
         return False
-    kept = mallopt(M_MMAP_THRESHOLD, KEEP_BYTES) and mallopt(M_TRIM_THRESHOLD, KEEP_BYTES)
-    return bool(kept)
+    return all(mallopt(parameter, value) == 1 for parameter, value in MALLOPT)
 
 
 def _pin(threads: int | None) -> None:

@@ -89,7 +89,7 @@ class TrainingStep:
         elif norm is not None:
             clip_grad_norm_(self.parameters.values(), norm)
         self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad(set_to_none=not self.config.preallocate)
 
     def gradients(self) -> dict[str, Tensor]:
         """The gradients by parameter name, after `forward_backward`; zeros where there is none."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -24,7 +25,6 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
 
 Reply = tuple[dict[str, Any], list[int]]
-BUILD_FOLDER = Path("/tmp/build")
 INPUTS, IN_PLACE, OUTPUTS = 0, 1, 2
 """Regions of a batch, as `shared_batch` numbers them."""
 
@@ -79,7 +79,9 @@ class Worker:
         return actions[message["do"]](message, descriptors)
 
     def _compile(self, message: dict[str, Any], _: list[int]) -> Reply:
-        path = cpp.compile_kernel(Kernel.from_json(message["kernel"]), cache=BUILD_FOLDER)
+        path = cpp.compile_kernel(
+            Kernel.from_json(message["kernel"]), cache=Path(tempfile.gettempdir()) / "build"
+        )
         return {"value": None}, [os.open(path, os.O_RDONLY)]
 
     def _load(self, message: dict[str, Any], descriptors: list[int]) -> Reply:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import resource
@@ -12,7 +13,7 @@ from ratchet.judge import processes
 def confine(limits_json: str) -> None:
     """Set the limits that the judge asked for; exits the process when one cannot be set."""
     limits = json.loads(limits_json)
-    "".encode("ascii")  # loads the codec while the interpreter's folder can surely be read
+    codecs.lookup("ascii")  # loads the codec while the interpreter's folder can surely be read
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, limits["file_bytes"])
     _limit(resource.RLIMIT_AS, limits["address_space_bytes"])

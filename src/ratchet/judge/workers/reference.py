@@ -125,13 +125,16 @@ class Worker:
         return {"layout": batch.layout()}, [os.dup(one) for one in batch.descriptors]
 
     def _check(self, message: dict[str, Any]) -> Reply:
-        """Compare the outputs of some calls; the candidate must be stopped meanwhile."""
+        """Compare the outputs of one call; the candidate must be stopped meanwhile."""
         batch = self._batches[message["batch"]]
-        return {"checks": [self._check_call(batch, call) for call in message["calls"]]}, []
+        return self._check_call(batch, message["call"], message["code"]), []
 
-    def _check_call(self, batch: SharedBatch, call: int) -> dict[str, Any]:
+    def _check_call(self, batch: SharedBatch, call: int, code: int) -> dict[str, Any]:
         changed = batch.changed_input(call) if batch.writable_inputs else None
-        result: dict[str, Any] = {"written": batch.written(call), "changed_input": changed}
+        if code != 0:
+            written = batch.written(call)
+            return {"changed_input": changed, "written": written, "passed": False, "detail": ""}
+        result: dict[str, Any] = {"changed_input": changed, "written": True}
         own = self._call(batch.inputs[call], batch.case)
         oracle = self._call([_widen(tensor) for tensor in batch.inputs[call]], batch.case)
         checks = batch.problem.tolerance.check_all(batch.answers(call), own, oracle)

@@ -59,7 +59,13 @@ class KernelAdamW(torch.optim.Optimizer):
         self._master_values = dict(master_values or {})
 
     @classmethod
-    def taking_over(cls, optimizer: torch.optim.Optimizer, *, masters: bool = False) -> KernelAdamW:
+    def taking_over(
+        cls,
+        optimizer: torch.optim.Optimizer,
+        *,
+        masters: bool = False,
+        master_values: Mapping[nn.Parameter, Tensor] | None = None,
+    ) -> KernelAdamW:
         """A KernelAdamW with the groups and the state of a torch.optim.AdamW."""
         if not isinstance(optimizer, torch.optim.AdamW):
             raise KernelError(
@@ -70,7 +76,7 @@ class KernelAdamW(torch.optim.Optimizer):
         for group in optimizer.param_groups:
             _check_group(group)
         groups = [{key: group[key] for key in kept} for group in optimizer.param_groups]
-        made = cls(groups, masters=masters)
+        made = cls(groups, masters=masters, master_values=master_values)
         if optimizer.state:
             made.load_state_dict(optimizer.state_dict())
         return made

@@ -22,6 +22,7 @@ from ratchet.kernels.library.registration import register
 from ratchet.kernels.library.shapes import WorkloadShapes
 from ratchet.kernels.library.sources import make_kernels
 from ratchet.kernels.problem import Case, Problem, TensorSpec
+from ratchet.kernels.tolerance import Tolerance
 
 ENTRIES = ("attention_forward", "attention_backward")
 
@@ -37,7 +38,7 @@ def attention(
 
 def _head_tensor(like: Tensor) -> Tensor:
     """An empty [B, H, T, D] tensor of `like`'s shape and dtype whose memory is [B, T, H, D]."""
-    batch, heads, rows, features = like.shape
+    _, heads, rows, features = like.shape
     stride = (rows * heads * features, features, heads * features, 1)
     return torch.empty_strided(like.shape, stride, dtype=like.dtype, device=like.device)
 
@@ -65,7 +66,7 @@ def _rows(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     o, lse = _fake(q, k, v, causal, scale)
-    inputs = tuple(_rows(tensor, q.dtype) for tensor in (q, k, v))
+    inputs = (_rows(q, q.dtype), _rows(k, q.dtype), _rows(v, q.dtype))
     if not registry.call(ENTRIES[0], (*inputs, o, lse), (float(causal), scale)):
         computed = attention_reference.attention_forward(*inputs, (float(causal), scale))
         o.copy_(computed[0])
@@ -96,9 +97,9 @@ def _backward(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    heads = tuple(_rows(tensor, q.dtype) for tensor in (grad, q, k, v, o))
-    inputs = (*heads, lse.contiguous())
-    dq, dk, dv = (_head_tensor(tensor) for tensor in heads[1:4])
+    heads = (_rows(q, q.dtype), _rows(k, q.dtype), _rows(v, q.dtype))
+    inputs = (_rows(grad, q.dtype), *heads, _rows(o, q.dtype), lse.contiguous())
+    dq, dk, dv = (_head_tensor(tensor) for tensor in heads)
     if not registry.call(ENTRIES[1], (*inputs, dq, dk, dv), (float(causal), scale)):
         computed = attention_reference.attention_backward(*inputs, (float(causal), scale))
         for mine, theirs in zip((dq, dk, dv), computed, strict=True):
@@ -162,9 +163,16 @@ def problems(shapes: WorkloadShapes, *, causal: bool = True) -> tuple[Problem, .
             name=entry,
             reference=f"ratchet.kernels.library.attention_reference:{entry}",
             cases=_cases(shapes, causal, entry),
+            tolerance=_tolerance(shapes.dtype, entry),
         )
         for entry in ENTRIES
     )
+
+
+def _tolerance(dtype: str, entry: str) -> Tolerance:
+    """The default, but for fp32 gradients: a score summed over D in another order than the vendor's
+    moves a probability by several ulp, and with few queries nothing averages that out."""
+    return Tolerance(ulps=8.0) if dtype == "float32" and entry == ENTRIES[1] else Tolerance()
 
 
 def _cases(shapes: WorkloadShapes, causal: bool, entry: str) -> tuple[Case, ...]:
@@ -182,7 +190,7 @@ def _cases(shapes: WorkloadShapes, causal: bool, entry: str) -> tuple[Case, ...]
         ("causal_ragged", (2, 2, 2, 77, 77, 64), "normal", True),
         ("full_ragged", (1, 3, 3, 65, 129, 64), "normal", False),
         ("grouped", (2, 6, 2, 33, 33, 40), "normal", True),
-        ("one_query", (1, 2, 1, 1, 70, 32), "normal", False),
+        ("one_query", (4, 8, 2, 1, 70, 32), "normal", False),
         ("zeros", (1, 2, 2, 48, 48, 64), "zeros", True),
         ("tiny", (1, 2, 2, 48, 48, 64), "tiny", True),
         ("shifted", (1, 2, 2, 70, 70, 64), "shifted", True),
@@ -208,27 +216,35 @@ def _case(
     batch, heads, groups, queries, keys, features = sizes
     layout = "heads" if name != "full_ragged" else "strided"
 
-    def spec(*shape: int) -> TensorSpec:
-        return TensorSpec(shape=shape, dtype=dtype, distribution=distribution, layout=layout)
+    backward = entry == ENTRIES[1]
+    # A heavy tail in q and k leaves one key with all the weight: no lse drawn apart would fit it.
+    score_distribution = "normal" if backward and distribution == "heavy_tailed" else distribution
 
-    q = spec(batch, heads, queries, features)
-    k = v = spec(batch, groups, keys, features)
+    def spec(rows: int, count: int, values: str) -> TensorSpec:
+        shape = (batch, count, rows, features)
+        return TensorSpec(shape=shape, dtype=dtype, distribution=values, layout=layout)
+
+    q = spec(queries, heads, score_distribution)
+    k = spec(keys, groups, score_distribution)
+    v = spec(keys, groups, distribution)
     inputs: tuple[TensorSpec, ...] = (q, k, v)
-    if entry == ENTRIES[1]:
-        inputs = (q, q, k, v, q, _lse_spec(distribution, (batch, heads, queries), features))
+    if backward:
+        grad = o = spec(queries, heads, distribution)
+        lse = _lse_spec(distribution, (batch, heads, queries), features)
+        inputs = (grad, q, k, v, o, lse)
     scalars = (float(causal), features**-0.5)
     return Case(name=name, inputs=inputs, scalars=scalars, timed=timed, hidden=hidden)
 
 
 def _lse_spec(distribution: str, shape: tuple[int, ...], features: int) -> TensorSpec:
     """lse about as the forward would give: probabilities then stay below a few."""
-    top = {"shifted": 64.0 * features**0.5 + 40.0, "heavy_tailed": 1000.0}.get(distribution, 8.0)
+    top = 64.0 * features**0.5 + 40.0 if distribution == "shifted" else 8.0
     return TensorSpec(shape=shape, dtype="float32", distribution="uniform", low=top - 4.0, high=top)
 
 
 LIBRARY_KERNEL = LibraryKernel(
     name="attention",
-    summary="attention, causal or full, grouped queries, forward and backward in cache-sized blocks",
+    summary="attention, causal or full, with grouped queries, in blocks that stay in cache",
     source_of_idea="FlashAttention-2, arXiv:2307.08691; online softmax, arXiv:1805.02867",
     kernels=kernels,
     problems=problems,

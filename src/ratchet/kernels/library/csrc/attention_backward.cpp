@@ -193,11 +193,21 @@ struct Backward {
         write_transposed(sums, factor, head_of<In>(t[6], head / s.heads, head % s.heads), i * BLOCK);
     }
 
+    // Everything of one key head by one thread: nobody waits for another.
+    void whole_head(int64_t kv, Work& w) const {
+        const int64_t first = kv * s.group() * s.query_blocks(), count = s.group() * s.query_blocks();
+        for (int64_t j = 0; j < s.key_blocks(); ++j) pack_keys(kv * s.key_blocks() + j, w);
+        for (int64_t item = first; item < first + count; ++item) pack_queries(item, w);
+        key_part(kv, 0, w);
+        for (int64_t item = first; item < first + count; ++item) write_queries(item);
+    }
+
     int64_t run() {
         static thread_local Scratch scratch;
         const int threads = omp_get_max_threads();
         const int64_t heads = s.batch * s.kv_heads;
-        parts = bigger(1, smaller(smaller(8, s.key_blocks()), (3 * threads - 1) / heads));
+        // One part from two heads a thread on; else about four tasks a thread.
+        parts = heads >= 2 * threads ? 1 : bigger(1, smaller(smaller(8, s.key_blocks()), (4 * threads - 1) / heads));
         Carver measure{nullptr, 0};
         carve_shared(measure);
         Work unused;
@@ -215,14 +225,20 @@ struct Backward {
 #if defined(RATCHET_ISA_AMX)
             AmxScope tiles(amx_full_config());
 #endif
+            if (parts == 1) {
+#pragma omp for schedule(dynamic, 1) nowait
+                for (int64_t kv = 0; kv < heads; ++kv) whole_head(kv, w);
+            } else {
 #pragma omp for schedule(static) nowait
-            for (int64_t item = 0; item < key_count(); ++item) pack_keys(item, w);
+                for (int64_t item = 0; item < key_count(); ++item) pack_keys(item, w);
 #pragma omp for schedule(static)
-            for (int64_t item = 0; item < query_count(); ++item) pack_queries(item, w);
+                for (int64_t item = 0; item < query_count(); ++item) pack_queries(item, w);
 #pragma omp for schedule(dynamic, 1)
-            for (int64_t item = 0; item < heads * parts; ++item) key_part(item % heads, item / heads, w);
-#pragma omp for schedule(static)
-            for (int64_t item = 0; item < query_count(); ++item) write_queries(item);
+                for (int64_t item = 0; item < heads * parts; ++item)
+                    key_part(item % heads, item / heads, w);
+#pragma omp for schedule(static) nowait
+                for (int64_t item = 0; item < query_count(); ++item) write_queries(item);
+            }
         }
         return RATCHET_DONE;
     }

@@ -45,21 +45,23 @@ struct Forward {
         transpose_pairs(w.pairs, s.width, value_columns + at);
     }
 
-    // S^T for `keys` keys from `key` on; -inf where a query must not see a key.
-    void scores(const E* rows, int64_t key, int64_t keys, int64_t q0, int64_t panels, Work& w) const {
+    // S^T of `panels` panels from `at` on and `keys` keys from `key` on; -inf where a query must not see
+    // a key. `q0` is the first of these queries.
+    void scores(const E* rows, int64_t key, int64_t keys, int64_t q0, int64_t at, int64_t panels,
+                Work& w) const {
         for (int64_t r = 0; r < keys; r += STRIP) {
-            const int64_t skip = panels_before(s.causal, key + r, q0, panels);
+            const int64_t skip = panels_before(s.causal, key + r, q0, panels), p = at + skip;
             if (skip < panels)
-                matmul(rows + r * s.width, s.width, w.query_panels + skip * PANEL * s.width,
-                       PANEL * s.width, w.score + r * BLOCK + skip * PANEL, BLOCK, STRIP, panels - skip,
+                matmul(rows + r * s.width, s.width, w.query_panels + p * PANEL * s.width, PANEL * s.width,
+                       w.score + r * BLOCK + p * PANEL, BLOCK, STRIP, panels - skip,
                        s.width / Pair<E>::size, false);
         }
         const int64_t unmasked = smaller(s.keys, s.causal ? q0 + 1 : s.keys) - key;
         for (int64_t r = bigger(0, unmasked); r < keys; ++r) {
             const int64_t first = key + r >= s.keys ? BLOCK : s.causal ? key + r - q0 : 0;
             for (int64_t p = 0; p < panels; ++p) {
-                float* at = w.score + r * BLOCK + p * PANEL;
-                store(at, from_lane(first - p * PANEL, load(at), -INFINITY));
+                float* score = w.score + r * BLOCK + (at + p) * PANEL;
+                store(score, from_lane(first - p * PANEL, load(score), -INFINITY));
             }
         }
     }
@@ -94,20 +96,33 @@ struct Forward {
         store(w.top + p * PANEL, top);
     }
 
-    void rescale(int64_t panels, Work& w) const {
-        for (int64_t p = 0; p < panels; ++p) {
-            const floats factor = load(w.factor + p * PANEL);
-            for (int64_t d = 0; d < s.width; ++d) {
-                float* at = w.sum + d * BLOCK + p * PANEL;
-                store(at, load(at) * factor);
-            }
+    void rescale(int64_t p, Work& w) const {
+        const floats factor = load(w.factor + p * PANEL);
+        for (int64_t d = 0; d < s.width; ++d) {
+            float* at = w.sum + d * BLOCK + p * PANEL;
+            store(at, load(at) * factor);
         }
     }
 
-    static bool any_changed(int64_t panels, const Work& w) {
-        for (int64_t q = 0; q < panels * PANEL; ++q)
+    static bool changed(int64_t p, const Work& w) {
+        for (int64_t q = p * PANEL; q < (p + 1) * PANEL; ++q)
             if (w.factor[q] != 1.0f) return true;
         return false;
+    }
+
+    // One block of keys with two panels of queries: small enough for scores and operands to stay in L1.
+    void key_block(int64_t at, int64_t key, int64_t limit, int64_t q0, int64_t p, int64_t panels,
+                   Work& w) const {
+        const int64_t seen = s.causal ? smaller(limit, q0 + panels * PANEL) : limit;
+        const int64_t keys = round_up(smaller(BLOCK, seen - key), STRIP);
+        if (keys <= 0) return;
+        scores(key_rows + at, key, keys, q0, p, panels, w);
+        for (int64_t i = p; i < p + panels; ++i) {
+            softmax(i, keys, s.scale, key == 0, w);
+            if (key > 0 && changed(i, w)) rescale(i, w);
+        }
+        matmul(value_columns + at, BLOCK, w.probability + p * BLOCK * PANEL, BLOCK * PANEL,
+               w.sum + p * PANEL, BLOCK, s.width, panels, keys / Pair<E>::size, key > 0);
     }
 
     void query_block(int64_t b, int64_t h, int64_t q0, Work& w) const {
@@ -116,15 +131,10 @@ struct Forward {
         const int64_t limit = s.causal ? smaller(s.keys, q0 + BLOCK) : s.keys;
         pack_rows(head_of<In>(t[0], b, h), q0, s.width, w.rows);
         pack_panels(w.rows, s.width, w.query_panels);
-        for (int64_t key = 0; key < limit; key += BLOCK) {
-            const int64_t keys = round_up(smaller(BLOCK, limit - key), STRIP);
-            const int64_t at = (head + key / BLOCK) * s.block_elements();
-            scores(key_rows + at, key, keys, q0, panels, w);
-            for (int64_t p = 0; p < panels; ++p) softmax(p, keys, s.scale, key == 0, w);
-            if (key > 0 && any_changed(panels, w)) rescale(panels, w);
-            matmul(value_columns + at, BLOCK, w.probability, BLOCK * PANEL, w.sum, BLOCK, s.width, panels,
-                   keys / Pair<E>::size, key > 0);
-        }
+        for (int64_t key = 0; key < limit; key += BLOCK)
+            for (int64_t p = 0; p < panels; p += 2)
+                key_block((head + key / BLOCK) * s.block_elements(), key, limit, q0 + p * PANEL, p,
+                          smaller(2, panels - p), w);
         finish(b, h, q0, w);
     }
 
@@ -136,6 +146,13 @@ struct Forward {
             lse[q] = w.top[q] * s.scale + std::log(w.total[q]);
         }
         write_transposed(w.sum, w.factor, head_of<In>(t[3], b, h), q0);
+    }
+
+    void whole_head(int64_t kv, Work& w) const {
+        const int64_t b = kv / s.kv_heads, g = kv % s.kv_heads;
+        for (int64_t j = 0; j < s.key_blocks(); ++j) pack_block(kv * s.key_blocks() + j, w);
+        for (int64_t h = g * s.group(); h < (g + 1) * s.group(); ++h)
+            for (int64_t i = 0; i < s.query_blocks(); ++i) query_block(b, h, i * BLOCK, w);
     }
 
     int64_t run() {
@@ -160,12 +177,19 @@ struct Forward {
 #if defined(RATCHET_ISA_AMX)
             AmxScope tiles(amx_full_config());
 #endif
+            // With heads enough, a thread packs and works through its own, and nobody waits: on a
+            // busy machine a barrier costs a scheduler's tick.
+            if (s.batch * s.kv_heads >= 2 * threads) {
+#pragma omp for schedule(dynamic, 1) nowait
+                for (int64_t kv = 0; kv < s.batch * s.kv_heads; ++kv) whole_head(kv, w);
+            } else {
 #pragma omp for schedule(static)
-            for (int64_t item = 0; item < packs; ++item) pack_block(item, w);
-#pragma omp for schedule(dynamic, 1)
-            for (int64_t item = 0; item < items; ++item) {
-                const int64_t head = item / blocks, last = blocks - 1 - item % blocks;  // longest first
-                query_block(head / s.heads, head % s.heads, last * BLOCK, w);
+                for (int64_t item = 0; item < packs; ++item) pack_block(item, w);
+#pragma omp for schedule(dynamic, 1) nowait
+                for (int64_t item = 0; item < items; ++item) {
+                    const int64_t head = item / blocks, last = blocks - 1 - item % blocks;  // longest first
+                    query_block(head / s.heads, head % s.heads, last * BLOCK, w);
+                }
             }
         }
         return RATCHET_DONE;

@@ -14,8 +14,9 @@ template <int KIND>
 static inline Gate gate_of(vf x, bool with_slope) {
     const vf one = vset(1.f);
     if (KIND == 0) {
-        const vf s = vlogistic(x);
-        return Gate{x * s, with_slope ? s * vfma(x, one - s, one) : s};
+        if (!with_slope) return Gate{x * vlogistic(x), one};
+        const Logistic l = vlogistic_pair(x);
+        return Gate{x * l.s, l.s * vfma(vclamp(x, -100.f, 100.f), l.rest, one)};
     }
     if (KIND == 1) {
         const vf s = vset(0.5f) * (one + verf(x * vset(0.70710678f)));
@@ -23,11 +24,13 @@ static inline Gate gate_of(vf x, bool with_slope) {
         return Gate{x * s, vfma(vclamp(x, -20.f, 20.f), density, s)};
     }
     const vf square = x * x;
-    const vf s = vlogistic(vset(1.59576912f) * x * vfma(square, vset(0.044715f), one));
+    const vf twice = vset(1.59576912f) * x * vfma(square, vset(0.044715f), one);
+    if (!with_slope) return Gate{x * vlogistic(twice), one};
+    const Logistic l = vlogistic_pair(twice);
     // The cubic overflows long after s (1 - s) has vanished; the clamp keeps 0 * inf away.
     const vf near = vclamp(x, -20.f, 20.f);
     const vf rate = vset(1.59576912f) * vfma(near * near, vset(0.134145f), one);
-    return Gate{x * s, with_slope ? vfma(near * rate, s * (one - s), s) : s};
+    return Gate{x * l.s, vfma(near * rate, l.s * l.rest, l.s)};
 }
 
 static inline bool fits(const Rows& a, const Rows& b) {

@@ -22,6 +22,16 @@ static inline vf vexp(vf x) {
 // 1 / (1 + e^-x)
 static inline vf vlogistic(vf x) { return vset(1.f) / (vset(1.f) + vexp(-x)); }
 
+// The logistic function and what is left to 1, each with small relative error: 1 - s would cancel.
+struct Logistic {
+    vf s, rest;
+};
+static inline Logistic vlogistic_pair(vf x) {
+    const vf e = vexp(-vclamp(x, -80.f, 80.f));
+    const vf s = vset(1.f) / (vset(1.f) + e);
+    return Logistic{s, e * s};
+}
+
 // erf(x), both branches of the minimax polynomials by N. Juffa
 // (https://stackoverflow.com/a/35148199): within 1 ulp with fused multiply-add.
 static inline vf verf(vf x) {
