@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 __all__ = ["main", "run"]
 
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from ratchet.errors import RatchetError
 
     # typer may carry its own copy of click, so its base class is reached through what it exports.
-    usage_error = typer.BadParameter.__mro__[1]
+    usage_error: Any = typer.BadParameter.__mro__[1]
     try:
         code = app(args=words or ["--help"], prog_name="ratchet", standalone_mode=False)
     except typer.Abort:

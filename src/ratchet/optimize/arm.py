@@ -138,7 +138,8 @@ class ShrunkArm:
     def __init__(self, workload: str, options: dict[str, Any], config: StepConfig) -> None:
         self._spec = workload
         self._options = options
-        self._config = config
+        # The copies are so small that a second thread costs more than it gives.
+        self._config = config.model_copy(update={"threads": 1, "affinity": False})
 
     def step(self, iterations: int) -> None:
         raise WorkloadError("a shrunk copy is trained for its losses and is never timed")
