@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +62,8 @@ class OpenProblem:
         self.cases = list(cases)
         self.rng = rng
         self.clock = clock
+        self.check_time_s = dict.fromkeys(range(len(self.cases)), 0.0)
+        """How long the last comparison of each case took."""
         self._batches = 0
 
     @staticmethod
@@ -110,9 +113,12 @@ class OpenProblem:
 
     def check(self, batch: Batch, call: int, code: int) -> dict[str, Any]:
         """Compare the outputs of a call that returned `code`; the candidate must stand still."""
-        return self.reference.ask(
+        began = time.perf_counter()
+        reply = self.reference.ask(
             timeout_s=self.clock.left_s, do="check", batch=batch.number, call=call, code=code
         )
+        self.check_time_s[batch.case] = time.perf_counter() - began
+        return reply
 
 
 def check_cases(candidate: CandidateProcess, opened: OpenProblem, evidence: list[Evidence]) -> None:

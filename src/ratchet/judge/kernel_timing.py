@@ -19,15 +19,16 @@ from ratchet.measure.samples import Sample
 
 REFERENCE, TWIN, CANDIDATE = "reference", "reference again", "candidate"
 LAUNCHES = 3
+MIN_LAUNCHES = 2
+"""One launch says nothing about the next."""
 MIN_ROUNDS, MAX_ROUNDS = 4, 16
 TARGET_BATCH_S = 0.005
 """A batch at least this long hides the round trip to a worker (about 0.1 ms)."""
 MAX_CALLS = 256
 MAX_BATCH_BYTES = 128 << 20
-MIN_CHECKS = 2
-"""Batches of each launch that are compared at the very least."""
 CHECK_SHARE = 0.5
-"""Comparing takes at most this share of the time that the arms take, beyond MIN_CHECKS."""
+"""Comparing takes at most this share of the time that the arms take, but one batch of each
+launch is always compared."""
 SHARE_OF_TIME = 0.8
 BUDGET_S = 5.0
 """Timing one case takes about this long at most, if the fewest rounds allow it."""
@@ -82,9 +83,7 @@ class _CandidateArm:
         self._opened = opened
         self._case = case
         self.checked = 0
-        self.check_time_s = 0.0
-        """How long the last comparison took."""
-        self._sampled: set[int] | None = None
+        self._sampled: set[int] = set()
         self._batch = 0
 
     def sample(self, batches: set[int]) -> None:
@@ -104,7 +103,7 @@ class _CandidateArm:
                 )
             finally:
                 self._opened.reference.resume()
-            if self._sampled is None or self._batch in self._sampled:
+            if self._batch in self._sampled:
                 self._check_one(batch, codes)
             elif any(codes):
                 raise Decided("wrong", f"right before it was timed, then it returned {codes}")
@@ -113,9 +112,7 @@ class _CandidateArm:
 
     def _check_one(self, batch: Batch, codes: list[int]) -> None:
         call = self._opened.rng.randrange(len(codes))  # drawn after the answers are in
-        began = time.perf_counter()
         check = self._opened.check(batch, call, codes[call])
-        self.check_time_s = time.perf_counter() - began
         passed, detail = verdict_of_call(codes[call], check)
         if any(codes) or not passed:
             raise Decided("wrong", f"right before it was timed, wrong while it was: {detail}")
@@ -135,10 +132,12 @@ def time_case(
     samples: list[Sample] = []
     plan, checked = None, 0
     for index in range(LAUNCHES):
+        if plan is not None and index >= plan.launches:
+            break
         with launch(index) as process:
             arms = _arms(process, opened, case)
             if plan is None:
-                plan = _plan(arms, calls, opened)
+                plan = _plan(arms, case, calls, opened)
             else:
                 arms[2].run(calls)
             arms[2].sample(set(opened.rng.sample(range(plan.rounds), plan.checks)))
@@ -163,14 +162,18 @@ def _arms(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Plan:
-    """Rounds of each launch, and how many of its batches are compared; fixed once made."""
+    """Launches, rounds of each, and how many of its batches are compared; fixed once made."""
 
+    launches: int
     rounds: int
     checks: int
 
 
 def _plan(
-    arms: tuple[_ReferenceArm, _ReferenceArm, _CandidateArm], calls: int, opened: OpenProblem
+    arms: tuple[_ReferenceArm, _ReferenceArm, _CandidateArm],
+    case: int,
+    calls: int,
+    opened: OpenProblem,
 ) -> _Plan:
     """What the time allows: a warm round of every arm tells what one costs.
 
@@ -179,18 +182,21 @@ def _plan(
     began = time.perf_counter()
     for arm in arms:
         arm.run(calls)
-    check_s = arms[2].check_time_s
-    run_s = time.perf_counter() - began - check_s
+    run_s, check_s = time.perf_counter() - began, opened.check_time_s[case]
     share = min(1.0, CHECK_SHARE * run_s / check_s) if check_s > 0 else 1.0
-    least_s = LAUNCHES * (MIN_ROUNDS * run_s + MIN_CHECKS * check_s)
-    if least_s > SHARE_OF_TIME * opened.clock.left_s / max(1, len(opened.timed)):
+    launch_s = MIN_ROUNDS * run_s + check_s
+    room_s = SHARE_OF_TIME * opened.clock.left_s / max(1, len(opened.timed))
+    launches = min(LAUNCHES, int(room_s / launch_s))
+    if launches < MIN_LAUNCHES:
         raise Decided(
             "unmeasured",
-            f"right, but timing it takes {least_s:.0f} s or more and the time limit leaves no room "
-            "for that; raise it",
+            f"right, but timing it takes {MIN_LAUNCHES * launch_s:.0f} s or more and the time limit "
+            "leaves no room for that; raise it",
         )
     rounds = round_count(run_s + share * check_s)
-    return _Plan(rounds=rounds, checks=min(rounds, max(MIN_CHECKS, math.ceil(share * rounds))))
+    fitting = int((room_s / launches - rounds * run_s) / check_s) if check_s > 0 else rounds
+    checks = max(1, min(rounds, fitting, math.ceil(share * rounds)))
+    return _Plan(launches=launches, rounds=rounds, checks=checks)
 
 
 def round_count(round_s: float) -> int:

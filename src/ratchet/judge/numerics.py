@@ -318,13 +318,18 @@ def _final(steps: Sequence[float]) -> float:
 
 
 def _norm(values: NDArray[np.float64]) -> float:
-    return math.sqrt(float(np.dot(values, values)))
+    return math.sqrt(_dot(values, values))
 
 
 def _projection(values: NDArray[np.float64], reference: NDArray[np.float64]) -> float:
     """<values, reference> / <reference, reference> - 1; 0 where the reference is zero."""
-    square = float(np.dot(reference, reference))
-    return float(np.dot(values - reference, reference)) / square if square else 0.0
+    square = _dot(reference, reference)
+    return _dot(values - reference, reference) / square if square else 0.0
+
+
+def _dot(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+    """Pairwise summation: exact enough for any length, and no BLAS threads to wait for."""
+    return float(np.sum(first * second))
 
 
 def _ratio(value: float, allowed: float) -> float:

@@ -207,7 +207,8 @@ struct Backward {
         const int threads = omp_get_max_threads();
         const int64_t heads = s.batch * s.kv_heads;
         // One part from two heads a thread on; else about four tasks a thread.
-        parts = heads >= 2 * threads ? 1 : bigger(1, smaller(smaller(8, s.key_blocks()), (4 * threads - 1) / heads));
+        const int64_t wanted = heads >= 2 * threads ? 1 : (4 * threads - 1) / heads;
+        parts = bigger(1, smaller(smaller(8, s.key_blocks()), wanted));
         Carver measure{nullptr, 0};
         carve_shared(measure);
         Work unused;
