@@ -247,12 +247,12 @@ extern "C" int64_t axpy(const tensor* t, int64_t count, const double* s, int64_t
     const int64_t n = t->size[0], m = t->size[1];
     float *w = (float*)t[0].data, *g = (float*)t[1].data, *out = (float*)t[2].data;
     for (int64_t i = 0; i < n; ++i) {
-        float sum = 0;
+        double sum = 0;
         for (int64_t j = 0; j < m; ++j) {
             w[i * m + j] += FACTOR * (float)s[0] * g[i * m + j];
-            sum += g[i * m + j] * g[i * m + j];
+            sum += (double)g[i * m + j] * g[i * m + j];
         }
-        out[i] = sum;
+        out[i] = (float)sum;
     }
     return 0;
 }

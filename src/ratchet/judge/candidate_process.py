@@ -16,7 +16,7 @@ from ratchet.errors import JudgeError
 from ratchet.judge.arms import import_path
 from ratchet.judge.channel import close_descriptors
 from ratchet.judge.child import Child, ChildFailure
-from ratchet.judge.isolation import Sandbox, make_sandbox
+from ratchet.judge.isolation import Sandbox, make_sandbox, thread_environment
 from ratchet.judge.verdict import Status
 from ratchet.kernels.kernel import Kernel
 
@@ -160,7 +160,7 @@ class ReferenceProcess:
     def __init__(self, *, threads: int) -> None:
         self.threads = threads
         path = import_path()
-        own = {"RATCHET_IMPORT_PATH": path, "OMP_NUM_THREADS": str(threads)}
+        own = {"RATCHET_IMPORT_PATH": path, **thread_environment(threads)}
         self._child = Child(_reference_command, environment={**os.environ, **own})
 
     @property

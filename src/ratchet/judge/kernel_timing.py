@@ -190,8 +190,8 @@ def _plan(
     if launches < MIN_LAUNCHES:
         raise Decided(
             "unmeasured",
-            f"right, but timing it takes {MIN_LAUNCHES * launch_s:.0f} s or more and the time limit "
-            "leaves no room for that; raise it",
+            f"right, but timing it takes {MIN_LAUNCHES * launch_s:.0f} s or more and the time "
+            "limit leaves no room for that; raise it",
         )
     rounds = round_count(run_s + share * check_s)
     fitting = int((room_s / launches - rounds * run_s) / check_s) if check_s > 0 else rounds

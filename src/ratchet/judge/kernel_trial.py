@@ -17,7 +17,7 @@ from ratchet.judge.candidate_process import (
     ReferenceFault,
     ReferenceProcess,
 )
-from ratchet.judge.isolation import isolation_name
+from ratchet.judge.isolation import isolation_name, thread_environment
 from ratchet.judge.kernel_checks import OpenProblem, check_cases
 from ratchet.judge.kernel_timing import CaseTiming, time_case
 from ratchet.judge.speed import conclude
@@ -230,7 +230,11 @@ class _Trial:
             kernel_hash=self.kernel.hash,
             problem_hash=self._problem_hash,
             samples=self.samples,
-            environment={"threads": self.threads, "language": self.kernel.language},
+            environment={
+                "threads": self.threads,
+                "language": self.kernel.language,
+                **thread_environment(self.threads),
+            },
         )
 
 

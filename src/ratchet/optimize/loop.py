@@ -202,15 +202,20 @@ def _climb(
     until: float,
 ) -> tuple[Candidate, list[Change]]:
     keep = keep or turn.settings.keep_precision
+    precision = situation.written.precision
+    if not keep and situation.optimizer_is_adamw:
+        precision = "bf16_master"
     levers, skipped = applicable(
         chosen_levers(turn.settings),
         situation,
-        refused_kernels=kernels.refused,
+        refused_kernels=kernels.why_not(precision),
         keep_arithmetic=keep,
     )
     if turn.settings.try_lever is not None:
         levers = [as_default(lever) for lever in levers]
-    climber = Climber(turn=turn, situation=situation, proven=kernels.proven, until_share=until)
+    climber = Climber(
+        turn=turn, situation=situation, proven=kernels.of(precision), until_share=until
+    )
     found = climber.climb(start, levers)
     turn.close_arms()
     return found.best, [*found.changes, *skipped]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ratchet.errors import CompilerMissing
@@ -17,115 +17,148 @@ from ratchet.optimize.candidate import Candidate
 from ratchet.optimize.installed import InstalledKernel
 from ratchet.optimize.turn import Turn
 
-KERNEL_LIMIT_S = 60.0
+KERNEL_LIMIT_S = 180.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProvenKernels:
-    """What may be installed, and what the judge said of every kernel."""
+    """What may be installed in each precision, and what the judge said of every kernel."""
 
-    proven: dict[str, tuple[InstalledKernel, ...]]
-    refused: dict[str, str]
-    """Library kernels that may not be installed, with the reason."""
+    proven: dict[str, dict[str, tuple[InstalledKernel, ...]]]
+    """Precision of the step -> library kernel -> its proven entries."""
+    refused: dict[str, dict[str, str]]
+    """Precision of the step -> library kernel -> why it may not be installed."""
     verdicts: tuple[dict[str, Any], ...]
+
+    def of(self, precision: str) -> dict[str, tuple[InstalledKernel, ...]]:
+        return self.proven.get(precision, {})
+
+    def why_not(self, precision: str) -> dict[str, str]:
+        return self.refused.get(precision, dict.fromkeys(LIBRARY, "not judged in this precision"))
 
 
 def prove_kernels(turn: Turn, candidates: list[Candidate], *, until_share: float) -> ProvenKernels:
-    """Judge the library's kernels on the call sites of the candidates' steps."""
+    """Judge the library's kernels on the call sites of the candidates' steps.
+
+    The first candidate's problems decide whether a kernel is faster. In the precision of another
+    one it need only be right: there the timing of the whole step decides.
+    """
     if turn.device.kind != "cpu":
-        return ProvenKernels(proven={}, refused={}, verdicts=())
+        return _none(candidates, "the kernels of the library run on CPUs")
     try:
         find_compiler()
     except CompilerMissing as error:
         turn.warnings.append(str(error))
-        refused = dict.fromkeys(LIBRARY, "there is no C++ compiler on this machine")
-        return ProvenKernels(proven={}, refused=refused, verdicts=())
-    problems: dict[str, dict[str, Problem]] = defaultdict(dict)
+        return _none(candidates, "there is no C++ compiler on this machine")
+    court = _Court(turn=turn, until_share=until_share)
+    for place, candidate in enumerate(candidates):
+        court.hear(candidate.config.precision, _problems(turn, candidate), timed=place == 0)
+    return ProvenKernels(proven=court.proven, refused=court.refused, verdicts=tuple(court.verdicts))
+
+
+def _none(candidates: list[Candidate], reason: str) -> ProvenKernels:
+    refused: dict[str, dict[str, str]] = {}
     for candidate in candidates:
-        for library, problem in problems_for(_sites(turn, candidate)):
-            problems[library][problem.hash] = problem
-    return _judge_all(turn, problems, until_share)
+        refused[candidate.config.precision] = dict.fromkeys(LIBRARY, reason)
+    return ProvenKernels(proven={}, refused=refused, verdicts=())
 
 
-def _sites(turn: Turn, candidate: Candidate) -> list[CapturedSite]:
+def _problems(turn: Turn, candidate: Candidate) -> dict[str, list[Problem]]:
+    """The problems of a step by the name of the library kernel that answers them."""
+
     def compute() -> dict[str, Any]:
-        arm = turn.live(candidate)
-        return {"sites": arm.call("sites")}
+        return {"sites": turn.live(candidate).call("sites")}
 
     payload = turn.memo("sites", candidate.key(), compute)
-    return [CapturedSite.from_json(site) for site in payload["sites"]]
+    problems: dict[str, list[Problem]] = defaultdict(list)
+    for library, problem in problems_for(CapturedSite.from_json(s) for s in payload["sites"]):
+        problems[library].append(problem)
+    return problems
 
 
-def _judge_all(
-    turn: Turn, problems: dict[str, dict[str, Problem]], until_share: float
-) -> ProvenKernels:
-    proven: dict[str, tuple[InstalledKernel, ...]] = {}
-    refused: dict[str, str] = {}
-    verdicts: list[dict[str, Any]] = []
-    with KernelJudge() as judge:
-        for name, library in LIBRARY.items():
-            if name not in problems:
-                refused[name] = "the step has no call site for it"
+def _untimed(problem: Problem) -> Problem:
+    """The same problem, judged for its answers alone."""
+    return replace(problem, cases=tuple(replace(case, timed=False) for case in problem.cases))
+
+
+@dataclass(kw_only=True)
+class _Court:
+    """The judge at work on one library after the other, until its share of the budget is spent."""
+
+    turn: Turn
+    until_share: float
+    proven: dict[str, dict[str, tuple[InstalledKernel, ...]]] = field(default_factory=dict)
+    refused: dict[str, dict[str, str]] = field(default_factory=dict)
+    verdicts: list[dict[str, Any]] = field(default_factory=list)
+
+    def hear(self, precision: str, problems: dict[str, list[Problem]], *, timed: bool) -> None:
+        """All library kernels in one precision."""
+        proven = self.proven.setdefault(precision, {})
+        refused = self.refused.setdefault(precision, {})
+        with KernelJudge() as judge:
+            for name, library in LIBRARY.items():
+                if name not in problems:
+                    refused[name] = "the step has no call site for it"
+                    continue
+                kernels = library.kernels(self.turn.device.target)
+                reason = self._hear_one(judge, name, kernels, problems[name], timed)
+                entries = [kernel for kernel in kernels if self._may_be_loaded(kernel)]
+                if reason or not entries:
+                    refused[name] = reason or "right, but not proven faster here"
+                else:
+                    proven[name] = tuple(self._installed(name, kernel) for kernel in entries)
+
+    def _hear_one(
+        self,
+        judge: KernelJudge,
+        library: str,
+        kernels: tuple[Kernel, ...],
+        problems: list[Problem],
+        timed: bool,
+    ) -> str:
+        """Judge one library kernel's entries; why it may not be installed ("" where it may)."""
+        for kernel in kernels:
+            if not timed and not self._may_be_loaded(kernel):
                 continue
-            kernels = library.kernels(turn.device.target)
-            said, reason = _judge_one(turn, judge, kernels, problems[name], until_share)
-            verdicts += [{**verdict, "library": name} for verdict in said]
-            entries = [k for k in kernels if turn.ledger.proven(k.hash, turn.fingerprint)]
-            if reason or not entries:
-                refused[name] = reason or "right, but not proven faster here"
-            else:
-                proven[name] = tuple(_installed(turn, name, kernel) for kernel in entries)
-    return ProvenKernels(proven=proven, refused=refused, verdicts=tuple(verdicts))
+            for problem in problems:
+                if problem.name != kernel.entry:
+                    continue
+                verdict = self._known_or_judged(
+                    judge, kernel, problem if timed else _untimed(problem)
+                )
+                if verdict is None:
+                    return "the budget ended before the judge came to it"
+                about = {"library": library, "kernel": kernel.entry, "problem": problem.name}
+                self.verdicts.append({**verdict, **about})
+                if verdict["status"] not in ("proven", "correct"):
+                    return f"{kernel.entry}: {verdict['status']}, {verdict['reason']}"
+        return ""
 
+    def _known_or_judged(
+        self, judge: KernelJudge, kernel: Kernel, problem: Problem
+    ) -> dict[str, Any] | None:
+        turn = self.turn
+        known = turn.ledger.verdict(kernel.hash, problem.hash, turn.fingerprint)
+        if known is not None:
+            turn.recalled += 1
+            return known
+        if not turn.left_s(self.until_share):
+            return None
+        turn.tell("judging", kernel=kernel.entry)
+        judged = judge.judge(kernel, problem, time_limit_s=KERNEL_LIMIT_S)
+        verdict: dict[str, Any] = judged.model_dump(mode="json")
+        ledger, fingerprint = turn.ledger, turn.fingerprint
+        ledger.record_kernel(kernel.hash, kernel.name, kernel.as_json(), fingerprint=fingerprint)
+        ledger.record_problem(
+            problem.hash, problem.name, problem.as_json(), fingerprint=fingerprint
+        )
+        ledger.record_verdict(verdict, fingerprint=fingerprint)
+        turn.tell("judged", kernel=kernel.entry, status=judged.status, reason=judged.reason)
+        return verdict
 
-def _judge_one(
-    turn: Turn,
-    judge: KernelJudge,
-    kernels: tuple[Kernel, ...],
-    problems: dict[str, Problem],
-    until_share: float,
-) -> tuple[list[dict[str, Any]], str]:
-    """All verdicts on one library kernel, and why it may not be installed ("" where it may)."""
-    verdicts: list[dict[str, Any]] = []
-    for kernel in kernels:
-        for problem in problems.values():
-            if problem.name != kernel.entry:
-                continue
-            verdict = _known_or_judged(turn, judge, kernel, problem, until_share)
-            if verdict is None:
-                return verdicts, "the budget ended before the judge came to it"
-            verdicts.append({**verdict, "kernel": kernel.entry, "problem": problem.name})
-            if verdict["status"] not in ("proven", "correct"):
-                return verdicts, f"{kernel.entry}: {verdict['status']}, {verdict['reason']}"
-    return verdicts, ""
+    def _may_be_loaded(self, kernel: Kernel) -> bool:
+        return self.turn.ledger.proven(kernel.hash, self.turn.fingerprint)
 
-
-def _known_or_judged(
-    turn: Turn, judge: KernelJudge, kernel: Kernel, problem: Problem, until_share: float
-) -> dict[str, Any] | None:
-    known = turn.ledger.verdict(kernel.hash, problem.hash, turn.fingerprint)
-    if known is not None:
-        turn.recalled += 1
-        return known
-    left_s = turn.left_s(until_share)
-    if not left_s:
-        return None
-    turn.tell("judging", kernel=kernel.entry)
-    verdict: dict[str, Any] = judge.judge(kernel, problem, time_limit_s=KERNEL_LIMIT_S).model_dump(
-        mode="json"
-    )
-    turn.ledger.record_kernel(
-        kernel.hash, kernel.name, kernel.as_json(), fingerprint=turn.fingerprint
-    )
-    turn.ledger.record_problem(
-        problem.hash, problem.name, problem.as_json(), fingerprint=turn.fingerprint
-    )
-    turn.ledger.record_verdict(verdict, fingerprint=turn.fingerprint)
-    turn.tell("judged", kernel=kernel.entry, status=verdict["status"], reason=verdict["reason"])
-    return verdict
-
-
-def _installed(turn: Turn, library: str, kernel: Kernel) -> InstalledKernel:
-    return InstalledKernel(
-        library=library, entry=kernel.entry, hash=kernel.hash, isa=turn.device.target
-    )
+    def _installed(self, library: str, kernel: Kernel) -> InstalledKernel:
+        isa = self.turn.device.target
+        return InstalledKernel(library=library, entry=kernel.entry, hash=kernel.hash, isa=isa)
