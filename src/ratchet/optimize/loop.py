@@ -23,6 +23,7 @@ from ratchet.optimize.compose import compose, make_folder, make_recipe
 from ratchet.optimize.explain import summarise
 from ratchet.optimize.installed import InstalledKernel
 from ratchet.optimize.levers import LEVERS, Lever, Situation, all_levers, kernel_levers
+from ratchet.optimize.levers.kernels import PREFIX
 from ratchet.optimize.losses import compare_losses
 from ratchet.optimize.prove import Proof, prove
 from ratchet.optimize.prove_kernels import ProvenKernels, prove_kernels
@@ -157,7 +158,10 @@ def _run(turn: Turn, description: dict[str, Any], started_at: str) -> Outcome:
     baseline = find_baseline(turn, written, adamw=situation.optimizer_is_adamw)
     before = _profile(turn, written)
     kernels = prove_kernels(
-        turn, _to_capture(baseline, situation, turn.settings), until_share=KERNELS_UNTIL
+        turn,
+        _to_capture(baseline, situation, turn.settings),
+        _wanted_kernels(turn.settings, situation),
+        until_share=KERNELS_UNTIL,
     )
     best, changes = _climb(turn, situation, baseline.best, kernels, keep=False, until=CLIMB_UNTIL)
     if _keeps_arithmetic(best, written):
@@ -225,6 +229,15 @@ def as_default(lever: Lever) -> Lever:
     """The lever as part of the bundle: what `--try` names is tried."""
     fields = {name: getattr(lever, name) for name in Lever.__slots__}
     return Lever(**{**fields, "default": True})
+
+
+def _wanted_kernels(settings: Settings, situation: Situation) -> set[str]:
+    """The library kernels whose levers apply here: the others are not judged."""
+    return {
+        lever.name.removeprefix(PREFIX)
+        for lever in chosen_levers(settings)
+        if lever.name.startswith(PREFIX) and lever.applies(situation) is None
+    }
 
 
 def _to_capture(baseline: Baseline, situation: Situation, settings: Settings) -> list[Candidate]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,8 +38,10 @@ class ProvenKernels:
         return self.refused.get(precision, dict.fromkeys(LIBRARY, "not judged in this precision"))
 
 
-def prove_kernels(turn: Turn, candidates: list[Candidate], *, until_share: float) -> ProvenKernels:
-    """Judge the library's kernels on the call sites of the candidates' steps.
+def prove_kernels(
+    turn: Turn, candidates: list[Candidate], wanted: Collection[str], *, until_share: float
+) -> ProvenKernels:
+    """Judge the wanted kernels of the library on the call sites of the candidates' steps.
 
     The first candidate's problems decide whether a kernel is faster. In the precision of another
     one it need only be right: there the timing of the whole step decides.
@@ -50,7 +53,7 @@ def prove_kernels(turn: Turn, candidates: list[Candidate], *, until_share: float
     except CompilerMissing as error:
         turn.warnings.append(str(error))
         return _none(candidates, "there is no C++ compiler on this machine")
-    court = _Court(turn=turn, until_share=until_share)
+    court = _Court(turn=turn, wanted=frozenset(wanted), until_share=until_share)
     for place, candidate in enumerate(candidates):
         court.hear(candidate.config.precision, _problems(turn, candidate), timed=place == 0)
     return ProvenKernels(proven=court.proven, refused=court.refused, verdicts=tuple(court.verdicts))
@@ -86,6 +89,7 @@ class _Court:
     """The judge at work on one library after the other, until its share of the budget is spent."""
 
     turn: Turn
+    wanted: frozenset[str]
     until_share: float
     proven: dict[str, dict[str, tuple[InstalledKernel, ...]]] = field(default_factory=dict)
     refused: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -97,6 +101,8 @@ class _Court:
         refused = self.refused.setdefault(precision, {})
         with KernelJudge() as judge:
             for name, library in LIBRARY.items():
+                if name not in self.wanted:
+                    continue
                 if name not in problems:
                     refused[name] = "the step has no call site for it"
                     continue

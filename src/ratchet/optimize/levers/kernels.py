@@ -33,10 +33,17 @@ def _lever(kernel: LibraryKernel) -> Lever:
         expected=f"the step's {name} call sites in one pass each",
         source=kernel.source_of_idea,
         changes_arithmetic=False,
-        applies=only_cpu,
+        applies=_linear_applies if name == "linear" else only_cpu,
         set=lambda config, _: _with(config, name),
         unset=lambda config, _: _without(config, name),
     )
+
+
+def _linear_applies(situation: Situation) -> str | None:
+    """On AVX-512-BF16 oneDNN is near the peak (docs/gemm.md); on AMX it is not."""
+    if situation.device_kind == "cpu" and situation.isa != "amx":
+        return "oneDNN is near this CPU's peak (docs/gemm.md); the kernel is for AMX"
+    return only_cpu(situation)
 
 
 def _adamw_applies(situation: Situation) -> str | None:
