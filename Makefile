@@ -33,7 +33,7 @@ demo: install
 	$(BIN)/ratchet optimize llama-8m --budget 6m --out ratchet-demo
 
 test: install-dev
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: install-dev
 	$(BIN)/ruff check .

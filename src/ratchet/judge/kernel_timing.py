@@ -30,7 +30,7 @@ CHECK_SHARE = 0.5
 """Comparing takes at most this share of the time that the arms take, but one batch of each
 launch is always compared."""
 SHARE_OF_TIME = 0.8
-BUDGET_S = 5.0
+BUDGET_S = 3.0
 """Timing one case takes about this long at most, if the fewest rounds allow it."""
 
 Launch = Callable[[int], contextlib.AbstractContextManager[CandidateProcess]]

@@ -16,6 +16,7 @@ from ratchet.optimize.candidate import Candidate
 from ratchet.optimize.turn import Turn
 
 SCREEN_S = 10.0
+"""Timing of one screening, or a sixtieth of the turn's budget where that is less."""
 FEWEST_ROUNDS, MOST_ROUNDS = 5, 25
 
 
@@ -82,7 +83,8 @@ def _screen(
         worst = (check.worst_parameter, check.worst_ratio)
     base = turn.live(incumbent)
     arm = turn.live(challenger)
-    rounds = rounds_for(base.run(1).wall_time_s + arm.run(1).wall_time_s, SCREEN_S)
+    screen_s = min(SCREEN_S, turn.settings.budget_s / 60)
+    rounds = rounds_for(base.run(1).wall_time_s + arm.run(1).wall_time_s, screen_s)
     rng = np.random.default_rng(turn.settings.seed)
     samples = run_rounds([base, arm], rounds=rounds, launch=0, rng=rng)
     found = compare(samples, baseline=base.name, new=arm.name, floor=None)

@@ -36,14 +36,14 @@ class LibraryKernel:
 
 
 MODULES: Final[dict[str, str]] = {
+    "attention": "attention",
     "linear_cross_entropy": "linear_cross_entropy",
     "adamw": "adamw",
-    "attention": "attention",
-    "linear": "linear",
+    "gated_activation": "gated_activation",
     "rms_norm": "rms_norm",
     "layer_norm": "layer_norm",
-    "gated_activation": "gated_activation",
     "rope": "rope",
+    "linear": "linear",
 }
 """Name in LIBRARY -> module here; every module holds one `LIBRARY_KERNEL`."""
 

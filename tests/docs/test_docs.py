@@ -1,0 +1,59 @@
+"""The docs and the README say what is there: links, tree, commands, levers, kernels."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ratchet.cli.app import app
+from ratchet.kernels.library import LIBRARY
+from ratchet.optimize.levers import LEVERS
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", page.read_text())
+    local = [link for link in links if "://" not in link]
+    assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+def test_every_room_stands_in_the_readme_tree_and_has_a_page() -> None:
+    readme = (ROOT / "README.md").read_text()
+    rooms = [p.name for p in (ROOT / "src" / "ratchet").iterdir() if (p / "__init__.py").exists()]
+    assert len(rooms) == 10
+    for room in rooms:
+        assert f"  {room}/ " in readme, room
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f"(docs/{page.name})" in readme, page.name
+
+
+def test_every_command_is_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for command in app.registered_commands:
+        assert f"`ratchet {command.callback.__name__}" in readme
+
+
+def test_every_lever_and_kernel_is_documented() -> None:
+    levers = (ROOT / "docs" / "optimize.md").read_text()
+    assert [lever.name for lever in LEVERS if f"`{lever.name}`" not in levers] == []
+    kernels = (ROOT / "docs" / "kernels.md").read_text()
+    assert [name for name in LIBRARY if f"| `{name}` |" not in kernels] == []
+
+
+def test_the_public_names_are_sorted_and_importable() -> None:
+    import ratchet
+
+    assert list(ratchet.__all__) == sorted(ratchet.__all__)
+    for name in ratchet.__all__:
+        assert getattr(ratchet, name) is not None
+
+
+def test_the_two_commands_of_the_readme_are_targets_of_the_makefile() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in ("install", "demo", "test", "lint", "docs", "bench"):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

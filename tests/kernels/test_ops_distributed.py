@@ -1,0 +1,114 @@
+"""The ops and KernelAdamW under DDP and FSDP2: two gloo ranks learn what one process learns."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+
+from ratchet.devices.probe import best_isa
+from ratchet.kernels.languages import cpp
+from ratchet.kernels.library import LIBRARY, register_ops, registry
+
+pytestmark = [
+    pytest.mark.compiler,
+    pytest.mark.skipif(not dist.is_gloo_available(), reason="torch has no gloo"),
+]
+
+STEPS, RANKS = 3, 2
+
+
+class Block(nn.Module):
+    """Every elementwise op of the library, and attention, in one small block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm_weight = nn.Parameter(torch.ones(32))
+        self.gate = nn.Linear(32, 48, bias=False)
+        self.up = nn.Linear(32, 48, bias=False)
+        self.down = nn.Linear(48, 32, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ops = torch.ops.ratchet
+        y = ops.rms_norm(x, self.norm_weight, 1e-5)
+        heads = y.view(*y.shape[:2], 4, 8).transpose(1, 2)
+        mixed, _ = ops.attention(heads, heads, heads, True, 8**-0.5)
+        y = y + mixed.transpose(1, 2).reshape(y.shape)
+        return x + self.down(ops.gated_activation(self.gate(y), self.up(y), "silu"))
+
+
+def activate() -> None:
+    for name in ("rms_norm", "attention", "gated_activation", "adamw"):
+        for kernel in LIBRARY[name].kernels(best_isa()):
+            registry.activate(kernel, cpp.compile_kernel(kernel))
+
+
+def make() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(Block(), Block())
+
+
+def batch(step: int) -> Tensor:
+    return torch.randn(4, 6, 32, generator=torch.Generator().manual_seed(step))
+
+
+def train(model: nn.Module, shard: slice) -> None:
+    from ratchet.kernels.library.adamw import KernelAdamW
+
+    optimizer = KernelAdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    for step in range(STEPS):
+        model(batch(step)[shard]).square().mean().backward()
+        optimizer.step(clip_norm=0.05, set_to_none=True)
+
+
+def rank_main(rank: int, port: int, kind: str, folder: str) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    register_ops()
+    activate()
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    model = make()
+    if kind == "ddp":
+        from torch.nn.parallel import DistributedDataParallel
+
+        model = DistributedDataParallel(model)
+    else:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (RANKS,))
+        for block in model.children():
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    train(model, slice(2 * rank, 2 * rank + 2))
+    values = {
+        name.removeprefix("module."): (p.full_tensor() if hasattr(p, "full_tensor") else p).detach()
+        for name, p in model.named_parameters()
+    }
+    if rank == 0:
+        torch.save((values, dict(registry.fallbacks)), Path(folder) / "rank0.pt")
+    dist.destroy_process_group()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_two_ranks_learn_what_one_learns(kind: str, tmp_path: Path) -> None:
+    mp.spawn(rank_main, (free_port(), kind, str(tmp_path)), nprocs=RANKS)
+    values, fallbacks = torch.load(tmp_path / "rank0.pt")
+    assert fallbacks == {}
+    alone = make()
+    register_ops()
+    train(alone, slice(0, 4))
+    for name, expected in alone.named_parameters():
+        torch.testing.assert_close(values[name], expected.detach(), rtol=2e-4, atol=2e-6)
