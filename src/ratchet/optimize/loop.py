@@ -34,7 +34,7 @@ from ratchet.optimize.turn import Listener, Turn
 from ratchet.workloads.config import StepConfig
 
 # Shares of the budget by which each stage must have ended; the rest is the final proof's.
-KERNELS_UNTIL, CLIMB_UNTIL, SAME_UNTIL = 0.5, 0.65, 0.7
+KERNELS_UNTIL, CLIMB_UNTIL, SAME_UNTIL = 0.55, 0.65, 0.7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

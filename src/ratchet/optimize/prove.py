@@ -17,6 +17,8 @@ TWIN = "twin"
 """A second process of the best rival: what differs between them is noise."""
 FEWEST_ROUNDS, MOST_ROUNDS = 5, 20
 MEMORY_SHARE = 0.8
+LEAST_S = 6.0
+"""Of timing in a launch, however little of the budget is left."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,5 +141,5 @@ def _with_aliases(
 def _rounds(turn: Turn, step_times_s: list[float]) -> int:
     """Rounds a launch, from what is left of the budget; a launch's start is paid first."""
     left_s = turn.left_s() / turn.settings.launches
-    for_rounds_s = max(10.0, 0.5 * left_s)
+    for_rounds_s = max(LEAST_S, 0.5 * left_s)
     return min(MOST_ROUNDS, max(FEWEST_ROUNDS, math.floor(for_rounds_s / sum(step_times_s))))

@@ -9,12 +9,13 @@ from typing import Any
 
 from ratchet.errors import CompilerMissing
 from ratchet.graph.capture import CapturedSite, problems_for
+from ratchet.judge.arms import ArmProcess
 from ratchet.judge.kernel_trial import KernelJudge
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.cpp import find_compiler
 from ratchet.kernels.library import LIBRARY
 from ratchet.kernels.problem import Problem
-from ratchet.optimize.candidate import Candidate
+from ratchet.optimize.candidate import Candidate, with_config
 from ratchet.optimize.installed import InstalledKernel
 from ratchet.optimize.turn import Turn
 
@@ -70,7 +71,11 @@ def _problems(turn: Turn, candidate: Candidate) -> dict[str, list[Problem]]:
     """The problems of a step by the name of the library kernel that answers them."""
 
     def compute() -> dict[str, Any]:
-        return {"sites": turn.live(candidate).call("sites")}
+        # The graphs are traced anyway: an arm that compiles nothing is ready sooner.
+        eager = candidate.config.model_copy(update={"compile_mode": None})
+        turn.tell("start", title=f"looking for call sites, {eager.precision}")
+        with ArmProcess(turn.spec(with_config(eager, {}))) as arm:
+            return {"sites": arm.call("sites")}
 
     payload = turn.memo("sites", candidate.key(), compute)
     problems: dict[str, list[Problem]] = defaultdict(list)
