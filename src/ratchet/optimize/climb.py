@@ -179,7 +179,9 @@ def applicable(
         if reason is not None:
             changes.append(_change(lever, "not_applicable", reason))
         elif kernel and kernel in refused_kernels:
-            changes.append(_change(lever, "refused", refused_kernels[kernel]))
+            reason = refused_kernels[kernel]
+            late = reason.startswith("the budget ended")
+            changes.append(_change(lever, "not_tried" if late else "refused", reason))
         elif keep_arithmetic and lever.changes_arithmetic:
             changes.append(_change(lever, "not_applicable", "it changes the arithmetic"))
         else:

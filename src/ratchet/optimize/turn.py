@@ -40,7 +40,8 @@ class Turn:
     peak_memory_bytes: int = 0
     """Of one arm of the step as written, once it is known."""
     recalled: int = 0
-    computed: int = 0
+    _own: set[str] = field(default_factory=set)
+    """What this turn put into the ledger itself: finding it again is no recall."""
     _live: dict[str, ArmProcess] = field(default_factory=dict)
     _folder: tempfile.TemporaryDirectory[str] | None = None
 
@@ -84,10 +85,10 @@ class Turn:
         """What the ledger holds for this workload, device and software, or what `compute` gives."""
         found = self.ledger.recall(kind, self._full_key(key))
         if found is not None:
-            self.recalled += 1
+            self.recalled += f"{kind}:{key}" not in self._own
             return found
         payload = compute()
-        self.computed += 1
+        self._own.add(f"{kind}:{key}")
         self.ledger.remember(kind, self._full_key(key), payload, fingerprint=self.fingerprint)
         return payload
 

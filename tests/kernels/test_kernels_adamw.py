@@ -1,0 +1,223 @@
+"""KernelAdamW against torch.optim.AdamW: the same weights, the same state, whoever computes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from ratchet.devices.probe import best_isa
+from ratchet.errors import KernelError
+from ratchet.kernels.languages import cpp
+from ratchet.kernels.library import LIBRARY, registry
+from ratchet.kernels.library.adamw import KernelAdamW
+from ratchet.kernels.library.global_norm import global_norm
+
+pytestmark = pytest.mark.compiler
+
+SHAPES = ((33, 17), (5,), (64, 32), (3, 4, 5), (0,))
+
+
+@pytest.fixture(params=["composite", "kernel"], autouse=True)
+def computed_by(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "kernel":
+        for kernel in LIBRARY["adamw"].kernels(best_isa()):
+            registry.activate(kernel, cpp.compile_kernel(kernel))
+    registry.fallbacks.clear()
+    yield request.param
+    registry.deactivate()
+
+
+def parameters(seed: int, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    draw = torch.Generator().manual_seed(seed)
+    return [nn.Parameter(torch.randn(shape, generator=draw).to(dtype)) for shape in SHAPES]
+
+
+def give_gradients(own: list[nn.Parameter], seed: int, scale: float = 1.0) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    for parameter in own:
+        value = (torch.randn(parameter.shape, generator=draw) * scale).to(parameter.dtype)
+        if parameter.grad is None:
+            parameter.grad = value
+        else:
+            parameter.grad.copy_(value)
+
+
+def assert_alike(one: list[nn.Parameter], other: list[nn.Parameter]) -> None:
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a.detach(), b.detach(), rtol=2e-6, atol=2e-6)
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    lr=st.floats(1e-5, 1e-1),
+    beta1=st.floats(0.0, 0.99),
+    beta2=st.floats(0.5, 0.999),
+    decay=st.floats(0.0, 0.5),
+    clip=st.sampled_from([None, 0.1, 1.0, 1e6]),
+    seed=st.integers(0, 100),
+)
+def test_steps_are_those_of_torch(
+    lr: float, beta1: float, beta2: float, decay: float, clip: float | None, seed: int
+) -> None:
+    ours, theirs = parameters(seed), parameters(seed)
+    chosen = {"lr": lr, "betas": (beta1, beta2), "weight_decay": decay, "eps": 1e-6}
+    new, old = KernelAdamW(ours, **chosen), torch.optim.AdamW(theirs, **chosen)
+    for step in range(5):
+        give_gradients(ours, 10 * seed + step)
+        give_gradients(theirs, 10 * seed + step)
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(theirs, clip)
+        old.step()
+        new.step(clip_norm=clip)
+    # Both round m / (sqrt(v) + eps) in their own order: a few units of lr's last place.
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-5, atol=max(1e-6, 1e-4 * lr))
+
+
+def test_gradients_are_zeroed_in_place_or_dropped() -> None:
+    own = parameters(0)
+    optimizer = KernelAdamW(own)
+    give_gradients(own, 1)
+    kept = [parameter.grad for parameter in own]
+    optimizer.step(clip_norm=1.0)
+    for parameter, gradient in zip(own, kept, strict=True):
+        assert parameter.grad is gradient
+        assert gradient is not None and not gradient.any()
+    optimizer.step(set_to_none=True)
+    assert all(parameter.grad is None for parameter in own)
+
+
+def test_the_kernel_computed_it(computed_by: str) -> None:
+    own = parameters(0)
+    give_gradients(own, 1)
+    KernelAdamW(own).step(clip_norm=1.0)
+    expected = {} if computed_by == "kernel" else {"gradient_square_sum": 1, "adamw_step": 1}
+    assert dict(registry.fallbacks) == expected
+
+
+def test_groups_schedulers_and_absent_gradients() -> None:
+    pairs = []
+    for kind in (KernelAdamW, torch.optim.AdamW):
+        own = parameters(3)
+        groups = [
+            {"params": own[:2], "lr": 1e-2, "weight_decay": 0.0},
+            {"params": own[2:], "betas": (0.8, 0.9), "eps": 1e-5},
+        ]
+        optimizer = kind(groups, lr=1e-3)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.1)
+        for step in range(6):
+            give_gradients(own, step)
+            if step % 2:
+                own[0].grad = None
+            optimizer.step()
+            schedule.step()
+        pairs.append(own)
+    assert_alike(*pairs)
+
+
+def test_state_goes_over_to_torch_and_back() -> None:
+    ours, theirs = parameters(4), parameters(4)
+    new, old = KernelAdamW(ours, lr=1e-2), torch.optim.AdamW(theirs, lr=1e-2)
+    for step in range(3):
+        give_gradients(ours, step)
+        give_gradients(theirs, step)
+        new.step()
+        old.step()
+    assert set(new.state_dict()["state"][0]) == {"step", "exp_avg", "exp_avg_sq"}
+    swapped = torch.optim.AdamW(ours, lr=1e-2)
+    saved, expected = new.state_dict(), old.state_dict()
+    for index, values in expected["state"].items():
+        for key, value in values.items():
+            torch.testing.assert_close(saved["state"][index][key], value, rtol=1e-5, atol=1e-7)
+    swapped.load_state_dict({**saved, "param_groups": expected["param_groups"]})
+    taken = KernelAdamW.taking_over(old)
+    for step in range(3, 6):
+        give_gradients(ours, step)
+        give_gradients(theirs, step)
+        swapped.step()
+        taken.step()
+    assert_alike(ours, theirs)
+
+
+def test_masters_keep_what_bf16_rounds_away() -> None:
+    exact = parameters(5)
+    values = [parameter.detach().clone() for parameter in exact]
+    rounded = [nn.Parameter(value.bfloat16()) for value in values]
+    optimizer = KernelAdamW(
+        rounded,
+        lr=1e-5,
+        masters=True,
+        master_values=dict(zip(rounded, [value.clone() for value in values], strict=True)),
+    )
+    reference = torch.optim.AdamW(exact, lr=1e-5)
+    for step in range(20):
+        give_gradients(rounded, step)
+        for a, b in zip(exact, rounded, strict=True):
+            assert b.grad is not None
+            a.grad = b.grad.float()
+        optimizer.step()
+        reference.step()
+    for a, b in zip(exact, rounded, strict=True):
+        master = optimizer.state[b]["master"]
+        torch.testing.assert_close(master, a.detach(), rtol=2e-6, atol=2e-6)
+        assert torch.equal(b.detach(), master.bfloat16())
+
+
+def test_masters_and_moments_survive_a_state_dict_in_fp32() -> None:
+    own = parameters(6, torch.bfloat16)
+    optimizer = KernelAdamW(own, masters=True)
+    give_gradients(own, 1)
+    optimizer.step()
+    twins = parameters(6, torch.bfloat16)
+    again = KernelAdamW(twins, masters=True)
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for a, b in zip(own, twins, strict=True):
+        for key in ("exp_avg", "exp_avg_sq", "master"):
+            assert again.state[b][key].dtype == torch.float32
+            assert torch.equal(optimizer.state[a][key], again.state[b][key])
+
+
+def test_a_gradient_in_another_layout_is_taken() -> None:
+    ours, theirs = nn.Parameter(torch.ones(6, 4)), nn.Parameter(torch.ones(6, 4))
+    gradient = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).t()
+    ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+    assert not ours.grad.is_contiguous()
+    KernelAdamW([ours]).step()
+    torch.optim.AdamW([theirs]).step()
+    assert_alike([ours], [theirs])
+    assert ours.grad is not None and not ours.grad.any()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_norm_that_is_not_a_number_is_not_hidden(bad: float) -> None:
+    own = [nn.Parameter(torch.ones(8))]
+    own[0].grad = torch.full((8,), bad)
+    KernelAdamW(own).step(clip_norm=1.0)
+    assert own[0].isnan().any()
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-12, 1.0, 1e6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norm_is_that_of_torch(scale: float, dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    gradients = [(torch.randn(s, generator=draw) * scale).to(dtype) for s in ((999, 77), (3,))]
+    expected = float(torch.cat([g.double().flatten() for g in gradients]).norm())
+    assert global_norm(gradients) == pytest.approx(expected, rel=1e-6)
+
+
+def test_what_it_does_not_do_is_refused() -> None:
+    own = parameters(0)
+    with pytest.raises(KernelError, match="amsgrad"):
+        KernelAdamW.taking_over(torch.optim.AdamW(own, amsgrad=True))
+    with pytest.raises(KernelError, match="SGD"):
+        KernelAdamW.taking_over(torch.optim.SGD(own, lr=0.1))
+    with pytest.raises(KernelError, match="out of range"):
+        KernelAdamW(own, lr=-1.0)

@@ -1,0 +1,112 @@
+"""Problems: inputs drawn from a seed, identity by hash, a bound that wrong answers do not meet."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ratchet.errors import KernelError
+from ratchet.kernels.library import LIBRARY, WorkloadShapes
+from ratchet.kernels.problem import DISTRIBUTIONS, LAYOUTS, Case, Problem, TensorSpec
+from ratchet.kernels.tolerance import Tolerance
+
+SHAPES = WorkloadShapes(sequence=16, hidden=32, intermediate=48, parameters=((9, 4),))
+
+
+@pytest.fixture
+def problem() -> Problem:
+    return LIBRARY["rms_norm"].problems(SHAPES)[0]
+
+
+def test_a_problem_survives_json(problem: Problem) -> None:
+    again = Problem.from_json(json.loads(json.dumps(problem.as_json())))
+    assert again == problem
+    assert again.hash == problem.hash
+    with pytest.raises(KernelError, match="not a problem's JSON"):
+        Problem.from_json({"name": "x"})
+
+
+def test_the_hash_covers_cases_tolerance_and_reference(problem: Problem) -> None:
+    others = (
+        replace(problem, cases=problem.cases[1:]),
+        replace(problem, tolerance=Tolerance(ulps=3.0)),
+        replace(problem, reference=problem.reference.replace("rms", "layer")),
+    )
+    assert len({problem.hash, *(other.hash for other in others)}) == 4
+
+
+def test_references_that_are_not_there_are_named(problem: Problem) -> None:
+    for wrong in ("ratchet.nowhere:f", "ratchet.kernels.library.references:nothing"):
+        with pytest.raises(KernelError, match="cannot be loaded"):
+            replace(problem, reference=wrong).load_reference()
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_seed_decides_the_values(distribution: str, layout: str) -> None:
+    spec = TensorSpec(
+        shape=(2, 3, 4, 5), dtype="float32", distribution=distribution, layout=layout, low=0, high=9
+    )
+    case = Case(name="one", inputs=(spec, spec))
+    maker = Problem(name="x", reference="math:sqrt", cases=(case,))
+    first, second = maker.build_inputs(case, 7)
+    assert first.shape == second.shape == (2, 3, 4, 5)
+    assert torch.equal(first, maker.build_inputs(case, 7)[0])
+    if distribution not in ("zeros", "ones"):
+        assert not torch.equal(first, second)
+        assert not torch.equal(first, maker.build_inputs(case, 8)[0])
+    assert first.is_contiguous() == (layout == "contiguous")
+    assert torch.isfinite(first).all()
+
+
+def test_mistaken_specs_are_refused() -> None:
+    with pytest.raises(KernelError, match="'cauchy'"):
+        TensorSpec(shape=(1,), dtype="float32", distribution="cauchy")
+    with pytest.raises(KernelError, match="low and high"):
+        TensorSpec(shape=(1,), dtype="float32", distribution="uniform")
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "gated_activation", "rope", "adamw"])
+def test_wrong_answers_fail_every_problem(name: str) -> None:
+    for problem in LIBRARY[name].problems(replace(SHAPES, dtype="float32")):
+        case = next(case for case in problem.cases if case.timed)
+        inputs = problem.build_inputs(case, 1)
+        reference = problem.load_reference()
+        own = reference(*(t.clone() for t in inputs), case.scalars)
+        other = reference(*(t.clone() for t in problem.build_inputs(case, 2)), case.scalars)
+        oracle = reference(*(t.double() for t in inputs), case.scalars)
+        assert all(result.passed for result in problem.tolerance.check_all(own, own, oracle))
+        for wrong in (
+            [torch.zeros_like(t) for t in own],
+            [torch.full_like(t, 0.5) for t in own],
+            [t * 1.01 for t in own],
+            [torch.full_like(t, float("nan")) for t in own],
+            list(other),
+        ):
+            checked = problem.tolerance.check_all(wrong, own, oracle)
+            assert not all(result.passed for result in checked), problem.name
+
+
+def test_exact_means_every_bit() -> None:
+    value = torch.tensor([0.0, 1.0, float("nan")])
+    exact = Tolerance(exact=True)
+    assert exact.check(value, value, value.double()).passed
+    assert not exact.check(torch.tensor([-0.0, 1.0, float("nan")]), value, value.double()).passed
+
+
+def test_specials_must_stand_where_the_reference_has_them() -> None:
+    own = torch.tensor([1.0, float("nan"), float("inf")])
+    bound = Tolerance()
+    assert bound.check(own.clone(), own, own.double()).passed
+    for wrong in ([1.0, 0.0, float("inf")], [1.0, float("nan"), -float("inf")]):
+        assert not bound.check(torch.tensor(wrong), own, own.double()).passed
+    assert not bound.check(torch.tensor([float("nan")] * 3), own, own.double()).passed
+
+
+def test_shape_and_dtype_are_part_of_the_answer() -> None:
+    own = torch.ones(4)
+    assert not Tolerance().check(torch.ones(5), own, own.double()).passed
+    assert not Tolerance().check(torch.ones(4, dtype=torch.bfloat16), own, own.double()).passed
