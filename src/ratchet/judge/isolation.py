@@ -145,11 +145,11 @@ def _namespaces() -> list[str]:
 
 
 def _binds(folders: Sequence[str]) -> list[str]:
-    arguments: list[str] = []
+    # The private /tmp comes first: what is bound below it (a checkout there) would be hidden.
+    arguments = ["--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/tmp"]
     for folder in dict.fromkeys((*SYSTEM_FOLDERS, *SYSTEM_FILES, *folders)):
         arguments += [*_ancestors(folder), "--ro-bind-try", folder, folder]
-    tmp = ["--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/tmp"]
-    return [*arguments, "--proc", "/proc", "--dev", "/dev", *tmp, "--chdir", "/tmp"]
+    return [*arguments, "--proc", "/proc", "--dev", "/dev", "--chdir", "/tmp"]
 
 
 def _ancestors(folder: str) -> list[str]:
