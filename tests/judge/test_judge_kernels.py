@@ -23,6 +23,12 @@ from ratchet.kernels.problem import Case, Problem, TensorSpec
 
 pytestmark = pytest.mark.compiler
 RIGHT = ("proven", "correct")
+python_sandbox = pytest.mark.skipif(
+    isolation.bubblewrap() is None
+    and os.geteuid() == 0
+    and not isolation._enterable(sys.base_prefix),
+    reason="no bubblewrap, and this Python lies where a candidate's uid may not read",
+)
 
 
 @pytest.fixture(scope="module")
@@ -203,8 +209,12 @@ def test_a_daemon_does_not_survive_and_a_flood_that_ends_is_no_fault(judge: Kern
         (given.cpp('#include "/etc/shadow"\nENTRY { return 0; }'), "does not compile"),
         (given.cpp(given.HONEST, entry="other"), "no entry 'other'"),
         (given.cpp("ENTRY { return 1; }"), "declines the timed case"),
-        (given.python("def silu(x"), "SyntaxError"),
-        (given.python("def other(x, s): return (x,)"), "defines no function 'silu'"),
+        pytest.param(given.python("def silu(x"), "SyntaxError", marks=python_sandbox),
+        pytest.param(
+            given.python("def other(x, s): return (x,)"),
+            "defines no function 'silu'",
+            marks=python_sandbox,
+        ),
     ],
 )
 def test_a_source_that_is_none_is_refused(judge: KernelJudge, kernel: Kernel, words: str) -> None:
@@ -278,6 +288,7 @@ def test_tensors_changed_in_place_are_judged_by_their_new_values(judge: KernelJu
     assert verdict.status == "wrong"
 
 
+@python_sandbox
 def test_a_kernel_in_python_is_judged_in_the_same_sandbox(judge: KernelJudge) -> None:
     right = "import torch\ndef silu(x, s): return (s[0] * torch.nn.functional.silu(x),)"
     assert judge.judge(given.python(right), small()).status in RIGHT
