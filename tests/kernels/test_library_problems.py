@@ -71,6 +71,8 @@ def check(kernel: Kernel, problem: Problem) -> None:
         oracle = list(reference(*widened(inputs), case.scalars))
         got = answer(kernel, case, inputs, [tensor.contiguous() for tensor in like])
         for place, result in enumerate(problem.tolerance.check_all(got, like, oracle)):
+            # One draw's largest reference error is a noisy bound at these small sizes: in bf16
+            # four honest kernels pass it by up to 2. The norm is held to the policy.
             assert result.element_ratio < 2.0, (case.name, place, result.detail)
             assert result.norm_ratio <= 1.0, (case.name, place, result.detail)
 
