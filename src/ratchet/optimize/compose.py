@@ -31,7 +31,7 @@ from ratchet.optimize.result import (
     Paths,
     StepProfile,
 )
-from ratchet.optimize.screen import screen
+from ratchet.optimize.screen import check_gradients
 from ratchet.optimize.turn import Turn
 
 TITLES = {
@@ -203,13 +203,13 @@ def _compile_cost(turn: Turn, proof: Proof) -> CompileCost:
 def _gradients(turn: Turn, baseline: Baseline, best: Candidate) -> GradientResult:
     """The gradient gate's figures for what was kept, from the ledger or taken now."""
     oracle = oracle_for(baseline.written, best.config)
-    screening = screen(turn, baseline.best, best, oracle)
-    detail = screening.reason or "every parameter's first-step gradient is within the rule"
+    found = check_gradients(turn, best, oracle)
+    good = "every parameter's first-step gradient is within the rule"
     return GradientResult(
-        passed=screening.passed,
-        worst_parameter=screening.worst_parameter,
-        worst_ratio=screening.worst_ratio,
-        detail=detail,
+        passed=found.passed,
+        worst_parameter=found.worst_parameter,
+        worst_ratio=found.worst_ratio,
+        detail=good if found.passed else found.detail,
     )
 
 

@@ -49,6 +49,36 @@ class Oracle:
     allowed: Candidate
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GradientAnswer:
+    """What the gradient gate said of a candidate."""
+
+    passed: bool
+    detail: str
+    worst_parameter: str
+    worst_ratio: float
+
+
+def check_gradients(turn: Turn, candidate: Candidate, oracle: Oracle) -> GradientAnswer:
+    """Hold a candidate's first-step gradients against the oracle's; remembered in the ledger."""
+
+    def compute() -> dict[str, object]:
+        check = judge_gradients(
+            reference=_gradients(turn, oracle.reference),
+            baseline=_gradients(turn, oracle.allowed),
+            candidate=_gradients(turn, candidate),
+        )
+        return {
+            "passed": check.passed,
+            "detail": check.detail,
+            "worst_parameter": check.worst_parameter,
+            "worst_ratio": check.worst_ratio,
+        }
+
+    key = f"{candidate.key()}:{oracle.reference.key()}:{oracle.allowed.key()}"
+    return GradientAnswer(**turn.memo("gradients", key, compute))
+
+
 def screen(
     turn: Turn, incumbent: Candidate, challenger: Candidate, oracle: Oracle | None
 ) -> Screening:
@@ -72,11 +102,7 @@ def _screen(
         return _failed(str(error))
     worst = ("", 0.0)
     if oracle is not None:
-        check = judge_gradients(
-            reference=_gradients(turn, oracle.reference),
-            baseline=_gradients(turn, oracle.allowed),
-            candidate=turn.gradients_path(challenger),
-        )
+        check = check_gradients(turn, challenger, oracle)
         if not check.passed:
             turn.drop(challenger)
             return _failed(f"gradients: {check.detail}", setup_s=turn.setup_s(challenger))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from ratchet.optimize.candidate import Candidate
 from ratchet.optimize.settings import Settings
 
 Listener = Callable[[str, dict[str, Any]], None]
+FOLDER_PREFIX = "ratchet-turn-"
 MOST_LIVE_ARMS = 3
 WARMUP_STEPS = 3
 
@@ -46,7 +49,8 @@ class Turn:
     _folder: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> Turn:
-        self._folder = tempfile.TemporaryDirectory(prefix="ratchet-")
+        clear_folders_of_the_dead()
+        self._folder = tempfile.TemporaryDirectory(prefix=f"{FOLDER_PREFIX}{os.getpid()}-")
         return self
 
     def __exit__(
@@ -171,3 +175,11 @@ class Turn:
         while len(self._live) >= MOST_LIVE_ARMS:
             oldest = next(iter(self._live))
             self._live.pop(oldest).close()
+
+
+def clear_folders_of_the_dead() -> None:
+    """Remove the gradients that killed turns left behind: each folder carries its process's id."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+        owner = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            shutil.rmtree(folder, ignore_errors=True)

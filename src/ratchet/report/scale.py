@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _LOG_STEPS = ((1.0, 2.0, 5.0), (1.0,))
+_ONE_VALUE = 1e-9
+"""Ends nearer than this, relative to their size, are one value: an axis cannot tell them apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +71,7 @@ def around(values: Iterable[float], *, log: bool = False, margin: float = 0.06) 
     """An axis around all finite values (above 0 where `log`), with some room at both ends."""
     kept = [value for value in _finite(values) if value > 0 or not log]
     low, high = min(kept, default=0.5), max(kept, default=2.0)
-    if low == high:
+    if math.isclose(low, high, rel_tol=_ONE_VALUE):
         low, high = (low / 1.1, high * 1.1) if log else (low - 0.5, high + 0.5)
     if log:
         room = (high / low) ** margin

@@ -1,0 +1,86 @@
+"""The gradient gate as a turn uses it, and what a turn leaves behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ratchet.optimize import compose
+from ratchet.optimize.baseline import Baseline
+from ratchet.optimize.candidate import Candidate, with_config
+from ratchet.optimize.screen import Oracle, check_gradients
+from ratchet.optimize.turn import FOLDER_PREFIX, clear_folders_of_the_dead
+from ratchet.workloads.config import StepConfig
+
+WRITTEN = with_config(StepConfig(), {})
+COMPILED = with_config(StepConfig(compile_mode="default", optimizer="fused"), {})
+
+
+class FakeTurn:
+    """A turn whose arms write the gradients they are given, scaled."""
+
+    def __init__(self, folder: Path, scales: dict[str, float]) -> None:
+        self.folder, self.scales = folder, scales
+        self.started: list[str] = []
+        self.memory: dict[str, dict[str, Any]] = {}
+
+    def memo(self, kind: str, key: str, compute: Any) -> dict[str, Any]:
+        return self.memory.setdefault(f"{kind}:{key}", compute())
+
+    def gradients_path(self, candidate: Candidate) -> Path:
+        return self.folder / f"{candidate.key()}.safetensors"
+
+    def live(self, candidate: Candidate) -> None:
+        self.started.append(candidate.key())
+        gradient = torch.linspace(-1, 1, 64) * self.scales.get(candidate.key(), 1.0)
+        save_file({"w": gradient}, self.gradients_path(candidate))
+
+    def drop(self, candidate: Candidate) -> None:
+        pass
+
+
+def test_right_gradients_pass(tmp_path: Path) -> None:
+    turn: Any = FakeTurn(tmp_path, {})
+    assert check_gradients(turn, COMPILED, Oracle(reference=WRITTEN, allowed=WRITTEN)).passed
+
+
+def test_one_per_cent_fails(tmp_path: Path) -> None:
+    turn: Any = FakeTurn(tmp_path, {COMPILED.key(): 1.01})
+    found = check_gradients(turn, COMPILED, Oracle(reference=WRITTEN, allowed=WRITTEN))
+    assert not found.passed
+    assert found.worst_parameter == "w"
+    assert found.worst_ratio > 1
+
+
+def test_a_recipe_that_fell_back_to_its_rival_is_checked_too(tmp_path: Path) -> None:
+    """The rival beside itself cannot be timed; its gradients are judged all the same."""
+    turn: Any = FakeTurn(tmp_path, {})
+    baseline = Baseline(written=WRITTEN, best=COMPILED, best_same=COMPILED, rivals=())
+    found = compose._gradients(turn, baseline, COMPILED)
+    assert found.passed
+    assert set(turn.started) == {WRITTEN.key(), COMPILED.key()}
+
+
+def test_folders_of_killed_turns_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    dead = tmp_path / f"{FOLDER_PREFIX}{ended.pid}-a"
+    alive = tmp_path / f"{FOLDER_PREFIX}{os.getpid()}-b"
+    strange = tmp_path / f"{FOLDER_PREFIX}x"
+    for folder in (dead, alive, strange):
+        folder.mkdir()
+        (folder / "g.safetensors").write_bytes(b"")
+    clear_folders_of_the_dead()
+    assert not dead.exists()
+    assert alive.exists()
+    assert strange.exists()
