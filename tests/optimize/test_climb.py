@@ -87,6 +87,7 @@ def climb(
     monkeypatch: pytest.MonkeyPatch, fake: Fake, tried: list[Lever], left_s: float = 100.0
 ) -> climb_module.Climb:
     monkeypatch.setattr(climb_module, "screen", fake.screen)
+    monkeypatch.setattr(climb_module, "expect", lambda turn, pairs, oracle: None)
     turn: Any = SimpleNamespace(left_s=lambda share: left_s, drop=lambda candidate: None)
     climber = Climber(turn=turn, situation=situation(), proven={}, until_share=0.5)
     return climber.climb(with_config(StepConfig(), {}), tried)

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from ratchet import errors
 from ratchet.errors import ArmFailure, RatchetError
+from ratchet.judge.channel import close_descriptors
 from ratchet.judge.child import Child, ChildFailure
 from ratchet.measure.arm import Timing
 
@@ -49,6 +50,7 @@ class ArmProcess:
         self.spec = spec
         self.setup_time_s = 0.0
         self.paused = False
+        self._began_s = 0.0
         self._child: Child | None = None
 
     @property
@@ -74,24 +76,32 @@ class ArmProcess:
 
     def start(self) -> ArmProcess:
         """Start the worker and build the arm in it; `setup_time_s` is how long that took."""
-        began = time.perf_counter()
+        self.begin_start()
+        self.finish_start()
+        return self
+
+    def begin_start(self) -> None:
+        """Start the worker and have it build the arm; `finish_start` waits for that."""
+        self._began_s = time.perf_counter()
         try:
             self._child = Child(worker_command, environment=worker_environment(self.spec))
         except OSError as error:
             raise ArmFailure(f"arm '{self.name}': its process cannot start: {error}") from error
-        arguments = dict(self.spec.arguments)
         try:
-            self._ask(
-                self.spec.start_timeout_s,
-                do="start",
-                factory=self.spec.factory,
-                arguments=arguments,
-            )
+            arguments = dict(self.spec.arguments)
+            self._send(do="start", factory=self.spec.factory, arguments=arguments)
         except BaseException:  # also Ctrl-C: no process may stay behind
             self.close()
             raise
-        self.setup_time_s = time.perf_counter() - began
-        return self
+
+    def finish_start(self) -> None:
+        """Wait until the arm is built; what it raised there is raised here."""
+        try:
+            self._receive("start", self.spec.start_timeout_s)
+        except BaseException:
+            self.close()
+            raise
+        self.setup_time_s = time.perf_counter() - self._began_s
 
     def describe(self) -> dict[str, Any]:
         """What the arm says of itself (JSON)."""
@@ -102,15 +112,32 @@ class ArmProcess:
 
     def run(self, iterations: int) -> Timing:
         """Run `iterations` steps; wall time by this process's clock, CPU time by the worker's."""
-        began = time.perf_counter()
-        reply = self._ask(self.spec.call_timeout_s, do="run", iterations=iterations)
-        wall_time_s = time.perf_counter() - began
+        self.begin_run(iterations)
+        return self.finish_run()
+
+    def begin_run(self, iterations: int) -> None:
+        """Have it run steps; `finish_run` waits for them."""
+        self._began_s = time.perf_counter()
+        self._send(do="run", iterations=iterations)
+
+    def finish_run(self) -> Timing:
+        """Wait for the steps that `begin_run` asked for, and time them from there."""
+        reply = self._receive("run", self.spec.call_timeout_s)
+        wall_time_s = time.perf_counter() - self._began_s
         return Timing(wall_time_s=wall_time_s, cpu_time_s=float(reply["cpu_time_s"]))
 
     def call(self, method: str, **arguments: Any) -> Any:
         """Call one of the methods that the arm lists in `calls`; JSON in, JSON out."""
-        reply = self._ask(self.spec.call_timeout_s, do="call", method=method, arguments=arguments)
-        return reply["value"]
+        self.begin_call(method, **arguments)
+        return self.finish_call()
+
+    def begin_call(self, method: str, **arguments: Any) -> None:
+        """Have it call a method; `finish_call` waits for the answer."""
+        self._send(do="call", method=method, arguments=arguments)
+
+    def finish_call(self) -> Any:
+        """The answer to `begin_call`."""
+        return self._receive("call", self.spec.call_timeout_s)["value"]
 
     def pause(self) -> None:
         """Stop every process of the arm, compile workers included."""
@@ -141,12 +168,23 @@ class ArmProcess:
         return self._child
 
     def _ask(self, timeout_s: float, **message: Any) -> dict[str, Any]:
+        self._send(**message)
+        return self._receive(str(message["do"]), timeout_s)
+
+    def _send(self, **message: Any) -> None:
         if self.paused:
             raise ArmFailure(f"arm '{self.name}' is paused; resume it first")
         try:
-            reply = self._running().ask(message, timeout_s=timeout_s)
+            self._running().send(message)
         except ChildFailure as error:
             self._fail(error)
+
+    def _receive(self, what: str, timeout_s: float) -> dict[str, Any]:
+        try:
+            reply, extra = self._running().receive(what, timeout_s=timeout_s)
+        except ChildFailure as error:
+            self._fail(error)
+        close_descriptors(extra)
         if "error" in reply:
             raise_worker_error(self.name, reply["error"])
         return reply

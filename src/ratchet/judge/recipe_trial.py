@@ -67,19 +67,28 @@ class _Launches:
         if self._on_event is not None:
             self._on_event(event)
 
-    def warm_up(self, arm: ArmProcess, launch: int, warmup: int) -> None:
-        """Start the arm, run its first iteration (which compiles), then the rest of the warm-up."""
-        self.report(TrialEvent(kind="starting", launch=launch, arm=arm.name))
-        arm.start()
-        first_time_s = arm.run(1).wall_time_s
-        setup_time_s = arm.setup_time_s + first_time_s
-        self.setup_times_s.setdefault(arm.name, []).append(setup_time_s)
-        self.report(TrialEvent(kind="ready", launch=launch, arm=arm.name, time_s=setup_time_s))
-        began = time.perf_counter()
-        if warmup > 1:
-            arm.run(warmup - 1)
-        warm_time_s = time.perf_counter() - began
-        self.report(TrialEvent(kind="warm", launch=launch, arm=arm.name, time_s=warm_time_s))
+    def warm_up(self, arms: Sequence[ArmProcess], launch: int, warmup: int) -> None:
+        """Start the arms at the same time, run their first iterations (which compile), then the
+        rest of each one's warm-up by itself."""
+        began_s: dict[str, float] = {}
+        for arm in arms:
+            self.report(TrialEvent(kind="starting", launch=launch, arm=arm.name))
+            began_s[arm.name] = time.perf_counter()
+            arm.begin_start()
+        for arm in arms:
+            arm.finish_start()
+            arm.begin_run(1)
+        for arm in arms:
+            arm.finish_run()
+            setup_time_s = time.perf_counter() - began_s[arm.name]
+            self.setup_times_s.setdefault(arm.name, []).append(setup_time_s)
+            self.report(TrialEvent(kind="ready", launch=launch, arm=arm.name, time_s=setup_time_s))
+        for arm in arms:
+            began = time.perf_counter()
+            if warmup > 1:
+                arm.run(warmup - 1)
+            warm_time_s = time.perf_counter() - began
+            self.report(TrialEvent(kind="warm", launch=launch, arm=arm.name, time_s=warm_time_s))
 
 
 class _IdleStopped:
@@ -108,6 +117,7 @@ def time_arms(
     seed: int,
     pause_idle: bool = True,
     concurrent: bool = True,
+    start_together: int = 1,
     iterations: int | Mapping[str, int] = 1,
     on_event: OnEvent | None = None,
 ) -> Trial:
@@ -115,18 +125,23 @@ def time_arms(
 
     `warmup` counts iterations before the first timed one, at least one. With `concurrent=False`
     (two arms do not fit in memory together) each launch runs the arms one process after another;
-    the samples of a round are then not adjacent in time. ArmFailure names an arm that died in any
-    launch; a RatchetError of a factory comes as itself. JudgeError for a senseless request.
+    the samples of a round are then not adjacent in time. Otherwise `start_together` arms start at
+    a time: a launch is ready sooner, and their `setup_time_s` are those of a busier machine.
+
+    ArmFailure names an arm that died in any launch; a RatchetError of a factory comes as itself.
+    JudgeError for a senseless request.
     """
-    _check(specs, launches=launches, rounds=rounds, warmup=warmup)
+    _check(specs, launches=launches, rounds=rounds, warmup=warmup, start_together=start_together)
     rng = np.random.default_rng(seed)
     gathered = _Launches(on_event)
     for launch in range(launches):
         order = [specs[index] for index in rng.permutation(len(specs))]
+        plan = _Plan(launch=launch, rounds=rounds, warmup=warmup, iterations=iterations)
         if concurrent:
-            _launch_together(gathered, order, launch, rounds, warmup, rng, pause_idle, iterations)
+            together = start_together
+            _launch_together(gathered, order, plan, rng, pause_idle=pause_idle, together=together)
         else:
-            _launch_apart(gathered, order, launch, rounds, warmup, iterations)
+            _launch_apart(gathered, order, plan)
     return Trial(
         samples=gathered.samples,
         descriptions=gathered.descriptions,
@@ -138,52 +153,65 @@ def time_arms(
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Plan:
+    """What one launch does."""
+
+    launch: int
+    rounds: int
+    warmup: int
+    iterations: int | Mapping[str, int]
+
+    def iterations_of(self, arm: str) -> int:
+        return self.iterations if isinstance(self.iterations, int) else self.iterations[arm]
+
+
 def _launch_together(
     gathered: _Launches,
     order: Sequence[ArmSpec],
-    launch: int,
-    rounds: int,
-    warmup: int,
+    plan: _Plan,
     rng: np.random.Generator,
+    *,
     pause_idle: bool,
-    iterations: int | Mapping[str, int],
+    together: int,
 ) -> None:
+    launch = plan.launch
+
     def on_round(index: int, samples: Sequence[Sample]) -> None:
         total = sum(sample.wall_time_s for sample in samples)
         gathered.report(TrialEvent(kind="round", launch=launch, round=index, time_s=total))
 
     with contextlib.ExitStack() as stack:
-        arms: list[ArmProcess] = []
-        for spec in order:
-            arm = ArmProcess(spec)
+        arms = [ArmProcess(spec) for spec in order]
+        for arm in arms:
             stack.callback(arm.close)
-            gathered.warm_up(arm, launch, warmup)
-            if pause_idle:
+        for first in range(0, len(arms), together):
+            group = arms[first : first + together]
+            gathered.warm_up(group, launch, plan.warmup)
+            for arm in group if pause_idle else ():
                 arm.pause()
-            arms.append(arm)
         timed = [_IdleStopped(arm) for arm in arms] if pause_idle else arms
         gathered.samples += run_rounds(
-            timed, rounds=rounds, launch=launch, rng=rng, iterations=iterations, on_round=on_round
+            timed,
+            rounds=plan.rounds,
+            launch=launch,
+            rng=rng,
+            iterations=plan.iterations,
+            on_round=on_round,
         )
         for arm in arms:
             arm.resume()
             gathered.descriptions[arm.name] = arm.describe()
 
 
-def _launch_apart(
-    gathered: _Launches,
-    order: Sequence[ArmSpec],
-    launch: int,
-    rounds: int,
-    warmup: int,
-    iterations: int | Mapping[str, int],
-) -> None:
+def _launch_apart(gathered: _Launches, order: Sequence[ArmSpec], plan: _Plan) -> None:
+    launch = plan.launch
     for position, spec in enumerate(order):
         arm = ArmProcess(spec)
         with contextlib.closing(arm):
-            gathered.warm_up(arm, launch, warmup)
-            count = iterations if isinstance(iterations, int) else iterations[spec.name]
-            for index in range(rounds):
+            gathered.warm_up([arm], launch, plan.warmup)
+            count = plan.iterations_of(spec.name)
+            for index in range(plan.rounds):
                 sample = _sample(arm.run(count), spec.name, launch, index, position, count)
                 gathered.samples.append(sample)
                 gathered.report(

@@ -7,12 +7,12 @@ import importlib
 import importlib.util
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ratchet.errors import KernelError
-from ratchet.kernels.tolerance import Tolerance
+from ratchet.kernels.tolerance import OutputCheck, Tolerance
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +33,8 @@ DISTRIBUTIONS: Final = (
 LAYOUTS: Final = ("contiguous", "transposed", "strided", "broadcast", "heads")
 
 Reference = Callable[..., "tuple[Tensor, ...]"]
+Tier = Literal["ci", "cpu", "gpu"]
+Task = Literal["own", "any"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +74,9 @@ class Case:
     """The speed is judged on this case."""
     hidden: bool = False
     """Authors do not see this case."""
+    tier: Tier = "cpu"
+    """The smallest machine it is meant for: `ci` takes milliseconds, `gpu` fills an accelerator.
+    Hidden cases are judged at every tier."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,23 +90,46 @@ class Problem:
     in-place tensors in input order, then the outputs. It must also run on float64 inputs."""
     cases: tuple[Case, ...]
     tolerance: Tolerance = field(default_factory=Tolerance)
+    task: Task = "any"
+    """`own`: the work must run in the candidate's own code; `any`: however it gets done."""
+    libraries: tuple[str, ...] = ()
+    """Library work that an `own` problem allows by name, such as `matmul`."""
+    check: str = ""
+    """"module:function" of the problem's own check, for outputs with several right answers (ties
+    in routing, codes): f(inputs, got, own, oracle, scalars) -> one OutputCheck an output. Without
+    it the tolerance decides."""
+
+    def at(self, tier: Tier) -> Problem:
+        """The same problem with the cases of one tier and all hidden ones."""
+        kept = tuple(case for case in self.cases if case.tier == tier or case.hidden)
+        if all(case.hidden for case in kept):
+            raise KernelError(f"problem {self.name!r} has no case of tier {tier!r}")
+        return replace(self, cases=kept)
+
+    def check_outputs(
+        self,
+        case: Case,
+        inputs: Sequence[Tensor],
+        got: Sequence[Tensor],
+        own: Sequence[Tensor],
+        oracle: Sequence[Tensor],
+    ) -> list[OutputCheck]:
+        """Compare the outputs of one call on `inputs`, in order; `oracle` is float64."""
+        if not self.check:
+            return self.tolerance.check_all(got, own, oracle)
+        found = load_function(self.check)(inputs, got, own, oracle, case.scalars)
+        return list(found)
 
     @property
     def hash(self) -> str:
         """sha256 (hex) over cases, tolerance and the text of the reference's module."""
-        content = [self.reference, _module_text(self.reference), self.as_json()]
+        texts = [_module_text(name) for name in (self.reference, self.check) if name]
+        content = [self.reference, *texts, self.as_json()]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def load_reference(self) -> Reference:
         """The reference function; a KernelError where the module or function is not there."""
-        module_name, _, function = self.reference.partition(":")
-        try:
-            found: Reference = getattr(importlib.import_module(module_name), function)
-        except (ImportError, AttributeError) as error:
-            raise KernelError(
-                f"reference {self.reference!r} cannot be loaded ({error}): "
-                "give it as module:function"
-            ) from error
+        found: Reference = load_function(self.reference)
         return found
 
     def build_inputs(self, case: Case, seed: int) -> list[Tensor]:
@@ -123,11 +151,26 @@ class Problem:
                 reference=document["reference"],
                 cases=tuple(_case_from_json(case) for case in document["cases"]),
                 tolerance=Tolerance(**document["tolerance"]),
+                task=document["task"],
+                libraries=tuple(document["libraries"]),
+                check=document["check"],
             )
         except (KeyError, TypeError) as error:
             raise KernelError(
                 f"this is not a problem's JSON ({error!r}): write it again"
             ) from error
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """The function of "module:function"; a KernelError where it is not there."""
+    module_name, _, function = name.partition(":")
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module_name), function)
+    except (ImportError, AttributeError) as error:
+        raise KernelError(
+            f"reference {name!r} cannot be loaded ({error}): give it as module:function"
+        ) from error
+    return found
 
 
 def _case_from_json(document: dict[str, Any]) -> Case:

@@ -56,7 +56,7 @@ def make_shrunk_arm(
 class StepArm:
     """A training step behind the judge's protocol."""
 
-    calls = ("gradients", "profile", "sites")
+    calls = ("workload", "gradients", "profile", "sites")
 
     def __init__(self, workload: Any, config: StepConfig) -> None:
         from ratchet.graph.steps import build_step
@@ -78,11 +78,12 @@ class StepArm:
 
             torch.cuda.synchronize()
 
-    def describe(self) -> dict[str, Any]:
-        """What the step is (parameters, tokens, FLOPs) and what it has used so far (JSON)."""
+    def workload(self) -> dict[str, Any]:
+        """What the step is: parameters, tokens, FLOPs (JSON). Ask an arm that runs as written:
+        elsewhere the model no longer is as its author made it."""
         from ratchet.optimize.describe import describe_workload
 
-        return {**describe_workload(self._workload), **self.usage()}
+        return describe_workload(self._workload)
 
     def gradients(self, path: str) -> dict[str, Any]:
         """Write the first step's gradients (fp32, by parameter name) as safetensors to `path`."""
@@ -107,8 +108,8 @@ class StepArm:
 
         return profile_step(self._step, self._batches, steps, self._workload.device)
 
-    def usage(self) -> dict[str, Any]:
-        """Peak memory so far in bytes, and what the installed kernels did."""
+    def describe(self) -> dict[str, Any]:
+        """Peak memory so far in bytes, and what the installed kernels did (JSON)."""
         from ratchet.kernels.library import registry
         from ratchet.workloads.bench import peak_memory_bytes
 

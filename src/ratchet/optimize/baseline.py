@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ratchet.errors import ArmFailure
 from ratchet.optimize.candidate import Candidate, with_config
 from ratchet.optimize.result import Rival
-from ratchet.optimize.screen import Oracle, Screening, screen
+from ratchet.optimize.screen import Oracle, Screening, expect, screen
 from ratchet.optimize.turn import Turn
 from ratchet.workloads.config import StepConfig
 
@@ -47,31 +47,38 @@ def find_baseline(turn: Turn, written: Candidate, *, adamw: bool) -> Baseline:
     rivals: list[Rival] = []
     best: dict[str, Candidate] = {}
     keep = turn.settings.keep_precision
-    for config in rival_configs(written.config, adamw=adamw, keep_precision=keep):
-        rival = with_config(config, {})
-        incumbent = best.get(config.precision, written)
-        screening = screen(turn, incumbent, rival, None)
-        rivals.append(_as_rival(rival, screening))
-        if screening.passed and (screening.ratio > 1.0 or incumbent is written):
-            best[config.precision] = rival
-            _drop_unless_needed(turn, incumbent, written)
-        else:
-            turn.drop(rival)
+    configs = list(rival_configs(written.config, adamw=adamw, keep_precision=keep))
+    for mode in MODES:
+        chosen = [with_config(one, {}) for one in configs if one.compile_mode == mode]
+        expect(turn, [(best.get(one.config.precision, written), one) for one in chosen], None)
+        for rival in chosen:
+            rivals.append(_time_rival(turn, rival, written, best))
     if not best:
         reasons = "; ".join(rival.reason for rival in rivals)
         raise ArmFailure(f"torch.compile failed in every mode, so there is no rival: {reasons}")
     same = best.get(written.config.precision, next(iter(best.values())))
     fastest = same
-    for precision, rival in best.items():
-        if precision != written.config.precision:
+    for rival in best.values():
+        if rival is not same:
             screening = screen(turn, fastest, rival, None)
             fastest = rival if screening.looks_faster else fastest
     return Baseline(written=written, best=fastest, best_same=same, rivals=tuple(rivals))
 
 
-def _drop_unless_needed(turn: Turn, candidate: Candidate, written: Candidate) -> None:
-    if candidate is not written:
-        turn.drop(candidate)
+def _time_rival(
+    turn: Turn, rival: Candidate, written: Candidate, best: dict[str, Candidate]
+) -> Rival:
+    """Time one against the best of its precision; the winner takes its place in `best`."""
+    precision = rival.config.precision
+    incumbent = best.get(precision, written)
+    screening = screen(turn, incumbent, rival, None)
+    if screening.passed and (screening.ratio > 1.0 or incumbent is written):
+        best[precision] = rival
+        if incumbent is not written:
+            turn.drop(incumbent)
+    else:
+        turn.drop(rival)
+    return _as_rival(rival, screening)
 
 
 def _as_rival(rival: Candidate, screening: Screening) -> Rival:

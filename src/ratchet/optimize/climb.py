@@ -16,7 +16,7 @@ from ratchet.optimize.installed import InstalledKernel
 from ratchet.optimize.levers import Lever, Situation
 from ratchet.optimize.levers.kernels import PREFIX
 from ratchet.optimize.result import Change, Decision
-from ratchet.optimize.screen import Screening, screen
+from ratchet.optimize.screen import Screening, expect, screen
 from ratchet.optimize.turn import Turn
 from ratchet.workloads.config import StepConfig
 
@@ -75,13 +75,15 @@ class Climber:
         self, start: Candidate, best: Candidate, bundle: Sequence[Lever], changes: list[Change]
     ) -> Candidate:
         """Take each lever out of the bundle; drop those that the step is no slower without."""
-        for lever in bundle:
+        waiting = [lever for lever in bundle if not self._same(lever, start, best)]
+        for place, lever in enumerate(waiting):
             without = self._candidate(self._without(lever, best.config, start.config))
-            if without.key() == best.key() or self._same(lever, start, best):
+            if without.key() == best.key():
                 continue
             if not self.turn.left_s(self.until_share):
                 changes.append(_change(lever, "kept", KEPT_WITHOUT_PROOF))
                 continue
+            self._expect(best, [without, *self._next_without(waiting[place + 1 :], best, start)])
             screening = self._screen(best, without)
             if screening.passed and screening.low > 1.0:
                 changes.append(
@@ -94,6 +96,20 @@ class Climber:
                 changes.append(_change(lever, "kept", reason, screening, inverted=True))
                 self.turn.drop(without)
         return best
+
+    def _next_without(
+        self, levers: Sequence[Lever], best: Candidate, start: Candidate
+    ) -> list[Candidate]:
+        """The candidate that is tried after this one, if this one changes nothing."""
+        for lever in levers:
+            candidate = self._candidate(self._without(lever, best.config, start.config))
+            if candidate.key() != best.key():
+                return [candidate]
+        return []
+
+    def _expect(self, incumbent: Candidate, challengers: Sequence[Candidate]) -> None:
+        oracle = oracle_for(self._written(), incumbent.config)
+        expect(self.turn, [(incumbent, one) for one in challengers], oracle)
 
     def _without(self, lever: Lever, config: StepConfig, start: StepConfig) -> StepConfig:
         """The config with what this lever changed put back to what the climb started from."""

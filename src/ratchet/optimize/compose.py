@@ -75,7 +75,7 @@ def compose(
         versions=turn.software,
         command=f"ratchet optimize {turn.settings.workload}",
         started_at=started_at,
-        duration_s=turn.spent_s,
+        duration_s=turn.elapsed_s,
         resumed=turn.recalled > 0,
         arms=[_arm(turn, role, description, proof) for role in proof.arms],
         speedup={
@@ -189,8 +189,7 @@ def _owner(proof: Proof, role: str) -> str:
 
 def _cold_setup_s(turn: Turn, proof: Proof, role: str) -> float:
     """The first start's time where it was seen (nothing cached), otherwise the final run's."""
-    warm_s = float(proof.setup_s.get(_owner(proof, role), 0.0))
-    return max(warm_s, turn.setup_s(proof.arms[role]))
+    return turn.setup_s(proof.arms[role]) or float(proof.setup_s.get(_owner(proof, role), 0.0))
 
 
 def _compile_cost(turn: Turn, proof: Proof) -> CompileCost:

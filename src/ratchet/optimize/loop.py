@@ -121,7 +121,7 @@ def describe(turn: Turn) -> dict[str, Any]:
         turn.tell("start", title="as written")
         with ArmProcess(turn.written_spec()) as arm:
             arm.run(2)
-            return arm.describe()
+            return {**arm.call("workload"), **arm.describe()}
 
     description = turn.memo("workload", "describe", compute)
     turn.peak_memory_bytes = int(description["peak_memory_bytes"])

@@ -11,12 +11,13 @@ from ratchet.measure.estimate import Floor, aa_floor, compare, summarise
 from ratchet.measure.samples import Sample
 from ratchet.optimize.candidate import Candidate
 from ratchet.optimize.result import Speedup
-from ratchet.optimize.turn import WARMUP_STEPS, Turn
+from ratchet.optimize.turn import MEMORY_SHARE, WARMUP_STEPS, Turn
 
 TWIN = "twin"
 """A second process of the best rival: what differs between them is noise."""
 FEWEST_ROUNDS, MOST_ROUNDS = 5, 20
-MEMORY_SHARE = 0.8
+START_TOGETHER = 2
+"""Arms that start at a time: imports and tracing use one core each."""
 LEAST_S = 6.0
 """Of timing in a launch, however little of the budget is left."""
 
@@ -87,6 +88,7 @@ def _launch(
         warmup=WARMUP_STEPS,
         seed=turn.settings.seed + launch,
         concurrent=_fit_together(turn, distinct),
+        start_together=START_TOGETHER,
         on_event=lambda event: turn.tell("trial", **asdict(event)),
     )
     return {

@@ -150,8 +150,10 @@ class _Court:
     ) -> dict[str, Any] | None:
         turn = self.turn
         known = turn.ledger.verdict(kernel.hash, problem.hash, turn.fingerprint)
+        place = f"{kernel.hash}:{problem.hash}"
         if known is not None:
             turn.recalled += 1
+            turn.known("judged", place)
             return known
         if not turn.left_s(self.until_share):
             return None
@@ -164,6 +166,7 @@ class _Court:
             problem.hash, problem.name, problem.as_json(), fingerprint=fingerprint
         )
         ledger.record_verdict(verdict, fingerprint=fingerprint)
+        turn.memo("judged", place, lambda: {"status": judged.status})
         turn.tell("judged", kernel=kernel.entry, status=judged.status, reason=judged.reason)
         return verdict
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from ratchet.errors import ArmFailure
+from ratchet.errors import RatchetError
 from ratchet.judge.numerics import judge_gradients
 from ratchet.measure.estimate import compare
 from ratchet.measure.rounds import run_rounds
@@ -83,12 +84,23 @@ def screen(
     turn: Turn, incumbent: Candidate, challenger: Candidate, oracle: Oracle | None
 ) -> Screening:
     """Time a challenger beside the incumbent, gradients first; remembered in the ledger."""
-    judged_by = oracle.allowed.key() if oracle else "none"
-    key = f"{incumbent.key()}:{challenger.key()}:{judged_by}"
+    key = _key(incumbent, challenger, oracle)
     payload = turn.memo("screening", key, lambda: _screen(turn, incumbent, challenger, oracle))
     screening = Screening(**payload)
     turn.tell("screened", title=challenger.title, **payload)
     return screening
+
+
+def expect(turn: Turn, pairs: Sequence[tuple[Candidate, Candidate]], oracle: Oracle | None) -> None:
+    """Start what will be screened next (incumbent, challenger) at the same time."""
+    unknown = [pair for pair in pairs if not turn.holds("screening", _key(*pair, oracle))]
+    incumbents = [incumbent for incumbent, _ in unknown]
+    turn.start_together([challenger for _, challenger in unknown], beside=incumbents)
+
+
+def _key(incumbent: Candidate, challenger: Candidate, oracle: Oracle | None) -> str:
+    judged_by = oracle.allowed.key() if oracle else "none"
+    return f"{incumbent.key()}:{challenger.key()}:{judged_by}"
 
 
 def _screen(
@@ -97,7 +109,7 @@ def _screen(
     turn.live(incumbent)
     try:
         arm = turn.live(challenger)
-    except ArmFailure as error:
+    except RatchetError as error:
         turn.drop(challenger)
         return _failed(str(error))
     worst = ("", 0.0)

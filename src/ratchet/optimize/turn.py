@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,7 @@ from typing import Any
 
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.probe import Device
+from ratchet.errors import RatchetError
 from ratchet.judge.arms import ArmProcess, ArmSpec
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.optimize import allocators
@@ -23,7 +25,8 @@ from ratchet.optimize.settings import Settings
 
 Listener = Callable[[str, dict[str, Any]], None]
 FOLDER_PREFIX = "ratchet-turn-"
-MOST_LIVE_ARMS = 3
+MOST_LIVE_ARMS = 4
+MEMORY_SHARE = 0.8
 WARMUP_STEPS = 3
 
 
@@ -43,6 +46,8 @@ class Turn:
     peak_memory_bytes: int = 0
     """Of one arm of the step as written, once it is known."""
     recalled: int = 0
+    _skipped_s: float = 0.0
+    """What recalled evidence once took, beyond what this turn took to recall it."""
     _own: set[str] = field(default_factory=set)
     """What this turn put into the ledger itself: finding it again is no recall."""
     _live: dict[str, ArmProcess] = field(default_factory=dict)
@@ -73,8 +78,18 @@ class Turn:
     # The clock.
 
     @property
-    def spent_s(self) -> float:
+    def elapsed_s(self) -> float:
+        """Seconds since this turn began."""
         return time.monotonic() - self.started_s
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds of the budget that are used up, those of recalled evidence included.
+
+        A second turn thus decides as the first did, and ends when it has recalled everything; a
+        larger budget goes on from there.
+        """
+        return self.elapsed_s + self._skipped_s
 
     def left_s(self, share: float = 1.0) -> float:
         """Seconds left of the first `share` of the budget; not below zero."""
@@ -87,17 +102,28 @@ class Turn:
 
     def memo(self, kind: str, key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What the ledger holds for this workload, device and software, or what `compute` gives."""
-        found = self.ledger.recall(kind, self._full_key(key))
+        found = self.known(kind, key)
         if found is not None:
             self.recalled += f"{kind}:{key}" not in self._own
             return found
         payload = compute()
         self._own.add(f"{kind}:{key}")
-        self.ledger.remember(kind, self._full_key(key), payload, fingerprint=self.fingerprint)
+        evidence = {"answer": payload, "spent_s": self.spent_s}
+        self.ledger.remember(kind, self._full_key(key), evidence, fingerprint=self.fingerprint)
         return payload
 
     def known(self, kind: str, key: str) -> dict[str, Any] | None:
-        return self.ledger.recall(kind, self._full_key(key))
+        """What the ledger holds; the clock moves on to where it stood when this was found out."""
+        found = self.ledger.recall(kind, self._full_key(key))
+        if found is None:
+            return None
+        self._skipped_s += max(0.0, float(found["spent_s"]) - self.spent_s)
+        answer: dict[str, Any] = found["answer"]
+        return answer
+
+    def holds(self, kind: str, key: str) -> bool:
+        """Whether the ledger knows, without the clock moving on."""
+        return self.ledger.recall(kind, self._full_key(key)) is not None
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -133,22 +159,60 @@ class Turn:
         """The running arm of a candidate, started and warmed up where it is not."""
         key = candidate.key()
         if key not in self._live:
-            self._make_room()
-            self.tell("start", title=candidate.title)
-            begun = time.monotonic()
-            arm = ArmProcess(self.spec(candidate))
-            arm.__enter__()
-            self._live[key] = arm
-            arm.call("gradients", path=str(self.gradients_path(candidate)))
-            arm.run(1)
-            self._note_setup(candidate, time.monotonic() - begun)
-            arm.run(WARMUP_STEPS - 1)
+            self._start([candidate])
         return self._live[key]
+
+    def start_together(
+        self, candidates: Sequence[Candidate], *, beside: Sequence[Candidate]
+    ) -> None:
+        """Start arms at the same time, since each imports and traces on one core.
+
+        Those of `beside` are kept alive. Where it does not work out, `live` starts the arms one by
+        one and says why.
+        """
+        wanted = {one.key() for one in (*candidates, *beside)}
+        missing = [one for one in candidates if one.key() not in self._live]
+        if len(missing) < 2 or len(wanted) > self.most_live or self.device.kind != "cpu":
+            return
+        for key in [key for key in self._live if key not in wanted]:
+            self._live.pop(key).close()
+        with contextlib.suppress(RatchetError):
+            self._start(missing)
+
+    @property
+    def most_live(self) -> int:
+        """How many arms may stand in memory at once."""
+        fitting = MEMORY_SHARE * self.device.memory_bytes / max(1, self.peak_memory_bytes)
+        return max(2, min(MOST_LIVE_ARMS, int(fitting)))
+
+    def _start(self, candidates: Sequence[Candidate]) -> None:
+        self._make_room(len(candidates))
+        begun = time.monotonic()
+        arms = [ArmProcess(self.spec(candidate)) for candidate in candidates]
+        with contextlib.ExitStack() as stack:
+            for arm, candidate in zip(arms, candidates, strict=True):
+                self.tell("start", title=candidate.title)
+                stack.callback(arm.close)
+                arm.begin_start()
+            for arm, candidate in zip(arms, candidates, strict=True):
+                arm.finish_start()
+                arm.begin_call("gradients", path=str(self.gradients_path(candidate)))
+            for arm in arms:
+                arm.finish_call()
+                arm.begin_run(1)
+            for arm, candidate in zip(arms, candidates, strict=True):
+                arm.finish_run()
+                self._note_setup(candidate, time.monotonic() - begun)
+            for arm in arms:
+                arm.run(WARMUP_STEPS - 1)
+            stack.pop_all()
+        self._live |= {one.key(): arm for one, arm in zip(candidates, arms, strict=True)}
 
     def setup_s(self, candidate: Candidate) -> float:
         """Seconds from the start of the candidate's process to the end of its first step.
 
-        Of the first start on this machine, before compile caches were warm; 0 where unknown.
+        Of the first start on this machine, before compile caches were warm, perhaps with another
+        arm starting beside it; 0 where unknown.
         """
         known = self.known("setup", candidate.key())
         return float(known["setup_s"]) if known else 0.0
@@ -170,9 +234,9 @@ class Turn:
             arm.close()
         self._live.clear()
 
-    def _make_room(self) -> None:
-        """Keep few arms alive: the oldest goes first."""
-        while len(self._live) >= MOST_LIVE_ARMS:
+    def _make_room(self, count: int) -> None:
+        """Keep few arms alive: the oldest go first."""
+        while self._live and len(self._live) + count > self.most_live:
             oldest = next(iter(self._live))
             self._live.pop(oldest).close()
 

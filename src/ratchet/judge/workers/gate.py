@@ -41,7 +41,8 @@ def _probe(
     others = _run(reference, problem.build_inputs(case, rng.getrandbits(48)), case)
 
     def passes(answers: Sequence[Tensor]) -> bool:
-        return all(check.passed for check in problem.tolerance.check_all(answers, own, oracle))
+        checks = problem.check_outputs(case, inputs, answers, own, oracle)
+        return all(check.passed for check in checks)
 
     yield "zeros", passes([torch.zeros_like(output) for output in own])
     # Constants learned from other inputs: from these, a single number would be the answer itself.

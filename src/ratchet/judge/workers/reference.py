@@ -137,7 +137,8 @@ class Worker:
         result: dict[str, Any] = {"changed_input": changed, "written": True}
         own = self._call(batch.inputs[call], batch.case)
         oracle = self._call([_widen(tensor) for tensor in batch.inputs[call]], batch.case)
-        checks = batch.problem.tolerance.check_all(batch.answers(call), own, oracle)
+        given, got = batch.inputs[call], batch.answers(call)
+        checks = batch.problem.check_outputs(batch.case, given, got, own, oracle)
         failed = [(index, check) for index, check in enumerate(checks) if not check.passed]
         index, shown = failed[0] if failed else (0, max(checks, key=lambda c: c.element_ratio))
         return result | {"passed": not failed, "detail": f"output {index}: {shown.detail}"}
