@@ -133,6 +133,27 @@ def test_a_wrong_lever_does_not_take_the_bundle_with_it(patched: Any) -> None:
     assert "gradients" in refused[0].reason
 
 
+def test_where_the_arithmetic_is_wrong_the_rest_of_the_bundle_is_kept(patched: Any) -> None:
+    fake = Fake({"allocator": 0.5, "huge_pages": 0.9}, wrong=frozenset({"huge_pages"}))
+    tried = [
+        *levers(fields={"allocator": "mallopt"}),
+        field_lever(
+            "huge_pages",
+            True,
+            name="bf16",
+            summary="s",
+            expected="e",
+            source="x",
+            changes_arithmetic=True,
+        ),
+    ]
+    found = patched(fake, tried)
+    assert found.best.config.allocator == "mallopt" and not found.best.config.huge_pages
+    decisions = {change.name: change.decision for change in found.changes}
+    assert decisions == {"allocator": "kept", "bf16": "refused"}
+    assert fake.screened == 3  # the bundle, the bundle without it, and the allocator alone
+
+
 def test_without_time_the_bundle_stands_and_nothing_else_is_tried(patched: Any) -> None:
     fake = Fake({"allocator": 0.5, "huge_pages": 1.1})
     found = patched(fake, levers(fields={"allocator": "mallopt", "huge_pages": True}), left_s=0.0)

@@ -46,20 +46,39 @@ class Climber:
         changes: list[Change] = []
         levers = self._decided_by_start(start, levers, changes)
         bundle: Sequence[Lever] = [lever for lever in levers if lever.default]
-        config = start.config
-        for lever in bundle:
-            config = lever.set(config, self.situation)
-        whole = self._candidate(config)
-        if whole.key() == start.key():
-            best = start
-        else:
-            screening = self._screen(start, whole)
-            if screening.looks_faster:
-                best = self._leave_out(start, whole, bundle, changes)
-            else:
-                best = self._add(start, bundle, changes)
+        best = self._climb_bundle(start, bundle, changes)
         best = self._add(best, [lever for lever in levers if not lever.default], changes)
         return Climb(best=best, changes=tuple(changes))
+
+    def _climb_bundle(
+        self, start: Candidate, bundle: Sequence[Lever], changes: list[Change]
+    ) -> Candidate:
+        """The bundle whole; where that fails, without what changes the arithmetic; else singly."""
+        careful = [lever for lever in bundle if not lever.changes_arithmetic]
+        whole = self._all_of(start, bundle)
+        if whole.key() == start.key():
+            return start
+        screening = self._screen(start, whole)
+        if screening.looks_faster:
+            return self._leave_out(start, whole, bundle, changes)
+        self.turn.drop(whole)
+        if 0 < len(careful) < len(bundle):
+            same = self._all_of(start, careful)
+            if same.key() != start.key() and self._screen(start, same).looks_faster:
+                reason = screening.reason or "not faster with everything else"
+                decision: Decision = "dropped" if screening.passed else "refused"
+                for lever in bundle:
+                    if lever.changes_arithmetic:
+                        changes.append(_change(lever, decision, reason, screening))
+                return self._leave_out(start, same, careful, changes)
+            self.turn.drop(same)
+        return self._add(start, bundle, changes)
+
+    def _all_of(self, start: Candidate, levers: Sequence[Lever]) -> Candidate:
+        config = start.config
+        for lever in levers:
+            config = lever.set(config, self.situation)
+        return self._candidate(config)
 
     def _candidate(self, config: StepConfig) -> Candidate:
         return with_config(config, self.proven)

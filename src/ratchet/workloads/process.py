@@ -10,11 +10,12 @@ import torch
 
 from ratchet.workloads.config import StepConfig
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Numbers of mallopt(3)'s parameters, from glibc's malloc.h."""
-MALLOPT = ((M_ARENA_MAX, 1), (M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 64 << 20))
-"""One arena that never shrinks and no mmap: the next step's outputs are pages that are mapped
-already. M_MMAP_THRESHOLD would not do: glibc refuses values above 32 MiB."""
+MALLOPT = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1))
+"""No mmap and no trimming: the next step's outputs are pages that are mapped already.
+M_MMAP_THRESHOLD would not do (glibc refuses values above 32 MiB), and M_ARENA_MAX stays as it is:
+one arena for forward and backward threads made a step 6 to 27 % slower."""
 
 
 def enter(config: StepConfig) -> None:
