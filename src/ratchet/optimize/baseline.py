@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ratchet.errors import ArmFailure
+from ratchet.kernels.languages.cpp import find_compiler
 from ratchet.optimize.candidate import Candidate, with_config
 from ratchet.optimize.result import Rival
 from ratchet.optimize.screen import Oracle, Screening, expect, screen
@@ -13,6 +14,8 @@ from ratchet.optimize.turn import Turn
 from ratchet.workloads.config import StepConfig
 
 MODES = ("default", "max-autotune")
+MOST_WORDS = 300
+"""Characters of torch's own reason that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +46,10 @@ def rival_configs(
 
 
 def find_baseline(turn: Turn, written: Candidate, *, adamw: bool) -> Baseline:
-    """Time the rivals against each other, one launch each, and keep the fastest."""
+    """Time the rivals against each other, one launch each, and keep the fastest.
+
+    CompilerMissing where torch.compile cannot work without one; ArmFailure where it fails anyway.
+    """
     rivals: list[Rival] = []
     best: dict[str, Candidate] = {}
     keep = turn.settings.keep_precision
@@ -54,8 +60,12 @@ def find_baseline(turn: Turn, written: Candidate, *, adamw: bool) -> Baseline:
         for rival in chosen:
             rivals.append(_time_rival(turn, rival, written, best))
     if not best:
-        reasons = "; ".join(rival.reason for rival in rivals)
-        raise ArmFailure(f"torch.compile failed in every mode, so there is no rival: {reasons}")
+        if turn.device.kind == "cpu":
+            find_compiler()
+        first = " ".join(rivals[0].reason.split())[:MOST_WORDS]
+        raise ArmFailure(
+            f"torch.compile failed in every mode, so there is no rival to prove against: {first}"
+        )
     same = best.get(written.config.precision, next(iter(best.values())))
     fastest = same
     for rival in best.values():

@@ -1,0 +1,113 @@
+"""The rivals: what is said where torch.compile gives none, and who counts as the fastest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ratchet.errors import ArmFailure, CompilerMissing
+from ratchet.optimize import baseline as baseline_module
+from ratchet.optimize.baseline import find_baseline
+from ratchet.optimize.candidate import Candidate, with_config
+from ratchet.optimize.screen import Screening
+from ratchet.workloads.config import StepConfig
+
+WRITTEN = with_config(StepConfig(), {})
+
+
+def turn(keep_precision: bool = False) -> Any:
+    return SimpleNamespace(
+        settings=SimpleNamespace(keep_precision=keep_precision),
+        device=SimpleNamespace(kind="cpu"),
+        drop=lambda candidate: None,
+    )
+
+
+def screening(ratio: float, *, passed: bool = True) -> Screening:
+    return Screening(
+        passed=passed,
+        reason="" if passed else "BackendCompilerFailed: " + "no " * 500,
+        ratio=ratio,
+        low=ratio,
+        high=ratio,
+        answer="faster" if ratio > 1 else "slower",
+        step_time_s=1.0,
+        setup_s=1.0,
+    )
+
+
+def rivals(monkeypatch: pytest.MonkeyPatch, times_s: dict[tuple[str, str], float]) -> None:
+    """Step times by mode and precision; eager takes 1 s; a mode that is not named fails."""
+
+    def time_s(candidate: Candidate) -> float:
+        config = candidate.config
+        if config.compile_mode is None:
+            return 1.0
+        return times_s.get((config.compile_mode, config.precision), 0.0)
+
+    def screen(turn: Any, incumbent: Candidate, challenger: Candidate, oracle: Any) -> Screening:
+        assert incumbent.key() != challenger.key()
+        if not time_s(challenger):
+            return screening(0.0, passed=False)
+        return screening(time_s(incumbent) / time_s(challenger))
+
+    monkeypatch.setattr(baseline_module, "screen", screen)
+    monkeypatch.setattr(baseline_module, "expect", lambda turn, pairs, oracle: None)
+
+
+def test_the_fastest_of_all_modes_is_the_rival(monkeypatch: pytest.MonkeyPatch) -> None:
+    rivals(
+        monkeypatch,
+        {
+            ("default", "fp32"): 0.8,
+            ("default", "bf16_autocast"): 0.6,
+            ("max-autotune", "fp32"): 0.7,
+            ("max-autotune", "bf16_autocast"): 0.65,
+        },
+    )
+    found = find_baseline(turn(), WRITTEN, adamw=True)
+    assert (found.best.config.compile_mode, found.best.config.precision) == (
+        "default",
+        "bf16_autocast",
+    )
+    assert (found.best_same.config.compile_mode, found.best_same.config.precision) == (
+        "max-autotune",
+        "fp32",
+    )
+    assert len(found.rivals) == 4
+
+
+def test_a_rival_slower_than_eager_is_still_the_rival(monkeypatch: pytest.MonkeyPatch) -> None:
+    rivals(monkeypatch, {("default", "fp32"): 2.0})
+    found = find_baseline(turn(keep_precision=True), WRITTEN, adamw=True)
+    assert found.best is found.best_same
+    assert found.best.config.compile_mode == "default"
+
+
+def test_only_another_precision_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    rivals(monkeypatch, {("default", "bf16_autocast"): 0.6})
+    found = find_baseline(turn(), WRITTEN, adamw=True)
+    assert found.best.config.precision == "bf16_autocast"
+
+
+def test_without_a_compiler_that_is_what_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rivals(monkeypatch, {})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("RATCHET_CXX", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(CompilerMissing, match="install one"):
+        find_baseline(turn(), WRITTEN, adamw=True)
+
+
+@pytest.mark.compiler
+def test_a_compile_that_fails_is_said_in_one_short_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    rivals(monkeypatch, {})
+    with pytest.raises(ArmFailure) as caught:
+        find_baseline(turn(), WRITTEN, adamw=True)
+    assert "in every mode" in str(caught.value)
+    assert len(str(caught.value)) < 450
