@@ -152,7 +152,7 @@ class _Court:
         known = turn.ledger.verdict(kernel.hash, problem.hash, turn.fingerprint)
         place = f"{kernel.hash}:{problem.hash}"
         if known is not None:
-            turn.recalled += 1
+            turn.recalled += not turn.is_own("judged", place)
             turn.known("judged", place)
             return known
         if not turn.left_s(self.until_share):

@@ -104,7 +104,7 @@ class Turn:
         """What the ledger holds for this workload, device and software, or what `compute` gives."""
         found = self.known(kind, key)
         if found is not None:
-            self.recalled += f"{kind}:{key}" not in self._own
+            self.recalled += not self.is_own(kind, key)
             return found
         payload = compute()
         self._own.add(f"{kind}:{key}")
@@ -120,6 +120,10 @@ class Turn:
         self._skipped_s += max(0.0, float(found["spent_s"]) - self.spent_s)
         answer: dict[str, Any] = found["answer"]
         return answer
+
+    def is_own(self, kind: str, key: str) -> bool:
+        """Whether this turn found it out itself."""
+        return f"{kind}:{key}" in self._own
 
     def holds(self, kind: str, key: str) -> bool:
         """Whether the ledger knows, without the clock moving on."""

@@ -81,7 +81,7 @@ def _arm_row(arm: Arm, show: Callable[[float], str]) -> tuple[str, ...]:
 
 
 def _turn_words(result: Result) -> str:
-    resumed = ", much of it from the ledger" if result["resumed"] else ""
+    resumed = ", with measurements from the ledger" if result["resumed"] else ""
     return f"the turn took {show_time(result['duration_s'])}{resumed}"
 
 
