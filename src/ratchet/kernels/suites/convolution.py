@@ -1,0 +1,93 @@
+"""Convolutions with what follows them in a network, with their gradients."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ratchet.kernels.problem import Problem, TensorSpec
+from ratchet.kernels.suites.forms import Form, backward, problem, real, sizes
+from ratchet.kernels.suites.gradients import gradient_of
+from ratchet.kernels.suites.scalars import Scalars
+
+TAPS = 4
+SEQUENCES = sizes((2, 32, 32), (4, 512, 512), (8, 4096, 4096))
+IMAGES = sizes((1, 8, 12), (4, 32, 28), (64, 256, 56))
+SHAPED = (("shifted", "contiguous"), ("heavy_tailed", "contiguous"), ("large", "contiguous"))
+
+
+def causal_depthwise(
+    x: Tensor, weight: Tensor, bias: Tensor, scalars: Scalars
+) -> tuple[Tensor, ...]:
+    """x: [B, C, T], weight: [C, 4]; SiLU after it, as in Mamba (arXiv:2312.00752)."""
+    padded = F.pad(x, (TAPS - 1, 0))
+    return (F.silu(F.conv1d(padded, weight.unsqueeze(1), bias, groups=x.shape[1])),)
+
+
+def conv_bias_relu(x: Tensor, weight: Tensor, bias: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """x: [B, C, S, S], weight: [C, C, 3, 3]."""
+    return (F.relu(F.conv2d(x, weight, bias, padding=1)),)
+
+
+def conv_scale_silu(
+    x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, scalars: Scalars
+) -> tuple[Tensor, ...]:
+    """A normalisation that is folded into scale and shift, then SiLU."""
+    y = F.conv2d(x, weight, padding=1)
+    return (F.silu(y * scale.view(-1, 1, 1) + shift.view(-1, 1, 1)),)
+
+
+def pointwise_residual(
+    x: Tensor, weight: Tensor, residual: Tensor, scalars: Scalars
+) -> tuple[Tensor, ...]:
+    return (F.relu(F.conv2d(x, weight) + residual),)
+
+
+causal_depthwise_backward = gradient_of(causal_depthwise, inputs=(0, 1, 2))
+conv_bias_relu_backward = gradient_of(conv_bias_relu, inputs=(0, 1, 2))
+conv_scale_silu_backward = gradient_of(conv_scale_silu, inputs=(0, 1, 2, 3))
+pointwise_residual_backward = gradient_of(pointwise_residual, inputs=(0, 1, 2))
+
+
+def _sequence(batch: int, channels: int, length: int) -> tuple[TensorSpec, ...]:
+    return (real(batch, channels, length), real(channels, TAPS), real(channels))
+
+
+def _image(batch: int, channels: int, side: int) -> tuple[TensorSpec, ...]:
+    return (real(batch, channels, side, side), real(channels, channels, 3, 3), real(channels))
+
+
+def _scaled(batch: int, channels: int, side: int) -> tuple[TensorSpec, ...]:
+    return (*_image(batch, channels, side), real(channels))
+
+
+def _pointwise(batch: int, channels: int, side: int) -> tuple[TensorSpec, ...]:
+    x = real(batch, channels, side, side)
+    return (x, real(channels, channels, 1, 1), x)
+
+
+def problems() -> tuple[Problem, ...]:
+    """Every convolution, forward and backward."""
+    makes = {
+        "causal_depthwise": _sequence,
+        "conv_bias_relu": _image,
+        "conv_scale_silu": _scaled,
+        "pointwise_residual": _pointwise,
+    }
+    forms = [
+        Form(
+            name=name,
+            module=__name__,
+            make=make,
+            sizes=SEQUENCES if make is _sequence else IMAGES,
+            ragged=(2, 5, 11),
+            task="own" if make is _sequence else "any",
+            variations=SHAPED,
+        )
+        for name, make in makes.items()
+    ]
+    return tuple(
+        problem(one)
+        for form in forms
+        for one in (form, backward(form, outputs=lambda *given, f=form: f.make(*given)[:1]))
+    )

@@ -1,0 +1,136 @@
+"""How a problem of a suite is put together: sizes for each tier, hidden variations, gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from ratchet.kernels.problem import Case, Problem, Task, TensorSpec, Tier
+from ratchet.kernels.tolerance import Tolerance
+
+Make = Callable[..., tuple[TensorSpec, ...]]
+"""(*sizes) -> the inputs of the forward, drawn from `normal` and contiguous."""
+TIERS: Final[tuple[Tier, ...]] = ("ci", "cpu", "gpu")
+VARIATIONS: Final = (
+    ("shifted", "contiguous"),
+    ("heavy_tailed", "strided"),
+    ("outliers", "contiguous"),
+    ("tiny", "transposed"),
+    ("large", "contiguous"),
+)
+"""Distribution and layout of the hidden cases."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Form:
+    """One computation: its reference, its inputs and its sizes at each tier."""
+
+    name: str
+    module: str
+    """The family's module, which holds a function of that name."""
+    make: Make
+    sizes: Mapping[Tier, tuple[int, ...]]
+    ragged: tuple[int, ...]
+    """Sizes that fill no vector and no thread evenly, for the hidden cases."""
+    scalars: tuple[float, ...] = ()
+    task: Task = "own"
+    libraries: tuple[str, ...] = ()
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    check: str = ""
+    variations: tuple[tuple[str, str], ...] = VARIATIONS
+    varied: tuple[int, ...] = (0,)
+    """Inputs whose distribution and layout the hidden cases change."""
+
+
+def problem(form: Form) -> Problem:
+    """The problem of a form: one timed case a tier, and hidden cases."""
+    cases = [
+        Case(
+            name=tier,
+            inputs=form.make(*form.sizes[tier]),
+            scalars=form.scalars,
+            timed=True,
+            tier=tier,
+        )
+        for tier in TIERS
+    ]
+    ragged = form.make(*form.ragged)
+    cases.append(Case(name="hidden ragged", inputs=ragged, scalars=form.scalars, hidden=True))
+    for distribution, layout in form.variations:
+        cases.append(
+            Case(
+                name=f"hidden {distribution}, {layout}",
+                inputs=_varied(ragged, form.varied, distribution, layout),
+                scalars=form.scalars,
+                hidden=True,
+            )
+        )
+    return Problem(
+        name=form.name,
+        reference=f"{form.module}:{form.name}",
+        cases=tuple(cases),
+        tolerance=form.tolerance,
+        task=form.task,
+        libraries=form.libraries,
+        check=form.check,
+    )
+
+
+def backward(
+    form: Form,
+    *,
+    outputs: Sequence[TensorSpec] | Callable[..., Any],
+    kept: Sequence[int] | None = None,
+) -> Form:
+    """The form of the gradient: the incoming gradients stand before the forward's inputs.
+
+    `outputs` gives the forward's outputs (*sizes -> specs), of which the gradients have the form;
+    `kept` names the forward's inputs on which the gradient depends (all of them without it).
+    """
+
+    def make(*sizes: int) -> tuple[TensorSpec, ...]:
+        incoming = tuple(outputs(*sizes) if callable(outputs) else outputs)
+        given = form.make(*sizes)
+        return (*incoming, *(given if kept is None else [given[place] for place in kept]))
+
+    count = len(outputs(*form.ragged) if callable(outputs) else outputs)
+    return replace(
+        form,
+        name=f"{form.name}_backward",
+        make=make,
+        varied=(0,) if kept is not None else tuple(place + count for place in form.varied),
+        check="",
+    )
+
+
+def _varied(
+    specs: tuple[TensorSpec, ...], places: tuple[int, ...], distribution: str, layout: str
+) -> tuple[TensorSpec, ...]:
+    return tuple(
+        replace(spec, distribution=distribution, layout=layout)
+        if place in places and not spec.in_place
+        else replace(spec, distribution=distribution)
+        if place in places
+        else spec
+        for place, spec in enumerate(specs)
+    )
+
+
+def real(*shape: int, dtype: str = "float32", **more: Any) -> TensorSpec:
+    """An input of real numbers."""
+    return TensorSpec(shape=shape, dtype=dtype, **more)
+
+
+def whole(*shape: int, below: int, low: int = 0, dtype: str = "int64") -> TensorSpec:
+    """Whole numbers from `low` to below `below`."""
+    return TensorSpec(
+        shape=shape, dtype=dtype, distribution="integers", low=float(low), high=float(below)
+    )
+
+
+def sizes(
+    ci: tuple[int, ...], cpu: tuple[int, ...], gpu: tuple[int, ...]
+) -> dict[Tier, tuple[int, ...]]:
+    """Sizes by tier."""
+    return {"ci": ci, "cpu": cpu, "gpu": gpu}

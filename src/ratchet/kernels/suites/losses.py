@@ -1,0 +1,179 @@
+"""Softmax in its variants, and losses from logits, with their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ratchet.kernels.problem import Problem, TensorSpec
+from ratchet.kernels.suites.forms import Form, backward, problem, real, sizes, whole
+from ratchet.kernels.suites.gradients import gradient_of
+from ratchet.kernels.suites.scalars import Scalars
+
+ROWS = sizes((32, 256), (1024, 2048), (8192, 8192))
+LOGITS = sizes((32, 320), (256, 8192), (8192, 128256))
+PAIRS = sizes((64, 64), (1024, 1024), (16384, 4096))
+NO_TINY = (
+    ("shifted", "contiguous"),
+    ("heavy_tailed", "strided"),
+    ("outliers", "contiguous"),
+)
+"""Where tiny inputs make the answer a constant, and large ones make it a copy."""
+
+
+def softmax(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    return (F.softmax(x, dim=-1),)
+
+
+def log_softmax(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    return (F.log_softmax(x, dim=-1),)
+
+
+def masked_softmax(x: Tensor, mask: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """Softmax over the places where mask is 1; the first place of a row always is."""
+    allowed = mask.bool().clone()
+    allowed[..., 0] = True
+    return (F.softmax(x.masked_fill(~allowed, float("-inf")), dim=-1),)
+
+
+def capped_softmax(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """Softmax of cap tanh(x / cap), as in Gemma 2 (arXiv:2408.00118)."""
+    return (F.softmax(scalars[0] * torch.tanh(x / scalars[0]), dim=-1),)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """A loss for each row, so that a wrong row shows."""
+    return (F.cross_entropy(logits, targets, reduction="none"),)
+
+
+def smoothed_cross_entropy(logits: Tensor, targets: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """Label smoothing by scalars[0] (arXiv:1512.00567)."""
+    return (F.cross_entropy(logits, targets, reduction="none", label_smoothing=scalars[0]),)
+
+
+def cross_entropy_z_loss(logits: Tensor, targets: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """Cross-entropy plus scalars[0] times the squared log of the partition sum (PaLM)."""
+    total = torch.logsumexp(logits, dim=-1)
+    chosen = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    return (total - chosen + scalars[0] * total.square(),)
+
+
+def binary_cross_entropy(logits: Tensor, targets: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    return (F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(-1),)
+
+
+def kl_distillation(student: Tensor, teacher: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """Row by row, at temperature scalars[0] (arXiv:1503.02531)."""
+    log_p = F.log_softmax(student / scalars[0], dim=-1)
+    q = F.softmax(teacher / scalars[0], dim=-1)
+    log_q = F.log_softmax(teacher / scalars[0], dim=-1)
+    return ((q * (log_q - log_p)).sum(-1) * scalars[0] ** 2,)
+
+
+def huber(x: Tensor, target: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    return (F.huber_loss(x, target, reduction="none", delta=scalars[0]).mean(-1),)
+
+
+def mean_squared_error(x: Tensor, target: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    return ((x - target).square().mean(-1),)
+
+
+def preference(chosen: Tensor, rejected: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """DPO's loss on differences of log probabilities (arXiv:2305.18290), beta scalars[0]."""
+    return (-F.logsigmoid(scalars[0] * (chosen - rejected)),)
+
+
+def clipped_policy(log_ratio: Tensor, advantage: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """PPO's clipped objective, negated (arXiv:1707.06347), clip range scalars[0]."""
+    ratio = torch.exp(log_ratio.clamp(-20.0, 20.0))
+    clipped = ratio.clamp(1 - scalars[0], 1 + scalars[0])
+    return (-torch.minimum(ratio * advantage, clipped * advantage),)
+
+
+softmax_backward = gradient_of(softmax, inputs=(0,))
+log_softmax_backward = gradient_of(log_softmax, inputs=(0,))
+masked_softmax_backward = gradient_of(masked_softmax, inputs=(0,))
+capped_softmax_backward = gradient_of(capped_softmax, inputs=(0,))
+cross_entropy_backward = gradient_of(cross_entropy, inputs=(0,))
+smoothed_cross_entropy_backward = gradient_of(smoothed_cross_entropy, inputs=(0,))
+cross_entropy_z_loss_backward = gradient_of(cross_entropy_z_loss, inputs=(0,))
+binary_cross_entropy_backward = gradient_of(binary_cross_entropy, inputs=(0,))
+kl_distillation_backward = gradient_of(kl_distillation, inputs=(0,))
+huber_backward = gradient_of(huber, inputs=(0,))
+mean_squared_error_backward = gradient_of(mean_squared_error, inputs=(0, 1))
+preference_backward = gradient_of(preference, inputs=(0, 1))
+clipped_policy_backward = gradient_of(clipped_policy, inputs=(0,))
+
+
+def _rows(name: str, scalars: tuple[float, ...] = (), *, mask: bool = False) -> Form:
+    def make(rows: int, width: int) -> tuple[TensorSpec, ...]:
+        x = real(rows, width)
+        return (x, whole(rows, width, below=2, dtype="int64")) if mask else (x,)
+
+    return Form(
+        name=name,
+        module=__name__,
+        make=make,
+        sizes=ROWS,
+        ragged=(13, 77),
+        scalars=scalars,
+        variations=NO_TINY,
+    )
+
+
+def _logits(name: str, scalars: tuple[float, ...] = ()) -> Form:
+    return Form(
+        name=name,
+        module=__name__,
+        make=lambda rows, words: (real(rows, words), whole(rows, below=words)),
+        sizes=LOGITS,
+        ragged=(13, 77),
+        scalars=scalars,
+        variations=NO_TINY,
+    )
+
+
+def _pairs(name: str, scalars: tuple[float, ...] = (), *, labels: bool = False) -> Form:
+    def make(rows: int, width: int) -> tuple[TensorSpec, ...]:
+        unit = TensorSpec(
+            shape=(rows, width), dtype="float32", distribution="uniform", low=0.0, high=1.0
+        )
+        return (real(rows, width), unit if labels else real(rows, width))
+
+    return Form(
+        name=name,
+        module=__name__,
+        make=make,
+        sizes=PAIRS,
+        ragged=(13, 77),
+        scalars=scalars,
+        variations=NO_TINY,
+    )
+
+
+def _same(rows: int, width: int) -> tuple[TensorSpec, ...]:
+    return (real(rows, width),)
+
+
+def _per_row(rows: int, width: int) -> tuple[TensorSpec, ...]:
+    return (real(rows),)
+
+
+def problems() -> tuple[Problem, ...]:
+    """Every softmax and loss, forward and backward."""
+    rows = [_rows("softmax"), _rows("log_softmax"), _rows("masked_softmax", mask=True)]
+    rows.append(_rows("capped_softmax", (30.0,)))
+    per_row = [_logits("cross_entropy"), _logits("smoothed_cross_entropy", (0.1,))]
+    per_row += [_logits("cross_entropy_z_loss", (1e-4,)), _pairs("kl_distillation", (2.0,))]
+    per_row += [_pairs("binary_cross_entropy", labels=True), _pairs("huber", (1.0,))]
+    per_row.append(_pairs("mean_squared_error"))
+    alike = [_pairs("preference", (0.1,)), _pairs("clipped_policy", (0.2,))]
+    Outputs = Callable[..., tuple[TensorSpec, ...]]
+    pairs: list[tuple[Form, Outputs]] = [(form, _same) for form in (*rows, *alike)]
+    pairs += [(form, _per_row) for form in per_row]
+    return tuple(
+        problem(one) for form, outputs in pairs for one in (form, backward(form, outputs=outputs))
+    )

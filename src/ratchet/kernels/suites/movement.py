@@ -1,0 +1,245 @@
+"""Quantisation, scans, reductions and movements of data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ratchet.kernels.problem import Problem, TensorSpec
+from ratchet.kernels.suites.forms import Form, Make, backward, problem, real, sizes, whole
+from ratchet.kernels.suites.gradients import gradient_of
+from ratchet.kernels.suites.scalars import Scalars
+from ratchet.kernels.tolerance import OutputCheck, Tolerance
+
+COPY = Tolerance(exact=True)
+ROWS = sizes((32, 256), (2048, 1024), (16384, 8192))
+SEQUENCES = sizes((2, 32, 64), (4, 512, 256), (8, 4096, 4096))
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+VALUES = (("shifted", "contiguous"), ("heavy_tailed", "strided"), ("outliers", "transposed"))
+
+
+def quantise_rows(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """Symmetric int8 with a scale for each row: (codes int64, scales)."""
+    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
+    return (x / scale).round().clamp(-127, 127).long(), scale.squeeze(-1)
+
+
+def check_codes(
+    inputs: Sequence[Tensor],
+    got: Sequence[Tensor],
+    own: Sequence[Tensor],
+    oracle: Sequence[Tensor],
+    scalars: Scalars,
+) -> list[OutputCheck]:
+    """A code may be the neighbour where a value lies half-way between two, give or take an ulp."""
+    codes, scales = got
+    if codes.shape != own[0].shape or codes.dtype != own[0].dtype:
+        return [
+            _check(False, "codes of another form"),
+            Tolerance().check(scales, own[1], oracle[1]),
+        ]
+    width = inputs[0].shape[-1] // own[1].shape[-1] if own[1].dim() == inputs[0].dim() else 0
+    exact_scale = oracle[1].double()
+    spread = exact_scale.repeat_interleave(width, -1) if width else exact_scale.unsqueeze(-1)
+    places = inputs[0].double() / spread
+    off = (codes.double() - places.clamp(-127, 127)).abs()
+    right = bool((off <= 0.5 + 1e-4).all())
+    words = f"at most {float(off.max()) if off.numel() else 0.0:.4f} of a step from the value"
+    return [_check(right, words), Tolerance().check(scales, own[1], oracle[1])]
+
+
+def _check(passed: bool, detail: str) -> OutputCheck:
+    ratio = 0.0 if passed else float("inf")
+    return OutputCheck(passed=passed, element_ratio=ratio, norm_ratio=ratio, detail=detail)
+
+
+def dequantise_rows(codes: Tensor, scales: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    return (codes.to(scales.dtype) * scales.unsqueeze(-1),)
+
+
+def quantise_groups(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """The same with a scale for each scalars[0] values of a row: (codes, scales [rows, groups])."""
+    size = int(scalars[0])
+    groups = x.reshape(*x.shape[:-1], -1, size)
+    scale = groups.abs().amax(-1).clamp(min=1e-12) / 127
+    codes = (groups / scale.unsqueeze(-1)).round().clamp(-127, 127).long()
+    return codes.flatten(-2), scale
+
+
+def quantise_fp8(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """To e4m3 at a scale that is given, and back: what a matrix product would see.
+
+    float64 inputs take the same path, since the rounding is the task.
+    """
+    scaled = (x.float() / scalars[0]).clamp(-FP8_MAX, FP8_MAX)
+    return (scaled.to(FP8).to(x.dtype) * scalars[0],)
+
+
+def transpose(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    return (x.transpose(-1, -2).contiguous(),)
+
+
+def transpose_heads(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """[B, T, D] to [B, 4, T, D / 4], in memory too."""
+    return (x.reshape(*x.shape[:-1], 4, -1).transpose(1, 2).contiguous(),)
+
+
+def cast_transpose(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """fp32 to bf16, as it lies and transposed, from one read."""
+    low = x.to(torch.bfloat16)
+    return low, low.transpose(-1, -2).contiguous()
+
+
+def cumulative_sum(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    return (x.cumsum(-1),)
+
+
+def cumulative_log_sum(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    return (torch.logcumsumexp(x, dim=-1),)
+
+
+def linear_scan(decay: Tensor, x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """h[t] = decay[t] h[t - 1] + x[t] over T of [B, T, C] (linear recurrences, Mamba's core)."""
+    state = torch.zeros_like(x[:, 0])
+    states = []
+    for step in range(x.shape[1]):
+        state = decay[:, step] * state + x[:, step]
+        states.append(state)
+    return (torch.stack(states, dim=1),)
+
+
+def discounted_returns(rewards: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """R[t] = r[t] + gamma R[t + 1] over the last dimension."""
+    steps = torch.arange(rewards.shape[-1], device=rewards.device)
+    gap = steps.unsqueeze(0) - steps.unsqueeze(1)
+    weights = torch.where(gap >= 0, scalars[0] ** gap.clamp(min=0).to(rewards.dtype), 0.0)
+    return (rewards @ weights.to(rewards.dtype).transpose(0, 1),)
+
+
+def segment_sum(x: Tensor, owner: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """Rows added up by owner, into scalars[0] rows."""
+    return (x.new_zeros(int(scalars[0]), x.shape[-1]).index_add_(0, owner, x),)
+
+
+def row_sum(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    return (x.sum(-1),)
+
+
+def column_sum(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """A bias gradient."""
+    return (x.sum(0),)
+
+
+def mean_and_variance(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    variance, mean = torch.var_mean(x, dim=-1, correction=0)
+    return mean, variance
+
+
+def log_sum_exp(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    return (torch.logsumexp(x, dim=-1),)
+
+
+def arg_max(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    return (x.argmax(-1),)
+
+
+def check_arg_max(
+    inputs: Sequence[Tensor],
+    got: Sequence[Tensor],
+    own: Sequence[Tensor],
+    oracle: Sequence[Tensor],
+    scalars: Scalars,
+) -> list[OutputCheck]:
+    """Any place of the largest value is right."""
+    places, x = got[0], inputs[0]
+    form = places.shape == own[0].shape and places.dtype == own[0].dtype
+    inside = form and bool(((places >= 0) & (places < x.shape[-1])).all())
+    if not inside:
+        return [_check(False, "places of another form, or outside of the row")]
+    right = torch.equal(x.gather(-1, places.unsqueeze(-1)).squeeze(-1), x.amax(-1))
+    return [_check(right, "a largest value of each row" if right else "not the largest value")]
+
+
+cumulative_log_sum_backward = gradient_of(cumulative_log_sum, inputs=(0,))
+linear_scan_backward = gradient_of(linear_scan, inputs=(0, 1))
+mean_and_variance_backward = gradient_of(mean_and_variance, inputs=(0,), outputs=2)
+log_sum_exp_backward = gradient_of(log_sum_exp, inputs=(0,))
+
+
+def cumulative_sum_backward(grad: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    return (grad.flip(-1).cumsum(-1).flip(-1),)
+
+
+def _matrix(rows: int, width: int) -> tuple[TensorSpec, ...]:
+    return (real(rows, width),)
+
+
+def _per_row(rows: int, width: int) -> tuple[TensorSpec, ...]:
+    return (real(rows),)
+
+
+def _two_per_row(rows: int, width: int) -> tuple[TensorSpec, ...]:
+    return (real(rows), real(rows))
+
+
+def _coded(rows: int, width: int) -> tuple[TensorSpec, ...]:
+    return (whole(rows, width, low=-127, below=128), real(rows))
+
+
+def _owned(rows: int, width: int) -> tuple[TensorSpec, ...]:
+    return (real(rows, width), whole(rows, below=32))
+
+
+def _tokens(batch: int, length: int, width: int) -> tuple[TensorSpec, ...]:
+    return (real(batch, length, width),)
+
+
+def _scanned(batch: int, length: int, width: int) -> tuple[TensorSpec, ...]:
+    decay = TensorSpec(
+        shape=(batch, length, width), dtype="float32", distribution="uniform", low=0.5, high=1.0
+    )
+    return (decay, real(batch, length, width))
+
+
+def _form(name: str, make: Make = _matrix, scalars: tuple[float, ...] = (), **more: object) -> Form:
+    fields: dict[str, object] = {"sizes": ROWS, "ragged": (13, 76), "variations": VALUES} | more
+    return Form(name=name, module=__name__, make=make, scalars=scalars, **fields)  # type: ignore[arg-type]
+
+
+def problems() -> tuple[Problem, ...]:
+    """Every movement; gradients where they are another computation."""
+    codes = f"{__name__}:check_codes"
+    short = sizes((2, 16, 32), (4, 64, 256), (8, 2048, 4096))
+    scan = _form(
+        "linear_scan", _scanned, sizes=short, ragged=(2, 7, 5), varied=(1,), variations=VALUES[:2]
+    )
+    pairs: list[tuple[Form, Make]] = [
+        (_form("cumulative_log_sum"), _matrix),
+        (scan, _tokens),
+        (_form("mean_and_variance"), _two_per_row),
+        (_form("log_sum_exp"), _per_row),
+    ]
+    forms = [one for form, outputs in pairs for one in (form, backward(form, outputs=outputs))]
+    total = _form("cumulative_sum")
+    forms += [
+        total,
+        backward(total, outputs=_matrix, kept=()),
+        _form("quantise_rows", check=codes),
+        _form("quantise_groups", scalars=(4.0,), check=codes),
+        _form("dequantise_rows", _coded, varied=(1,), variations=(("tiny", "contiguous"),)),
+        _form("quantise_fp8", scalars=(0.02,), tolerance=COPY),
+        _form("transpose", tolerance=COPY),
+        _form("cast_transpose", tolerance=COPY),
+        _form("transpose_heads", _tokens, sizes=SEQUENCES, ragged=(2, 7, 20), tolerance=COPY),
+        _form(
+            "discounted_returns", scalars=(0.95,), sizes=sizes((32, 64), (512, 256), (8192, 1024))
+        ),
+        _form("segment_sum", _owned, scalars=(32.0,)),
+        _form("row_sum"),
+        _form("column_sum"),
+        _form("arg_max", check=f"{__name__}:check_arg_max"),
+    ]
+    return tuple(problem(form) for form in forms)

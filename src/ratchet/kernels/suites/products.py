@@ -1,0 +1,130 @@
+"""Matrix products with what stands before and behind them, and the two products of a backward."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ratchet.kernels.problem import Problem, TensorSpec
+from ratchet.kernels.suites.forms import Form, Make, backward, problem, real, sizes
+from ratchet.kernels.suites.gradients import gradient_of
+from ratchet.kernels.suites.scalars import Scalars
+
+PRODUCTS = sizes((32, 64, 48), (512, 512, 1024), (8192, 4096, 14336))
+VALUES = (("shifted", "contiguous"), ("heavy_tailed", "contiguous"), ("large", "transposed"))
+EXPERTS = 4
+
+
+def linear_gelu(x: Tensor, w: Tensor, b: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """x: [N, K], w: [M, K], b: [M]."""
+    return (F.gelu(F.linear(x, w, b)),)
+
+
+def linear_residual(
+    x: Tensor, w: Tensor, b: Tensor, residual: Tensor, scalars: Scalars
+) -> tuple[Tensor, ...]:
+    return (F.linear(x, w, b) + residual,)
+
+
+def linear_swiglu(x: Tensor, gate: Tensor, up: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    return (F.silu(F.linear(x, gate)) * F.linear(x, up),)
+
+
+def norm_linear(x: Tensor, weight: Tensor, w: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """RMSNorm, then a product, as at the head of every block."""
+    return (F.linear(F.rms_norm(x, weight.shape, weight, scalars[0]), w),)
+
+
+def linear_low_rank(
+    x: Tensor, w: Tensor, down: Tensor, up: Tensor, scalars: Scalars
+) -> tuple[Tensor, ...]:
+    """A frozen weight and an adapter, LoRA (arXiv:2106.09685), scale scalars[0]."""
+    return (F.linear(x, w) + scalars[0] * F.linear(F.linear(x, down), up),)
+
+
+def grouped_linear(x: Tensor, w: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """x: [E, N, K], w: [E, M, K]: each expert's tokens by its own weight."""
+    return (torch.bmm(x, w.transpose(1, 2)),)
+
+
+def input_gradient(grad: Tensor, w: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    return (grad @ w,)
+
+
+def weight_gradient(grad: Tensor, x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """And the bias's, from the same read of grad."""
+    return grad.transpose(0, 1) @ x, grad.sum(0)
+
+
+linear_gelu_backward = gradient_of(linear_gelu, inputs=(0, 1, 2))
+linear_swiglu_backward = gradient_of(linear_swiglu, inputs=(0, 1, 2))
+norm_linear_backward = gradient_of(norm_linear, inputs=(0, 1, 2))
+linear_low_rank_backward = gradient_of(linear_low_rank, inputs=(0, 2, 3))
+
+
+def _linear(n: int, k: int, m: int) -> tuple[TensorSpec, ...]:
+    return (real(n, k), real(m, k), real(m))
+
+
+def _residual(n: int, k: int, m: int) -> tuple[TensorSpec, ...]:
+    return (*_linear(n, k, m), real(n, m))
+
+
+def _gated(n: int, k: int, m: int) -> tuple[TensorSpec, ...]:
+    return (real(n, k), real(m, k), real(m, k))
+
+
+def _normed(n: int, k: int, m: int) -> tuple[TensorSpec, ...]:
+    return (real(n, k), real(k), real(m, k))
+
+
+def _adapted(n: int, k: int, m: int) -> tuple[TensorSpec, ...]:
+    return (real(n, k), real(m, k), real(8, k), real(m, 8))
+
+
+def _grouped(n: int, k: int, m: int) -> tuple[TensorSpec, ...]:
+    return (real(EXPERTS, n // 2, k), real(EXPERTS, m, k))
+
+
+def _to_input(n: int, k: int, m: int) -> tuple[TensorSpec, ...]:
+    return (real(n, m), real(m, k))
+
+
+def _to_weight(n: int, k: int, m: int) -> tuple[TensorSpec, ...]:
+    return (real(n, m), real(n, k))
+
+
+def _answer(n: int, k: int, m: int) -> tuple[TensorSpec, ...]:
+    return (real(n, m),)
+
+
+def _form(name: str, make: Make, scalars: tuple[float, ...] = ()) -> Form:
+    return Form(
+        name=name,
+        module=__name__,
+        make=make,
+        sizes=PRODUCTS,
+        ragged=(14, 29, 19),
+        scalars=scalars,
+        task="any",
+        variations=VALUES,
+    )
+
+
+def problems() -> tuple[Problem, ...]:
+    """Every product; `any`: a library's GEMM is a fair part of the answer."""
+    with_gradient = [
+        _form("linear_gelu", _linear),
+        _form("linear_swiglu", _gated),
+        _form("norm_linear", _normed, (1e-5,)),
+        _form("linear_low_rank", _adapted, (2.0,)),
+    ]
+    forms = [one for form in with_gradient for one in (form, backward(form, outputs=_answer))]
+    forms += [
+        _form("linear_residual", _residual),
+        _form("grouped_linear", _grouped),
+        _form("input_gradient", _to_input),
+        _form("weight_gradient", _to_weight),
+    ]
+    return tuple(problem(form) for form in forms)

@@ -1,0 +1,193 @@
+"""Embeddings, routing and permutation of tokens among experts, with their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ratchet.kernels.problem import Problem, TensorSpec, Tier
+from ratchet.kernels.suites.forms import Form, Make, backward, problem, real, sizes, whole
+from ratchet.kernels.suites.gradients import gradient_of
+from ratchet.kernels.suites.scalars import Scalars
+from ratchet.kernels.tolerance import OutputCheck, Tolerance
+
+COPY = Tolerance(exact=True)
+LOOKUP = sizes((64, 128, 32), (2048, 8192, 512), (16384, 128256, 4096))
+TOKENS = sizes((64, 8, 32), (2048, 16, 512), (16384, 64, 4096))
+CHOSEN = 2
+
+
+def embedding(indices: Tensor, table: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    return (F.embedding(indices, table),)
+
+
+def embedding_gradient(grad: Tensor, indices: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """grad [N, D] added up by word into a table of scalars[0] rows."""
+    table = grad.new_zeros(int(scalars[0]), grad.shape[-1])
+    return (table.index_add_(0, indices, grad),)
+
+
+def embedding_with_positions(
+    indices: Tensor, table: Tensor, positions: Tensor, scalars: Scalars
+) -> tuple[Tensor, ...]:
+    return (F.embedding(indices, table) + positions[: indices.shape[0]],)
+
+
+def embedding_bag(indices: Tensor, table: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """The mean of the rows that a bag names; indices: [bags, length]."""
+    return (F.embedding(indices, table).mean(1),)
+
+
+def route_top_k(logits: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """The two best experts of each token, their weights softmaxed over the two: (weights, ids)."""
+    values, experts = logits.topk(CHOSEN, dim=-1)
+    return F.softmax(values, dim=-1), experts
+
+
+def check_route(
+    inputs: Sequence[Tensor],
+    got: Sequence[Tensor],
+    own: Sequence[Tensor],
+    oracle: Sequence[Tensor],
+    scalars: Scalars,
+) -> list[OutputCheck]:
+    """Equal logits may be chosen in any order; what was chosen must be the best there is."""
+    weights, experts = got
+    logits = inputs[0]
+    proper = experts.shape == own[1].shape and experts.dtype == own[1].dtype
+    if not proper or bool((experts < 0).any() or (experts >= logits.shape[-1]).any()):
+        wrong = _check(False, "ids of another form, or of no expert")
+        return [wrong, wrong]
+    distinct = bool((experts.sort(-1).values.diff(dim=-1) != 0).all())
+    best = logits.topk(CHOSEN, dim=-1).values
+    chosen = logits.gather(-1, experts)
+    right = distinct and torch.equal(chosen, best)
+    return [
+        Tolerance().check(weights, own[0], oracle[0]),
+        _check(right, "the best experts, each once" if right else "not the best experts"),
+    ]
+
+
+def _check(passed: bool, detail: str) -> OutputCheck:
+    ratio = 0.0 if passed else float("inf")
+    return OutputCheck(passed=passed, element_ratio=ratio, norm_ratio=ratio, detail=detail)
+
+
+def expert_counts(experts: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """How many tokens each of scalars[0] experts was given."""
+    return (torch.bincount(experts, minlength=int(scalars[0])),)
+
+
+def permute_tokens(x: Tensor, experts: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """Tokens in the order of their experts, ties in the tokens' order: (tokens, places)."""
+    order = torch.sort(experts, stable=True).indices
+    return x[order], order
+
+
+def combine_experts(
+    y: Tensor, places: Tensor, weights: Tensor, scalars: Scalars
+) -> tuple[Tensor, ...]:
+    """Each token is the weighted sum of its two experts' rows of y, [2 N, D] at `places` [N, 2]."""
+    return ((y[places] * weights.unsqueeze(-1)).sum(1),)
+
+
+def balance_loss(logits: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """Load balancing of Switch Transformers (arXiv:2101.03961), a term for each expert."""
+    shares = F.softmax(logits, dim=-1)
+    first = F.one_hot(shares.argmax(-1), logits.shape[-1]).to(logits.dtype)
+    return (first.mean(0) * shares.mean(0) * logits.shape[-1],)
+
+
+combine_experts_backward = gradient_of(combine_experts, inputs=(0, 2))
+balance_loss_backward = gradient_of(balance_loss, inputs=(0,))
+
+DISTRIBUTIONS = (("shifted", "contiguous"), ("heavy_tailed", "strided"), ("large", "transposed"))
+
+
+def _form(
+    name: str,
+    make: Make,
+    tier_sizes: Mapping[Tier, tuple[int, ...]],
+    ragged: tuple[int, ...],
+    **more: Any,
+) -> Form:
+    return Form(
+        name=name,
+        module=__name__,
+        make=make,
+        sizes=tier_sizes,
+        ragged=ragged,
+        **{"variations": DISTRIBUTIONS, **more},
+    )
+
+
+def _looked_up(tokens: int, words: int, width: int) -> tuple[TensorSpec, ...]:
+    return (whole(tokens, below=words), real(words, width))
+
+
+def _gradient(tokens: int, words: int, width: int) -> tuple[TensorSpec, ...]:
+    return (real(tokens, width), whole(tokens, below=64))
+
+
+def _with_positions(tokens: int, words: int, width: int) -> tuple[TensorSpec, ...]:
+    return (*_looked_up(tokens, words, width), real(tokens + 3, width))
+
+
+def _bags(tokens: int, words: int, width: int) -> tuple[TensorSpec, ...]:
+    return (whole(tokens, 8, below=words), real(words, width))
+
+
+def _rows(tokens: int, words: int, width: int) -> tuple[TensorSpec, ...]:
+    return (real(tokens, width),)
+
+
+def _logits(tokens: int, experts: int, width: int) -> tuple[TensorSpec, ...]:
+    return (real(tokens, experts),)
+
+
+def _permuted(tokens: int, experts: int, width: int) -> tuple[TensorSpec, ...]:
+    return (real(tokens, width), whole(tokens, below=experts))
+
+
+def _combined(tokens: int, experts: int, width: int) -> tuple[TensorSpec, ...]:
+    places = whole(tokens, CHOSEN, below=CHOSEN * tokens)
+    return (real(CHOSEN * tokens, width), places, real(tokens, CHOSEN))
+
+
+def _per_expert(tokens: int, experts: int, width: int) -> tuple[TensorSpec, ...]:
+    return (real(experts),)
+
+
+def problems() -> tuple[Problem, ...]:
+    """Tables, routing and permutation; gradients where they are more than a copy."""
+    ragged, few = (13, 29, 7), (37, 5, 7)
+    positions = _form("embedding_with_positions", _with_positions, LOOKUP, ragged, varied=(1, 2))
+    bags = _form("embedding_bag", _bags, LOOKUP, ragged, varied=(1,))
+    combine = _form("combine_experts", _combined, TOKENS, few, varied=(0, 2))
+    balance = _form("balance_loss", _logits, TOKENS, few)
+    counted = Form(
+        name="expert_counts",
+        module=__name__,
+        make=lambda tokens, experts, width: (whole(tokens, below=experts),),
+        sizes=sizes((512, 8, 1), (1 << 18, 16, 1), (1 << 22, 64, 1)),
+        ragged=(101, 5, 1),
+        scalars=(64.0,),
+        tolerance=COPY,
+        variations=(),
+    )
+    forms = [
+        _form("embedding", _looked_up, LOOKUP, ragged, tolerance=COPY, varied=(1,)),
+        _form("embedding_gradient", _gradient, LOOKUP, ragged, scalars=(64.0,)),
+        positions,
+        bags,
+        _form("route_top_k", _logits, TOKENS, few, check=f"{__name__}:check_route"),
+        counted,
+        _form("permute_tokens", _permuted, TOKENS, few, tolerance=COPY),
+        *(combine, backward(combine, outputs=_rows)),
+        *(balance, backward(balance, outputs=_per_expert)),
+    ]
+    return tuple(problem(form) for form in forms)

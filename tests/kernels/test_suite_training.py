@@ -1,0 +1,134 @@
+"""The training suite: every problem can be built, judged and told from trivial answers."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from ratchet.errors import KernelError
+from ratchet.judge.workers.gate import gate
+from ratchet.kernels.library import LIBRARY
+from ratchet.kernels.problem import Problem
+from ratchet.kernels.suites import find_problem, load_suite
+from ratchet.kernels.suites.gradients import gradient_of
+
+SUITE = {problem.name: problem for problem in load_suite("training")}
+SHIPPED = {kernel.entry for one in LIBRARY.values() for kernel in one.kernels("portable")}
+OWN_CHECKS = [name for name, problem in SUITE.items() if problem.check]
+
+
+def widened(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [one.double() if one.dtype.is_floating_point else one for one in tensors]
+
+
+def answers(problem: Problem, inputs: Sequence[Tensor], scalars: Sequence[float]) -> list[Tensor]:
+    with torch.no_grad():
+        return list(problem.load_reference()(*[one.clone() for one in inputs], scalars))
+
+
+def test_there_are_enough_and_each_has_its_own_name() -> None:
+    assert len(SUITE) == len(load_suite("training")) >= 80
+    assert sum(name.endswith("_backward") for name in SUITE) >= 40
+
+
+@pytest.mark.parametrize("name", SUITE)
+def test_a_problem_is_whole_at_every_tier(name: str) -> None:
+    problem = SUITE[name]
+    assert Problem.from_json(problem.as_json()) == problem
+    for tier in ("ci", "cpu", "gpu"):
+        cases = problem.at(tier).cases  # type: ignore[arg-type]
+        assert any(case.timed for case in cases)
+        assert sum(case.hidden for case in cases) >= 1
+        assert not any(case.timed and case.hidden for case in cases)
+    assert len({case.name for case in problem.cases}) == len(problem.cases)
+
+
+@pytest.mark.parametrize("name", SUITE)
+def test_the_reference_is_right_by_its_own_check_and_trivial_answers_are_not(name: str) -> None:
+    problem = SUITE[name].at("ci")
+    for case in problem.cases:
+        inputs = problem.build_inputs(case, 3)
+        own = answers(problem, inputs, case.scalars)
+        oracle = answers(problem, widened(inputs), case.scalars)
+        for check in problem.check_outputs(case, inputs, own, own, oracle):
+            assert check.passed, (case.name, check.detail)
+        specials = [one for one in own if one.dtype.is_floating_point and not one.isfinite().all()]
+        assert specials == [], case.name
+    with torch.no_grad():
+        assert gate(problem, problem.load_reference(), random.Random(5)) == []
+
+
+@pytest.mark.parametrize("name", [name for name in SUITE if name not in SHIPPED])
+def test_every_input_matters(name: str) -> None:
+    """Another value of any one input gives another answer."""
+    problem = SUITE[name].at("ci")
+    case = next(case for case in problem.cases if case.timed)
+    inputs, others = problem.build_inputs(case, 1), problem.build_inputs(case, 2)
+    own = answers(problem, inputs, case.scalars)
+    for place in range(len(inputs)):
+        changed = [*inputs[:place], others[place], *inputs[place + 1 :]]
+        found = answers(problem, changed, case.scalars)
+        assert any(not torch.equal(a, b) for a, b in zip(own, found, strict=True)), place
+
+
+@pytest.mark.parametrize("name", OWN_CHECKS)
+def test_an_own_check_tells_right_from_wrong(name: str) -> None:
+    problem = SUITE[name].at("ci")
+    case = next(case for case in problem.cases if case.timed)
+    inputs = problem.build_inputs(case, 1)
+    own = answers(problem, inputs, case.scalars)
+    oracle = answers(problem, widened(inputs), case.scalars)
+    for place, output in enumerate(own):
+        wrong = [one.clone() for one in own]
+        wrong[place] = output.roll(1, 0)
+        checks = problem.check_outputs(case, inputs, wrong, own, oracle)
+        assert not all(check.passed for check in checks), place
+        wrong[place] = output.reshape(-1)[:1]
+        checks = problem.check_outputs(case, inputs, wrong, own, oracle)
+        assert not all(check.passed for check in checks), place
+
+
+def test_equal_logits_may_be_routed_either_way() -> None:
+    problem = find_problem("route_top_k").at("ci")
+    case = problem.cases[0]
+    logits = torch.tensor([[1.0, 3.0, 3.0, 3.0]])
+    own = answers(problem, [logits], ())
+    swapped = [own[0].clone(), torch.tensor([[3, 1]])]
+    checks = problem.check_outputs(case, [logits], swapped, own, widened(own))
+    assert all(check.passed for check in checks)
+    twice = [own[0].clone(), torch.tensor([[1, 1]])]
+    assert not problem.check_outputs(case, [logits], twice, own, widened(own))[1].passed
+
+
+def test_a_gradient_is_autograds_and_agrees_with_differences() -> None:
+    def product(x: Tensor, y: Tensor, scalars: Sequence[float]) -> tuple[Tensor, ...]:
+        return (x * y.sin() * scalars[0],)
+
+    x, y = torch.rand(3, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
+    grad = torch.rand(3, dtype=torch.float64)
+    with torch.no_grad():
+        dx, dy = gradient_of(product, inputs=(0, 1))(grad, x, y, (2.0,))
+    step = 1e-6
+    for place in range(3):
+        moved = y.clone()
+        moved[place] += step
+        slope = (product(x, moved, (2.0,))[0] - product(x, y, (2.0,))[0]) @ grad / step
+        assert float(dy[place]) == pytest.approx(float(slope), rel=1e-4)
+    assert torch.allclose(dx, grad * y.sin() * 2)
+
+
+def test_an_unknown_name_is_answered_with_near_ones() -> None:
+    with pytest.raises(KernelError, match="gelu_tanh"):
+        find_problem("gelu_tan")
+    with pytest.raises(KernelError, match="training"):
+        load_suite("inference")
+
+
+def test_own_problems_name_what_they_allow() -> None:
+    assert Counter(problem.task for problem in SUITE.values())["own"] >= 60
+    assert {one for problem in SUITE.values() for one in problem.libraries} == {"matmul"}
