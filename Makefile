@@ -2,14 +2,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# An installed torch (ROCm, CUDA or CPU) is used as it is; only without one is the pinned build installed.
+# An installed torch (ROCm, CUDA or CPU) is used as it is, with the triton that it brings; only without
+# one are the pinned builds installed.
 HAS_TORCH := $(shell $(PYTHON) -c "import torch" 2>/dev/null && echo yes)
 ifeq ($(HAS_TORCH),yes)
 VENV_FLAGS := --system-site-packages
 CONSTRAINTS :=
+DEV_EXTRAS := dev
 else
 VENV_FLAGS :=
 CONSTRAINTS := -c constraints.txt
+DEV_EXTRAS := dev,triton
 endif
 
 .PHONY: install install-dev demo test lint docs bench clean
@@ -26,7 +29,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) --editable ".[$(DEV_EXTRAS)]"
 	@touch $@ $(VENV)/.installed
 
 demo: install

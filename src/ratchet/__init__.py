@@ -1,7 +1,8 @@
 """Ratchet: PyTorch training that only gets faster.
 
 `Workload` is what your own `file.py:function` returns; `apply` and `compile` put a proven recipe
-into a training script; `optimize` finds one.
+into a training script; `optimize` finds one. `judge` says whether a `Kernel` is a right and faster
+answer to a `Problem`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ratchet.errors import RatchetError
+    from ratchet.judge.api import judge
+    from ratchet.judge.verdict import Verdict
+    from ratchet.kernels.kernel import Kernel
+    from ratchet.kernels.problem import Case, Problem, TensorSpec
+    from ratchet.kernels.tolerance import Tolerance
     from ratchet.optimize.apply import apply, compile
     from ratchet.optimize.loop import optimize
     from ratchet.optimize.settings import Settings
@@ -19,22 +25,36 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AdamWSpec",
+    "Case",
+    "Kernel",
+    "Problem",
     "RatchetError",
     "Settings",
+    "TensorSpec",
+    "Tolerance",
+    "Verdict",
     "Workload",
     "apply",
     "compile",
+    "judge",
     "optimize",
 ]
 
 # Imported when first asked for: the sandboxed worker imports ratchet without torch.
 _HOMES = {
     "AdamWSpec": "ratchet.workloads.workload",
+    "Case": "ratchet.kernels.problem",
+    "Kernel": "ratchet.kernels.kernel",
+    "Problem": "ratchet.kernels.problem",
     "RatchetError": "ratchet.errors",
     "Settings": "ratchet.optimize.settings",
+    "TensorSpec": "ratchet.kernels.problem",
+    "Tolerance": "ratchet.kernels.tolerance",
+    "Verdict": "ratchet.judge.verdict",
     "Workload": "ratchet.workloads.workload",
     "apply": "ratchet.optimize.apply",
     "compile": "ratchet.optimize.apply",
+    "judge": "ratchet.judge",  # the package itself can be called
     "optimize": "ratchet.optimize.loop",
 }
 
@@ -45,7 +65,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'ratchet' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(home), name)
+    module = importlib.import_module(home)
+    return module if home == f"{__name__}.{name}" else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -10,6 +10,7 @@ RatchetError                 one line: the value, the rule, the remedy; the CLI 
 │   └── ArmFailure           the process of an arm died, timed out or answered nonsense
 ├── LedgerError              a ledger that is locked, read-only, full or from a newer schema
 ├── GraphError               a pattern that cannot be installed in this graph
+├── TraceError               a profiler trace that cannot be read, or two that cannot be compared
 └── RecipeError              a recipe that is damaged, or from another device or version
 """
 
@@ -57,6 +58,10 @@ class LedgerError(RatchetError):
 
 class GraphError(RatchetError):
     """A pattern cannot be installed in this graph."""
+
+
+class TraceError(RatchetError):
+    """A profiler trace cannot be read, or does not hold what was asked of it."""
 
 
 class RecipeError(RatchetError):

@@ -32,7 +32,7 @@ def mistake(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_commands_are_these() -> None:
-    assert COMMANDS == ["bench", "device", "optimize"]
+    assert COMMANDS == ["bench", "device", "inspect", "judge", "optimize"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

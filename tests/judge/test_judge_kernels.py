@@ -16,7 +16,7 @@ import pytest
 from ratchet.errors import JudgeError
 from ratchet.judge import isolation, kernel_checks, kernel_timing, processes
 from ratchet.judge.candidate_process import ReferenceProcess
-from ratchet.judge.kernel_trial import KernelJudge, judge_kernel
+from ratchet.judge.kernel_trial import KernelJudge, judge_kernel, layout_seed
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Case, Problem, TensorSpec
@@ -296,11 +296,18 @@ def test_a_kernel_in_python_is_judged_in_the_same_sandbox(judge: KernelJudge) ->
     assert judge.judge(given.python(wrong), small()).status == "wrong"
 
 
+def test_the_places_of_tensors_come_from_another_seed_than_their_values() -> None:
+    found = {layout_seed(secret) for secret in range(1000)}
+    assert len(found) == 1000
+    assert not found & set(range(1000))
+    assert all(0 <= seed < 1 << 48 for seed in found)
+
+
 def test_a_language_that_cannot_run_here_is_unmeasured(judge: KernelJudge) -> None:
-    kernel = Kernel(name="t", language="triton", source="", entry="silu")
+    kernel = Kernel(name="t", language="hip", source="", entry="silu")
     verdict = judge.judge(kernel, small())
     assert verdict.status == "unmeasured"
-    assert "triton" in verdict.reason
+    assert "hip" in verdict.reason
 
 
 def test_a_fault_of_the_judge_is_unmeasured_and_the_next_verdict_is_well(

@@ -2,121 +2,17 @@
 
 from __future__ import annotations
 
-import html
-import json
-import re
-import shutil
-import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+from html_pages import CHROMIUM, hostile, in_chromium, tags
 from made_up_result import make_result
 
 from ratchet.optimize.result import OptimizeResult
 from ratchet.report import breakdown, figures, shape
 from ratchet.report.page import changed_settings, render_page
 from ratchet.report.shape import as_result
-
-CHROMIUM = next(
-    (
-        found
-        for name in ("chromium", "chromium-browser", "google-chrome", "chrome")
-        if (found := shutil.which(name))
-    ),
-    None,
-)
-_FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--enable-logging=stderr",
-    "--dump-dom",
-)
-_HARNESS = """<!doctype html><title>harness</title><body style="margin:0">
-<iframe id="page" style="border:0;width:{width}px;height:900px" srcdoc="{page}"></iframe>
-<pre id="found">waiting</pre>
-<script>
-addEventListener("load", () => {{
-  const inner = document.getElementById("page").contentWindow;
-  const root = inner.document.documentElement;
-  document.getElementById("found").textContent = JSON.stringify({{
-    title: inner.document.title,
-    scroll: root.scrollWidth,
-    client: root.clientWidth,
-    loads: inner.performance.getEntriesByType("resource").map((entry) => entry.name),
-    sections: inner.document.querySelectorAll("section").length,
-    scripts: inner.document.querySelectorAll("script, img, iframe").length,
-    dots: inner.document.querySelector(".dots path").getBoundingClientRect().width,
-  }});
-}});
-</script>"""
-_HOSTILE = (
-    "<script>document.title='owned'</script>\"><img src=x onerror=\"document.title='owned'\">"
-)
-
-
-class _Tags(HTMLParser):
-    """Collects every tag with its attributes, and checks that they are closed in order."""
-
-    _VOID = frozenset({"meta", "link", "path", "br", "img"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-        if tag not in self._VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
-def _tags(page: str) -> list[tuple[str, dict[str, str | None]]]:
-    parser = _Tags()
-    parser.feed(page)
-    assert parser.open == []
-    return parser.found
-
-
-def _hostile(value: Any) -> Any:
-    """The same document with something hostile in each of its texts."""
-    if isinstance(value, str):
-        return value + _HOSTILE
-    if isinstance(value, list):
-        return [_hostile(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _hostile(item) for key, item in value.items()}
-    return value
-
-
-def _in_chromium(page: str, folder: Path, width: int) -> tuple[dict[str, Any], str]:
-    """What the browser found in the page, and what it wrote on its console."""
-    harness = folder / "harness.html"
-    harness.write_text(_HARNESS.format(width=width, page=html.escape(page)))
-    assert CHROMIUM is not None
-    done = subprocess.run(
-        [CHROMIUM, *_FLAGS, f"--user-data-dir={folder / 'profile'}", harness.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert found is not None, done.stderr
-    console = "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
-    return json.loads(html.unescape(found.group(1))), console
 
 
 def test_the_shape_is_that_of_the_result() -> None:
@@ -154,7 +50,7 @@ def test_the_page_is_small_and_loads_nothing(result: dict[str, Any]) -> None:
     page = render_page(result)
     assert len(page) < 200_000
     assert "default-src 'none'" in page
-    for tag, attributes in _tags(page):
+    for tag, attributes in tags(page):
         assert tag not in {"script", "img", "iframe", "object", "embed", "video", "audio"}
         assert "src" not in attributes
         assert attributes.get("href", "data:,") == "data:,"
@@ -172,10 +68,10 @@ def test_numbers_are_right_aligned_with_their_unit_in_the_head(result: dict[str,
 
 
 def test_every_text_is_escaped(result: dict[str, Any]) -> None:
-    calm, hostile = render_page(result), render_page(_hostile(result))
-    assert "<script" not in hostile
-    assert "<img" not in hostile
-    counted = [[tag for tag, _ in _tags(page)] for page in (calm, hostile)]
+    calm, attacked = render_page(result), render_page(hostile(result))
+    assert "<script" not in attacked
+    assert "<img" not in attacked
+    counted = [[tag for tag, _ in tags(page)] for page in (calm, attacked)]
     assert set(counted[1]) <= set(counted[0])
 
 
@@ -195,7 +91,7 @@ def test_a_result_with_little_in_it_is_still_a_page() -> None:
         "warnings": ["the budget ended early"],
     }
     page = render_page(make_result(**empty))
-    _tags(page)
+    tags(page)
     assert "No change was tried." in page
     assert "The gradients were not checked." in page
     assert "the budget ended early" in page
@@ -251,7 +147,7 @@ def test_the_settings_that_changed_are_listed(result: dict[str, Any]) -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here")
 @pytest.mark.parametrize("width", [420, 1200])
 def test_a_browser_shows_the_page_whole(result: dict[str, Any], tmp_path: Path, width: int) -> None:
-    found, console = _in_chromium(render_page(result), tmp_path, width)
+    found, console = in_chromium(render_page(result), tmp_path, width)
     assert console == ""
     assert found["title"] == "llama-60m: Ratchet"
     assert found["loads"] == []
@@ -262,7 +158,7 @@ def test_a_browser_shows_the_page_whole(result: dict[str, Any], tmp_path: Path, 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here")
 def test_a_browser_runs_nothing_that_a_name_holds(result: dict[str, Any], tmp_path: Path) -> None:
-    found, _ = _in_chromium(render_page(_hostile(result)), tmp_path, 420)
+    found, _ = in_chromium(render_page(hostile(result)), tmp_path, 420)
     assert found["title"] != "owned"
     assert found["scripts"] == 0
     assert found["loads"] == []

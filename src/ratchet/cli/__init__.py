@@ -60,7 +60,9 @@ def run() -> None:
 
 
 def _interrupted() -> int:
-    message = "ratchet: interrupted; what was proven is in the ledger, --resume goes on from it"
+    message = (
+        "ratchet: interrupted; what was found is in the ledger (optimize goes on with --resume)"
+    )
     return _say(message, INTERRUPTED)
 
 

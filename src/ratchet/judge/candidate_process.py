@@ -10,13 +10,16 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from ratchet.errors import JudgeError
+from ratchet.judge import processes
 from ratchet.judge.arms import import_path
 from ratchet.judge.channel import close_descriptors
 from ratchet.judge.child import Child, ChildFailure
+from ratchet.judge.headroom import Headroom
 from ratchet.judge.isolation import Sandbox, make_sandbox, thread_environment
+from ratchet.judge.late_writes import OutputSpots
 from ratchet.judge.verdict import Status
 from ratchet.kernels.kernel import Kernel
 
@@ -25,6 +28,9 @@ TORCH_WORKER = "ratchet.judge.workers.candidate_torch"
 REFERENCE_WORKER = "ratchet.judge.workers.reference"
 MAX_LIBRARY_BYTES = 64 << 20
 MAX_ANSWER_BYTES = 1 << 20
+MOST_SECONDS = 1e9
+STATUS_OF_FAILURE: dict[str, Status] = {"timed_out": "timed_out", "woke": "cheating"}
+"""Every other failure of a candidate's process is a crash."""
 
 
 class Decided(Exception):
@@ -33,7 +39,7 @@ class Decided(Exception):
     def __init__(self, status: Status, reason: str) -> None:
         super().__init__(reason)
         self.status: Status = status
-        self.reason = " ".join(reason.split())
+        self.reason = _printable(reason)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,11 +74,15 @@ class CandidateProcess:
             time_limit_s=clock.left_s,
             with_torch=with_torch,
         )
+        self._spots = OutputSpots({"calls": []}, ())
+        if self.sandbox.shares_user:
+            processes.hide_memory()  # it holds the batches that this candidate must not see yet
         try:
             self._child = Child(
                 self.sandbox.command,
                 environment=self.sandbox.environment,
                 max_bytes=MAX_ANSWER_BYTES,
+                shortage=Headroom(self.sandbox.shared_folders).shortage,
             )
         except OSError:
             self.sandbox.clean()
@@ -81,7 +91,8 @@ class CandidateProcess:
     def start_compiling(self, kernel: Kernel) -> None:
         """Send the source to be compiled; the answer is fetched by `library`."""
         with _decides():
-            self._child.send({"do": "compile", "kernel": kernel.as_json()})
+            message = {"do": "compile", "kernel": kernel.as_json()}
+            self._child.send(message, timeout_s=self._clock.left_s)
 
     def library(self) -> int:
         """The compiled library, copied into sealed memory that the candidate cannot change."""
@@ -111,33 +122,35 @@ class CandidateProcess:
                 {"do": "prepare", "layout": layout}, memories[2:], timeout_s=self._clock.left_s
             )
         _raise_refusal(reply, "could not reserve its memory", status="crashed")
+        self._spots = OutputSpots(dict(layout), memories)
 
     def go(
         self, memories: Sequence[int], calls: int, *, limit_s: float
     ) -> tuple[float, float, list[int]]:
         """Reveal a batch and wait for its calls: wall time by our clock, CPU time claimed, codes.
 
-        The whole family stands still when this returns.
+        The whole family stands still when this returns. Decided where it wrote an output after it
+        had answered.
         """
         timeout_s = min(limit_s, self._clock.left_s)
         with _decides():
             began = time.perf_counter()
-            self._child.send({"do": "go"}, memories[:2])
+            self._child.send({"do": "go"}, memories[:2], timeout_s=timeout_s)
             reply, extra = self._child.receive("go", timeout_s=timeout_s)
             wall_time_s = time.perf_counter() - began
+            answered = self._spots.read()
             self._child.pause()
         close_descriptors(extra)
+        if answered != self._spots.read():
+            raise Decided(
+                "cheating",
+                "it wrote its outputs after it had answered: the clock had stopped by then",
+            )
         _raise_refusal(reply, "raised", status="crashed")
-        codes = reply.get("codes")
-        cpu_time_s = reply.get("cpu_time_s")
-        if (
-            not isinstance(codes, list)
-            or len(codes) != calls
-            or not all(type(code) is int for code in codes)
-            or not isinstance(cpu_time_s, (int, float))
-        ):
+        codes, cpu_time_s = reply.get("codes"), reply.get("cpu_time_s")
+        if not _are_codes(codes, calls) or not _is_time(cpu_time_s):
             raise Decided("crashed", "the candidate's process answered nonsense")
-        return wall_time_s, float(cpu_time_s), codes
+        return wall_time_s, float(cast(float, cpu_time_s)), cast("list[int]", codes)
 
     def pause(self) -> None:
         """Stop the whole family."""
@@ -146,7 +159,8 @@ class CandidateProcess:
 
     def resume(self) -> None:
         """Let the family run."""
-        self._child.resume()
+        with _decides():
+            self._child.resume()
 
     def close(self) -> None:
         """Kill the whole family and remove what it left."""
@@ -201,7 +215,11 @@ class ReferenceFault(JudgeError):
 
 
 def _reference_command(channel: int) -> list[str]:
-    return [sys.executable, "-P", "-m", REFERENCE_WORKER, str(channel), str(os.getpid())]
+    boot = (
+        "from ratchet.judge import processes; processes.hide_memory(); "
+        f"from {REFERENCE_WORKER} import main; main()"
+    )
+    return [sys.executable, "-P", "-c", boot, str(channel), str(os.getpid())]
 
 
 @contextlib.contextmanager
@@ -210,8 +228,24 @@ def _decides() -> Iterator[None]:
     try:
         yield
     except ChildFailure as error:
-        status: Status = "timed_out" if error.how == "timed_out" else "crashed"
+        status = STATUS_OF_FAILURE.get(error.how, "crashed")
         raise Decided(status, f"the candidate's process {error}") from error
+
+
+def _are_codes(codes: Any, calls: int) -> bool:
+    """Whether an answer holds one machine word for each call."""
+    words = isinstance(codes, list) and all(type(code) is int for code in codes)
+    return words and len(codes) == calls and all(abs(code) < 1 << 63 for code in codes)
+
+
+def _is_time(claimed: Any) -> bool:
+    """Whether a claim is a time in seconds; a whole number may be too large for any float."""
+    return type(claimed) in (int, float) and 0 <= claimed < MOST_SECONDS
+
+
+def _printable(text: str) -> str:
+    """One line without what a terminal or a file cannot take: a candidate chose the words."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def _raise_refusal(reply: Mapping[str, Any], what: str, *, status: Status = "refused") -> None:

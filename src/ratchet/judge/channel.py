@@ -14,7 +14,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ratchet.errors import JudgeError
@@ -22,6 +22,8 @@ from ratchet.errors import JudgeError
 LENGTH = struct.Struct(">I")
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_DESCRIPTORS = 8
+TEND_S = 0.1
+"""How often a wait looks whether the machine still has what it needs."""
 
 
 class ChannelClosed(JudgeError):
@@ -36,11 +38,16 @@ class ChannelNonsense(JudgeError):
     """The other end sent what is not a message."""
 
 
+class ChannelShortage(JudgeError):
+    """The machine runs short of something while the other end works."""
+
+
 class Channel:
     """One end of a private socket. `watch` is a descriptor that turns readable when the peer dies.
 
     The watched descriptor (a pidfd) matters where a grandchild holds the peer's end open: the
-    socket alone would never report the end.
+    socket alone would never report the end. `shortage` is asked while waiting, and a
+    text ends the wait.
     """
 
     def __init__(
@@ -49,9 +56,11 @@ class Channel:
         *,
         watch: int | None = None,
         max_bytes: int = MAX_MESSAGE_BYTES,
+        shortage: Callable[[], str | None] | None = None,
     ) -> None:
         self._socket = connection
         self._watch = watch
+        self._shortage = shortage
         self._max_bytes = max_bytes
 
     def send(
@@ -133,12 +142,25 @@ class Channel:
         poller.register(self._socket.fileno(), select.POLLIN)
         if self._watch is not None:
             poller.register(self._watch, select.POLLIN)
-        ready = {fd for fd, _ in poller.poll(_milliseconds(deadline))}
+        ready = {fd for fd, _ in self._poll(poller, deadline)}
         if self._socket.fileno() in ready:
             return
         if ready:
             raise ChannelClosed("the other end died")
         raise ChannelTimeout("the other end said nothing in time")
+
+    def _poll(self, poller: select.poll, deadline: float | None) -> list[tuple[int, int]]:
+        if self._shortage is None:
+            return poller.poll(_milliseconds(deadline))
+        while True:
+            slice_end = time.monotonic() + TEND_S
+            last = deadline is not None and deadline <= slice_end
+            ready = poller.poll(_milliseconds(deadline if last else slice_end))
+            if ready or last:
+                return ready
+            words = self._shortage()
+            if words is not None:
+                raise ChannelShortage(words)
 
     def close(self) -> None:
         """Close this end."""

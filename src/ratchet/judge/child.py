@@ -14,16 +14,21 @@ from ratchet.judge.channel import (
     MAX_MESSAGE_BYTES,
     Channel,
     ChannelNonsense,
+    ChannelShortage,
     ChannelTimeout,
     close_descriptors,
     open_pair,
 )
 
-Failure = Literal["died", "timed_out", "nonsense"]
+Failure = Literal["died", "timed_out", "nonsense", "greedy", "woke"]
+SEND_TIMEOUT_S = 10.0
 
 
 class ChildFailure(JudgeError):
-    """A child died, was too slow or answered nonsense; `how` says which."""
+    """A child died, was too slow, answered nonsense, took all there is, or woke; `how` says which.
+
+    One that woke ran while it had been stopped, which it can only do on purpose.
+    """
 
     def __init__(self, how: Failure, what: str, *, code: int | None, line: str) -> None:
         self.how = how
@@ -36,7 +41,8 @@ class Child:
     """One running child. After a ChildFailure it has been killed with all that it started.
 
     `command` is given the number of the channel's descriptor in the child. The child dies with the
-    thread that started it, if its program asks for that (all of the judge's workers do).
+    thread that started it, if its program asks for that (all of the judge's workers do). `shortage`
+    is asked while the judge waits for it: where it gives a text, the child is ended for it.
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class Child:
         *,
         environment: Mapping[str, str],
         max_bytes: int = MAX_MESSAGE_BYTES,
+        shortage: Callable[[], str | None] | None = None,
     ) -> None:
         """Start it; raises OSError when that cannot be done."""
         ours, theirs = open_pair()
@@ -68,7 +75,9 @@ class Child:
             os.close(writable)
         self._output = processes.OutputTail(readable)
         self._watch = os.pidfd_open(self._process.pid)
-        self._channel = Channel(ours, watch=self._watch, max_bytes=max_bytes)
+        self._channel = Channel(ours, watch=self._watch, max_bytes=max_bytes, shortage=shortage)
+        self._stopped: list[int] = []
+        self._rest: processes.Work = {}
         self.closed = False
 
     @property
@@ -76,12 +85,19 @@ class Child:
         """The child's process id."""
         return self._process.pid
 
-    def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
-        """Send one message; the child must take it within ten seconds."""
+    def send(
+        self,
+        message: Mapping[str, Any],
+        descriptors: Sequence[int] = (),
+        *,
+        timeout_s: float = SEND_TIMEOUT_S,
+    ) -> None:
+        """Send one message; the child must take it in time, at most ten seconds."""
+        timeout_s = min(timeout_s, SEND_TIMEOUT_S)
         try:
-            self._channel.send(message, descriptors, timeout_s=10.0)
+            self._channel.send(message, descriptors, timeout_s=timeout_s)
         except JudgeError as error:
-            self._fail(error, str(message.get("do", "")), 10.0)
+            self._fail(error, str(message.get("do", "")), timeout_s)
 
     def receive(self, what: str, *, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
         """Wait for one answer and its descriptors; `what` names the request in a failure."""
@@ -94,7 +110,7 @@ class Child:
         self, message: Mapping[str, Any], descriptors: Sequence[int] = (), *, timeout_s: float
     ) -> dict[str, Any]:
         """Send one message and wait for its answer; descriptors in the answer are closed."""
-        self.send(message, descriptors)
+        self.send(message, descriptors, timeout_s=timeout_s)
         reply, extra = self.receive(str(message.get("do", "")), timeout_s=timeout_s)
         close_descriptors(extra)
         return reply
@@ -103,14 +119,27 @@ class Child:
         """Stop every process of the child's family, and wait until all of them stand."""
         if processes.exit_code(self.pid) is not None:
             self._fail(JudgeError("died"), "idle", 0.0)
-        if not processes.stop(self.pid):
-            code, line = None, self._output.last_line()
-            self.close()
-            raise ChildFailure("nonsense", "cannot be stopped", code=code, line=line)
+        self._check_rest()
+        stopped = processes.stop(self.pid)
+        if stopped is None:
+            self._end_for("nonsense", "cannot be stopped")
+        self._stopped, self._rest = stopped, processes.work_done(stopped)
 
     def resume(self) -> None:
         """Let every process of the child's family run again."""
-        processes.resume(self.pid)
+        self._check_rest()
+        processes.resume(self._stopped)
+        self._stopped, self._rest = [], {}
+
+    def _check_rest(self) -> None:
+        """Fail when a family that was stopped has run nevertheless."""
+        if processes.has_worked(self._rest):
+            self._end_for("woke", "ran while it had been stopped")
+
+    def _end_for(self, how: Failure, words: str) -> NoReturn:
+        line = self._output.last_line()
+        self.close()
+        raise ChildFailure(how, words, code=None, line=line)
 
     def output(self) -> str:
         """The end of what the child printed (at most 16 KiB)."""
@@ -127,6 +156,8 @@ class Child:
         self._channel.close()
 
     def _fail(self, error: JudgeError, what: str, timeout_s: float) -> NoReturn:
+        if isinstance(error, ChannelShortage):
+            self._end_for("greedy", f"was ended during '{what}': {error}")
         how: Failure = "died"
         words = "died while it was idle" if what == "idle" else f"died during '{what}'"
         if isinstance(error, ChannelTimeout):

@@ -3,12 +3,13 @@
 With bubblewrap a candidate has PID, network, IPC and mount namespaces of its own, a read-only view
 of the system's libraries and a small private /tmp; as root it also gets a fresh uid without
 capabilities, because plain bubblewrap keeps root's. Without bubblewrap: a fresh uid when root, a
-subreaper and rlimits otherwise. rlimits and no_new_privs hold always. A verdict carries the name of
-what was in force.
+subreaper and rlimits otherwise. rlimits and no_new_privs hold always, and a filter of system calls
+where `confine` knows their numbers. A verdict carries the name of what was in force.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -23,13 +24,21 @@ from pathlib import Path
 
 import ratchet
 from ratchet.errors import JudgeError
+from ratchet.judge import processes
+from ratchet.judge.workers import system_calls
 from ratchet.kernels.languages.cpp import find_compiler
 
 TMP_BYTES = 256 << 20
+SHARED_MEMORY_BYTES = 64 << 20
 PROBE_TIMEOUT_S = 10.0
 FIRST_UID, UID_COUNT = 1_000_000_000, 1_000_000_000
 """Uids that no account has: a fresh one for each process, so that RLIMIT_NPROC counts it alone."""
+ROOM_FOR_OTHERS = 1024
+"""What the user may start meanwhile, where the candidate has no uid of its own."""
 CODE_FOLDER = "/ratchet-code"
+SCRATCH_PREFIX = "ratchet-candidate-"
+OPEN_FOLDERS = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
+"""Where every user may write: a candidate too, when it has no private view of the machine."""
 SYSTEM_FOLDERS = ("/usr", "/bin", "/lib", "/lib64", "/sbin", "/etc/alternatives", "/opt/rocm")
 SYSTEM_FILES = ("/etc/ld.so.cache",)
 BOOT = "import sys; sys.path.insert(0, {folder!r}); from {module} import main; main()"
@@ -41,12 +50,15 @@ class Limits:
 
     address_space_bytes: int
     cpu_time_s: int
-    processes: int | None
+    processes: int
+    """Threads count too, and where the candidate has the judge's uid, all of that user's."""
     file_bytes: int = TMP_BYTES
     uid: int | None = None
     """To be taken by the worker itself, where no other program has done it before."""
     parent: int | None = None
     """The parent whose death the worker must not survive, where bubblewrap does not see to it."""
+    filtered: bool = True
+    """Whether system calls that no kernel needs are denied."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,9 +70,27 @@ class Sandbox:
     environment: Mapping[str, str]
     scratch: Path | None = None
     """A private folder of this process, where no private /tmp could be made; remove it after."""
+    uid: int | None = None
+    """The fresh uid of a process that sees the whole machine."""
+
+    @property
+    def shares_user(self) -> bool:
+        """Whether the candidate is the judge's own user on the judge's own machine."""
+        return self.scratch is not None and self.uid is None
+
+    @property
+    def shared_folders(self) -> list[Path]:
+        """Folders of the machine that the process can fill."""
+        if self.scratch is None:
+            return []
+        return [folder for folder in (self.scratch, *OPEN_FOLDERS) if folder.is_dir()]
 
     def clean(self) -> None:
-        """Remove what the process left in its private folder."""
+        """End what still runs under the fresh uid, and remove what the process left on the disk."""
+        if self.uid is not None:
+            processes.end_user(self.uid)
+            for path in _left_by(self.uid):
+                _remove(path)
         if self.scratch is not None:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
@@ -88,9 +118,10 @@ def bubblewrap() -> str | None:
 def isolation_name() -> str:
     """The isolation that a candidate gets on this machine, in words."""
     uid = "fresh uid without capabilities" if os.geteuid() == 0 else "own user"
+    calls = "rlimits, system calls filtered" if system_calls.known() else "rlimits"
     if bubblewrap():
-        return f"bubblewrap (own PID, network, IPC and mount namespaces), {uid}, rlimits"
-    return f"no namespaces, {uid}, subreaper, rlimits"
+        return f"bubblewrap (own PID, network, IPC and mount namespaces), {uid}, {calls}"
+    return f"no namespaces, {uid}, subreaper, {calls}"
 
 
 def make_sandbox(
@@ -103,9 +134,10 @@ def make_sandbox(
     limits = Limits(
         address_space_bytes=memory_bytes,
         cpu_time_s=int(time_limit_s * threads) + 5,
-        processes=64 + 8 * threads if root else None,
+        processes=_most_processes(threads),
         uid=uid if root and not wrapped else None,
         parent=None if wrapped else os.getpid(),
+        filtered=system_calls.known(),
     )
     if limits.uid is not None and with_torch and not _enterable(sys.base_prefix):
         raise JudgeError(
@@ -126,6 +158,8 @@ def make_sandbox(
             "--ro-bind",
             str(package),
             f"{CODE_FOLDER}/ratchet",
+            "--remount-ro",
+            "/",
         ]
         program = [wrapped, *_namespaces(), *_binds(binds), *inside, *_privileges(uid), *program]
     scratch = None if wrapped else _private_folder(limits.uid)
@@ -134,7 +168,14 @@ def make_sandbox(
         program=tuple(program),
         environment=_environment(threads, with_torch, scratch or Path("/tmp")),
         scratch=scratch,
+        uid=limits.uid,
     )
+
+
+def _most_processes(threads: int) -> int:
+    """The limit for a uid: its own where it is fresh, else beside what the user runs already."""
+    own = 64 + 8 * threads
+    return own if os.geteuid() == 0 else own + ROOM_FOR_OTHERS + processes.threads_of(os.getuid())
 
 
 def _namespaces() -> list[str]:
@@ -149,7 +190,9 @@ def _binds(folders: Sequence[str]) -> list[str]:
     arguments = ["--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/tmp"]
     for folder in dict.fromkeys((*SYSTEM_FOLDERS, *SYSTEM_FILES, *folders)):
         arguments += [*_ancestors(folder), "--ro-bind-try", folder, folder]
-    return [*arguments, "--proc", "/proc", "--dev", "/dev", "--chdir", "/tmp"]
+    memory = ["--perms", "1777", "--size", str(SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"]
+    devices = ["--dev", "/dev", *memory, "--remount-ro", "/dev"]
+    return [*arguments, "--proc", "/proc", *devices, "--chdir", "/tmp"]
 
 
 def _ancestors(folder: str) -> list[str]:
@@ -204,10 +247,42 @@ def thread_environment(threads: int) -> dict[str, str]:
 
 
 def _private_folder(uid: int | None) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="ratchet-candidate-"))
+    _clear_abandoned()
+    folder = Path(tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-"))
     if uid is not None:
         os.chown(folder, uid, uid)
     return folder
+
+
+def _clear_abandoned() -> None:
+    """Remove the folders of judges that were killed: each carries its judge's process id."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH_PREFIX}*-*"):
+        pid = folder.name.removeprefix(SCRATCH_PREFIX).split("-")[0]
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _left_by(uid: int) -> list[Path]:
+    """What a user has put into the folders where everybody may write."""
+    found = []
+    for folder in OPEN_FOLDERS:
+        with contextlib.suppress(OSError):
+            found += [Path(entry.path) for entry in os.scandir(folder) if _owner(entry) == uid]
+    return found
+
+
+def _owner(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat(follow_symlinks=False).st_uid
+    except OSError:
+        return -1
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _environment(threads: int, with_torch: bool, home: Path) -> dict[str, str]:

@@ -9,7 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ratchet.judge.candidate_process import CandidateProcess, Clock, Decided, ReferenceProcess
+from ratchet.judge.candidate_process import (
+    CandidateProcess,
+    Clock,
+    Decided,
+    ReferenceFault,
+    ReferenceProcess,
+)
 from ratchet.judge.channel import close_descriptors
 from ratchet.judge.verdict import Evidence
 from ratchet.kernels.kernel import Kernel
@@ -18,6 +24,10 @@ from ratchet.kernels.problem import Problem
 SLOWEST_FACTOR = 100.0
 """A kernel this many times slower than the reference is given up."""
 SLOWEST_FLOOR_S = 10.0
+COMPILES = 2.0
+"""What a Python kernel gets on top, in the floor's lengths, for its first call of each case."""
+COMPILE_LIMIT_S, COMPILE_SHARE = 60.0, 0.5
+"""torch.compile of the reference takes at most this long, and this share of the time left."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +74,8 @@ class OpenProblem:
         self.clock = clock
         self.check_time_s = dict.fromkeys(range(len(self.cases)), 0.0)
         """How long the last comparison of each case took."""
+        self.has_compiled = False
+        """Whether torch.compile of the reference is timed too."""
         self._batches = 0
 
     @staticmethod
@@ -92,8 +104,11 @@ class OpenProblem:
         return int(8 * largest) + ((32 << 30) if kernel.language == "torch" else (1 << 30))
 
     @contextlib.contextmanager
-    def draw(self, case: int, calls: int, *, writable_inputs: bool) -> Iterator[Batch]:
-        """Fresh values for some calls of a case, given back at the end."""
+    def draw(
+        self, case: int, calls: int, *, writable_inputs: bool, alike: bool = False
+    ) -> Iterator[Batch]:
+        """Fresh values for some calls of a case, given back at the end; `alike`: all the same."""
+        seeds = [self.rng.getrandbits(48) for _ in range(1 if alike else calls)]
         self._batches += 1
         number = self._batches
         reply, memories = self.reference.ask_for_memory(
@@ -101,7 +116,7 @@ class OpenProblem:
             do="draw",
             batch=number,
             case=case,
-            seeds=[self.rng.getrandbits(48) for _ in range(calls)],
+            seeds=seeds * calls if alike else seeds,
             writable_inputs=writable_inputs,
         )
         try:
@@ -110,6 +125,19 @@ class OpenProblem:
             close_descriptors(memories)
             if self.reference.alive:
                 self.reference.ask(timeout_s=30.0, do="release", batch=number)
+
+    def compile_rival(self, evidence: list[Evidence]) -> None:
+        """Have the reference worker compile the reference; where it cannot, evidence says so."""
+        limit_s = min(COMPILE_LIMIT_S, COMPILE_SHARE * self.clock.left_s)
+        try:
+            self.reference.ask(timeout_s=self.clock.left_s, do="compile", limit_s=limit_s)
+        except ReferenceFault as error:
+            detail = f"not timed: {error}"
+        else:
+            self.has_compiled, detail = True, "compiled before the clock started"
+        evidence.append(
+            Evidence(check="torch.compile as a rival", passed=self.has_compiled, detail=detail)
+        )
 
     def check(self, batch: Batch, call: int, code: int) -> dict[str, Any]:
         """Compare the outputs of a call that returned `code`; the candidate must stand still."""
@@ -137,6 +165,23 @@ def check_cases(candidate: CandidateProcess, opened: OpenProblem, evidence: list
             raise Decided("wrong", f"case {case.name}: {detail}")
     if declined == len(opened.problem.cases):
         raise Decided("refused", "the kernel declines every case")
+    if opened.timed:
+        evidence.append(_repeatability(candidate, opened, opened.timed[0]))
+
+
+def _repeatability(candidate: CandidateProcess, opened: OpenProblem, index: int) -> Evidence:
+    """Two calls on the same inputs: recorded, and no condition."""
+    with opened.draw(index, 2, writable_inputs=False, alike=True) as batch:
+        candidate.resume()
+        candidate.prepare(batch.layout, batch.memories)
+        candidate.go(batch.memories, 2, limit_s=opened.cases[index].limit_s(2))
+        same = opened.reference.ask(
+            timeout_s=opened.clock.left_s, do="repeats", batch=batch.number
+        )["same"]
+    name = opened.problem.cases[index].name
+    words = "equal bit for bit" if same else "not equal bit for bit, which is allowed"
+    detail = f"two calls on the same inputs of {name}: {words}"
+    return Evidence(check="repeatability", passed=True, detail=detail)
 
 
 def _check_case(
@@ -147,6 +192,8 @@ def _check_case(
         candidate.resume()
         candidate.prepare(batch.layout, batch.memories)
         limit_s = opened.cases[index].limit_s(1)
+        if candidate.returns_outputs:  # it may compile for a shape that it has not seen
+            limit_s += COMPILES * SLOWEST_FLOOR_S
         _, _, (code,) = candidate.go(batch.memories, 1, limit_s=limit_s)
         check = opened.check(batch, 0, code)
     return verdict_of_call(code, check)

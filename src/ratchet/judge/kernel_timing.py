@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -13,11 +13,12 @@ import numpy as np
 from ratchet.judge.candidate_process import CandidateProcess, Decided
 from ratchet.judge.kernel_checks import Batch, OpenProblem, verdict_of_call
 from ratchet.judge.verdict import Evidence, TimedSample
-from ratchet.measure.arm import Timing
+from ratchet.measure.arm import Arm, Timing
 from ratchet.measure.rounds import run_rounds
 from ratchet.measure.samples import Sample
 
 REFERENCE, TWIN, CANDIDATE = "reference", "reference again", "candidate"
+COMPILED = "torch.compile of the reference"
 LAUNCHES = 3
 MIN_LAUNCHES = 2
 """One launch says nothing about the next."""
@@ -67,7 +68,11 @@ class _ReferenceArm:
             reference.ask(timeout_s=left_s, do="prepare", batch=batch.number)
             began = time.perf_counter()
             reply = reference.ask(
-                timeout_s=left_s, do="go", batch=batch.number, copy_out=self._copy_out
+                timeout_s=left_s,
+                do="go",
+                batch=batch.number,
+                copy_out=self._copy_out,
+                compiled=self.name == COMPILED,
             )
             wall_time_s = time.perf_counter() - began
         return Timing(wall_time_s=wall_time_s, cpu_time_s=float(reply["cpu_time_s"]))
@@ -135,29 +140,24 @@ def time_case(
         if plan is not None and index >= plan.launches:
             break
         with launch(index) as process:
-            arms = _arms(process, opened, case)
+            candidate = _CandidateArm(process, opened, case)
+            arms: list[Arm] = [*_rivals(process, opened, case), candidate]
             if plan is None:
                 plan = _plan(arms, case, calls, opened)
             else:
-                arms[2].run(calls)
-            arms[2].sample(set(opened.rng.sample(range(plan.rounds), plan.checks)))
+                candidate.run(calls)
+            candidate.sample(set(opened.rng.sample(range(plan.rounds), plan.checks)))
             samples += run_rounds(arms, rounds=plan.rounds, launch=index, rng=rng, iterations=calls)
-            checked += arms[2].checked
+            checked += candidate.checked
             process.pause()
     detail = f"{checked} calls were compared while timing, at most one of each batch of {calls}"
     evidence.append(Evidence(check=f"right while timed on {name}", passed=True, detail=detail))
     return CaseTiming(case=case, name=name, samples=samples, checked=checked)
 
 
-def _arms(
-    process: CandidateProcess, opened: OpenProblem, case: int
-) -> tuple[_ReferenceArm, _ReferenceArm, _CandidateArm]:
-    copy_out = process.returns_outputs
-    return (
-        _ReferenceArm(REFERENCE, opened, case, copy_out),
-        _ReferenceArm(TWIN, opened, case, copy_out),
-        _CandidateArm(process, opened, case),
-    )
+def _rivals(process: CandidateProcess, opened: OpenProblem, case: int) -> list[_ReferenceArm]:
+    names = [REFERENCE, TWIN, *([COMPILED] if opened.has_compiled else [])]
+    return [_ReferenceArm(name, opened, case, process.returns_outputs) for name in names]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,7 +170,7 @@ class _Plan:
 
 
 def _plan(
-    arms: tuple[_ReferenceArm, _ReferenceArm, _CandidateArm],
+    arms: Sequence[Arm],
     case: int,
     calls: int,
     opened: OpenProblem,

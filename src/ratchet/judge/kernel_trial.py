@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import secrets
 from collections.abc import Iterator
 from types import TracebackType
+from typing import Any, NoReturn
 
 from ratchet.errors import CompilerMissing, MeasureError, RatchetError
 from ratchet.judge.candidate_process import (
@@ -17,16 +19,19 @@ from ratchet.judge.candidate_process import (
     ReferenceFault,
     ReferenceProcess,
 )
+from ratchet.judge.interpreted import REASON, interpreted, small_cases, without_blame
 from ratchet.judge.isolation import isolation_name, thread_environment
 from ratchet.judge.kernel_checks import OpenProblem, check_cases
 from ratchet.judge.kernel_timing import CaseTiming, time_case
+from ratchet.judge.model_answer import runnable
 from ratchet.judge.speed import conclude
 from ratchet.judge.verdict import Evidence, Speedup, Status, TimedSample, Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
 
 LOG = logging.getLogger(__name__)
-LANGUAGES = ("cpp", "torch")
+LANGUAGES = ("cpp", "torch", "triton")
+PROFILED = ("triton", "hip")
 COMPILE_MEMORY_BYTES = 8 << 30
 MARGIN_BYTES = 4 << 30
 """Address space beyond the tensors: the interpreter, threads' stacks, OpenMP."""
@@ -67,14 +72,17 @@ class KernelJudge:
         *,
         time_limit_s: float = 60.0,
         seed: int | None = None,
+        against_compile: bool = False,
     ) -> Verdict:
         """The verdict on `kernel` for `problem`, within about `time_limit_s` seconds.
 
         `seed` is for tests: without one the values are drawn from the system's entropy. Raises
-        only CompilerMissing and KernelError for a problem whose module cannot be found.
+        only CompilerMissing and KernelError for a problem whose module cannot be found. With
+        `against_compile`, torch.compile of the reference is timed in the same rounds.
         """
         secret = secrets.randbits(48) if seed is None else seed
         trial = _Trial(kernel, problem, self.threads, Clock.of(time_limit_s), secret)
+        trial.against_compile = against_compile
         try:
             trial.run(self._worker())
         except Decided as decided:
@@ -87,6 +95,7 @@ class KernelJudge:
         except BaseException:  # also Ctrl-C: the reference worker's state is not known any more
             self.close()
             raise
+        trial.profile()
         return trial.verdict()
 
     def _worker(self) -> ReferenceProcess:
@@ -126,21 +135,41 @@ class _Trial:
         self.samples: list[TimedSample] = []
         self.isolation = isolation_name()
         self._problem_hash = problem.hash
+        self._runnable = runnable(kernel, problem)
+        self._given = problem
+        self.static: dict[str, Any] | None = None
+        self.against_compile = False
+        self.evidence += [Evidence(check="sizes", passed=True, detail=one) for one in problem.notes]
 
     def run(self, reference: ReferenceProcess) -> None:
         """Go through every stage; a clear answer leaves as Decided."""
+        if self.problem.fault:
+            raise Decided("refused", f"the problem cannot be judged: {self.problem.fault}")
         if self.kernel.language not in LANGUAGES:
             raise Decided(
                 "unmeasured",
                 f"kernels in {self.kernel.language} need a GPU, and none is judged yet",
             )
+        if self.kernel.language == "triton":
+            self._interpret(reference)
         with contextlib.ExitStack() as stack:
             library = stack.enter_context(self._building())
             opened = self._open(reference)
             candidate = stack.enter_context(self._candidate(opened, library.fetch()))
             check_cases(candidate, opened, self.evidence)
+            if self.against_compile and opened.timed:
+                opened.compile_rival(self.evidence)
             timings = self._time(candidate, opened, library.fetch())
         self.status, self.reason, self.speedup = conclude(timings, opened, self.evidence)
+
+    def _interpret(self, reference: ReferenceProcess) -> NoReturn:
+        """Every case in Triton's interpreter; nothing is timed where there is no GPU."""
+        self.problem = small_cases(self.problem)
+        self._runnable = runnable(interpreted(self.kernel), self.problem)
+        opened = self._open(reference)
+        with without_blame(), self._candidate(opened, None) as candidate:
+            check_cases(candidate, opened, self.evidence)
+        raise Decided("correct", REASON)
 
     def _open(self, reference: ReferenceProcess) -> OpenProblem:
         """Hand the problem to the reference worker, which judges it first."""
@@ -150,7 +179,7 @@ class _Trial:
                 do="open",
                 problem=self.problem.as_json(),
                 threads=self.threads,
-                seed=self.secret,
+                seed=layout_seed(self.secret),
             )
         except ReferenceFault as error:
             raise Decided("refused", f"the problem cannot be judged: {error}") from error
@@ -178,13 +207,13 @@ class _Trial:
     @contextlib.contextmanager
     def _candidate(self, opened: OpenProblem, library: int | None) -> Iterator[CandidateProcess]:
         process = CandidateProcess(
-            self.kernel,
+            self._runnable,
             threads=self.threads,
-            memory_bytes=opened.memory_bytes(self.kernel) + MARGIN_BYTES,
+            memory_bytes=opened.memory_bytes(self._runnable) + MARGIN_BYTES,
             clock=self.clock,
         )
         try:
-            process.load(self.kernel, library)
+            process.load(self._runnable, library)
             process.pause()
             yield process
         finally:
@@ -200,7 +229,11 @@ class _Trial:
             if index == 0:
                 yield first
             else:
-                with self._candidate(opened, library) as fresh:
+                with contextlib.ExitStack() as stack:
+                    try:
+                        fresh = stack.enter_context(self._candidate(opened, library))
+                    except Decided as decided:
+                        raise _out_of_time(decided) from decided
                     yield fresh
 
         timings = []
@@ -212,6 +245,13 @@ class _Trial:
             timings.append(timing)
             self.samples += timing.as_json()
         return timings
+
+    def profile(self) -> None:
+        """What the kernel compiles to for AMD targets, where it is a GPU's: for any status."""
+        if self.kernel.language in PROFILED and self.problem.cases:
+            from ratchet.judge.static_profile.inspection import profile_in_verdict
+
+            self.static = profile_in_verdict(self.kernel, self._given, self.clock)
 
     def unmeasured(self, error: Exception) -> None:
         """A fault of the judge: never a win, and it says what happened."""
@@ -226,6 +266,7 @@ class _Trial:
             reason=self.reason,
             evidence=self.evidence,
             speedup=self.speedup,
+            static=self.static,
             isolation=self.isolation,
             kernel_hash=self.kernel.hash,
             problem_hash=self._problem_hash,
@@ -236,6 +277,26 @@ class _Trial:
                 **thread_environment(self.threads),
             },
         )
+
+
+def _out_of_time(decided: Decided) -> Decided:
+    """A kernel that was right and loaded before is no slower by our time having run out."""
+    if decided.status != "timed_out":
+        return decided
+    return Decided(
+        "unmeasured",
+        "right, but the time limit left no room to start it again, and one process is too few to "
+        "time; raise it",
+    )
+
+
+def layout_seed(secret: int) -> int:
+    """The seed of where tensors lie, which a candidate sees, from that of their values.
+
+    One generator for both would let the places give the values away.
+    """
+    digest = hashlib.sha256(b"layout %d" % secret).digest()
+    return int.from_bytes(digest[:6], "big")
 
 
 class _Library:

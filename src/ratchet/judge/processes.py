@@ -2,7 +2,7 @@
 
 A family is a process, its descendants, and everything in its session or process group. What has
 been orphaned stays in the family because the workers make themselves subreapers (or live in a
-process namespace of their own).
+process namespace of their own). A process is dead when its last thread is, not when its first is.
 """
 
 from __future__ import annotations
@@ -13,14 +13,24 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 TAIL_BYTES = 16 << 10
 SWEEPS = 100
 """A family that still grows after this many sweeps is a fork bomb; killing goes on regardless."""
+STANDING = "TtZX"
+"""States of a thread that runs no code: stopped, traced, dead."""
+SETTLE_S = 0.0002
+WAKING_S = 0.001
+"""A thread that ran this long while it was stopped was woken; less is the end of its stopping."""
+
+Work = Mapping[tuple[int, int], tuple[int, int]]
+"""Nanoseconds on a core and switches of each thread, by the ids of its process and its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +42,13 @@ class ProcessState:
     parent: int
     group: int
     session: int
+    threads: int
+    """What is left of them: the first may have ended alone, which looks like a zombie."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether any of its threads can still run."""
+        return self.state not in "ZX" or self.threads > 1
 
 
 def prctl(option: int, value: int) -> None:
@@ -53,17 +70,25 @@ def adopt_orphans() -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
+def hide_memory() -> None:
+    """Keep this process's memory and descriptors from others of the same user."""
+    prctl(PR_SET_DUMPABLE, 0)
+
+
 def read_state(pid: int) -> ProcessState | None:
     """The state of one process, or None when it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read()
-    except OSError:
+    text = _read(f"/proc/{pid}/stat")
+    if not text:
         return None
     fields = text[text.rfind(b")") + 2 :].split()  # the command may hold spaces and brackets
     parent, group, session = (int(field) for field in fields[1:4])
     return ProcessState(
-        pid=pid, state=fields[0].decode(), parent=parent, group=group, session=session
+        pid=pid,
+        state=fields[0].decode(),
+        parent=parent,
+        group=group,
+        session=session,
+        threads=int(fields[17]),
     )
 
 
@@ -81,25 +106,80 @@ def family(root: int) -> dict[int, ProcessState]:
         if state.pid not in found and state.pid != os.getpid():
             found[state.pid] = state
             waiting.extend(children.get(state.pid, ()))
-    return {pid: state for pid, state in found.items() if state.state not in "ZX"}
+    return {pid: state for pid, state in found.items() if state.alive}
 
 
-def stop(root: int, *, settle_s: float = 1.0) -> bool:
-    """SIGSTOP the whole family and wait until all of it stands; False if some of it still runs."""
+def of_user(uid: int) -> list[int]:
+    """Every living process of a user; asked of the kernel, as a process can hide its folder."""
+    wanted = b"\nUid:\t%d\t" % uid
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    states = [read_state(pid) for pid in pids if wanted in _read(f"/proc/{pid}/status")]
+    return [state.pid for state in states if state is not None and state.alive]
+
+
+def threads_of(uid: int) -> int:
+    """How many threads a user has now."""
+    states = [read_state(pid) for pid in of_user(uid)]
+    return sum(state.threads for state in states if state is not None)
+
+
+def stop(root: int, *, settle_s: float = 1.0) -> list[int] | None:
+    """SIGSTOP the whole family until all threads stand; its pids, or None if one still runs."""
     deadline = time.monotonic() + settle_s
     while True:
-        running = [pid for pid, state in family(root).items() if state.state not in "Tt"]
+        members = list(family(root))
+        running = [pid for pid in members if not _stands(pid)]
         if not running:
-            return True
+            return members
         if time.monotonic() > deadline:
-            return False
+            return None
         _signal_each(running, signal.SIGSTOP)
-        time.sleep(0.0002)
+        time.sleep(SETTLE_S)
 
 
-def resume(root: int) -> None:
-    """SIGCONT the whole family."""
-    _signal_each(list(family(root)), signal.SIGCONT)
+def resume(stopped: Sequence[int]) -> None:
+    """SIGCONT to each process of a family that was stopped."""
+    _signal_each(stopped, signal.SIGCONT)
+
+
+def work_done(stopped: Sequence[int]) -> Work:
+    """What each thread has done so far. A family that stands has no new members."""
+    found: dict[tuple[int, int], tuple[int, int]] = {}
+    for pid in stopped:
+        for thread in _threads(pid):
+            fields = _read(f"/proc/{pid}/task/{thread}/schedstat").split()
+            if len(fields) == 3:  # a kernel without it says nothing here
+                found[pid, thread] = (int(fields[0]), int(fields[2]))
+    return found
+
+
+def has_worked(since: Work) -> bool:
+    """Whether a family that was stopped has run since: a timer can send SIGCONT to its owner."""
+    for thread, (time_ns, switches) in work_done([*{pid for pid, _ in since}]).items():
+        before_ns, before = since.get(thread, (0, 0))
+        if time_ns - before_ns > WAKING_S * 1e9 and switches - before >= 2:
+            return True
+    return False
+
+
+def _stands(pid: int) -> bool:
+    """Whether no thread of a process runs: the first may stand while another is on a core."""
+    states = [_read(f"/proc/{pid}/task/{thread}/stat") for thread in _threads(pid)]
+    return all(not s or chr(s[s.rfind(b")") + 2]) in STANDING for s in states)
+
+
+def _threads(pid: int) -> Iterator[int]:
+    with contextlib.suppress(OSError):
+        yield from (int(name) for name in os.listdir(f"/proc/{pid}/task"))
+
+
+def _read(path: str) -> bytes:
+    """A file of /proc, empty where the process is gone."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 def end(root: int) -> None:
@@ -122,7 +202,17 @@ def end(root: int) -> None:
         time.sleep(0.002)
 
 
-def _signal_each(pids: list[int], number: signal.Signals) -> None:
+def end_user(uid: int) -> None:
+    """SIGKILL every process of a user: for a uid that nothing else has."""
+    for _ in range(SWEEPS):
+        members = of_user(uid)
+        if not members:
+            return
+        _signal_each(members, signal.SIGKILL)
+        time.sleep(0.002)
+
+
+def _signal_each(pids: Sequence[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)

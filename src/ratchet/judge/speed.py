@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ratchet.errors import RatchetError
 from ratchet.judge.kernel_checks import CaseFacts, OpenProblem
-from ratchet.judge.kernel_timing import CANDIDATE, REFERENCE, TWIN, CaseTiming
+from ratchet.judge.kernel_timing import CANDIDATE, COMPILED, REFERENCE, TWIN, CaseTiming
 from ratchet.judge.verdict import Evidence, Ratio, Speedup, Status
 from ratchet.measure.estimate import Comparison, aa_floor, compare, summarise
 
@@ -23,7 +23,11 @@ def conclude(
     if not timings:
         return "correct", "right; no case of the problem is timed", Speedup()
     comparisons = [_compare(timing, evidence) for timing in timings]
-    speedup = Speedup(vs_reference=_together(comparisons))
+    compiled = _against_compile(timings, evidence)
+    speedup = Speedup(
+        vs_reference=_together(comparisons),
+        vs_compile=_together(compiled) if compiled else None,
+    )
     impossible = _physics(timings, opened, evidence)
     if impossible:
         return "unmeasured", impossible, Speedup()
@@ -43,6 +47,26 @@ def _compare(timing: CaseTiming, evidence: list[Evidence]) -> Comparison:
         )
     )
     return result
+
+
+def _against_compile(timings: Sequence[CaseTiming], evidence: list[Evidence]) -> list[Comparison]:
+    """Against torch.compile of the reference, where it was timed in the same rounds."""
+    found = []
+    for timing in timings:
+        if all(sample.arm != COMPILED for sample in timing.samples):
+            continue
+        floor = aa_floor(timing.samples, REFERENCE, TWIN)
+        result = compare(timing.samples, baseline=COMPILED, new=CANDIDATE, floor=floor)
+        found.append(result)
+        evidence.append(
+            Evidence(
+                check=f"speed against torch.compile on {timing.name}",
+                passed=result.answer == "faster",
+                detail=f"{result.answer}: {result.ratio:.3f} ({result.low:.3f} to "
+                f"{result.high:.3f})",
+            )
+        )
+    return found
 
 
 def _together(comparisons: Sequence[Comparison]) -> Ratio:

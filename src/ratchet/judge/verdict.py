@@ -71,8 +71,10 @@ class Verdict(BaseModel):
     reason: str
     evidence: list[Evidence] = Field(default_factory=list)
     speedup: Speedup = Field(default_factory=Speedup)
+    static: dict[str, Any] | None = None
+    """What a Triton or HIP kernel compiles to for AMD targets, as `inspect_kernel` gives it."""
+    environment: dict[str, Any] = Field(default_factory=dict)
     isolation: str
     kernel_hash: str
     problem_hash: str
     samples: list[TimedSample] = Field(default_factory=list)
-    environment: dict[str, Any] = Field(default_factory=dict)

@@ -29,7 +29,15 @@ DISTRIBUTIONS: Final = (
     "uniform",
     "positive",
     "integers",
+    "from_file",
+    "from_file_signed",
+    "from_file_shifted",
+    "from_file_large",
+    "from_file_heavy_tailed",
+    "state",
 )
+"""What a problem's file draws itself is `from_file`, as it is or varied; `state` are the
+parameters and buffers of its model."""
 LAYOUTS: Final = ("contiguous", "transposed", "strided", "broadcast", "heads")
 
 Reference = Callable[..., "tuple[Tensor, ...]"]
@@ -80,6 +88,23 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ModelForm:
+    """How the model of a file in KernelBench's format is built and called.
+
+    The inputs of the problem's cases are its state, then the tensors that it is called with.
+    """
+
+    init: str
+    """The constructor's arguments, a Python literal: a list."""
+    arguments: tuple[str | None, ...]
+    """Of a call: None where a tensor stands, else a Python literal."""
+    state: tuple[str, ...]
+    """Names of the parameters and buffers that the harness sets, in the order of the inputs."""
+    training: bool = True
+    """The mode it is in: KernelBench leaves models in training mode."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
     """A reference, the cases it is judged on, and how far an answer may lie from the oracle."""
 
@@ -98,6 +123,15 @@ class Problem:
     """"module:function" of the problem's own check, for outputs with several right answers (ties
     in routing, codes): f(inputs, got, own, oracle, scalars) -> one OutputCheck an output. Without
     it the tolerance decides."""
+    text: str = ""
+    """The source of the file that the problem was read from. Its reference and check are then
+    looked up in there, and it is run in worker processes only."""
+    model: ModelForm | None = None
+    """For a file in KernelBench's format."""
+    notes: tuple[str, ...] = ()
+    """What was done to a file's problem so that it can be judged here: sizes, the mode."""
+    fault: str = ""
+    """Why it cannot be judged: the judge refuses it."""
 
     def at(self, tier: Tier) -> Problem:
         """The same problem with the cases of one tier and all hidden ones."""
@@ -117,23 +151,55 @@ class Problem:
         """Compare the outputs of one call on `inputs`, in order; `oracle` is float64."""
         if not self.check:
             return self.tolerance.check_all(got, own, oracle)
-        found = load_function(self.check)(inputs, got, own, oracle, case.scalars)
+        found = self._function(self.check)(inputs, got, own, oracle, case.scalars)
         return list(found)
 
     @property
     def hash(self) -> str:
         """sha256 (hex) over cases, tolerance and the text of the reference's module."""
-        texts = [_module_text(name) for name in (self.reference, self.check) if name]
+        named = () if self.text else (self.reference, self.check)
+        texts = [reference_text(name) for name in named if name]
         content = [self.reference, *texts, self.as_json()]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def load_reference(self) -> Reference:
         """The reference function; a KernelError where the module or function is not there."""
-        found: Reference = load_function(self.reference)
+        if self.model is not None:
+            from ratchet.kernels.model_file import model_of
+
+            return model_of(self.text, self.model).reference
+        found: Reference = self._function(self.reference)
         return found
+
+    def compile_reference(self) -> Reference:
+        """The reference under torch.compile in its default mode; compiles at the first call."""
+        import torch
+        import torch._inductor.config
+
+        torch._inductor.config.compile_threads = 1  # the family must be able to stand still
+        if self.model is not None:
+            from ratchet.kernels.model_file import model_of
+
+            return model_of(self.text, self.model).compiled()
+        compiled: Reference = torch.compile(self.load_reference())
+        return compiled
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        if not self.text:
+            return load_function(name)
+        from ratchet.kernels.source_module import source_module
+
+        found = getattr(source_module(self.text), name.rpartition(":")[2], None)
+        if not callable(found):
+            raise KernelError(f"the problem's file defines no function {name!r}: name one it has")
+        return found  # type: ignore[no-any-return]
 
     def build_inputs(self, case: Case, seed: int) -> list[Tensor]:
         """The inputs of `case`, drawn from `seed`: the same seed gives the same values."""
+        if self.model is not None:
+            from ratchet.kernels.model_file import model_of
+
+            return model_of(self.text, self.model).draw(case, seed)
         from ratchet.kernels.inputs import build
 
         return build(case.inputs, seed)
@@ -154,6 +220,10 @@ class Problem:
                 task=document["task"],
                 libraries=tuple(document["libraries"]),
                 check=document["check"],
+                text=document.get("text", ""),
+                model=_model_from_json(document.get("model")),
+                notes=tuple(document.get("notes", ())),
+                fault=document.get("fault", ""),
             )
         except (KeyError, TypeError) as error:
             raise KernelError(
@@ -180,12 +250,20 @@ def _case_from_json(document: dict[str, Any]) -> Case:
     return Case(**{**document, "inputs": inputs, "scalars": tuple(document["scalars"])})
 
 
+def _model_from_json(document: dict[str, Any] | None) -> ModelForm | None:
+    if document is None:
+        return None
+    arguments, state = tuple(document["arguments"]), tuple(document["state"])
+    return ModelForm(**{**document, "arguments": arguments, "state": state})
+
+
 def _one_of(what: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         raise KernelError(f"{what} {value!r} is not known: use one of {', '.join(known)}")
 
 
-def _module_text(reference: str) -> str:
+def reference_text(reference: str) -> str:
+    """The source of the module that a "module:function" names; a KernelError if there is none."""
     module_name = reference.partition(":")[0]
     try:
         spec = importlib.util.find_spec(module_name)

@@ -125,7 +125,23 @@ def _ends(change: Change) -> tuple[float, float]:
 
 def samples_plot(result: Result) -> Plot | None:
     """Every raw sample over the rounds of all launches, on a logarithmic time axis."""
-    samples = result["samples"]
+    titles = {arm["key"]: arm["title"] for arm in result["arms"]}
+    titles[TWIN] = "a twin of torch.compile's best (A/A)"
+    return dots_plot(result["samples"], titles, what="step")
+
+
+def dots_plot(
+    samples: Sequence[Mapping[str, Any]],
+    titles: Mapping[str, str],
+    *,
+    what: str,
+    colours: Mapping[str, str] | None = None,
+) -> Plot | None:
+    """Samples of the arms in `titles` over their rounds; None where there are none.
+
+    `what` is the thing that was timed; `colours` names the style of an arm where it is not the
+    arm's own name.
+    """
     if not samples:
         return None
     places = _places(samples)
@@ -133,18 +149,20 @@ def samples_plot(result: Result) -> Plot | None:
     unit = common_unit(times)
     scale = around(times, log=True)
     width = Scale(low=-0.5, high=max(places.values()) + 0.5)
-    titles = {arm["key"]: arm["title"] for arm in result["arms"]}
-    titles[TWIN] = "a twin of torch.compile's best (A/A)"
+    own = {
+        arm: [sample for sample in samples if sample["arm"] == arm]
+        for arm in titles
+        if any(sample["arm"] == arm for sample in samples)
+    }
     return Plot(
         series=tuple(
-            _dots(key, title, samples, places, width, scale)
-            for key, title in titles.items()
-            if any(sample["arm"] == key for sample in samples)
+            _dots((colours or {}).get(arm, arm), titles[arm], timed, places, width, scale)
+            for arm, timed in own.items()
         ),
         x_ticks=_launch_ticks(places, width),
         y_ticks=scale.ticks(unit.show),
         x_title="rounds of each launch",
-        y_title=f"step, {unit.name}",
+        y_title=f"{what}, {unit.name}",
         dividers=_dividers(places, width),
     )
 
@@ -158,12 +176,11 @@ def _places(samples: Sequence[Mapping[str, Any]]) -> dict[tuple[int, int], int]:
 def _dots(
     key: str,
     title: str,
-    samples: Sequence[Mapping[str, Any]],
+    own: Sequence[Mapping[str, Any]],
     places: Mapping[tuple[int, int], int],
     width: Scale,
     scale: Scale,
 ) -> Series:
-    own = [sample for sample in samples if sample["arm"] == key]
     points = [
         (
             width.percent(places[int(sample["launch"]), int(sample["round"])]),

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from ratchet.report import breakdown, figures, words
+from ratchet.report.environment import page_environment, plain
 from ratchet.report.shape import Result, as_result
 
 _DECISIONS = {
@@ -27,7 +25,7 @@ def render_page(document: Mapping[str, Any]) -> str:
     policy forbids scripts and loads.
     """
     result = as_result(document)
-    page = _environment().get_template("page.html")
+    page = page_environment().get_template("page.html")
     return page.render(
         result=result,
         headline=words.headline(result),
@@ -41,23 +39,23 @@ def render_page(document: Mapping[str, Any]) -> str:
         categories=breakdown.category_rows(result),
         op_unit=words.common_unit(breakdown.op_times(result)),
         settings=changed_settings(result),
-        device=_device_rows(result),
+        device=device_rows(result["device"]),
         verdicts=[_verdict_row(verdict) for verdict in result["verdicts"]],
         against=words.AGAINST,
         decisions=_DECISIONS,
     )
 
 
-def _device_rows(result: Result) -> list[tuple[str, str]]:
+def device_rows(device: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Every fact of the device, sizes in their units."""
     rows = []
-    for name, value in result["device"].items():
+    for name, value in device.items():
         if name.endswith("_bytes"):
             sizes = value if isinstance(value, Mapping) else {"": value}
             text = ", ".join(f"{part} {words.show_bytes(size)}" for part, size in sizes.items())
             rows.append((name.removesuffix("_bytes"), text.strip()))
         else:
-            rows.append((name, _plain(value)))
+            rows.append((name, plain(value)))
     return [(name.replace("_", " "), text) for name, text in rows]
 
 
@@ -66,23 +64,10 @@ def changed_settings(result: Result) -> list[tuple[str, str, str]]:
     configs = {arm["key"]: arm["config"] for arm in result["arms"]}
     before, after = configs.get("as_written", {}), configs.get("ratchet", {})
     return [
-        (name, _plain(before.get(name)), _plain(value))
+        (name, plain(before.get(name)), plain(value))
         for name, value in after.items()
         if before.get(name) != value
     ]
-
-
-def _plain(value: object) -> str:
-    """A value of the config or the device as a person reads it."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list | tuple):
-        return ", ".join(_plain(item) for item in value) or "none"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_plain(item)}" for key, item in value.items()) or "none"
-    return str(value)
 
 
 def _verdict_row(verdict: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,34 +83,3 @@ def _verdict_row(verdict: Mapping[str, Any]) -> dict[str, Any]:
         "isolation": verdict.get("isolation", ""),
         "evidence": verdict.get("evidence") or [],
     }
-
-
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("ratchet.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    shown = {
-        "time": words.show_time,
-        "bytes": words.show_bytes,
-        "rate": words.show_rate,
-        "share": words.show_share,
-        "ratio": words.show_ratio,
-        "moment": words.show_moment,
-        "gave": words.change_gave,
-        "plain": _plain,
-    }
-    environment.filters.update({f"show_{name}": show for name, show in shown.items()})
-    said = {
-        "interval": words.show_interval,
-        "compile_words": words.compile_words,
-        "floor_words": words.floor_words,
-        "device_words": words.device_words,
-        "speedup_words": words.speedup_words,
-    }
-    environment.globals.update(said)
-    return environment

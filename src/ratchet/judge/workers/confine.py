@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import os
 import resource
+from pathlib import Path
 
 from ratchet.judge import processes
+from ratchet.judge.workers import system_calls
+
+FIRST_TO_GO = "1000"
+"""oom_score_adj of what the kernel ends first when memory runs out."""
 
 
 def confine(limits_json: str) -> None:
     """Set the limits that the judge asked for; exits the process when one cannot be set."""
     limits = json.loads(limits_json)
     codecs.lookup("ascii")  # loads the codec while the interpreter's folder can surely be read
+    with contextlib.suppress(OSError):  # where it cannot be set, the limits below still hold
+        Path("/proc/self/oom_score_adj").write_text(FIRST_TO_GO, encoding="ascii")
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, limits["file_bytes"])
     _limit(resource.RLIMIT_AS, limits["address_space_bytes"])
     _limit(resource.RLIMIT_CPU, limits["cpu_time_s"])
-    if limits["processes"] is not None:
-        _limit(resource.RLIMIT_NPROC, limits["processes"])
+    _limit(resource.RLIMIT_NPROC, limits["processes"])
     if limits["uid"] is not None:
         os.setgroups([])
         os.setresgid(limits["uid"], limits["uid"], limits["uid"])
@@ -28,6 +35,8 @@ def confine(limits_json: str) -> None:
     processes.adopt_orphans()
     if limits["parent"] is not None:
         processes.die_with_parent(limits["parent"])  # after the uid: a change of it clears this
+    if limits["filtered"]:
+        system_calls.deny_needless(among_others=limits["parent"] is not None)
 
 
 def _limit(which: int, value: int) -> None:

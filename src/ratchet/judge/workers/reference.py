@@ -6,11 +6,13 @@ this process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +27,10 @@ from ratchet.judge.workers.candidate import Reply, serve
 from ratchet.judge.workers.gate import gate
 from ratchet.judge.workers.shared_batch import SharedBatch
 from ratchet.kernels.problem import Case, Problem, Reference
+from ratchet.kernels.tolerance import Loss, loss_over
+
+MOST_DRAWS, ENOUGH_ELEMENTS = 32, 4096
+"""Draws over which the reference's loss is taken, before an answer is called wrong."""
 
 
 class Worker:
@@ -33,10 +39,12 @@ class Worker:
     def __init__(self) -> None:
         self._problem: Problem | None = None
         self._reference: Reference | None = None
+        self._compiled: Reference | None = None
         self._forms: dict[int, list[Tensor]] = {}
         self._batches: dict[int, SharedBatch] = {}
         self._prepared: list[tuple[list[Tensor], list[Tensor]]] = []
         self._rng = random.Random()
+        self._usual: dict[str, list[Loss]] = {}
 
     def answer(self, message: dict[str, Any], descriptors: list[int]) -> Reply:
         """Do what the judge asks; an exception of the reference's is reported as a KernelError."""
@@ -45,8 +53,10 @@ class Worker:
             "ceilings": self._ceilings,
             "draw": self._draw,
             "check": self._check,
+            "repeats": self._repeats,
             "prepare": self._prepare,
             "go": self._go,
+            "compile": self._compile,
             "release": self._release,
         }
         with torch.no_grad():
@@ -56,11 +66,33 @@ class Worker:
         torch.set_num_threads(message["threads"])
         self._rng = random.Random(message["seed"])
         self._release_all()
+        self._usual.clear()
         self._problem = Problem.from_json(message["problem"])
-        self._reference = self._problem.load_reference()
+        self._reference, self._compiled = self._problem.load_reference(), None
         cases = [self._describe(index, case) for index, case in enumerate(self._problem.cases)]
         failures = gate(self._problem, self._reference, self._rng)
         return {"cases": cases, "gate": failures}, []
+
+    def _compile(self, message: dict[str, Any]) -> Reply:
+        """torch.compile of the reference, called twice on each timed case; KernelError if late."""
+        assert self._problem is not None
+        with _alarm(message["limit_s"]):
+            compiled = self._problem.compile_reference()
+            for case in self._problem.cases:
+                if case.timed:
+                    self._warm(compiled, case)
+        self._compiled = compiled
+        return {"value": None}, []
+
+    def _warm(self, compiled: Reference, case: Case) -> None:
+        assert self._problem is not None
+        for _ in range(2):
+            inputs = self._problem.build_inputs(case, self._rng.getrandbits(48))
+            own = [
+                tensor.clone() if spec.in_place else tensor
+                for spec, tensor in zip(case.inputs, inputs, strict=True)
+            ]
+            compiled(*own, case.scalars)
 
     def _describe(self, index: int, case: Case) -> dict[str, Any]:
         """Run the reference once on a case: the form of its outputs, its time, work and bytes."""
@@ -139,9 +171,40 @@ class Worker:
         oracle = self._call([_widen(tensor) for tensor in batch.inputs[call]], batch.case)
         given, got = batch.inputs[call], batch.answers(call)
         checks = batch.problem.check_outputs(batch.case, given, got, own, oracle)
+        if not batch.problem.check and not all(check.passed for check in checks):
+            # One draw's loss is a noisy bound where outputs are few: nobody is wrong by that alone.
+            checks = batch.problem.tolerance.check_all(got, own, oracle, self._losses(batch.case))
         failed = [(index, check) for index, check in enumerate(checks) if not check.passed]
         index, shown = failed[0] if failed else (0, max(checks, key=lambda c: c.element_ratio))
         return result | {"passed": not failed, "detail": f"output {index}: {shown.detail}"}
+
+    def _repeats(self, message: dict[str, Any]) -> Reply:
+        """Whether the first two calls of a batch wrote the same bits."""
+        batch = self._batches[message["batch"]]
+        pairs = zip(batch.answers(0), batch.answers(1), strict=True)
+        same = all(
+            torch.equal(one.reshape(-1).view(torch.uint8), two.reshape(-1).view(torch.uint8))
+            for one, two in pairs
+            if one.numel()
+        )
+        return {"same": same}, []
+
+    def _losses(self, case: Case) -> list[Loss]:
+        """What each output of the reference loses over several draws of a case."""
+        assert self._problem is not None
+        if case.name not in self._usual:
+            draws: list[tuple[list[Tensor], list[Tensor]]] = []
+            elements = 0
+            while len(draws) < MOST_DRAWS and elements < ENOUGH_ELEMENTS:
+                inputs = self._problem.build_inputs(case, self._rng.getrandbits(48))
+                own = self._call(inputs, case)
+                draws.append((own, self._call([_widen(tensor) for tensor in inputs], case)))
+                elements += min(output.numel() for output in own)
+            outputs = range(len(draws[0][0]))
+            self._usual[case.name] = [
+                loss_over([(own[at], oracle[at]) for own, oracle in draws]) for at in outputs
+            ]
+        return self._usual[case.name]
 
     def _prepare(self, message: dict[str, Any]) -> Reply:
         self._prepared = self._batches[message["batch"]].prepare()
@@ -153,12 +216,9 @@ class Worker:
         With `copy_out` it also writes its outputs to shared memory, as a candidate that returns
         its outputs must do inside its clock.
         """
-        assert self._reference is not None
-        batch, reference, copy_out = (
-            self._batches[message["batch"]],
-            self._reference,
-            message["copy_out"],
-        )
+        batch, copy_out = self._batches[message["batch"]], message["copy_out"]
+        reference = self._compiled if message["compiled"] else self._reference
+        assert reference is not None
         scalars = batch.case.scalars
         began = time.process_time()
         batch.reveal()
@@ -180,6 +240,22 @@ class Worker:
             batch.release()
         self._batches.clear()
         self._forms.clear()
+
+
+@contextlib.contextmanager
+def _alarm(limit_s: float) -> Iterator[None]:
+    """End what runs too long with a KernelError, and this process lives on."""
+
+    def ring(number: int, frame: Any) -> None:
+        raise KernelError(f"torch.compile took longer than {limit_s:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _check_inputs(case: Case, inputs: Sequence[Tensor]) -> None:

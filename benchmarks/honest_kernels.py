@@ -1,0 +1,249 @@
+"""Honest kernels and their problems: variations in C++, what ships, and references in Python.
+
+The same sum in another order, with other threads and other widths is as right as the reference's:
+a judge that calls one of these wrong has too narrow a bound.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from ratchet.errors import RatchetError
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.library import LIBRARY, WorkloadShapes
+from ratchet.kernels.problem import Case, Problem, TensorSpec
+
+DISTRIBUTIONS = ("heavy_tailed", "shifted", "tiny", "large")
+SHAPES = {
+    "batch": 2,
+    "sequence": 64,
+    "hidden": 128,
+    "intermediate": 192,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 32,
+    "vocabulary": 500,
+    "parameters": ((257, 65), (65,)),
+}
+ISAS = ("portable", "avx512", "avx512_bf16", "amx")
+
+HEAD = r"""
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+struct tensor { void* data; int64_t dtype, ndim, size[6], stride[6]; };
+static int64_t elements(const tensor& t) {
+    int64_t n = 1;
+    for (int d = 0; d < t.ndim; ++d) n *= t.size[d];
+    return n;
+}
+#define ENTRY extern "C" int64_t answer(const tensor* t, int64_t, const double* s, int64_t)
+#define IN(at) ((const float*)t[at].data)
+#define OUT(at) ((float*)t[at].data)
+"""
+LOOPS = {
+    "forward": "for (int64_t i = 0; i < n; ++i)",
+    "backward": "for (int64_t i = n; i-- > 0;)",
+    "chunks": "for (int64_t c = 0; c < n; c += 37) for (int64_t i = c; i < c + 37 && i < n; ++i)",
+    "strided": "for (int64_t f = 0; f < 16; ++f) for (int64_t i = f; i < n; i += 16)",
+    "simd": '_Pragma("omp simd") for (int64_t i = 0; i < n; ++i)',
+    "threads": '_Pragma("omp parallel for") for (int64_t i = 0; i < n; ++i)',
+    "dynamic": '_Pragma("omp parallel for schedule(dynamic, 64)") for (int64_t i = 0; i < n; ++i)',
+    "double": "for (int64_t i = 0; i < n; ++i)",
+}
+ELEMENTWISE = {
+    "scaled_silu": "const real x = IN(0)[i]; OUT(1)[i] = (float)(k * x / (1 + exp(-x)));",
+    "gelu": "const real x = IN(0)[i], u = (real)0.7978845608028654 * (x + (real)0.044715 * x * x * "
+    "x); OUT(1)[i] = (float)((real)0.5 * x * (1 + tanh(u)));",
+    "squared_relu": "const real x = IN(0)[i] > 0 ? IN(0)[i] : 0; OUT(1)[i] = (float)(x * x);",
+    "gated": "const real x = IN(0)[i]; OUT(2)[i] = (float)(x / (1 + exp(-x)) * (real)IN(1)[i]);",
+    "residual": "OUT(2)[i] = (float)((real)IN(0)[i] + k * (real)IN(1)[i]);",
+    "momentum": "OUT(0)[i] = (float)(k * (real)IN(0)[i] + (real)IN(1)[i]);",
+}
+SUMS = {
+    "double": "double sum = 0; for (int64_t i = 0; i < n; ++i) sum += v[i]; return (float)sum;",
+    "lanes": "float lane[8] = {}; int64_t i = 0; for (; i + 8 <= n; i += 8) for (int l = 0; l < 8; "
+    "++l) lane[l] += v[i + l]; for (; i < n; ++i) lane[i % 8] += v[i]; for (int w = 4; w; w /= 2) "
+    "for (int l = 0; l < w; ++l) lane[l] += lane[l + w]; return lane[0];",
+    "wide": "float lane[32] = {}; int64_t i = 0; for (; i + 32 <= n; i += 32) for (int l = 0; l < "
+    "32; ++l) lane[l] += v[i + l]; for (; i < n; ++i) lane[i % 32] += v[i]; for (int w = 16; w; "
+    "w /= 2) for (int l = 0; l < w; ++l) lane[l] += lane[l + w]; return lane[0];",
+    "pairwise": "if (n <= 8) { float sum = 0; for (int64_t i = 0; i < n; ++i) sum += v[i]; return "
+    "sum; } return total(v, n / 2) + total(v + n / 2, n - n / 2);",
+    "kahan": "float sum = 0, rest = 0; for (int64_t i = 0; i < n; ++i) { const float y = v[i] - "
+    "rest; volatile float next = sum + y; volatile float high = next - sum; rest = high - y; sum = "
+    "next; } return sum;",
+    "simd": 'float sum = 0; _Pragma("omp simd reduction(+ : sum)") for (int64_t i = 0; i < n; ++i) '
+    "sum += v[i]; return sum;",
+}
+ROWS = {
+    "row_sum": "OUT(1)[r] = total(x, n);",
+    "rms_norm": "for (int64_t i = 0; i < n; ++i) v[i] = x[i] * x[i]; const float scale = 1 / "
+    "std::sqrt(total(v, n) / n + 1e-5f); for (int64_t i = 0; i < n; ++i) OUT(1)[r * n + i] = x[i] "
+    "* scale;",
+    "softmax": "float top = x[0]; for (int64_t i = 1; i < n; ++i) top = std::max(top, x[i]); for "
+    "(int64_t i = 0; i < n; ++i) v[i] = std::exp(x[i] - top); const float sum = total(v, n); for "
+    "(int64_t i = 0; i < n; ++i) OUT(1)[r * n + i] = v[i] / sum;",
+    "centred": "const float mean = total(x, n) / n; for (int64_t i = 0; i < n; ++i) OUT(1)[r * n + "
+    "i] = x[i] - mean;",
+}
+THREADS = {"one thread": "", "threads": '_Pragma("omp parallel for")'}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Honest:
+    """A kernel that is right, and the problem it answers."""
+
+    name: str
+    kernel: Kernel
+    problem: Problem
+
+
+def scaled_silu(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    return (scalars[0] * x / (1 + torch.exp(-x)),)
+
+
+def gelu(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    return (torch.nn.functional.gelu(x, approximate="tanh"),)
+
+
+def squared_relu(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    return (torch.relu(x).square(),)
+
+
+def gated(x: Tensor, y: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    return (torch.nn.functional.silu(x) * y,)
+
+
+def residual(x: Tensor, y: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    return (x + scalars[0] * y,)
+
+
+def momentum(m: Tensor, g: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    """In place: m = k m + g."""
+    return (scalars[0] * m + g,)
+
+
+def row_sum(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    return (x.sum(-1),)
+
+
+def rms_norm(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5),)
+
+
+def softmax(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    return (torch.softmax(x, -1),)
+
+
+def centred(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    return (x - x.mean(-1, keepdim=True),)
+
+
+def honest_kernels(*, with_python: bool = True) -> list[Honest]:
+    """Every honest kernel that this CPU can run."""
+    found = [*_elementwise(), *_rows(), *_shipped()]
+    return [*found, *_references(), *_suite_references()] if with_python else found
+
+
+def problem(name: str, inputs: int, *, in_place: bool = False) -> Problem:
+    """A problem with a timed case, one small case for each distribution and a hidden shape."""
+
+    def case(title: str, shape: tuple[int, ...], distribution: str, **flags: bool) -> Case:
+        specs = [
+            TensorSpec(
+                shape=shape,
+                dtype="float32",
+                distribution=distribution,
+                in_place=in_place and place == 0,
+            )
+            for place in range(inputs)
+        ]
+        return Case(name=title, inputs=tuple(specs), scalars=(0.75,), **flags)
+
+    cases = [case("timed", (64, 256), "normal", timed=True)]
+    cases += [case(one, (7, 61), one) for one in DISTRIBUTIONS]
+    cases.append(case("hidden", (5, 129), "normal", hidden=True))
+    return Problem(name=name, reference=f"honest_kernels:{name}", cases=tuple(cases))
+
+
+def _elementwise() -> Iterator[Honest]:
+    for (name, body), (style, loop) in product(ELEMENTWISE.items(), LOOPS.items()):
+        real = "double" if style == "double" else "float"
+        setup = f"typedef {real} real; const int64_t n = elements(t[0]); const real k = (real)s[0];"
+        source = f"{HEAD}using namespace std;\nENTRY {{ {setup} (void)k;\n{loop} {{ {body} }}\n"
+        inputs = 2 if name in ("gated", "residual", "momentum") else 1
+        yield Honest(
+            name=f"{name}, {style}",
+            kernel=_cpp(f"{source}return 0; }}"),
+            problem=problem(name, inputs, in_place=name == "momentum"),
+        )
+
+
+def _rows() -> Iterator[Honest]:
+    for (name, body), (style, total), (how, pragma) in product(
+        ROWS.items(), SUMS.items(), THREADS.items()
+    ):
+        source = (
+            f"{HEAD}#include <algorithm>\nstatic float total(const float* v, int64_t n) {{ {total} "
+            "}\nENTRY { const int64_t n = t[0].size[t[0].ndim - 1], rows = elements(t[0]) / n;\n"
+            f"{pragma} for (int64_t r = 0; r < rows; ++r) {{ std::vector<float> held(n); float* v "
+            f"= held.data(); (void)v; const float* x = IN(0) + r * n;\n{body} }}\nreturn 0; }}"
+        )
+        yield Honest(name=f"{name}, {style}, {how}", kernel=_cpp(source), problem=problem(name, 1))
+
+
+def _shipped() -> Iterator[Honest]:
+    """The library's kernels in every variant that this CPU runs, in both dtypes."""
+    from ratchet.devices.probe import best_isa
+
+    runnable = ISAS[: ISAS.index(best_isa()) + 1]
+    for dtype, isa, (name, library) in product(("float32", "bfloat16"), runnable, LIBRARY.items()):
+        shapes = WorkloadShapes(**SHAPES, dtype=dtype)
+        asked = library.problems(shapes)
+        for kernel in library.kernels(isa):
+            for one in asked:
+                if one.name == kernel.entry:
+                    title = f"{name}: {kernel.entry}, {isa}, {dtype}"
+                    yield Honest(name=title, kernel=kernel, problem=one)
+
+
+def _references() -> Iterator[Honest]:
+    """The library's references, called from Python."""
+    for library in LIBRARY.values():
+        for one in library.problems(WorkloadShapes(**SHAPES, dtype="float32")):
+            yield _as_candidate(one, f"reference of {one.name}")
+
+
+def _suite_references() -> Iterator[Honest]:
+    """The references of the suite of training work, at its smallest sizes."""
+    if importlib.util.find_spec("ratchet.kernels.suites") is None:
+        return
+    from ratchet.kernels.suites import load_suite
+
+    for one in load_suite("training"):
+        try:
+            yield _as_candidate(one.at("ci"), f"suite: {one.name}")
+        except RatchetError:
+            continue  # it has no case of that size
+
+
+def _as_candidate(asked: Problem, name: str) -> Honest:
+    module, _, function = asked.reference.partition(":")
+    source = (
+        f"from {module} import {function} as reference\n"
+        "def answer(*given):\n    return reference(*given)\n"
+    )
+    kernel = Kernel(name="honest", language="torch", source=source, entry="answer")
+    return Honest(name=name, kernel=kernel, problem=asked)
+
+
+def _cpp(source: str) -> Kernel:
+    return Kernel(name="honest", language="cpp", source=source, entry="answer")

@@ -1,0 +1,176 @@
+"""`ratchet judge`: one verdict, or the table of a suite."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ratchet.cli.app import Debug, Json, LedgerUrl, app, print_json
+from ratchet.cli.judging import (
+    PROBLEM_HELP,
+    EntryName,
+    ScaleFactor,
+    TierName,
+    parse_scale,
+    parse_tier,
+)
+from ratchet.errors import RatchetError
+
+if TYPE_CHECKING:
+    from ratchet.optimize.suite import Suite
+    from ratchet.optimize.suite_score import SuiteRow
+    from ratchet.optimize.verdicts import JudgedKernel, RecordedJudge, Terms
+
+PROVEN, NOT_PROVEN, INTERRUPTED = 0, 1, 130
+
+
+@app.command()
+def judge(
+    problem: Annotated[
+        str | None,
+        typer.Argument(help=PROBLEM_HELP),
+    ] = None,
+    kernel: Annotated[Path | None, typer.Argument(help="A file: .cpp, .py or .hip.")] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Judge every problem of a suite that ships: training."),
+    ] = None,
+    kernelbench: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Judge every problem of a level of a KernelBench clone."),
+    ] = None,
+    level: Annotated[int, typer.Option(min=1, help="KernelBench's level.")] = 1,
+    candidate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|DIR",
+            help="Who answers: library (default for a suite that ships), eager, torch.compile "
+            "(default for KernelBench), or a folder of kernels named after their problems.",
+        ),
+    ] = None,
+    entry: EntryName = None,
+    tier: TierName = "cpu",
+    scale: ScaleFactor = "auto",
+    time_limit: Annotated[
+        str, typer.Option("--time-limit", metavar="TIME", help="For each verdict: 30s, 5m.")
+    ] = "60s",
+    against_compile: Annotated[
+        bool | None,
+        typer.Option(
+            "--against-compile/--eager-only",
+            help="Time torch.compile of the reference too. Default: for every problem of a suite, "
+            "unless torch.compile is the candidate.",
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Judge anew what the ledger knows of a suite's kernels.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the JSON and the pages.")] = Path(
+        "ratchet-out"
+    ),
+    ledger: LedgerUrl = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Is a kernel right, and is it faster? The verdict, its evidence and its page.
+
+    Exit code 0: proven; for a suite: every kernel that was judged is right. 1: anything else.
+    """
+    from ratchet.judge.api import as_kernel, as_problem
+    from ratchet.optimize.suite_candidates import kernelbench_suite, training_suite
+    from ratchet.optimize.verdict_files import check_out
+    from ratchet.optimize.verdicts import RecordedJudge, Terms, parse_time_limit_s
+
+    limit_s, sizes, factor = parse_time_limit_s(time_limit), parse_tier(tier), parse_scale(scale)
+    _check_form(problem, kernel, suite, kernelbench)
+    if problem is not None and candidate is not None:
+        raise RatchetError("--candidate answers a suite: with PROBLEM KERNEL leave it out")
+    if problem is not None and kernel is not None:
+        asked = as_problem(problem, tier=sizes, scale=factor)
+        given = as_kernel(kernel, asked, entry=entry)
+        terms = Terms(time_limit_s=limit_s, against_compile=bool(against_compile))
+        check_out(out)
+        with RecordedJudge(ledger) as court:
+            code = _report_one(court.judge(given, asked, terms), out, as_json)
+        raise typer.Exit(code)
+    if kernelbench is not None:
+        who = candidate or "torch.compile"
+        questions = kernelbench_suite(kernelbench, level=level, scale=factor, candidate=who)
+    else:
+        assert suite is not None
+        who = candidate or "library"
+        questions = training_suite(suite, tier=sizes, candidate=who)
+    compiled = who != "torch.compile" if against_compile is None else against_compile
+    terms = Terms(time_limit_s=limit_s, against_compile=compiled)
+    check_out(out)
+    with RecordedJudge(ledger) as court:
+        code = _judge_suite(questions, court, terms, fresh, out, as_json)
+    raise typer.Exit(code)
+
+
+def _check_form(
+    problem: str | None, kernel: Path | None, suite: str | None, kernelbench: Path | None
+) -> None:
+    """One of three: PROBLEM and KERNEL, --suite, --kernelbench."""
+    given = [problem is not None, suite is not None, kernelbench is not None]
+    if sum(given) != 1:
+        raise RatchetError(
+            "judge takes one of PROBLEM KERNEL, --suite NAME and --kernelbench DIR: "
+            f"{sum(given)} were given"
+        )
+    if problem is not None and kernel is None:
+        raise RatchetError(f"problem {problem!r} has no kernel beside it: give its file too")
+
+
+def _report_one(judged: JudgedKernel, out: Path, as_json: bool) -> int:
+    from ratchet.optimize.verdict_files import write_verdict
+    from ratchet.report.verdict_page import render_verdict_page
+    from ratchet.report.verdict_table import print_verdict
+
+    document = judged.to_json() | {"paths": write_verdict(judged, out, render_verdict_page)}
+    if as_json:
+        print_json(
+            judged.verdict
+            | {
+                "kernel": judged.kernel["name"],
+                "problem": judged.problem["name"],
+                "judged_at": judged.judged_at,
+                "paths": document["paths"],
+            }
+        )
+    else:
+        print_verdict(document)
+    return PROVEN if judged.verdict["status"] == "proven" else NOT_PROVEN
+
+
+def _judge_suite(
+    suite: Suite, court: RecordedJudge, terms: Terms, fresh: bool, out: Path, as_json: bool
+) -> int:
+    from ratchet.optimize.suite import SuiteRun, all_right
+    from ratchet.optimize.verdict_files import write_suite, write_verdict
+    from ratchet.report.suite_page import render_suite_page
+    from ratchet.report.suite_progress import SuiteProgress
+    from ratchet.report.suite_table import print_suite
+    from ratchet.report.verdict_page import render_verdict_page
+
+    pages: dict[str, str] = {}
+    run = SuiteRun(suite=suite, judge=court, terms=terms, fresh=fresh)
+    with SuiteProgress(len(suite.questions)) as progress:
+
+        def keep(row: SuiteRow, judged: JudgedKernel | None) -> None:
+            if judged is not None:
+                pages[row.name] = write_verdict(judged, out, render_verdict_page)["page"]
+            progress.show(row.model_dump(mode="json"))
+
+        with contextlib.suppress(KeyboardInterrupt):  # then the table of what is there is printed
+            run.run(keep)
+    result = run.result()
+    document = result.model_dump(mode="json")
+    document |= {"paths": write_suite(result, pages, out, render_suite_page)}
+    (print_json if as_json else print_suite)(document)
+    if result.interrupted:
+        return INTERRUPTED
+    return PROVEN if all_right(result.rows) else NOT_PROVEN

@@ -1,0 +1,78 @@
+"""`ratchet.judge(kernel, problem)`: one verdict from a path or a name, as a library call."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Problem, Tier
+
+if TYPE_CHECKING:
+    from ratchet.judge.verdict import Verdict
+
+TIME_LIMIT_S = 60.0
+Scale = float | Literal["auto"] | None
+
+
+def judge(
+    kernel: Kernel | str | os.PathLike[str],
+    problem: Problem | str | os.PathLike[str],
+    *,
+    entry: str | None = None,
+    tier: Tier = "cpu",
+    scale: Scale = "auto",
+    time_limit_s: float = TIME_LIMIT_S,
+    against_compile: bool = False,
+    threads: int | None = None,
+    seed: int | None = None,
+) -> Verdict:
+    """Judge one kernel on one problem; nothing is stored.
+
+    `kernel` is a file (.cpp, .py, .hip) or a Kernel; `problem` a file in KernelBench's form or
+    ours, the name of a suite's problem, or a Problem. `tier` picks the cases of a problem that is
+    named or read; a Problem is judged on the cases that it has. `entry` is the function to call
+    where the file does not say it by its problem's name. `scale` shrinks a KernelBench problem.
+
+    Raises:
+        RatchetError: a file that cannot be read or is not what it should be, an unknown name.
+    """
+    from ratchet.judge.kernel_trial import KernelJudge
+
+    asked = as_problem(problem, tier=tier, scale=scale)
+    with KernelJudge(threads=threads) as court:
+        return court.judge(
+            as_kernel(kernel, asked, entry=entry),
+            asked,
+            time_limit_s=time_limit_s,
+            seed=seed,
+            against_compile=against_compile,
+        )
+
+
+def as_problem(
+    problem: Problem | str | os.PathLike[str], *, tier: Tier = "cpu", scale: Scale = "auto"
+) -> Problem:
+    """The problem of a file or a name; a Problem as it is."""
+    if isinstance(problem, Problem):
+        return problem
+    from ratchet.kernels.problem_file import load_problem
+
+    return load_problem(os.fspath(problem), scale=scale, tier=tier)
+
+
+def as_kernel(
+    kernel: Kernel | str | os.PathLike[str], problem: Problem, *, entry: str | None = None
+) -> Kernel:
+    """The kernel of a file; its entry is the problem's name where the file holds one of it."""
+    if isinstance(kernel, Kernel):
+        return kernel
+    from ratchet.kernels.problem_file import load_kernel
+
+    return load_kernel(Path(kernel), entry=entry or default_entry(problem))
+
+
+def default_entry(problem: Problem) -> str | None:
+    """What a kernel of this problem is called where nobody says otherwise."""
+    return problem.name if problem.name.isidentifier() else None

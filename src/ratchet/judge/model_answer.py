@@ -1,0 +1,36 @@
+"""Kernels for problems in KernelBench's format: a class that is built, not a function."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Problem
+from ratchet.kernels.problem_file import built_in_kernel
+
+LOADED = """\
+from ratchet.judge.workers.candidate_model import load_model
+
+{entry} = load_model({source!r}, {entry!r}, **{form!r})
+"""
+
+
+def runnable(kernel: Kernel, problem: Problem) -> Kernel:
+    """The kernel as the worker calls it: f(*tensors, scalars), whatever form its problem has."""
+    if problem.model is None or kernel.language != "torch" or not problem.cases:
+        return kernel
+    form = problem.model
+    specs = problem.cases[0].inputs[: len(form.state)]
+    given: dict[str, object] = {
+        "init": form.init,
+        "arguments": form.arguments,
+        "state": [
+            (name, spec.shape, spec.dtype) for name, spec in zip(form.state, specs, strict=True)
+        ],
+        "training": form.training,
+    }
+    if kernel == built_in_kernel(problem, "torch.compile"):
+        inputs = problem.cases[0].inputs[len(form.state) :]
+        given["warm_up"] = [(spec.shape, spec.dtype) for spec in inputs]
+    source = LOADED.format(entry=kernel.entry, source=kernel.source, form=given)
+    return replace(kernel, source=source)

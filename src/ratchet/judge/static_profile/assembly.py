@@ -1,0 +1,174 @@
+"""Reads the assembly text that LLVM's AMD backend writes: resources, instructions, loops.
+
+The text comes from the process of a candidate: it is read as text, and nothing is believed about
+its form.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+MAX_LINES, MAX_LOOPS = 100_000, 256
+"""No kernel comes near; a text made to keep the judge busy might."""
+LABEL = re.compile(r"^([A-Za-z_.$][\w.$]*):")
+INSTRUCTION = re.compile(r"^\s+([a-z][a-z0-9_]*)(?:\s+(.*))?$")
+KERNEL_ITEM = re.compile(r"^  - \.")
+KERNEL_KEY = re.compile(r"^(?:  - |    )\.(\w+):\s*(\S.*)?$")
+OCCUPANCY = re.compile(r"^; Occupancy: (\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One line of machine code; `depth` counts the loops around it."""
+
+    name: str
+    operands: str
+    depth: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelCode:
+    """One kernel: what its metadata says, and its instructions in order."""
+
+    name: str
+    metadata: dict[str, str]
+    instructions: list[Instruction]
+    loops: list[tuple[int, int]]
+    """First and last instruction of each loop, inner ones included."""
+    llvm_occupancy: int | None
+    """Waves per SIMD as LLVM reckons them, for comparison."""
+
+    def number(self, key: str) -> int:
+        """A number of the metadata, such as `vgpr_count`; 0 where it lacks."""
+        text = self.metadata.get(key, "")
+        return int(text) if text.isdecimal() else 0
+
+    @property
+    def agprs(self) -> int:
+        """Accumulation registers of a lane."""
+        return self.number("agpr_count")
+
+    @property
+    def total_vgprs(self) -> int:
+        """All vector registers of a lane, accumulation registers among them."""
+        return self.number("vgpr_count")
+
+    @property
+    def vgprs(self) -> int:
+        """Architected vector registers: AGPRs start at a multiple of four behind them."""
+        return self.total_vgprs - self.agprs
+
+    @property
+    def spills(self) -> int:
+        """Registers written to memory, or to lanes of others, for want of registers."""
+        return self.number("vgpr_spill_count") + self.number("sgpr_spill_count")
+
+    def hot_loop(self) -> list[Instruction]:
+        """The innermost loop with most matrix instructions, else the longest; else everything."""
+        inner = [one for one in self.loops if not any(_inside(other, one) for other in self.loops)]
+        bodies = [self.instructions[first : last + 1] for first, last in inner]
+        return max(bodies, key=_weight, default=self.instructions)
+
+
+@dataclass(slots=True)
+class _Body:
+    """A function while its lines are read."""
+
+    instructions: list[Instruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+    occupancy: int | None = None
+
+
+def parse(text: str) -> list[KernelCode]:
+    """Every kernel that the metadata at the end of the text lists; none of an endless text."""
+    if text.count("\n") > MAX_LINES:
+        return []
+    bodies = _bodies(text)
+    found = []
+    for metadata in _metadata(text):
+        name = metadata.get("name", "").strip("'\"")
+        body = bodies.get(name)
+        if body is not None:
+            found.append(_kernel(name, metadata, body))
+    return found
+
+
+def _kernel(name: str, metadata: dict[str, str], body: _Body) -> KernelCode:
+    loops = _loops(body)
+    steps = [0] * (len(body.instructions) + 1)
+    for first, last in loops:
+        steps[first] += 1
+        steps[last + 1] -= 1
+    depths = itertools.accumulate(steps[:-1])
+    nested = [
+        Instruction(one.name, one.operands, depth)
+        for one, depth in zip(body.instructions, depths, strict=True)
+    ]
+    return KernelCode(
+        name=name,
+        metadata=metadata,
+        instructions=nested,
+        loops=loops,
+        llvm_occupancy=body.occupancy,
+    )
+
+
+def _bodies(text: str) -> dict[str, _Body]:
+    """The lines of each function, by its name; a function ends where another section begins."""
+    bodies: dict[str, _Body] = {}
+    current = _Body()
+    for line in text.splitlines():
+        if label := LABEL.match(line):
+            name = label.group(1)
+            if not name.startswith((".L", "$")):
+                current = bodies.setdefault(name, _Body())
+            else:
+                current.labels[name] = len(current.instructions)
+        elif found := OCCUPANCY.match(line):
+            current.occupancy = int(found.group(1))
+        elif found := INSTRUCTION.match(line):
+            operands = re.split(r";|//", found.group(2) or "", maxsplit=1)[0].strip()
+            current.instructions.append(Instruction(found.group(1), operands))
+    return bodies
+
+
+def _loops(body: _Body) -> list[tuple[int, int]]:
+    """Backward branches; those to one place are one loop."""
+    ends: dict[int, int] = {}
+    for index, one in enumerate(body.instructions):
+        if one.name.startswith(("s_cbranch", "s_branch")):
+            target = body.labels.get(one.operands.split(",")[-1].strip())
+            if target is not None and target <= index:
+                ends[target] = max(index, ends.get(target, index))
+    return sorted(ends.items())[:MAX_LOOPS]
+
+
+def _metadata(text: str) -> Iterator[dict[str, str]]:
+    _, _, rest = text.partition(".amdgpu_metadata")
+    block, _, _ = rest.partition(".end_amdgpu_metadata")
+    current: dict[str, str] | None = None
+    for line in block.splitlines():
+        if KERNEL_ITEM.match(line):
+            if current is not None:
+                yield current
+            current = {}
+        elif not line.startswith(" "):
+            if current is not None:
+                yield current
+            current = None
+        if current is not None and (found := KERNEL_KEY.match(line)):
+            current[found.group(1)] = (found.group(2) or "").strip()
+    if current is not None:
+        yield current
+
+
+def _inside(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one != other and other[0] <= one[0] and one[1] <= other[1]
+
+
+def _weight(body: list[Instruction]) -> tuple[int, int]:
+    matrix = sum(one.name.startswith(("v_mfma", "v_wmma", "v_smfmac")) for one in body)
+    return matrix, len(body)

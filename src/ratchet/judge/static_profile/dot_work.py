@@ -1,0 +1,321 @@
+"""How many operations the `tl.dot`s of one launch make, from Triton's first intermediate form.
+
+The text (TTIR) is structured: loops with bounds, branches, one operation a line. Bounds are mostly
+arithmetic on the kernel's integer arguments and the program's place in the grid, which are known
+here, so the trips of each loop can be counted without running anything. What cannot be known (a
+bound read from memory) counts as never run, and the sum is then marked as a lower bound.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+MAX_PROGRAMS, MAX_STEPS = 4096, 200_000
+"""Programs that are looked at, and lines that are read for all of them."""
+PARAMETER = re.compile(r"(%[\w.#]+): ")
+ASSIGNED = re.compile(r"^(%[\w.#]+)(?::(\d+))? = (.*)$")
+MAX_LINE = 20_000
+LOCATION = re.compile(r"\s*loc\([^()]*(?:\([^()]*\)[^()]*)*\)")
+TENSOR = re.compile(r"tensor<((?:\d+x)+)[^>]*>")
+FOR = re.compile(r"scf\.for (?:unsigned )?(%[\w.#]+) = (%[\w.#]+) to (%[\w.#]+) step (%[\w.#]+)")
+VALUE = re.compile(r"%[\w.#]+")
+WORD = 1 << 63
+AXES = {"x": 0, "y": 1, "z": 2}
+
+Environment = dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DotWork:
+    """Operations of all the dots of a launch; `exact` unless something was not known or sampled."""
+
+    flops: float
+    exact: bool
+
+
+@dataclass(slots=True)
+class _Operation:
+    """One line, and the blocks that it opens."""
+
+    text: str
+    blocks: list[list[_Operation]] = field(default_factory=list)
+    dots: bool = False
+    """Whether a dot stands here or inside."""
+
+
+def dot_work(ttir: str, grid: Sequence[int], arguments: Sequence[object]) -> DotWork | None:
+    """The work of one launch; `arguments` are the kernel's own, in order, without constants.
+
+    None where the text is not understood.
+    """
+    parsed = _parse(ttir)
+    if parsed is None:
+        return None
+    names, body = parsed
+    if not _has_dots(body):
+        return DotWork(flops=0.0, exact=True)
+    known = {
+        name: int(value)
+        for name, value in zip(names, arguments, strict=False)
+        if isinstance(value, int)
+    }
+    return _over_grid(body, known, [max(1, int(size)) for size in grid])
+
+
+class DotCounter:
+    """Counts launches, alike ones once; what a hostile kernel makes endless is not counted."""
+
+    def __init__(self, time_limit_s: float) -> None:
+        self._left_s = time_limit_s
+        self._known: dict[str, DotWork | None] = {}
+
+    def count(self, ttir: str, grid: Sequence[int], arguments: Sequence[object]) -> DotWork | None:
+        """As `dot_work`; None too when the time for all of them is over."""
+        numbers = [one if isinstance(one, int) else None for one in arguments]
+        key = f"{hash(ttir)} {list(grid)} {numbers}"
+        if key not in self._known and self._left_s > 0:
+            began = time.monotonic()
+            self._known[key] = dot_work(ttir, grid, arguments)
+            self._left_s -= time.monotonic() - began
+        return self._known.get(key)
+
+
+def _over_grid(body: list[_Operation], known: Environment, grid: Sequence[int]) -> DotWork:
+    programs = math.prod(grid)
+    counter = _Counter(grid)
+    places = _spread(programs)
+    counted: list[float] = []
+    for place in places:
+        x, rest = place % grid[0], place // grid[0]
+        counter.place = (x, rest % grid[1], rest // grid[1])
+        flops = counter.block(body, dict(known))
+        if counter.steps > MAX_STEPS:
+            break
+        counted.append(flops)
+    if not counted:
+        return DotWork(flops=0.0, exact=False)
+    sampled = len(counted) < len(places) or (counter.varies and len(places) < programs)
+    mean = sum(counted) / len(counted)
+    return DotWork(flops=mean * programs, exact=counter.exact and not sampled)
+
+
+def _spread(programs: int) -> Sequence[int]:
+    """Every program, or some that were drawn where they are many: a pattern could hit a pattern."""
+    if programs <= MAX_PROGRAMS:
+        return range(programs)
+    return random.Random(programs).sample(range(programs), MAX_PROGRAMS)
+
+
+class _Counter:
+    """Runs the integers of one program, and adds up its dots."""
+
+    def __init__(self, grid: Sequence[int]) -> None:
+        self.grid = grid
+        self.place = (0, 0, 0)
+        self.exact = True
+        self.varies = False
+        """Whether a loop or a branch depends on the program's place in the grid."""
+        self.steps = 0
+        self._placed: set[str] = set()
+
+    def block(self, operations: Sequence[_Operation], known: Environment) -> float:
+        """Operations of the dots of a block, run once."""
+        return sum(self._operation(one, known) for one in operations)
+
+    def _operation(self, one: _Operation, known: Environment) -> float:
+        self.steps += 1
+        found = ASSIGNED.match(one.text)
+        name, text = (found.group(1), found.group(3)) if found else ("", one.text)
+        if text.startswith("scf.for"):
+            return self._loop(one, text, known)
+        if text.startswith("scf.if"):
+            return self._branch(one, text, known)
+        if one.blocks:
+            return self._unknown(one)
+        if text.startswith(("tt.dot ", "tt.dot_scaled ")):
+            return _dot_flops(text)
+        if name and (value := self._value(text, known)) is not None and abs(value) < WORD:
+            known[name] = value
+            operands = VALUE.findall(text)
+            if text.startswith("tt.get_program_id") or self._placed.intersection(operands):
+                self._placed.add(name)
+        return 0.0
+
+    def _loop(self, one: _Operation, text: str, known: Environment) -> float:
+        body = one.blocks[0] if one.blocks else []
+        if not one.dots:
+            return 0.0
+        found = FOR.match(text)
+        bounds = [known.get(name) for name in found.groups()[1:]] if found else []
+        if found is None or None in bounds or not bounds[2]:
+            self.exact = False
+            return 0.0
+        if self._placed.intersection(found.groups()[1:]):
+            self.varies = True
+            self._placed.add(found.group(1))
+        first, last, step = (bound or 0 for bound in bounds)
+        trips = max(0, -(-(last - first) // step))
+        if not any(inner.blocks and inner.dots for inner in body):
+            return trips * self.block(body, dict(known)) if trips else 0.0
+        return self._each_trip(body, known, found.group(1), range(first, last, step))
+
+    def _each_trip(
+        self, body: Sequence[_Operation], known: Environment, name: str, values: Sequence[int]
+    ) -> float:
+        total = 0.0
+        for value in values:
+            if self.steps > MAX_STEPS:
+                self.exact = False
+                break
+            total += self.block(body, {**known, name: value})
+        return total
+
+    def _branch(self, one: _Operation, text: str, known: Environment) -> float:
+        found = VALUE.search(text)
+        condition = known.get(found.group()) if found else None
+        if found is None or condition is None:
+            return self._unknown(one)
+        self.varies |= one.dots and found.group() in self._placed
+        taken = 0 if condition else 1
+        return self.block(one.blocks[taken], dict(known)) if taken < len(one.blocks) else 0.0
+
+    def _unknown(self, one: _Operation) -> float:
+        if one.dots:
+            self.exact = False
+        return 0.0
+
+    def _value(self, text: str, known: Environment) -> int | None:
+        """The integer that a line gives, where its operands are known."""
+        operation, _, rest = text.partition(" ")
+        if operation == "arith.constant":
+            word = rest.split(" ")[0]
+            return {"true": 1, "false": 0}.get(word, _integer(word))
+        if operation == "tt.get_program_id":
+            return self.place[AXES.get(rest[:1], 0)]
+        if operation == "tt.get_num_programs":
+            return self.grid[AXES.get(rest[:1], 0)]
+        operands = [known.get(name) for name in VALUE.findall(rest)]
+        if not operands or None in operands:
+            return None
+        values = [one for one in operands if one is not None]
+        return _arithmetic(operation, rest, values)
+
+
+def _arithmetic(operation: str, rest: str, values: Sequence[int]) -> int | None:
+    if operation in ("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast"):
+        return values[0]
+    if operation == "arith.select" and len(values) == 3:
+        return values[1] if values[0] else values[2]
+    if len(values) != 2:
+        return None
+    a, b = values
+    if operation == "arith.cmpi":
+        return _compare(rest.split(",")[0].strip(), a, b)
+    if operation in ("arith.divsi", "arith.divui", "arith.remsi", "arith.remui"):
+        return _divide(operation, a, b)
+    if operation == "arith.ceildivsi" and b:
+        return -(-a // b)
+    simple = {
+        "arith.addi": a + b,
+        "arith.subi": a - b,
+        "arith.muli": a * b,
+        "arith.minsi": min(a, b),
+        "arith.minui": min(a, b),
+        "arith.maxsi": max(a, b),
+        "arith.maxui": max(a, b),
+        "arith.andi": a & b,
+        "arith.ori": a | b,
+        "arith.xori": a ^ b,
+    }
+    return simple.get(operation)
+
+
+def _compare(how: str, a: int, b: int) -> int | None:
+    order = how[1:] if how[0] in "su" else how
+    answers = {"eq": a == b, "ne": a != b, "lt": a < b, "le": a <= b, "gt": a > b, "ge": a >= b}
+    found = answers.get(order)
+    return None if found is None else int(found)
+
+
+def _divide(operation: str, a: int, b: int) -> int | None:
+    """Towards zero, as the hardware does."""
+    if b == 0:
+        return None
+    quotient = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+    return quotient if operation.startswith("arith.div") else a - quotient * b
+
+
+def _dot_flops(text: str) -> float:
+    """2 m n k, with the batch where there is one, from the types of a dot's operands."""
+    shapes = [
+        [int(size) for size in found.rstrip("x").split("x")] for found in TENSOR.findall(text)
+    ]
+    if len(shapes) < 3 or len(shapes[0]) < 2 or len(shapes[-1]) < 2:
+        return 0.0
+    packed = 2 if text.startswith("tt.dot_scaled") and "e2m1" in text.split(":")[0] else 1
+    return 2.0 * math.prod(shapes[-1]) * shapes[0][-1] * packed
+
+
+def _has_dots(operations: Sequence[_Operation]) -> bool:
+    return any(one.dots for one in operations)
+
+
+def _mark_dots(operations: Sequence[_Operation]) -> bool:
+    for one in operations:
+        inside = [_mark_dots(block) for block in one.blocks]
+        one.dots = any(inside) or "tt.dot" in one.text
+    return _has_dots(operations)
+
+
+def _scalars_and_dots(operations: Sequence[_Operation]) -> list[_Operation]:
+    """Without the lines that neither lead to a dot nor give a single number."""
+    kept = []
+    for one in operations:
+        one.blocks = [_scalars_and_dots(block) for block in one.blocks]
+        if one.dots or not (one.blocks or "tensor<" in one.text):
+            kept.append(one)
+    return kept
+
+
+def _integer(text: str) -> int | None:
+    try:
+        return int(text)
+    except ValueError:
+        return None
+
+
+def _parse(ttir: str) -> tuple[list[str], list[_Operation]] | None:
+    """The parameters and operations of the kernel; None where the text has no such form."""
+    lines = (LOCATION.sub("", line[:MAX_LINE]).strip() for line in ttir.splitlines())
+    for line in lines:
+        if line.startswith("tt.func") and line.endswith("{"):
+            body = _block(lines)
+            _mark_dots(body)
+            return PARAMETER.findall(line), _scalars_and_dots(body)
+    return None
+
+
+def _block(lines: Iterator[str]) -> list[_Operation]:
+    """Operations up to the brace that closes this block; a deeper nesting than 64 ends it."""
+    stack: list[list[_Operation]] = [[]]
+    for line in lines:
+        if line.startswith("}"):
+            if len(stack) == 1:
+                break
+            stack.pop()
+            if line.endswith("{"):  # `} else {` or `} do {`: a further block of the same operation
+                stack.append([])
+                stack[-2][-1].blocks.append(stack[-1])
+        elif line:
+            operation = _Operation(line)
+            stack[-1].append(operation)
+            if line.endswith("{") and len(stack) < 64:
+                block: list[_Operation] = []
+                operation.blocks.append(block)
+                stack.append(block)
+    return stack[0]

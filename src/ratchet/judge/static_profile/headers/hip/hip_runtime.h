@@ -1,0 +1,100 @@
+// What a HIP kernel needs to be compiled where ROCm is not installed: index variables, barriers,
+// atomics, shuffles and the functions of one hardware instruction. Device code only.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#define __global__ __attribute__((global))
+#define __device__ __attribute__((device))
+#define __host__ __attribute__((host))
+#define __shared__ __attribute__((shared))
+#define __constant__ __attribute__((constant))
+#define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(threads, ...) \
+  __attribute__((amdgpu_flat_work_group_size(1, threads)))
+#define RATCHET_DEVICE static inline __attribute__((device)) __attribute__((always_inline))
+
+#define RATCHET_INDEX(name, x_of, y_of, z_of)                                    \
+  struct ratchet_##name {                                                        \
+    struct along_x { __device__ operator unsigned() const { return x_of; } } x;  \
+    struct along_y { __device__ operator unsigned() const { return y_of; } } y;  \
+    struct along_z { __device__ operator unsigned() const { return z_of; } } z;  \
+  };                                                                             \
+  static __device__ const ratchet_##name name = {};
+
+RATCHET_INDEX(threadIdx, __builtin_amdgcn_workitem_id_x(), __builtin_amdgcn_workitem_id_y(),
+              __builtin_amdgcn_workitem_id_z())
+RATCHET_INDEX(blockIdx, __builtin_amdgcn_workgroup_id_x(), __builtin_amdgcn_workgroup_id_y(),
+              __builtin_amdgcn_workgroup_id_z())
+RATCHET_INDEX(blockDim, __builtin_amdgcn_workgroup_size_x(), __builtin_amdgcn_workgroup_size_y(),
+              __builtin_amdgcn_workgroup_size_z())
+RATCHET_INDEX(gridDim, __builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x(),
+              __builtin_amdgcn_grid_size_y() / __builtin_amdgcn_workgroup_size_y(),
+              __builtin_amdgcn_grid_size_z() / __builtin_amdgcn_workgroup_size_z())
+#undef RATCHET_INDEX
+
+#define warpSize __builtin_amdgcn_wavefrontsize()
+
+typedef _Float16 __half;
+typedef _Float16 half;
+typedef __bf16 __hip_bfloat16;
+typedef float float2 __attribute__((ext_vector_type(2)));
+typedef float float4 __attribute__((ext_vector_type(4)));
+typedef int int2 __attribute__((ext_vector_type(2)));
+typedef int int4 __attribute__((ext_vector_type(4)));
+typedef unsigned uint2 __attribute__((ext_vector_type(2)));
+typedef unsigned uint4 __attribute__((ext_vector_type(4)));
+typedef struct ihipStream_t* hipStream_t;
+
+RATCHET_DEVICE void __syncthreads() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+RATCHET_DEVICE void __threadfence() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
+
+RATCHET_DEVICE int __shfl(int value, int lane) {
+  return __builtin_amdgcn_ds_bpermute(lane << 2, value);
+}
+RATCHET_DEVICE float __shfl(float value, int lane) {
+  return __builtin_bit_cast(float, __shfl(__builtin_bit_cast(int, value), lane));
+}
+RATCHET_DEVICE int ratchet_lane() {
+  return __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0));
+}
+template <typename T> RATCHET_DEVICE T __shfl_xor(T value, int mask) {
+  return __shfl(value, ratchet_lane() ^ mask);
+}
+template <typename T> RATCHET_DEVICE T __shfl_down(T value, int by) {
+  return __shfl(value, ratchet_lane() + by);
+}
+template <typename T> RATCHET_DEVICE T __shfl_up(T value, int by) {
+  return __shfl(value, ratchet_lane() - by);
+}
+template <typename T> RATCHET_DEVICE T atomicAdd(T* place, T value) {
+  return __hip_atomic_fetch_add(place, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+template <typename T> RATCHET_DEVICE T atomicMax(T* place, T value) {
+  return __hip_atomic_fetch_max(place, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+
+RATCHET_DEVICE float expf(float x) { return __builtin_expf(x); }
+RATCHET_DEVICE float exp2f(float x) { return __builtin_exp2f(x); }
+RATCHET_DEVICE float logf(float x) { return __builtin_logf(x); }
+RATCHET_DEVICE float log2f(float x) { return __builtin_log2f(x); }
+RATCHET_DEVICE float sqrtf(float x) { return __builtin_sqrtf(x); }
+RATCHET_DEVICE float rsqrtf(float x) { return __builtin_amdgcn_rsqf(x); }
+RATCHET_DEVICE float fmaf(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+RATCHET_DEVICE float fmaxf(float x, float y) { return __builtin_fmaxf(x, y); }
+RATCHET_DEVICE float fminf(float x, float y) { return __builtin_fminf(x, y); }
+RATCHET_DEVICE float fabsf(float x) { return __builtin_fabsf(x); }
+RATCHET_DEVICE float floorf(float x) { return __builtin_floorf(x); }
+RATCHET_DEVICE float ceilf(float x) { return __builtin_ceilf(x); }
+RATCHET_DEVICE float tanhf(float x) { return 1.0f - 2.0f / (__builtin_expf(2.0f * x) + 1.0f); }
+RATCHET_DEVICE float __expf(float x) { return __builtin_expf(x); }
+RATCHET_DEVICE __half __float2half(float x) { return (_Float16)x; }
+RATCHET_DEVICE float __half2float(__half x) { return (float)x; }
+RATCHET_DEVICE __hip_bfloat16 __float2bfloat16(float x) { return (__bf16)x; }
+RATCHET_DEVICE float __bfloat162float(__hip_bfloat16 x) { return (float)x; }
+#undef RATCHET_DEVICE

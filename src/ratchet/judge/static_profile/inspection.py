@@ -1,0 +1,277 @@
+"""What a kernel compiles to, for GPUs that this machine does not have.
+
+The candidate runs in its sandbox under a driver that launches nothing; each launch it would make
+is compiled there by Triton's own backend. The judge reads the assembly that comes back, as text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import math
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from ratchet.errors import JudgeError, KernelError, RatchetError
+from ratchet.judge.candidate_process import Clock
+from ratchet.judge.child import Child, ChildFailure
+from ratchet.judge.isolation import Sandbox, isolation_name, make_sandbox
+from ratchet.judge.static_profile import bound, kernel_facts, nvidia
+from ratchet.judge.static_profile.answers import CompiledKernel, Launch, Profile, read_profile
+from ratchet.judge.static_profile.architectures import (
+    TARGETS,
+    Architecture,
+    find_architectures,
+)
+from ratchet.judge.static_profile.dot_work import DotCounter, DotWork
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Case, Problem
+
+WORKER = "ratchet.judge.workers.static_profile"
+MEMORY_BYTES = 64 << 30
+"""Address space, most of it never touched: LLVM and torch reserve much more than they use."""
+MAX_ANSWER_BYTES = 64 << 20
+TRITON_PACKAGES = ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton")
+"""What the package `triton` is called, by who built it."""
+DOT_TIME_LIMIT_S = 8.0
+LEAST_TIME_S = 0.5
+ACTIONS = {"triton": "python", "torch": "python", "hip": "hip"}
+
+
+def inspect_kernel(
+    kernel: Kernel,
+    problem: Problem,
+    targets: Sequence[str] = TARGETS,
+    *,
+    case: str | None = None,
+    time_limit_s: float = 180.0,
+) -> dict[str, Any]:
+    """The static profile of a kernel on each target, as a JSON object; see docs/inspect.md.
+
+    The launches are those of `case`, by default the largest timed case of the problem's largest
+    tier. What goes wrong on one target stands in its `error`; KernelError where nothing could be
+    compiled at all: an unknown target or case, a language without GPU code, no compiler.
+    """
+    architectures = find_architectures(targets)
+    action = ACTIONS.get(kernel.language)
+    if action is None:
+        raise KernelError(
+            f"kernels in {kernel.language} have no GPU code to inspect: give a triton or hip kernel"
+        )
+    if action == "python" and importlib.util.find_spec("triton") is None:
+        raise KernelError(
+            "triton is not installed, and it compiles the kernels: pip install triton==3.7.1"
+        )
+    chosen = find_case(problem, case)
+    clock = Clock.of(time_limit_s)
+    counter = DotCounter(DOT_TIME_LIMIT_S)
+    with _Workers(kernel, problem, clock) as workers:
+        found = {
+            one.name: _target(workers, action, one, problem.cases.index(chosen), counter)
+            for one in architectures
+        }
+    document: dict[str, Any] = {
+        "kernel": kernel.name,
+        "kernel_hash": kernel.hash,
+        "language": kernel.language,
+        "case": chosen.name if action == "python" else None,
+        "compiler": _compiler(action),
+        "isolation": isolation_name(),
+        "assumes": bound.ASSUMES,
+        "targets": found,
+    }
+    if not any(one["kernels"] or one["error"] for one in found.values()):
+        document["reason"] = "the kernel launches nothing: its entry started no Triton kernel"
+    return document
+
+
+def profile_in_verdict(kernel: Kernel, problem: Problem, clock: Clock) -> dict[str, Any]:
+    """The profile on AMD's targets in what is left of a verdict's time, or why there is none."""
+    try:
+        return inspect_kernel(kernel, problem, TARGETS, time_limit_s=clock.left_s)
+    except (RatchetError, OSError) as error:
+        return {"error": str(error)}
+
+
+def find_case(problem: Problem, name: str | None = None) -> Case:
+    """The case of that name; without one the largest timed case of the largest tier."""
+    if name is not None:
+        found = next((one for one in problem.cases if one.name == name), None)
+        if found is None:
+            known = ", ".join(one.name for one in problem.cases)
+            raise KernelError(f"problem {problem.name!r} has no case {name!r}: it has {known}")
+        return found
+    if not problem.cases:
+        raise KernelError(f"problem {problem.name!r} has no case: {problem.fault or 'give one'}")
+    timed = [one for one in problem.cases if one.timed] or list(problem.cases)
+    tier = next(tier for tier in ("gpu", "cpu", "ci") if any(one.tier == tier for one in timed))
+    return max((one for one in timed if one.tier == tier), key=_elements)
+
+
+def _elements(case: Case) -> int:
+    return sum(math.prod(spec.shape) for spec in case.inputs)
+
+
+def _compiler(action: str) -> str:
+    if action == "hip":
+        return "clang or hipcc"
+    for name in TRITON_PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return f"triton {importlib.metadata.version(name)}"
+    return "triton"
+
+
+def _target(
+    workers: _Workers, action: str, architecture: Architecture, case: int, counter: DotCounter
+) -> dict[str, Any]:
+    """One target's part of the document; never raises for what the candidate did."""
+    nothing: dict[str, Any] = {"kernels": [], "bounds": [], "skipped_configs": 0}
+    try:
+        profile = workers.profile(action, architecture, case)
+    except ChildFailure as error:
+        return nothing | {"error": f"the kernel's process {error}"}
+    except (JudgeError, KernelError) as error:
+        return nothing | {"error": str(error)}
+    return _read(profile, architecture, counter)
+
+
+def _read(profile: Profile, architecture: Architecture, counter: DotCounter) -> dict[str, Any]:
+    kernels, works, unread = [], [], []
+    for key, kernel in profile.kernels.items():
+        launches = [one for one in profile.launches if one.kernel == key]
+        facts = _facts(kernel, architecture)
+        if facts is None:
+            unread.append(kernel.name)
+            continue
+        kept = [one for one in launches if not one.tuning]
+        ttir = kernel.texts.get("ttir", "")
+        dots = [counter.count(ttir, one.grid, one.arguments) for one in kept]
+        kernels.append(_document(kernel, launches, kept, dots) | facts.document)
+        works += [_work(facts, *pair) for pair in zip(kept, dots, strict=True)]
+    error = None if profile.error is None else _words(profile.error)
+    if unread:
+        error = error or f"the assembly of {', '.join(unread)[:200]} could not be read"
+    return {
+        "kernels": kernels,
+        "bounds": bound.bounds(architecture.name, works),
+        "skipped_configs": profile.skipped_configs,
+        "error": error,
+    }
+
+
+def _facts(kernel: CompiledKernel, architecture: Architecture) -> kernel_facts.KernelFacts | None:
+    if architecture.backend == "cuda":
+        return nvidia.cuda_facts(kernel, architecture)
+    return kernel_facts.amd_facts(kernel, architecture)
+
+
+def _document(
+    kernel: CompiledKernel,
+    launches: Sequence[Launch],
+    kept: Sequence[Launch],
+    dots: Sequence[DotWork | None],
+) -> dict[str, Any]:
+    """What is known from the launches, without the machine code."""
+    first = next(iter([*kept, *launches]), None)
+    return {
+        "name": kernel.name,
+        "launches": len(kept),
+        "tuned": any(one.tuning for one in launches),
+        "grid": first.grid if first else None,
+        "programs": first.programs if first else None,
+        "num_warps": kernel.num_warps,
+        "num_stages": kernel.num_stages,
+        "constants": kernel.constants,
+        "signature": kernel.signature,
+        "tensor_bytes": sum(one.tensor_bytes for one in kept),
+        "dot_flops": None if None in dots else sum(one.flops for one in dots if one),
+        "dot_flops_exact": all(one is not None and one.exact for one in dots),
+    }
+
+
+def _work(
+    facts: kernel_facts.KernelFacts, launch: Launch, dots: DotWork | None
+) -> bound.LaunchWork:
+    return bound.LaunchWork(
+        dot_flops=None if dots is None else dots.flops,
+        flops_per_simd_per_cycle=bound.rate_of(facts.hot_matrix),
+        waves=launch.programs * facts.waves_per_workgroup,
+        tensor_bytes=launch.tensor_bytes,
+    )
+
+
+def _words(error: dict[str, Any]) -> str:
+    message = " ".join(str(error.get("message", "")).split())[:500]
+    if error.get("known") is True:
+        return message
+    return f"the entry raised {error.get('kind', '')!s:.60}: {message}"
+
+
+class _Workers:
+    """The sandboxed process, made anew after it died: a compiler may abort on one target."""
+
+    def __init__(self, kernel: Kernel, problem: Problem, clock: Clock) -> None:
+        self._kernel = kernel
+        self._problem = problem
+        self._clock = clock
+        self._child: Child | None = None
+        self._sandbox: Sandbox | None = None
+
+    def __enter__(self) -> _Workers:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close()
+
+    def profile(self, action: str, architecture: Architecture, case: int) -> Profile:
+        """Ask for one target; ChildFailure, JudgeError or KernelError where it fails."""
+        if self._clock.left_s < LEAST_TIME_S:
+            raise JudgeError("no time was left to compile for this target")
+        message = {
+            "do": action,
+            "kernel": self._kernel.as_json(),
+            "problem": self._problem.as_json(),
+            "case": case,
+            "elements": _elements(self._problem.cases[case]),
+            "target": architecture.name,
+            "units": bound.compute_units(architecture.name),
+        }
+        try:
+            reply = self._started().ask(message, timeout_s=self._clock.left_s)
+        except ChildFailure:
+            self._close()
+            raise
+        if "error" in reply and "kernels" not in reply:
+            raise KernelError(_words(reply["error"] if isinstance(reply["error"], dict) else {}))
+        return read_profile(reply)
+
+    def _started(self) -> Child:
+        if self._child is None:
+            self._sandbox = make_sandbox(
+                WORKER,
+                threads=len(os.sched_getaffinity(0)),
+                memory_bytes=MEMORY_BYTES,
+                time_limit_s=self._clock.left_s,
+                with_torch=True,
+            )
+            self._child = Child(
+                self._sandbox.command,
+                environment=self._sandbox.environment,
+                max_bytes=MAX_ANSWER_BYTES,
+            )
+        return self._child
+
+    def _close(self) -> None:
+        if self._child is not None:
+            self._child.close()
+        if self._sandbox is not None:
+            self._sandbox.clean()
+        self._child = self._sandbox = None

@@ -1,0 +1,51 @@
+"""How a `ModelNew` is loaded inside the sandbox: built once, its state set before each call."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ratchet.errors import KernelError
+from ratchet.kernels.model_state import StatefulCall, check_shapes
+
+
+def load_model(
+    source: str,
+    entry: str,
+    *,
+    init: str,
+    arguments: Sequence[str | None],
+    state: Sequence[tuple[str, Sequence[int], str]],
+    training: bool,
+    warm_up: Sequence[tuple[Sequence[int], str]] = (),
+) -> Callable[..., tuple[Tensor, ...]]:
+    """The model of a source as f(*state, *inputs, scalars).
+
+    `state` gives name, shape and dtype of each parameter and buffer; `warm_up` shape and dtype of
+    each tensor input, where the model is to be called once now, on zeros. Raises KernelError where
+    the source has no such class, or its parameters and buffers are others.
+    """
+    namespace: dict[str, Any] = {"__name__": "candidate"}
+    exec(compile(source, "kernel.py", "exec"), namespace)
+    built = namespace.get(entry)
+    if not callable(built):
+        raise KernelError(f"the source defines no class {entry!r}")
+    model = built(*ast.literal_eval(init))
+    if not isinstance(model, nn.Module):
+        raise KernelError(f"{entry} builds {type(model).__name__}: it must be a torch.nn.Module")
+    model.train(training)
+    with torch.no_grad():
+        call = StatefulCall(model, [name for name, _, _ in state], arguments)
+        check_shapes(model, state)
+        if warm_up:
+            held = [model.state_dict()[name].clone() for name, _, _ in state]
+            call(
+                *held,
+                *(torch.zeros(tuple(shape), dtype=getattr(torch, d)) for shape, d in warm_up),
+                (),
+            )
+    return call

@@ -1,0 +1,68 @@
+"""The process that runs a problem's file for the first time and says what problem it is.
+
+Started by `problem_file` with the number of a descriptor; the request comes on standard input as
+JSON, the answer is JSON in that descriptor's file. What the file prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ratchet.errors import RatchetError
+from ratchet.kernels.model_problem import inert_input, model_problem
+from ratchet.kernels.problem import Problem
+from ratchet.kernels.source_module import source_module
+
+DECLARED = "PROBLEM"
+
+
+def describe(request: dict[str, Any]) -> Problem:
+    """The problem of a file's text; raises RatchetError, or whatever the file raises."""
+    text, name = request["text"], request["name"]
+    if not request["declared"]:
+        return model_problem(text, name, scale=request["scale"], threads=request["threads"])
+    torch.set_num_threads(request["threads"])
+    declared = getattr(source_module(text), DECLARED, None)
+    if not isinstance(declared, Problem):
+        raise RatchetError(f"{DECLARED} is {type(declared).__name__}: make it a ratchet.Problem")
+    problem = replace(declared, text=text)
+    if not problem.cases:
+        raise RatchetError("it has no case: give it at least one")
+    problem = problem.at(request["tier"])
+    with torch.no_grad():
+        inert = inert_input(problem, problem.cases[0])
+    if inert is not None:
+        raise RatchetError(f"its output does not depend on input {inert}")
+    return problem
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """`problem`, or `fault`: one line that says why there is none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return {"problem": describe(request).as_json()}
+    except RatchetError as error:
+        return {"fault": str(error)}
+    except (Exception, SystemExit) as error:  # the process boundary: the file is foreign code
+        return {"fault": f"it raises {type(error).__name__}: {' '.join(str(error).split()):.300}"}
+
+
+def main() -> None:
+    """Answer one request."""
+    found = answer(json.load(sys.stdin))
+    with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8") as file:
+        json.dump(found, file)
+    os._exit(0)  # threads that the file has started must not hold the process back
+
+
+if __name__ == "__main__":
+    os.dup2(2, 1)
+    main()

@@ -1,0 +1,161 @@
+"""A file in KernelBench's format, in a worker process: its model as a reference, its inputs.
+
+The model is built once for each dtype that it is asked in. Its parameters are drawn anew for each
+call, with the mean and spread that its own initialisation gave them; a parameter that starts as a
+constant (the scale and shift of a norm, a bias of zeros) is spread, so that no kernel may leave it
+out. Running statistics are drawn too; other buffers (masks, tables) stay as the model made them.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ratchet.errors import KernelError
+from ratchet.kernels.model_state import StatefulCall
+from ratchet.kernels.problem import Case, ModelForm, TensorSpec
+from ratchet.kernels.source_module import source_module
+
+TEMPLATE_SEED = 1
+SPREAD = 0.5
+"""How far a parameter that starts as a constant is moved from it, evenly to both sides."""
+STATISTICS = ("running_mean", "running_var")
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+class ModelFile:
+    """The reference of one file, and the draws of its inputs."""
+
+    def __init__(self, text: str, form: ModelForm) -> None:
+        self._module = source_module(text)
+        self._form = form
+        self._calls: dict[bool, StatefulCall] = {}
+        self._template = self._build(double=False)
+        self._drawn = {name for name, _ in self._template.named_parameters(remove_duplicate=False)}
+
+    def _build(self, *, double: bool, seed: int = TEMPLATE_SEED) -> nn.Module:
+        with seeded(seed), _default_dtype(torch.float64 if double else torch.float32):
+            model = self._module.Model(*ast.literal_eval(self._form.init))
+        assert isinstance(model, nn.Module)
+        model.train(self._form.training)
+        return model.double() if double else model
+
+    def call(self, *, double: bool = False, seed: int = TEMPLATE_SEED) -> StatefulCall:
+        """A fresh model as a function of its state and inputs."""
+        model = self._build(double=double, seed=seed)
+        return StatefulCall(model, self._form.state, self._form.arguments)
+
+    def reference(self, *given: Any) -> tuple[Tensor, ...]:
+        """f(*state, *inputs, scalars); float64 tensors are computed in float64 throughout."""
+        double = any(isinstance(one, Tensor) and one.dtype == torch.float64 for one in given)
+        if double not in self._calls:
+            self._calls[double] = self.call(double=double)
+        with _default_dtype(torch.float64) if double else contextlib.nullcontext():
+            return self._calls[double](*given)
+
+    def compiled(self) -> Callable[..., tuple[Tensor, ...]]:
+        """The same reference with its model under torch.compile, in torch's default mode."""
+        call = self.call()
+        call.model.compile()
+        return call
+
+    def draw(self, case: Case, seed: int) -> list[Tensor]:
+        """State and inputs of a case; the same seed gives the same values."""
+        generator = torch.Generator().manual_seed(seed)
+        count = len(self._form.state)
+        names, specs = self._form.state, case.inputs[count:]
+        found = self._template.state_dict()
+        tied: dict[tuple[int, torch.Size], Tensor] = {}  # one tensor under two names
+        state = []
+        for name in names:
+            place = (found[name].data_ptr(), found[name].shape)
+            if place not in tied:
+                tied[place] = self._draw_state(name, found[name], generator)
+            state.append(tied[place])
+        with seeded(seed):
+            tensors = [one for one in self._module.get_inputs() if isinstance(one, Tensor)]
+        if len(tensors) != len(specs):
+            raise KernelError("get_inputs gives another number of tensors each time: fix it")
+        pairs = zip(tensors, specs, strict=True)
+        return [*state, *(vary(tensor, spec, generator) for tensor, spec in pairs)]
+
+    def _draw_state(self, name: str, like: Tensor, generator: torch.Generator) -> Tensor:
+        last = name.rpartition(".")[2]
+        if like.dtype not in _FLOATS or not (name in self._drawn or last in STATISTICS):
+            return like.detach().clone()
+        wide = like.detach().float()
+        spread = float(wide.std(correction=0)) if wide.numel() else 0.0
+        if spread == 0.0:
+            moved = torch.rand(wide.shape, generator=generator).mul_(2 * SPREAD).sub_(SPREAD)
+            return (wide + moved).to(like.dtype)
+        drawn = torch.randn(wide.shape, generator=generator)
+        return drawn.mul_(spread).add_(wide.mean()).to(like.dtype)
+
+
+@functools.lru_cache(maxsize=1)
+def model_of(text: str, form: ModelForm) -> ModelFile:
+    """The model of a file's text; raises what the file raises."""
+    return ModelFile(text, form)
+
+
+def vary(tensor: Tensor, spec: TensorSpec, generator: torch.Generator) -> Tensor:
+    """An input as the file drew it, with fewer rows or other values; integers keep theirs."""
+    tensor = tensor.detach()
+    if tuple(tensor.shape) != spec.shape:
+        for dimension, extent in enumerate(spec.shape):
+            tensor = tensor.narrow(dimension, 0, extent)
+        tensor = tensor.contiguous()
+    if not tensor.dtype.is_floating_point or spec.distribution == "from_file":
+        return tensor
+    return _VARIED[spec.distribution](tensor, generator).to(tensor.dtype)
+
+
+def _signed(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    signs = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
+    return tensor * signs
+
+
+def _heavy_tailed(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    chi = torch.rand(tensor.shape, generator=generator).clamp(min=1e-4).log().neg()
+    return tensor / chi.clamp(min=1e-4).sqrt()
+
+
+_VARIED: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "from_file_signed": _signed,
+    "from_file_shifted": lambda tensor, _: tensor + 2.0,
+    "from_file_large": lambda tensor, _: tensor * 32.0,
+    "from_file_heavy_tailed": _heavy_tailed,
+}
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """The global generators of torch, numpy and Python under a seed, for as long as it lasts."""
+    kept = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % (1 << 32))
+        try:
+            yield
+        finally:
+            random.setstate(kept[0])
+            np.random.set_state(kept[1])
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    kept = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(kept)

@@ -1,0 +1,230 @@
+"""Makes a problem of a file in KernelBench's format; runs the file, so for worker processes only.
+
+Beside the case that the file itself draws stand hidden ones: the same inputs with signs, shifted,
+large, with heavy tails, and fewer rows, each where the model takes it and its answer is finite.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ratchet.errors import KernelError
+from ratchet.kernels import model_scale
+from ratchet.kernels.abi import DTYPE_CODES
+from ratchet.kernels.model_file import ModelFile, model_of, seeded
+from ratchet.kernels.problem import Case, ModelForm, Problem, TensorSpec
+from ratchet.kernels.source_module import source_module
+
+GIVEN = "given"
+MEMORY_SHARE = 0.5
+COPIES = 4.0
+"""How often what a call holds is there at once: inputs, their copies, float64."""
+CLOSE = 1e-3
+"""Two calls of a deterministic model differ by less, of the output's scale."""
+VARIATIONS = ("signed", "shifted", "large", "heavy_tailed")
+
+
+def model_problem(text: str, name: str, *, scale: float | str | None, threads: int) -> Problem:
+    """The problem; raises KernelError where it cannot be one, and what the file raises."""
+    torch.set_num_threads(threads)
+    text, notes = _scaled(text, scale, threads)
+    form, case = _form(text)
+    problem = Problem(
+        name=name,
+        reference="file:Model",
+        cases=(case,),
+        text=text,
+        model=form,
+        notes=tuple(notes),
+    )
+    with torch.no_grad():
+        problem = _deterministic(problem)
+        inert = inert_input(problem, case, first=len(form.state))
+        if inert is not None:
+            raise KernelError(f"its output does not depend on input {inert - len(form.state)}")
+        assert problem.model is not None
+        hidden = _hidden_cases(model_of(text, problem.model), problem.model, case)
+    return replace(problem, cases=(case, *hidden))
+
+
+def _scaled(text: str, scale: float | str | None, threads: int) -> tuple[str, list[str]]:
+    cost = model_scale.measure(text)
+    if cost is None:
+        if scale is None:
+            return text, []
+        return text, ["not shrunk: fake tensors cannot run its model, so its cost is not known"]
+    notes, old = [], text
+    if scale is not None:
+        share = model_scale.share_of(cost, float(scale)) if scale != "auto" else None
+        budget = share or model_scale.auto_budget(threads)
+        text, cost = model_scale.fit(text, cost, budget)
+        changed = model_scale.changes(old, text)
+        if changed:
+            notes.append(f"shrunk to fit: {', '.join(changed)}")
+        if cost.over(budget) > 1:
+            notes.append(f"{cost.over(budget):.1f} times over what was asked; no size is left")
+    needed, free = cost.held_bytes * COPIES, MEMORY_SHARE * _free_bytes()
+    if needed > free:
+        raise KernelError(
+            f"it is too large for this machine: about {needed / 2**30:.1f} GiB are needed and "
+            f"{free / 2**30:.1f} GiB may be used; give --scale"
+        )
+    return text, notes
+
+
+def _form(text: str) -> tuple[ModelForm, Case]:
+    module = source_module(text)
+    for wanted in ("Model", "get_inputs"):
+        if not callable(getattr(module, wanted, None)):
+            raise KernelError(f"the file defines no {wanted}: KernelBench's format needs one")
+    get_init = getattr(module, "get_init_inputs", list)
+    with seeded(1):
+        init, given = list(get_init()), list(module.get_inputs())
+        model = module.Model(*init)
+    state = model.state_dict()
+    form = ModelForm(
+        init=_literal(init, "get_init_inputs gives"),
+        arguments=tuple(
+            None if isinstance(one, Tensor) else _literal(one, "get_inputs gives") for one in given
+        ),
+        state=tuple(state),
+    )
+    specs = [_spec(tensor, "state") for tensor in state.values()]
+    specs += [_spec(one, "from_file") for one in given if isinstance(one, Tensor)]
+    return form, Case(name=GIVEN, inputs=tuple(specs), timed=True)
+
+
+def _spec(tensor: Tensor, distribution: str) -> TensorSpec:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in DTYPE_CODES or dtype == "uint8":
+        raise KernelError(f"a tensor of {dtype} cannot be handed to a kernel")
+    if tensor.device.type != "cpu":
+        raise KernelError(f"a tensor lies on {tensor.device}: draw it on the CPU")
+    return TensorSpec(shape=tuple(tensor.shape), dtype=dtype, distribution=distribution)
+
+
+def _literal(value: Any, what: str) -> str:
+    text = repr(value)
+    try:
+        same = ast.literal_eval(text) == value
+    except (ValueError, SyntaxError, TypeError):
+        same = False
+    if not same:
+        raise KernelError(f"{what} {text:.80}: only tensors and plain values can be handed on")
+    return text
+
+
+def _deterministic(problem: Problem) -> Problem:
+    """The problem in the mode in which two models with the same state agree."""
+    assert problem.model is not None
+    if _agrees(problem):
+        return problem
+    still = replace(problem, model=replace(problem.model, training=False))
+    if _agrees(still):
+        return replace(still, notes=(*still.notes, "in eval mode: in training mode it is random"))
+    raise KernelError(
+        "it is nondeterministic: two calls with the same inputs, parameters and buffers differ"
+    )
+
+
+def _agrees(problem: Problem) -> bool:
+    assert problem.model is not None
+    file = model_of(problem.text, problem.model)
+    tensors = file.draw(problem.cases[0], 2)
+    answers = []
+    for seed in (3, 4):
+        call = file.call(seed=seed)
+        with seeded(seed):
+            answers.append(call(*(one.clone() for one in tensors), ()))
+    return len(answers[0]) == len(answers[1]) and all(map(_close, *answers))
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    if not one.dtype.is_floating_point:
+        return torch.equal(one, other)
+    scale = float(one.double().nan_to_num().square().mean().sqrt()) if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=CLOSE, atol=CLOSE * scale, equal_nan=True)
+
+
+def inert_input(problem: Problem, case: Case, *, first: int = 0) -> int | None:
+    """The first input from position `first` on that changes no output; None where each does."""
+    reference = problem.load_reference()
+
+    def outputs(tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [one.clone() for one in reference(*(t.clone() for t in tensors), case.scalars)]
+
+    start = problem.build_inputs(case, 5)
+    before = outputs(start)
+    for index in range(first, len(start)):
+        drawn = [problem.build_inputs(case, seed)[index] for seed in (6, 7)]
+        others = [one for one in drawn if not torch.equal(one, start[index])]
+        changed = [
+            any(
+                not torch.equal(a.nan_to_num(), b.nan_to_num())
+                for a, b in zip(
+                    before, outputs([*start[:index], one, *start[index + 1 :]]), strict=True
+                )
+            )
+            for one in others
+        ]
+        if others and not any(changed):
+            return index
+    return None
+
+
+def _hidden_cases(file: ModelFile, form: ModelForm, given: Case) -> list[Case]:
+    cases = [_varied(given, form, variation) for variation in VARIATIONS]
+    fewer = _fewer_rows(given, form)
+    candidates = [one for one in (*cases, fewer) if one is not None]
+    return [case for case in candidates if _is_sound(file, case)]
+
+
+def _varied(given: Case, form: ModelForm, variation: str) -> Case | None:
+    count = len(form.state)
+    state, inputs = given.inputs[:count], given.inputs[count:]
+    floats = [getattr(torch, spec.dtype).is_floating_point for spec in inputs]
+    if not any(floats):
+        return None
+    distribution = f"from_file_{variation}"
+    varied = [
+        replace(spec, distribution=distribution) if is_float else spec
+        for spec, is_float in zip(inputs, floats, strict=True)
+    ]
+    return Case(name=variation, inputs=(*state, *varied), hidden=True)
+
+
+def _fewer_rows(given: Case, form: ModelForm) -> Case | None:
+    """About half of the rows, where every input has the same number of them."""
+    count = len(form.state)
+    inputs = given.inputs[count:]
+    rows = {spec.shape[0] for spec in inputs if spec.shape}
+    if len(rows) != 1 or any(not spec.shape for spec in inputs) or max(rows) < 4:
+        return None
+    (number,) = rows
+    fewer = [replace(spec, shape=(number // 2 + 1, *spec.shape[1:])) for spec in inputs]
+    return Case(name="fewer rows", inputs=(*given.inputs[:count], *fewer), hidden=True)
+
+
+def _is_sound(file: ModelFile, case: Case) -> bool:
+    """Whether the model takes the case and gives numbers, in its own precision and in float64."""
+    tensors = file.draw(case, 8)
+    wide = [one.double() if one.is_floating_point() else one for one in tensors]
+    try:
+        outputs = [*file.reference(*tensors, ()), *file.reference(*wide, ())]
+    except Exception:  # the model's own word on inputs that its author did not foresee
+        return False
+    return all(bool(torch.isfinite(one).all()) for one in outputs if one.is_floating_point())
+
+
+def _free_bytes() -> int:
+    with open("/proc/meminfo", encoding="ascii") as file:
+        lines = dict(line.split(":", 1) for line in file)
+    return int(lines["MemAvailable"].split()[0]) << 10

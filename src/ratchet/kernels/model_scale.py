@@ -1,0 +1,204 @@
+"""Shrinks a file in KernelBench's format to fit a machine: its batch first, then its sizes.
+
+Sizes are whole numbers given to names at the top of the file. They are changed in its text, and
+what a change costs or breaks is seen on fake tensors, which have shapes but no values.
+"""
+
+from __future__ import annotations
+
+import ast
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from ratchet.kernels.model_state import flatten
+from ratchet.kernels.source_module import run_source
+
+AUTO_FLOPS = 1e9
+AUTO_BYTES = 64 << 20
+"""What `auto` leaves of a problem for each core: some ten milliseconds of one call."""
+SMALLEST_BATCH, SMALLEST_SIZE = 4, 16
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """One call: operations of products, bytes written by every operator, and the most held."""
+
+    flops: float
+    bytes: float
+    held_bytes: float
+    """Inputs, state, and twice the largest result."""
+
+    def over(self, budget: Cost) -> float:
+        """How many times the budget it takes."""
+        return max(self.flops / budget.flops, self.bytes / budget.bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """A whole number that the file gives to a name, and where it stands."""
+
+    name: str
+    value: int
+    line: int
+    start: int
+    end: int
+
+
+def auto_budget(threads: int) -> Cost:
+    """What a call may cost on this machine under `auto`."""
+    return Cost(flops=AUTO_FLOPS * threads, bytes=AUTO_BYTES * threads, held_bytes=0.0)
+
+
+def share_of(cost: Cost, factor: float) -> Cost:
+    """The budget of a problem that is to take `factor` of what it takes."""
+    return Cost(flops=max(1.0, cost.flops * factor), bytes=cost.bytes * factor, held_bytes=0.0)
+
+
+def measure(text: str) -> Cost | None:
+    """The cost of one call of a file's model; None where fake tensors cannot tell."""
+    counter = _Bytes()
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            module = run_source(text)
+            model = module.Model(*module.get_init_inputs())
+            inputs = module.get_inputs()
+            with torch.no_grad(), FlopCounterMode(display=False) as flops, counter:
+                outputs = flatten(model(*inputs))
+    except Exception:  # whatever the file raises: on real tensors it will be told
+        return None
+    given = [one for one in inputs if isinstance(one, Tensor)]
+    fixed = sum(_bytes(one) for one in (*given, *model.state_dict().values()))
+    return Cost(
+        flops=float(flops.get_total_flops()),
+        bytes=float(fixed + counter.total + sum(_bytes(one) for one in outputs)),
+        held_bytes=float(fixed + 2 * counter.largest),
+    )
+
+
+def fit(text: str, cost: Cost, budget: Cost) -> tuple[str, Cost]:
+    """The text with smaller sizes, within the budget where that can be reached, and its cost."""
+    values: dict[str, int] = {}
+    found = {size.name: size.value for size in sizes(text)}
+    deadline = time.monotonic() + PATIENCE_S
+    fixed: set[str] = set()
+    while cost.over(budget) > 1 and time.monotonic() < deadline:
+        now = {**found, **values}
+        name = _next(now, fixed)
+        if name is None:
+            break
+        trial = values | {name: _smaller(name, now[name], cost.over(budget))}
+        smaller = measure(rewritten(text, trial))
+        if smaller is None or smaller.bytes >= cost.bytes:
+            fixed.add(name)  # it breaks the model, or is no size
+        else:
+            values, cost = trial, smaller
+    return rewritten(text, values), cost
+
+
+def changes(old: str, new: str) -> list[str]:
+    """The sizes that differ, in words."""
+    after = {size.name: size.value for size in sizes(new)}
+    return [
+        f"{size.name} {size.value} -> {after[size.name]}"
+        for size in sizes(old)
+        if after.get(size.name, size.value) != size.value
+    ]
+
+
+def sizes(text: str) -> list[Size]:
+    """The whole numbers above 1 at the top of a file, each under a name that is given once."""
+    found: dict[str, Size] = {}
+    twice: set[str] = set()
+    for node in ast.parse(text).body:
+        if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+            continue
+        target, value = node.targets[0], node.value
+        if not isinstance(target, ast.Name):
+            continue
+        number = _whole_number(value)
+        if target.id in found:
+            twice.add(target.id)
+        if number is not None and number > 1 and value.lineno == value.end_lineno:
+            end = value.end_col_offset
+            assert end is not None
+            found[target.id] = Size(
+                name=target.id, value=number, line=value.lineno, start=value.col_offset, end=end
+            )
+    return [size for name, size in found.items() if name not in twice]
+
+
+def rewritten(text: str, values: Mapping[str, int]) -> str:
+    """The text with other numbers for some of its sizes."""
+    lines = text.encode().splitlines(keepends=True)
+    for size in sizes(text):
+        if size.name in values:
+            line = lines[size.line - 1]
+            number = str(values[size.name]).encode()
+            lines[size.line - 1] = line[: size.start] + number + line[size.end :]
+    return b"".join(lines).decode()
+
+
+def _next(now: Mapping[str, int], fixed: set[str]) -> str | None:
+    """The size to shrink: the batch while it is not small, then the largest."""
+    batches = [one for one in now if _is_batch(one) and one not in fixed]
+    for name in batches:
+        if now[name] > SMALLEST_BATCH:
+            return name
+    others = [one for one in now if not _is_batch(one) and one not in fixed]
+    open_ones = [one for one in others if now[one] > SMALLEST_SIZE]
+    return max(open_ones, key=lambda one: now[one]) if open_ones else None
+
+
+def _smaller(name: str, value: int, over: float) -> int:
+    if _is_batch(name):
+        return max(SMALLEST_BATCH, min(value - 1, int(value / over)))
+    return max(SMALLEST_SIZE, value // 2)
+
+
+def _is_batch(name: str) -> bool:
+    return "batch" in name.lower() or name in ("B", "bs", "b")
+
+
+def _whole_number(node: ast.expr) -> int | None:
+    if isinstance(node, ast.Constant):
+        return node.value if type(node.value) is int else None
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Add, ast.Sub)):
+        left, right = _whole_number(node.left), _whole_number(node.right)
+        if left is None or right is None:
+            return None
+        if isinstance(node.op, ast.Mult):
+            return left * right
+        return left + right if isinstance(node.op, ast.Add) else left - right
+    return None
+
+
+class _Bytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what every operator writes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = self.largest = 0
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        results = operator(*args, **(kwargs or {}))
+        for one in tree_leaves(results):
+            if isinstance(one, Tensor) and not operator.is_view:
+                self.total += _bytes(one)
+                self.largest = max(self.largest, _bytes(one))
+        return results
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

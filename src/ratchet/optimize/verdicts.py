@@ -1,0 +1,134 @@
+"""Verdicts that are kept: one judge, and the ledger that remembers what it said."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any
+
+from ratchet import __version__
+from ratchet.devices.fingerprint import software
+from ratchet.devices.probe import describe_device, probe
+from ratchet.errors import RatchetError
+from ratchet.judge.kernel_trial import KernelJudge
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Problem
+from ratchet.ledger import Fingerprint, Ledger
+from ratchet.ledger.connect import utc_now
+
+SHORTEST_LIMIT_S = 1.0
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Terms:
+    """How a kernel is judged."""
+
+    time_limit_s: float = 60.0
+    against_compile: bool = False
+    """Time torch.compile of the reference beside it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgedKernel:
+    """A verdict with what it was said of; plain data, as the page of a verdict takes it."""
+
+    verdict: dict[str, Any]
+    kernel: dict[str, Any]
+    problem: dict[str, Any]
+    judged_at: str
+    recalled: bool
+    """Found in the ledger, and not judged again."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dicts, lists, numbers and strings."""
+        return asdict(self)
+
+
+class RecordedJudge:
+    """Judges kernels and appends every verdict to the ledger, with the kernel and the problem."""
+
+    def __init__(self, ledger: str | None, *, threads: int | None = None) -> None:
+        self._ledger = Ledger.open(ledger)
+        self._judge = KernelJudge(threads=threads)
+        self.device = probe("cpu")
+        self.fingerprint = Fingerprint(
+            device=self.device.fingerprint, software=software().fingerprint
+        )
+
+    def __enter__(self) -> RecordedJudge:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._judge.close()
+        self._ledger.close()
+
+    def judge(self, kernel: Kernel, problem: Problem, terms: Terms) -> JudgedKernel:
+        """Judge now, whatever the ledger holds, and keep the verdict."""
+        verdict: dict[str, Any] = self._judge.judge(
+            kernel,
+            problem,
+            time_limit_s=terms.time_limit_s,
+            against_compile=terms.against_compile,
+        ).model_dump(mode="json")
+        judged_at, here = utc_now(), self.fingerprint
+        book = self._ledger
+        book.record_kernel(kernel.hash, kernel.name, kernel.as_json(), fingerprint=here)
+        book.record_problem(problem.hash, problem.name, problem.as_json(), fingerprint=here)
+        trial = {"judged_at": judged_at, "ratchet": __version__, **asdict(terms)}
+        book.record_verdict({**verdict, "trial": trial}, fingerprint=here)
+        return _judged(verdict, kernel, problem, judged_at, recalled=False)
+
+    def known(self, kernel: Kernel, problem: Problem, terms: Terms) -> JudgedKernel | None:
+        """The newest verdict of this device and software, if it answers what is asked now."""
+        found = self._ledger.verdict(kernel.hash, problem.hash, self.fingerprint)
+        if found is None:
+            return None
+        trial = found.pop("trial", None)
+        if trial is None or not _answers(found["status"], trial, terms):
+            return None
+        return _judged(found, kernel, problem, trial["judged_at"], recalled=True)
+
+
+def _answers(status: str, trial: dict[str, Any], terms: Terms) -> bool:
+    """Whether a verdict that was found under the terms of `trial` would be the same under these."""
+    if status == "unmeasured":  # the machine's fault or a time limit's: no answer on the kernel
+        return False
+    if status == "timed_out" and trial["time_limit_s"] < terms.time_limit_s:
+        return False
+    same = {"ratchet": __version__, "against_compile": terms.against_compile}
+    return all(trial[name] == value for name, value in same.items())
+
+
+def _judged(
+    verdict: dict[str, Any], kernel: Kernel, problem: Problem, judged_at: str, *, recalled: bool
+) -> JudgedKernel:
+    return JudgedKernel(
+        verdict=verdict,
+        kernel=kernel.as_json(),
+        problem=problem.as_json(),
+        judged_at=judged_at,
+        recalled=recalled,
+    )
+
+
+def parse_time_limit_s(text: str) -> float:
+    """Seconds from `30`, `60s` or `5m`; at least a second."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text)
+    if match is None:
+        raise RatchetError(f"time limit {text!r} is not a duration: write 30s or 5m")
+    seconds = float(match[1]) * _UNITS[match[2]]
+    if seconds < SHORTEST_LIMIT_S:
+        raise RatchetError(f"time limit {text!r} is under a second: give at least 1s")
+    return seconds
+
+
+def judged_on(judge: RecordedJudge) -> tuple[dict[str, Any], dict[str, str]]:
+    """The device and the versions that stand beside every figure."""
+    return dict(describe_device(judge.device)), {"ratchet": __version__, **asdict(software())}

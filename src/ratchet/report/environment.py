@@ -1,0 +1,55 @@
+"""How every page is filled in: all text is escaped, and a name that is missing is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from ratchet.report import words
+
+
+@cache
+def page_environment() -> Environment:
+    """The templates with the filters and functions that they use."""
+    environment = Environment(
+        loader=PackageLoader("ratchet.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    shown = {
+        "time": words.show_time,
+        "bytes": words.show_bytes,
+        "rate": words.show_rate,
+        "share": words.show_share,
+        "ratio": words.show_ratio,
+        "moment": words.show_moment,
+        "gave": words.change_gave,
+        "plain": plain,
+    }
+    environment.filters.update({f"show_{name}": show for name, show in shown.items()})
+    said = {
+        "interval": words.show_interval,
+        "compile_words": words.compile_words,
+        "floor_words": words.floor_words,
+        "device_words": words.device_words,
+        "speedup_words": words.speedup_words,
+    }
+    environment.globals.update(said)
+    return environment
+
+
+def plain(value: object) -> str:
+    """A value of a config, a device or an environment as a person reads it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(plain(item) for item in value) or "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {plain(item)}" for key, item in value.items()) or "none"
+    return str(value)

@@ -1,0 +1,181 @@
+"""What a kernel compiles to, as tables: one for each kernel, its targets beside one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from ratchet.report.console import heading, make_console, table
+from ratchet.report.words import ABSENT, show_bytes, show_time
+
+_REGISTERS = {
+    "VGPR": "vgprs",
+    "AGPR": "agprs",
+    "SGPR": "sgprs",
+    "registers": "registers",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StaticTable:
+    """One kernel on every target, or the bounds on the time of all of them."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+
+
+def print_inspection(document: Mapping[str, Any], console: Console | None = None) -> None:
+    """The answer of `ratchet inspect`; `document` is what `inspect_kernel` returns."""
+    out = console or make_console()
+    case = f", launched as on case {document['case']}" if document.get("case") else ""
+    out.print(f"{document['kernel']} ({document['language']}){case}; {document['compiler']}")
+    if document.get("reason"):
+        out.print(str(document["reason"]))
+    print_static(out, document)
+
+
+def print_static(out: Console, document: Mapping[str, Any] | None) -> None:
+    """Every table of a profile, where there is one."""
+    for part in static_tables(document):
+        heading(out, part.title)
+        if part.rows:
+            out.print(table(part.columns, part.rows, left=len(part.columns)))
+        for note in part.notes:
+            out.print(f"note: {note}")
+
+
+def static_tables(document: Mapping[str, Any] | None) -> list[StaticTable]:
+    """A table for each kernel, one of all bounds, and what went wrong; none without a profile.
+
+    Of an autotuned kernel only the configurations that were kept have a table.
+    """
+    if not document or "targets" not in document:
+        return []
+    targets: Mapping[str, Mapping[str, Any]] = document["targets"]
+    parts = [_kernel_table(key, targets) for key in _kept(targets)]
+    bounds = [bound for found in targets.values() for bound in found.get("bounds", ())]
+    if bounds:
+        parts.append(_bounds_table(bounds, document))
+    notes = tuple(_target_notes(targets))
+    if notes:
+        parts.append(StaticTable(title="Not shown", columns=(), rows=(), notes=notes))
+    return parts
+
+
+def _key(kernel: Mapping[str, Any]) -> str:
+    """What makes it one kernel over all targets: its name, constants, warps and stages."""
+    constants = {**kernel.get("constants", {})}
+    if kernel.get("num_warps") is not None:
+        constants["warps"] = kernel["num_warps"]
+    if kernel.get("num_stages") is not None:
+        constants["stages"] = kernel["num_stages"]
+    shown = ", ".join(f"{name} {value}" for name, value in constants.items())
+    return f"{kernel['name']} ({shown})" if shown else str(kernel["name"])
+
+
+def _kept(targets: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The kernels that the entry launches once tuning is over."""
+    return list(
+        dict.fromkeys(
+            _key(kernel)
+            for found in targets.values()
+            for kernel in found.get("kernels", ())
+            if _is_kept(kernel)
+        )
+    )
+
+
+def _is_kept(kernel: Mapping[str, Any]) -> bool:
+    return bool(kernel.get("launches", 1)) or not kernel.get("tuned", False)
+
+
+def _kernel_table(key: str, targets: Mapping[str, Mapping[str, Any]]) -> StaticTable:
+    found = {
+        name: next((one for one in target.get("kernels", ()) if _key(one) == key), None)
+        for name, target in targets.items()
+    }
+    here = {name: one for name, one in found.items() if one is not None}
+    facts = {name: dict(_facts(one)) for name, one in here.items()}
+    rows = dict.fromkeys(fact for one in facts.values() for fact in one)
+    return StaticTable(
+        title=key,
+        columns=("", *here),
+        rows=tuple((fact, *(one.get(fact, ABSENT) for one in facts.values())) for fact in rows),
+        notes=tuple(f"{name}: {note}" for name, one in here.items() for note in one["notes"]),
+    )
+
+
+def _facts(one: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, key in _REGISTERS.items():
+        if key in one:
+            yield name, _count(one[key])
+    yield "spills", _count(one.get("spills"))
+    yield "LDS", _size(one.get("lds_bytes"))
+    if "scratch_bytes" in one:
+        yield "scratch", _size(one["scratch_bytes"])
+    yield "waves", f"{_count(one.get('occupancy_waves'))} of {one.get('max_waves', ABSENT)}"
+    yield "limited by", str(one.get("occupancy_limit") or ABSENT)
+    yield "matrix", _matrix(one.get("matrix_instructions", ()))
+    yield "load bits", _widths(one.get("global_load_bits", {}))
+    yield "store bits", _widths(one.get("global_store_bits", {}))
+    mca = one.get("mca") or {}
+    if "cycles_per_pass" in mca:
+        yield "cycles a pass", f"{mca['cycles_per_pass']:,.0f}"
+        yield "busiest unit", str(mca.get("critical_resource") or ABSENT)
+
+
+def _target_notes(targets: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for name, found in targets.items():
+        if found.get("error"):
+            yield f"{name}: {found['error']}"
+        tried = sum(not _is_kept(one) for one in found.get("kernels", ()))
+        if tried:
+            yield f"{name}: configurations that tuning tried and did not keep: {tried}"
+        if found.get("skipped_configs"):
+            yield f"{name}: configurations that were not compiled: {found['skipped_configs']}"
+
+
+def _size(size_bytes: int | None) -> str:
+    return show_bytes(size_bytes) if size_bytes else _count(size_bytes)
+
+
+def _count(value: object) -> str:
+    return ABSENT if value is None else str(value)
+
+
+def _matrix(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Each matrix instruction by its shape, or its name where that is not known."""
+    shown = []
+    for row in rows:
+        shape = "x".join(str(extent) for extent in row.get("shape", ()))
+        name = f"{shape} {row['in_type']}" if shape else str(row["name"])
+        shown.append(f"{row['count']} × {name}")
+    return ", ".join(shown) or ABSENT
+
+
+def _widths(widths: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} × {bits}" for bits, count in widths.items()) or ABSENT
+
+
+def _bounds_table(bounds: Sequence[Mapping[str, Any]], document: Mapping[str, Any]) -> StaticTable:
+    formulas = dict.fromkeys(str(bound["formula"]) for bound in bounds)
+    return StaticTable(
+        title="No faster than (estimate)",
+        columns=("device", "time", "matrix", "memory", "limit"),
+        rows=tuple(
+            (
+                str(bound["device"]),
+                show_time(bound["time_s"]),
+                show_time(bound["matrix_s"]) if bound["matrix_s"] else ABSENT,
+                show_time(bound["memory_s"]),
+                str(bound["limit"]),
+            )
+            for bound in bounds
+        ),
+        notes=(*formulas, str(document.get("assumes", ""))),
+    )

@@ -1,0 +1,32 @@
+"""The page of a suite's table, with a link to the page of each verdict beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ratchet.report.environment import page_environment
+from ratchet.report.page import device_rows
+from ratchet.report.suite_table import definitions, score_tables, suite_headline
+from ratchet.report.verdict_words import show_speedup, show_status, tone
+
+
+def render_suite_page(document: Mapping[str, Any], links: Mapping[str, str]) -> str:
+    """The whole table as HTML.
+
+    `document` is a `SuiteResult` as plain data; `links` leads from a problem's name to the page of
+    its verdict, relative to this one.
+    """
+    page = page_environment().get_template("suite.html")
+    return page.render(
+        suite=document,
+        links=links,
+        headline=suite_headline(document),
+        scores=score_tables(document),
+        definitions=definitions(document),
+        device=device_rows(document["device"]),
+        left=sum(row["status"] == "not_reached" for row in document["rows"]),
+        tone=tone,
+        show_speedup=show_speedup,
+        show_status=show_status,
+    )

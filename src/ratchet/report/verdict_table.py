@@ -1,0 +1,50 @@
+"""One verdict on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+
+from ratchet.report.console import heading, make_console, table, verbatim
+from ratchet.report.static_table import print_static
+from ratchet.report.verdict_words import (
+    MEANING,
+    measured_speedups,
+    show_speedup,
+    show_status,
+)
+
+
+def print_verdict(judged: Mapping[str, Any], console: Console | None = None) -> None:
+    """The answer of `ratchet judge PROBLEM KERNEL`.
+
+    `judged` is a `JudgedKernel` as plain data, with `paths` where files were written; the console
+    is stdout where none is given.
+    """
+    out = console or make_console()
+    verdict, status = judged["verdict"], judged["verdict"]["status"]
+    out.print(f"{show_status(status)}: {verdict['reason']}")
+    out.print(f"({MEANING[status]})")
+    heading(out, "Evidence")
+    if verdict["evidence"]:
+        out.print(table(("", "check", "detail"), map(_row, verdict["evidence"]), left=3))
+    else:
+        out.print("Nothing was checked.")
+    heading(out, "Speed-up")
+    speedups = measured_speedups(verdict)
+    for title, ratio in speedups:
+        out.print(f"against {title}: {show_speedup(ratio)}")
+    if not speedups:
+        out.print("none: nothing was timed, or no time counts")
+    heading(out, "Isolation")
+    out.print(verdict["isolation"])
+    print_static(out, verdict.get("static"))
+    if judged.get("paths"):
+        heading(out, "Written")
+        verbatim(out, (f"    {path}" for path in judged["paths"].values()))
+
+
+def _row(evidence: Mapping[str, Any]) -> tuple[str, str, str]:
+    return ("ok" if evidence["passed"] else "NO", evidence["check"], evidence["detail"])

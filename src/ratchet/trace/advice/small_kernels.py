@@ -1,0 +1,30 @@
+"""Many kernels shorter than what it takes to start them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ratchet.trace.advice.finding import Finding, milliseconds, worth
+
+if TYPE_CHECKING:
+    from ratchet.trace.report import Report
+
+
+def find(report: Report) -> Finding | None:
+    """Small device work and the gaps between queued kernels."""
+    launches = report.launches
+    gain = report.idle.kernel_gap + launches.small_time // 2
+    gain = min(gain, report.identity.window)
+    if not launches.small or not worth(gain, report.identity.window):
+        return None
+    return Finding(
+        name="small-kernels",
+        evidence=(
+            f"{launches.small:,} pieces of device work are shorter than "
+            f"{launches.small_below / 1000:g} µs ({milliseconds(launches.small_time)} together, "
+            f"{milliseconds(report.idle.kernel_gap)} in gaps between queued work)"
+        ),
+        gain=gain,
+        levers=("compile", "fused-optimizer", "foreach-optimizer"),
+        remedy="fuse elementwise chains and optimizer updates",
+    )

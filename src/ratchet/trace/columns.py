@@ -1,0 +1,186 @@
+"""A trace as columns: one row an event, strings as numbers into one table, times in nanoseconds."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Literal, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64 = NDArray[np.int64]
+Int32 = NDArray[np.int32]
+Bool = NDArray[np.bool_]
+Platform = Literal["cuda", "rocm", "cpu"]
+
+
+class Kind(IntEnum):
+    """What an event is, whatever its profiler's version calls it."""
+
+    OTHER = 0
+    OP = 1
+    RUNTIME = 2
+    KERNEL = 3
+    COPY = 4
+    FILL = 5
+    ANNOTATION = 6
+    DEVICE_ANNOTATION = 7
+    PYTHON = 8
+    OVERHEAD = 9
+    SYNC = 10
+
+
+CATEGORIES = {
+    "cpu_op": Kind.OP,
+    "operator": Kind.OP,
+    "cuda_runtime": Kind.RUNTIME,
+    "cuda_driver": Kind.RUNTIME,
+    "hip_runtime": Kind.RUNTIME,
+    "hip_api": Kind.RUNTIME,
+    "hip_runtime_api": Kind.RUNTIME,
+    "hsa_api": Kind.RUNTIME,
+    "runtime": Kind.RUNTIME,
+    "kernel": Kind.KERNEL,
+    "gpu_memcpy": Kind.COPY,
+    "memcpy": Kind.COPY,
+    "gpu_memset": Kind.FILL,
+    "memset": Kind.FILL,
+    "user_annotation": Kind.ANNOTATION,
+    "gpu_user_annotation": Kind.DEVICE_ANNOTATION,
+    "python_function": Kind.PYTHON,
+    "python": Kind.PYTHON,
+    "overhead": Kind.OVERHEAD,
+    "cuda_sync": Kind.SYNC,
+    "hip_sync": Kind.SYNC,
+}
+"""Category spellings of Kineto's versions, in lower case."""
+DEVICE_KINDS = (Kind.KERNEL, Kind.COPY, Kind.FILL)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """Something in the file that is not as it should be, and what was done about it."""
+
+    what: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        return self.what if self.count == 1 else f"{self.what} ({self.count:,} times)"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceProperties:
+    """What the trace says about one device."""
+
+    index: int
+    name: str
+    memory_bytes: int
+    compute_units: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ops:
+    """What only CPU ops carry; `row` points into the events."""
+
+    row: Int32
+    dims: Int32
+    types: Int32
+    concrete: Int32
+    sequence: Int64
+    forward_thread: Int64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collectives:
+    """What the profiler recorded about a communication kernel or op."""
+
+    row: Int32
+    name: Int32
+    dtype: Int32
+    group: Int32
+    elements_in: Int64
+    elements_out: Int64
+    group_size: Int64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryEvents:
+    """Allocations (positive sizes) and frees (negative), in order of time."""
+
+    time: Int64
+    address: Int64
+    size: Int64
+    allocated: Int64
+    reserved: Int64
+    on_device: Bool
+    device: Int64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flows:
+    """Arrows between a launch and its device work (`link`) or a forward and its backward op."""
+
+    id: Int64
+    time: Int64
+    lane: Int32
+    start: Bool
+    backward: Bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trace:
+    """One rank's events, sorted by start, the longer one first."""
+
+    name: str
+    strings: list[str]
+    lanes: list[tuple[str, str]]
+    """(process, thread) as written, by lane number."""
+    kind: NDArray[np.uint8]
+    text: Int32
+    """The event's name, a number into `strings`."""
+    start: Int64
+    duration: Int64
+    lane: Int32
+    correlation: Int64
+    external: Int64
+    stream: Int32
+    device: Int32
+    size: Int64
+    """Bytes that a copy or fill moved, -1 where the trace does not say."""
+    ops: Ops
+    collectives: Collectives
+    memory: MemoryEvents
+    flows: Flows
+    devices: tuple[DeviceProperties, ...] = ()
+    platform: Platform = "cpu"
+    rank: int | None = None
+    world_size: int | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
+
+    def __len__(self) -> int:
+        return self.start.size
+
+    @property
+    def end(self) -> Int64:
+        return self.start + self.duration
+
+    def rows(self, *kinds: Kind) -> NDArray[np.intp]:
+        """The rows of these kinds, in order of time."""
+        return np.flatnonzero(np.isin(self.kind, kinds))
+
+    def string(self, row: SupportsIndex) -> str:
+        """The name of the event in this row."""
+        return self.strings[int(self.text[row])]
+
+    def named(self, pattern: re.Pattern[str]) -> Bool:
+        """For each string, whether the pattern is found in it."""
+        search = pattern.search
+        return np.fromiter((search(s) is not None for s in self.strings), bool, len(self.strings))
+
+    @property
+    def on_device(self) -> bool:
+        """Whether any kernel, copy or fill was recorded."""
+        return bool(np.isin(self.kind, DEVICE_KINDS).any())

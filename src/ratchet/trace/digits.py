@@ -1,0 +1,72 @@
+"""Numbers of a trace to integer nanoseconds, by their digits.
+
+A double holds 53 bits: an epoch stamp in microseconds with three decimals needs 61, so a parser
+that goes through one loses up to a quarter of a microsecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal, DecimalException
+
+import numpy as np
+from msgspec import Raw
+from numpy.typing import NDArray
+
+MISSING = -(2**62)
+"""Stands for a time that is not there or not a number; no real stamp reaches it."""
+EARLIEST, LATEST = -(2**60), 2**61
+"""Stamps outside are no times: 36 years before the clock's zero, 73 after."""
+_COMMA, _DOT, _ZERO, _NINE = b",.09"
+_WHOLE_DIGITS = 16
+"""Digits of microseconds that fit 63 bits once they are nanoseconds, if the first is no 9."""
+
+
+def nanoseconds(tokens: Sequence[Raw | bytes]) -> NDArray[np.int64]:
+    """Microseconds as JSON wrote them to integer nanoseconds; MISSING where there is no number."""
+    if not tokens:
+        return np.zeros(0, dtype=np.int64)
+    text = b",".join(tokens) + b","
+    characters = np.frombuffer(text, dtype=np.uint8)
+    ends = np.flatnonzero(characters == _COMMA)
+    digit = (characters >= _ZERO) & (characters <= _NINE)
+    dots = np.flatnonzero(characters == _DOT)
+    if ends.size != len(tokens) or np.count_nonzero(digit) + dots.size + ends.size != len(text):
+        return np.array([_one(bytes(token)) for token in tokens], dtype=np.int64)
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    whole_end = ends.copy()
+    owner = np.searchsorted(ends, dots)
+    whole_end[owner] = dots
+    width = whole_end - starts
+    plain = (width < _WHOLE_DIGITS) | ((width == _WHOLE_DIGITS) & (characters[starts] < _NINE))
+    plain &= (width > 0) & (ends - whole_end <= 4)
+    if not plain.all() or (np.diff(owner) == 0).any():
+        return np.array([_one(bytes(token)) for token in tokens], dtype=np.int64)
+    decimals = np.maximum(ends - whole_end - 1, 0)
+    if (decimals == decimals[0]).all():
+        return _possible(_scaled(text, int(decimals[0])))
+    values = np.empty(len(tokens), dtype=np.int64)
+    for number in np.unique(decimals).tolist():
+        chosen = np.flatnonzero(decimals == number)
+        values[chosen] = _scaled(b",".join([tokens[i] for i in chosen.tolist()]), number)
+    return _possible(values)
+
+
+def _scaled(text: bytes, decimals: int) -> NDArray[np.int64]:
+    """Numbers that all have the same number of decimals."""
+    values = np.fromstring(text.replace(b".", b""), dtype=np.int64, sep=",")
+    return np.asarray(values * 10 ** (3 - decimals), dtype=np.int64)
+
+
+def _possible(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.where(values < LATEST, values, MISSING)
+
+
+def _one(token: bytes) -> int:
+    """One number in any form that JSON writers use, quoted ones too."""
+    try:
+        value = Decimal(token.strip(b'" ').decode()) * 1000
+        nanosecond = int(value.to_integral_value())
+    except (DecimalException, UnicodeDecodeError, ValueError, OverflowError):
+        return MISSING
+    return nanosecond if EARLIEST < nanosecond < LATEST else MISSING

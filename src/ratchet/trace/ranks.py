@@ -1,0 +1,118 @@
+"""Ranks together: each collective's wire time against waiting, stragglers and skew."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ratchet.errors import TraceError
+from ratchet.trace.read import read
+from ratchet.trace.report import Report, report
+
+SUFFIXES = (".json", ".json.gz", ".gz", ".db")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedCollective:
+    """One collective as its ranks saw it; times in ns."""
+
+    operation: str
+    group: str
+    index: int
+    """Its number in the group's order."""
+    wire: int
+    """The shortest duration over ranks: from the arrival of the last."""
+    waiting: dict[int, int]
+    """Per rank, the rest of its duration."""
+    late: int
+    """The rank that waited least: the others waited for it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranks:
+    """Several ranks' reports and what only shows between them."""
+
+    reports: tuple[Report, ...]
+    collectives: tuple[SharedCollective, ...]
+    wire: int
+    """Summed over collectives, in ns."""
+    waiting: dict[int, int]
+    """Per rank, summed, in ns."""
+    straggler: int | None
+    """The rank that the others waited for longest; None where nothing was waited for."""
+    unmatched: int
+    """Collectives that not every rank recorded."""
+    skew: float
+    """(Longest - shortest compute time over ranks) / mean."""
+
+
+def trace_files(folder: Path) -> list[Path]:
+    """The traces in a folder, by name; TraceError without one."""
+    files = sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIXES))
+    if not files:
+        raise TraceError(
+            f"{folder} holds no trace: put one .json, .json.gz or .db file per rank there"
+        )
+    return files
+
+
+def read_ranks(folder: Path) -> Ranks:
+    """Read and report every trace of a folder; the ranks must be told apart."""
+    reports: dict[int, Report] = {}
+    for number, path in enumerate(trace_files(folder)):
+        answers = report(read(path))
+        rank = answers.rank if answers.rank is not None else number
+        if rank in reports:
+            raise TraceError(
+                f"{path.name} and {reports[rank].name} both say rank {rank}: keep one file per rank"
+            )
+        reports[rank] = answers
+    return across(reports)
+
+
+def across(reports: dict[int, Report]) -> Ranks:
+    """Match the collectives of several ranks: the n-th of an operation and group is one."""
+    seen: dict[tuple[str, str, int], dict[int, int]] = {}
+    for rank, answers in reports.items():
+        count: Counter[tuple[str, str]] = Counter()
+        for row in answers.collectives:
+            key = (row.operation, row.group)
+            seen.setdefault((*key, count[key]), {})[rank] = row.duration
+            count[key] += 1
+    shared = []
+    for (operation, group, index), durations in seen.items():
+        if len(durations) == len(reports) and len(reports) > 1:
+            wire = min(durations.values())
+            waiting = {rank: time - wire for rank, time in sorted(durations.items())}
+            late = min(waiting, key=lambda rank: (waiting[rank], rank))
+            shared.append(
+                SharedCollective(
+                    operation=operation, group=group, index=index, wire=wire, waiting=waiting,
+                    late=late,
+                )
+            )  # fmt: skip
+    waiting = {rank: sum(c.waiting[rank] for c in shared) for rank in sorted(reports)}
+    return Ranks(
+        reports=tuple(reports[rank] for rank in sorted(reports)),
+        collectives=tuple(shared),
+        wire=sum(c.wire for c in shared),
+        waiting=waiting,
+        straggler=_straggler(shared),
+        unmatched=len(seen) - len(shared),
+        skew=_skew([answers.identity.compute for answers in reports.values()]),
+    )
+
+
+def _straggler(shared: Sequence[SharedCollective]) -> int | None:
+    blamed: Counter[int] = Counter()
+    for collective in shared:
+        blamed[collective.late] += sum(collective.waiting.values())
+    chief = blamed.most_common(1)
+    return chief[0][0] if chief and chief[0][1] > 0 else None
+
+
+def _skew(times: Sequence[int]) -> float:
+    mean = sum(times) / len(times) if times else 0
+    return (max(times) - min(times)) / mean if mean else 0.0

@@ -1,0 +1,68 @@
+"""Record a trace of any training command, without an edit of its script."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ratchet.errors import TraceError
+
+INJECTED = Path(__file__).with_name("inject")
+FOLDER, SCHEDULE = "RATCHET_TRACE_FOLDER", "RATCHET_TRACE_SCHEDULE"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """Which steps are recorded: `wait` and `warmup` pass, `active` are kept."""
+
+    wait: int = 3
+    warmup: int = 2
+    active: int = 3
+    memory: bool = True
+    """Whether allocations are recorded too."""
+
+    def __post_init__(self) -> None:
+        if self.wait < 0 or self.warmup < 0 or self.active < 1:
+            raise TraceError(
+                f"a schedule of {self.wait} waiting, {self.warmup} warm-up and {self.active} "
+                "recorded steps: record at least 1 and let 0 or more pass"
+            )
+
+
+def record(
+    command: Sequence[str],
+    folder: Path,
+    schedule: Schedule | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[Path, ...]:
+    """Run a command and give the traces that it left in `folder`, one a rank.
+
+    The command may be `python train.py` or torchrun: every Python process of it that steps an
+    optimizer is profiled, with shapes, stacks and memory. Its output goes where ours goes.
+    TraceError when it cannot start, fails, or takes too few steps.
+    """
+    schedule = schedule or Schedule()
+    folder.mkdir(parents=True, exist_ok=True)
+    before = set(folder.iterdir())
+    own = dict(os.environ if environment is None else environment)
+    own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(INJECTED), own.get("PYTHONPATH"))))
+    own[FOLDER] = str(folder.resolve())
+    own[SCHEDULE] = f"{schedule.wait},{schedule.warmup},{schedule.active},{int(schedule.memory)}"
+    said = shlex.join(command)
+    try:
+        done = subprocess.run(list(command), env=own, check=False)
+    except OSError as error:
+        raise TraceError(f"{said} cannot start ({error.strerror}): check the command") from None
+    if done.returncode != 0:
+        raise TraceError(f"{said} ended with code {done.returncode}: make it run by itself first")
+    made = sorted(set(folder.iterdir()) - before)
+    if not made:
+        steps = 1 + schedule.wait + schedule.warmup
+        raise TraceError(
+            f"{said} left no trace: it must step an optimizer more than {steps} times, or wait less"
+        )
+    return tuple(made)

@@ -1,0 +1,199 @@
+"""Everything that one trace answers: `report(trace)`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ratchet.trace.collectives import CollectiveRow, collectives
+from ratchet.trace.columns import Bool, Trace
+from ratchet.trace.communication import communicates
+from ratchet.trace.compiled import Compiled, Recompute, compiled, recompute
+from ratchet.trace.identity import Activity, Identity, Steps, activity, by_device, steps
+from ratchet.trace.idle import Idle, Launches, idle, launches
+from ratchet.trace.kernels import KernelRow, ModuleRow, OpRow, kernels, modules, ops
+from ratchet.trace.links import Links, link
+from ratchet.trace.marks import AnnotationRow, marks
+from ratchet.trace.matmuls import PrecisionRow, matmuls
+from ratchet.trace.memory import Memory, memory
+from ratchet.trace.pipeline import Bubble, bubble
+from ratchet.trace.roofline import Ceilings, RooflineRow, roofline
+from ratchet.trace.streams import CopyRow, StreamRow, copies, streams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CarriedIn:
+    """Device work of before the recording, which the window leaves out."""
+
+    count: int
+    time: int
+    """Summed, in ns."""
+    kernels: dict[str, int]
+    """Summed time by name, in ns, the longest first."""
+
+
+def carried_in(trace: Trace, links: Links) -> CarriedIn:
+    """What the device still did of the time before the recording."""
+    rows = np.flatnonzero(links.carried_in)
+    time: Counter[str] = Counter()
+    for row, duration in zip(rows.tolist(), trace.duration[rows].tolist(), strict=True):
+        time[trace.string(row)] += duration
+    return CarriedIn(count=rows.size, time=time.total(), kernels=dict(time.most_common()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """One rank's answers. Times in ns, sizes in bytes."""
+
+    name: str
+    platform: str
+    device: str
+    rank: int | None
+    events: int
+    window_is: str
+    steps_are: str
+    identity: Identity
+    steps: tuple[Identity, ...]
+    by_device: tuple[Identity, ...]
+    """Where one process used several devices; `identity` is of their union."""
+    carried_in: CarriedIn
+    kernels: tuple[KernelRow, ...]
+    ops: tuple[OpRow, ...]
+    modules: tuple[ModuleRow, ...]
+    annotations: tuple[AnnotationRow, ...]
+    collectives: tuple[CollectiveRow, ...]
+    copies: tuple[CopyRow, ...]
+    streams: tuple[StreamRow, ...]
+    idle: Idle
+    launches: Launches
+    memory: Memory | None
+    recompute: Recompute
+    compiled: Compiled | None
+    bubble: Bubble | None
+    matmuls: tuple[PrecisionRow, ...]
+    roofline: tuple[RooflineRow, ...]
+    faults: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Analysis:
+    """A trace with what every answer builds on."""
+
+    trace: Trace
+    links: Links
+    communication: Bool
+    """For each event, whether it communicates."""
+    activity: Activity
+    steps: Steps | None
+
+
+def analyse(trace: Trace) -> Analysis:
+    """Find links, communication, the window and the steps."""
+    links = link(trace)
+    communication = communicates(trace)
+    whole = activity(trace, links, communication)
+    return Analysis(
+        trace=trace,
+        links=links,
+        communication=communication,
+        activity=whole,
+        steps=steps(trace, links, whole),
+    )
+
+
+def report(trace: Trace, ceilings: Ceilings | None = None) -> Report:
+    """All answers of one trace; `ceilings` are the device's measured ones, else the catalogue's."""
+    found = analyse(trace)
+    links, whole, marked = found.links, found.activity, found.steps
+    communication = found.communication
+    sent = collectives(trace, links, communication, whole)
+    return Report(
+        name=trace.name,
+        platform=trace.platform,
+        device=trace.devices[0].name if trace.devices else "",
+        rank=trace.rank,
+        events=len(trace),
+        window_is=whole.window_is,
+        steps_are=marked.how if marked else "",
+        identity=whole.whole(),
+        steps=whole.windows(marked.labels, marked.start, marked.end) if marked else (),
+        by_device=by_device(trace, links, communication),
+        carried_in=carried_in(trace, links),
+        kernels=kernels(trace, links, communication),
+        ops=ops(trace, links),
+        modules=modules(trace, links),
+        annotations=marks(trace, links),
+        collectives=sent,
+        copies=copies(trace, links),
+        streams=streams(trace, links, whole),
+        idle=idle(trace, links, whole),
+        launches=launches(trace, links),
+        memory=memory(trace, links),
+        recompute=recompute(trace, links),
+        compiled=compiled(trace, links),
+        bubble=bubble(whole, sent),
+        matmuls=matmuls(trace, links),
+        roofline=roofline(trace, links, ceilings),
+        faults=tuple(str(fault) for fault in trace.faults),
+    )
+
+
+def document(answers: Report) -> dict[str, Any]:
+    """The report as one JSON object: every table, and the identity under the names of the docs."""
+    from ratchet.trace.advice import advise
+
+    whole = answers.identity
+    plain = {
+        field.name: _plain(getattr(answers, field.name))
+        for field in dataclasses.fields(answers)
+        if field.name not in ("identity", "steps", "by_device")
+    }
+    return {
+        **plain,
+        "window_ns": whole.window,
+        "identity_ns": _identity(whole),
+        "communication": {
+            "total_ns": whole.communication,
+            "exposed_ns": whole.exposed_communication,
+            "overlap": whole.overlap,
+        },
+        "steps": [_window(step) for step in answers.steps],
+        "by_device": [_window(device) for device in answers.by_device],
+        "advice": [_plain(finding) for finding in advise(answers)],
+    }
+
+
+def _window(part: Identity) -> dict[str, Any]:
+    return {
+        "label": part.label,
+        "start_ns": part.start,
+        "window_ns": part.window,
+        "overlap": part.overlap,
+        **_identity(part),
+    }
+
+
+def _identity(part: Identity) -> dict[str, int]:
+    return {
+        "compute": part.compute,
+        "exposed_communication": part.exposed_communication,
+        "exposed_copy": part.exposed_copy,
+        "idle": part.idle,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses to dicts with their derived figures, tuples to lists."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        plain = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        derived = [n for n, kind in vars(type(value)).items() if isinstance(kind, property)]
+        return plain | {name: _plain(getattr(value, name)) for name in derived}
+    if isinstance(value, tuple | list):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    return value

@@ -1,0 +1,87 @@
+"""Honest kernels: other orders, widths, threads and precisions of the same work are all right.
+
+A sample of what `benchmarks/judge_honest.py` judges five times.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ratchet.errors import CompilerMissing
+from ratchet.judge import isolation, kernel_timing
+from ratchet.judge.kernel_trial import KernelJudge
+from ratchet.kernels.languages import cpp
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.append(str(BENCHMARKS))  # the reference worker looks its problems up there too
+
+import honest_kernels  # noqa: E402
+
+pytestmark = pytest.mark.compiler
+COMPILED, IN_PYTHON = 22, 3
+MANY = 150
+
+
+@pytest.fixture(scope="module")
+def compiler() -> None:
+    try:
+        cpp.find_compiler()
+    except CompilerMissing as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def judge(compiler: None) -> Iterator[KernelJudge]:
+    with KernelJudge() as kept:
+        yield kept
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rounds: these tests ask for answers, not for speed."""
+    monkeypatch.setattr(kernel_timing, "LAUNCHES", 2)
+    monkeypatch.setattr(kernel_timing, "MAX_ROUNDS", 4)
+    monkeypatch.setattr(kernel_timing, "MAX_CALLS", 4)
+
+
+def spread(kernels: list[honest_kernels.Honest], count: int) -> list[honest_kernels.Honest]:
+    """Some of the kernels, evenly from the first to the last."""
+    return [kernels[place * len(kernels) // count] for place in range(count)]
+
+
+def compiled() -> list[honest_kernels.Honest]:
+    return honest_kernels.honest_kernels(with_python=False)
+
+
+def named(honest: honest_kernels.Honest) -> str:
+    return honest.name
+
+
+def test_there_are_many() -> None:
+    assert len(compiled()) >= MANY
+    assert len({one.name for one in compiled()}) == len(compiled())
+
+
+@pytest.mark.parametrize("honest", spread(compiled(), COMPILED), ids=named)
+def test_an_honest_kernel_is_right(judge: KernelJudge, honest: honest_kernels.Honest) -> None:
+    verdict = judge.judge(honest.kernel, honest.problem)
+    assert verdict.status in ("proven", "correct"), verdict.reason
+
+
+@pytest.mark.skipif(
+    isolation.bubblewrap() is None
+    and os.geteuid() == 0
+    and not isolation._enterable(sys.base_prefix),
+    reason="no bubblewrap, and this Python lies where a candidate's uid may not read",
+)
+@pytest.mark.parametrize("honest", spread(list(honest_kernels._references()), IN_PYTHON), ids=named)
+def test_a_reference_answers_its_own_problem(
+    judge: KernelJudge, honest: honest_kernels.Honest
+) -> None:
+    verdict = judge.judge(honest.kernel, honest.problem)
+    assert verdict.status in ("proven", "correct"), verdict.reason

@@ -1,0 +1,228 @@
+"""KernelBench's format before the judge, in real processes: right answers, wrong ones, bad ones."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ratchet.errors import CompilerMissing
+from ratchet.judge import isolation, kernel_timing
+from ratchet.judge.kernel_trial import KernelJudge
+from ratchet.judge.verdict import Verdict
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.languages import cpp
+from ratchet.kernels.problem import Problem
+from ratchet.kernels.problem_file import built_in_kernel, load_problem
+
+LIKE = Path(__file__).parent / "kernelbench_like"
+FILES = sorted(LIKE.glob("level*/*.py"))
+RIGHT = ("proven", "correct")
+HEAD = "import torch\nfrom torch import nn\n"
+
+pytestmark = pytest.mark.skipif(
+    isolation.bubblewrap() is None
+    and os.geteuid() == 0
+    and not isolation._enterable(sys.base_prefix),
+    reason="no bubblewrap, and this Python lies where a candidate's uid may not read",
+)
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[KernelJudge]:
+    with KernelJudge() as kept:
+        yield kept
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rounds: these tests ask for answers, not for speed."""
+    monkeypatch.setattr(kernel_timing, "LAUNCHES", 2)
+    monkeypatch.setattr(kernel_timing, "MIN_ROUNDS", 2)
+    monkeypatch.setattr(kernel_timing, "MAX_ROUNDS", 2)
+    monkeypatch.setattr(kernel_timing, "MAX_CALLS", 4)
+
+
+def problem(name: str) -> Problem:
+    (path,) = LIKE.glob(f"level*/{name}.py")
+    return load_problem(path, scale=None)
+
+
+def new(body: str) -> Kernel:
+    return Kernel(name="test", language="torch", source=HEAD + body, entry="ModelNew")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_model_answers_itself(judge: KernelJudge, path: Path) -> None:
+    asked = load_problem(path)
+    verdict = judge.judge(built_in_kernel(asked, "eager"), asked)
+    assert verdict.status in RIGHT, verdict.reason
+    assert "correct on given" in {entry.check for entry in verdict.evidence}
+
+
+RELU = """
+class ModelNew(nn.Module):
+    def forward(self, x):
+        return {answer}
+"""
+NORM = """
+class ModelNew(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.norm = nn.LayerNorm(shape)
+    def forward(self, x):
+        {body}
+"""
+WRONG = {
+    "identity where inputs are positive": ("1_relu", RELU.format(answer="x.clone()")),
+    "an empty tensor": ("1_relu", RELU.format(answer="torch.empty_like(x)")),
+    "norm without its scale": (
+        "4_layer_norm",
+        NORM.format(body="return nn.functional.layer_norm(x, x.shape[-1:])"),
+    ),
+    "weights kept from the first call": (
+        "4_layer_norm",
+        NORM.format(
+            body="self.kept = getattr(self, 'kept', None) or [p.clone() for p in "
+            "self.parameters()]\n        "
+            "return nn.functional.layer_norm(x, x.shape[-1:], *self.kept)"
+        ),
+    ),
+    "targets left out": (
+        "5_mse_loss",
+        "class ModelNew(nn.Module):\n    def forward(self, p, t): return (p - 0.5).square().mean()",
+    ),
+    "the batch's own statistics left out": (
+        "8_batch_norm",
+        "class ModelNew(nn.Module):\n"
+        "    def __init__(self, channels):\n"
+        "        super().__init__()\n        self.norm = nn.BatchNorm2d(channels)\n"
+        "    def forward(self, x): return self.norm.eval()(x)",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_answer_is_wrong(judge: KernelJudge, what: str) -> None:
+    name, source = WRONG[what]
+    assert judge.judge(new(source), problem(name)).status == "wrong"
+
+
+REFUSED = {
+    "a parameter is missing": (
+        "class ModelNew(nn.Module):\n"
+        "    def __init__(self, shape):\n"
+        "        super().__init__()\n        self.norm = nn.LayerNorm(shape, bias=False)",
+        "it lacks norm.bias",
+    ),
+    "a parameter more": (
+        NORM.format(body="pass").replace("nn.LayerNorm(shape)", "nn.LayerNorm(shape); "
+        "self.more = nn.Parameter(torch.ones(3))"),
+        "it adds more",
+    ),
+    "a parameter of another shape": (
+        NORM.format(body="pass").replace("(shape)\n    def", "(shape[0] // 2)\n    def"),
+        "norm.weight is (128,)",
+    ),
+    "no such class": ("x = 3", "defines no class 'ModelNew'"),
+    "no module": ("class ModelNew:\n    def __init__(self, shape): ...", "must be a torch.nn"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_model_with_other_parameters_is_refused(judge: KernelJudge, what: str) -> None:
+    source, words = REFUSED[what]
+    verdict = judge.judge(new(source), problem("4_layer_norm"))
+    assert verdict.status == "refused"
+    assert words in verdict.reason
+
+
+def faulty(folder: Path, answer: str) -> Problem:
+    text = (
+        f"{HEAD}class Model(nn.Module):\n    def forward(self, x):\n        return {answer}\n\n"
+        "def get_inputs():\n    return [torch.rand(8, 32)]\n\ndef get_init_inputs():\n"
+        "    return []\n"
+    )
+    path = folder / "faulty.py"
+    path.write_text(text)
+    return load_problem(path)
+
+
+BAD = {
+    "its output is constant": "x * 0 + 1",
+    "it is nondeterministic": "x + torch.rand_like(x)",
+    "it raises": "x.no_such_method()",
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_problem_is_refused(judge: KernelJudge, what: str, tmp_path: Path) -> None:
+    bad = faulty(tmp_path, BAD[what])
+    verdict = judge.judge(new(RELU.format(answer="x")), bad)
+    assert verdict.status == "refused"
+    assert "\n" not in verdict.reason and len(verdict.reason) > 20
+
+
+def test_a_shrunk_problem_says_so_in_the_verdict(judge: KernelJudge) -> None:
+    (path,) = LIKE.glob("level*/1_relu.py")
+    small = load_problem(path, scale=0.5)
+    verdict = judge.judge(new(RELU.format(answer="torch.relu(x)")), small)
+    assert verdict.status in RIGHT, verdict.reason
+    (sizes,) = [entry.detail for entry in verdict.evidence if entry.check == "sizes"]
+    assert "batch_size 32 -> 16" in sizes
+
+
+def test_a_problem_in_our_own_form_is_judged_from_its_text(
+    judge: KernelJudge, tmp_path: Path
+) -> None:
+    text = (
+        "from ratchet import Case, Problem, TensorSpec\n"
+        "def double(x, scalars):\n    return (2 * x,)\n"
+        "def case(name, **rest):\n"
+        "    spec = TensorSpec(shape=(5, 9), dtype='float32', **rest)\n"
+        "    first = name == 'plain'\n"
+        "    return Case(name=name, inputs=(spec,), timed=first, hidden=not first)\n"
+        "PROBLEM = Problem(name='double', reference='double', cases=(case('plain'), "
+        "case('gaps', layout='strided')))\n"
+    )
+    path = tmp_path / "double.py"
+    path.write_text(text)
+    asked = load_problem(path)
+    right = Kernel(
+        name="right",
+        language="torch",
+        source="def double(x, scalars):\n    return (x + x,)\n",
+        entry="double",
+    )
+    assert judge.judge(right, asked).status in RIGHT
+    wrong = Kernel(
+        name="wrong",
+        language="torch",
+        source="def double(x, scalars):\n    return (x * 2.01,)\n",
+        entry="double",
+    )
+    assert judge.judge(wrong, asked).status == "wrong"
+
+
+def _compiler() -> bool:
+    try:
+        cpp.find_compiler()
+    except CompilerMissing:
+        return False
+    return True
+
+
+@pytest.mark.compiler
+@pytest.mark.skipif(not _compiler(), reason="torch.compile needs a C++ compiler")
+def test_torch_compile_is_timed_as_a_rival(judge: KernelJudge) -> None:
+    asked = problem("1_relu")
+    verdict: Verdict = judge.judge(
+        built_in_kernel(asked, "eager"), asked, against_compile=True, time_limit_s=240.0
+    )
+    assert verdict.status in RIGHT, verdict.reason
+    assert verdict.speedup.vs_compile is not None
+    assert verdict.speedup.vs_compile.low <= verdict.speedup.vs_compile.ratio
+    assert "torch.compile of the reference" in {sample.arm for sample in verdict.samples}

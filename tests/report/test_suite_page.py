@@ -1,0 +1,56 @@
+"""The page of a suite's run: every problem stands in it, and nothing is loaded from elsewhere."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from ratchet.judge.verdict import Ratio, Speedup
+from ratchet.optimize.suite_score import SuiteResult, SuiteRow, answered, summarise
+from ratchet.report.suite_page import render_suite_page
+
+FAST = Speedup(vs_reference=Ratio(ratio=2.0, low=1.8, high=2.2), vs_compile=None)
+ROWS = [
+    SuiteRow(name="gelu", status="proven", reason="right, and faster", speedup=FAST),
+    SuiteRow(name="silu", status="wrong", reason="case <b>ci</b>: off by 3"),
+    SuiteRow(name="mish", status="unanswered", reason="the library has no kernel for it"),
+    SuiteRow(name="elu", status="not_reached", reason="the run ended before it"),
+]
+
+
+def document(*, interrupted: bool) -> dict[str, Any]:
+    result = SuiteResult(
+        suite="training",
+        candidate="library",
+        tier="ci",
+        summary={
+            "all": summarise(ROWS, against_compile=True),
+            "answered": summarise(answered(ROWS), against_compile=True),
+        },
+        rows=ROWS,
+        interrupted=interrupted,
+        device={"kind": "cpu", "model": "A CPU", "threads": 2, "memory_bytes": 1 << 34},
+        versions={"torch": "2.13.0"},
+        command="ratchet judge --suite training",
+        started_at="2026-01-01T00:00:00+00:00",
+        duration_s=12.0,
+    )
+    return result.model_dump(mode="json")
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_every_problem_is_in_the_page_with_its_reason(interrupted: bool) -> None:
+    page = render_suite_page(document(interrupted=interrupted), {"gelu": "verdicts/gelu.html"})
+    for row in ROWS:
+        assert row.name in page
+    assert 'href="verdicts/gelu.html"' in page
+    assert "off by 3" in page and "<b>ci</b>" not in page
+    assert ("was interrupted" in page) == interrupted
+
+
+def test_the_page_loads_nothing() -> None:
+    page = render_suite_page(document(interrupted=False), {})
+    assert re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', page) == []
+    assert "<script" not in page

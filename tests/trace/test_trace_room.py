@@ -1,0 +1,34 @@
+"""The room as a whole: what it exports, what it brings in, which levers it names."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import ratchet.trace
+from ratchet.optimize.levers import all_levers
+
+ROOM = Path(ratchet.trace.__file__).parent
+
+
+def test_the_names_are_sorted_and_there() -> None:
+    assert list(ratchet.trace.__all__) == sorted(ratchet.trace.__all__)
+    for name in ratchet.trace.__all__:
+        assert getattr(ratchet.trace, name) is not None
+
+
+def test_reading_a_trace_does_not_bring_torch_in() -> None:
+    code = "import sys, ratchet.trace, ratchet.trace.read; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_every_lever_that_advice_names_exists() -> None:
+    named: set[str] = set()
+    for path in (ROOM / "advice").glob("*.py"):
+        for found in re.findall(r"levers=\((.*?)\),\n", path.read_text(), re.DOTALL):
+            named |= set(re.findall(r'"([\w-]+)"', found))
+    assert "compile" in named
+    assert named <= set(all_levers())
