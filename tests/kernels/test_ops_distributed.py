@@ -94,7 +94,10 @@ def rank_main(rank: int, port: int, kind: str, folder: str) -> None:
     }
     if rank == 0:
         torch.save((values, dict(registry.fallbacks)), Path(folder) / "rank0.pt")
+    dist.barrier()
     dist.destroy_process_group()
+    # Gloo's threads may outlive the group; torch's teardown at exit then aborts the process.
+    os._exit(0)
 
 
 def free_port() -> int:
