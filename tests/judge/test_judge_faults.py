@@ -163,13 +163,14 @@ FAULTS = {
     "answers with a number that is none": fault(
         r"""
         ENTRY {
+            const int64_t code = silu_scale(t, s);
             static char answer[600] = "{\"codes\": [0], \"cpu_time_s\": 1";
             for (int i = strlen(answer); i < 500; ++i) answer[i] = '0';
             strcat(answer, "}");
             const uint32_t length = htonl(strlen(answer));
             (void)!write(channel(), &length, 4);
             (void)!write(channel(), answer, strlen(answer));
-            return silu_scale(t, s);
+            return code;
         }""",
         "crashed",
         words="nonsense",
