@@ -1,4 +1,4 @@
-"""Who answers a suite: the shipped library, a folder of kernels, eager torch, torch.compile."""
+"""Who answers a suite: a shipped library, a folder of kernels, eager torch, torch.compile."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from pathlib import Path
 from ratchet.errors import RatchetError
 from ratchet.judge.api import Scale, as_kernel, as_problem
 from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.library_triton import triton_kernels
 from ratchet.kernels.problem import Problem, Tier
 from ratchet.optimize.suite import Question, Suite
 
-BUILT_IN = ("library", "eager", "torch.compile")
+LIBRARIES = ("library", "library-triton")
+BUILT_IN = (*LIBRARIES, "eager", "torch.compile")
 LANGUAGE_FILES = (".cpp", ".cc", ".cxx", ".py", ".hip")
 
 Answer = Callable[[str, Problem], tuple[Problem, Kernel | None]]
@@ -48,7 +50,7 @@ def kernelbench_suite(folder: Path, *, level: int, scale: Scale, candidate: str)
     Raises:
         RatchetError: there is no such level, or no candidate of that name.
     """
-    if candidate == "library":
+    if candidate in LIBRARIES:
         raise RatchetError(
             "the library answers no KernelBench problem: give --candidate torch.compile, eager or "
             "a folder of kernels"
@@ -94,8 +96,8 @@ def find_answer(candidate: str, *, level: int | None = None) -> Answer:
     Raises:
         RatchetError: neither a candidate that is built in nor a folder.
     """
-    if candidate == "library":
-        return _library_answer()
+    if candidate in LIBRARIES:
+        return _library_answer(candidate)
     if candidate in ("eager", "torch.compile"):
         return _yardstick_answer(candidate)
     folder = Path(candidate)
@@ -106,12 +108,13 @@ def find_answer(candidate: str, *, level: int | None = None) -> Answer:
     return _folder_answer(folder, level)
 
 
-def _library_answer() -> Answer:
+def _library_answer(candidate: str) -> Answer:
     kernels: dict[str, Kernel] = {}
 
     def answer(name: str, problem: Problem) -> tuple[Problem, Kernel | None]:
         if not kernels:
-            kernels.update(library_kernels())
+            in_triton = candidate == "library-triton"
+            kernels.update(triton_kernels() if in_triton else library_kernels())
         return problem, kernels.get(name)
 
     return answer
