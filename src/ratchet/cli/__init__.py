@@ -12,14 +12,17 @@ INTERNAL, MISTAKE, INTERRUPTED = 70, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; `--debug` anywhere shows tracebacks.
+    """Run one command and return its exit code; `--debug` shows tracebacks.
+
+    It may stand anywhere before a `--`; what follows one belongs to the command that is run.
 
     0 done, 2 a mistake in the call (one line says which), 70 a fault of Ratchet's own,
     130 interrupted.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
+    ours = words.index("--") if "--" in words else len(words)
+    debug = "--debug" in words[:ours]
+    words = [word for word in words[:ours] if word != "--debug"] + words[ours:]
     import typer
 
     from ratchet.cli.app import app

@@ -58,7 +58,7 @@ def _root(
 
 def _register() -> None:
     """Importing a command's file adds it to the app."""
-    from ratchet.cli import bench, device, inspect, judge, optimize  # noqa: F401
+    from ratchet.cli import bench, device, inspect, judge, optimize, trace  # noqa: F401
 
 
 _register()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich import box
 from rich.console import Console
@@ -41,3 +42,11 @@ def verbatim(console: Console, lines: Iterable[str]) -> None:
     """Lines to be copied: never wrapped, cut or coloured."""
     for line in lines:
         console.print(Text(line), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def working(what: str) -> Iterator[None]:
+    """Says on a terminal's stderr what takes its time; silent when piped."""
+    console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+    with console.status(Text(what)) if console.is_terminal else contextlib.nullcontext():
+        yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +15,7 @@ from ratchet.trace.kernels import device_rows, module_paths, own_cpu_time
 from ratchet.trace.report import Analysis
 
 State = Literal["slower", "faster", "same", "new", "gone"]
+PARTS = ("compute", "exposed_communication", "exposed_copy", "idle")
 Key = tuple[str, str]
 Work = dict[str, tuple[int, int]]
 """(time in ns, count) by kernel name."""
@@ -56,6 +58,12 @@ class Diff:
 
     name_before: str
     name_after: str
+    device_before: str
+    device_after: str
+    device_work: bool
+    """Whether the rows are device work; else they are CPU ops."""
+    ranks: int
+    """Ranks on each side; their times are summed."""
     window_before: int
     window_after: int
     rows: tuple[DiffRow, ...]
@@ -63,16 +71,37 @@ class Diff:
     hidden_change: int
     """Change of the time in which pieces of device work ran beside each other, negated."""
     idle_change: int
-    parts_change: dict[str, int]
-    """Change of each part of the identity."""
+    parts_before: dict[str, int]
+    """The identity's parts, which sum to the window."""
+    parts_after: dict[str, int]
+    faults: tuple[str, ...]
 
     @property
     def window_change(self) -> int:
         return self.window_after - self.window_before
 
+    @property
+    def parts_change(self) -> dict[str, int]:
+        """Change of each part of the identity."""
+        return {name: self.parts_after[name] - self.parts_before[name] for name in PARTS}
+
     def __post_init__(self) -> None:
         work = sum(row.change for row in self.rows)
         assert work + self.hidden_change + self.idle_change == self.window_change
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Side:
+    """What one trace, or several ranks together, bring to a comparison; times in ns."""
+
+    name: str
+    device: str
+    on_device: bool
+    ranks: tuple[int, ...]
+    window: int
+    parts: dict[str, int]
+    work: dict[Key, Work]
+    faults: tuple[str, ...] = ()
 
 
 def diff(before: Analysis, after: Analysis) -> Diff:
@@ -80,29 +109,80 @@ def diff(before: Analysis, after: Analysis) -> Diff:
 
     TraceError where exactly one of the two recorded device work: they cannot be matched.
     """
-    if before.trace.on_device != after.trace.on_device:
-        missing = after if before.trace.on_device else before
+    return compare(side(before), side(after))
+
+
+def side(found: Analysis) -> Side:
+    """One trace's side."""
+    trace, whole = found.trace, found.activity.whole()
+    return Side(
+        name=trace.name,
+        device=trace.devices[0].name if trace.devices else "",
+        on_device=trace.on_device,
+        ranks=(trace.rank or 0,),
+        window=whole.window,
+        parts={name: getattr(whole, name) for name in PARTS},
+        work=_work(found),
+        faults=tuple(f"{trace.name}: {fault}" for fault in trace.faults),
+    )
+
+
+def together(name: str, sides: Sequence[Side]) -> Side:
+    """Several ranks as one side, their times summed."""
+    work: dict[Key, Work] = {}
+    for one in sides:
+        for key, own in one.work.items():
+            sums = work.setdefault(key, {})
+            for kernel, (time, count) in own.items():
+                total, runs = sums.get(kernel, (0, 0))
+                sums[kernel] = (total + time, runs + count)
+    return Side(
+        name=name,
+        device=sides[0].device,
+        on_device=any(one.on_device for one in sides),
+        ranks=tuple(sorted(rank for one in sides for rank in one.ranks)),
+        window=sum(one.window for one in sides),
+        parts={part: sum(one.parts[part] for one in sides) for part in PARTS},
+        work=work,
+        faults=tuple(fault for one in sides for fault in one.faults),
+    )
+
+
+def compare(before: Side, after: Side) -> Diff:
+    """What changed from one side to another.
+
+    TraceError where one side has device work or ranks that the other lacks.
+    """
+    if before.on_device != after.on_device:
+        missing = after if before.on_device else before
         raise TraceError(
-            f"{missing.trace.name} holds no device work and the other does: compare two traces of "
+            f"{missing.name} holds no device work and the other does: compare two traces of "
             "the same sort"
         )
-    first, second = _work(before), _work(after)
+    if len(before.ranks) != len(after.ranks):
+        raise TraceError(
+            f"{before.name} has {len(before.ranks)} ranks and {after.name} has "
+            f"{len(after.ranks)}: name the rank to compare with --rank"
+        )
+    first, second = before.work, after.work
     rows = [_row(key, first.get(key, {}), second.get(key, {})) for key in {**first, **second}]
-    whole = (before.activity.whole(), after.activity.whole())
-    idle_change = whole[1].idle - whole[0].idle
-    window_change = whole[1].window - whole[0].window
+    idle_change = after.parts["idle"] - before.parts["idle"]
+    window_change = after.window - before.window
     return Diff(
-        name_before=before.trace.name,
-        name_after=after.trace.name,
-        window_before=whole[0].window,
-        window_after=whole[1].window,
+        name_before=before.name,
+        name_after=after.name,
+        device_before=before.device,
+        device_after=after.device,
+        device_work=before.on_device,
+        ranks=len(before.ranks),
+        window_before=before.window,
+        window_after=after.window,
         rows=tuple(sorted(rows, key=lambda row: -abs(row.change))),
         hidden_change=window_change - idle_change - sum(row.change for row in rows),
         idle_change=idle_change,
-        parts_change={
-            name: getattr(whole[1], name) - getattr(whole[0], name)
-            for name in ("compute", "exposed_communication", "exposed_copy", "idle")
-        },
+        parts_before=before.parts,
+        parts_after=after.parts,
+        faults=(*before.faults, *after.faults),
     )
 
 

@@ -62,7 +62,10 @@ class OpRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleRow:
-    """One module of the model; device times in ns, callees included."""
+    """One module of the model; device times in ns, callees included.
+
+    On a CPU-only trace they are the ops' own CPU times.
+    """
 
     path: str
     calls: int
@@ -176,9 +179,7 @@ def modules(trace: Trace, links: Links) -> tuple[ModuleRow, ...]:
     calls = np.array(sorted(parents), dtype=np.int64)
     if not calls.size:
         return ()
-    rows = device_rows(trace, links)
-    rows = rows[links.op[rows] >= 0]
-    op = links.op[rows]
+    op, worked = _module_work(trace, links)
     home = links.module[op]
     part = np.where(links.recompute[op], 2, np.where(links.backward[op], 1, 0))
     sums: dict[str, list[int]] = {}
@@ -188,7 +189,7 @@ def modules(trace: Trace, links: Links) -> tuple[ModuleRow, ...]:
     known = home >= 0
     key, group = np.unique(home[known] * 3 + part[known], return_inverse=True)
     for code, time in zip(
-        key.tolist(), _sums(group, trace.duration[rows[known]], key.size).tolist(), strict=True
+        key.tolist(), _sums(group, worked[known], key.size).tolist(), strict=True
     ):
         path = paths[code // 3]
         # A path holds its callers', each followed by a dot.
@@ -201,6 +202,16 @@ def modules(trace: Trace, links: Links) -> tuple[ModuleRow, ...]:
         for path, (f, b, r, n) in sums.items()
     ]
     return tuple(sorted(table, key=lambda row: -row.total))
+
+
+def _module_work(trace: Trace, links: Links) -> tuple[NDArray[np.int64], Int64]:
+    """(op row, ns) of each piece of work; on a CPU-only trace the ops' own time."""
+    if not trace.on_device:
+        ops_ = trace.rows(Kind.OP)
+        return ops_, own_cpu_time(trace, links)[ops_]
+    rows = device_rows(trace, links)
+    rows = rows[links.op[rows] >= 0]
+    return links.op[rows], trace.duration[rows]
 
 
 def _rooted(paths: dict[int, str]) -> dict[int, str]:

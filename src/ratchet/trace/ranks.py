@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ratchet.errors import TraceError
+from ratchet.trace.columns import Trace
 from ratchet.trace.read import read
 from ratchet.trace.report import Report, report
+from ratchet.trace.roofline import Ceilings
 
 SUFFIXES = (".json", ".json.gz", ".gz", ".db")
 
@@ -46,11 +48,15 @@ class Ranks:
     """Collectives that not every rank recorded."""
     skew: float
     """(Longest - shortest compute time over ranks) / mean."""
+    faults: tuple[str, ...] = ()
+    """Files of the folder that could not be read, and why."""
 
 
 def trace_files(folder: Path) -> list[Path]:
     """The traces in a folder, by name; TraceError without one."""
-    files = sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIXES))
+    files = sorted(
+        path for path in folder.iterdir() if path.name.endswith(SUFFIXES) and path.is_file()
+    )
     if not files:
         raise TraceError(
             f"{folder} holds no trace: put one .json, .json.gz or .db file per rank there"
@@ -58,18 +64,37 @@ def trace_files(folder: Path) -> list[Path]:
     return files
 
 
-def read_ranks(folder: Path) -> Ranks:
-    """Read and report every trace of a folder; the ranks must be told apart."""
-    reports: dict[int, Report] = {}
-    for number, path in enumerate(trace_files(folder)):
-        answers = report(read(path))
-        rank = answers.rank if answers.rank is not None else number
-        if rank in reports:
+def each_rank(folder: Path, faults: list[str]) -> Iterator[tuple[int, Trace]]:
+    """(rank, trace) of every file in a folder, one in memory at a time.
+
+    A file that is no trace is left out and its error is put into `faults`; TraceError where none
+    can be read, or where two say that they are the same rank.
+    """
+    seen: dict[int, str] = {}
+    for path in trace_files(folder):
+        try:
+            trace = read(path)
+        except TraceError as error:
+            faults.append(str(error))
+            continue
+        rank = trace.rank if trace.rank is not None else len(seen)
+        if rank in seen:
             raise TraceError(
-                f"{path.name} and {reports[rank].name} both say rank {rank}: keep one file per rank"
+                f"{path.name} and {seen[rank]} both say rank {rank}: keep one file per rank"
             )
-        reports[rank] = answers
-    return across(reports)
+        seen[rank] = path.name
+        yield rank, trace
+    if not seen:
+        raise TraceError(f"no trace in {folder} can be read: {faults[0]}")
+
+
+def read_ranks(folder: Path, ceilings: Ceilings | None = None) -> Ranks:
+    """Read and report every trace of a folder; the ranks must be told apart."""
+    faults: list[str] = []
+    reports = {rank: report(trace, ceilings) for rank, trace in each_rank(folder, faults)}
+    if len(reports) > 1:
+        reports = {rank: replace(answers, rank=rank) for rank, answers in reports.items()}
+    return replace(across(reports), faults=tuple(faults))
 
 
 def across(reports: dict[int, Report]) -> Ranks:

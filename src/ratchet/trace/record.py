@@ -8,10 +8,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 from ratchet.errors import TraceError
 
 INJECTED = Path(__file__).with_name("inject")
+SUFFIX = ".json.gz"
 FOLDER, SCHEDULE = "RATCHET_TRACE_FOLDER", "RATCHET_TRACE_SCHEDULE"
 
 
@@ -33,36 +35,55 @@ class Schedule:
             )
 
 
+class CommandFailed(TraceError):
+    """The recorded command ended with another code than 0."""
+
+    def __init__(self, said: str, code: int) -> None:
+        super().__init__(f"{said} ended with code {code}: make it run by itself first")
+        self.code = code
+
+
 def record(
     command: Sequence[str],
     folder: Path,
     schedule: Schedule | None = None,
     environment: Mapping[str, str] | None = None,
+    stdout: IO[Any] | None = None,
 ) -> tuple[Path, ...]:
     """Run a command and give the traces that it left in `folder`, one a rank.
 
     The command may be `python train.py` or torchrun: every Python process of it that steps an
-    optimizer is profiled, with shapes, stacks and memory. Its output goes where ours goes.
-    TraceError when it cannot start, fails, or takes too few steps.
+    optimizer is profiled, with shapes, stacks and memory. Its output goes where ours goes, or its
+    stdout to the open file `stdout`. TraceError when it cannot start, fails (CommandFailed), or
+    takes too few steps, and where the folder holds traces already or cannot be made.
     """
     schedule = schedule or Schedule()
-    folder.mkdir(parents=True, exist_ok=True)
-    before = set(folder.iterdir())
+    _prepare(folder)
     own = dict(os.environ if environment is None else environment)
     own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(INJECTED), own.get("PYTHONPATH"))))
     own[FOLDER] = str(folder.resolve())
     own[SCHEDULE] = f"{schedule.wait},{schedule.warmup},{schedule.active},{int(schedule.memory)}"
     said = shlex.join(command)
     try:
-        done = subprocess.run(list(command), env=own, check=False)
+        done = subprocess.run(list(command), env=own, stdout=stdout, check=False)
     except OSError as error:
         raise TraceError(f"{said} cannot start ({error.strerror}): check the command") from None
     if done.returncode != 0:
-        raise TraceError(f"{said} ended with code {done.returncode}: make it run by itself first")
-    made = sorted(set(folder.iterdir()) - before)
+        raise CommandFailed(said, done.returncode)
+    made = sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIX))
     if not made:
         steps = 1 + schedule.wait + schedule.warmup
         raise TraceError(
             f"{said} left no trace: it must step an optimizer more than {steps} times, or wait less"
         )
     return tuple(made)
+
+
+def _prepare(folder: Path) -> None:
+    """Make the folder; traces of another run in it would be taken for ranks of this one."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(path.name.endswith(SUFFIX) for path in folder.iterdir()):
+            raise TraceError(f"{folder} holds traces already: name another folder, or remove them")
+    except OSError as error:
+        raise TraceError(f"{folder} cannot be written ({error.strerror}): name another") from None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +11,7 @@ from ratchet.trace.collectives import CollectiveRow, collectives
 from ratchet.trace.columns import Bool, Trace
 from ratchet.trace.communication import communicates
 from ratchet.trace.compiled import Compiled, Recompute, compiled, recompute
+from ratchet.trace.documents import document as document
 from ratchet.trace.identity import Activity, Identity, Steps, activity, by_device, steps
 from ratchet.trace.idle import Idle, Launches, idle, launches
 from ratchet.trace.kernels import KernelRow, ModuleRow, OpRow, kernels, modules, ops
@@ -23,6 +22,7 @@ from ratchet.trace.memory import Memory, memory
 from ratchet.trace.pipeline import Bubble, bubble
 from ratchet.trace.roofline import Ceilings, RooflineRow, roofline
 from ratchet.trace.streams import CopyRow, StreamRow, copies, streams
+from ratchet.trace.timeline import Timeline, timeline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +76,7 @@ class Report:
     bubble: Bubble | None
     matmuls: tuple[PrecisionRow, ...]
     roofline: tuple[RooflineRow, ...]
+    timeline: Timeline
     faults: tuple[str, ...]
 
 
@@ -138,62 +139,6 @@ def report(trace: Trace, ceilings: Ceilings | None = None) -> Report:
         bubble=bubble(whole, sent),
         matmuls=matmuls(trace, links),
         roofline=roofline(trace, links, ceilings),
+        timeline=timeline(trace, links, communication, whole),
         faults=tuple(str(fault) for fault in trace.faults),
     )
-
-
-def document(answers: Report) -> dict[str, Any]:
-    """The report as one JSON object: every table, and the identity under the names of the docs."""
-    from ratchet.trace.advice import advise
-
-    whole = answers.identity
-    plain = {
-        field.name: _plain(getattr(answers, field.name))
-        for field in dataclasses.fields(answers)
-        if field.name not in ("identity", "steps", "by_device")
-    }
-    return {
-        **plain,
-        "window_ns": whole.window,
-        "identity_ns": _identity(whole),
-        "communication": {
-            "total_ns": whole.communication,
-            "exposed_ns": whole.exposed_communication,
-            "overlap": whole.overlap,
-        },
-        "steps": [_window(step) for step in answers.steps],
-        "by_device": [_window(device) for device in answers.by_device],
-        "advice": [_plain(finding) for finding in advise(answers)],
-    }
-
-
-def _window(part: Identity) -> dict[str, Any]:
-    return {
-        "label": part.label,
-        "start_ns": part.start,
-        "window_ns": part.window,
-        "overlap": part.overlap,
-        **_identity(part),
-    }
-
-
-def _identity(part: Identity) -> dict[str, int]:
-    return {
-        "compute": part.compute,
-        "exposed_communication": part.exposed_communication,
-        "exposed_copy": part.exposed_copy,
-        "idle": part.idle,
-    }
-
-
-def _plain(value: Any) -> Any:
-    """Dataclasses to dicts with their derived figures, tuples to lists."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        plain = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        derived = [n for n, kind in vars(type(value)).items() if isinstance(kind, property)]
-        return plain | {name: _plain(getattr(value, name)) for name in derived}
-    if isinstance(value, tuple | list):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, dict):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    return value

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ratchet.trace.columns import Int64, Trace
-from ratchet.trace.kernels import device_time_by_op
+from ratchet.trace.kernels import device_time_by_op, own_cpu_time
 from ratchet.trace.links import Links
 from ratchet.trace.shapes import Work, work
 
 if TYPE_CHECKING:
+    from ratchet.devices.catalogue import CatalogueDevice
     from ratchet.devices.ceilings import Ceilings as MeasuredRates
     from ratchet.devices.roofline import Roofline
 
@@ -39,7 +40,7 @@ class RooflineRow:
     dtype: str
     count: int
     time: int
-    """Device time, in ns."""
+    """Device time, in ns; own CPU time on a CPU-only trace. Callees are included."""
     flops: int
     size_bytes: int
     ceiling: str
@@ -47,6 +48,10 @@ class RooflineRow:
     bound: Literal["compute", "memory", "unknown"]
     least: int
     """The time at the ceiling, in ns; 0 where the device's ceilings are not known."""
+    roof_flops_per_s: float
+    """The compute ceiling; 0 where it is not known."""
+    roof_bytes_per_s: float
+    """The bandwidth ceiling; 0 where it is not known."""
 
     @property
     def flops_per_s(self) -> float:
@@ -77,12 +82,25 @@ def paper_ceilings(trace: Trace) -> Ceilings:
         return Ceilings(of={}, source="the trace names no device")
     # These bring torch in, which a trace without shapes does not need.
     from ratchet.devices import catalogue
-    from ratchet.devices.roofline import Roofline
 
     device = trace.devices[0]
     entry = catalogue.load().match(device.name, compute_units=device.compute_units)
     if entry is None:
         return Ceilings(of={}, source=f"{device.name} is not in the catalogue")
+    return _on_paper(entry)
+
+
+def named_ceilings(name: str) -> Ceilings:
+    """The catalogue's peaks of a device by name; DeviceError where it is not in it."""
+    from ratchet.devices import catalogue
+
+    known = catalogue.load()
+    return _on_paper(known.match(name) or known[name])
+
+
+def _on_paper(entry: CatalogueDevice) -> Ceilings:
+    from ratchet.devices.roofline import Roofline
+
     bandwidth = entry.memory_bytes_per_s()
     rooflines = {}
     for short, *peaks in _RATE.values():
@@ -106,7 +124,10 @@ def roofline(
     trace: Trace, links: Links, ceilings: Ceilings | None = None
 ) -> tuple[RooflineRow, ...]:
     """Ops whose arithmetic follows from their shapes, by the time that could still be won."""
-    time, _ = device_time_by_op(trace, links)
+    if trace.on_device:
+        time, _ = device_time_by_op(trace, links)
+    else:
+        time = own_cpu_time(trace, links)
     _with_callees(trace, links, time)
     table = trace.ops
     used = np.flatnonzero(time[table.row] > 0)
@@ -159,4 +180,6 @@ def _row(
         ceiling=ceilings.source,
         bound=roof.bound(flops, size) if roof else "unknown",
         least=round(roof.time_bound_s(flops, size) * 1e9) if roof else 0,
+        roof_flops_per_s=roof.flops_per_s if roof else 0.0,
+        roof_bytes_per_s=roof.bytes_per_s if roof else 0.0,
     )

@@ -23,11 +23,15 @@ CONVOLUTIONS = frozenset(
 CONVOLUTION_BACKWARD = frozenset({"aten::convolution_backward"})
 ATTENTION = frozenset(
     {"aten::_flash_attention_forward", "aten::_efficient_attention_forward",
-     "aten::_scaled_dot_product_cudnn_attention"}
+     "aten::_scaled_dot_product_cudnn_attention",
+     "aten::_scaled_dot_product_flash_attention_for_cpu"}
 )  # fmt: skip
 ATTENTION_BACKWARD = frozenset(
-    {"aten::_flash_attention_backward", "aten::_efficient_attention_backward"}
-)
+    {"aten::_flash_attention_backward", "aten::_efficient_attention_backward",
+     "aten::_scaled_dot_product_flash_attention_for_cpu_backward"}
+)  # fmt: skip
+HEADS_FIRST = ("cudnn", "for_cpu")
+"""Attention ops with these in their names take (batch, heads, tokens, width)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,8 +125,8 @@ def _convolution(shapes: list[Shape], concrete: list[Any]) -> tuple[int, int] | 
 
 def _attention(name: str, query: Shape, key: Shape) -> tuple[int, int]:
     """Full attention; a causal mask does half, which the trace does not tell apart."""
-    # Flash and efficient attention take (batch, tokens, heads, width), cuDNN heads before tokens.
-    tokens = 2 if "cudnn" in name else 1
+    # Flash and efficient attention take (batch, tokens, heads, width).
+    tokens = 2 if any(word in name for word in HEADS_FIRST) else 1
     return 4 * prod(query) * key[tokens], prod(query)
 
 

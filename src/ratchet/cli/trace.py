@@ -1,0 +1,175 @@
+"""`ratchet trace`: record a profiler trace, say where its time goes, compare two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ratchet.cli.app import Debug, Json, app, print_json
+from ratchet.cli.trace_record import RecordCommand, record
+
+if TYPE_CHECKING:
+    from ratchet.trace.roofline import Ceilings
+
+RUN_HELP = "A trace (Kineto or Chrome JSON, rocprofv3 JSON, rocpd; gzip too), or a folder of ranks."
+HERE = "here"
+
+commands = typer.Typer()
+app.add_typer(commands, name="trace")
+commands.command("record", cls=RecordCommand)(record)
+
+
+@commands.callback(invoke_without_command=True)
+def trace(context: typer.Context) -> None:
+    """Profiler traces: record one, see where its time goes, compare two."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+Page = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="PAGE.html", help="Write a page that opens offline."),
+]
+Parquet = Annotated[
+    Path | None,
+    typer.Option("--parquet", metavar="FOLDER", help="Write each table as a Parquet file."),
+]
+RankNumber = Annotated[
+    int | None,
+    typer.Option("--rank", min=0, help="Of a folder, only this rank. Default: all together."),
+]
+Top = Annotated[int, typer.Option(min=1, help="Rows of each table on the terminal.")]
+
+
+@commands.command()
+def report(
+    run: Annotated[Path, typer.Argument(metavar="FILE_OR_FOLDER", help=RUN_HELP)],
+    out: Page = None,
+    parquet: Parquet = None,
+    rank: RankNumber = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            metavar="NAME",
+            help="Whose ceilings the roofline takes: a device of the catalogue (MI300X), or "
+            "'here' for what is measured on this machine. Default: the one the trace names.",
+        ),
+    ] = None,
+    top: Top = 10,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Where the time of a trace goes, exactly, and what could be won."""
+    from ratchet.report.console import working
+    from ratchet.report.trace_terminal import print_trace
+    from ratchet.trace.documents import document, ranks_document
+    from ratchet.trace.ranks import Ranks
+    from ratchet.trace.runs import report_run
+    from ratchet.trace.tables import ranks_tables, report_tables
+
+    _check_outputs(out, parquet)
+    with working(f"reading {run}"):
+        found = report_run(run, _ceilings(device), rank)
+    several = isinstance(found, Ranks)
+    plain = ranks_document(found) if isinstance(found, Ranks) else document(found)
+    if out is not None:
+        from ratchet.report.trace_page import render_trace_page
+
+        _write_page(out, render_trace_page(plain))
+    if parquet is not None:
+        from ratchet.trace.parquet import write_parquet
+
+        tables = ranks_tables(found) if isinstance(found, Ranks) else report_tables([found])
+        write_parquet(tables, parquet)
+    if as_json:
+        print_json(plain)
+    else:
+        print_trace(plain, top=top, several=several)
+        _say_written(out, parquet)
+
+
+@commands.command()
+def diff(
+    before: Annotated[Path, typer.Argument(metavar="BEFORE", help=RUN_HELP)],
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help="The same for the second run.")],
+    out: Page = None,
+    parquet: Parquet = None,
+    rank: RankNumber = None,
+    top: Top = 10,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """What got slower, what is new, what went away; it adds up to the change of the window."""
+    from ratchet.report.console import working
+    from ratchet.report.trace_terminal import print_diff
+    from ratchet.trace.diff import compare
+    from ratchet.trace.documents import diff_document
+    from ratchet.trace.runs import side_of_run
+    from ratchet.trace.tables import diff_tables
+
+    _check_outputs(out, parquet)
+    with working(f"reading {before}"):
+        first = side_of_run(before, rank)
+    with working(f"reading {after}"):
+        found = compare(first, side_of_run(after, rank))
+    plain = diff_document(found)
+    if out is not None:
+        from ratchet.report.trace_diff_page import render_diff_page
+
+        _write_page(out, render_diff_page(plain))
+    if parquet is not None:
+        from ratchet.trace.parquet import write_parquet
+
+        write_parquet(diff_tables(found), parquet)
+    if as_json:
+        print_json(plain)
+    else:
+        print_diff(plain, top=top)
+        _say_written(out, parquet)
+
+
+def _ceilings(device: str | None) -> Ceilings | None:
+    """The ceilings of a named device; None leaves it to the trace."""
+    if device is None:
+        return None
+    from ratchet.trace.roofline import measured_ceilings, named_ceilings
+
+    if device != HERE:
+        return named_ceilings(device)
+    from ratchet.devices import ceilings
+    from ratchet.devices.probe import probe
+
+    found = probe("auto")
+    return measured_ceilings(ceilings.measure(found), found.model)
+
+
+def _check_outputs(out: Path | None, parquet: Path | None) -> None:
+    """Say what cannot be written before a long trace is read."""
+    from ratchet.errors import TraceError
+
+    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
+        raise TraceError(f"--out {out} is not a file in a folder that exists: name one")
+    if parquet is not None:
+        from ratchet.trace.parquet import check_parquet
+
+        check_parquet(parquet)
+
+
+def _write_page(path: Path, page: str) -> None:
+    from ratchet.errors import TraceError
+
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise TraceError(
+            f"--out {path} cannot be written ({error.strerror}): name another"
+        ) from None
+
+
+def _say_written(out: Path | None, parquet: Path | None) -> None:
+    for path in (out, parquet):
+        if path is not None:
+            typer.echo(f"written: {path}")

@@ -1,0 +1,121 @@
+"""`ratchet trace record`: profile a workload, or any training command, without an edit of it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from ratchet.cli.app import Debug, DeviceName, Json, print_json
+from ratchet.cli.options import (
+    BatchSize,
+    PrecisionName,
+    SequenceLength,
+    TextFile,
+    workload_options,
+)
+from ratchet.errors import TraceError
+
+COMMAND = "ratchet.command"
+MISTAKE = 2
+
+
+class RecordCommand(TyperCommand):
+    """Keeps what stands after `--` apart: it is a command of the user's, options and all."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        own, command = args, None
+        if "--" in args:
+            cut = args.index("--")
+            own, command = args[:cut], args[cut + 1 :]
+        ctx.meta[COMMAND] = command
+        return super().parse_args(ctx, own)
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        formatter.write_usage(ctx.command_path, "[OPTIONS] WORKLOAD | -- COMMAND...")
+
+
+def record(
+    context: typer.Context,
+    workload: Annotated[
+        str | None,
+        typer.Argument(
+            help="A built-in (llama-60m), hf:NAME_OR_PATH or your own file.py:function."
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FOLDER", help="Where the traces go, one a rank.")
+    ] = Path("ratchet-trace"),
+    steps: Annotated[int, typer.Option(min=1, help="Steps to record.")] = 3,
+    wait: Annotated[int, typer.Option(min=0, help="Steps to let pass first.")] = 3,
+    warmup: Annotated[
+        int, typer.Option(min=0, help="Steps after those in which the profiler warms up.")
+    ] = 2,
+    memory: Annotated[
+        bool, typer.Option("--memory/--no-memory", help="Record allocations too.")
+    ] = True,
+    batch_size: BatchSize = None,
+    sequence: SequenceLength = None,
+    precision: PrecisionName = None,
+    text: TextFile = None,
+    device: DeviceName = "auto",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Record a workload's steps, or those of a command: `-- python train.py`, `-- torchrun ...`.
+
+    The script is not edited: every Python process that steps a torch optimizer is profiled, with
+    shapes, stacks, modules and memory.
+    """
+    from ratchet.trace.record import CommandFailed, Schedule
+    from ratchet.trace.record import record as run_and_record
+
+    command = context.meta[COMMAND]
+    schedule = Schedule(wait=wait, warmup=warmup, active=steps, memory=memory)
+    if (workload is None) == (command is None):
+        raise TraceError(
+            "record takes one of WORKLOAD and -- COMMAND: "
+            + ("none was given" if workload is None else "both were given")
+        )
+    if command is None:
+        from ratchet.workloads.run_steps import steps_command
+
+        assert workload is not None
+        options = workload_options(
+            batch_size, sequence, precision, Path(text) if text else None, device
+        )
+        command = steps_command(workload, 1 + wait + warmup + steps, options)
+    else:
+        _check_command(command, batch_size, sequence, precision, text)
+    try:
+        paths = run_and_record(command, out, schedule, stdout=sys.stderr if as_json else None)
+    except CommandFailed as failed:
+        if workload is not None and failed.code == MISTAKE:
+            raise typer.Exit(MISTAKE) from None  # its one line is on stderr already
+        raise
+    if as_json:
+        print_json(
+            {
+                "command": list(command),
+                "steps": steps,
+                "traces": [{"path": str(p), "size_bytes": p.stat().st_size} for p in paths],
+            }
+        )
+        return
+    for path in paths:
+        typer.echo(f"recorded: {path}")
+    typer.echo(f"next: ratchet trace report {shlex.quote(str(out))} --out trace.html")
+
+
+def _check_command(command: list[str], *options: object) -> None:
+    if not command:
+        raise TraceError("nothing stands after --: give a command, such as -- python train.py")
+    if any(option is not None for option in options):
+        raise TraceError(
+            "--batch-size, --sequence, --precision and --text shape a WORKLOAD: a command after "
+            "-- has its own options"
+        )

@@ -1,0 +1,291 @@
+"""The figures of a trace's page as plain geometry, in percent of a figure's box."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ratchet.report import trace_words as words
+from ratchet.report.breakdown import Segment, Stack
+from ratchet.report.figures import Plot, Series
+from ratchet.report.scale import Scale, Tick, around, from_zero
+from ratchet.report.words import common_unit, show_bytes
+
+Document = Mapping[str, Any]
+_LANE_COLOURS = {
+    "compute": "compute",
+    "communication": "exposed_communication",
+    "copy": "exposed_copy",
+}
+_PERCENT_PER_LETTER = 1.25
+_SERIES = ("compute", "exposed_communication", "exposed_copy", "fourth", "fifth", "idle")
+"""Colours for ranks and types, in order; the last is for all that are left."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaneRow:
+    """One lane's busy time over the window as an area, 100 high."""
+
+    label: str
+    key: str
+    path: str
+    value: str
+    first_of_rank: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lanes:
+    """All lanes on one time axis, with the borders of the steps of the first rank."""
+
+    rows: tuple[LaneRow, ...]
+    ticks: tuple[Tick, ...]
+    steps: tuple[Tick, ...]
+    unit: str
+    aligned: bool
+    """Whether the ranks stand on one clock; else each begins at its own window."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One op in the roofline plot."""
+
+    key: str
+    path: str
+    width: float
+    title: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RooflinePlot:
+    """Rates over intensities on logarithmic axes, under the ceilings of each type."""
+
+    points: tuple[Point, ...]
+    roofs: tuple[Series, ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChangeBar:
+    """One part of the window's change, to the right of zero where it costs time."""
+
+    key: str
+    title: str
+    left_percent: float
+    width_percent: float
+    value: str
+
+
+def identity_stack(
+    title: str, parts: Mapping[str, int], window: int, scale: Scale | None = None
+) -> Stack:
+    """A window as a bar of its four parts; full width, or on the scale of several."""
+    scale = scale or from_zero([window])
+    segments, left = [], 0.0
+    for name, said in words.PARTS.items():
+        width = scale.percent(parts[name])
+        share = words.share_of(parts[name], window)
+        if parts[name]:
+            segments.append(
+                Segment(
+                    category=name,
+                    left_percent=round(left, 3),
+                    width_percent=width,
+                    time=f"{words.milliseconds(parts[name])} ms",
+                    share=share,
+                    named=width >= _PERCENT_PER_LETTER * len(f"{said} {share}"),
+                )
+            )
+        left += width
+    return Stack(title=title, total=words.show_ns(window), segments=tuple(segments))
+
+
+def step_stacks(document: Document) -> list[Stack]:
+    """One bar a step, all on the scale of the longest."""
+    steps = document["steps"]
+    scale = from_zero([step["window_ns"] for step in steps])
+    return [identity_stack(step["label"], step, step["window_ns"], scale) for step in steps]
+
+
+def rank_stacks(ranks: Sequence[Document]) -> list[Stack]:
+    """One bar a rank, all on the scale of the longest."""
+    scale = from_zero([one["window_ns"] for one in ranks])
+    return [
+        identity_stack(f"rank {one['rank']}", one["identity_ns"], one["window_ns"], scale)
+        for one in ranks
+    ]
+
+
+def lanes(ranks: Sequence[Document]) -> Lanes | None:
+    """Streams of one rank, or the sorts of work of each of several."""
+    timelines = [one["timeline"] for one in ranks]
+    starts = [line["start"] for line in timelines]
+    ends = [line["end"] for line in timelines]
+    aligned = len(ranks) == 1 or max(starts) < min(ends)
+    spans = [end - start for start, end in zip(starts, ends, strict=True)]
+    origin = min(starts)
+    length = max(ends) - origin if aligned else max(spans)
+    if length <= 0:
+        return None
+    rows = []
+    for one, line in zip(ranks, timelines, strict=True):
+        offset = line["start"] - origin if aligned else 0
+        chosen = line["lanes"] if len(ranks) == 1 else line["together"]
+        for index, lane in enumerate(chosen):
+            share = words.share_of(lane["total"], line["end"] - line["start"])
+            rows.append(
+                LaneRow(
+                    label=lane["name"] if len(ranks) == 1 else f"rank {one['rank']}",
+                    key=_LANE_COLOURS[lane["sort"]],
+                    path=_area(lane["busy"], line, offset, length),
+                    value=f"{lane['sort']} {share}",
+                    first_of_rank=index == 0 and len(ranks) > 1,
+                )
+            )
+    if not rows:
+        return None
+    unit = common_unit([length * 1e-9])
+    scale = Scale(low=0.0, high=length * 1e-9)
+    borders = [
+        Tick(percent=scale.percent((step["start_ns"] - origin) * 1e-9), label=step["label"])
+        for step in ranks[0]["steps"]
+    ]
+    return Lanes(
+        rows=tuple(rows),
+        ticks=scale.ticks(unit.show),
+        steps=tuple(borders) if aligned else (),
+        unit=unit.name,
+        aligned=aligned,
+    )
+
+
+def _area(busy: Sequence[int], line: Document, offset: int, length: int) -> str:
+    """Bins as columns as high as their busy share."""
+    bins = line["bins"]
+    width = (line["end"] - line["start"]) / bins
+    path, height = "", 0.0
+    for index, time in enumerate(busy):
+        share = min(time / width, 1.0) if width else 0.0
+        # A bin that holds anything is seen.
+        tall = max(round(100 * share, 1), 4.0) if time else 0.0
+        if tall != height:
+            x = 100 * (offset + index * width) / length
+            path += f"H{x:.2f}V{100 - tall:g}" if path else f"M{x:.2f} 100V{100 - tall:g}"
+            height = tall
+    if path and height:
+        path += f"H{100 * (offset + bins * width) / length:.2f}V100"
+    return f"{path}Z" if path else ""
+
+
+def memory_plot(ranks: Sequence[Document]) -> Plot | None:
+    """Allocated memory over the recording of each rank; None where none was recorded."""
+    known = [one for one in ranks if one["memory"] and len(one["memory"]["timeline"]) > 1]
+    if not known:
+        return None
+    lines = {one["rank"]: one["memory"]["timeline"] for one in known}
+    length = max(line[-1][0] - line[0][0] for line in lines.values()) or 1
+    tall = from_zero([float(size) for line in lines.values() for _, size in line])
+    width = Scale(low=0.0, high=length * 1e-9)
+    unit = common_unit([length * 1e-9])
+    power = max((p for p in (0, 1, 2, 3, 4) if tall.high >= 1024**p), default=0)
+    name = ("B", "KiB", "MiB", "GiB", "TiB")[power]
+    sizes = Scale(low=0.0, high=tall.high / 1024**power)
+    return Plot(
+        series=tuple(
+            Series(
+                key=_SERIES[min(index, len(_SERIES) - 1)],
+                title=f"rank {rank}" if len(known) > 1 else "allocated",
+                path=_steps(line, width, tall),
+                note=f"peak {show_bytes(one['memory']['peak_bytes'])}",
+            )
+            for index, (one, (rank, line)) in enumerate(zip(known, lines.items(), strict=True))
+        ),
+        x_ticks=width.ticks(unit.show),
+        y_ticks=sizes.ticks(lambda value: f"{value:g}", count=5),
+        x_title=f"{unit.name} of the recording",
+        y_title=f"allocated, {name}",
+    )
+
+
+def _steps(line: Sequence[Sequence[int]], width: Scale, tall: Scale) -> str:
+    """Allocated bytes as a path that rises and falls at once."""
+    start = line[0][0]
+    points = [
+        (width.percent((time - start) * 1e-9), 100 - tall.percent(float(size)))
+        for time, size in line
+    ]
+    path = f"M{points[0][0]:.2f} {points[0][1]:.2f}"
+    return path + "".join(f"H{x:.2f}V{y:.2f}" for x, y in points[1:])
+
+
+def roofline_plot(ranks: Sequence[Document]) -> RooflinePlot | None:
+    """The ops of the first rank whose arithmetic is known, under the ceilings of their types."""
+    rows = [row for row in ranks[0]["roofline"] if row["flops_per_s"] > 0 and row["intensity"] > 0]
+    if not rows:
+        return None
+    kinds = list(dict.fromkeys(row["dtype"] for row in rows))
+    colours = {kind: _SERIES[min(i, len(_SERIES) - 1)] for i, kind in enumerate(kinds)}
+    roofs = {row["dtype"]: row for row in rows if row["roof_flops_per_s"]}
+    ridges = [row["roof_flops_per_s"] / row["roof_bytes_per_s"] for row in roofs.values()]
+    x = around([*(row["intensity"] for row in rows), *ridges], log=True, margin=0.1)
+    peaks = [row["roof_flops_per_s"] for row in roofs.values()]
+    y = around([*(row["flops_per_s"] for row in rows), *peaks], log=True)
+    longest = max(row["time"] for row in rows)
+    return RooflinePlot(
+        points=tuple(
+            Point(
+                key=colours[row["dtype"]],
+                path=f"M{x.percent(row['intensity']):.2f} "
+                f"{100 - y.percent(row['flops_per_s']):.2f}h.01",
+                width=round(6 + 14 * (row["time"] / longest) ** 0.5, 1),
+                title=f"{row['name']} {words.short_shapes(row['shapes'])} {row['dtype']}: "
+                f"{words.milliseconds(row['time'])} ms, {_rate(row['flops_per_s'])}, "
+                f"{row['intensity']:,.1f} FLOP a byte, {row['bound']} bound",
+            )
+            for row in rows
+        ),
+        roofs=tuple(_roof(kind, colours[kind], roofs.get(kind), x, y) for kind in kinds),
+        x_ticks=x.ticks(lambda value: f"{value:g}"),
+        y_ticks=y.ticks(_rate),
+    )
+
+
+def _roof(kind: str, key: str, row: Document | None, x: Scale, y: Scale) -> Series:
+    """The ceiling of a type: bandwidth up to the ridge, then compute."""
+    if row is None:
+        return Series(key=key, title=kind, path="", note="no ceiling known")
+    flops, bandwidth = row["roof_flops_per_s"], row["roof_bytes_per_s"]
+    # Where the sloped part enters the box: at its left edge, or at its bottom.
+    enter = max(x.low, y.low / bandwidth)
+    corners = [(enter, enter * bandwidth), (flops / bandwidth, flops), (x.high, flops)]
+    path = "L".join(f"{x.percent(i):.2f} {100 - y.percent(rate):.2f}" for i, rate in corners)
+    note = f"{_rate(flops)}, {bandwidth / 1e9:,.0f} GB/s"
+    return Series(key=key, title=kind, path=f"M{path}", note=note)
+
+
+def _rate(flops_per_s: float) -> str:
+    size, unit = (1e12, "TFLOP/s") if flops_per_s >= 1e12 else (1e9, "GFLOP/s")
+    rate = flops_per_s / size
+    return f"{rate:,.0f} {unit}" if rate >= 100 else f"{rate:.3g} {unit}"
+
+
+def change_bars(parts: Iterable[tuple[str, str, int]]) -> tuple[ChangeBar, ...]:
+    """Parts of a change as bars from a common zero."""
+    found = list(parts)
+    ends = [0, *(time for _, _, time in found)]
+    scale = Scale(low=float(min(ends)), high=float(max(ends)) or (1.0 if not min(ends) else 0.0))
+    zero = scale.percent(0.0)
+    bars = []
+    for key, title, time in found:
+        at = scale.percent(float(time))
+        bars.append(
+            ChangeBar(
+                key=key,
+                title=title,
+                left_percent=min(zero, at),
+                width_percent=round(abs(at - zero), 3),
+                value=f"{words.change_ms(time)} ms",
+            )
+        )
+    return tuple(bars)

@@ -1,0 +1,82 @@
+"""The page of a trace: one file that opens offline. Its one script only sorts and filters."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from markupsafe import Markup
+
+from ratchet.report import trace_figures as figures
+from ratchet.report import trace_words as words
+from ratchet.report.environment import page_environment
+from ratchet.report.trace_tables import page_tables
+
+STEPS = 60
+"""Steps that are drawn: the first."""
+
+
+def render_trace_page(document: Mapping[str, Any]) -> str:
+    """The whole page of one trace, or of several ranks, as HTML.
+
+    `document` is what `trace.documents` makes. All of its text is escaped, and the page's policy
+    allows no load and no script but its own, by its hash.
+    """
+    ranks: Sequence[Mapping[str, Any]] = document.get("ranks") or [document]
+    first = ranks[0]
+    several = len(ranks) > 1
+    steps = figures.step_stacks(first) if len(first["steps"]) > 1 and not several else []
+    page = page_environment().get_template("trace.html")
+    return page.render(
+        title=f"{len(ranks)} ranks" if several else first["name"],
+        document=document,
+        ranks=ranks,
+        first=first,
+        several=several,
+        words=words,
+        faults=_faults(document, ranks),
+        whole=figures.identity_stack(
+            "all ranks" if several else "whole window",
+            document["identity_ns"],
+            document["window_ns"],
+        ),
+        stacks=figures.rank_stacks(ranks) if several else steps[:STEPS],
+        steps_left_out=max(len(steps) - STEPS, 0),
+        advice=_advice(ranks),
+        lanes=figures.lanes(ranks),
+        tables=page_tables(ranks),
+        roofline=figures.roofline_plot(ranks),
+        memory=figures.memory_plot(ranks),
+        **script(),
+    )
+
+
+def _faults(document: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> list[str]:
+    if len(ranks) == 1:
+        return list(document["faults"])
+    own = [f"{one['name']}: {fault}" for one in ranks for fault in one["faults"]]
+    return [*document["faults"], *own]
+
+
+def _advice(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Findings by what they would give; of ranks that say the same, the one that gains most."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in ranks:
+        for finding in one["advice"]:
+            known = found.setdefault(finding["name"], {**finding, "ranks": [], "window": 0})
+            known["ranks"].append(one["rank"])
+            if finding["gain"] >= known["gain"]:
+                known.update(finding, window=one["window_ns"])
+    return sorted(found.values(), key=lambda finding: -finding["gain"])
+
+
+@cache
+def script() -> dict[str, Markup | str]:
+    """The page's script, and its hash for the policy (CSP level 2, script-src)."""
+    text = resources.files("ratchet.report").joinpath("templates/trace.js").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return {"script_text": Markup(text), "script_hash": f"sha256-{digest}"}

@@ -1,0 +1,75 @@
+"""A run by its path: one trace's file, or a folder with one for each rank."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from ratchet.errors import TraceError
+from ratchet.trace.columns import Trace
+from ratchet.trace.diff import Side, side, together
+from ratchet.trace.ranks import Ranks, each_rank, read_ranks
+from ratchet.trace.read import read
+from ratchet.trace.report import Report, analyse, report
+from ratchet.trace.roofline import Ceilings
+
+
+def report_run(
+    path: Path, ceilings: Ceilings | None = None, rank: int | None = None
+) -> Report | Ranks:
+    """A file's report; a folder's ranks together, or one of them where `rank` names it.
+
+    A folder that holds one trace is that trace. TraceError where nothing can be read.
+    """
+    check(path)
+    if not path.is_dir():
+        return report(read(path), ceilings)
+    if rank is not None:
+        trace, faults = _one(path, rank)
+        return replace(report(trace, ceilings), rank=rank, faults=faults)
+    ranks = read_ranks(path, ceilings)
+    if len(ranks.reports) > 1:
+        return ranks
+    alone = ranks.reports[0]
+    return replace(alone, faults=(*ranks.faults, *alone.faults))
+
+
+def side_of_run(path: Path, rank: int | None = None) -> Side:
+    """A file's side of a comparison; a folder's ranks summed, or the one that `rank` names."""
+    check(path)
+    if not path.is_dir():
+        return side(analyse(read(path)))
+    if rank is not None:
+        trace, faults = _one(path, rank)
+        return replace(side(analyse(trace)), faults=faults)
+    faults_: list[str] = []
+    sides = [
+        replace(side(analyse(trace)), ranks=(number,)) for number, trace in each_rank(path, faults_)
+    ]
+    found = sides[0] if len(sides) == 1 else together(path.name or str(path), sides)
+    return replace(found, faults=(*faults_, *found.faults))
+
+
+def check(path: Path) -> None:
+    """TraceError where a path is no file or folder that can be opened.
+
+    A pipe or a device is refused before it is opened: reading it could wait for ever.
+    """
+    if not path.exists():
+        raise TraceError(f"{path} is not there: give a trace's file, or a folder of them")
+    if not (path.is_file() or path.is_dir()):
+        raise TraceError(f"{path} is neither a file nor a folder: copy it to a file first")
+    if not os.access(path, os.R_OK | os.X_OK if path.is_dir() else os.R_OK):
+        raise TraceError(f"{path} may not be read: change its permissions")
+
+
+def _one(folder: Path, rank: int) -> tuple[Trace, tuple[str, ...]]:
+    """The trace of one rank in a folder, and what was wrong on the way."""
+    faults: list[str] = []
+    seen = []
+    for number, trace in each_rank(folder, faults):
+        if number == rank:
+            return trace, (*faults, *(str(fault) for fault in trace.faults))
+        seen.append(str(number))
+    raise TraceError(f"{folder} has no rank {rank}: it has {', '.join(seen)}")
