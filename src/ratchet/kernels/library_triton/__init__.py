@@ -21,7 +21,15 @@ ENTRIES: Final[Mapping[str, tuple[str, ...]]] = {
         "add_rms_norm_forward",
         "add_rms_norm_backward",
     ),
+    "layer_norm": (
+        "layer_norm_forward",
+        "layer_norm_backward",
+        "add_layer_norm_forward",
+        "add_layer_norm_backward",
+    ),
     "gated_activation": ("gated_activation_forward", "gated_activation_backward"),
+    "adamw": ("adamw_step", "gradient_square_sum"),
+    "rope": ("rope_forward", "rope_backward"),
 }
 """The entries of each source."""
 
