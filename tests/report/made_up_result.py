@@ -169,7 +169,27 @@ def _profile(rows: list[tuple[str, str, float, int, str]]) -> dict[str, Any]:
     total_s = sum(row[2] for row in rows)
     names = ("name", "category", "time_s", "calls", "bound")
     ops = [dict(zip(names, row, strict=True)) | {"share": row[2] / total_s} for row in rows]
-    return {"total_s": total_s, "ops": ops}
+    return {
+        "total_s": total_s,
+        "ops": ops,
+        "identity": {
+            "window_s": 1.1 * total_s,
+            "compute_s": total_s,
+            "exposed_communication_s": 0.0,
+            "exposed_copy_s": 0.0,
+            "idle_s": 0.1 * total_s,
+        },
+        "findings": [
+            {
+                "name": "host bound",
+                "evidence": "nothing ran for 9 % of the window",
+                "gain_s": 0.1 * total_s,
+                "levers": ["compile_default"],
+                "remedy": "ratchet optimize llama-60m --try compile_default",
+            }
+        ],
+        "trace": "ratchet-out/trace_before.json.gz",
+    }
 
 
 def _losses(rng: random.Random) -> dict[str, Any]:

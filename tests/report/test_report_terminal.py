@@ -67,6 +67,7 @@ def test_nothing_but_verbatim_lines_is_wider_than_the_terminal(
 ) -> None:
     verbatim = {f"    {line}" for line in result["paste"]["apply"] + result["paste"]["undo"]}
     verbatim |= {f"    {path}" for path in result["paths"].values()}
+    verbatim.add(f"    {result['profile_before']['trace']}")
     for line in _said(result, width).splitlines():
         assert len(line) <= width or line in verbatim
 

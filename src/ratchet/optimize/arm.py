@@ -102,11 +102,11 @@ class StepArm:
             parameter.grad = None
         return {"loss": float(loss.detach()), "parameters": len(found)}
 
-    def profile(self, steps: int = 2) -> dict[str, Any]:
-        """Time by operator over `steps` steps, from torch's profiler."""
-        from ratchet.optimize.explain import profile_step
+    def profile(self, path: str, steps: int = 2) -> dict[str, Any]:
+        """Write a trace of `steps` steps, from torch's profiler, to `path`."""
+        from ratchet.optimize.explain import record_steps
 
-        return profile_step(self._step, self._batches, steps, self._workload.device)
+        return record_steps(self._step, self._batches, steps, self._workload.device, Path(path))
 
     def describe(self) -> dict[str, Any]:
         """Peak memory so far in bytes, and what the installed kernels did (JSON)."""

@@ -1,12 +1,22 @@
-"""Where a step's time goes: torch's profiler, summed by operator."""
+"""Where a step's time goes: a trace of torch's profiler, read as `ratchet trace report` reads it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ratchet.devices.ceilings import Ceilings
-from ratchet.optimize.result import OpTime, StepProfile
+from ratchet.devices.probe import Device
+from ratchet.optimize.result import FindingResult, IdentityResult, OpTime, StepProfile
+from ratchet.trace.advice import advise
+from ratchet.trace.identity import Identity
+from ratchet.trace.read import read
+from ratchet.trace.report import Report, report
+from ratchet.trace.roofline import measured_ceilings
+
+NS = 1e9
 
 # An operator belongs to the first category one of whose words its name holds.
 _CATEGORIES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -33,69 +43,110 @@ def categorise(name: str) -> str:
     return "other"
 
 
-def profile_step(step: Any, batches: Sequence[Any], steps: int, device: str) -> dict[str, Any]:
-    """Profile `steps` steps: self time in seconds, calls and FLOPs by operator, per step (JSON)."""
-    from torch.profiler import ProfilerActivity, profile
+def record_steps(
+    step: Any, batches: Sequence[Any], steps: int, device: str, path: Path
+) -> dict[str, Any]:
+    """Profile `steps` steps into a Chrome trace at `path`, a step mark around each (JSON)."""
+    from torch.profiler import ProfilerActivity, profile, record_function
 
     activities = [ProfilerActivity.CPU]
     if device != "cpu":
         activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities, with_flops=True, acc_events=True) as profiler:
+    with profile(activities=activities, record_shapes=True, acc_events=True) as profiler:
         for index in range(steps):
-            step(batches[index % len(batches)])
-    rows = []
-    for event in profiler.key_averages():
-        on_device = float(getattr(event, "self_device_time_total", 0.0) or 0.0)
-        time_us = on_device if device != "cpu" else float(event.self_cpu_time_total)
-        if time_us > 0:
-            rows.append(
-                {
-                    "name": str(event.key),
-                    "time_s": time_us * 1e-6 / steps,
-                    "calls": max(1, round(event.count / steps)),
-                    "flops": float(event.flops or 0) / steps,
-                }
-            )
-    return {"rows": rows}
+            with record_function(f"ProfilerStep#{index}"):
+                step(batches[index % len(batches)])
+    profiler.export_chrome_trace(str(path))
+    return {"steps": steps}
 
 
-def summarise(profiled: dict[str, Any], ceilings: Ceilings | None) -> StepProfile:
-    """Rank a profile's operators by time and say what bounds each."""
-    rows = sorted(profiled["rows"], key=lambda row: -row["time_s"])
-    total_s = sum(row["time_s"] for row in rows)
+def explain(path: Path, steps: int, device: Device, ceilings: Ceilings | None) -> StepProfile:
+    """What a trace of `steps` steps says of one: operators by time, the identity, the findings."""
+    trace = read(path)
+    held = measured_ceilings(ceilings, device.model) if ceilings is not None else None
+    found = report(trace, held)
+    times, calls = _by_operator(found)
+    flops = _flops(found)
+    total = sum(times.values())
+    ranked = sorted(times, key=lambda name: -times[name])
     ops = [
         OpTime(
-            name=row["name"],
-            category=categorise(row["name"]),
-            time_s=row["time_s"],
-            calls=row["calls"],
-            share=row["time_s"] / total_s if total_s else 0.0,
-            bound=_bound(row, ceilings),
+            name=name,
+            category=categorise(name),
+            time_s=times[name] / NS / steps,
+            calls=max(1, round(calls[name] / steps)),
+            share=times[name] / total if total else 0.0,
+            bound=_bound(times[name] / NS, calls[name], flops.get(name, 0), ceilings),
         )
-        for row in rows[:KEPT_OPS]
+        for name in ranked[:KEPT_OPS]
     ]
-    rest_s = sum(row["time_s"] for row in rows[KEPT_OPS:])
-    if rest_s:
+    rest = ranked[KEPT_OPS:]
+    if rest:
+        time = sum(times[name] for name in rest)
         ops.append(
             OpTime(
-                name=f"{len(rows) - KEPT_OPS} more operators",
+                name=f"{len(rest)} more operators",
                 category="other",
-                time_s=rest_s,
-                calls=sum(row["calls"] for row in rows[KEPT_OPS:]),
-                share=rest_s / total_s,
+                time_s=time / NS / steps,
+                calls=round(sum(calls[name] for name in rest) / steps),
+                share=time / total if total else 0.0,
                 bound="",
             )
         )
-    return StepProfile(total_s=total_s, ops=ops)
+    return StepProfile(
+        total_s=total / NS / steps,
+        ops=ops,
+        identity=_identity(found.identity, steps),
+        findings=[
+            FindingResult(
+                name=one.name,
+                evidence=one.evidence,
+                gain_s=one.gain / NS / steps,
+                levers=list(one.levers),
+                remedy=one.remedy,
+            )
+            for one in advise(found)
+        ],
+        trace=str(path),
+    )
 
 
-def _bound(row: dict[str, Any], ceilings: Ceilings | None) -> str:
-    if row["time_s"] / row["calls"] < _OVERHEAD_BELOW_S:
+def _by_operator(found: Report) -> tuple[Counter[str], Counter[str]]:
+    """Nanoseconds and calls by operator's name: on the device, or the CPU's own."""
+    times: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    on_device = any(row.device for row in found.ops)
+    for row in found.ops:
+        time = row.device if on_device else row.cpu_own
+        if time > 0 and not row.name.startswith("ProfilerStep"):
+            times[row.name] += time
+            calls[row.name] += row.count
+    return times, calls
+
+
+def _flops(found: Report) -> Counter[str]:
+    flops: Counter[str] = Counter()
+    for row in found.roofline:
+        flops[row.name] += row.flops
+    return flops
+
+
+def _identity(found: Identity, steps: int) -> IdentityResult:
+    return IdentityResult(
+        window_s=found.window / NS / steps,
+        compute_s=found.compute / NS / steps,
+        exposed_communication_s=found.exposed_communication / NS / steps,
+        exposed_copy_s=found.exposed_copy / NS / steps,
+        idle_s=found.idle / NS / steps,
+    )
+
+
+def _bound(time_s: float, calls: int, flops: float, ceilings: Ceilings | None) -> str:
+    if time_s / calls < _OVERHEAD_BELOW_S:
         return "overhead"
-    if not row["flops"]:
+    if not flops:
         return "memory"
     if ceilings is None:
         return "compute"
-    rate = row["flops"] / row["time_s"]
-    share = rate / max(ceilings.gemm_flops_per_s.values())
+    share = flops / time_s / max(ceilings.gemm_flops_per_s.values())
     return f"compute ({share:.0%} of the ceiling)"

@@ -20,7 +20,7 @@ from ratchet.optimize.baseline import Baseline, find_baseline
 from ratchet.optimize.candidate import Candidate, with_config
 from ratchet.optimize.climb import Climber, applicable
 from ratchet.optimize.compose import compose, make_folder, make_recipe
-from ratchet.optimize.explain import summarise
+from ratchet.optimize.explain import explain
 from ratchet.optimize.installed import InstalledKernel
 from ratchet.optimize.levers import LEVERS, Lever, Situation, all_levers, kernel_levers
 from ratchet.optimize.levers.kernels import PREFIX
@@ -35,6 +35,7 @@ from ratchet.workloads.config import StepConfig
 
 # Shares of the budget by which each stage must have ended; the rest is the final proof's.
 KERNELS_UNTIL, CLIMB_UNTIL, SAME_UNTIL = 0.55, 0.65, 0.7
+PROFILED_STEPS = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,7 +157,7 @@ def _run(turn: Turn, description: dict[str, Any], started_at: str) -> Outcome:
     situation = situation_of(turn, description)
     written = with_config(situation.written, {})
     baseline = find_baseline(turn, written, adamw=situation.optimizer_is_adamw)
-    before = _profile(turn, written)
+    before = _profile(turn, written, "before")
     kernels = prove_kernels(
         turn,
         _to_capture(baseline, situation, turn.settings),
@@ -176,7 +177,7 @@ def _run(turn: Turn, description: dict[str, Any], started_at: str) -> Outcome:
             best = same
     proof = _prove(turn, baseline, same, best)
     best, same, proof = _never_slower(turn, baseline, same, best, proof)
-    after = _profile(turn, best)
+    after = _profile(turn, best, "after")
     result = compose(
         turn,
         description=description,
@@ -289,13 +290,15 @@ def _never_slower(
     return fallen, fallen_same, _prove(turn, baseline, fallen_same, fallen)
 
 
-def _profile(turn: Turn, candidate: Candidate) -> StepProfile:
+def _profile(turn: Turn, candidate: Candidate, when: str) -> StepProfile:
     def compute() -> dict[str, Any]:
         turn.tell("profile", title=candidate.title)
-        profiled: dict[str, Any] = turn.live(candidate).call("profile", steps=2)
-        return profiled
+        path = turn.settings.out.resolve() / f"trace_{when}.json.gz"
+        turn.live(candidate).call("profile", path=str(path), steps=PROFILED_STEPS)
+        found = explain(path, PROFILED_STEPS, turn.device, turn.ceilings)
+        return found.model_dump(mode="json")
 
-    return summarise(turn.memo("profile", candidate.key(), compute), turn.ceilings)
+    return StepProfile.model_validate(turn.memo("explain", candidate.key(), compute))
 
 
 def _open(settings: Settings, listener: Listener) -> Turn:

@@ -73,11 +73,36 @@ class OpTime(_Model):
     bound: str
 
 
+class IdentityResult(_Model):
+    """The time of one step, split so that the parts sum to the window."""
+
+    window_s: float
+    compute_s: float
+    exposed_communication_s: float
+    exposed_copy_s: float
+    idle_s: float
+
+
+class FindingResult(_Model):
+    """What the trace says could be won, and what tries it."""
+
+    name: str
+    evidence: str
+    gain_s: float
+    """At most this much of a step."""
+    levers: list[str]
+    remedy: str
+
+
 class StepProfile(_Model):
     """Where one step's time goes, by operator, most expensive first."""
 
     total_s: float
     ops: list[OpTime]
+    identity: IdentityResult
+    findings: list[FindingResult]
+    trace: str
+    """The trace's file, for `ratchet trace report`."""
 
 
 class GradientResult(_Model):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ratchet.report.scale import Scale, from_zero
-from ratchet.report.shape import Profile, Result
+from ratchet.report.shape import Finding, Profile, Result
 from ratchet.report.words import ABSENT, TimeUnit, common_unit, show_share, show_time
 
 CATEGORIES = (
@@ -72,6 +72,31 @@ def _stack(title: str, profile: Profile, scale: Scale) -> Stack:
         )
         left += width
     return Stack(title=title, total=show_time(profile["total_s"]), segments=tuple(segments))
+
+
+def identity_words(profile: Profile) -> str:
+    """The parts of one step's window that are not nothing, in words; they sum to the window."""
+    identity = profile["identity"]
+    window_s = identity["window_s"]
+    parts = {
+        "compute": identity["compute_s"],
+        "exposed communication": identity["exposed_communication_s"],
+        "exposed copies": identity["exposed_copy_s"],
+        "idle": identity["idle_s"],
+    }
+    shown = [
+        f"{name} {show_time(time_s)} ({show_share(time_s / window_s)})"
+        for name, time_s in parts.items()
+        if time_s and window_s
+    ]
+    return f"{show_time(window_s)} a profiled step: {', '.join(shown) or 'nothing in it'}"
+
+
+def finding_words(finding: Finding) -> str:
+    """One finding of the trace: what was seen, what it could give, what tries it."""
+    return (
+        f"{finding['evidence']}; at most {show_time(finding['gain_s'])} a step. {finding['remedy']}"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from ratchet.report import words
+from ratchet.report import breakdown, words
 
 
 @cache
@@ -37,6 +37,8 @@ def page_environment() -> Environment:
         "floor_words": words.floor_words,
         "device_words": words.device_words,
         "speedup_words": words.speedup_words,
+        "identity_words": breakdown.identity_words,
+        "finding_words": breakdown.finding_words,
     }
     environment.globals.update(said)
     return environment

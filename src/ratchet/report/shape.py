@@ -56,9 +56,28 @@ class Op(TypedDict):
     bound: str
 
 
+class Identity(TypedDict):
+    window_s: float
+    compute_s: float
+    exposed_communication_s: float
+    exposed_copy_s: float
+    idle_s: float
+
+
+class Finding(TypedDict):
+    name: str
+    evidence: str
+    gain_s: float
+    levers: list[str]
+    remedy: str
+
+
 class Profile(TypedDict):
     total_s: float
     ops: list[Op]
+    identity: Identity
+    findings: list[Finding]
+    trace: str
 
 
 class Gradients(TypedDict):

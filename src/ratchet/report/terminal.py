@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ratchet.report.breakdown import finding_words, identity_words
 from ratchet.report.console import heading, make_console, table, verbatim
 from ratchet.report.shape import Arm, Change, Result, as_result
 from ratchet.report.words import (
@@ -49,6 +50,7 @@ def print_result(document: Mapping[str, Any], console: Console | None = None) ->
     out.print()
     out.print(main_table(result))
     _print_comparisons(out, result)
+    _print_profiles(out, result)
     _print_changes(out, result["changes"])
     _print_checks(out, result)
     heading(out, "Compile time")
@@ -58,7 +60,9 @@ def print_result(document: Mapping[str, Any], console: Console | None = None) ->
     heading(out, "To undo")
     verbatim(out, (f"    {line}" for line in result["paste"]["undo"]))
     heading(out, "Written")
-    verbatim(out, (f"    {path}" for path in result["paths"].values()))
+    profiled = (result["profile_before"], result["profile_after"])
+    traces = [profile["trace"] for profile in profiled if profile]
+    verbatim(out, (f"    {path}" for path in [*result["paths"].values(), *traces]))
 
 
 def main_table(result: Result) -> Table:
@@ -97,6 +101,19 @@ def _print_comparisons(out: Console, result: Result) -> None:
         if key in result["speedup"]:
             out.print(f"{who}: {speedup_words(result['speedup'][key], AGAINST[key])}.")
     out.print(floor_words(result["floor"]))
+
+
+def _print_profiles(out: Console, result: Result) -> None:
+    found = {"as written": result["profile_before"], "Ratchet": result["profile_after"]}
+    profiles = {title: profile for title, profile in found.items() if profile is not None}
+    if not profiles:
+        return
+    heading(out, "Where the time goes")
+    for title, profile in profiles.items():
+        out.print(f"{title}: {identity_words(profile)}")
+        for finding in profile["findings"]:
+            out.print(f"  {finding['name']}: {finding_words(finding)}")
+    out.print("more: ratchet trace report, or diff, of the traces below")
 
 
 def _print_changes(out: Console, changes: Sequence[Change]) -> None:
