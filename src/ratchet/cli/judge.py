@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ratchet.optimize.verdicts import JudgedKernel, RecordedJudge, Terms
 
 PROVEN, NOT_PROVEN, INTERRUPTED = 0, 1, 130
+LIMIT, COMPILING_LIMIT = "60s", "5m"
 
 
 @app.command()
@@ -55,8 +56,14 @@ def judge(
     tier: TierName = "cpu",
     scale: ScaleFactor = "auto",
     time_limit: Annotated[
-        str, typer.Option("--time-limit", metavar="TIME", help="For each verdict: 30s, 5m.")
-    ] = "60s",
+        str | None,
+        typer.Option(
+            "--time-limit",
+            metavar="TIME",
+            help="For each verdict: 30s, 5m. Default: 60s, and 5m where torch.compile is the "
+            "candidate, which compiles in each of its processes.",
+        ),
+    ] = None,
     against_compile: Annotated[
         bool | None,
         typer.Option(
@@ -84,7 +91,10 @@ def judge(
     from ratchet.optimize.verdict_files import check_out
     from ratchet.optimize.verdicts import RecordedJudge, Terms, parse_time_limit_s
 
-    limit_s, sizes, factor = parse_time_limit_s(time_limit), parse_tier(tier), parse_scale(scale)
+    who = candidate or ("torch.compile" if kernelbench is not None else "library")
+    default = COMPILING_LIMIT if who == "torch.compile" else LIMIT
+    limit_s = parse_time_limit_s(time_limit or default)
+    sizes, factor = parse_tier(tier), parse_scale(scale)
     _check_form(problem, kernel, suite, kernelbench)
     if problem is not None and candidate is not None:
         raise RatchetError("--candidate answers a suite: with PROBLEM KERNEL leave it out")
@@ -97,11 +107,9 @@ def judge(
             code = _report_one(court.judge(given, asked, terms), out, as_json)
         raise typer.Exit(code)
     if kernelbench is not None:
-        who = candidate or "torch.compile"
         questions = kernelbench_suite(kernelbench, level=level, scale=factor, candidate=who)
     else:
         assert suite is not None
-        who = candidate or "library"
         questions = training_suite(suite, tier=sizes, candidate=who)
     compiled = who != "torch.compile" if against_compile is None else against_compile
     terms = Terms(time_limit_s=limit_s, against_compile=compiled)

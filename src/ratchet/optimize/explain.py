@@ -1,4 +1,4 @@
-"""Where a step's time goes: a trace of torch's profiler, read as `ratchet trace report` reads it."""
+"""Where a step's time goes: a profiler trace, read as `ratchet trace report` reads one."""
 
 from __future__ import annotations
 

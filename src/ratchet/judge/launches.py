@@ -1,0 +1,97 @@
+"""The processes of one candidate over a verdict: the one that is checked, and others to be timed.
+
+A compiled kernel's processes start together while its compiler still works, each is stopped as soon
+as it has loaded the library, and all last until the verdict is made. One of a Python language
+imports torch, which would disturb a clock: it starts when its turn comes and ends after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from ratchet.judge.candidate_process import CandidateProcess, Clock, Decided
+from ratchet.kernels.kernel import Kernel
+
+
+class Launches:
+    """Sandboxed processes of one kernel, by number; the first is the one that is checked."""
+
+    def __init__(
+        self, kernel: Kernel, *, count: int, threads: int, memory_bytes: int, clock: Clock
+    ) -> None:
+        """Start the first, and all `count` of a compiled kernel."""
+        self._kernel = kernel
+        self._threads = threads
+        self._memory_bytes = memory_bytes
+        self._clock = clock
+        self._library: int | None = None
+        self._standing: list[CandidateProcess] = []
+        try:
+            for _ in range(count if kernel.language == "cpp" else 1):
+                self._standing.append(self._start())
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Launches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill what still stands, and remove what it left."""
+        while self._standing:
+            self._standing.pop().close()
+
+    def load(self, library: int | None) -> CandidateProcess:
+        """Load the kernel into every process that has started; each is stopped at once."""
+        self._library = library
+        for process in self._standing:
+            self._load(process)
+        return self._standing[0]
+
+    def rest(self) -> None:
+        """Decided where a process that was stopped has run: it was in the others' way."""
+        for process in self._standing:
+            process.pause()
+
+    @contextlib.contextmanager
+    def launch(self, index: int) -> Iterator[CandidateProcess]:
+        """The process of that number, stopped, for as long as it is timed."""
+        if index < len(self._standing):
+            yield self._standing[index]
+            return
+        process = self._start()
+        try:
+            try:
+                self._load(process)
+            except Decided as decided:
+                raise out_of_time(decided) from decided
+            yield process
+        finally:
+            process.close()
+
+    def _start(self) -> CandidateProcess:
+        return CandidateProcess(
+            self._kernel,
+            threads=self._threads,
+            memory_bytes=self._memory_bytes,
+            clock=self._clock,
+        )
+
+    def _load(self, process: CandidateProcess) -> None:
+        process.load(self._kernel, self._library)
+        process.pause()
+
+
+def out_of_time(decided: Decided) -> Decided:
+    """A kernel that was right and loaded before is no slower by our time having run out."""
+    if decided.status != "timed_out":
+        return decided
+    return Decided(
+        "unmeasured",
+        "right, but the time limit left no room to start it again, and one process is too few to "
+        "time; raise it",
+    )

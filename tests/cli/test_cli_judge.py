@@ -1,0 +1,225 @@
+"""`ratchet judge` and `ratchet inspect` as a user calls them: verdicts, tables and mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from ratchet.cli import main
+from ratchet.errors import CompilerMissing
+from ratchet.judge import isolation, kernel_timing
+from ratchet.kernels.languages import cpp
+
+LIKE = Path(__file__).parents[1] / "judge" / "kernelbench_like"
+SQUARED_RELU = r"""
+#include <cstdint>
+struct tensor { void* data; int64_t dtype, ndim, size[6], stride[6]; };
+extern "C" int64_t squared_relu(const tensor* t, int64_t, const double*, int64_t) {
+    const tensor &x = t[0], &y = t[1];
+    int64_t elements = 1;
+    for (int64_t d = x.ndim - 1; d >= 0; --d) {
+        if (x.size[d] != 1 && x.stride[d] != elements) return 1;
+        elements *= x.size[d];
+    }
+    if (x.dtype != 0) return 1;
+    const float* from = (const float*)x.data;
+    float* to = (float*)y.data;
+    for (int64_t i = 0; i < elements; ++i) {
+        const float kept = from[i] > 0 ? from[i] : 0;
+        to[i] = FACTOR kept * kept;
+    }
+    return 0;
+}
+"""
+RELU = """
+import torch
+from torch import nn
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        return torch.clamp(x, min=0)
+"""
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Few rounds, a ledger and a folder of this test's own."""
+    monkeypatch.setenv("RATCHET_LEDGER", str(tmp_path / "ledger.db"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(kernel_timing, "LAUNCHES", 2)
+    monkeypatch.setattr(kernel_timing, "MIN_ROUNDS", 2)
+    monkeypatch.setattr(kernel_timing, "MAX_ROUNDS", 2)
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Path:
+    """A right kernel of the suite's squared_relu."""
+    path = tmp_path / "squared_relu.cpp"
+    path.write_text(SQUARED_RELU.replace("FACTOR", ""))
+    return path
+
+
+def compiler_is_there() -> bool:
+    try:
+        return cpp.find_compiler() is not None
+    except CompilerMissing:
+        return False
+
+
+needs_judge = pytest.mark.skipif(
+    not compiler_is_there()
+    or (
+        isolation.bubblewrap() is None
+        and os.geteuid() == 0
+        and not isolation._enterable(sys.base_prefix)
+    ),
+    reason="no C++ compiler, or no bubblewrap and a Python that no candidate's uid may read",
+)
+
+
+@needs_judge
+def test_a_verdict_as_json(kernel: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["judge", "squared_relu", str(kernel), "--tier", "ci", "--json"])
+    verdict = json.loads(capsys.readouterr().out)
+    assert verdict["status"] in ("proven", "correct"), verdict["reason"]
+    assert code == (0 if verdict["status"] == "proven" else 1)
+    assert {"reason", "evidence", "speedup", "static", "environment"} <= set(verdict)
+    assert {"check", "passed", "detail"} == set(verdict["evidence"][0])
+    assert {"vs_reference", "vs_compile"} == set(verdict["speedup"])
+    assert {"ratio", "low", "high"} == set(verdict["speedup"]["vs_reference"])
+    assert Path(verdict["paths"]["page"]).read_text().startswith("<!doctype html>")
+
+
+@needs_judge
+def test_a_wrong_kernel_is_an_answer_and_no_mistake(
+    kernel: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernel.write_text(SQUARED_RELU.replace("FACTOR", "1.01f *"))
+    assert main(["judge", "squared_relu", str(kernel), "--tier", "ci"]) == 1
+    shown = capsys.readouterr().out
+    assert "wrong" in shown and "Traceback" not in shown
+
+
+@needs_judge
+def test_a_clone_of_kernelbench_comes_to_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clone, answers = tmp_path / "a clone" / "KernelBench" / "level1", tmp_path / "answers"
+    clone.mkdir(parents=True)
+    answers.mkdir()
+    for name in ("1_relu.py", "3_softmax.py"):
+        shutil.copy(LIKE / "level1" / name, clone / name)
+    (clone / "4_broken.py").write_text("this is no Python")
+    (answers / "1_relu.py").write_text(RELU)
+    command = ["judge", "--kernelbench", str(clone.parents[1]), "--level", "1", "--eager-only"]
+    code = main([*command, "--scale", "auto", "--candidate", str(answers), "--json"])
+    table = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in table["rows"]}
+    assert rows["1_relu"]["status"] in ("proven", "correct"), rows["1_relu"]
+    assert rows["3_softmax"]["status"] == "unanswered"
+    assert all(row["reason"] for row in rows.values())
+    assert "4_broken" in rows and code == 1
+
+
+def mistake(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Run a command that must fail; its one line."""
+    assert main(list(words)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1, captured.err
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+BAD_PROBLEMS = {
+    "raises": ("raise OSError('no')", "no"),
+    "no Model": ("import torch\nx = 1\n", "Model"),
+    "does not parse": ("def Model(:\n", "line 1"),
+    "empty": ("", "Model"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PROBLEMS)
+@pytest.mark.parametrize("command", ["judge", "inspect"])
+def test_a_problem_that_cannot_be_read(
+    command: str, name: str, kernel: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, word = BAD_PROBLEMS[name]
+    Path("problem.py").write_text(text)
+    assert word in mistake(capsys, command, "problem.py", str(kernel))
+
+
+def bad_files(folder: Path) -> dict[str, Path]:
+    made = {name: folder / f"{name}.cpp" for name in ("missing", "directory", "fifo", "binary")}
+    made["directory"].mkdir()
+    os.mkfifo(made["fifo"])
+    made["binary"].write_bytes(b"\x7fELF\xff\xfe\x00")
+    made["language"] = folder / "kernel.rs"
+    made["language"].write_text("fn main() {}")
+    made["large"] = folder / "large.cpp"
+    with made["large"].open("wb") as file:
+        file.truncate(8 << 30)
+    return made
+
+
+@pytest.mark.parametrize("name", ["missing", "directory", "fifo", "binary", "language", "large"])
+def test_a_kernel_file_that_cannot_be_read(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = bad_files(tmp_path)[name]
+    assert path.name in mistake(capsys, "judge", "squared_relu", str(path))
+
+
+@pytest.mark.parametrize(
+    ("words", "word"),
+    [
+        (("judge",), "one of PROBLEM KERNEL"),
+        (("judge", "squared_relu"), "kernel"),
+        (("judge", "squared_rleu", "k.cpp"), "squared_relu"),
+        (("judge", "--suite", "trainin"), "training"),
+        (("judge", "--suite", "training", "--candidate", "nobody"), "nobody"),
+        (("judge", "--suite", "training", "--tier", "huge"), "huge"),
+        (("judge", "--suite", "training", "--time-limit", "soon"), "soon"),
+        (("judge", "--kernelbench", "."), "level 1"),
+        (("judge", "--kernelbench", ".", "--scale", "2"), "2"),
+        (("judge", "--kernelbench", ".", "--candidate", "library"), "library"),
+    ],
+)
+def test_mistakes_in_the_call(
+    words: tuple[str, ...], word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert word in mistake(capsys, *words)
+
+
+def test_a_target_that_does_not_exist(kernel: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "gfx000" in mistake(capsys, "inspect", "squared_relu", str(kernel), "--target", "gfx000")
+
+
+@needs_judge
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("return x.new_zeros(4)", "does not depend on input 0"),
+        ("return x * torch.rand(4)", "same"),
+    ],
+    ids=["constant", "not deterministic"],
+)
+def test_a_problem_that_is_read_and_no_good(
+    text: str, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("problem.py").write_text(
+        "import torch\nfrom torch import nn\nclass Model(nn.Module):\n"
+        f"    def forward(self, x):\n        {text}\n"
+        "def get_inputs():\n    return [torch.randn(4)]\n"
+        "def get_init_inputs():\n    return []\n"
+    )
+    Path("kernel.py").write_text(RELU)
+    assert main(["judge", "problem.py", "kernel.py", "--json"]) == 1
+    verdict = json.loads(capsys.readouterr().out)
+    assert verdict["status"] == "refused"
+    assert word in verdict["reason"], verdict["reason"]
