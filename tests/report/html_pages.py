@@ -45,7 +45,8 @@ addEventListener("load", () => {{
     loads: inner.performance.getEntriesByType("resource").map((entry) => entry.name),
     sections: inner.document.querySelectorAll("section").length,
     scripts: inner.document.querySelectorAll("script, img, iframe").length,
-    dots: inner.document.querySelector(".dots path").getBoundingClientRect().width,
+    dots: inner.document.querySelector(".dots path")?.getBoundingClientRect().width ?? 0,
+    probed: ({probe})(inner.document),
   }});
 }});
 </script>"""
@@ -93,10 +94,15 @@ def hostile(value: Any) -> Any:
     return value
 
 
-def in_chromium(page: str, folder: Path, width: int) -> tuple[dict[str, Any], str]:
-    """What the browser found in the page, and what it wrote on its console."""
+def in_chromium(
+    page: str, folder: Path, width: int, probe: str = "() => null"
+) -> tuple[dict[str, Any], str]:
+    """What the browser found in the page, and what it wrote on its console.
+
+    `probe` is a function in JavaScript that is given the page's document once it is loaded.
+    """
     harness = folder / "harness.html"
-    harness.write_text(_HARNESS.format(width=width, page=html.escape(page)))
+    harness.write_text(_HARNESS.format(width=width, page=html.escape(page), probe=probe))
     assert CHROMIUM is not None
     done = subprocess.run(
         [CHROMIUM, *_FLAGS, f"--user-data-dir={folder / 'profile'}", harness.as_uri()],

@@ -105,16 +105,13 @@ def diff(
     """What got slower, what is new, what went away; it adds up to the change of the window."""
     from ratchet.report.console import working
     from ratchet.report.trace_terminal import print_diff
-    from ratchet.trace.diff import compare
     from ratchet.trace.documents import diff_document
-    from ratchet.trace.runs import side_of_run
+    from ratchet.trace.runs import diff_runs
     from ratchet.trace.tables import diff_tables
 
     _check_outputs(out, parquet)
-    with working(f"reading {before}"):
-        first = side_of_run(before, rank)
-    with working(f"reading {after}"):
-        found = compare(first, side_of_run(after, rank))
+    with working(f"reading {before} and {after}"):
+        found = diff_runs(before, after, rank)
     plain = diff_document(found)
     if out is not None:
         from ratchet.report.trace_diff_page import render_diff_page

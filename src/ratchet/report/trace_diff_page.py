@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ratchet.report import trace_changes as changes
 from ratchet.report import trace_figures as figures
 from ratchet.report import trace_words as words
 from ratchet.report.environment import page_environment
@@ -30,8 +31,9 @@ def render_diff_page(document: Mapping[str, Any]) -> str:
     return page.render(
         document=document,
         words=words,
+        headline=changes.diff_headline(document),
         stacks=stacks,
-        changes=figures.change_bars([*words.reconciliation(document), total]),
-        table=diff_table(words.grouped(document["rows"])),
+        changes=figures.change_bars([*changes.reconciliation(document), total]),
+        table=diff_table(document["groups"]),
         **script(),
     )

@@ -10,6 +10,7 @@ from ratchet.report import trace_words as words
 from ratchet.report.breakdown import Segment, Stack
 from ratchet.report.figures import Plot, Series
 from ratchet.report.scale import Scale, Tick, around, from_zero
+from ratchet.report.trace_names import short_shapes
 from ratchet.report.words import common_unit, show_bytes
 
 Document = Mapping[str, Any]
@@ -18,7 +19,10 @@ _LANE_COLOURS = {
     "communication": "exposed_communication",
     "copy": "exposed_copy",
 }
+_SEEN = 0.0005
+"""Share of the window below which a stream is not drawn."""
 _PERCENT_PER_LETTER = 1.25
+_LANE_PERCENT_PER_LETTER = 0.85
 _SERIES = ("compute", "exposed_communication", "exposed_copy", "fourth", "fifth", "idle")
 """Colours for ranks and types, in order; the last is for all that are left."""
 
@@ -131,7 +135,7 @@ def lanes(ranks: Sequence[Document]) -> Lanes | None:
     rows = []
     for one, line in zip(ranks, timelines, strict=True):
         offset = line["start"] - origin if aligned else 0
-        chosen = line["lanes"] if len(ranks) == 1 else line["together"]
+        chosen = _seen(line) if len(ranks) == 1 else line["together"]
         for index, lane in enumerate(chosen):
             share = words.share_of(lane["total"], line["end"] - line["start"])
             rows.append(
@@ -154,10 +158,27 @@ def lanes(ranks: Sequence[Document]) -> Lanes | None:
     return Lanes(
         rows=tuple(rows),
         ticks=scale.ticks(unit.show),
-        steps=tuple(borders) if aligned else (),
+        steps=_apart(borders) if aligned else (),
         unit=unit.name,
         aligned=aligned,
     )
+
+
+def _apart(borders: Sequence[Tick]) -> tuple[Tick, ...]:
+    """The borders; a label that would run into the next one is left out."""
+    kept, free = [], -1.0
+    for border in borders:
+        fits = border.percent >= free
+        kept.append(Tick(percent=border.percent, label=border.label if fits else ""))
+        if fits:
+            free = border.percent + _LANE_PERCENT_PER_LETTER * (len(border.label) + 1)
+    return tuple(kept)
+
+
+def _seen(line: Document) -> list[Document]:
+    """The streams that hold enough of the window to be seen; the busiest in any case."""
+    least = _SEEN * (line["end"] - line["start"])
+    return [lane for i, lane in enumerate(line["lanes"]) if not i or lane["total"] >= least]
 
 
 def _area(busy: Sequence[int], line: Document, offset: int, length: int) -> str:
@@ -239,7 +260,7 @@ def roofline_plot(ranks: Sequence[Document]) -> RooflinePlot | None:
                 path=f"M{x.percent(row['intensity']):.2f} "
                 f"{100 - y.percent(row['flops_per_s']):.2f}h.01",
                 width=round(6 + 14 * (row["time"] / longest) ** 0.5, 1),
-                title=f"{row['name']} {words.short_shapes(row['shapes'])} {row['dtype']}: "
+                title=f"{row['name']} {short_shapes(row['shapes'])} {row['dtype']}: "
                 f"{words.milliseconds(row['time'])} ms, {_rate(row['flops_per_s'])}, "
                 f"{row['intensity']:,.1f} FLOP a byte, {row['bound']} bound",
             )

@@ -38,6 +38,7 @@ def render_trace_page(document: Mapping[str, Any]) -> str:
         first=first,
         several=several,
         words=words,
+        means=words.part_means(first),
         faults=_faults(document, ranks),
         whole=figures.identity_stack(
             "all ranks" if several else "whole window",

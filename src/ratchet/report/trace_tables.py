@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ratchet.report import trace_words as words
+from ratchet.report.trace_names import last_modules, short_kernel, short_shapes
 from ratchet.report.words import ABSENT
 
 ROWS = 400
@@ -80,23 +81,19 @@ def page_tables(ranks: Sequence[Row]) -> list[PageTable]:
         return make_table(key, title, rows, [*rank, *shape], note)
 
     device = "device, ms" if on_device else "own CPU, ms"
+    ceilings = words.ceiling_words(row for one in ranks for row in one["roofline"])
     made = [
         table("kernels", "Kernels, copies and fills", "total", _KERNELS),
         table("ops", "Ops by shapes", "device" if on_device else "cpu_own", _ops(on_device)),
         table("modules", "Modules", "total", _modules(device), "Callees included."),
-        table("roofline", "Ops against the ceilings", "could_win", _ROOFLINE, _ceiling(ranks)),
+        table("roofline", "Ops against the ceilings", "could_win", _ROOFLINE, ceilings),
         table("collectives", "Collectives", "exposed", _COLLECTIVES),
         table("matmuls", "Precision of matrix multiplies", "time", _PRECISION),
-        table("annotations", "Marks of the code (record_function)", "cpu", _MARKS),
+        table("annotations", "Marks of the code (record_function)", "cpu", _marks(on_device)),
         table("copies", "Copies and fills by sort", "time", _COPIES),
         table("streams", "Streams", "busy", _STREAMS),
     ]
     return [one for one in made if one is not None]
-
-
-def _ceiling(ranks: Sequence[Row]) -> str:
-    found = dict.fromkeys(row["ceiling"] for one in ranks for row in one["roofline"])
-    return f"Ceilings: {'; '.join(found)}." if found else ""
 
 
 def time_cell(time_ns: int) -> Cell:
@@ -108,7 +105,7 @@ def change_cell(time_ns: int) -> Cell:
 
 
 def name_cell(name: str, width: int = 90) -> Cell:
-    shown = words.short_kernel(name, width)
+    shown = short_kernel(name, width)
     return Cell(text=shown or ABSENT, full=name if len(shown) > FITS or shown != name else "")
 
 
@@ -149,14 +146,16 @@ def _bandwidth(key: str) -> Maker:
 
 
 def _shapes(row: Row) -> Cell:
-    shown = words.short_shapes(row["shapes"])
+    shown = short_shapes(row["shapes"])
     return Cell(text=shown or ABSENT, full=row["shapes"])
 
 
 def _path(key: str) -> Maker:
     def make(row: Row) -> Cell:
-        shown = words.last_modules(row[key], 3)
-        return Cell(text=shown or ABSENT, full=row[key] if len(shown) > FITS else "")
+        shown = last_modules(row[key])
+        return Cell(
+            text=shown or ABSENT, full=row[key] if shown != row[key] or len(shown) > FITS else ""
+        )
 
     return make
 
@@ -183,7 +182,7 @@ _KERNELS: Shape = (
     (Column(title="count"), _number("count")),
     (Column(title="mean, ms"), lambda row: time_cell(row["mean"])),
     (Column(title="longest, ms"), _time("longest")),
-    (Column(title="launched by", look="text"), _text("op")),
+    (Column(title="launched by", look="name"), _name("op")),
     (Column(title="its shapes", look="name"), _shapes),
     (Column(title="module", look="name"), _path("module")),
     (Column(title="unlinked", note="runs that no CPU op here launched"), _number("unlinked")),
@@ -222,13 +221,6 @@ _PRECISION: Shape = (
     (Column(title="count"), _number("count")),
     (Column(title="for example", look="name"), _name("example")),
 )
-_MARKS: Shape = (
-    (Column(title="mark", look="name"), _name("name")),
-    (Column(title="CPU, ms"), _time("cpu")),
-    (Column(title="device, ms", look="time"), _time("device")),
-    (Column(title="count"), _number("count")),
-    (Column(title="launches"), _number("launches")),
-)
 _COPIES: Shape = (
     (Column(title="sort", look="name"), _name("name")),
     (Column(title="ms", look="time"), _time("time")),
@@ -251,6 +243,7 @@ _STREAMS: Shape = (
 
 def _ops(on_device: bool) -> Shape:
     device = [(Column(title="device, ms", look="time"), _time("device"))] if on_device else []
+    launched = [(Column(title="launches"), _number("launches"))] if on_device else []
     own = Column(title="own CPU, ms", look="number" if on_device else "time")
     return (
         (Column(title="op", look="name"), _name("name")),
@@ -259,11 +252,24 @@ def _ops(on_device: bool) -> Shape:
         (own, _time("cpu_own")),
         (Column(title="CPU, ms"), _time("cpu")),
         (Column(title="calls"), _number("count")),
-        (Column(title="launches"), _number("launches")),
+        *launched,
         (
             Column(title="pass", look="text"),
             lambda row: text_cell("backward" if row["backward"] else ""),
         ),
+    )
+
+
+def _marks(on_device: bool) -> Shape:
+    device = (
+        (Column(title="device, ms", look="time"), _time("device")),
+        (Column(title="launches"), _number("launches")),
+    )
+    return (
+        (Column(title="mark", look="name"), _name("name")),
+        (Column(title="CPU, ms"), _time("cpu")),
+        (Column(title="count"), _number("count")),
+        *(device if on_device else ()),
     )
 
 
@@ -285,11 +291,15 @@ def diff_table(rows: Iterable[Row]) -> PageTable | None:
     """A comparison's groups: repeated modules together."""
     shape: Shape = (
         (Column(title="op", look="name"), _name("op")),
-        (Column(title="module", look="name"), _grouped_module),
+        (Column(title="module", look="name"), _path("module")),
+        (Column(title="modules"), _number("modules")),
         (Column(title="before, ms"), _time("before")),
         (Column(title="after, ms"), _time("after")),
         (Column(title="change, ms", look="time"), lambda row: change_cell(row["change"])),
-        (Column(title="", look="text"), lambda row: text_cell(_KIND.get(row["state"], "same"))),
+        (
+            Column(title="state", look="text"),
+            lambda row: text_cell(_KIND.get(row["state"], "same")),
+        ),
         (Column(title="count before"), _number("count_before")),
         (Column(title="count after"), _number("count_after")),
         (Column(title="kernels only before", look="name"), _kernel_names("kernels_before")),
@@ -298,14 +308,10 @@ def diff_table(rows: Iterable[Row]) -> PageTable | None:
     return make_table("rows", "Ops by module", list(rows), shape)
 
 
-def _grouped_module(row: Row) -> Cell:
-    return Cell(text=words.module_words(row) or ABSENT, full=row["module"])
-
-
 def _kernel_names(key: str) -> Maker:
     def make(row: Row) -> Cell:
         names = row[key]
-        shown = [words.short_kernel(name, 44) for name in names]
+        shown = [short_kernel(name, 44) for name in names]
         text = ", ".join(shown[:2]) + (f" and {len(shown) - 2} more" if len(shown) > 2 else "")
         return Cell(text=text or ABSENT, full="\n".join(names))
 

@@ -7,8 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
+from ratchet.report import trace_changes as changes
 from ratchet.report import trace_words as words
 from ratchet.report.console import heading, make_console, table
+from ratchet.report.trace_names import short_kernel, short_shapes
 from ratchet.report.words import ABSENT
 
 _STEPS = 8
@@ -96,6 +98,8 @@ def _print_idle(out: Console, document: Mapping[str, Any]) -> None:
         if idle[name] and (means := words.IDLE_MEANS[name])
     ]
     out.print(table(("", "ms", "share", "why"), rows))
+    if not document["launches"]["count"]:
+        out.print(words.NO_LAUNCHES)
 
 
 def _print_kernels(out: Console, kernels: Sequence[Mapping[str, Any]], top: int) -> None:
@@ -104,7 +108,7 @@ def _print_kernels(out: Console, kernels: Sequence[Mapping[str, Any]], top: int)
     heading(out, f"Kernels, copies and fills: {_first(top, len(kernels))}")
     rows = [
         (
-            words.short_kernel(row["name"], _NAME),
+            short_kernel(row["name"], _NAME),
             words.milliseconds(row["total"]),
             words.share_of(row["share"], 1),
             f"{row['count']:,}",
@@ -178,7 +182,7 @@ def _print_roofline(out: Console, rows: Sequence[Mapping[str, Any]], top: int) -
     heading(out, f"Against the ceilings of {known[0]['ceiling']}: {_first(top, len(known))}")
     shown = [
         (
-            f"{row['name']} {words.short_shapes(row['shapes'])}",
+            f"{row['name']} {short_shapes(row['shapes'])}",
             words.milliseconds(row["time"]),
             words.milliseconds(row["could_win"]),
             row["bound"],
@@ -210,7 +214,7 @@ def _print_advice(out: Console, document: Mapping[str, Any]) -> None:
 def _print_ranks(out: Console, document: Mapping[str, Any], top: int) -> None:
     ranks = document["ranks"]
     out.print(words.headline(document))
-    out.print(words.source_words(ranks[0]).partition(" · rank")[0])
+    out.print(words.ranks_words(ranks))
     _print_faults(out, document["faults"])
     for one in ranks:
         _print_faults(out, [f"{one['name']}: {fault}" for fault in one["faults"]])
@@ -242,10 +246,10 @@ def print_diff(
 ) -> None:
     """The answer of `ratchet trace diff`."""
     out = console or make_console()
-    out.print(words.diff_headline(document))
+    out.print(changes.diff_headline(document))
     _print_faults(out, document["faults"])
     heading(out, "The change of the window, ms")
-    sums = [(title, words.change_ms(time)) for _, title, time in words.reconciliation(document)]
+    sums = [(title, words.change_ms(time)) for _, title, time in changes.reconciliation(document)]
     sums.append(("together", words.change_ms(document["window_change_ns"])))
     out.print(table(("", "ms"), sums))
     heading(out, "Where the time goes, ms")
@@ -260,7 +264,7 @@ def print_diff(
         for name, title in words.PARTS.items()
     ]
     out.print(table(("", "before", "after", "change"), parts))
-    rows = words.grouped(document["rows"])
+    rows = document["groups"]
     for state in ("slower", "new", "gone", "faster"):
         _print_rows(out, [row for row in rows if row["state"] == state], state, top)
 
@@ -272,8 +276,8 @@ def _print_rows(out: Console, rows: Sequence[Mapping[str, Any]], state: str, top
     heading(out, f"{titles[state]}: {_first(top, len(rows))}")
     shown = [
         (
-            words.short_kernel(row["op"], _NAME) or ABSENT,
-            words.module_words(row),
+            short_kernel(row["op"], _NAME) or ABSENT,
+            changes.module_words(row),
             words.milliseconds(row["before"]),
             words.milliseconds(row["after"]),
             words.change_ms(row["change"]),

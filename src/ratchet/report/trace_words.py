@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ratchet.report.words import ABSENT, show_bytes, show_share, show_time
@@ -23,6 +21,10 @@ PART_MEANS = {
     "exposed_copy": "copies and fills that neither hides",
     "idle": "nothing runs",
 }
+ON_CPU_MEANS = PART_MEANS | {
+    "compute": "operators that do not communicate, over all threads",
+    "idle": "no operator runs",
+}
 IDLE = {
     "data_loading": "data loading",
     "synchronisation": "synchronisation",
@@ -35,9 +37,9 @@ IDLE_MEANS = {
     "host_bound": "the next work was launched late",
     "kernel_gap": "the next work was queued already, or its launch is not known",
 }
-_NAMESPACE = re.compile(r"(?:\b[A-Za-z_]\w*|\(anonymous namespace\)|\{[^}]*\})::(?=[\w~(<{])")
-_PART = re.compile(r"(\d+)(.*)", re.DOTALL)
-_RETURNS = re.compile(r"^(?:void|auto|decltype\(auto\)) ")
+NO_LAUNCHES = (
+    "This trace links no launch to device work: all of the idle time counts as kernel gap."
+)
 
 
 def milliseconds(time_ns: int) -> str:
@@ -56,81 +58,28 @@ def show_ns(time_ns: float) -> str:
 
 
 def share_of(part: float, whole: float) -> str:
-    """A part as a percentage to a tenth; 0 as 0."""
+    """A part as a percentage to a tenth; only nothing is 0 and only all is 100.0%."""
     if not whole:
         return ABSENT
-    return f"{part / whole:.1%}" if part else "0"
+    share = part / whole
+    if 0 < abs(share) < 0.0005:
+        return "<0.1%"
+    if 0.9995 <= share < 1:
+        return ">99.9%"
+    return f"{share:.1%}" if part else "0"
 
 
 def bandwidth(bytes_per_s: float) -> str:
-    """GB a second; a dash where it is not known."""
-    return f"{bytes_per_s / 1e9:,.1f} GB/s" if bytes_per_s else ABSENT
+    """GB a second, below 0.1 of them MB; a dash where it is not known."""
+    if not bytes_per_s:
+        return ABSENT
+    if bytes_per_s < 1e8:
+        return f"{bytes_per_s / 1e6:,.1f} MB/s"
+    return f"{bytes_per_s / 1e9:,.1f} GB/s"
 
 
 def size(size_bytes: int) -> str:
     return show_bytes(size_bytes)
-
-
-def short_kernel(name: str, width: int = 56) -> str:
-    """A kernel's name without namespaces, return type and argument list, cut to a width."""
-    if name.startswith("_ZN"):
-        name = _unmangled(name)
-    elif "<" in name or ("::" in name and "(" in name):
-        name = _NAMESPACE.sub("", _without_arguments(_RETURNS.sub("", name)))
-    return name if len(name) <= width else f"{name[: width - 1]}…"
-
-
-def _unmangled(name: str) -> str:
-    """The function of a mangled nested name, such as `_ZN2ck6device4gemmE`: its last part."""
-    rest, last = name[3:], name
-    while found := _PART.match(rest):
-        length = int(found[1])
-        last, rest = found[2][:length], found[2][length:]
-    return last
-
-
-def _without_arguments(name: str) -> str:
-    """A demangled name without the parameters that follow its template's."""
-    depth = 0
-    for place, letter in enumerate(name):
-        if letter == "<":
-            depth += 1
-        elif letter == ">":
-            depth -= 1
-        elif letter == "(" and depth == 0 and place and name[place - 1] not in " :":
-            return name[:place]
-    return name
-
-
-def short_shapes(text: str) -> str:
-    """`Input Dims` as [2, 3] × [3, 4]: scalars and absent inputs left out."""
-    try:
-        found = json.loads(text) if text else []
-    except ValueError:
-        return text
-    return " × ".join(_shape_words(found)) if isinstance(found, list) else text
-
-
-def _shape_words(entries: Sequence[Any]) -> Iterator[str]:
-    """Each shape that stands in `Input Dims`, those inside lists of tensors too."""
-    for entry in entries:
-        if isinstance(entry, list) and entry and isinstance(entry[0], list):
-            yield from _shape_words(entry)
-        elif entry:
-            whole = isinstance(entry, list)
-            yield f"[{', '.join(str(extent) for extent in entry)}]" if whole else str(entry)
-
-
-def last_modules(path: str, depth: int = 2) -> str:
-    """The innermost modules of a path."""
-    names = path.split(" > ")
-    return " > ".join(names[-depth:]) if len(names) <= depth else f"… {' > '.join(names[-depth:])}"
-
-
-def module_words(row: Mapping[str, Any]) -> str:
-    """The innermost modules of a group, and how many they are."""
-    name = last_modules(row["module"])
-    return f"{name} ({row['modules']:,} of them)" if name and row["modules"] > 1 else name
 
 
 def headline(document: Mapping[str, Any]) -> str:
@@ -157,15 +106,28 @@ def _joined(clauses: Sequence[str]) -> str:
     return clauses[0] if len(clauses) == 1 else f"{', '.join(clauses[:-1])} and {clauses[-1]}"
 
 
+def part_means(document: Mapping[str, Any]) -> dict[str, str]:
+    """What the identity's parts are on a device, or on a CPU-only trace."""
+    return ON_CPU_MEANS if document["platform"] == "cpu" else PART_MEANS
+
+
+def _device(document: Mapping[str, Any]) -> str:
+    known = {"cpu": "CPU only", "cuda": "a CUDA device", "rocm": "a ROCm device"}
+    return document["device"] or known[document["platform"]]
+
+
+def ranks_words(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """Where several ranks' reports are from."""
+    devices = ", ".join(dict.fromkeys(_device(one) for one in ranks))
+    return f"{devices} · {len(ranks)} ranks · {sum(one['events'] for one in ranks):,} events"
+
+
 def source_words(document: Mapping[str, Any]) -> str:
     """Where one rank's report is from: device, rank, events, steps."""
     rank = document["rank"]
     steps = len(document["steps"])
-    device = document["device"] or {"cpu": "CPU only"}.get(
-        document["platform"], document["platform"].upper()
-    )
     facts = [
-        device,
+        _device(document),
         f"rank {rank}" if rank is not None else "",
         f"{document['events']:,} events",
         f"{steps} step{'' if steps == 1 else 's'}" if steps else "no steps marked",
@@ -202,6 +164,17 @@ def reasons(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         for name, key in (("graph break", "break_reasons"), ("recompilation", "recompile_reasons"))
         for reason, count in found[key].items()
     ]
+
+
+def ceiling_words(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Where the ceilings are from; where there are none, why, and what gives them."""
+    found = {row["ceiling"]: bool(row["least"]) for row in rows}
+    if not found:
+        return ""
+    known = "; ".join(name for name, is_known in found.items() if is_known)
+    if known:
+        return f"Ceilings: {known}."
+    return f"No ceilings: {'; '.join(found)}. --device NAME (or --device here) gives them."
 
 
 def communication_rows(collectives: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -290,7 +263,7 @@ def _memory_words(found: Mapping[str, Any] | None) -> str:
 
 
 def _compile_words(found: Mapping[str, Any] | None) -> str:
-    if not found:
+    if not found or not any(found[name] for name in ("regions", "graphs", "compile_time")):
         return ""
     return (
         f"{found['regions']} regions, {found['graphs']} graphs, {found['graph_breaks']} graph "
@@ -314,81 +287,6 @@ def lever_words(finding: Mapping[str, Any]) -> str:
         + ", ".join(f"ratchet optimize WORKLOAD --try {lever}" for lever in finding["levers"][:1])
         + ("" if len(finding["levers"]) < 2 else f" (or {', '.join(finding['levers'][1:])})")
     )
-
-
-def diff_headline(document: Mapping[str, Any]) -> str:
-    """What the second side takes where the first took its time."""
-    before, after = document["window_before_ns"], document["window_after_ns"]
-    change = after - before
-    if not change:
-        return f"Both take {show_ns(before)}."
-    word = "longer" if change > 0 else "less"
-    return (
-        f"{document['after']} takes {show_ns(after)} where {document['before']} took "
-        f"{show_ns(before)}: {show_ns(abs(change))} {word} ({share_of(abs(change), before)})."
-    )
-
-
-_NUMBER = re.compile(r"_\d+(?= > |$)")
-
-
-def grouped(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A comparison's rows with repeated modules (the layers of a model) together.
-
-    The largest change first, in either direction; `modules` counts what a row stands for.
-    """
-    sums: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in rows:
-        path = _NUMBER.sub("", row["module"])
-        one = sums.setdefault(
-            (path, row["op"]),
-            {"module": path, "op": row["op"], "before": 0, "after": 0, "count_before": 0,
-             "count_after": 0, "modules": 0, "kernels_before": {}, "kernels_after": {}},
-        )  # fmt: skip
-        for name in ("before", "after", "count_before", "count_after"):
-            one[name] += row[name]
-        one["modules"] += 1
-        for name in ("kernels_before", "kernels_after"):
-            one[name] |= dict.fromkeys(row[name])
-    for one in sums.values():
-        one["change"] = one["after"] - one["before"]
-        one["state"] = _state(one)
-        # What another layer still runs is neither new nor gone.
-        both = one["kernels_before"].keys() & one["kernels_after"].keys()
-        for name in ("kernels_before", "kernels_after"):
-            one[name] = [kernel for kernel in one[name] if kernel not in both]
-    return sorted(sums.values(), key=lambda row: -abs(row["change"]))
-
-
-def _state(row: Mapping[str, Any]) -> str:
-    if not row["count_before"]:
-        return "new"
-    if not row["count_after"]:
-        return "gone"
-    return "slower" if row["change"] > 0 else "faster" if row["change"] < 0 else "same"
-
-
-STATES = {
-    "slower": "ops that got slower",
-    "new": "ops that are new",
-    "faster": "ops that got faster",
-    "gone": "ops that went away",
-    "same": "ops that did not change",
-}
-
-
-def reconciliation(document: Mapping[str, Any]) -> list[tuple[str, str, int]]:
-    """(key, words, ns) of every part of the window's change; they sum to it exactly."""
-    rows = grouped(document["rows"])
-    found = []
-    for state, words in STATES.items():
-        own = [row for row in rows if row["state"] == state]
-        if own and state != "same":
-            change = sum(row["change"] for row in own)
-            found.append((state, f"{words} ({len(own):,})", change))
-    found.append(("hidden", "work that ran beside other work", document["hidden_change_ns"]))
-    found.append(("idle", "idle", document["idle_change_ns"]))
-    return found
 
 
 def across_words(document: Mapping[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from ratchet.trace.report import Analysis
 
 State = Literal["slower", "faster", "same", "new", "gone"]
 PARTS = ("compute", "exposed_communication", "exposed_copy", "idle")
+_NUMBER = re.compile(r"_\d+(?= > |$)")
+"""What tells the modules of one class apart in a path."""
 Key = tuple[str, str]
 Work = dict[str, tuple[int, int]]
 """(time in ns, count) by kernel name."""
@@ -35,6 +38,8 @@ class DiffRow:
     """Kernels of this op that only the first trace ran."""
     kernels_after: tuple[str, ...]
     """Kernels of this op that only the second ran."""
+    modules: int = 1
+    """How many modules this row stands for."""
 
     @property
     def change(self) -> int:
@@ -79,6 +84,15 @@ class Diff:
     @property
     def window_change(self) -> int:
         return self.window_after - self.window_before
+
+    @property
+    def groups(self) -> tuple[DiffRow, ...]:
+        """The rows with modules that repeat (a model's layers) together; the sums are the same."""
+        groups: dict[Key, list[DiffRow]] = defaultdict(list)
+        for row in self.rows:
+            groups[_NUMBER.sub("", row.module), row.op].append(row)
+        found = [_group(key, own) for key, own in groups.items()]
+        return tuple(sorted(found, key=lambda row: -abs(row.change)))
 
     @property
     def parts_change(self) -> dict[str, int]:
@@ -222,4 +236,21 @@ def _row(
         count_after=sum(count for _, count in after.values()),
         kernels_before=tuple(sorted(set(before) - set(after))),
         kernels_after=tuple(sorted(set(after) - set(before))),
+    )
+
+
+def _group(key: Key, rows: Sequence[DiffRow]) -> DiffRow:
+    """Rows of one class of modules as one; a kernel that either side ran in any is not named."""
+    before = dict.fromkeys(kernel for row in rows for kernel in row.kernels_before)
+    after = dict.fromkeys(kernel for row in rows for kernel in row.kernels_after)
+    return DiffRow(
+        module=key[0],
+        op=key[1],
+        before=sum(row.before for row in rows),
+        after=sum(row.after for row in rows),
+        count_before=sum(row.count_before for row in rows),
+        count_after=sum(row.count_after for row in rows),
+        kernels_before=tuple(kernel for kernel in before if kernel not in after),
+        kernels_after=tuple(kernel for kernel in after if kernel not in before),
+        modules=len(rows),
     )

@@ -82,6 +82,7 @@ def diff_document(found: Diff) -> dict[str, Any]:
         "identity_change_ns": found.parts_change,
         "device_work": found.device_work,
         "faults": list(found.faults),
+        "groups": [plainly(row) for row in found.groups],
         "rows": [plainly(row) for row in found.rows],
     }
 

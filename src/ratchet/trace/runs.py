@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ratchet.errors import TraceError
 from ratchet.trace.columns import Trace
-from ratchet.trace.diff import Side, side, together
+from ratchet.trace.diff import Diff, Side, compare, side, together
 from ratchet.trace.ranks import Ranks, each_rank, read_ranks
 from ratchet.trace.read import read
 from ratchet.trace.report import Report, analyse, report
@@ -35,20 +35,29 @@ def report_run(
     return replace(alone, faults=(*ranks.faults, *alone.faults))
 
 
-def side_of_run(path: Path, rank: int | None = None) -> Side:
-    """A file's side of a comparison; a folder's ranks summed, or the one that `rank` names."""
-    check(path)
+def diff_runs(before: Path, after: Path, rank: int | None = None) -> Diff:
+    """Compare two files, or two folders: their ranks summed, or the one that `rank` names."""
+    check(before)
+    check(after)
+    names = [path.resolve().name for path in (before, after)]
+    if names[0] == names[1]:
+        names = [str(before), str(after)]
+    first = _side(before, names[0], rank)
+    return compare(first, _side(after, names[1], rank))
+
+
+def _side(path: Path, name: str, rank: int | None) -> Side:
     if not path.is_dir():
-        return side(analyse(read(path)))
+        return replace(side(analyse(read(path))), name=name)
+    faults: list[str] = []
     if rank is not None:
-        trace, faults = _one(path, rank)
-        return replace(side(analyse(trace)), faults=faults)
-    faults_: list[str] = []
+        trace, found = _one(path, rank)
+        return replace(side(analyse(trace)), name=name, faults=found)
     sides = [
-        replace(side(analyse(trace)), ranks=(number,)) for number, trace in each_rank(path, faults_)
+        replace(side(analyse(trace)), ranks=(number,)) for number, trace in each_rank(path, faults)
     ]
-    found = sides[0] if len(sides) == 1 else together(path.name or str(path), sides)
-    return replace(found, faults=(*faults_, *found.faults))
+    whole = together(name, sides)
+    return replace(whole, faults=(*faults, *whole.faults))
 
 
 def check(path: Path) -> None:

@@ -78,6 +78,7 @@ def diff_tables(found: Diff) -> list[Table]:
     ]
     return [
         _table("rows", DiffRow, found.rows),
+        _table("groups", DiffRow, found.groups),
         Table(name="identity", columns={"part": str, "before": int, "after": int}, rows=parts),
     ]
 

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 def find(report: Report) -> Finding | None:
     """Small device work and the gaps between queued kernels."""
     launches = report.launches
-    gain = report.idle.kernel_gap + launches.small_time // 2
+    # Without a known launch every gap counts as the device's own, which says nothing about kernels.
+    gaps = report.idle.kernel_gap if launches.count else 0
+    gain = gaps + launches.small_time // 2
     gain = min(gain, report.identity.window)
     if not launches.small or not worth(gain, report.identity.window):
         return None
@@ -22,7 +24,7 @@ def find(report: Report) -> Finding | None:
         evidence=(
             f"{launches.small:,} pieces of device work are shorter than "
             f"{launches.small_below / 1000:g} µs ({milliseconds(launches.small_time)} together, "
-            f"{milliseconds(report.idle.kernel_gap)} in gaps between queued work)"
+            f"{milliseconds(gaps)} in gaps between queued work)"
         ),
         gain=gain,
         levers=("compile", "fused-optimizer", "foreach-optimizer"),

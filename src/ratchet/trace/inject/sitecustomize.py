@@ -117,9 +117,11 @@ def run_the_hidden_one() -> None:
     """Run the environment's own sitecustomize, which this file stands in front of."""
     own = str(Path(__file__).resolve().parent)
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or ".") != own]
-    sys.modules.pop("sitecustomize", None)
+    this = sys.modules.pop("sitecustomize", None)
     with contextlib.suppress(ModuleNotFoundError):
         importlib.import_module("sitecustomize")
+    if this is not None:  # Python looks it up once more when this import ends
+        sys.modules.setdefault("sitecustomize", this)
 
 
 if FOLDER in os.environ and SCHEDULE in os.environ:

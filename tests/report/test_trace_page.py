@@ -1,0 +1,230 @@
+"""The pages of traces: complete, escaped, with one script of their own, and alive in a browser."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from html_pages import CHROMIUM, HOSTILE, hostile, in_chromium, tags
+from made_up_trace import made_up_cpu_trace, made_up_diff, made_up_ranks, made_up_trace
+
+from ratchet.report.trace_diff_page import render_diff_page
+from ratchet.report.trace_figures import change_bars, lanes, memory_plot, roofline_plot
+from ratchet.report.trace_page import render_trace_page
+
+KNOWN = ("platform", "sort", "state", "bound", "look")
+"""Keys whose values are Ratchet's own words, not a file's."""
+SORT_AND_FILTER = """(page) => {
+  const box = page.querySelector('[data-table^="Kernels"]');
+  const shown = () => [...box.querySelectorAll("tbody tr")].filter((row) => !row.hidden)
+    .map((row) => row.cells[0].textContent);
+  const heads = [...box.querySelectorAll("th button")];
+  const found = { start: shown(), said: box.querySelector("output").textContent };
+  heads[0].click();
+  found.byName = shown();
+  heads[2].click();
+  heads[2].click();
+  found.shortestFirst = shown();
+  found.sort = heads[2].parentElement.getAttribute("aria-sort");
+  const filter = box.querySelector("input");
+  filter.value = "ADDFUNCTOR compute";
+  filter.dispatchEvent(new page.defaultView.Event("input"));
+  found.filtered = shown();
+  found.filteredSaid = box.querySelector("output").textContent;
+  return found;
+}"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture(scope="module")
+def document(folder: Path) -> dict[str, Any]:
+    return made_up_trace(folder)
+
+
+@pytest.fixture(scope="module")
+def documents(folder: Path, document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {
+        "one": document,
+        "cpu": made_up_cpu_trace(folder),
+        "ranks": made_up_ranks(folder / "ranks"),
+        "diff": made_up_diff(folder),
+    }
+
+
+def render(name: str, document: dict[str, Any]) -> str:
+    return (render_diff_page if name == "diff" else render_trace_page)(document)
+
+
+def policy(digest: str) -> str:
+    return f"script-src 'sha256-{digest}'"
+
+
+def attacked(value: Any, like: Any) -> Any:
+    """Something hostile in every text that can come from a file."""
+    if isinstance(value, dict):
+        return {
+            key: like[key] if key in KNOWN else attacked(entry, like[key])
+            for key, entry in value.items()
+        }
+    if isinstance(value, list):
+        return [attacked(entry, own) for entry, own in zip(value, like, strict=True)]
+    return value
+
+
+def test_the_page_says_everything(document: dict[str, Any]) -> None:
+    page = render_trace_page(document)
+    for words in (
+        "NVIDIA H100 80GB HBM3",
+        "ProfilerStep#1",
+        "Kernels, copies and fills",
+        "nvjet_gemm_bf16",
+        "vectorized_kernel&lt;4, AddFunctor&lt;float&gt;",
+        "aten::mm",
+        "[512, 1024] × [1024, 256]",
+        "Net_0 &gt; Linear_0",
+        "all_reduce",
+        "H100 SXM, on paper",
+        "Memory",
+        "8.00 MiB",
+        "exposed-communication",
+        "ratchet optimize WORKLOAD --try compile",
+        "33.33% of",
+    ):
+        assert words in page, words
+
+
+def test_the_pages_load_nothing_and_run_one_script(documents: dict[str, dict[str, Any]]) -> None:
+    for name, document in documents.items():
+        page = render(name, document)
+        (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert (
+            f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; {policy(digest)}"
+            in page
+        )
+        assert len(page) < 120_000
+        for tag, attributes in tags(page.replace(script, "")):
+            assert tag not in {"img", "iframe", "object", "embed", "video", "audio", "a"}
+            assert attributes.get("href", "data:,") == "data:,"
+            assert "src" not in attributes
+            assert not any(key.startswith("on") for key in attributes)
+        assert "http://" not in page and "https://" not in page and "url(" not in page
+
+
+def test_every_text_is_escaped(documents: dict[str, dict[str, Any]]) -> None:
+    for name, document in documents.items():
+        page = render(name, attacked(hostile(document), document))
+        assert HOSTILE not in page
+        assert page.count("<script") == 1 and "<img" not in page
+
+
+def test_the_parts_of_each_bar_fill_its_window(documents: dict[str, dict[str, Any]]) -> None:
+    page = render_trace_page(documents["one"])
+    bars = re.findall(r'<div class="track">\s*(<i.*?)</div>', page, re.DOTALL)
+    assert len(bars) == 3, "the whole window and two steps"
+    whole = sum(float(width) for width in re.findall(r"width:([\d.]+)%", bars[0]))
+    assert whole == pytest.approx(100, abs=0.01)
+
+
+def test_a_lane_is_as_high_as_it_was_busy(document: dict[str, Any]) -> None:
+    figure = lanes([document])
+    assert figure is not None
+    assert [(row.label, row.value.split()[0]) for row in figure.rows] == [
+        ("stream 9", "communication"),
+        ("stream 7", "compute"),
+        ("stream 8", "copy"),
+    ]
+    # 318 us of window in 400 bins: two runs of 60 us, full height, and nothing beside them.
+    assert figure.rows[0].path.count("V0") == 2
+    assert [tick.label for tick in figure.steps] == ["ProfilerStep#0", "ProfilerStep#1"]
+
+
+def test_ranks_stand_on_one_clock_where_their_windows_meet(
+    documents: dict[str, dict[str, Any]],
+) -> None:
+    ranks = documents["ranks"]["ranks"]
+    figure = lanes(ranks)
+    assert figure is not None and figure.aligned
+    assert {row.label for row in figure.rows} == {"rank 0", "rank 1"}
+    later = dict(ranks[1]["timeline"])
+    later |= {"start": later["start"] + 10**9, "end": later["end"] + 10**9}
+    moved = lanes([ranks[0], {**ranks[1], "timeline": later}])
+    assert moved is not None and not moved.aligned and moved.steps == ()
+
+
+def test_the_roofline_lies_under_its_ceiling(document: dict[str, Any]) -> None:
+    figure = roofline_plot([document])
+    assert figure is not None
+    (roof,) = figure.roofs
+    assert (roof.title, len(figure.points)) == ("bf16", 1)
+    x, y = (float(n) for n in re.findall(r"[\d.]+", figure.points[0].path)[:2])
+    corners = [tuple(map(float, pair.split())) for pair in roof.path[1:].split("L")]
+    assert x > corners[0][0] and y > corners[1][1], (
+        "to the right of the slope's foot, below the top"
+    )
+
+
+def test_memory_has_its_peak_in_the_legend(documents: dict[str, dict[str, Any]]) -> None:
+    plot = memory_plot([documents["one"]])
+    assert plot is not None and plot.series[0].note == "peak 8.00 MiB"
+    assert memory_plot([documents["cpu"]]) is None
+
+
+def test_parts_of_a_change_stand_on_their_side_of_zero(
+    documents: dict[str, dict[str, Any]],
+) -> None:
+    slower, faster = change_bars([("slower", "a", 3000), ("faster", "b", -1000)])
+    assert (slower.left_percent, slower.width_percent) == (25, 75)
+    assert (faster.left_percent, faster.width_percent) == (0, 25)
+    assert [bar.width_percent for bar in change_bars([("idle", "idle", 0)])] == [0]
+
+
+def test_the_page_of_a_comparison_says_what_changed(documents: dict[str, dict[str, Any]]) -> None:
+    page = render_diff_page(documents["diff"])
+    for words in ("after.json takes", "ops that got slower (1)", "ops that are new (1)",
+                  "ops that went away (1)", "aten::relu", "tanh", "+0.018 ms"):  # fmt: skip
+        assert words in page, words
+
+
+def test_a_trace_on_the_cpu_has_a_page(documents: dict[str, dict[str, Any]]) -> None:
+    page = render_trace_page(documents["cpu"])
+    assert "operators that do not communicate" in page
+    assert "own CPU, ms" in page and "--device here" in page
+    assert "Why the device was idle" not in page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here")
+def test_a_browser_sorts_and_filters(tmp_path: Path, document: dict[str, Any]) -> None:
+    found, messages = in_chromium(render_trace_page(document), tmp_path, 1200, SORT_AND_FILTER)
+    assert messages == ""
+    assert found["loads"] == []
+    assert found["scroll"] <= found["client"]
+    probed = found["probed"]
+    assert probed["start"][0] == "ncclDevKernel_AllReduce", "the longest first"
+    assert probed["said"] == "4 rows, 0.226 ms"
+    assert probed["byName"] == sorted(probed["start"], key=str.lower)
+    assert probed["shortestFirst"] == probed["start"][::-1]
+    assert probed["sort"] == "ascending"
+    assert len(probed["filtered"]) == 1 and probed["filtered"][0].startswith("vectorized_kernel")
+    assert probed["filteredSaid"] == "1 of 4 rows, 0.016 ms"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here")
+@pytest.mark.parametrize("name", ["ranks", "diff"])
+def test_a_phone_shows_hostile_pages_whole_and_runs_nothing_of_theirs(
+    tmp_path: Path, documents: dict[str, dict[str, Any]], name: str
+) -> None:
+    page = render(name, attacked(hostile(documents[name]), documents[name]))
+    found, _ = in_chromium(page, tmp_path, 420)
+    assert found["title"] != "owned"
+    assert found["scripts"] == 1
+    assert found["loads"] == []
+    assert found["scroll"] <= found["client"]

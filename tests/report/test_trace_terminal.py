@@ -1,0 +1,99 @@
+"""What the trace commands print: figures that add up, whole at 80 columns."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from made_up_trace import made_up_cpu_trace, made_up_diff, made_up_ranks, made_up_trace
+from rich.console import Console
+
+from ratchet.report.trace_names import last_modules, short_kernel, short_shapes
+from ratchet.report.trace_terminal import print_diff, print_trace
+from ratchet.report.trace_words import bandwidth, share_of
+
+
+def console() -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    return Console(file=file, width=80, markup=False, emoji=False, highlight=False), file
+
+
+def test_a_report_on_the_terminal(tmp_path: Path) -> None:
+    out, file = console()
+    print_trace(made_up_trace(tmp_path), console=out)
+    said = file.getvalue()
+    for words in (
+        "Of 318 µs, 41.5% is idle, 30.2% is compute, 25.2% is communication that nothing",
+        "compute                 0.096    30.2%",
+        "window                  0.318   100.0%",
+        "33.33% of 120 µs of communication is hidden behind compute.",
+        "ProfilerStep#1",
+        "vectorized_kernel<4, AddFunctor<float>",
+        "all_reduce dp",
+        "1. ",
+        "ratchet optimize WORKLOAD --try",
+    ):
+        assert words in said, words
+    assert max(len(line) for line in said.splitlines() if "--try" not in line) <= 80
+
+
+def test_a_report_without_a_device(tmp_path: Path) -> None:
+    out, file = console()
+    print_trace(made_up_cpu_trace(tmp_path), console=out)
+    said = file.getvalue()
+    assert "CPU only" in said and "own CPU, ms" in said
+    assert "Why the device was idle" not in said and "Nothing stands out." in said
+
+
+def test_ranks_say_who_was_late(tmp_path: Path) -> None:
+    out, file = console()
+    print_trace(made_up_ranks(tmp_path), several=True, console=out)
+    said = file.getvalue()
+    assert "over 2 ranks" in said
+    assert "Rank 1 is the straggler" in said
+    assert max(len(line) for line in said.splitlines() if "--try" not in line) <= 80
+
+
+def test_a_comparison_adds_up(tmp_path: Path) -> None:
+    out, file = console()
+    found = made_up_diff(tmp_path)
+    print_diff(found, console=out)
+    said = file.getvalue()
+    parts = said.split("The change of the window, ms")[1].split("together")[0]
+    numbers = [
+        line.split()[-1] for line in parts.splitlines() if line.startswith(("ops", "work", "idle"))
+    ]
+    assert sum(float(number) for number in numbers) * 1e6 == pytest.approx(
+        found["window_change_ns"]
+    )
+    for words in ("Slower: 1", "New: 1", "Gone: 1", "Linear", "aten::relu", "+0.018"):
+        assert words in said, words
+    assert max(len(line) for line in said.splitlines()) <= 80
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("void at::native::elementwise_kernel<128, at::native::Add<float> >(int, char*)",
+         "elementwise_kernel<128, Add<float> >"),
+        ("(anonymous namespace)::CatArray<c10::BFloat16>", "CatArray<BFloat16>"),
+        ("_ZN2ck16tensor_operation6device17kernel_batch_normIfEEvT_", "kernel_batch_norm"),
+        ("Memcpy HtoD (Pageable -> Device)", "Memcpy HtoD (Pageable -> Device)"),
+        ("aten::mm", "aten::mm"),
+        ("Cijk_" + "x" * 80, "Cijk_" + "x" * 50 + "…"),
+    ],
+)  # fmt: skip
+def test_kernel_names(name: str, short: str) -> None:
+    assert short_kernel(name) == short
+
+
+def test_shapes_modules_shares_and_rates() -> None:
+    assert short_shapes("[[2, 3], [], [3, 4], 5]") == "[2, 3] × [3, 4] × 5"
+    assert short_shapes("[[[7], [8, 9]]]") == "[7] × [8, 9]"
+    assert short_shapes("not shapes") == "not shapes" and short_shapes("") == ""
+    assert last_modules("A_0 > B_1 > C_2") == "… B_1 > C_2" and last_modules("") == ""
+    assert [share_of(n, 10_000) for n in (0, 1, 5000, 9999, 10_000)] == [
+        "0", "<0.1%", "50.0%", ">99.9%", "100.0%",
+    ]  # fmt: skip
+    assert [bandwidth(rate) for rate in (0, 5e6, 2.5e9)] == ["-", "5.0 MB/s", "2.5 GB/s"]
