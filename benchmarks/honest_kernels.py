@@ -53,6 +53,7 @@ LOOPS = {
     "backward": "for (int64_t i = n; i-- > 0;)",
     "chunks": "for (int64_t c = 0; c < n; c += 37) for (int64_t i = c; i < c + 37 && i < n; ++i)",
     "strided": "for (int64_t f = 0; f < 16; ++f) for (int64_t i = f; i < n; i += 16)",
+    "halves": "for (int64_t h = 0; h < 2; ++h) for (int64_t i = h; i < n; i += 2)",
     "simd": '_Pragma("omp simd") for (int64_t i = 0; i < n; ++i)',
     "threads": '_Pragma("omp parallel for") for (int64_t i = 0; i < n; ++i)',
     "dynamic": '_Pragma("omp parallel for schedule(dynamic, 64)") for (int64_t i = 0; i < n; ++i)',
@@ -63,6 +64,7 @@ ELEMENTWISE = {
     "gelu": "const real x = IN(0)[i], u = (real)0.7978845608028654 * (x + (real)0.044715 * x * x * "
     "x); OUT(1)[i] = (float)((real)0.5 * x * (1 + tanh(u)));",
     "squared_relu": "const real x = IN(0)[i] > 0 ? IN(0)[i] : 0; OUT(1)[i] = (float)(x * x);",
+    "leaky": "const real x = IN(0)[i]; OUT(1)[i] = (float)(x > 0 ? x : k * x);",
     "gated": "const real x = IN(0)[i]; OUT(2)[i] = (float)(x / (1 + exp(-x)) * (real)IN(1)[i]);",
     "residual": "OUT(2)[i] = (float)((real)IN(0)[i] + k * (real)IN(1)[i]);",
     "momentum": "OUT(0)[i] = (float)(k * (real)IN(0)[i] + (real)IN(1)[i]);",
@@ -116,6 +118,10 @@ def gelu(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
 
 def squared_relu(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
     return (torch.relu(x).square(),)
+
+
+def leaky(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    return (torch.nn.functional.leaky_relu(x, scalars[0]),)
 
 
 def gated(x: Tensor, y: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:

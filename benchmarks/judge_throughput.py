@@ -1,0 +1,92 @@
+"""How fast the judge is: one verdict on a small C++ kernel, verdicts a minute, its memory.
+
+    python benchmarks/judge_throughput.py [--verdicts 30]
+
+Every kernel is compiled anew (the sandbox has no compile cache) and has a source of its own. A
+verdict is timed from source to answer with the reference worker already running, as within a
+suite; `first_verdict_s` also starts that worker, which imports torch. `judge_peak_mb` is the peak
+resident memory of the process that judges, `reference_peak_mb` of its reference worker. The last
+line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import resource
+import statistics
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from honest_kernels import honest_kernels
+
+from ratchet.devices.fingerprint import software
+from ratchet.devices.probe import probe
+from ratchet.judge.kernel_trial import KernelJudge
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Problem
+
+
+def small_kernels(count: int) -> list[tuple[Kernel, Problem]]:
+    """Honest C++ kernels of one loop each, in turn, every one with a text of its own."""
+    found = [one for one in honest_kernels(with_python=False) if len(one.kernel.source) < 6000]
+    chosen = []
+    for index in range(count):
+        honest = found[index * 7 % len(found)]
+        kernel = honest.kernel
+        own = Kernel(
+            name=kernel.name,
+            language=kernel.language,
+            source=f"{kernel.source}\n// {index} {time.time_ns()}\n",
+            entry=kernel.entry,
+            schedule=kernel.schedule,
+        )
+        chosen.append((own, honest.problem))
+    return chosen
+
+
+def peak_mb(pid: int | str) -> float:
+    """The peak resident memory of a process, in 10^6 bytes."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return int(found[1]) * 1024 / 1e6 if found else float("nan")
+
+
+def main() -> None:
+    """Read the arguments, judge, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--verdicts", type=int, default=30)
+    asked = parser.parse_args()
+    kernels = small_kernels(asked.verdicts + 1)
+    times_s, statuses = [], []
+    with KernelJudge() as judge:
+        for kernel, problem in kernels:
+            began = time.perf_counter()
+            verdict = judge.judge(kernel, problem)
+            times_s.append(time.perf_counter() - began)
+            statuses.append(verdict.status)
+            print(f"{times_s[-1]:.2f} s  {verdict.status:<10} {kernel.name}", flush=True)
+        assert judge.reference_pid is not None
+        reference_mb = peak_mb(judge.reference_pid)
+    warm = times_s[1:]
+    device, versions = probe("cpu"), software()
+    answer = {
+        "verdict_s": round(statistics.median(warm), 3),
+        "verdict_s_low": round(min(warm), 3),
+        "verdict_s_high": round(max(warm), 3),
+        "first_verdict_s": round(times_s[0], 3),
+        "verdicts_per_minute": round(60 * len(warm) / sum(warm), 1),
+        "judge_peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6, 1),
+        "reference_peak_mb": round(reference_mb, 1),
+        "verdicts": len(warm),
+        "not_right": sum(status not in ("proven", "correct") for status in statuses),
+        "hardware": f"{device.model}, {device.threads} threads",
+        "versions": asdict(versions),
+    }
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()
