@@ -8,7 +8,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -47,11 +47,17 @@ class Clock:
     """The end of the time that a verdict may take."""
 
     deadline: float
+    limit_s: float
 
     @staticmethod
     def of(limit_s: float) -> Clock:
         """A clock that runs out `limit_s` seconds from now."""
-        return Clock(deadline=time.monotonic() + limit_s)
+        return Clock(deadline=time.monotonic() + limit_s, limit_s=limit_s)
+
+    @property
+    def over(self) -> bool:
+        """Whether it has run out."""
+        return time.monotonic() >= self.deadline
 
     @property
     def left_s(self) -> float:
@@ -75,6 +81,9 @@ class CandidateProcess:
             with_torch=with_torch,
         )
         self._spots = OutputSpots({"calls": []}, ())
+        self._layout: Mapping[str, Any] = {}
+        self.censuses: list[tuple[Mapping[str, Any], Any]] | None = None
+        """Where it is a list, a Python kernel's batches are counted: the layout, what it tells."""
         if self.sandbox.shares_user:
             processes.hide_memory()  # it holds the batches that this candidate must not see yet
         try:
@@ -83,10 +92,16 @@ class CandidateProcess:
                 environment=self.sandbox.environment,
                 max_bytes=MAX_ANSWER_BYTES,
                 shortage=Headroom(self.sandbox.shared_folders).shortage,
+                enclosed=self.sandbox.enclosed,
             )
         except OSError:
             self.sandbox.clean()
             raise
+
+    @property
+    def pid(self) -> int:
+        """The process at the head of its family."""
+        return self._child.pid
 
     def start_compiling(self, kernel: Kernel) -> None:
         """Send the source to be compiled; the answer is fetched by `library`."""
@@ -122,20 +137,30 @@ class CandidateProcess:
                 {"do": "prepare", "layout": layout}, memories[2:], timeout_s=self._clock.left_s
             )
         _raise_refusal(reply, "could not reserve its memory", status="crashed")
-        self._spots = OutputSpots(dict(layout), memories)
+        self._spots, self._layout = OutputSpots(dict(layout), memories), layout
 
     def go(
-        self, memories: Sequence[int], calls: int, *, limit_s: float
+        self,
+        memories: Sequence[int],
+        calls: int,
+        *,
+        limit_s: float,
+        meanwhile: Callable[[Callable[[], bool]], None] | None = None,
     ) -> tuple[float, float, list[int]]:
         """Reveal a batch and wait for its calls: wall time by our clock, CPU time claimed, codes.
 
+        `meanwhile` is called once it has begun, with what tells whether it has answered; the wall
+        time is then of no use.
         The whole family stands still when this returns. Decided where it wrote an output after it
         had answered.
         """
         timeout_s = min(limit_s, self._clock.left_s)
         with _decides():
             began = time.perf_counter()
-            self._child.send({"do": "go"}, memories[:2], timeout_s=timeout_s)
+            asked = {"do": "go"} if self.censuses is None else {"do": "go", "census": True}
+            self._child.send(asked, memories[:2], timeout_s=timeout_s)
+            if meanwhile is not None:
+                meanwhile(lambda: self._child.has_answer)
             reply, extra = self._child.receive("go", timeout_s=timeout_s)
             wall_time_s = time.perf_counter() - began
             answered = self._spots.read()
@@ -150,6 +175,8 @@ class CandidateProcess:
         codes, cpu_time_s = reply.get("codes"), reply.get("cpu_time_s")
         if not _are_codes(codes, calls) or not _is_time(cpu_time_s):
             raise Decided("crashed", "the candidate's process answered nonsense")
+        if self.censuses is not None:
+            self.censuses.append((self._layout, reply.get("census")))
         return wall_time_s, float(cast(float, cpu_time_s)), cast("list[int]", codes)
 
     def pause(self) -> None:
@@ -175,7 +202,12 @@ class ReferenceProcess:
         self.threads = threads
         path = import_path()
         own = {"RATCHET_IMPORT_PATH": path, **thread_environment(threads)}
-        self._child = Child(_reference_command, environment={**os.environ, **own})
+        self._child = Child(_reference_command, environment={**os.environ, **own}, enclosed=True)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._child.pid
 
     @property
     def alive(self) -> bool:

@@ -101,6 +101,13 @@ class Channel:
             close_descriptors(descriptors)
             raise
 
+    @property
+    def has_answer(self) -> bool:
+        """Whether the other end has sent something, or is gone."""
+        poller = select.poll()
+        poller.register(self._socket.fileno(), select.POLLIN)
+        return bool(poller.poll(0))
+
     def _receive_head(self, deadline: float | None) -> tuple[bytes, list[int]]:
         space = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
         self._wait(deadline)

@@ -52,8 +52,9 @@ class Child:
         environment: Mapping[str, str],
         max_bytes: int = MAX_MESSAGE_BYTES,
         shortage: Callable[[], str | None] | None = None,
+        enclosed: bool = False,
     ) -> None:
-        """Start it; raises OSError when that cannot be done."""
+        """Start it; raises OSError when that cannot be done. `enclosed`: see `processes.family`."""
         ours, theirs = open_pair()
         readable, writable = os.pipe()
         try:
@@ -76,6 +77,7 @@ class Child:
         self._output = processes.OutputTail(readable)
         self._watch = os.pidfd_open(self._process.pid)
         self._channel = Channel(ours, watch=self._watch, max_bytes=max_bytes, shortage=shortage)
+        self._enclosed = enclosed
         self._stopped: list[int] = []
         self._rest: processes.Work = {}
         self.closed = False
@@ -106,6 +108,11 @@ class Child:
         except JudgeError as error:
             self._fail(error, what, timeout_s)
 
+    @property
+    def has_answer(self) -> bool:
+        """Whether `receive` would find something now."""
+        return self._channel.has_answer
+
     def ask(
         self, message: Mapping[str, Any], descriptors: Sequence[int] = (), *, timeout_s: float
     ) -> dict[str, Any]:
@@ -120,7 +127,7 @@ class Child:
         if processes.exit_code(self.pid) is not None:
             self._fail(JudgeError("died"), "idle", 0.0)
         self._check_rest()
-        stopped = processes.stop(self.pid)
+        stopped = processes.stop(self.pid, enclosed=self._enclosed)
         if stopped is None:
             self._end_for("nonsense", "cannot be stopped")
         self._stopped, self._rest = stopped, processes.work_done(stopped)
@@ -150,7 +157,7 @@ class Child:
         if self.closed:
             return
         self.closed = True
-        processes.end(self.pid)
+        processes.end(self.pid, enclosed=self._enclosed)
         self._process.wait()
         close_descriptors([self._watch])
         self._channel.close()

@@ -74,6 +74,11 @@ class Sandbox:
     """The fresh uid of a process that sees the whole machine."""
 
     @property
+    def enclosed(self) -> bool:
+        """Whether it has a process namespace of its own, so that all it starts is below it."""
+        return self.scratch is None
+
+    @property
     def shares_user(self) -> bool:
         """Whether the candidate is the judge's own user on the judge's own machine."""
         return self.scratch is not None and self.uid is None
@@ -149,7 +154,7 @@ def make_sandbox(
     program = [*_python(with_torch), "-c", BOOT.format(folder=code, module=module)]
     program.append(json.dumps(asdict(limits)))
     if wrapped:
-        binds = [*_python_folders(with_torch), *([] if with_torch else _compiler_folders())]
+        binds = [*_python_folders(with_torch), *([] if with_torch else compiler_folders())]
         inside = [
             "--perms",
             "0755",
@@ -225,7 +230,7 @@ def _python_folders(with_torch: bool) -> list[str]:
     return [folder for folder in folders if folder not in ("/", "/usr")]
 
 
-def _compiler_folders() -> list[str]:
+def compiler_folders() -> list[str]:
     """The compiler's own installation, where it is not the system's."""
     compiler = find_compiler().resolve()
     return [] if compiler.is_relative_to("/usr") else [str(compiler.parent.parent)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +14,7 @@ import numpy as np
 
 from ratchet.judge.candidate_process import CandidateProcess, Decided
 from ratchet.judge.kernel_checks import Batch, OpenProblem, verdict_of_call
+from ratchet.judge.own_work import PATIENCE_S, Watch, batches_to_watch
 from ratchet.judge.verdict import Evidence, TimedSample
 from ratchet.measure.arm import Arm, Timing
 from ratchet.measure.rounds import run_rounds
@@ -23,15 +26,16 @@ LAUNCHES = 3
 MIN_LAUNCHES = 2
 """One launch says nothing about the next."""
 MIN_ROUNDS, MAX_ROUNDS = 4, 16
-TARGET_BATCH_S = 0.005
-"""A batch at least this long hides the round trip to a worker (about 0.1 ms)."""
+TARGET_BATCH_S = 0.002
+"""A batch this long hides the round trip to a worker (about 0.1 ms, in both arms): what is left of
+it draws a ratio towards 1."""
 MAX_CALLS = 256
 MAX_BATCH_BYTES = 128 << 20
 CHECK_SHARE = 0.5
 """Comparing takes at most this share of the time that the arms take, but one batch of each
 launch is always compared."""
 SHARE_OF_TIME = 0.8
-BUDGET_S = 3.0
+BUDGET_S = 1.0
 """Timing one case takes about this long at most, if the fewest rounds allow it."""
 
 Launch = Callable[[int], contextlib.AbstractContextManager[CandidateProcess]]
@@ -83,10 +87,16 @@ class _CandidateArm:
 
     name = CANDIDATE
 
-    def __init__(self, candidate: CandidateProcess, opened: OpenProblem, case: int) -> None:
+    def __init__(
+        self, candidate: CandidateProcess, opened: OpenProblem, case: int, watch: Watch | None
+    ) -> None:
         self._candidate = candidate
         self._opened = opened
         self._case = case
+        self._watch = watch
+        self._watched: set[int] = set()
+        self.batch_s = math.inf
+        """How long the shortest batch took."""
         self.checked = 0
         self._sampled: set[int] = set()
         self._batch = 0
@@ -95,25 +105,43 @@ class _CandidateArm:
         """From now on compare these batches only, counted from here; secret to the candidate."""
         self._sampled, self._batch = batches, 0
 
+    def watch_before(self, batches: set[int]) -> None:
+        """Before these batches, counted as in `sample`, one more is looked at, like any other."""
+        self._watched = batches
+
     def run(self, iterations: int) -> Timing:
         """One batch of calls of the kernel; the reference worker stands still meanwhile."""
-        limit_s = self._opened.cases[self._case].limit_s(iterations)
+        if self._batch in self._watched:
+            self.be_watched(iterations)
         with self._opened.draw(self._case, iterations, writable_inputs=False) as batch:
-            self._candidate.resume()
-            self._candidate.prepare(batch.layout, batch.memories)
-            self._opened.reference.pause()
-            try:
-                wall_time_s, cpu_time_s, codes = self._candidate.go(
-                    batch.memories, iterations, limit_s=limit_s
-                )
-            finally:
-                self._opened.reference.resume()
+            wall_time_s, cpu_time_s, codes = self._go(batch, iterations, None)
             if self._batch in self._sampled:
                 self._check_one(batch, codes)
             elif any(codes):
                 raise Decided("wrong", f"right before it was timed, then it returned {codes}")
         self._batch += 1
+        self.batch_s = min(self.batch_s, wall_time_s)
         return Timing(wall_time_s=wall_time_s, cpu_time_s=cpu_time_s)
+
+    def be_watched(self, iterations: int) -> None:
+        """A batch that is not timed: the judge looks whose code its threads stand in."""
+        with self._opened.draw(self._case, iterations, writable_inputs=False) as batch:
+            self._go(batch, iterations, self._watch)
+
+    def _go(
+        self, batch: Batch, iterations: int, watch: Watch | None
+    ) -> tuple[float, float, list[int]]:
+        limit_s = self._opened.cases[self._case].limit_s(iterations)
+        meanwhile = watch.looks(self._candidate, self.batch_s) if watch is not None else None
+        self._candidate.resume()
+        self._candidate.prepare(batch.layout, batch.memories)
+        self._opened.reference.pause()
+        try:
+            return self._candidate.go(
+                batch.memories, iterations, limit_s=limit_s, meanwhile=meanwhile
+            )
+        finally:
+            self._opened.reference.resume()
 
     def _check_one(self, batch: Batch, codes: list[int]) -> None:
         call = self._opened.rng.randrange(len(codes))  # drawn after the answers are in
@@ -125,34 +153,64 @@ class _CandidateArm:
 
 
 def time_case(
-    case: int, opened: OpenProblem, launch: Launch, evidence: list[Evidence]
+    case: int,
+    opened: OpenProblem,
+    launch: Launch,
+    evidence: list[Evidence],
+    watch: Watch | None = None,
 ) -> CaseTiming:
     """Time one case over several launches of the candidate; the plan is fixed by the first rounds.
 
+    With `watch`, some batches beside the timed ones are looked at, at places drawn in secret.
     Decided when an output is wrong while it is timed, or time ran out before enough was measured.
     """
     facts, name = opened.cases[case], opened.problem.cases[case].name
     calls = calls_per_batch(facts.time_s, facts.bytes)
     rng = np.random.default_rng(opened.rng.getrandbits(64))
     samples: list[Sample] = []
-    plan, checked = None, 0
+    plan, checked, watched = None, 0, set[tuple[int, int]]()
     for index in range(LAUNCHES):
         if plan is not None and index >= plan.launches:
             break
         with launch(index) as process:
-            candidate = _CandidateArm(process, opened, case)
+            candidate = _CandidateArm(process, opened, case, watch)
             arms: list[Arm] = [*_rivals(process, opened, case), candidate]
             if plan is None:
                 plan = _plan(arms, case, calls, opened)
+                watched = _watched(plan, candidate.batch_s, opened) if watch is not None else set()
             else:
                 candidate.run(calls)
             candidate.sample(set(opened.rng.sample(range(plan.rounds), plan.checks)))
+            candidate.watch_before({number for at, number in watched if at == index})
             samples += run_rounds(arms, rounds=plan.rounds, launch=index, rng=rng, iterations=calls)
             checked += candidate.checked
+            if watch is not None and index + 1 == plan.launches:
+                _watch_until_enough(candidate, calls, watch)
             process.pause()
     detail = f"{checked} calls were compared while timing, at most one of each batch of {calls}"
     evidence.append(Evidence(check=f"right while timed on {name}", passed=True, detail=detail))
     return CaseTiming(case=case, name=name, samples=samples, checked=checked)
+
+
+def watch_case(case: int, opened: OpenProblem, process: CandidateProcess, watch: Watch) -> None:
+    """Look at a case that is not timed, one call at a time."""
+    candidate = _CandidateArm(process, opened, case, watch)
+    candidate.run(1)
+    candidate.be_watched(1)
+    _watch_until_enough(candidate, 1, watch)
+
+
+def _watch_until_enough(candidate: _CandidateArm, calls: int, watch: Watch) -> None:
+    began = time.perf_counter()
+    while not watch.enough and time.perf_counter() - began < PATIENCE_S:
+        candidate.be_watched(calls)
+
+
+def _watched(plan: _Plan, batch_s: float, opened: OpenProblem) -> set[tuple[int, int]]:
+    """Launch and round of each batch that is looked at."""
+    places = list(itertools.product(range(plan.launches), range(plan.rounds)))
+    count = batches_to_watch(batch_s, len(opened.timed))
+    return set(secrets.SystemRandom().sample(places, min(count, len(places))))
 
 
 def _rivals(process: CandidateProcess, opened: OpenProblem, case: int) -> list[_ReferenceArm]:

@@ -19,11 +19,15 @@ from ratchet.judge.candidate_process import (
     ReferenceFault,
     ReferenceProcess,
 )
+from ratchet.judge.code_places import CodePlaces
 from ratchet.judge.interpreted import REASON, interpreted, small_cases, without_blame
 from ratchet.judge.isolation import isolation_name, thread_environment
 from ratchet.judge.kernel_checks import OpenProblem, check_cases
-from ratchet.judge.kernel_timing import CaseTiming, time_case
+from ratchet.judge.kernel_timing import LAUNCHES, CaseTiming, time_case, watch_case
+from ratchet.judge.launches import Launches
+from ratchet.judge.library_ops import judge_census, read_census
 from ratchet.judge.model_answer import runnable
+from ratchet.judge.own_work import places_of, watch_for
 from ratchet.judge.speed import conclude
 from ratchet.judge.verdict import Evidence, Speedup, Status, TimedSample, Verdict
 from ratchet.kernels.kernel import Kernel
@@ -98,6 +102,11 @@ class KernelJudge:
         trial.profile()
         return trial.verdict()
 
+    @property
+    def reference_pid(self) -> int | None:
+        """The process id of the reference worker, while there is one."""
+        return None if self._reference is None else self._reference.pid
+
     def _worker(self) -> ReferenceProcess:
         if self._reference is None or not self._reference.alive:
             self._reference = ReferenceProcess(threads=self.threads)
@@ -155,11 +164,15 @@ class _Trial:
         with contextlib.ExitStack() as stack:
             library = stack.enter_context(self._building())
             opened = self._open(reference)
-            candidate = stack.enter_context(self._candidate(opened, library.fetch()))
-            check_cases(candidate, opened, self.evidence)
+            launches = stack.enter_context(self._launches(opened, LAUNCHES if opened.timed else 1))
+            candidate = launches.load(library.fetch())
+            places = stack.enter_context(places_of(self.problem, self.kernel, library.fetch()))
+            self._check(candidate, opened, places)
             if self.against_compile and opened.timed:
                 opened.compile_rival(self.evidence)
-            timings = self._time(candidate, opened, library.fetch())
+            timings = self._time(launches, opened, places)
+            if not opened.timed:
+                self._watch_untimed(candidate, opened, places)
         self.status, self.reason, self.speedup = conclude(timings, opened, self.evidence)
 
     def _interpret(self, reference: ReferenceProcess) -> NoReturn:
@@ -167,8 +180,14 @@ class _Trial:
         self.problem = small_cases(self.problem)
         self._runnable = runnable(interpreted(self.kernel), self.problem)
         opened = self._open(reference)
-        with without_blame(), self._candidate(opened, None) as candidate:
-            check_cases(candidate, opened, self.evidence)
+        with (
+            without_blame(),
+            places_of(self.problem, self.kernel, None) as places,
+            self._launches(opened, 1) as launches,
+        ):
+            candidate = launches.load(None)
+            self._check(candidate, opened, places)
+            self._watch_untimed(candidate, opened, places)
         raise Decided("correct", REASON)
 
     def _open(self, reference: ReferenceProcess) -> OpenProblem:
@@ -204,46 +223,53 @@ class _Trial:
         finally:
             library.close()
 
-    @contextlib.contextmanager
-    def _candidate(self, opened: OpenProblem, library: int | None) -> Iterator[CandidateProcess]:
-        process = CandidateProcess(
+    def _launches(self, opened: OpenProblem, count: int) -> Launches:
+        return Launches(
             self._runnable,
+            count=count,
             threads=self.threads,
             memory_bytes=opened.memory_bytes(self._runnable) + MARGIN_BYTES,
             clock=self.clock,
         )
-        try:
-            process.load(self._runnable, library)
-            process.pause()
-            yield process
-        finally:
-            process.close()
+
+    def _check(
+        self, candidate: CandidateProcess, opened: OpenProblem, places: CodePlaces | None
+    ) -> None:
+        """Every case; a Python kernel that must do the work itself also tells what it called."""
+        if places is None or self.kernel.language == "cpp":
+            check_cases(candidate, opened, self.evidence)
+            return
+        candidate.censuses = []
+        check_cases(candidate, opened, self.evidence)
+        told = [read_census(layout, census) for layout, census in candidate.censuses]
+        candidate.censuses = None
+        judge_census(self.problem, self.kernel, told, self.evidence)
+
+    def _watch_untimed(
+        self, candidate: CandidateProcess, opened: OpenProblem, places: CodePlaces | None
+    ) -> None:
+        """Whose code works on the first case, where none is timed."""
+        watch = watch_for(places, self.problem, self.kernel)
+        if watch is not None:
+            watch_case(0, opened, candidate, watch)
+            watch.conclude(self.evidence)
 
     def _time(
-        self, first: CandidateProcess, opened: OpenProblem, library: int | None
+        self, launches: Launches, opened: OpenProblem, places: CodePlaces | None
     ) -> list[CaseTiming]:
         """Time every timed case: the first launch is the process that gave the right answers."""
-
-        @contextlib.contextmanager
-        def launch(index: int) -> Iterator[CandidateProcess]:
-            if index == 0:
-                yield first
-            else:
-                with contextlib.ExitStack() as stack:
-                    try:
-                        fresh = stack.enter_context(self._candidate(opened, library))
-                    except Decided as decided:
-                        raise _out_of_time(decided) from decided
-                    yield fresh
-
         timings = []
         for index in opened.timed:
             try:
-                timing = time_case(index, opened, launch, self.evidence)
+                watch = watch_for(places, self.problem, self.kernel)
+                timing = time_case(index, opened, launches.launch, self.evidence, watch)
             except MeasureError as error:
                 raise Decided("unmeasured", f"the samples carry no answer: {error}") from error
+            if watch is not None:
+                watch.conclude(self.evidence)
             timings.append(timing)
             self.samples += timing.as_json()
+        launches.rest()
         return timings
 
     def profile(self) -> None:
@@ -258,6 +284,8 @@ class _Trial:
         LOG.warning("the judge could not finish: %s", error)
         self.status = "unmeasured"
         self.reason = f"the judge could not do its work: {error}"
+        if self.clock.over:
+            self.reason = f"the time limit of {self.clock.limit_s:.3g} s was too short: raise it"
 
     def verdict(self) -> Verdict:
         """The verdict as it now stands."""
@@ -277,17 +305,6 @@ class _Trial:
                 **thread_environment(self.threads),
             },
         )
-
-
-def _out_of_time(decided: Decided) -> Decided:
-    """A kernel that was right and loaded before is no slower by our time having run out."""
-    if decided.status != "timed_out":
-        return decided
-    return Decided(
-        "unmeasured",
-        "right, but the time limit left no room to start it again, and one process is too few to "
-        "time; raise it",
-    )
 
 
 def layout_seed(secret: int) -> int:

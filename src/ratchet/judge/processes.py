@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import threading
@@ -92,8 +93,14 @@ def read_state(pid: int) -> ProcessState | None:
     )
 
 
-def family(root: int) -> dict[int, ProcessState]:
-    """Every living process of the family of `root`, by pid. Zombies are left out."""
+def family(root: int, *, enclosed: bool = False) -> dict[int, ProcessState]:
+    """Every living process of the family of `root`, by pid. Zombies are left out.
+
+    One that is `enclosed` has a process namespace of its own, or is trusted to keep its orphans:
+    all of its family are descendants, and the rest of the machine's processes need not be read.
+    """
+    if enclosed and _lists_children():
+        return _descendants(root)
     states = [read_state(int(name)) for name in os.listdir("/proc") if name.isdigit()]
     alive = [state for state in states if state is not None]
     children: dict[int, list[ProcessState]] = {}
@@ -106,6 +113,27 @@ def family(root: int) -> dict[int, ProcessState]:
         if state.pid not in found and state.pid != os.getpid():
             found[state.pid] = state
             waiting.extend(children.get(state.pid, ()))
+    return {pid: state for pid, state in found.items() if state.alive}
+
+
+@functools.cache
+def _lists_children() -> bool:
+    """Whether this kernel tells a thread's children (CONFIG_PROC_CHILDREN)."""
+    return os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+
+
+def _descendants(root: int) -> dict[int, ProcessState]:
+    """A process and its descendants, as exact as proc(5) promises it: while none of them runs."""
+    found: dict[int, ProcessState] = {}
+    waiting = [root]
+    while waiting:
+        pid = waiting.pop()
+        state = read_state(pid)
+        if state is None or pid in found:
+            continue
+        found[pid] = state
+        for thread in thread_ids(pid):
+            waiting.extend(map(int, _read(f"/proc/{pid}/task/{thread}/children").split()))
     return {pid: state for pid, state in found.items() if state.alive}
 
 
@@ -123,18 +151,30 @@ def threads_of(uid: int) -> int:
     return sum(state.threads for state in states if state is not None)
 
 
-def stop(root: int, *, settle_s: float = 1.0) -> list[int] | None:
+def stop(root: int, *, settle_s: float = 1.0, enclosed: bool = False) -> list[int] | None:
     """SIGSTOP the whole family until all threads stand; its pids, or None if one still runs."""
     deadline = time.monotonic() + settle_s
     while True:
-        members = list(family(root))
+        members = list(family(root, enclosed=enclosed))
         running = [pid for pid in members if not _stands(pid)]
-        if not running:
-            return members
+        if not running and set(family(root, enclosed=enclosed)) <= set(members):
+            return members  # and none was born between the listing and the last one's standing
         if time.monotonic() > deadline:
             return None
         _signal_each(running, signal.SIGSTOP)
         time.sleep(SETTLE_S)
+
+
+def halt(members: Sequence[int], *, settle_s: float = 1.0) -> bool:
+    """SIGSTOP these processes alone until all their threads stand; whether they do in time."""
+    deadline = time.monotonic() + settle_s
+    running = list(members)
+    while running:
+        if time.monotonic() > deadline:
+            return False
+        _signal_each(running, signal.SIGSTOP)
+        running = [pid for pid in running if not _stands(pid)]
+    return True
 
 
 def resume(stopped: Sequence[int]) -> None:
@@ -146,7 +186,7 @@ def work_done(stopped: Sequence[int]) -> Work:
     """What each thread has done so far. A family that stands has no new members."""
     found: dict[tuple[int, int], tuple[int, int]] = {}
     for pid in stopped:
-        for thread in _threads(pid):
+        for thread in thread_ids(pid):
             fields = _read(f"/proc/{pid}/task/{thread}/schedstat").split()
             if len(fields) == 3:  # a kernel without it says nothing here
                 found[pid, thread] = (int(fields[0]), int(fields[2]))
@@ -164,11 +204,12 @@ def has_worked(since: Work) -> bool:
 
 def _stands(pid: int) -> bool:
     """Whether no thread of a process runs: the first may stand while another is on a core."""
-    states = [_read(f"/proc/{pid}/task/{thread}/stat") for thread in _threads(pid)]
+    states = [_read(f"/proc/{pid}/task/{thread}/stat") for thread in thread_ids(pid)]
     return all(not s or chr(s[s.rfind(b")") + 2]) in STANDING for s in states)
 
 
-def _threads(pid: int) -> Iterator[int]:
+def thread_ids(pid: int) -> Iterator[int]:
+    """The threads of a process; none where it is gone."""
     with contextlib.suppress(OSError):
         yield from (int(name) for name in os.listdir(f"/proc/{pid}/task"))
 
@@ -182,20 +223,20 @@ def _read(path: str) -> bytes:
         return b""
 
 
-def end(root: int) -> None:
+def end(root: int, *, enclosed: bool = False) -> None:
     """SIGKILL the whole family, stopped first so that it cannot grow meanwhile.
 
     `root` must not have been reaped: its number then stays its own.
     """
     for _ in range(SWEEPS):
-        members = list(family(root))
+        members = list(family(root, enclosed=enclosed))
         if not members:
             return
         _signal_each(members, signal.SIGSTOP)
-        if set(family(root)) <= set(members):
+        if set(family(root, enclosed=enclosed)) <= set(members):
             break
     for _ in range(SWEEPS):
-        members = list(family(root))
+        members = list(family(root, enclosed=enclosed))
         if not members:
             return
         _signal_each(members, signal.SIGKILL)

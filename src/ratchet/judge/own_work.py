@@ -1,0 +1,194 @@
+"""Does the named work run in the candidate's own code? Enforced for problems whose task is `own`.
+
+While some batches run, among the timed ones and at secret places, the judge stops the candidate at
+random moments and looks whose code its threads stand in (`looks`, `code_places`). A moment at which
+any thread runs a library's code, or code that was not in the file that was compiled, speaks against
+it; waiting threads, the system and the worker around it do not count. Kernels in Python are asked
+first which of torch's operations they used (`library_ops`); who admits nothing is looked at too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from ratchet.judge.candidate_process import CandidateProcess, Decided
+from ratchet.judge.code_places import CodePlaces, Mapping, Owner, Place, read_mappings
+from ratchet.judge.isolation import compiler_folders
+from ratchet.judge.looks import Family, Stand, Unseen, watch
+from ratchet.judge.verdict import Evidence
+from ratchet.kernels.kernel import Kernel, Language
+from ratchet.kernels.problem import Problem
+
+CHECK: Final = "own work"
+FOREIGN_SHARE: Final = 0.1
+"""At most this share of the moments may stand against a kernel: an honest one has none."""
+PYTHON_FOREIGN_SHARE: Final = 0.5
+"""The same for a kernel in Python, which calls torch for its memory too."""
+ENOUGH, MANY = 8, 24
+"""Moments at which somebody worked, or at which anything ran: without the one or the other nothing
+is known. A kernel of a microsecond is at work at a few of many moments."""
+LOOKING_S: Final = 0.2
+"""What looking at a case may take, batches and all, where a kernel is long enough to be seen."""
+PATIENCE_S: Final = 5.0
+"""And what it may take until ENOUGH is seen of a kernel that takes microseconds."""
+MOST_BATCHES: Final = 6
+BATCH_COST_S: Final = 0.02
+"""Drawing the values of a batch, stopping the reference worker and looking."""
+SHOWN: Final = 4
+INTERPRETER: Final = ("triton", "numpy", "numpy.libs", "ratchet")
+"""Packages that run a Triton kernel where there is no GPU."""
+AGAINST: Final[frozenset[Owner]] = frozenset({"library", "made"})
+
+
+class Watch:
+    """What was seen of one candidate's threads, over all of its launches."""
+
+    def __init__(self, places: CodePlaces, language: Language) -> None:
+        self._places = places
+        self._compiled = language == "cpp"
+        # A kernel in Python works in the interpreter, which for a compiled one is the worker's.
+        self._silent = frozenset[Owner]({"worker"}) if self._compiled else frozenset[Owner]()
+        self.active = 0
+        """Looks at which a thread ran, be it the worker's own glue."""
+        self.moments = 0
+        """Of these, at which somebody worked."""
+        self.against = 0
+        self.firsts = 0
+        """Of these, the first look at a batch: nothing in the process foretells it."""
+        self.first_against = 0
+        self.time_s = 0.0
+        self._by_name: Counter[str] = Counter()
+        self._made = 0
+
+    def looks(
+        self, process: CandidateProcess, expected_s: float
+    ) -> Callable[[Callable[[], bool]], None]:
+        """What to do once a batch has begun, which takes `expected_s`; the process stands now."""
+        family = Family(process.pid, wrapped=process.sandbox.scratch is None)
+        rng = secrets.SystemRandom()
+
+        def meanwhile(over: Callable[[], bool]) -> None:
+            began = time.perf_counter()
+            try:
+                watch(family, self._note, over=over, expected_s=expected_s, draw=rng.random)
+            except Unseen as error:
+                raise Decided("unmeasured", f"whose code works was not seen: {error}") from error
+            finally:
+                self.time_s += time.perf_counter() - began
+
+        return meanwhile
+
+    def _note(self, stands: Sequence[Stand], *, first: bool) -> None:
+        mappings: dict[int, list[Mapping]] = {}
+        seen: list[Place] = []
+        for stand in stands:
+            try:
+                if stand.pid not in mappings:
+                    mappings[stand.pid] = read_mappings(stand.pid)
+                place = self._places.place(stand.pid, stand.address, mappings[stand.pid])
+                seen.append(place)
+            except PermissionError as error:
+                raise Unseen("this machine does not let the judge read its memory") from error
+            except OSError:
+                continue  # it has ended
+        self.active += 1
+        working = {place for place in seen if place.owner not in self._silent}
+        if not working:
+            return
+        foreign = {place for place in working if place.owner in AGAINST}
+        self.moments += 1
+        self.firsts += first
+        self.against += bool(foreign)
+        self.first_against += bool(foreign) and first
+        self._made += any(place.owner == "made" for place in foreign)
+        # One name a moment, so that idle company of a library's thread does not thin it out.
+        self._by_name[min(place.name for place in foreign or working)] += 1
+
+    @property
+    def enough(self) -> bool:
+        """Whether what was seen carries an answer."""
+        return self.moments >= ENOUGH or self.active >= MANY
+
+    @property
+    def failed(self) -> bool:
+        """Whether the work was seen to run elsewhere than in the candidate's code."""
+        if not self._compiled:
+            return self.against > PYTHON_FOREIGN_SHARE * self.moments
+        return (
+            self.against > FOREIGN_SHARE * self.moments
+            or self.first_against > FOREIGN_SHARE * self.firsts
+        )
+
+    @property
+    def _mostly_made(self) -> bool:
+        """Whether what spoke against it was mainly code that no file holds."""
+        return 2 * self._made > self.against
+
+    def shares(self) -> str:
+        """The share of the moments by file, the largest first."""
+        shown = [
+            f"{100 * count / self.moments:.0f} % {name}"
+            for name, count in self._by_name.most_common(SHOWN)
+        ]
+        more = len(self._by_name) - SHOWN
+        return ", ".join([*shown, *([f"{more} more"] if more > 0 else [])])
+
+    def conclude(self, evidence: list[Evidence]) -> None:
+        """Add what was seen to the evidence; Decided where it is not the candidate's own work."""
+        seen = f"{self.shares()}, of " if self.moments else ""
+        detail = f"{seen}{self.moments} moments of work among {self.active} that were looked at"
+        passed = self.enough and not self.failed
+        evidence.append(Evidence(check=CHECK, passed=passed, detail=detail))
+        if self.failed and self._mostly_made and not self._compiled:
+            raise Decided(
+                "unmeasured",
+                "right, but nobody can say whose work code is that is made at run time: "
+                f"{detail}; write it in cpp",
+            )
+        if self.failed:
+            raise Decided(
+                "cheating", f"the problem asks for its own work, and it runs elsewhere: {detail}"
+            )
+        if not self.enough:
+            raise Decided(
+                "unmeasured",
+                "right, but it runs too shortly to say whose code works: it was seen at "
+                f"{self.moments} moments, and {ENOUGH} are needed; give the problem a larger case",
+            )
+
+
+@contextlib.contextmanager
+def places_of(problem: Problem, kernel: Kernel, library: int | None) -> Iterator[CodePlaces | None]:
+    """Whose code is whose for a kernel; None where the problem takes the work from anybody."""
+    if problem.task == "any":
+        yield None
+        return
+    with CodePlaces(
+        library,
+        allowed=problem.libraries,
+        folders=compiler_folders() if kernel.language == "cpp" else (),
+        interpreter=INTERPRETER if kernel.language == "triton" else (),
+    ) as places:
+        yield places
+
+
+def watch_for(places: CodePlaces | None, problem: Problem, kernel: Kernel) -> Watch | None:
+    """A watch over a kernel; None where none is asked for, or looking would say nothing.
+
+    In Python a library that is allowed by name lies in the same file as all of torch's others:
+    there the operations decide alone.
+    """
+    if places is None or (kernel.language != "cpp" and problem.libraries):
+        return None
+    return Watch(places, kernel.language)
+
+
+def batches_to_watch(expected_s: float, cases: int) -> int:
+    """How many batches of a case, over all launches, are looked at: at least one."""
+    fitting = int(LOOKING_S / cases / (expected_s + BATCH_COST_S))
+    return max(1, min(MOST_BATCHES, fitting))
