@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -54,11 +55,21 @@ def _outliers(drawn: Tensor, generator: torch.Generator) -> Tensor:
     return flat.reshape(drawn.shape)
 
 
+def _specials(drawn: Tensor, generator: torch.Generator) -> Tensor:
+    if drawn.numel() == 0:
+        return drawn
+    flat = drawn.reshape(-1).clone()
+    for value in (math.inf, -math.inf, math.nan):
+        flat[torch.randint(0, flat.numel(), (1,), generator=generator)] = value
+    return flat.reshape(drawn.shape)
+
+
 _SHAPED: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "normal": lambda drawn, _: drawn,
     "shifted": lambda drawn, _: drawn + 8.0,
     "heavy_tailed": _heavy_tailed,
     "outliers": _outliers,
+    "specials": _specials,
     "zeros": lambda drawn, _: torch.zeros_like(drawn),
     "ones": lambda drawn, _: torch.ones_like(drawn),
     "tiny": lambda drawn, _: drawn * 1e-6,

@@ -22,6 +22,7 @@ DISTRIBUTIONS: Final = (
     "shifted",
     "heavy_tailed",
     "outliers",
+    "specials",
     "zeros",
     "ones",
     "tiny",
@@ -36,8 +37,9 @@ DISTRIBUTIONS: Final = (
     "from_file_heavy_tailed",
     "state",
 )
-"""What a problem's file draws itself is `from_file`, as it is or varied; `state` are the
-parameters and buffers of its model."""
+"""`outliers` plants a few values of 1000, `specials` inf, -inf and NaN: for references that define
+what becomes of them. What a problem's file draws itself is `from_file`, as it is or varied; `state`
+are the parameters and buffers of its model."""
 LAYOUTS: Final = ("contiguous", "transposed", "strided", "broadcast", "heads")
 
 Reference = Callable[..., "tuple[Tensor, ...]"]

@@ -19,6 +19,8 @@ SEQUENCES = sizes((2, 32, 64), (4, 512, 256), (8, 4096, 4096))
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 VALUES = (("shifted", "contiguous"), ("heavy_tailed", "strided"), ("outliers", "transposed"))
+DEFINED = (*VALUES, ("specials", "contiguous"))
+"""For what carries inf and NaN through, or adds them up, in any order alike."""
 
 
 def quantise_rows(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
@@ -231,15 +233,22 @@ def problems() -> tuple[Problem, ...]:
         _form("quantise_groups", scalars=(4.0,), check=codes),
         _form("dequantise_rows", _coded, varied=(1,), variations=(("tiny", "contiguous"),)),
         _form("quantise_fp8", scalars=(0.02,), tolerance=COPY),
-        _form("transpose", tolerance=COPY),
-        _form("cast_transpose", tolerance=COPY),
-        _form("transpose_heads", _tokens, sizes=SEQUENCES, ragged=(2, 7, 20), tolerance=COPY),
+        _form("transpose", tolerance=COPY, variations=DEFINED),
+        _form("cast_transpose", tolerance=COPY, variations=DEFINED),
+        _form(
+            "transpose_heads",
+            _tokens,
+            sizes=SEQUENCES,
+            ragged=(2, 7, 20),
+            tolerance=COPY,
+            variations=DEFINED,
+        ),
         _form(
             "discounted_returns", scalars=(0.95,), sizes=sizes((32, 64), (512, 256), (8192, 1024))
         ),
-        _form("segment_sum", _owned, scalars=(32.0,)),
-        _form("row_sum"),
-        _form("column_sum"),
+        _form("segment_sum", _owned, scalars=(32.0,), variations=DEFINED),
+        _form("row_sum", variations=DEFINED),
+        _form("column_sum", variations=DEFINED),
         _form("arg_max", check=f"{__name__}:check_arg_max"),
     ]
     return tuple(problem(form) for form in forms)
