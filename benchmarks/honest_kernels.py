@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -248,7 +248,8 @@ def _as_candidate(asked: Problem, name: str) -> Honest:
         "def answer(*given):\n    return reference(*given)\n"
     )
     kernel = Kernel(name="honest", language="torch", source=source, entry="answer")
-    return Honest(name=name, kernel=kernel, problem=asked)
+    # It is torch's work: right, and no answer to a problem that asks for the kernel's own.
+    return Honest(name=name, kernel=kernel, problem=replace(asked, task="any"))
 
 
 def _cpp(source: str) -> Kernel:
