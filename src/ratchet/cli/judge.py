@@ -20,6 +20,7 @@ from ratchet.cli.judging import (
 from ratchet.errors import RatchetError
 
 if TYPE_CHECKING:
+    from ratchet.kernels.problem import Task
     from ratchet.optimize.suite import Suite
     from ratchet.optimize.suite_score import SuiteRow
     from ratchet.optimize.verdicts import JudgedKernel, RecordedJudge, Terms
@@ -72,6 +73,14 @@ def judge(
             "unless torch.compile is the candidate.",
         ),
     ] = None,
+    own: Annotated[
+        bool | None,
+        typer.Option(
+            "--own/--any",
+            help="Whether PROBLEM's work must run in the kernel's own code, or a library may do "
+            "it. Default: as the problem says; one in KernelBench's form takes any.",
+        ),
+    ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Judge anew what the ledger knows of a suite's kernels.")
     ] = False,
@@ -98,8 +107,11 @@ def judge(
     _check_form(problem, kernel, suite, kernelbench)
     if problem is not None and candidate is not None:
         raise RatchetError("--candidate answers a suite: with PROBLEM KERNEL leave it out")
+    if problem is None and own is not None:
+        raise RatchetError("--own and --any are for one PROBLEM: a suite says it for each of its")
     if problem is not None and kernel is not None:
-        asked = as_problem(problem, tier=sizes, scale=factor)
+        task: Task | None = None if own is None else "own" if own else "any"
+        asked = as_problem(problem, tier=sizes, scale=factor, task=task)
         given = as_kernel(kernel, asked, entry=entry)
         terms = Terms(time_limit_s=limit_s, against_compile=bool(against_compile))
         check_out(out)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem, Tier
+from ratchet.kernels.problem import Problem, Task, Tier
 
 if TYPE_CHECKING:
     from ratchet.judge.verdict import Verdict
@@ -23,6 +24,7 @@ def judge(
     entry: str | None = None,
     tier: Tier = "cpu",
     scale: Scale = "auto",
+    task: Task | None = None,
     time_limit_s: float = TIME_LIMIT_S,
     against_compile: bool = False,
     threads: int | None = None,
@@ -34,13 +36,15 @@ def judge(
     ours, the name of a suite's problem, or a Problem. `tier` picks the cases of a problem that is
     named or read; a Problem is judged on the cases that it has. `entry` is the function to call
     where the file does not say it by its problem's name. `scale` shrinks a KernelBench problem.
+    `task` says whether the work must run in the kernel's own code, where it is not to be as the
+    problem says.
 
     Raises:
         RatchetError: a file that cannot be read or is not what it should be, an unknown name.
     """
     from ratchet.judge.kernel_trial import KernelJudge
 
-    asked = as_problem(problem, tier=tier, scale=scale)
+    asked = as_problem(problem, tier=tier, scale=scale, task=task)
     with KernelJudge(threads=threads) as court:
         return court.judge(
             as_kernel(kernel, asked, entry=entry),
@@ -52,14 +56,18 @@ def judge(
 
 
 def as_problem(
-    problem: Problem | str | os.PathLike[str], *, tier: Tier = "cpu", scale: Scale = "auto"
+    problem: Problem | str | os.PathLike[str],
+    *,
+    tier: Tier = "cpu",
+    scale: Scale = "auto",
+    task: Task | None = None,
 ) -> Problem:
-    """The problem of a file or a name; a Problem as it is."""
-    if isinstance(problem, Problem):
-        return problem
-    from ratchet.kernels.problem_file import load_problem
+    """The problem of a file or a name, a Problem as it is; with the task that is asked for."""
+    if not isinstance(problem, Problem):
+        from ratchet.kernels.problem_file import load_problem
 
-    return load_problem(os.fspath(problem), scale=scale, tier=tier)
+        problem = load_problem(os.fspath(problem), scale=scale, tier=tier)
+    return problem if task is None else replace(problem, task=task)
 
 
 def as_kernel(
