@@ -14,7 +14,7 @@ import judge_problems as given
 import pytest
 
 from ratchet.errors import JudgeError
-from ratchet.judge import isolation, kernel_checks, kernel_timing, processes
+from ratchet.judge import isolation, kernel_checks, kernel_timing, processes, speed
 from ratchet.judge.candidate_process import ReferenceProcess
 from ratchet.judge.kernel_trial import KernelJudge, judge_kernel, layout_seed
 from ratchet.judge.verdict import Verdict
@@ -340,6 +340,17 @@ def test_a_measurement_that_fails_is_never_a_win(
         verdict = judge.judge(given.cpp(given.HONEST), small())
     assert verdict.status == "unmeasured"
     assert verdict.speedup.vs_reference is None
+
+
+def test_a_time_under_the_floor_is_measured_again_and_then_no_win(
+    judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "CEILING_SLACK", 1e-9)
+    verdict = judge.judge(given.cpp(given.HONEST), given.problem())
+    assert verdict.status == "unmeasured"
+    assert "cannot reach" in verdict.reason
+    assert verdict.speedup.vs_reference is None
+    assert any("measured again" in one.detail for one in verdict.evidence)
 
 
 def test_a_candidate_sees_neither_the_machine_nor_root() -> None:

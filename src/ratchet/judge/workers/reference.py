@@ -132,14 +132,13 @@ class Worker:
             )
         return list(outputs)
 
-    def _ceilings(self, _: dict[str, Any]) -> Reply:
+    def _ceilings(self, message: dict[str, Any]) -> Reply:
         from ratchet.devices import ceilings, probe
 
         measured = ceilings.measure(probe.probe("cpu"))
-        copy, triad = measured.copy_bytes_per_s, measured.triad_bytes_per_s
         return {
             "flops_per_s": max(measured.gemm_flops_per_s.values()),
-            "bytes_per_s": max([*copy.values(), *triad.values()]),
+            "bytes_per_s": measured.bandwidth_bytes_per_s(message["working_set_bytes"]),
         }, []
 
     def _draw(self, message: dict[str, Any]) -> Reply:
