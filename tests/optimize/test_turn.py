@@ -10,6 +10,7 @@ import pytest
 
 from ratchet.devices.probe import probe
 from ratchet.ledger import Ledger
+from ratchet.optimize import loop
 from ratchet.optimize.settings import Settings
 from ratchet.optimize.turn import Turn
 
@@ -86,3 +87,12 @@ def test_the_clock_never_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         clock.now_s += 50.0
         turn.memo("screening", "a", never)
         assert turn.spent_s == pytest.approx(50.0)
+
+
+@pytest.mark.parametrize("spent_share", [0.0, 0.3, 0.45, 0.5, 0.6, 0.75, 0.9, 1.2])
+def test_kernels_get_a_share_however_long_the_rivals_took(spent_share: float) -> None:
+    late = loop._lateness(spent_share)
+    end = loop.KERNELS_UNTIL + late
+    assert late >= 0
+    assert end >= min(spent_share + loop.KERNELS_LEAST, loop.KERNELS_LATEST)
+    assert loop.SAME_UNTIL + late < 1.0

@@ -35,6 +35,8 @@ from ratchet.workloads.config import StepConfig
 
 # Shares of the budget by which each stage must have ended; the rest is the final proof's.
 KERNELS_UNTIL, CLIMB_UNTIL, SAME_UNTIL = 0.55, 0.65, 0.7
+KERNELS_LEAST, KERNELS_LATEST = 0.15, 0.75
+"""Where the rivals took longer, the kernels still get this share, but not beyond the latest."""
 PROFILED_STEPS = 2
 
 
@@ -158,17 +160,22 @@ def _run(turn: Turn, description: dict[str, Any], started_at: str) -> Outcome:
     written = with_config(situation.written, {})
     baseline = find_baseline(turn, written, adamw=situation.optimizer_is_adamw)
     before = _profile(turn, written, "before")
+    late = _lateness(turn.spent_s / turn.settings.budget_s)
     kernels = prove_kernels(
         turn,
         _to_capture(baseline, situation, turn.settings),
         _wanted_kernels(turn.settings, situation),
-        until_share=KERNELS_UNTIL,
+        until_share=KERNELS_UNTIL + late,
     )
-    best, changes = _climb(turn, situation, baseline.best, kernels, keep=False, until=CLIMB_UNTIL)
+    best, changes = _climb(
+        turn, situation, baseline.best, kernels, keep=False, until=CLIMB_UNTIL + late
+    )
     if _keeps_arithmetic(best, written):
         same = best
     else:
-        same, _ = _climb(turn, situation, baseline.best_same, kernels, keep=True, until=SAME_UNTIL)
+        same, _ = _climb(
+            turn, situation, baseline.best_same, kernels, keep=True, until=SAME_UNTIL + late
+        )
     losses: LossResult | None = None
     if not _keeps_arithmetic(best, written):
         losses = compare_losses(turn, written, best)
@@ -195,6 +202,11 @@ def _run(turn: Turn, description: dict[str, Any], started_at: str) -> Outcome:
     return Outcome(
         result=result, recipe=make_recipe(turn, result, best, written), samples=proof.samples
     )
+
+
+def _lateness(spent_share: float) -> float:
+    """By how much the later stages end later, as the share that is spent when the kernels begin."""
+    return max(0.0, min(spent_share + KERNELS_LEAST, KERNELS_LATEST) - KERNELS_UNTIL)
 
 
 def _climb(
