@@ -89,7 +89,6 @@ class Ops:
     types: Int32
     concrete: Int32
     sequence: Int64
-    forward_thread: Int64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,17 +118,6 @@ class MemoryEvents:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Flows:
-    """Arrows between a launch and its device work (`link`) or a forward and its backward op."""
-
-    id: Int64
-    time: Int64
-    lane: Int32
-    start: Bool
-    backward: Bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Trace:
     """One rank's events, sorted by start, the longer one first."""
 
@@ -152,7 +140,6 @@ class Trace:
     ops: Ops
     collectives: Collectives
     memory: MemoryEvents
-    flows: Flows
     devices: tuple[DeviceProperties, ...] = ()
     platform: Platform = "cpu"
     rank: int | None = None

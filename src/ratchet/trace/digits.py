@@ -35,8 +35,12 @@ def nanoseconds(tokens: Sequence[Raw | bytes]) -> NDArray[np.int64]:
         return np.array([_one(bytes(token)) for token in tokens], dtype=np.int64)
     starts = np.concatenate(([0], ends[:-1] + 1))
     whole_end = ends.copy()
-    owner = np.searchsorted(ends, dots)
-    whole_end[owner] = dots
+    if dots.size == ends.size and (starts <= dots).all() and (dots < ends).all():
+        owner = np.arange(ends.size)
+        whole_end = dots
+    else:
+        owner = np.searchsorted(ends, dots)
+        whole_end[owner] = dots
     width = whole_end - starts
     plain = (width < _WHOLE_DIGITS) | ((width == _WHOLE_DIGITS) & (characters[starts] < _NINE))
     plain &= (width > 0) & (ends - whole_end <= 4)

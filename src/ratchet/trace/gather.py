@@ -2,100 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
 from msgspec import Raw
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from ratchet.trace.columns import (
-    CATEGORIES,
     DEVICE_KINDS,
     Collectives,
     Fault,
-    Flows,
     Int64,
     Kind,
     MemoryEvents,
     Ops,
 )
 from ratchet.trace.digits import MISSING, nanoseconds
-from ratchet.trace.events import NO_ARGUMENTS, Arguments, Event
+from ratchet.trace.events import NO_ARGUMENTS, NOTHING, AnyEvent, Unused, Work
+from ratchet.trace.numbering import Kinds, Numbers, Parts, Written, integers, numbered
 
 GPU_DEVICE_TYPES = (1, 6, 12, 20)
 """c10::DeviceType of CUDA, HIP, XPU and PrivateUse1: an allocation on one is device memory."""
-_LINKS = ("ac2g", "async_cpu_to_gpu", "async_gpu")
-_PAIRS = ("fwdbwd", "forward_backward", "fwd_bwd")
-_FAR = 2**62
+_NO_OTHERS = (Work, Unused)
 _LONGEST = 2**59
 """18 years in ns: a longer duration is none."""
-
-
-class Numbers(dict[Any, int]):
-    """Gives each new key the next number."""
-
-    def __missing__(self, key: Any) -> int:
-        number = self[key] = len(self)
-        return number
-
-
-class Written(dict[bytes, int]):
-    """The number of a JSON value's text, however its writer laid it out."""
-
-    def __init__(self, strings: Numbers) -> None:
-        self.strings = strings
-
-    def __missing__(self, raw: bytes) -> int:
-        text = raw.decode("utf-8", "replace")
-        with contextlib.suppress(ValueError):
-            text = json.dumps(json.loads(text))
-        number = self[raw] = self.strings[text]
-        return number
-
-
-class Kinds(dict[Any, int]):
-    """The Kind of a category as written; what is not known is OTHER."""
-
-    def __missing__(self, key: Any) -> int:
-        kind = self[key] = int(CATEGORIES.get(str(key).lower(), Kind.OTHER))
-        return kind
-
-
-class Parts:
-    """One column that grows by arrays."""
-
-    def __init__(self, dtype: DTypeLike) -> None:
-        self.dtype = np.dtype(dtype)
-        self.arrays: list[NDArray[Any]] = []
-
-    def add(self, values: NDArray[Any]) -> None:
-        self.arrays.append(np.asarray(values).astype(self.dtype, copy=False))
-
-    def join(self, order: NDArray[Any] | None = None) -> NDArray[Any]:
-        """The whole column, in `order` where given; the parts are let go."""
-        whole = np.concatenate(self.arrays) if self.arrays else np.zeros(0, dtype=self.dtype)
-        self.arrays = []
-        return whole if order is None else whole[order]
-
-
-def integers(values: Sequence[Any]) -> Int64:
-    """Whatever a writer put down as a number, as int64; -1 where it is none."""
-    try:
-        return np.array(values, dtype=np.int64)
-    except (TypeError, ValueError, OverflowError):
-        return np.array([_integer(value) for value in values], dtype=np.int64)
-
-
-def _integer(value: Any) -> int:
-    try:
-        number = int(value, 0) if isinstance(value, str) else int(value)
-    except (TypeError, ValueError, OverflowError):
-        return -1
-    return number if -_FAR < number < _FAR else -1
 
 
 class Gatherer:
@@ -107,8 +40,6 @@ class Gatherer:
         self.lanes = Numbers()
         self.kinds = Kinds()
         self.faults: Counter[str] = Counter()
-        self.processes: dict[str, str] = {}
-        self.threads: dict[tuple[str, str], str] = {}
         self.count = 0
         self.main = {
             name: Parts(dtype)
@@ -128,20 +59,20 @@ class Gatherer:
         self.op = {name: Parts(np.int64) for name in Ops.__slots__}
         self.collective = {name: Parts(np.int64) for name in Collectives.__slots__}
         self.memory = {name: Parts(np.int64) for name in MemoryEvents.__slots__}
-        self.flow = {name: Parts(np.int64) for name in Flows.__slots__}
-        self.open: dict[int, list[Event]] = {}
+        self.open: dict[int, list[Any]] = {}
 
     def note(self, what: str) -> None:
         """Count one fault."""
         self.faults[what] += 1
 
-    def add(self, events: list[Event]) -> None:
+    def add(self, events: Sequence[AnyEvent]) -> None:
         """Take one piece."""
-        spans = [event for event in events if event.ph == "X"]
-        if len(spans) < len(events):
-            self._add_others([event for event in events if event.ph != "X"])
-        if spans:
-            self._add_spans(spans)
+        work = [event for event in events if type(event) is Work or event.ph == "X"]
+        others = [e for e in events if not isinstance(e, _NO_OTHERS) and e.ph != "X"]
+        if others:
+            self._add_others(others)
+        if work:
+            self._add_work(work)
 
     def add_rows(
         self,
@@ -169,47 +100,47 @@ class Gatherer:
             part.add(_narrow(given) if part.dtype == np.int32 else given)
         self.count += len(names)
 
-    def _number(self, values: Iterable[Any]) -> list[int]:
+    def _number(self, values: Iterable[Any]) -> Sequence[int]:
         """Each string's number; what is no string is written as one."""
         values = list(values)
-        numbers = self.strings
         try:
-            return [numbers[value] for value in values]
+            return numbered(self.strings, values)
         except TypeError:
-            return [numbers[v if isinstance(v, str) else str(v)] for v in values]
+            return numbered(self.strings, [v if isinstance(v, str) else str(v) for v in values])
 
-    def _add_spans(self, spans: list[Event], duration: Int64 | None = None) -> None:
-        start = nanoseconds([event.ts for event in spans])
+    def _add_work(self, work: Sequence[Any], duration: Int64 | None = None) -> None:
         if duration is None:
-            duration = nanoseconds([event.dur for event in spans])
+            both = nanoseconds([*[event.ts for event in work], *[event.dur for event in work]])
+            start, duration = both[: len(work)], both[len(work) :]
+        else:
+            start = nanoseconds([event.ts for event in work])
         lost = start == MISSING
         if lost.any():
             self.faults["an event without a start time was left out"] += int(lost.sum())
-            keep = np.flatnonzero(~lost)
-            spans = [spans[i] for i in keep]
+            keep = ~lost
+            work = list(compress(work, keep.tolist()))
             start, duration = start[keep], duration[keep]
-            if not spans:
+            if not work:
                 return
-        duration = self._mend(duration)
-        kinds = self.kinds
+        categories = [event.cat for event in work]
         try:
-            kind = np.array([kinds[event.cat] for event in spans], dtype=np.uint8)
+            kinds = numbered(self.kinds, categories)
         except TypeError:
-            kind = np.array([kinds[str(event.cat)] for event in spans], dtype=np.uint8)
-        given = [event.args or NO_ARGUMENTS for event in spans]
+            kinds = numbered(self.kinds, list(map(str, categories)))
+        kind = np.frombuffer(bytes(kinds), dtype=np.uint8)
+        given = [event.args or NO_ARGUMENTS for event in work]
         columns = self.main
         columns["kind"].add(kind)
-        columns["text"].add(np.array(self._number(event.name for event in spans)))
+        columns["text"].add(integers(self._number([event.name for event in work])))
         columns["start"].add(start)
-        columns["duration"].add(duration)
-        columns["lane"].add(self._lanes(spans))
+        columns["duration"].add(self._mend(duration))
+        columns["lane"].add(self._lanes(work))
         columns["correlation"].add(integers([a.correlation for a in given]))
-        external = integers([a.external for a in given])
-        columns["external"].add(external)
+        columns["external"].add(integers([a.external for a in given]))
         self._add_device(kind, given)
         self._add_ops(kind, given)
         self._add_collectives(given)
-        self.count += len(spans)
+        self.count += len(work)
 
     def _mend(self, duration: Int64) -> Int64:
         none = (duration == MISSING) | (duration > _LONGEST)
@@ -222,46 +153,51 @@ class Gatherer:
             )
         return np.where(none | negative, 0, duration)
 
-    def _lanes(self, events: list[Event]) -> NDArray[np.int32]:
+    def _lanes(self, events: Sequence[Any]) -> Int64:
         lanes = self.lanes
         try:
-            return np.array([lanes[event.pid, event.tid] for event in events], dtype=np.int32)
+            return integers([lanes[event.pid, event.tid] for event in events])
         except TypeError:
-            return np.array([lanes[str(e.pid), str(e.tid)] for e in events], dtype=np.int32)
+            return integers([lanes[str(e.pid), str(e.tid)] for e in events])
 
-    def _add_device(self, kind: NDArray[np.uint8], given: list[Arguments]) -> None:
+    def _add_device(self, kind: NDArray[np.uint8], given: Sequence[Any]) -> None:
         stream = np.full(kind.size, -1, dtype=np.int32)
         device, size = stream.copy(), np.full(kind.size, -1, dtype=np.int64)
-        rows = np.flatnonzero(np.isin(kind, DEVICE_KINDS))
-        if rows.size:
-            own = [given[row] for row in rows]
-            stream[rows] = _narrow(integers([a.stream for a in own]))
-            device[rows] = _narrow(integers([a.device for a in own]))
-            size[rows] = integers([a.bytes for a in own])
+        chosen = np.isin(kind, DEVICE_KINDS)
+        if chosen.any():
+            own = list(compress(given, chosen.tolist()))
+            stream[chosen] = _narrow(integers([a.stream for a in own]))
+            device[chosen] = _narrow(integers([a.device for a in own]))
+            size[chosen] = integers([a.bytes for a in own])
         self.main["stream"].add(stream)
         self.main["device"].add(device)
         self.main["size"].add(size)
 
-    def _add_ops(self, kind: NDArray[np.uint8], given: list[Arguments]) -> None:
-        rows = np.flatnonzero(kind == Kind.OP)
-        if not rows.size:
+    def _add_ops(self, kind: NDArray[np.uint8], given: Sequence[Any]) -> None:
+        chosen = kind == Kind.OP
+        if not chosen.any():
             return
-        own = [given[row] for row in rows]
-        self.op["row"].add(rows + self.count)
-        self.op["dims"].add(np.array(self._texts([a.dims for a in own])))
-        self.op["types"].add(np.array(self._texts([a.types for a in own])))
-        self.op["concrete"].add(np.array(self._texts([a.concrete for a in own])))
+        own = list(compress(given, chosen.tolist()))
+        self.op["row"].add(np.flatnonzero(chosen) + self.count)
+        self.op["dims"].add(self._texts([a.dims for a in own]))
+        self.op["types"].add(self._texts([a.types for a in own]))
+        self.op["concrete"].add(self._texts([a.concrete for a in own]))
         self.op["sequence"].add(integers([a.sequence for a in own]))
-        self.op["forward_thread"].add(integers([a.forward_thread for a in own]))
 
-    def _texts(self, values: list[Raw]) -> list[int]:
+    def _texts(self, values: list[Raw]) -> Int64:
         written = self.written
-        return [written[value] for value in map(bytes, values)]
+        if values.count(NOTHING) == len(values):
+            return np.full(len(values), written[b""])
+        texts = b"\0".join(values).split(b"\0")
+        if len(texts) != len(values):
+            texts = list(map(bytes, values))
+        return integers(numbered(written, texts))
 
-    def _add_collectives(self, given: list[Arguments]) -> None:
-        rows = [i for i, a in enumerate(given) if a.collective]
-        if not rows:
+    def _add_collectives(self, given: Sequence[Any]) -> None:
+        names = [a.collective for a in given]
+        if names.count("") == len(names):
             return
+        rows = [i for i, name in enumerate(names) if name]
         own = [given[row] for row in rows]
         columns = self.collective
         columns["row"].add(np.array(rows) + self.count)
@@ -272,25 +208,17 @@ class Gatherer:
         columns["elements_out"].add(integers([a.elements_out for a in own]))
         columns["group_size"].add(integers([a.group_size for a in own]))
 
-    def _add_others(self, events: list[Event]) -> None:
-        flows = [e for e in events if e.ph in ("s", "f") and e.cat in (*_LINKS, *_PAIRS)]
-        if flows:
-            self._add_flows(flows)
+    def _add_others(self, events: Sequence[Any]) -> None:
         memory = [e for e in events if e.ph == "i" and e.name == "[memory]" and e.args]
         if memory:
             self._add_memory(memory)
         for event in events:
-            if event.ph == "M" and event.args is not None:
-                if event.name == "process_name":
-                    self.processes[str(event.pid)] = str(event.args.name)
-                elif event.name == "thread_name":
-                    self.threads[str(event.pid), str(event.tid)] = str(event.args.name)
-            elif event.ph in ("B", "E"):
+            if event.ph in ("B", "E"):
                 self._add_half(event)
             elif not isinstance(event.ph, str) or not event.ph:
                 self.note("an event without a phase was left out")
 
-    def _add_half(self, event: Event) -> None:
+    def _add_half(self, event: Any) -> None:
         """Begin and end events, which Chrome's format allows in place of one with a duration."""
         lane = int(self._lanes([event])[0])
         if event.ph == "B":
@@ -299,19 +227,12 @@ class Gatherer:
             begun = self.open[lane].pop()
             times = nanoseconds([begun.ts, event.ts])
             if MISSING not in times:
-                self._add_spans([begun], times[1:] - times[:1])
+                self._add_work([begun], times[1:] - times[:1])
         else:
             self.note("an end event without its begin was left out")
 
-    def _add_flows(self, flows: list[Event]) -> None:
-        self.flow["id"].add(integers([event.id for event in flows]))
-        self.flow["time"].add(nanoseconds([event.ts for event in flows]))
-        self.flow["lane"].add(self._lanes(flows))
-        self.flow["start"].add(np.array([event.ph == "s" for event in flows]))
-        self.flow["backward"].add(np.array([event.cat in _PAIRS for event in flows]))
-
-    def _add_memory(self, events: list[Event]) -> None:
-        given = [event.args or NO_ARGUMENTS for event in events]
+    def _add_memory(self, events: Sequence[Any]) -> None:
+        given = [event.args for event in events]
         self.memory["time"].add(nanoseconds([event.ts for event in events]))
         self.memory["address"].add(integers([a.address for a in given]))
         self.memory["size"].add(integers([a.size for a in given]))
@@ -322,13 +243,44 @@ class Gatherer:
         )
         self.memory["device"].add(integers([a.device_id for a in given]))
 
+    def state(self) -> dict[str, Any]:
+        """All that was taken, for `absorb` in another process; the columns are let go."""
+        return {
+            "count": self.count,
+            "strings": list(self.strings),
+            "lanes": list(self.lanes),
+            "faults": self.faults,
+            "tables": [
+                {name: part.join() for name, part in table.items()} for table in self._tables()
+            ],
+        }
+
+    def absorb(self, state: dict[str, Any]) -> None:
+        """Take what another has taken of the events that follow."""
+        strings = integers(self._number(state["strings"]))
+        lanes = integers([self.lanes[lane] for lane in state["lanes"]])
+        for mine, other in zip(self._tables(), state["tables"], strict=True):
+            for name, values in other.items():
+                if name == "lane":
+                    values = lanes[values]
+                elif name == "row":
+                    values = values + self.count
+                elif name in _STRINGS:
+                    values = strings[values]
+                mine[name].add(values)
+        self.count += state["count"]
+        self.faults.update(state["faults"])
+
+    def _tables(self) -> tuple[dict[str, Parts], ...]:
+        return self.main, self.op, self.collective, self.memory
+
     def finish(self) -> dict[str, Any]:
         """The columns, sorted by start and then the longer first: keyword arguments of `Trace`."""
         left = sum(len(events) for events in self.open.values())
         if left:
             self.faults["a begin event without its end was left out"] += left
         start, duration = self.main["start"].join(), self.main["duration"].join()
-        order = np.lexsort((-duration, start)).astype(np.int32)
+        order = _in_order(start, duration)
         place = np.empty_like(order)
         place[order] = np.arange(order.size, dtype=np.int32)
         columns: dict[str, Any] = {"start": start[order], "duration": duration[order]}
@@ -338,12 +290,22 @@ class Gatherer:
                 columns[name] = part.join(order)
         columns["ops"] = Ops(**_placed(self.op, place))
         columns["collectives"] = Collectives(**_placed(self.collective, place))
-        columns["memory"] = MemoryEvents(**_timed(self.memory, ("on_device",)))
-        columns["flows"] = Flows(**_timed(self.flow, ("start", "backward")))
+        columns["memory"] = MemoryEvents(**_timed(self.memory))
         columns["strings"] = [key if isinstance(key, str) else str(key) for key in self.strings]
         columns["lanes"] = [(str(process), str(thread)) for process, thread in self.lanes]
         columns["faults"] = tuple(Fault(what=w, count=n) for w, n in self.faults.items())
         return columns
+
+
+def _in_order(start: Int64, duration: Int64) -> NDArray[np.int32]:
+    """Events by start, the longer first among those that start together."""
+    order = np.argsort(start, kind="stable")
+    together = np.flatnonzero(np.diff(start[order]) == 0)
+    if together.size:
+        tied = np.union1d(together, together + 1)
+        rows = order[tied]
+        order[tied] = rows[np.lexsort((-duration[rows], start[rows]))]
+    return order.astype(np.int32)
 
 
 def _narrow(values: Int64) -> Int64:
@@ -360,22 +322,20 @@ def _placed(parts: dict[str, Parts], place: NDArray[np.int32]) -> dict[str, NDAr
         if name != "row":
             columns[name] = part.join(order)
     return {
-        name: values.astype(np.int32) if name in _TEXTS else values
+        name: values.astype(np.int32) if name in ("row", *_STRINGS) else values
         for name, values in columns.items()
     }
 
 
-_TEXTS = ("row", "dims", "types", "concrete", "name", "dtype", "group")
+_STRINGS = ("text", "dims", "types", "concrete", "name", "dtype", "group")
 
 
-def _timed(parts: dict[str, Parts], flags: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+def _timed(parts: dict[str, Parts]) -> dict[str, NDArray[Any]]:
     time = parts["time"].join()
     order = np.argsort(time, kind="stable")
     columns = {"time": time[order]}
     for name, part in parts.items():
         if name != "time":
             values = part.join(order)
-            columns[name] = values.astype(bool) if name in flags else values
-    if "lane" in columns:
-        columns["lane"] = columns["lane"].astype(np.int32)
+            columns[name] = values.astype(bool) if name == "on_device" else values
     return columns

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import re
 from dataclasses import replace
@@ -11,10 +10,9 @@ from typing import Any
 
 from ratchet.errors import TraceError
 from ratchet.trace.columns import DeviceProperties, Fault, Kind, Platform, Trace
-from ratchet.trace.gather import Gatherer
 from ratchet.trace.rocpd import is_database, read_database
 from ratchet.trace.rocprof import is_rocprof, read_rocprof
-from ratchet.trace.split import Stream
+from ratchet.trace.shares import gather, gather_shared
 
 _RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
 _HIP = re.compile(r"^(hip|hsa_|__hip)")
@@ -37,21 +35,13 @@ def read(path: str | Path) -> Trace:
 
 def read_chrome(path: Path) -> Trace:
     """Read a Kineto or Chrome trace."""
-    gatherer = Gatherer()
-    stream = Stream(path=path, note=gatherer.note)
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        for events in stream:
-            gatherer.add(events)
-    finally:
-        if collecting:
-            gc.enable()
+    gathered = gather_shared(path) or gather(path)
+    gatherer = gathered.gatherer
     if gatherer.count == 0:
         raise TraceError(
             f"{path.name} holds no event with a duration: record it again with the profiler running"
         )
-    about = _around(stream.header) | _around(stream.footer)
+    about = _around(gathered.header) | _around(gathered.footer)
     columns = gatherer.finish()
     devices = _devices(about.get("deviceProperties"))
     platform = _platform(about, columns["strings"], bool(devices))

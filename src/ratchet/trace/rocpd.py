@@ -10,7 +10,8 @@ from urllib.parse import quote
 
 from ratchet.errors import TraceError
 from ratchet.trace.columns import DeviceProperties, Kind, Trace
-from ratchet.trace.gather import Gatherer, integers
+from ratchet.trace.gather import Gatherer
+from ratchet.trace.numbering import integers
 from ratchet.trace.rocprof import kernel_kinds
 
 MAGIC = b"SQLite format 3\0"

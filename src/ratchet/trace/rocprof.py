@@ -12,7 +12,8 @@ from msgspec import Struct, field
 
 from ratchet.errors import TraceError
 from ratchet.trace.columns import DeviceProperties, Int64, Kind, Trace
-from ratchet.trace.gather import Gatherer, integers
+from ratchet.trace.gather import Gatherer
+from ratchet.trace.numbering import integers
 from ratchet.trace.split import unpack
 
 KEY = b'"rocprofiler-sdk-tool"'

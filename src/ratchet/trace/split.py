@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import queue
 import re
+import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from ratchet.errors import TraceError
-from ratchet.trace.events import Event
+from ratchet.trace.events import AnyEvent, Event, Known
 
-BLOCK = 8 << 20
-"""Bytes decoded at once: large enough to hide the call, small enough to stay in memory."""
+BLOCK = 2 << 20
+"""Bytes decoded at once: large enough to hide the calls, small enough for the processor's cache."""
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _CUT = re.compile(rb"\}\s*,\s*(?=\{)")
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
@@ -26,41 +28,64 @@ _CUTS_TRIED = 8
 _LONGEST_EVENT = 64
 """Cuts that a damaged stretch may span before its first part is given up."""
 NOT_UTF8 = "text that is not UTF-8 was read with question marks"
-_DECODER = msgspec.json.Decoder(list[Event])
+_KNOWN = msgspec.json.Decoder(list[Known])
+_ANY = msgspec.json.Decoder(list[Event])
 _ONE = msgspec.json.Decoder(Event)
 _PARTS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 @dataclass(kw_only=True, slots=True)
 class Stream:
-    """Events of one file. `header` and `footer` are what stands around them; both JSON objects."""
+    """Events of one file. `header` and `footer` are what stands around them; both JSON objects.
+
+    `begin` and `end` choose a stretch of a plain file: from one event's first byte to another's.
+    """
 
     path: Path
     note: Callable[[str], None]
+    begin: int = 0
+    end: int | None = None
     header: bytes = b""
     footer: bytes = b""
-    _ended: bool = field(default=False)
+    ended: bool = False
 
-    def __iter__(self) -> Iterator[list[Event]]:
+    def __iter__(self) -> Iterator[Sequence[AnyEvent]]:
         """Lists of events in the file's order; TraceError when the file holds no event array."""
-        blocks = ahead(unpack(self.path, self.note))
-        rest = self._open(blocks)
+        blocks = ahead(unpack(self.path, self.note, self.begin, self.end))
+        held = [b"" if self.begin else self._open(blocks)]
+        enough = 0
         for block in blocks:
-            if self._ended:
+            if self.ended:
                 self.footer += block
                 continue
-            rest += block
-            events, rest = self._take(rest)
+            held.append(block)
+            size = sum(map(len, held))
+            if size < enough:
+                continue
+            events, rest = self._whole(held)
+            # A text without a whole event is tried again at twice its length: the cost is linear.
+            enough = 2 * size if len(rest) == size else 0
+            held = [rest]
             yield events
             if self._done():
-                self.footer, rest = rest, b""
-        if not self._ended:
-            yield self._finish(rest)
+                self.footer, held = rest, []
+        if not self.ended:
+            yield self._finish(b"".join(held))
 
     def _done(self) -> bool:
-        return self._ended
+        """Whether the event array ended in what was taken so far."""
+        return self.ended
 
-    def _take(self, text: bytes) -> tuple[list[Event], bytes]:
+    def _whole(self, held: list[bytes]) -> tuple[Sequence[AnyEvent], bytes]:
+        """The whole events of texts that belong together, and what is left of them."""
+        cut = _last_cut(held[-1], len(held[-1]))
+        if cut is not None:
+            last = memoryview(held[-1])[: cut[0]]
+            with contextlib.suppress(msgspec.DecodeError):
+                return self._all(b"".join((b"[", *held[:-1], last, b"]"))), held[-1][cut[1] :]
+        return self._take(b"".join(held))
+
+    def _take(self, text: bytes) -> tuple[Sequence[AnyEvent], bytes]:
         """The whole events of a text, and what is left of it."""
         cut = first_cut = _last_cut(text, len(text))
         for _ in range(_CUTS_TRIED):
@@ -71,20 +96,20 @@ class Stream:
             except msgspec.DecodeError as error:
                 if "truncated" not in str(error):
                     events, left = self._decode(text[: cut[0]])
-                    return events, (left + text[cut[0] :] if self._ended else text[cut[1] :])
+                    return events, (left + text[cut[0] :] if self.ended else text[cut[1] :])
             # The cut fell inside an event that holds a list of objects, or inside a string.
             cut = _last_cut(text, cut[1])
         if first_cut is None or cut is None:
             return [], text
         return self._salvage(text[: first_cut[0]]), text[first_cut[1] :]
 
-    def _all(self, text: bytes) -> list[Event]:
+    def _all(self, text: bytes) -> Sequence[AnyEvent]:
         """Every event of an array; msgspec.DecodeError where it is damaged."""
         try:
-            return _DECODER.decode(text)
+            return _decoded(text)
         except UnicodeDecodeError:
             self.note(NOT_UTF8)
-            return _DECODER.decode(_legible(text))
+            return _decoded(_legible(text))
 
     def _open(self, blocks: Iterator[bytes]) -> bytes:
         """Read up to the first event."""
@@ -104,7 +129,7 @@ class Stream:
             "rocprofv3 JSON file or a rocpd database"
         )
 
-    def _decode(self, piece: bytes) -> tuple[list[Event], bytes]:
+    def _decode(self, piece: bytes) -> tuple[Sequence[AnyEvent], bytes]:
         """The events of a piece, and what follows in it when the array ended there."""
         text = b"[" + piece + b"]"
         try:
@@ -116,7 +141,7 @@ class Stream:
                 events = self._all(text[:end])
             except msgspec.DecodeError:
                 events = self._salvage(text[1:end].rstrip()[:-1])
-            self._ended = True
+            self.ended = True
             return events, text[end:-1]
         parts = _array(_legible(text))
         if parts is None:
@@ -127,9 +152,11 @@ class Stream:
             self._note_many("an entry that is not an event was left out", bad)
         return [event for _, event in known if event is not None], b""
 
-    def _finish(self, rest: bytes) -> list[Event]:
+    def _finish(self, rest: bytes) -> Sequence[AnyEvent]:
         """The last piece: to the array's end, or to where a file that was cut off stops."""
         text = rest.strip().rstrip(b",")
+        if self.end is not None:
+            return self._all(b"[" + text + b"]")
         if not text or text.startswith(b"]"):
             self.footer = text[1:]
             return []
@@ -137,18 +164,18 @@ class Stream:
         self.footer = left
         return events
 
-    def _decode_end(self, text: bytes) -> tuple[list[Event], bytes]:
+    def _decode_end(self, text: bytes) -> tuple[Sequence[AnyEvent], bytes]:
         try:
             # A JSON array of events may stop without its bracket: the format allows it.
             events = self._all(b"[" + text + b"]")
-            if self.header:
+            if self.header or self.begin:
                 self.note("the file ends before its event array does: what is there was read")
             return events, b""
         except msgspec.DecodeError as error:
             end = _value_end(error)
         if end:
             array = b"[" + text[: end - 1]
-            self._ended = True
+            self.ended = True
             try:
                 return self._all(array), text[end - 1 :]
             except msgspec.DecodeError:
@@ -160,12 +187,12 @@ class Stream:
         self.note("the file ends in the middle of an event: what stands before it was read")
         return events or self._salvage(rest), b""
 
-    def _salvage(self, piece: bytes) -> list[Event]:
+    def _salvage(self, piece: bytes) -> Sequence[AnyEvent]:
         """Every event of a damaged piece that can be decoded, one by one."""
         piece = _legible(piece)
         piece = _NOT_A_NUMBER.sub(rb"\1null", piece)
         bounds = [0, *(found.end() for found in _CUT.finditer(piece)), len(piece)]
-        events: list[Event] = []
+        events: list[AnyEvent] = []
         lost = 0
         first = 0
         while first < len(bounds) - 1:
@@ -188,11 +215,22 @@ class Stream:
             self.note(what)
 
 
-def unpack(path: Path, note: Callable[[str], None]) -> Iterator[bytes]:
-    """The file's bytes in blocks, unpacked where it is gzip; a damaged tail is noted."""
+def unpack(
+    path: Path, note: Callable[[str], None], begin: int = 0, end: int | None = None
+) -> Iterator[bytes]:
+    """The file's bytes in blocks, unpacked where it is gzip; a damaged tail is noted.
+
+    `begin` and `end` choose bytes of a plain file.
+    """
     try:
         with path.open("rb") as file:
-            if file.read(2) == b"\x1f\x8b":
+            if begin or end is not None:
+                file.seek(begin)
+                left = sys.maxsize if end is None else end - begin
+                while block := file.read(min(BLOCK, left)):
+                    left -= len(block)
+                    yield block
+            elif file.read(2) == b"\x1f\x8b":
                 file.seek(0)
                 yield from _gunzip(iter(lambda: file.read(BLOCK // 8), b""), note)
             else:
@@ -255,6 +293,14 @@ def ahead(blocks: Iterator[bytes]) -> Iterator[bytes]:
             yield item
     finally:
         stop.set()
+
+
+def _decoded(text: bytes) -> Sequence[AnyEvent]:
+    """An array's events; those of a phase that is not `Known` make all of them plain events."""
+    try:
+        return _KNOWN.decode(text)
+    except msgspec.ValidationError:
+        return _ANY.decode(text)
 
 
 def _last_cut(text: bytes, before: int) -> tuple[int, int] | None:
