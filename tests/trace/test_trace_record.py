@@ -33,9 +33,10 @@ def command(folder: Path, steps: int) -> list[str]:
     return [sys.executable, str(script), str(steps)]
 
 
-def test_a_script_is_recorded_as_it_is(tmp_path: Path) -> None:
+def test_a_script_is_recorded_as_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "traces"
     (path,) = record(command(tmp_path, 8), out, Schedule(wait=1, warmup=1, active=2))
+    assert "sitecustomize" not in capfd.readouterr().err
     trace = read(path)
     found = report(trace)
     assert (trace.platform, trace.rank, trace.faults) == ("cpu", 0, ())
