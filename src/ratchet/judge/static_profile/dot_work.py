@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-MAX_PROGRAMS, MAX_STEPS = 4096, 200_000
+MAX_PROGRAMS, MAX_STEPS = 4096, 400_000
 """Programs that are looked at, and lines that are read for all of them."""
 PARAMETER = re.compile(r"(%[\w.#]+): ")
 ASSIGNED = re.compile(r"^(%[\w.#]+)(?::(\d+))? = (.*)$")
@@ -105,10 +105,12 @@ def _over_grid(body: list[_Operation], known: Environment, grid: Sequence[int]) 
 
 
 def _spread(programs: int) -> Sequence[int]:
-    """Every program, or some that were drawn where they are many: a pattern could hit a pattern."""
-    if programs <= MAX_PROGRAMS:
-        return range(programs)
-    return random.Random(programs).sample(range(programs), MAX_PROGRAMS)
+    """Every program, or some where they are many, in an order that was drawn.
+
+    A pattern could hit a pattern, and where the steps run out in the grid's own order the programs
+    with the longest loops may be the only ones that were counted.
+    """
+    return random.Random(programs).sample(range(programs), min(programs, MAX_PROGRAMS))
 
 
 class _Counter:

@@ -162,6 +162,8 @@ def _install_driver(architecture: Architecture, units: int) -> FakeDriver:
     triton.runtime.driver.set_active(driver)
     triton.testing.do_bench = driver.benchmark
     triton.testing.do_bench_cudagraph = driver.benchmark
+    # Triton keeps a device's limit on shared memory: without this all targets have the first one's.
+    triton.compiler.compiler.max_shared_mem.cache_clear()
     return driver
 
 
