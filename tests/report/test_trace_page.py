@@ -132,6 +132,8 @@ def test_the_parts_of_each_bar_fill_its_window(documents: dict[str, dict[str, An
     assert len(bars) == 3, "the whole window and two steps"
     whole = sum(float(width) for width in re.findall(r"width:([\d.]+)%", bars[0]))
     assert whole == pytest.approx(100, abs=0.01)
+    ranks = render_trace_page(documents["ranks"])
+    assert "steps of rank 1" in ranks and ranks.count("ProfilerStep#1</span>") >= 2
 
 
 def test_a_lane_is_as_high_as_it_was_busy(document: dict[str, Any]) -> None:

@@ -46,6 +46,11 @@ def render_trace_page(document: Mapping[str, Any]) -> str:
             document["window_ns"],
         ),
         stacks=figures.rank_stacks(ranks) if several else steps[:STEPS],
+        rank_steps=[
+            (one["rank"], figures.step_stacks(one)[:STEPS])
+            for one in ranks
+            if several and len(one["steps"]) > 1
+        ],
         steps_left_out=max(len(steps) - STEPS, 0),
         advice=_advice(ranks),
         lanes=figures.lanes(ranks),

@@ -74,9 +74,12 @@ def _by_stream(trace: Trace, links: Links, communication: Bool, edges: Int64) ->
     keys, group = np.unique(
         np.stack((trace.device[rows], trace.stream[rows])), axis=1, return_inverse=True
     )
+    group = group.reshape(-1)
+    busiest = np.argsort(-np.bincount(group, weights=trace.duration[rows]), kind="stable")[:LANES]
     lanes = []
-    for index, (device, stream) in enumerate(keys.T.tolist()):
-        own = rows[group.reshape(-1) == index]
+    for index in busiest.tolist():
+        device, stream = keys[:, index].tolist()
+        own = rows[group == index]
         name = f"device {device} stream {stream}" if several else f"stream {stream}"
         kernel = trace.kind[own] == Kind.KERNEL
         lanes += _lanes(
