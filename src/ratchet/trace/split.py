@@ -21,10 +21,15 @@ from ratchet.trace.events import AnyEvent, Event, Known
 BLOCK = 2 << 20
 """Bytes decoded at once: large enough to hide the calls, small enough for the processor's cache."""
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BARE = re.compile(rb"\s*\[")
+_ARRAY_BYTES = 1024
+"""More than `_ARRAY` spans, with any indentation."""
 _CUT = re.compile(rb"\}\s*,\s*(?=\{)")
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _NOT_A_NUMBER = re.compile(rb"(:\s*)-?(?:NaN|nan|Infinity|inf)\b")
 _CUTS_TRIED = 8
+_LONGEST_TEXT = 128
+"""Blocks of valid text in which no event ends before they are taken for damaged."""
 _LONGEST_EVENT = 64
 """Cuts that a damaged stretch may span before its first part is given up."""
 NOT_UTF8 = "text that is not UTF-8 was read with question marks"
@@ -54,9 +59,10 @@ class Stream:
         blocks = ahead(unpack(self.path, self.note, self.begin, self.end))
         held = [b"" if self.begin else self._open(blocks)]
         enough = 0
+        after: list[bytes] = []
         for block in blocks:
             if self.ended:
-                self.footer += block
+                after.append(block)
                 continue
             held.append(block)
             size = sum(map(len, held))
@@ -68,8 +74,10 @@ class Stream:
             held = [rest]
             yield events
             if self._done():
-                self.footer, held = rest, []
-        if not self.ended:
+                after.append(rest)
+        if self.ended:
+            self.footer = b"".join(after)
+        else:
             yield self._finish(b"".join(held))
 
     def _done(self) -> bool:
@@ -85,8 +93,8 @@ class Stream:
                 return self._all(b"".join((b"[", *held[:-1], last, b"]"))), held[-1][cut[1] :]
         return self._take(b"".join(held))
 
-    def _take(self, text: bytes) -> tuple[Sequence[AnyEvent], bytes]:
-        """The whole events of a text, and what is left of it."""
+    def _take(self, text: bytes, last: bool = False) -> tuple[Sequence[AnyEvent], bytes]:
+        """The whole events of a text, and what is left of it; `last` when nothing follows."""
         cut = first_cut = _last_cut(text, len(text))
         for _ in range(_CUTS_TRIED):
             if cut is None:
@@ -99,7 +107,7 @@ class Stream:
                     return events, (left + text[cut[0] :] if self.ended else text[cut[1] :])
             # The cut fell inside an event that holds a list of objects, or inside a string.
             cut = _last_cut(text, cut[1])
-        if first_cut is None or cut is None:
+        if first_cut is None or cut is None or (len(text) < _LONGEST_TEXT * BLOCK and not last):
             return [], text
         return self._salvage(text[: first_cut[0]]), text[first_cut[1] :]
 
@@ -113,15 +121,17 @@ class Stream:
 
     def _open(self, blocks: Iterator[bytes]) -> bytes:
         """Read up to the first event."""
-        head = b""
+        head = bytearray()
         for block in blocks:
+            begin = max(len(head) - _ARRAY_BYTES, 0)
             head += block
-            if head.lstrip().startswith(b"["):
-                return head.lstrip()[1:]
-            found = _ARRAY.search(head)
+            bare = _BARE.match(head)
+            if bare:
+                return bytes(head[bare.end() :])
+            found = _ARRAY.search(head, begin)
             if found:
-                self.header = head[: found.start()]
-                return head[found.end() :]
+                self.header = bytes(head[: found.start()])
+                return bytes(head[found.end() :])
         if not head.strip():
             raise TraceError(f"{self.path.name} is empty: record it again")
         raise TraceError(
@@ -180,7 +190,7 @@ class Stream:
                 return self._all(array), text[end - 1 :]
             except msgspec.DecodeError:
                 return self._salvage(array[1:].rstrip()[:-1]), text[end - 1 :]
-        events, rest = self._take(text)
+        events, rest = self._take(text, last=True)
         last = _leading_event(rest)
         if last is not None:
             return [*events, last], b""
