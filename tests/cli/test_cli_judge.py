@@ -54,6 +54,7 @@ def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(kernel_timing, "LAUNCHES", 2)
     monkeypatch.setattr(kernel_timing, "MIN_ROUNDS", 2)
     monkeypatch.setattr(kernel_timing, "MAX_ROUNDS", 2)
+    monkeypatch.setattr(kernel_timing, "LOOKS", 1)
 
 
 @pytest.fixture

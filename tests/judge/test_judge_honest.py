@@ -46,6 +46,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rounds: these tests ask for answers, not for speed."""
     monkeypatch.setattr(kernel_timing, "LAUNCHES", 2)
     monkeypatch.setattr(kernel_timing, "MAX_ROUNDS", 4)
+    monkeypatch.setattr(kernel_timing, "LOOKS", 1)
     monkeypatch.setattr(kernel_timing, "MAX_CALLS", 4)
 
 

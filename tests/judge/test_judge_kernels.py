@@ -42,6 +42,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rounds and short patience: these tests ask for answers, not for speed."""
     monkeypatch.setattr(kernel_timing, "LAUNCHES", 2)
     monkeypatch.setattr(kernel_timing, "MAX_ROUNDS", 4)
+    monkeypatch.setattr(kernel_timing, "LOOKS", 1)
     monkeypatch.setattr(kernel_timing, "MAX_CALLS", 4)
     monkeypatch.setattr(kernel_checks, "SLOWEST_FLOOR_S", 1.5)
 

@@ -43,6 +43,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_timing, "LAUNCHES", 2)
     monkeypatch.setattr(kernel_timing, "MIN_ROUNDS", 2)
     monkeypatch.setattr(kernel_timing, "MAX_ROUNDS", 2)
+    monkeypatch.setattr(kernel_timing, "LOOKS", 1)
     monkeypatch.setattr(kernel_timing, "MAX_CALLS", 4)
 
 

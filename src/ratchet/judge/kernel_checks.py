@@ -105,10 +105,14 @@ class OpenProblem:
 
     @contextlib.contextmanager
     def draw(
-        self, case: int, calls: int, *, writable_inputs: bool, alike: bool = False
+        self, case: int, calls: int, *, writable_inputs: bool, distinct: int | None = None
     ) -> Iterator[Batch]:
-        """Fresh values for some calls of a case, given back at the end; `alike`: all the same."""
-        seeds = [self.rng.getrandbits(48) for _ in range(1 if alike else calls)]
+        """Fresh values for some calls of a case, given back at the end.
+
+        `distinct`: how many draws there are, which the calls take in turn; one for each by default.
+        """
+        drawn = [self.rng.getrandbits(48) for _ in range(min(calls, distinct or calls))]
+        seeds = [drawn[call % len(drawn)] for call in range(calls)]
         self._batches += 1
         number = self._batches
         reply, memories = self.reference.ask_for_memory(
@@ -116,7 +120,7 @@ class OpenProblem:
             do="draw",
             batch=number,
             case=case,
-            seeds=seeds * calls if alike else seeds,
+            seeds=seeds,
             writable_inputs=writable_inputs,
         )
         try:
@@ -171,7 +175,7 @@ def check_cases(candidate: CandidateProcess, opened: OpenProblem, evidence: list
 
 def _repeatability(candidate: CandidateProcess, opened: OpenProblem, index: int) -> Evidence:
     """Two calls on the same inputs: recorded, and no condition."""
-    with opened.draw(index, 2, writable_inputs=False, alike=True) as batch:
+    with opened.draw(index, 2, writable_inputs=False, distinct=1) as batch:
         candidate.resume()
         candidate.prepare(batch.layout, batch.memories)
         candidate.go(batch.memories, 2, limit_s=opened.cases[index].limit_s(2))

@@ -22,6 +22,8 @@ from ratchet.measure.samples import Sample
 
 REFERENCE, TWIN, CANDIDATE = "reference", "reference again", "candidate"
 COMPILED = "torch.compile of the reference"
+LOOKS = 2
+"""A second look at what the first leaves undecided."""
 LAUNCHES = 3
 MIN_LAUNCHES = 2
 """One launch says nothing about the next."""
@@ -30,13 +32,17 @@ TARGET_BATCH_S = 0.002
 """A batch this long hides the round trip to a worker (about 0.1 ms, in both arms): what is left of
 it draws a ratio towards 1."""
 MAX_CALLS = 256
+REFERENCE_DRAWS = 8
+"""Different draws in a batch of the reference's, which hides nothing from itself: drawing all of
+them anew took most of a small kernel's verdict. Every call still has memory of its own."""
 MAX_BATCH_BYTES = 128 << 20
 CHECK_SHARE = 0.5
 """Comparing takes at most this share of the time that the arms take, but one batch of each
 launch is always compared."""
 SHARE_OF_TIME = 0.8
-BUDGET_S = 1.0
-"""Timing one case takes about this long at most, if the fewest rounds allow it."""
+BUDGET_S, LONG_BUDGET_S = 0.6, 3.0
+"""A look at one case takes about this long at most, if the fewest rounds allow it; the second look,
+at what the first left undecided, takes longer."""
 
 Launch = Callable[[int], contextlib.AbstractContextManager[CandidateProcess]]
 
@@ -68,7 +74,9 @@ class _ReferenceArm:
     def run(self, iterations: int) -> Timing:
         """One batch of calls of the reference."""
         reference, left_s = self._opened.reference, self._opened.clock.left_s
-        with self._opened.draw(self._case, iterations, writable_inputs=False) as batch:
+        with self._opened.draw(
+            self._case, iterations, writable_inputs=False, distinct=REFERENCE_DRAWS
+        ) as batch:
             reference.ask(timeout_s=left_s, do="prepare", batch=batch.number)
             began = time.perf_counter()
             reply = reference.ask(
@@ -158,10 +166,14 @@ def time_case(
     launch: Launch,
     evidence: list[Evidence],
     watch: Watch | None = None,
+    *,
+    first_launch: int = 0,
+    budget_s: float = BUDGET_S,
 ) -> CaseTiming:
     """Time one case over several launches of the candidate; the plan is fixed by the first rounds.
 
-    With `watch`, some batches beside the timed ones are looked at, at places drawn in secret.
+    Launches are numbered from `first_launch`. With `watch`, some batches beside the timed ones are
+    looked at, at places drawn in secret.
     Decided when an output is wrong while it is timed, or time ran out before enough was measured.
     """
     facts, name = opened.cases[case], opened.problem.cases[case].name
@@ -172,17 +184,19 @@ def time_case(
     for index in range(LAUNCHES):
         if plan is not None and index >= plan.launches:
             break
-        with launch(index) as process:
+        with launch(first_launch + index) as process:
             candidate = _CandidateArm(process, opened, case, watch)
             arms: list[Arm] = [*_rivals(process, opened, case), candidate]
             if plan is None:
-                plan = _plan(arms, case, calls, opened)
+                plan = _plan(arms, case, calls, opened, budget_s)
                 watched = _watched(plan, candidate.batch_s, opened) if watch is not None else set()
             else:
                 candidate.run(calls)
             candidate.sample(set(opened.rng.sample(range(plan.rounds), plan.checks)))
             candidate.watch_before({number for at, number in watched if at == index})
-            samples += run_rounds(arms, rounds=plan.rounds, launch=index, rng=rng, iterations=calls)
+            samples += run_rounds(
+                arms, rounds=plan.rounds, launch=first_launch + index, rng=rng, iterations=calls
+            )
             checked += candidate.checked
             if watch is not None and index + 1 == plan.launches:
                 _watch_until_enough(candidate, calls, watch)
@@ -232,6 +246,7 @@ def _plan(
     case: int,
     calls: int,
     opened: OpenProblem,
+    budget_s: float,
 ) -> _Plan:
     """What the time allows: a warm round of every arm tells what one costs.
 
@@ -251,15 +266,15 @@ def _plan(
             f"right, but timing it takes {MIN_LAUNCHES * launch_s:.0f} s or more and the time "
             "limit leaves no room for that; raise it",
         )
-    rounds = round_count(run_s + share * check_s)
+    rounds = round_count(run_s + share * check_s, budget_s)
     fitting = int((room_s / launches - rounds * run_s) / check_s) if check_s > 0 else rounds
     checks = max(1, min(rounds, fitting, math.ceil(share * rounds)))
     return _Plan(launches=launches, rounds=rounds, checks=checks)
 
 
-def round_count(round_s: float) -> int:
+def round_count(round_s: float, budget_s: float) -> int:
     """How many rounds of a launch fit the budget, an even number so that orders balance."""
-    fitting = int(BUDGET_S / (LAUNCHES * round_s))
+    fitting = int(budget_s / (LAUNCHES * round_s))
     return max(MIN_ROUNDS, min(MAX_ROUNDS, fitting)) // 2 * 2
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, NoReturn
 
-from ratchet.errors import CompilerMissing, MeasureError, RatchetError
+from ratchet.errors import CompilerMissing, RatchetError
 from ratchet.judge.candidate_process import (
     CandidateProcess,
     Clock,
@@ -23,12 +23,13 @@ from ratchet.judge.code_places import CodePlaces
 from ratchet.judge.interpreted import REASON, interpreted, small_cases, without_blame
 from ratchet.judge.isolation import isolation_name, thread_environment
 from ratchet.judge.kernel_checks import OpenProblem, check_cases
-from ratchet.judge.kernel_timing import LAUNCHES, CaseTiming, time_case, watch_case
+from ratchet.judge.kernel_timing import LAUNCHES, CaseTiming, watch_case
 from ratchet.judge.launches import Launches
 from ratchet.judge.library_ops import judge_census, read_census
 from ratchet.judge.model_answer import runnable
-from ratchet.judge.own_work import Watch, places_of, watch_for
-from ratchet.judge.speed import conclude, reachable
+from ratchet.judge.own_work import places_of, watch_for
+from ratchet.judge.speed import conclude
+from ratchet.judge.two_looks import time_until_answered
 from ratchet.judge.verdict import Evidence, Speedup, Status, TimedSample, Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
@@ -261,27 +262,11 @@ class _Trial:
         timings = []
         for index in opened.timed:
             watch = watch_for(places, self.problem, self.kernel)
-            timing = self._time_once(index, opened, launches, watch)
-            if watch is not None:
-                watch.conclude(self.evidence)
-            with contextlib.suppress(RatchetError):  # `conclude` says that there are no ceilings
-                passed, detail = reachable(timing, opened)
-                if not passed:
-                    detail = f"too fast for this machine, so measured again: {detail}"
-                    self.evidence.append(Evidence(check="physics", passed=False, detail=detail))
-                    timing = self._time_once(index, opened, launches, None)
+            timing = time_until_answered(index, opened, launches.launch, self.evidence, watch)
             timings.append(timing)
             self.samples += timing.as_json()
         launches.rest()
         return timings
-
-    def _time_once(
-        self, index: int, opened: OpenProblem, launches: Launches, watch: Watch | None
-    ) -> CaseTiming:
-        try:
-            return time_case(index, opened, launches.launch, self.evidence, watch)
-        except MeasureError as error:
-            raise Decided("unmeasured", f"the samples carry no answer: {error}") from error
 
     def profile(self) -> None:
         """What the kernel compiles to for AMD targets, where it is a GPU's: for any status."""

@@ -11,6 +11,8 @@ from ratchet.judge.kernel_timing import CANDIDATE, COMPILED, REFERENCE, TWIN, Ca
 from ratchet.judge.verdict import Evidence, Ratio, Speedup, Status
 from ratchet.measure.estimate import Comparison, aa_floor, compare, summarise
 
+LOOK_CONFIDENCE = 0.975
+"""There are at most two looks at a case (`two_looks`): together they err in at most 5 %."""
 CEILING_SLACK = 4.0
 """A time is impossible when it needs this many times the rates that were measured here with torch's
 own GEMM and copies: those are reachable rates, not peaks, and first-level caches are faster."""
@@ -34,16 +36,25 @@ def conclude(
     return *_answer(comparisons, speedup), speedup
 
 
+def compare_case(timing: CaseTiming, rival: str = REFERENCE) -> Comparison:
+    """The candidate against a rival, at the confidence of each of two looks."""
+    floor = aa_floor(timing.samples, REFERENCE, TWIN, confidence=LOOK_CONFIDENCE)
+    return compare(
+        timing.samples, baseline=rival, new=CANDIDATE, floor=floor, confidence=LOOK_CONFIDENCE
+    )
+
+
 def _compare(timing: CaseTiming, evidence: list[Evidence]) -> Comparison:
-    floor = aa_floor(timing.samples, REFERENCE, TWIN)
-    result = compare(timing.samples, baseline=REFERENCE, new=CANDIDATE, floor=floor)
+    result = compare_case(timing)
+    floor = result.floor
+    assert floor is not None
     evidence.append(
         Evidence(
             check=f"speed on {timing.name}",
             passed=result.answer == "faster",
             detail=f"{result.answer}: {result.ratio:.3f} ({result.low:.3f} to {result.high:.3f}), "
             f"A/A floor {floor.low:.3f} to {floor.high:.3f}, {result.pairs} pairs in "
-            f"{result.launches} launches",
+            f"{result.launches} launches, at {LOOK_CONFIDENCE:.1%}",
         )
     )
     return result
@@ -55,8 +66,7 @@ def _against_compile(timings: Sequence[CaseTiming], evidence: list[Evidence]) ->
     for timing in timings:
         if all(sample.arm != COMPILED for sample in timing.samples):
             continue
-        floor = aa_floor(timing.samples, REFERENCE, TWIN)
-        result = compare(timing.samples, baseline=COMPILED, new=CANDIDATE, floor=floor)
+        result = compare_case(timing, COMPILED)
         found.append(result)
         evidence.append(
             Evidence(
