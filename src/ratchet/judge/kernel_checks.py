@@ -158,9 +158,7 @@ def check_cases(candidate: CandidateProcess, opened: OpenProblem, evidence: list
     declined = 0
     for index, case in enumerate(opened.problem.cases):
         passed, detail = _check_case(candidate, opened, index)
-        evidence.append(
-            Evidence(check=f"correct on {case.name}", passed=bool(passed), detail=detail)
-        )
+        evidence.append(Evidence(check=f"correct on {case.name}", passed=passed, detail=detail))
         if passed is None:
             declined += 1
             if case.timed:

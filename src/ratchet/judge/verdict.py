@@ -27,7 +27,8 @@ class Evidence(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     check: str
-    passed: bool
+    passed: bool | None
+    """None where it does not apply: the kernel declined the case, and torch would compute it."""
     detail: str = ""
 
 

@@ -47,4 +47,5 @@ def print_verdict(judged: Mapping[str, Any], console: Console | None = None) -> 
 
 
 def _row(evidence: Mapping[str, Any]) -> tuple[str, str, str]:
-    return ("ok" if evidence["passed"] else "NO", evidence["check"], evidence["detail"])
+    passed = {True: "ok", False: "NO", None: "-"}[evidence["passed"]]
+    return (passed, evidence["check"], evidence["detail"])
