@@ -64,8 +64,7 @@ class Family:
                     break
                 self._members |= born
             stands = [stand for pid in sorted(self._members) for stand in _running(pid)]
-            if stands:
-                read(stands)
+            read(stands)
             return bool(stands)
         except PermissionError as error:
             raise Unseen(NOT_ALLOWED) from error

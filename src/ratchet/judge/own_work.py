@@ -29,9 +29,11 @@ FOREIGN_SHARE: Final = 0.1
 """At most this share of the moments may stand against a kernel: an honest one has none."""
 PYTHON_FOREIGN_SHARE: Final = 0.5
 """The same for a kernel in Python, which calls torch for its memory too."""
-ENOUGH, MANY = 8, 24
-"""Moments at which somebody worked, or at which anything ran: without the one or the other nothing
-is known. A kernel of a microsecond is at work at a few of many moments."""
+ENOUGH, MANY = 8, 40
+"""Moments at which somebody worked, or all moments that were looked at: without so many of the one
+or the other nothing is known. A kernel of a microsecond, or one that waits for its threads, is at
+work at few of many moments; 40 looks miss what takes a tenth of a batch once in 70 times, and what
+takes a third of it once in ten million."""
 LOOKING_S: Final = 0.2
 """What looking at a case may take, batches and all, where a kernel is long enough to be seen."""
 PATIENCE_S: Final = 5.0
@@ -53,8 +55,8 @@ class Watch:
         self._compiled = language == "cpp"
         # A kernel in Python works in the interpreter, which for a compiled one is the worker's.
         self._silent = frozenset[Owner]({"worker"}) if self._compiled else frozenset[Owner]()
-        self.active = 0
-        """Looks at which a thread ran, be it the worker's own glue."""
+        self.looked = 0
+        """Looks before the answer came, whatever was going on."""
         self.moments = 0
         """Of these, at which somebody worked."""
         self.against = 0
@@ -84,6 +86,7 @@ class Watch:
         return meanwhile
 
     def _note(self, stands: Sequence[Stand], *, first: bool) -> None:
+        self.looked += 1
         mappings: dict[int, list[Mapping]] = {}
         seen: list[Place] = []
         for stand in stands:
@@ -96,7 +99,6 @@ class Watch:
                 raise Unseen("this machine does not let the judge read its memory") from error
             except OSError:
                 continue  # it has ended
-        self.active += 1
         working = {place for place in seen if place.owner not in self._silent}
         if not working:
             return
@@ -112,7 +114,7 @@ class Watch:
     @property
     def enough(self) -> bool:
         """Whether what was seen carries an answer."""
-        return self.moments >= ENOUGH or self.active >= MANY
+        return self.moments >= ENOUGH or self.looked >= MANY
 
     @property
     def failed(self) -> bool:
@@ -141,7 +143,7 @@ class Watch:
     def conclude(self, evidence: list[Evidence]) -> None:
         """Add what was seen to the evidence; Decided where it is not the candidate's own work."""
         seen = f"{self.shares()}, of " if self.moments else ""
-        detail = f"{seen}{self.moments} moments of work among {self.active} that were looked at"
+        detail = f"{seen}{self.moments} moments of work among {self.looked} that were looked at"
         passed = self.enough and not self.failed
         evidence.append(Evidence(check=CHECK, passed=passed, detail=detail))
         if self.failed and self._mostly_made and not self._compiled:

@@ -136,10 +136,11 @@ class Census:
             before, self._running = self._running, grid.fn.__name__[:100]
             try:
                 with record_function(self._launch):
-                    return call(grid, *given, **named)
+                    result = call(grid, *given, **named)
             finally:
                 self._running = before
-                count[1] += math.prod(interpreter.interpreter_builder.grid_dim)
+            count[1] += math.prod(interpreter.interpreter_builder.grid_dim)
+            return result
 
         def store(name: str) -> Callable[..., Any]:
             def write(built: Any, *given: Any) -> Any:
