@@ -27,24 +27,41 @@ def time_until_answered(
     Decided when an output is wrong while it is timed, or time ran out before enough was measured.
     """
     timing = _look(case, opened, launch, evidence, watch)
-    if watch is not None:
+    if watch is not None and watch.failed:
         watch.conclude(evidence)
+    timing = _with_what_it_leaves_open(timing, opened, launch, evidence, watch)
+    if watch is not None:  # which saw a part of every launch, the later ones too
+        watch.conclude(evidence)
+    return timing
+
+
+def _with_what_it_leaves_open(
+    timing: CaseTiming,
+    opened: OpenProblem,
+    launch: Launch,
+    evidence: list[Evidence],
+    watch: Watch | None,
+) -> CaseTiming:
     with contextlib.suppress(RatchetError):  # `conclude` says that there are no ceilings
         passed, detail = reachable(timing, opened)
         if not passed:
             detail = f"too fast for this machine, so measured again: {detail}"
             evidence.append(Evidence(check="physics", passed=False, detail=detail))
-            timing = _look(case, opened, launch, evidence, None)
+            timing = _look(timing.case, opened, launch, evidence, watch)
     if kernel_timing.LOOKS < 2 or compare_case(timing).answer != "undecided":
         return timing
-    return _with_second_look(timing, opened, launch, evidence)
+    return _with_second_look(timing, opened, launch, evidence, watch)
 
 
 def _with_second_look(
-    first: CaseTiming, opened: OpenProblem, launch: Launch, evidence: list[Evidence]
+    first: CaseTiming,
+    opened: OpenProblem,
+    launch: Launch,
+    evidence: list[Evidence],
+    watch: Watch | None,
 ) -> CaseTiming:
     try:
-        second = _look(first.case, opened, launch, evidence, None, again=True)
+        second = _look(first.case, opened, launch, evidence, watch, again=True)
     except Decided as decided:
         if decided.status != "unmeasured":
             raise
