@@ -1,0 +1,144 @@
+"""The Triton library answers its problems: in Triton's interpreter here, on a GPU where one is."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ratchet.errors import RatchetError
+from ratchet.judge import isolation
+from ratchet.judge.kernel_trial import KernelJudge
+from ratchet.judge.static_profile import inspection
+from ratchet.kernels.library import LIBRARY
+from ratchet.kernels.library_triton import ENTRIES, source_path, triton_kernels
+from ratchet.kernels.problem_file import load_kernel
+from ratchet.kernels.suites import find_problem
+from ratchet.optimize.suite_candidates import find_answer, kernelbench_suite
+
+HERE = Path(__file__).parent
+EVERYTHING = os.environ.get("RATCHET_TEST_LIBRARY_TRITON") == "all"
+KERNELS = triton_kernels()
+OTHERS = ("tiles of", "chunks of", "no token")
+"""Checks of the worker that belong to linear + cross-entropy's inner parts."""
+JUDGED = ("add_rms_norm_forward", "adamw_step")
+"""Taken before the judge in every run: outputs of two kinds, and tensors changed in place."""
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
+needs_sandbox = pytest.mark.skipif(
+    isolation.bubblewrap() is None
+    and os.geteuid() == 0
+    and not isolation._enterable(sys.base_prefix),
+    reason="no bubblewrap, and this Python lies where a candidate's uid may not read",
+)
+no_gpu = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="a GPU is here: nothing is interpreted"
+)
+
+
+@pytest.fixture(scope="module")
+def checks() -> list[dict[str, Any]]:
+    """What the worker found, for the timed and a few other cases of each problem, or for all."""
+    run = subprocess.run(
+        [sys.executable, str(HERE / "library_triton_worker.py"), "all" if EVERYTHING else "few"],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+def test_every_shipped_op_but_the_plain_product_has_a_triton_kernel() -> None:
+    shipped = {kernel.entry for name in LIBRARY for kernel in LIBRARY[name].kernels("portable")}
+    products = {kernel.entry for kernel in LIBRARY["linear"].kernels("portable")}
+    assert set(KERNELS) == shipped - products
+
+
+@pytest.mark.parametrize("entry", KERNELS)
+def test_a_file_is_a_triton_kernel_of_its_problem(entry: str) -> None:
+    name = next(name for name, entries in ENTRIES.items() if entry in entries)
+    loaded = load_kernel(source_path(name), entry=find_problem(entry).name)
+    assert (loaded.language, loaded.entry) == ("triton", entry)
+    assert loaded.hash == KERNELS[entry].hash
+
+
+def test_the_library_in_triton_answers_a_suite() -> None:
+    answer = find_answer("library-triton")
+    problem = find_problem("rope_forward").at("ci")
+    assert answer("rope_forward", problem) == (problem, KERNELS["rope_forward"])
+    assert answer("silu", problem) == (problem, None)
+    with pytest.raises(RatchetError, match="the library answers no KernelBench problem"):
+        kernelbench_suite(HERE, level=1, scale=None, candidate="library-triton")
+
+
+@needs_triton
+@no_gpu
+@pytest.mark.parametrize("entry", KERNELS)
+def test_an_entry_is_right_in_the_interpreter(entry: str, checks: list[dict[str, Any]]) -> None:
+    own = [one for one in checks if one["check"].removeprefix("fp32 ").startswith(f"{entry}: ")]
+    assert len(own) >= 2
+    assert [one for one in own if not one["passed"]] == []
+
+
+@needs_triton
+@no_gpu
+@pytest.mark.parametrize("part", OTHERS)
+def test_an_inner_part_is_right_in_the_interpreter(part: str, checks: list[dict[str, Any]]) -> None:
+    own = [one for one in checks if one["check"].startswith(part)]
+    assert own
+    assert [one for one in own if not one["passed"]] == []
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[KernelJudge]:
+    with KernelJudge() as kept:
+        yield kept
+
+
+@needs_triton
+@needs_sandbox
+@no_gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", KERNELS)
+def test_the_judge_calls_it_correct(
+    entry: str, judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not EVERYTHING and entry not in JUDGED:
+        pytest.skip("RATCHET_TEST_LIBRARY_TRITON=all judges every entry")
+    monkeypatch.setattr(inspection, "TARGETS", ())  # the profile has tests of its own
+    verdict = judge.judge(KERNELS[entry], find_problem(entry), time_limit_s=250.0)
+    assert verdict.status == "correct", verdict.reason
+    assert all(one.passed for one in verdict.evidence)
+    assert verdict.speedup.vs_reference is None
+
+
+@needs_triton
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("entry", KERNELS)
+def test_an_entry_is_right_on_a_gpu(entry: str, tmp_path: Path) -> None:
+    from ratchet.judge.workers.candidate_triton import load_source
+
+    call = load_source(KERNELS[entry].source, entry, tmp_path / f"{entry}.py")
+    problem = find_problem(entry)
+    for case in (*problem.at("ci").cases, *problem.at("cpu").cases[:1]):
+        inputs = problem.build_inputs(case, 3)
+        wide = [one.double() if one.dtype.is_floating_point else one for one in inputs]
+        reference = problem.load_reference()
+        own = reference(*[one.clone() for one in inputs], case.scalars)
+        oracle = reference(*wide, case.scalars)
+        got = [one.cpu() for one in call(*[one.cuda() for one in inputs], case.scalars)]
+        for check in problem.check_outputs(case, inputs, got, own, oracle):
+            assert check.passed, (case.name, check.detail)
