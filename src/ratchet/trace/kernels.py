@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.trace.columns import DEVICE_KINDS, Bool, Int64, Kind, Trace
+from ratchet.trace.grouping import alike, sums_by
 from ratchet.trace.links import MODULE, Links
 
 Sort = Literal["compute", "communication", "copy"]
@@ -88,7 +88,7 @@ def kernels(trace: Trace, links: Links, communication: Bool) -> tuple[KernelRow,
     rows = device_rows(trace, links)
     names, group = np.unique(trace.text[rows], return_inverse=True)
     duration = trace.duration[rows]
-    total = _sums(group, duration, names.size)
+    total = sums_by(group, duration, names.size)
     everything = max(int(total.sum()), 1)
     op_text, op_shapes = _op_columns(trace, links.op[rows])
     module = module_paths(trace, links, links.op[rows])
@@ -128,14 +128,12 @@ def ops(trace: Trace, links: Links) -> tuple[OpRow, ...]:
     cpu_own = own_cpu_time(trace, links)
     device, launches = device_time_by_op(trace, links)
     backward = links.backward[table.row].astype(np.int64)
-    key = np.stack((trace.text[table.row], table.dims, table.types, backward))
-    _, first, group = np.unique(key, axis=1, return_index=True, return_inverse=True)
-    group = group.reshape(-1)
+    first, group = alike(trace.text[table.row], table.dims, table.types, backward)
     count = np.bincount(group, minlength=first.size)
-    cpu = _sums(group, trace.duration[table.row], first.size)
-    own = _sums(group, cpu_own[table.row], first.size)
-    on_device = _sums(group, device[table.row], first.size)
-    started = _sums(group, launches[table.row], first.size)
+    cpu = sums_by(group, trace.duration[table.row], first.size)
+    own = sums_by(group, cpu_own[table.row], first.size)
+    on_device = sums_by(group, device[table.row], first.size)
+    started = sums_by(group, launches[table.row], first.size)
     return tuple(
         OpRow(
             name=trace.string(table.row[first[i]]),
@@ -159,7 +157,7 @@ def own_cpu_time(trace: Trace, links: Links) -> Int64:
     above = links.tree.nearest(inner)
     duration = trace.duration[links.chosen]
     child = inner & (above >= 0)
-    inside = _sums(above[child], duration[child], duration.size)
+    inside = sums_by(above[child], duration[child], duration.size)
     own = np.zeros(len(trace), dtype=np.int64)
     own[links.chosen] = np.where(inner, np.maximum(duration - inside, 0), 0)
     return own
@@ -169,7 +167,7 @@ def device_time_by_op(trace: Trace, links: Links) -> tuple[Int64, Int64]:
     """(device ns, launches) that each row launched itself."""
     rows = device_rows(trace, links)
     rows = rows[links.op[rows] >= 0]
-    time = _sums(links.op[rows], trace.duration[rows], len(trace))
+    time = sums_by(links.op[rows], trace.duration[rows], len(trace))
     return time, np.bincount(links.op[rows], minlength=len(trace)).astype(np.int64)
 
 
@@ -189,7 +187,7 @@ def modules(trace: Trace, links: Links) -> tuple[ModuleRow, ...]:
     known = home >= 0
     key, group = np.unique(home[known] * 3 + part[known], return_inverse=True)
     for code, time in zip(
-        key.tolist(), _sums(group, worked[known], key.size).tolist(), strict=True
+        key.tolist(), sums_by(group, worked[known], key.size).tolist(), strict=True
     ):
         path = paths[code // 3]
         # A path holds its callers', each followed by a dot.
@@ -261,7 +259,7 @@ def _op_columns(trace: Trace, op: NDArray[np.int64]) -> tuple[NDArray[np.int64],
 
 def _heaviest(keys: NDArray[np.int64], weight: Int64) -> int:
     names, group = np.unique(keys, return_inverse=True)
-    sums = _sums(group, weight, names.size)
+    sums = sums_by(group, weight, names.size)
     sums[names < 0] = -1
     return int(names[np.argmax(sums)]) if names.size else -1
 
@@ -270,8 +268,3 @@ def _sort(trace: Trace, row: int, communication: Bool) -> Sort:
     if trace.kind[row] != Kind.KERNEL:
         return "copy"
     return "communication" if communication[row] else "compute"
-
-
-def _sums(group: NDArray[np.int64], values: Sequence[int] | Int64, size: int) -> Int64:
-    """Sums by group, exact: a double holds every sum of nanoseconds below 104 days."""
-    return np.bincount(group, weights=np.asarray(values), minlength=size).astype(np.int64)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.trace.columns import Bool, Kind, Trace
+from ratchet.trace.grouping import alike, sums_by
 from ratchet.trace.kernels import device_rows
 from ratchet.trace.links import Links
 from ratchet.trace.shapes import ATTENTION, CONVOLUTIONS, MATMULS, parse_shapes
@@ -63,18 +64,26 @@ def matmuls(trace: Trace, links: Links) -> tuple[PrecisionRow, ...]:
     by_op = np.where(op >= 0, matrix_op[trace.text[np.maximum(op, 0)]], False)
     named = trace.named(_KERNEL)[trace.text[rows]]
     rows = rows[(by_op | named) & ~_moves_data(trace, rows)]
-    types = np.full(len(trace), -1, dtype=np.int64)
+    types = np.full(len(trace), -1, dtype=np.int32)
     types[trace.ops.row] = trace.ops.types
+    op = links.op[rows]
+    op_name = np.where(op >= 0, trace.text[np.maximum(op, 0)], -1)
+    op_types = np.where(op >= 0, types[np.maximum(op, 0)], -1)
+    first, group = alike(op_name, op_types, trace.text[rows])
+    count = np.bincount(group, minlength=first.size)
+    time = sums_by(group, trace.duration[rows], first.size)
     sums: dict[tuple[str, str, str], list[int]] = {}
     example: dict[tuple[str, str, str], str] = {}
-    for row in rows.tolist():
-        own = int(links.op[row])
-        name = trace.string(row)
-        inputs = _inputs(trace.strings[types[own]]) if own >= 0 and types[own] >= 0 else ""
-        key = (trace.string(own) if own >= 0 else "", inputs, precision_of_kernel(name))
+    # In order of time: the example is the first that ran.
+    for place in np.argsort(first).tolist():
+        at = first[place]
+        name = trace.string(rows[at])
+        inputs = _inputs(trace.strings[op_types[at]]) if op_types[at] >= 0 else ""
+        called = trace.strings[op_name[at]] if op_name[at] >= 0 else ""
+        key = (called, inputs, precision_of_kernel(name))
         total = sums.setdefault(key, [0, 0])
-        total[0] += 1
-        total[1] += int(trace.duration[row])
+        total[0] += int(count[place])
+        total[1] += int(time[place])
         example.setdefault(key, name)
     table = [
         PrecisionRow(op=k[0], inputs=k[1], kernel=k[2], count=n, time=t, example=example[k])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ratchet.trace.columns import Int64, Trace
+from ratchet.trace.grouping import alike
 from ratchet.trace.kernels import device_time_by_op, own_cpu_time
 from ratchet.trace.links import Links
 from ratchet.trace.shapes import Work, work
@@ -131,13 +132,11 @@ def roofline(
     _with_callees(trace, links, time)
     table = trace.ops
     used = np.flatnonzero(time[table.row] > 0)
-    key = np.stack(
-        (trace.text[table.row[used]], table.dims[used], table.types[used], table.concrete[used])
-    )
     if not used.size:
         return ()
-    _, first, group = np.unique(key, axis=1, return_index=True, return_inverse=True)
-    group = group.reshape(-1)
+    first, group = alike(
+        trace.text[table.row[used]], table.dims[used], table.types[used], table.concrete[used]
+    )
     count = np.bincount(group)
     total = np.bincount(group, weights=time[table.row[used]]).astype(np.int64)
     calls = []
