@@ -1,9 +1,10 @@
-"""What a step's process must start with: its allocator, huge pages, threads and affinity."""
+"""What a step's process must start with: allocator, huge pages, threads, affinity, libraries."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from ratchet.kernels.languages.cpp import cache_folder
 from ratchet.workloads.config import StepConfig
 
 _FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
@@ -36,4 +37,25 @@ def environment(config: StepConfig) -> dict[str, str]:
         variables["OMP_NUM_THREADS"] = str(config.threads)
     if config.affinity:
         variables |= {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
+    if config.matmul_library == "hipblaslt":
+        variables["TORCH_BLAS_PREFER_HIPBLASLT"] = "1"
+    if config.matmul_library == "tunableop":
+        variables |= _tunableop()
+    if config.aotriton_experimental:
+        variables["TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL"] = "1"
     return variables
+
+
+def _tunableop() -> dict[str, str]:
+    """TunableOp with its results in Ratchet's cache, so that each shape is tuned once.
+
+    torch puts the device's number into the file's name, and drops the results itself where its own
+    version or that of ROCm, rocBLAS or hipBLASLt is another one (torch.cuda.tunable).
+    """
+    folder = cache_folder().parent
+    folder.mkdir(parents=True, exist_ok=True)
+    return {
+        "PYTORCH_TUNABLEOP_ENABLED": "1",
+        "PYTORCH_TUNABLEOP_TUNING": "1",
+        "PYTORCH_TUNABLEOP_FILENAME": str(folder / "tunableop_results.csv"),
+    }

@@ -15,6 +15,8 @@ OptimizerKind = Literal["as_written", "foreach", "fused", "kernel"]
 AttentionBackend = Literal["default", "flash", "math"]
 MatmulPrecision = Literal["highest", "high", "medium"]
 Allocator = Literal["default", "mallopt", "jemalloc", "tcmalloc"]
+MatmulLibrary = Literal["default", "hipblaslt", "tunableop"]
+"""Under ROCm: who computes matrix products. `tunableop` times rocBLAS's and hipBLASLt's own."""
 
 Checkpointing = Annotated[str, StringConstraints(pattern=r"^(none|selective|blocks:[1-9][0-9]*)$")]
 """`none`; `blocks:K` recomputes one block of every K (`blocks:1` all); `selective` keeps the
@@ -26,7 +28,8 @@ class StepConfig(BaseModel):
 
     The defaults are a plain eager fp32 step. `threads`, `affinity`, `matmul_precision` and the
     `mallopt` allocator are applied to the process by `ratchet.workloads.process`; `jemalloc`,
-    `tcmalloc` and `huge_pages` need the environment that a process starts with.
+    `tcmalloc`, `huge_pages`, `matmul_library` and `aotriton_experimental` need the environment that
+    a process starts with.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,4 +45,6 @@ class StepConfig(BaseModel):
     allocator: Allocator = "default"
     huge_pages: bool = False
     preallocate: bool = False
+    matmul_library: MatmulLibrary = "default"
+    aotriton_experimental: bool = False
     kernels: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ torch.optim.AdamW). Programs find their tensor in a table of addresses. The norm
 fixed order: two runs give the same bits.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, type-arg, untyped-decorator"
 
 from __future__ import annotations
 

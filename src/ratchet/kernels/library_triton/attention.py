@@ -9,7 +9,7 @@ the same bits. q is [B, H, T, D], k and v are [B, G, S, D] with G a divisor of H
 with contiguous features; with a causal mask query t sees keys 0..t. D is 256 at most, scale > 0.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, type-arg, untyped-decorator"
 
 from __future__ import annotations
 

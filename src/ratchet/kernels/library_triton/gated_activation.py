@@ -5,7 +5,7 @@ fp32 or bf16 of any row stride, so that both may be halves of one product's outp
 fp32. Nothing but gate and up is needed by the backward.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, type-arg, untyped-decorator"
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ registers. The gradients of weight and bias are summed by each program over its 
 programs in a fixed order: two runs give the same bits.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, type-arg, untyped-decorator"
 
 from __future__ import annotations
 

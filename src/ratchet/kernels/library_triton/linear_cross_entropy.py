@@ -8,7 +8,7 @@ that leaves the logits and, for every tile, the maximum and the sum of a row's e
 x and of the weight, which is summed over chunks in fp32. All three products are this file's own.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, type-arg, untyped-decorator"
 
 from __future__ import annotations
 

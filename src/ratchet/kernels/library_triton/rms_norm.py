@@ -7,7 +7,7 @@ stays in registers, so each tensor is moved once. The gradient of the weight is 
 program over its own rows, then over programs in a fixed order: two runs give the same bits.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, type-arg, untyped-decorator"
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ Hugging Face's convention of halves (arXiv:2104.09864, section 3.4.2). A program
 its positions once and turns every head with them; arithmetic is fp32.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, type-arg, untyped-decorator"
 
 from __future__ import annotations
 

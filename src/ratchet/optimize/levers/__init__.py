@@ -7,6 +7,7 @@ from ratchet.optimize.levers import (
     allocator_jemalloc,
     allocator_mallopt,
     allocator_tcmalloc,
+    aotriton,
     attention_backend,
     bf16_autocast,
     bf16_master,
@@ -15,10 +16,12 @@ from ratchet.optimize.levers import (
     compile_max_autotune,
     foreach_optimizer,
     fused_optimizer,
+    hipblaslt,
     huge_pages,
     matmul_precision,
     preallocate,
     threads,
+    tunableop,
 )
 from ratchet.optimize.levers.base import Lever, Situation
 from ratchet.optimize.levers.kernels import kernel_levers
@@ -37,6 +40,9 @@ LEVERS: tuple[Lever, ...] = (
     allocator_jemalloc.LEVER,
     allocator_tcmalloc.LEVER,
     attention_backend.LEVER,
+    aotriton.LEVER,
+    hipblaslt.LEVER,
+    tunableop.LEVER,
     matmul_precision.LEVER,
     affinity.LEVER,
     preallocate.LEVER,

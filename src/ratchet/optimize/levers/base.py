@@ -82,5 +82,14 @@ def only_cpu(situation: Situation) -> str | None:
     return None if situation.device_kind == "cpu" else "it concerns the CPU only"
 
 
+def only_rocm(situation: Situation) -> str | None:
+    """Where torch runs an AMD GPU, and is the build for it."""
+    if situation.device_kind != "cuda" or situation.vendor != "AMD":
+        return "it concerns an AMD GPU under ROCm only"
+    import torch
+
+    return None if torch.version.hip else "this torch is not built for ROCm"
+
+
 def only_gpu(situation: Situation) -> str | None:
     return None if situation.device_kind == "cuda" else "it concerns a GPU only"
