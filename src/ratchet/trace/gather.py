@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
 from typing import Any
 
@@ -243,33 +243,35 @@ class Gatherer:
         )
         self.memory["device"].add(integers([a.device_id for a in given]))
 
-    def state(self) -> dict[str, Any]:
-        """All that was taken, for `absorb` in another process; the columns are let go."""
-        return {
+    def parts(self) -> Iterator[Any]:
+        """All that was taken, piece by piece, for `absorb` elsewhere; what was given is let go."""
+        yield {
             "count": self.count,
             "strings": list(self.strings),
             "lanes": list(self.lanes),
             "faults": self.faults,
-            "tables": [
-                {name: part.join() for name, part in table.items()} for table in self._tables()
-            ],
         }
+        for table in self._tables():
+            for part in table.values():
+                yield part.join()
 
-    def absorb(self, state: dict[str, Any]) -> None:
-        """Take what another has taken of the events that follow."""
-        strings = integers(self._number(state["strings"]))
-        lanes = integers([self.lanes[lane] for lane in state["lanes"]])
-        for mine, other in zip(self._tables(), state["tables"], strict=True):
-            for name, values in other.items():
+    def absorb(self, parts: Iterator[Any]) -> None:
+        """Take the parts of one that took the events which follow."""
+        about = next(parts)
+        strings = integers(self._number(about["strings"]))
+        lanes = integers([self.lanes[lane] for lane in about["lanes"]])
+        for table in self._tables():
+            for name, part in table.items():
+                values = next(parts)
                 if name == "lane":
                     values = lanes[values]
                 elif name == "row":
                     values = values + self.count
                 elif name in _STRINGS:
                     values = strings[values]
-                mine[name].add(values)
-        self.count += state["count"]
-        self.faults.update(state["faults"])
+                part.add(values)
+        self.count += about["count"]
+        self.faults.update(about["faults"])
 
     def _tables(self) -> tuple[dict[str, Parts], ...]:
         return self.main, self.op, self.collective, self.memory

@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from ratchet.trace.columns import CATEGORIES, Int64, Kind
 
 _FAR = 2**62
+_FIRST_ROWS = 1 << 10
 
 
 class Numbers(dict[Any, int]):
@@ -48,19 +49,34 @@ class Kinds(dict[Any, int]):
 
 
 class Parts:
-    """One column that grows by arrays."""
+    """One column that grows.
+
+    Its memory is one block, so that it goes back to the system when the column is done: many small
+    arrays would leave as much again behind, in pieces that nothing large fits into.
+    """
 
     def __init__(self, dtype: DTypeLike) -> None:
         self.dtype = np.dtype(dtype)
-        self.arrays: list[NDArray[Any]] = []
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._held: NDArray[Any] = np.empty(0, dtype=self.dtype)
+        self._count = 0
 
     def add(self, values: NDArray[Any]) -> None:
-        self.arrays.append(np.asarray(values).astype(self.dtype, copy=False))
+        end = self._count + values.size
+        if end > self._held.size:
+            # Memory that was asked for and not written to yet takes no place.
+            grown = np.empty(max(end, 2 * self._held.size, _FIRST_ROWS), dtype=self.dtype)
+            grown[: self._count] = self._held[: self._count]
+            self._held = grown
+        self._held[self._count : end] = values
+        self._count = end
 
     def join(self, order: NDArray[Any] | None = None) -> NDArray[Any]:
-        """The whole column, in `order` where given; the parts are let go."""
-        whole = np.concatenate(self.arrays) if self.arrays else np.zeros(0, dtype=self.dtype)
-        self.arrays = []
+        """The whole column, in `order` where given; it is let go here."""
+        whole = self._held[: self._count]
+        self._let_go()
         return whole if order is None else whole[order]
 
 

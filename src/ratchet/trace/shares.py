@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import json
 import os
 import pickle
@@ -99,8 +100,9 @@ def gather_shared(path: Path) -> Gathered | None:
         for other in others:
             if not gathered.whole or gathered.gatherer.open:
                 return None
-            state, gathered.footer = _received(other.stdout)
-            gathered.gatherer.absorb(state)
+            received = _received(other.stdout)
+            gathered.footer = next(received)
+            gathered.gatherer.absorb(received)
     except (OSError, EOFError, pickle.UnpicklingError, TraceError, msgspec.DecodeError):
         return None
     finally:
@@ -159,10 +161,12 @@ def answer(arguments: list[str]) -> None:
     path, begin, end = arguments
     gathered = gather(Path(path), int(begin), int(end) if end else None)
     if gathered.whole and not gathered.gatherer.open:
-        pickle.dump((gathered.gatherer.state(), gathered.footer), sys.stdout.buffer, protocol=5)
+        for part in itertools.chain([gathered.footer], gathered.gatherer.parts()):
+            pickle.dump(part, sys.stdout.buffer, protocol=5)
 
 
-def _received(pipe: IO[bytes] | None) -> tuple[dict[str, Any], bytes]:
+def _received(pipe: IO[bytes] | None) -> Iterator[Any]:
+    """What another process answers, part by part; EOFError where it has no answer."""
     assert pipe is not None
-    state, footer = pickle.load(pipe)
-    return state, footer
+    while True:
+        yield pickle.load(pipe)

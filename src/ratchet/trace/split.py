@@ -18,7 +18,7 @@ import msgspec
 from ratchet.errors import TraceError
 from ratchet.trace.events import AnyEvent, Event, Known
 
-BLOCK = 2 << 20
+BLOCK = 1 << 20
 """Bytes decoded at once: large enough to hide the calls, small enough for the processor's cache."""
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE = re.compile(rb"\s*\[")
