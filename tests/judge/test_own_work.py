@@ -27,6 +27,8 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
 from ratchet.kernels.problem import Problem
 
+PACKAGES = Path(np.__file__).parents[1]
+
 
 @pytest.fixture(scope="module")
 def judge() -> Iterator[KernelJudge]:
@@ -67,7 +69,6 @@ def test_the_owners_of_the_code_of_this_process() -> None:
         assert place(ctypes.addressof(held), places).owner == "made"
     with CodePlaces(None, interpreter=("numpy",)) as places:
         assert place(ufunc.start, places).owner == "worker"
-    assert np.__name__ == "numpy"
     del held
     made.close()
 
@@ -93,7 +94,8 @@ def test_the_name_of_a_file_is_not_enough() -> None:
         ("/usr/lib/x86_64-linux-gnu/libmkl.so", "library"),
         ("/usr/lib/x86_64-linux-gnu/libopenblas.so.0", "allowed"),
         ("/x/site-packages/torch/lib/libgomp.so.1", "library"),
-        ("/x/site-packages/numpy.libs/libscipy_openblas64_-32a4b2a6.so", "allowed"),
+        (f"{PACKAGES}/numpy.libs/libscipy_openblas64_-32a4b2a6.so", "allowed"),
+        ("/tmp/site-packages/libopenblas.so.0", "library"),
         ("/usr/lib/x86_64-linux-gnu/libdnnl.so.3", "library"),
     ],
 )

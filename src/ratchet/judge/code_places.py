@@ -102,7 +102,9 @@ class CodePlaces:
         self._folders = (*SYSTEM_FOLDERS, *(f"{folder}/" for folder in folders))
         bases = (sys.base_prefix, sys.base_exec_prefix)
         self._python = tuple(f"{path}/" for path in (*bases, *map(os.path.realpath, bases)))
-        self._interpreter = tuple(f"{folder}{name}/" for folder in PACKAGES for name in interpreter)
+        packages = [os.path.realpath(one) for one in sys.path if f"/{Path(one).name}/" in PACKAGES]
+        self._interpreter = tuple(f"{one}/{name}/" for one in packages for name in interpreter)
+        self._installed = (*self._folders, *self._python, *(f"{one}/" for one in packages))
         self._files: dict[str, int | None] = {}
 
     def __enter__(self) -> CodePlaces:
@@ -143,18 +145,19 @@ class CodePlaces:
 
     def _owner(self, path: str) -> Owner:
         name = os.path.basename(path)
-        if any(package in path for package in self._interpreter):
+        if path.startswith(self._interpreter):
             return "worker"
         if any(pattern.fullmatch(name) for pattern in self._allowed):
-            return "allowed"
+            return "allowed" if path.startswith(self._installed) else "library"
         if any(folder in path for folder in PACKAGES):
             return "library"
-        in_python = path.startswith(self._python)
-        if RUNTIME.fullmatch(name) and (in_python or path.startswith(self._folders)):
+        if not path.startswith((*self._folders, *self._python)):
+            return "library"
+        if RUNTIME.fullmatch(name):
             return "run-time"
-        interpreter = path in (os.path.realpath(sys.executable), sys.executable)
+        interpreter = path == os.path.realpath(sys.executable)
         if interpreter or "/lib-dynload/" in path or WORKER.fullmatch(name):
-            return "worker" if in_python or path.startswith(self._folders) else "library"
+            return "worker"
         return "library"
 
     def _file(self, path: str) -> int | None:

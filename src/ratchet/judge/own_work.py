@@ -25,10 +25,9 @@ from ratchet.kernels.kernel import Kernel, Language
 from ratchet.kernels.problem import Problem
 
 CHECK: Final = "own work"
-FOREIGN_SHARE: Final = 0.1
-"""At most this share of the moments may stand against a kernel: an honest one has none."""
-PYTHON_FOREIGN_SHARE: Final = 0.5
-"""The same for a kernel in Python, which calls torch for its memory too."""
+FOREIGN_SHARE: Final[dict[Language, float]] = {"cpp": 0.1, "torch": 0.25, "triton": 0.5}
+"""At most this share of the moments may stand against a kernel. An honest one in cpp has none; in
+Python every kernel has its memory from torch, and Triton's interpreter stands on it too."""
 ENOUGH, MANY = 8, 40
 """Moments at which somebody worked, or all moments that were looked at: without so many of the one
 or the other nothing is known. A kernel of a microsecond, or one that waits for its threads, is at
@@ -53,6 +52,7 @@ class Watch:
     def __init__(self, places: CodePlaces, language: Language) -> None:
         self._places = places
         self._compiled = language == "cpp"
+        self._most = FOREIGN_SHARE.get(language, 0.0)
         # A kernel in Python works in the interpreter, which for a compiled one is the worker's.
         self._silent = frozenset[Owner]({"worker"}) if self._compiled else frozenset[Owner]()
         self.looked = 0
@@ -119,12 +119,8 @@ class Watch:
     @property
     def failed(self) -> bool:
         """Whether the work was seen to run elsewhere than in the candidate's code."""
-        if not self._compiled:
-            return self.against > PYTHON_FOREIGN_SHARE * self.moments
-        return (
-            self.against > FOREIGN_SHARE * self.moments
-            or self.first_against > FOREIGN_SHARE * self.firsts
-        )
+        at_once = self._compiled and self.first_against > self._most * self.firsts
+        return at_once or self.against > self._most * self.moments
 
     @property
     def _mostly_made(self) -> bool:

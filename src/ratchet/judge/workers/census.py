@@ -22,6 +22,7 @@ from torch.autograd.profiler import profile, record_function
 Entry = Callable[..., Any]
 MOST_NAMES: Final = 300
 BUILT_IN: Final = ("aten", "prims", "quantized", "mkldnn", "onednn", "_quantized", "inductor")
+MAYBE_COPIES: Final = ("aten::to", "aten::contiguous")
 CROSSINGS: Final = ("numpy", "__array__", "__dlpack__")
 """Methods of a tensor by which its values reach other libraries."""
 STORES: Final = {"create_masked_store": 3, "create_atomic_rmw": 4, "create_atomic_cas": None}
@@ -78,6 +79,8 @@ class Census:
             self._marked += 1
             return
         space, found, _ = event.name.partition("::")
+        if event.name in MAYBE_COPIES and not event.children:
+            return  # it was as it should be, and nothing was copied
         if found and (space in BUILT_IN or not event.children):
             self._add(event.name[:100], _elements(getattr(event.typed[1], "inputs", ())))
             return
