@@ -96,6 +96,20 @@ def test_registers_spills_and_loops_are_read() -> None:
     ]
 
 
+def test_a_branch_back_from_behind_the_end_is_no_loop() -> None:
+    """Where a kernel's loop may run no trip, LLVM puts what is left to do in a block at the end."""
+    cold = TEXT.replace(
+        "	s_endpgm\n.Lfunc_end0:",
+        "	s_endpgm\n.LBB0_9:\n	v_mov_b32 v0, 0\n	s_cbranch_execnz .LBB0_1\n	s_branch .LBB0_2\n"
+        ".Lfunc_end0:",
+        1,
+    )
+    assert cold != TEXT
+    (first, _), (plain, _) = assembly.parse(cold), assembly.parse(TEXT)
+    assert first.loops == plain.loops
+    assert first.hot_loop() == plain.hot_loop()
+
+
 def test_facts_of_one_kernel() -> None:
     kernel = CompiledKernel(name="first", num_warps=4, shared_bytes=4096, texts={"amdgcn": TEXT})
     facts = kernel_facts.amd_facts(kernel, ARCHITECTURES["gfx950"])
@@ -289,6 +303,20 @@ def test_bounds_that_depend_on_the_program_are_counted_one_by_one() -> None:
     many, exact = work(body, k=0, grid=(10_000, 1, 1))
     assert not exact  # sampled
     assert many == pytest.approx(10_000 * 10_001 / 2, rel=0.03)
+
+
+def test_where_the_count_is_cut_the_longest_programs_do_not_stand_for_all() -> None:
+    body = f"""
+    %last = arith.constant 6000 : i32
+    %end = arith.subi %last, %pid : i32
+    %t = scf.for %j = %c0 to %end step %one iter_args(%s = %zero) -> (tensor<64x16xf32>) : i32 {{
+      %u = scf.for %h = %c0 to %one step %one iter_args(%r = %zero) -> (tensor<64x16xf32>) : i32 {{
+        {DOT}
+      }}
+    }}"""
+    counted, exact = work(body, k=0, grid=(4000, 1, 1))
+    assert not exact
+    assert counted == pytest.approx(sum(6000 - place for place in range(4000)), rel=0.2)
 
 
 def test_branches_are_followed_where_their_condition_is_known() -> None:

@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import math
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,23 @@ def test_a_kernel_that_holds_too_much_spills_and_says_so() -> None:
     assert kept["scratch_bytes"] > 0
     assert kept["instructions"]["scratch"] > 0
     assert any("spilled" in note for note in kept["notes"])
+
+
+@needs_triton
+def test_each_target_has_its_own_limit_on_shared_memory() -> None:
+    """Triton asks a driver once and remembers: in a process of its own, one target after another."""
+    script = """
+from triton.compiler.compiler import max_shared_mem
+from ratchet.judge.static_profile.architectures import ARCHITECTURES
+from ratchet.judge.workers.static_profile import _install_driver
+for name in ("gfx942", "gfx950", "sm_90"):
+    _install_driver(ARCHITECTURES[name], 1)
+    print(max_shared_mem(0))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+    )
+    assert run.stdout.split() == [str(64 << 10), str(160 << 10), str(227 << 10)], run.stderr[-500:]
 
 
 @needs_triton

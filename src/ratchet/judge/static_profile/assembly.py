@@ -6,12 +6,13 @@ its form.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-MAX_LINES, MAX_LOOPS = 100_000, 256
+MAX_LINES, MAX_LOOPS, MAX_BLOCKS_WALKED = 100_000, 256, 200_000
 """No kernel comes near; a text made to keep the judge busy might."""
 LABEL = re.compile(r"^([A-Za-z_.$][\w.$]*):")
 INSTRUCTION = re.compile(r"^\s+([a-z][a-z0-9_]*)(?:\s+(.*))?$")
@@ -136,14 +137,60 @@ def _bodies(text: str) -> dict[str, _Body]:
 
 
 def _loops(body: _Body) -> list[tuple[int, int]]:
-    """Backward branches; those to one place are one loop."""
-    ends: dict[int, int] = {}
+    """Branches back to a place from which they are reached; those to one place are one loop.
+
+    A block that is seldom run stands behind the end of the kernel and branches back: no loop.
+    """
+    back: dict[int, list[int]] = {}
+    jumps: dict[int, int | None] = {}
     for index, one in enumerate(body.instructions):
         if one.name.startswith(("s_cbranch", "s_branch")):
-            target = body.labels.get(one.operands.split(",")[-1].strip())
+            target = jumps[index] = body.labels.get(one.operands.split(",")[-1].strip())
             if target is not None and target <= index:
-                ends[target] = max(index, ends.get(target, index))
-    return sorted(ends.items())[:MAX_LOOPS]
+                back.setdefault(target, []).append(index)
+        elif one.name.startswith(("s_endpgm", "s_setpc")):
+            jumps[index] = None
+    walk = _Walk(body.instructions, jumps)
+    found = []
+    for target in sorted(back)[:MAX_LOOPS]:
+        reached = walk.blocks_from(target)
+        ends = [end for end in back[target] if reached is None or walk.ending(end) in reached]
+        if ends:
+            found.append((target, max(ends)))
+    return found
+
+
+class _Walk:
+    """The flow between the blocks of a function; a block is known by its last instruction."""
+
+    def __init__(self, instructions: list[Instruction], jumps: dict[int, int | None]) -> None:
+        self._instructions = instructions
+        self._jumps = jumps
+        self._ends = [*jumps, len(instructions)]
+        self._left = MAX_BLOCKS_WALKED
+
+    def ending(self, place: int) -> int:
+        """The block that an instruction belongs to."""
+        return self._ends[bisect.bisect_left(self._ends, place)]
+
+    def blocks_from(self, start: int) -> set[int] | None:
+        """Every block that is reached from an instruction; None where that takes too long."""
+        seen: set[int] = set()
+        waiting = [self.ending(start)]
+        while waiting:
+            end = waiting.pop()
+            if end in seen or end == len(self._instructions):
+                continue
+            seen.add(end)
+            self._left -= 1
+            if self._left < 0:
+                return None
+            target = self._jumps[end]
+            if target is not None:
+                waiting.append(self.ending(target))
+            if self._instructions[end].name.startswith("s_cbranch"):
+                waiting.append(self.ending(end + 1))
+        return seen
 
 
 def _metadata(text: str) -> Iterator[dict[str, str]]:
