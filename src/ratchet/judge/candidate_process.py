@@ -21,6 +21,7 @@ from ratchet.judge.headroom import Headroom
 from ratchet.judge.isolation import Sandbox, make_sandbox, thread_environment
 from ratchet.judge.late_writes import OutputSpots
 from ratchet.judge.verdict import Status
+from ratchet.judge.workers.mapping import seal
 from ratchet.kernels.kernel import Kernel
 
 CPP_WORKER = "ratchet.judge.workers.candidate"
@@ -310,5 +311,5 @@ def _sealed_copy(descriptor: int) -> int:
             raise Decided("crashed", "the library that was handed out cannot be read") from error
         raise
     seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-    fcntl.fcntl(copy, fcntl.F_ADD_SEALS, seals)
+    seal(copy, seals)
     return copy

@@ -7,12 +7,16 @@ and one mmap(MAP_FIXED | MAP_POPULATE) brings it to where the arguments already 
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import mmap
 import os
+import time
 
 PAGE_BYTES = mmap.PAGESIZE
 MAP_FIXED = 0x10
 MAP_NORESERVE = 0x4000
+SEAL_PATIENCE_S = 3.0
 MAP_FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -26,6 +30,22 @@ _libc.mmap.argtypes = (
     ctypes.c_long,
 )
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+
+def seal(descriptor: int, seals: int) -> None:
+    """Add seals to a memfd; raises OSError.
+
+    F_SEAL_WRITE waits until no page has another user, and gives up (EBUSY) too soon on a machine
+    whose cores are all busy: pages wait in other cores' lists (memfd_wait_for_pins in mm/memfd.c).
+    """
+    deadline = time.monotonic() + SEAL_PATIENCE_S
+    while True:
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise
 
 
 class Region:

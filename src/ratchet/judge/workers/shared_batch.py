@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ratchet.judge.workers.mapping import Region
+from ratchet.judge.workers.mapping import Region, seal
 from ratchet.kernels.abi import DTYPE_CODES
 from ratchet.kernels.problem import Case, Problem
 
@@ -117,11 +117,11 @@ class SharedBatch:
         for tensors, slots in zip(self.inputs, self.slots, strict=True):
             for tensor, slot in zip(tensors, slots, strict=False):  # outputs have no values yet
                 _write(self.descriptors[slot.region], _bytes_of(tensor), slot.offset)
-        seal = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+        kept = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
         for region, descriptor in enumerate(self.descriptors):
             fixed = region == INPUTS and not self.writable_inputs
-            own = seal | fcntl.F_SEAL_SEAL | (fcntl.F_SEAL_WRITE if fixed else 0)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, own)
+            own = kept | fcntl.F_SEAL_SEAL | (fcntl.F_SEAL_WRITE if fixed else 0)
+            seal(descriptor, own)
 
     def read(self, call: int, position: int) -> Tensor:
         """A private copy of one tensor of one call as it now stands in shared memory."""
