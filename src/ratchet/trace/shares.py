@@ -29,7 +29,7 @@ from ratchet.trace.split import Stream
 
 SMALLEST = 64 << 20
 """Bytes of a share: a process that reads fewer takes longer to start than it saves."""
-_START = 48 << 20
+_START = 32 << 20
 """Bytes that are read while another process starts."""
 _MOST = 4
 """Processes at once: what they hold is held at the same time."""
@@ -77,7 +77,7 @@ def gather(path: Path, begin: int = 0, end: int | None = None) -> Gathered:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without garbage collection: there is none, and looking for it takes long."""
+    """Without garbage collection: it would look through every event and find none."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -128,11 +128,10 @@ def _bounds(path: Path) -> list[int]:
             each = (size - _START) // count
             for number in range(1, count):
                 file.seek(_START + number * each)
-                cut = between.search(window := file.read(_WINDOW))
+                cut = between.search(file.read(_WINDOW))
                 if cut is None:
                     return []
                 bounds.append(_START + number * each + cut.end())
-                del window
             return bounds
     except OSError:
         return []
