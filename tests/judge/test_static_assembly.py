@@ -98,12 +98,8 @@ def test_registers_spills_and_loops_are_read() -> None:
 
 def test_a_branch_back_from_behind_the_end_is_no_loop() -> None:
     """Where a kernel's loop may run no trip, LLVM puts what is left to do in a block at the end."""
-    cold = TEXT.replace(
-        "	s_endpgm\n.Lfunc_end0:",
-        "	s_endpgm\n.LBB0_9:\n	v_mov_b32 v0, 0\n	s_cbranch_execnz .LBB0_1\n	s_branch .LBB0_2\n"
-        ".Lfunc_end0:",
-        1,
-    )
+    block = [".LBB0_9:", "\tv_mov_b32 v0, 0", "\ts_cbranch_execnz .LBB0_1", "\ts_branch .LBB0_2"]
+    cold = TEXT.replace(".Lfunc_end0:", "\n".join([*block, ".Lfunc_end0:"]))
     assert cold != TEXT
     (first, _), (plain, _) = assembly.parse(cold), assembly.parse(TEXT)
     assert first.loops == plain.loops

@@ -153,7 +153,7 @@ def test_a_kernel_that_holds_too_much_spills_and_says_so() -> None:
 
 @needs_triton
 def test_each_target_has_its_own_limit_on_shared_memory() -> None:
-    """Triton asks a driver once and remembers: in a process of its own, one target after another."""
+    """Triton asks a driver once and remembers; in a process of its own."""
     script = """
 from triton.compiler.compiler import max_shared_mem
 from ratchet.judge.static_profile.architectures import ARCHITECTURES
