@@ -84,10 +84,20 @@ def chunks(module: dict[str, Any], words: int, bias: bool) -> None:
 
 def no_token(module: dict[str, Any]) -> None:
     """The loss over no token is NaN, as in torch, and the gradients are zero."""
-    inputs = torch.randn(20, 16), torch.randn(30, 16), torch.empty(0), torch.full((20,), 3)
-    nothing = module["linear_cross_entropy"](*inputs, (3.0, 0.0))
-    finite = all(bool((one == 0).all()) for one in nothing[1:])
-    say("no token counts", bool(nothing[0].isnan()) and finite, str(nothing[0]))
+    weight, bias = torch.randn(30, 16), torch.randn(30)
+    for tokens in (20, 0):
+        inputs = torch.randn(tokens, 16), weight, bias, torch.full((tokens,), 3)
+        nothing = module["linear_cross_entropy"](*inputs, (3.0, 0.0))
+        zero = all(bool((one == 0).all()) for one in nothing[1:])
+        say(f"no token of {tokens}", bool(nothing[0].isnan()) and zero, f"loss {float(nothing[0])}")
+
+
+def no_rows(module: dict[str, Any], name: str) -> None:
+    """Gradients over no rows at all are zero."""
+    empty, weight = torch.empty(0, 48), torch.randn(48)
+    found = module[f"{name}_backward"](empty, empty, weight, (1e-5,))
+    zero = all(bool((one == 0).all()) for one in found[1:])
+    say(f"no rows of {name}", found[0].shape == empty.shape and zero, "")
 
 
 PLACES = """
@@ -132,6 +142,8 @@ def main() -> None:
                     check_case(module[entry], problem, case, "")
             if entry in in_fp32:
                 check_case(module[entry], in_fp32[entry], in_fp32[entry].cases[0], "fp32 ")
+        if name.endswith("_norm"):
+            no_rows(module, name)
         if name == "linear_cross_entropy":
             places(module)
             no_token(module)

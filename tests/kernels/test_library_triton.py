@@ -27,8 +27,8 @@ from ratchet.optimize.suite_candidates import find_answer, kernelbench_suite
 HERE = Path(__file__).parent
 EVERYTHING = os.environ.get("RATCHET_TEST_LIBRARY_TRITON") == "all"
 KERNELS = triton_kernels()
-OTHERS = ("tiles of", "chunks of", "no token")
-"""Checks of the worker that belong to linear + cross-entropy's inner parts."""
+OTHERS = ("tiles of", "chunks of", "no token of", "no rows of")
+"""Checks of the worker beside the problems' cases."""
 JUDGED = ("add_rms_norm_forward", "adamw_step")
 """Taken before the judge in every run: outputs of two kinds, and tensors changed in place."""
 
@@ -95,7 +95,9 @@ def test_an_entry_is_right_in_the_interpreter(entry: str, checks: list[dict[str,
 @needs_triton
 @no_gpu
 @pytest.mark.parametrize("part", OTHERS)
-def test_an_inner_part_is_right_in_the_interpreter(part: str, checks: list[dict[str, Any]]) -> None:
+def test_inner_parts_and_edges_are_right_in_the_interpreter(
+    part: str, checks: list[dict[str, Any]]
+) -> None:
     own = [one for one in checks if one["check"].startswith(part)]
     assert own
     assert [one for one in own if not one["passed"]] == []

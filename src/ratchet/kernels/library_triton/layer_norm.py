@@ -187,7 +187,7 @@ def _backward(
     dh = torch.empty(h.shape, dtype=h.dtype, device=h.device)
     rows, columns = flat.shape
     tile = _tile(columns)
-    programs = min(_programs(h), triton.cdiv(rows, tile["ROWS"]))
+    programs = max(1, min(_programs(h), triton.cdiv(rows, tile["ROWS"])))
     partial = torch.empty((programs, 2 * columns), dtype=torch.float32, device=h.device)
     layer_norm_backward_kernel[(programs,)](
         dy,

@@ -432,7 +432,7 @@ class _Run:
         self.dtype = torch.bfloat16 if low else weight.dtype
         tokens, words = x.shape[0], weight.shape[0]
         at_once = max(256, LOGITS_BYTES // (words * self.dtype.itemsize) // 256 * 256)
-        self.chunk = min(tokens, at_once)
+        self.chunk = max(1, min(tokens, at_once))
         self.losses = self._new((tokens,), torch.float32)
         self.counted = self._new((2,), torch.float32)
         self.dx = self._new(x.shape, x.dtype)
@@ -459,6 +459,9 @@ class _Run:
             _multiply(logits.t(), x, self.total, self.dweight, first, last)
             if self.bias.numel():
                 self._bias(logits, first)
+        if not tokens:
+            self.dweight.zero_()
+            self.dbias.zero_()
         loss = self._new((), torch.float32)
         mean_kernel[(1,)](self.losses, self.counted, loss, tokens, BLOCK=4096, num_warps=8)
         return loss

@@ -169,7 +169,7 @@ def _backward(
     dweight = torch.empty_like(weight, memory_format=torch.contiguous_format)
     rows, columns = flat.shape
     tile = _tile(columns)
-    programs = min(_programs(h), triton.cdiv(rows, tile["ROWS"]))
+    programs = max(1, min(_programs(h), triton.cdiv(rows, tile["ROWS"])))
     partial = torch.empty((programs, columns), dtype=torch.float32, device=h.device)
     rms_norm_backward_kernel[(programs,)](
         dy,
