@@ -97,9 +97,11 @@ def _over_grid(body: list[_Operation], known: Environment, grid: Sequence[int]) 
         if counter.steps > MAX_STEPS:
             break
         counted.append(flops)
+        if not counter.varies:  # nothing depends on the place: all programs do the same
+            break
     if not counted:
         return DotWork(flops=0.0, exact=False)
-    sampled = len(counted) < len(places) or (counter.varies and len(places) < programs)
+    sampled = counter.varies and len(counted) < programs
     mean = sum(counted) / len(counted)
     return DotWork(flops=mean * programs, exact=counter.exact and not sampled)
 
