@@ -4,8 +4,8 @@
 
 The forward goes over the keys of a block of queries with a running maximum (arXiv:1805.02867,
 arXiv:2307.08691); the backward computes the scores again, once for the gradients of keys and
-values and once for those of the queries, so that nothing is added up by atomics and two runs give
-the same bits. q is [B, H, T, D], k and v are [B, G, S, D] with G a divisor of H, of any strides
+values and once for those of the queries, so that nothing is added up by atomics: with the same
+tiles two runs give the same bits. q is [B, H, T, D], k and v are [B, G, S, D] with G a divisor of H, of any strides
 with contiguous features; with a causal mask query t sees keys 0..t. D is 256 at most, scale > 0.
 """
 
