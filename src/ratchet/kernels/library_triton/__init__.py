@@ -30,8 +30,10 @@ ENTRIES: Final[Mapping[str, tuple[str, ...]]] = {
     "gated_activation": ("gated_activation_forward", "gated_activation_backward"),
     "adamw": ("adamw_step", "gradient_square_sum"),
     "rope": ("rope_forward", "rope_backward"),
-    "linear_cross_entropy": ("linear_cross_entropy", "cross_entropy_rows"),
-    "attention": ("attention_forward", "attention_backward"),
+    "linear_cross_entropy": ("linear_cross_entropy",),
+    "cross_entropy_rows": ("cross_entropy_rows",),
+    "attention_forward": ("attention_forward",),
+    "attention_backward": ("attention_backward",),
 }
 """The entries of each source."""
 

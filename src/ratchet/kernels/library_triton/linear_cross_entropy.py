@@ -307,53 +307,6 @@ def mean_kernel(losses, counted, loss, tokens, BLOCK: tl.constexpr):
     tl.store(loss, tl.sum(sums, 0) / tl.load(counted + 1))
 
 
-@triton.jit
-def cross_entropy_rows_kernel(
-    logits,
-    target,
-    losses,
-    columns,
-    logits_row,
-    ignore_index,
-    smoothing,
-    scale,
-    GRADIENT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """The loss of one row and, in place of its logits, the gradient times scale."""
-    row = tl.program_id(0).to(tl.int64)
-    logits += row * logits_row
-    at = tl.arange(0, BLOCK)
-    top = tl.full((BLOCK,), -float("inf"), tl.float32)
-    total = tl.zeros((BLOCK,), tl.float32)
-    plain = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, columns, BLOCK):
-        kept = at < columns - start
-        value = tl.load(logits + start + at, kept, 0.0).to(tl.float32)
-        plain += value
-        higher = tl.maximum(top, tl.where(kept, value, -float("inf")))
-        # A lane that has seen nothing yet has no maximum to subtract.
-        base = tl.where(higher == -float("inf"), 0.0, higher)
-        total = total * tl.exp(top - base) + tl.where(kept, tl.exp(value - base), 0.0)
-        top = higher
-    highest = tl.max(top, 0)
-    lse = highest + tl.log(tl.sum(total * tl.exp(top - highest), 0))
-    word = tl.load(target + row)
-    counts = word != ignore_index
-    taken = tl.load(logits + word, counts, 0.0).to(tl.float32)
-    loss = (1.0 - smoothing) * (lse - taken) + smoothing * (lse - tl.sum(plain, 0) / columns)
-    tl.store(losses + row, tl.where(counts, loss, 0.0))
-    if GRADIENT:
-        tl.debug_barrier()  # the target's logit is read before any lane writes
-        share = tl.where(counts, scale, 0.0)
-        for start in range(0, columns, BLOCK):
-            kept = at < columns - start
-            place = logits + start + at
-            value = tl.exp(tl.load(place, kept, 0.0).to(tl.float32) - lse) - smoothing / columns
-            value -= tl.where(at == word - start, 1.0 - smoothing, 0.0)
-            tl.store(place, (value * share).to(logits.dtype.element_ty), kept)
-
-
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -529,31 +482,3 @@ def linear_cross_entropy(
     call = _Run(x, weight, bias, target)
     loss = call.run(int(scalars[0]), scalars[1])
     return loss, call.dx, call.dweight, call.dbias.to(bias.dtype)
-
-
-def cross_entropy_rows(
-    logits: Tensor, target: Tensor, scalars: Sequence[float]
-) -> tuple[Tensor, Tensor]:
-    """(the gradient of the summed losses times scale in place of `logits` [R, V], losses [R]).
-
-    `scalars` are ignore_index, label_smoothing and scale; with scale 0 the logits stay.
-    """
-    if logits.stride(-1) != 1:
-        raise ValueError(f"logits lie by {list(logits.stride())}: give rows that are contiguous")
-    rows, columns = logits.shape
-    losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    block = min(4096, triton.next_power_of_2(columns))
-    cross_entropy_rows_kernel[(rows,)](
-        logits,
-        target.contiguous(),
-        losses,
-        columns,
-        logits.stride(0),
-        int(scalars[0]),
-        scalars[1],
-        scalars[2],
-        GRADIENT=scalars[2] != 0,
-        BLOCK=block,
-        num_warps=max(1, block // 512),
-    )
-    return logits, losses

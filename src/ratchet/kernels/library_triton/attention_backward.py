@@ -1,12 +1,12 @@
-"""Attention in Triton without whole scores, causal or full, with grouped queries; both directions.
+"""The gradient of attention in Triton without whole scores, causal or full, with grouped queries.
 
-    lse = log sum exp(scale q k^T),  o = exp(scale q k^T - lse) v
+    p = exp(scale q k^T - lse),  ds = p * (do v^T - rowsum(do * o))
+    dq = scale ds k,  dk = scale ds^T q,  dv = p^T do               (arXiv:2307.08691, algorithm 2)
 
-The forward goes over the keys of a block of queries with a running maximum (arXiv:1805.02867,
-arXiv:2307.08691); the backward computes the scores again, once for the gradients of keys and
-values and once for those of the queries, so that nothing is added up by atomics: with the same
-tiles two runs give the same bits. q is [B, H, T, D], k and v are [B, G, S, D] with G a divisor of H, of any strides
-with contiguous features; with a causal mask query t sees keys 0..t. D is 256 at most, scale > 0.
+The scores are computed again twice, once for the gradients of keys and values and once for those of
+the queries, so that nothing is added up by atomics: with the same tiles two runs give the same
+bits. q is [B, H, T, D], k and v are [B, G, S, D] with G a divisor of H, of any strides with
+contiguous features; with a causal mask query t sees keys 0..t. D is 256 at most, scale > 0.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, type-arg, untyped-decorator"
@@ -22,7 +22,6 @@ from torch import Tensor
 
 MAX_FEATURES = 256
 LOG2_E = tl.constexpr(1.4426950408889634)
-LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -49,50 +48,6 @@ def _rows(
         return tl.load(place, at < features, 0.0)
 
 
-@triton.jit
-def _forward_keys(
-    sums,
-    total,
-    top,
-    query,
-    k,
-    v,
-    first,
-    last,
-    row,
-    keys,
-    features,
-    k_row,
-    v_row,
-    scale,
-    MASKED: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    EVEN: tl.constexpr,
-    FEATURES: tl.constexpr,
-    N: tl.constexpr,
-):
-    """Take the keys from first to last into the running sums; scale is in powers of two."""
-    for start in range(first, last, N):
-        key = _rows(k, start, keys, k_row, features, EVEN, N, FEATURES, MASKED)
-        scores = tl.dot(query, key.T, input_precision="ieee")
-        if MASKED:
-            column = start + tl.arange(0, N)
-            seen = (column < keys)[None, :]
-            if CAUSAL:
-                seen = seen & (column[None, :] <= row[:, None])
-            scores = tl.where(seen, scores, -float("inf"))
-        higher = tl.maximum(top, tl.max(scores, 1) * scale)
-        probability = tl.exp2(scores * scale - higher[:, None])
-        shrunk = tl.exp2(top - higher)
-        total = total * shrunk + tl.sum(probability, 1)
-        value = _rows(v, start, keys, v_row, features, EVEN, N, FEATURES, MASKED)
-        sums = tl.dot(
-            probability.to(value.dtype), value, sums * shrunk[:, None], input_precision="ieee"
-        )
-        top = higher
-    return sums, total, top
-
-
 def _for_this_gpu(configs: list[triton.Config], named: dict, **more) -> list[triton.Config]:
     """Those of the GPU's maker; the last of them, of small tiles, where registers are short."""
     amd = bool(torch.version.hip)
@@ -114,106 +69,6 @@ def _tuned(amd: Sequence[tuple[int, ...]], nvidia: Sequence[tuple[int, ...]]):
         key=["queries", "keys", "FEATURES", "CAUSAL"],
         prune_configs_by={"early_config_prune": _for_this_gpu},
     )
-
-
-@_tuned(
-    amd=[(128, 64, 8, 1), (128, 32, 4, 2), (64, 32, 4, 1)],
-    nvidia=[(128, 64, 4, 2), (64, 64, 4, 2), (64, 32, 4, 1)],
-)
-@triton.jit
-def attention_forward_kernel(
-    q,
-    k,
-    v,
-    o,
-    lse,
-    scale,
-    heads,
-    group,
-    queries,
-    keys,
-    features,
-    q_batch,
-    q_head,
-    q_row,
-    k_batch,
-    k_head,
-    k_row,
-    v_batch,
-    v_head,
-    v_row,
-    CAUSAL: tl.constexpr,
-    EVEN: tl.constexpr,
-    FEATURES: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-):
-    """Grid: (batch x heads, blocks of queries): blocks of a head go to one die of an MI300."""
-    batch, head = tl.program_id(0) // heads, tl.program_id(0) % heads
-    start = (tl.num_programs(1) - 1 - tl.program_id(1)) * M  # the longest first
-    q += tl.cast(batch, tl.int64) * q_batch + tl.cast(head, tl.int64) * q_head
-    k += tl.cast(batch, tl.int64) * k_batch + tl.cast(head // group, tl.int64) * k_head
-    v += tl.cast(batch, tl.int64) * v_batch + tl.cast(head // group, tl.int64) * v_head
-    query = _rows(q, start, queries, q_row, features, EVEN, M, FEATURES, True)
-    row = start + tl.arange(0, M)
-    sums = tl.zeros((M, FEATURES), tl.float32)
-    total = tl.zeros((M,), tl.float32)
-    top = tl.full((M,), -float("inf"), tl.float32)
-    last = keys
-    whole = keys // N * N
-    if CAUSAL:
-        last = min(keys, start + M)
-        whole = min(keys, start + 1) // N * N
-    sums, total, top = _forward_keys(
-        sums,
-        total,
-        top,
-        query,
-        k,
-        v,
-        0,
-        whole,
-        row,
-        keys,
-        features,
-        k_row,
-        v_row,
-        scale * LOG2_E,
-        False,
-        CAUSAL,
-        EVEN,
-        FEATURES,
-        N,
-    )
-    sums, total, top = _forward_keys(
-        sums,
-        total,
-        top,
-        query,
-        k,
-        v,
-        whole,
-        last,
-        row,
-        keys,
-        features,
-        k_row,
-        v_row,
-        scale * LOG2_E,
-        True,
-        CAUSAL,
-        EVEN,
-        FEATURES,
-        N,
-    )
-    kept = row < queries
-    statistic = tl.cast(tl.program_id(0), tl.int64) * queries + row
-    tl.store(lse + statistic, (top + tl.log2(total)) * LN_2, kept)
-    at = tl.arange(0, FEATURES)[None, :]
-    o += (tl.cast(batch, tl.int64) * queries + start) * heads * features + head * features
-    place = o + (tl.arange(0, M)[:, None] * (heads * features) + at)
-    result = (sums / total[:, None]).to(o.dtype.element_ty)
-    tl.store(place, result, kept[:, None] & (at < features))
 
 
 @triton.jit
@@ -568,23 +423,6 @@ def _sizes(q: Tensor, k: Tensor, causal: float, scale: float) -> tuple[list, dic
     block = max(16, triton.next_power_of_2(features))
     numbers = [scale, heads, heads // k.shape[1], queries, k.shape[2], features]
     return numbers, {"CAUSAL": bool(causal), "EVEN": block == features, "FEATURES": block}
-
-
-def attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, scalars: Sequence[float]
-) -> tuple[Tensor, Tensor]:
-    """(o [B, H, T, D], lse [B, H, T] in fp32); `scalars` are causal (0 or 1) and the scale."""
-    q, k, v = (_features_last(one) for one in (q, k, v))
-    o = _head_tensor(q)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    numbers, constants = _sizes(q, k, *scalars)
-    strides = [one.stride(axis) for one in (q, k, v) for axis in range(3)]
-
-    def grid(meta):
-        return q.shape[0] * q.shape[1], triton.cdiv(q.shape[2], meta["M"])
-
-    attention_forward_kernel[grid](q, k, v, o, lse, *numbers, *strides, **constants)
-    return o, lse
 
 
 def attention_backward(
