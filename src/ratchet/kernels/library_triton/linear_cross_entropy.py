@@ -377,12 +377,14 @@ class _Run:
     """One call: its inputs, and what its chunks share."""
 
     def __init__(self, x: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> None:
-        self.x = x if x.stride(-1) == 1 else x.contiguous()
-        self.weight = weight if weight.stride(-1) == 1 else weight.contiguous()
-        self.bias = bias.contiguous()
-        self.target = target.contiguous()
         low = torch.bfloat16 in (x.dtype, weight.dtype)
         self.dtype = torch.bfloat16 if low else weight.dtype
+        self.x = x if x.stride(-1) == 1 else x.contiguous()
+        self.weight = weight.to(self.dtype)
+        if self.weight.stride(-1) != 1:
+            self.weight = self.weight.contiguous()
+        self.bias = bias.contiguous()
+        self.target = target.contiguous()
         tokens, words = x.shape[0], weight.shape[0]
         at_once = max(256, LOGITS_BYTES // (words * self.dtype.itemsize) // 256 * 256)
         self.chunk = max(1, min(tokens, at_once))
@@ -390,8 +392,9 @@ class _Run:
         self.counted = self._new((2,), torch.float32)
         self.dx = self._new(x.shape, x.dtype)
         self.dweight = self._new(weight.shape, weight.dtype)
-        several = self.chunk < tokens
-        self.total = self._new(weight.shape, torch.float32) if several else self.losses
+        self.total = self.dweight
+        if self.chunk < tokens and weight.dtype != torch.float32:
+            self.total = self._new(weight.shape, torch.float32)
         self.dbias = self._new(bias.shape, torch.float32)
 
     def _new(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
