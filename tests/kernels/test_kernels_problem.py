@@ -58,12 +58,14 @@ def test_the_seed_decides_the_values(distribution: str, layout: str) -> None:
     maker = Problem(name="x", reference="math:sqrt", cases=(case,))
     first, second = maker.build_inputs(case, 7)
     assert first.shape == second.shape == (2, 3, 4, 5)
-    assert torch.equal(first, maker.build_inputs(case, 7)[0])
+    again = maker.build_inputs(case, 7)[0]
+    assert torch.equal(first.nan_to_num(), again.nan_to_num())
     if distribution not in ("zeros", "ones"):
         assert not torch.equal(first, second)
         assert not torch.equal(first, maker.build_inputs(case, 8)[0])
     assert first.is_contiguous() == (layout == "contiguous")
-    assert torch.isfinite(first).all()
+    if layout != "broadcast" or distribution != "specials":  # only the first row may be seen there
+        assert bool(torch.isfinite(first).all()) == (distribution != "specials")
 
 
 def test_mistaken_specs_are_refused() -> None:

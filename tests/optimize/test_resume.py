@@ -38,6 +38,9 @@ def evidence(folder: Path) -> list[tuple[str, str]]:
     if not (folder / "ledger.db").exists():
         return []
     with sqlite3.connect(folder / "ledger.db") as connection:
+        tables = connection.execute("SELECT name FROM sqlite_master WHERE name = 'evidence'")
+        if tables.fetchone() is None:  # the file is there a moment before its tables
+            return []
         return list(connection.execute("SELECT kind, key FROM evidence ORDER BY id"))
 
 
