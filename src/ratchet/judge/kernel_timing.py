@@ -40,7 +40,7 @@ CHECK_SHARE = 0.5
 """Comparing takes at most this share of the time that the arms take, but one batch of each
 launch is always compared."""
 SHARE_OF_TIME = 0.8
-BUDGET_S, LONG_BUDGET_S = 0.6, 3.0
+BUDGET_S, LONG_BUDGET_S = 0.6, 1.5
 """A look at one case takes about this long at most, if the fewest rounds allow it; the second look,
 at what the first left undecided, takes longer."""
 
