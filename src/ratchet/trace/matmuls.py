@@ -6,18 +6,30 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ratchet.trace.columns import Bool, Kind, Trace
 from ratchet.trace.grouping import alike, sums_by
 from ratchet.trace.kernels import device_rows
 from ratchet.trace.links import Links
-from ratchet.trace.shapes import ATTENTION, CONVOLUTIONS, MATMULS, parse_shapes
+from ratchet.trace.shapes import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    CONVOLUTION_BACKWARD,
+    CONVOLUTIONS,
+    MATMULS,
+    parse_shapes,
+)
 
 _KERNEL = re.compile(
     r"gemm|gemv|Cijk_|cutlass|xmma|wgmma|nvjet|matmul|_mm_|splitK|conv|flash|fmha|attention",
     re.IGNORECASE,
 )
+_MOVES_DATA = re.compile(
+    r"at::native::(?!.*(gemm|conv_depthwise))|elementwise|nccl|transpose|OpTensor|SubTensor|"
+    r"computeOffsets|nchwToNhwc|nhwcToNchw|splitKreduce|cast",
+    re.IGNORECASE,
+)
+_PRODUCTS = MATMULS | CONVOLUTIONS | CONVOLUTION_BACKWARD | ATTENTION | ATTENTION_BACKWARD
 _PRECISIONS = (
     ("fp8", re.compile(r"e4m3|e5m2|fp8|f8f8|_F8|float8", re.I)),
     ("tf32", re.compile(r"tf32|s1688gemm(?!_bf16|_fp16)|_S_TF|xf32", re.I)),
@@ -55,15 +67,25 @@ def precision_of_kernel(name: str) -> str:
     return "unknown"
 
 
+def is_product(trace: Trace, links: Links) -> Bool:
+    """For each event, whether it multiplies matrices: a kernel, and on a CPU-only trace an op.
+
+    A product, a convolution or fused attention, by the kernel's name or by the op that launched it.
+    """
+    matrix_op = np.array([s in _PRODUCTS for s in trace.strings], dtype=bool)
+    if not trace.on_device:
+        return np.asarray(matrix_op[trace.text] & (trace.kind == Kind.OP))
+    op = links.op
+    by_op = np.where(op >= 0, matrix_op[trace.text[np.maximum(op, 0)]], False)
+    named = trace.named(_KERNEL) & ~trace.named(_MOVES_DATA)
+    found = (by_op & ~trace.named(_MOVES_DATA)[trace.text]) | named[trace.text]
+    return np.asarray(found & (trace.kind == Kind.KERNEL))
+
+
 def matmuls(trace: Trace, links: Links) -> tuple[PrecisionRow, ...]:
     """Matrix multiplies, convolutions and attention by the precision that ran, longest first."""
     rows = device_rows(trace, links)
-    rows = rows[trace.kind[rows] == Kind.KERNEL]
-    matrix_op = np.array([s in MATMULS | CONVOLUTIONS | ATTENTION for s in trace.strings])
-    op = links.op[rows]
-    by_op = np.where(op >= 0, matrix_op[trace.text[np.maximum(op, 0)]], False)
-    named = trace.named(_KERNEL)[trace.text[rows]]
-    rows = rows[(by_op | named) & ~_moves_data(trace, rows)]
+    rows = rows[is_product(trace, links)[rows] & trace.on_device]
     types = np.full(len(trace), -1, dtype=np.int32)
     types[trace.ops.row] = trace.ops.types
     op = links.op[rows]
@@ -90,15 +112,6 @@ def matmuls(trace: Trace, links: Links) -> tuple[PrecisionRow, ...]:
         for k, (n, t) in sums.items()
     ]
     return tuple(sorted(table, key=lambda row: -row.time))
-
-
-def _moves_data(trace: Trace, rows: NDArray[np.intp]) -> Bool:
-    pattern = re.compile(
-        r"at::native::(?!.*(gemm|conv_depthwise))|elementwise|nccl|transpose|OpTensor|SubTensor|"
-        r"computeOffsets|nchwToNhwc|nhwcToNchw|splitKreduce|cast",
-        re.IGNORECASE,
-    )
-    return np.asarray(trace.named(pattern)[trace.text[rows]])
 
 
 def _inputs(types: str) -> str:

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ratchet.trace.bandwidth import BandwidthRow, bandwidth
 from ratchet.trace.collectives import CollectiveRow, collectives
 from ratchet.trace.columns import Bool, Trace
 from ratchet.trace.communication import communicates
 from ratchet.trace.compiled import Compiled, Recompute, compiled, recompute
+from ratchet.trace.critical_path import CriticalPath, critical_path
 from ratchet.trace.documents import document as document
 from ratchet.trace.identity import Activity, Identity, Steps, activity, by_device, steps
 from ratchet.trace.idle import Idle, Launches, idle, launches
@@ -20,9 +22,11 @@ from ratchet.trace.marks import AnnotationRow, marks
 from ratchet.trace.matmuls import PrecisionRow, matmuls
 from ratchet.trace.memory import Memory, memory
 from ratchet.trace.pipeline import Bubble, bubble
+from ratchet.trace.queues import QueueRow, queues
 from ratchet.trace.roofline import Ceilings, RooflineRow, roofline
+from ratchet.trace.sequences import SequenceRow, sequences
 from ratchet.trace.streams import CopyRow, StreamRow, copies, streams
-from ratchet.trace.timeline import Timeline, timeline
+from ratchet.trace.timeline import LANES, Timeline, timeline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +72,11 @@ class Report:
     collectives: tuple[CollectiveRow, ...]
     copies: tuple[CopyRow, ...]
     streams: tuple[StreamRow, ...]
+    queues: tuple[QueueRow, ...]
+    """Streams with launches, those with most first."""
+    bandwidth: tuple[BandwidthRow, ...]
+    sequences: tuple[SequenceRow, ...]
+    critical_path: CriticalPath
     idle: Idle
     launches: Launches
     memory: Memory | None
@@ -131,6 +140,10 @@ def report(trace: Trace, ceilings: Ceilings | None = None) -> Report:
         collectives=sent,
         copies=copies(trace, links),
         streams=streams(trace, links, whole),
+        queues=queues(trace, links, whole)[:LANES],
+        bandwidth=bandwidth(trace, links, whole),
+        sequences=sequences(trace, links, communication),
+        critical_path=critical_path(trace, links, communication, whole, marked),
         idle=idle(trace, links, whole),
         launches=launches(trace, links),
         memory=memory(trace, links),

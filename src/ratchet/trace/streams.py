@@ -11,6 +11,7 @@ from ratchet.trace.identity import Activity
 from ratchet.trace.intervals import peak_overlap, union
 from ratchet.trace.kernels import device_rows
 from ratchet.trace.links import Links
+from ratchet.trace.queues import waits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +24,7 @@ class StreamRow:
     busy: int
     """Union of its work, in ns."""
     longest_queue: int
-    """Most pieces of work that were launched and had not started at once."""
+    """Most pieces of work that were launched and had not started at once; a graph is one piece."""
     mean_queue: float
     """Over the window's time."""
 
@@ -52,8 +53,7 @@ def streams(trace: Trace, links: Links, activity: Activity) -> tuple[StreamRow, 
     for index, (device, stream) in enumerate(names.T.tolist()):
         own = rows[group.reshape(-1) == index]
         known = own[links.launch[own] >= 0]
-        begun = trace.start[known]
-        called = np.minimum(trace.start[links.launch[known]], begun)
+        called, begun = waits(trace, links, known)
         table.append(
             StreamRow(
                 device=device,

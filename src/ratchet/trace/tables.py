@@ -11,6 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from ratchet.trace.advice import Finding, advise
 from ratchet.trace.collectives import CollectiveRow
 from ratchet.trace.compiled import Compiled, Recompute
+from ratchet.trace.critical_path import PathRow, PathWindow, Segment
 from ratchet.trace.diff import Diff, DiffRow
 from ratchet.trace.documents import plainly
 from ratchet.trace.identity import Identity
@@ -20,10 +21,13 @@ from ratchet.trace.marks import AnnotationRow
 from ratchet.trace.matmuls import PrecisionRow
 from ratchet.trace.memory import Memory
 from ratchet.trace.pipeline import Bubble
+from ratchet.trace.queues import QueueRow
 from ratchet.trace.ranks import Ranks, SharedCollective
 from ratchet.trace.report import Report
 from ratchet.trace.roofline import RooflineRow
+from ratchet.trace.sequences import SequenceRow
 from ratchet.trace.streams import CopyRow, StreamRow
+from ratchet.trace.timeline import bins
 
 Cell = type[int] | type[float] | type[str] | type[bool] | type[list[str]]
 Columns = dict[str, Cell]
@@ -99,6 +103,17 @@ def _tables_of(answers: Report) -> list[Table]:
         _table("collectives", CollectiveRow, answers.collectives),
         _table("copies", CopyRow, answers.copies),
         _table("streams", StreamRow, answers.streams),
+        _table("queues", QueueRow, answers.queues),
+        _queue_timeline(answers),
+        _bandwidth_timeline(answers),
+        _table("sequences", SequenceRow, answers.sequences),
+        _table("critical_path", PathRow, answers.critical_path.rows),
+        _table(
+            "critical_path_windows",
+            PathWindow,
+            [answers.critical_path.whole, *answers.critical_path.steps],
+        ),
+        _table("critical_path_chain", Segment, answers.critical_path.chain),
         _table("matmuls", PrecisionRow, answers.matmuls),
         _table("roofline", RooflineRow, answers.roofline),
         _table("idle", Idle, [answers.idle]),
@@ -121,6 +136,31 @@ def _tables_of(answers: Report) -> list[Table]:
         ),
         _table("advice", Finding, advise(answers)),
     ]
+
+
+def _queue_timeline(answers: Report) -> Table:
+    columns: Columns = {
+        "device": int, "stream": int, "start": int, "end": int, "mean": float, "peak": int
+    }  # fmt: skip
+    rows = [
+        {"device": row.device, "stream": row.stream, "start": start, "end": end, "mean": mean,
+         "peak": peak}
+        for row in answers.queues
+        for (start, end), mean, peak in zip(
+            bins(row.start, row.end), row.mean, row.peak, strict=True
+        )
+    ]  # fmt: skip
+    return Table(name="queue_timeline", columns=columns, rows=rows)
+
+
+def _bandwidth_timeline(answers: Report) -> Table:
+    rows = [
+        {"name": row.name, "start": start, "end": end, "bytes_per_s": rate}
+        for row in answers.bandwidth
+        for (start, end), rate in zip(bins(row.start, row.end), row.bytes_per_s, strict=True)
+    ]
+    columns: Columns = {"name": str, "start": int, "end": int, "bytes_per_s": float}
+    return Table(name="bandwidth_timeline", columns=columns, rows=rows)
 
 
 def _table(name: str, row_type: type, rows: Sequence[Any]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,9 +49,19 @@ class Timeline:
     """By stream (by thread on a CPU-only trace), the busiest first."""
 
 
+def bin_edges(start: int, end: int) -> Int64:
+    """Where the bins of a window begin, and where the last one ends, in ns."""
+    return np.linspace(0, end - start, BINS + 1).astype(np.int64) + start
+
+
+def bins(start: int, end: int) -> list[tuple[int, int]]:
+    """The (start, end) of each bin, in ns."""
+    return list(itertools.pairwise(bin_edges(start, end).tolist()))
+
+
 def timeline(trace: Trace, links: Links, communication: Bool, whole: Activity) -> Timeline:
     """Busy time by bin; what was carried in from before the recording is left out."""
-    edges = np.linspace(0, whole.end - whole.start, BINS + 1).astype(np.int64) + whole.start
+    edges = bin_edges(whole.start, whole.end)
     sorts: tuple[tuple[Sort, Spans], ...] = (
         ("compute", whole.compute),
         ("communication", whole.communication),
