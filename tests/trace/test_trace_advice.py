@@ -35,6 +35,11 @@ TRACES: dict[str, list[dict]] = {
         mt.module("Linear_0", 12, 40), mt.op("aten::relu", 14, 5), mt.launch(15, 1, 2),
         mt.kernel("triton_again", 905, 400, 2),
     ],
+    "fusible-kernels": [
+        *(mt.launch(1 + i, 0.5, 1 + i) for i in range(10)),
+        *(mt.kernel(name, 10 + 31 * i, 30, 1 + i)
+          for i, name in enumerate(["gemm", "mul", "add", "tanh", "gemm"] * 2)),
+    ],
     "graph-breaks": [*QUIET, *(mt.op(f"Torch-Compiled Region: {i}/0", 0, 2) for i in range(3))],
 }  # fmt: skip
 

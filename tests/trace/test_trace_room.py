@@ -9,6 +9,7 @@ from pathlib import Path
 
 import ratchet.trace
 from ratchet.optimize.levers import all_levers
+from ratchet.trace.advice import fusible
 
 ROOM = Path(ratchet.trace.__file__).parent
 
@@ -32,3 +33,9 @@ def test_every_lever_that_advice_names_exists() -> None:
             named |= set(re.findall(r'"([\w-]+)"', found))
     assert "compile" in named
     assert named <= set(all_levers())
+
+
+def test_every_lever_that_fuses_exists() -> None:
+    kernels = {lever for _, lever in fusible.KERNEL_LEVERS}
+    assert {"kernel:rms_norm", "kernel:rope"} <= kernels
+    assert kernels | {*fusible.COMPILE, *fusible.OPTIMIZER_LEVERS} <= set(all_levers())

@@ -43,11 +43,12 @@ class BandwidthRow:
 
 def copy_rates(trace: Trace, links: Links) -> tuple[RateSeries, ...]:
     """The exact rate of each sort of copy and fill, by name; a copy moves its bytes evenly."""
-    return tuple(
-        RateSeries(name=name, time=time, bytes_per_s=np.maximum(np.cumsum(change), 0.0) * 1e9)
-        for name, rows in _sorts(trace, links)
-        for time, change in [_changes(trace, rows)]
-    )
+    found = []
+    for name, rows in _sorts(trace, links):
+        time, change = _changes(trace, rows)
+        rate: NDArray[np.float64] = np.rint(np.maximum(np.cumsum(change) * 1e9, 0.0))
+        found.append(RateSeries(name=name, time=time, bytes_per_s=rate))
+    return tuple(found)
 
 
 def bandwidth(trace: Trace, links: Links, activity: Activity) -> tuple[BandwidthRow, ...]:

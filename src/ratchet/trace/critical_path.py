@@ -368,7 +368,7 @@ def _until(moments: Int64, before: Int64, mine: Bool, time: Int64) -> Int64:
 
 
 def arrival(graph: Graph, weight: Int64) -> int:
-    """When the last node is reached if each edge takes `weight` ns at least."""
+    """When the window ends if each edge takes `weight` ns at least: with its last work."""
     times = graph.time.copy()
     held = times.data
     reached = -1
@@ -379,4 +379,4 @@ def arrival(graph: Graph, weight: Int64) -> int:
             held[target], reached = time, target
         elif time > held[target]:
             held[target] = time
-    return int(times[graph.sink])
+    return int(times[(graph.row >= 0) | (graph.row.max(initial=-1) < 0)].max())

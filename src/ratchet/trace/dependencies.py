@@ -25,6 +25,8 @@ from ratchet.trace.links import BACKWARD, Links
 Index = NDArray[np.intp]
 BLOCKING = re.compile(r"^(cuda|hip|cu)(Device|Stream|Event|Ctx)Synchronize")
 """Calls that return when work that was launched before has ended."""
+OF_ALL_STREAMS = re.compile(r"^(cuda|hip|cu)(Device|Ctx)Synchronize")
+"""Those of them that wait for every stream."""
 COPYING = re.compile(r"^(cuda|hip)Memcpy")
 """Calls that may return only when their own copy has ended."""
 WAITING = re.compile(r"^(cuda|hip|cu)StreamWaitEvent")
@@ -239,22 +241,45 @@ def _spans(trace: Trace, activity: Activity) -> dict[int, Spans]:
 
 def _waits(trace: Trace, work: _Work, activity: Activity) -> _Waits:
     runtime = trace.rows(Kind.RUNTIME)
+    runtime = runtime[trace.start[runtime] + trace.duration[runtime] <= activity.end]
     calls = runtime[trace.named(BLOCKING)[trace.text[runtime]]]
     end = trace.start[calls] + trace.duration[calls]
-    found = _awaited(work, trace.start[calls], end)
-    late = (found >= 0) & (work.end[found] > trace.start[calls]) & (end <= activity.end)
-    own = np.flatnonzero((work.call >= 0) & (trace.kind[work.row] == Kind.COPY))
-    copying = work.call[own]
-    returned = trace.start[copying] + trace.duration[copying]
-    waited = trace.named(COPYING)[trace.text[copying]] & (work.end[own] <= returned)
-    waited &= returned <= activity.end
-    rows = np.concatenate((calls[late], copying[waited]))
+    found = [(calls, _awaited(work, trace.start[calls], end))]
+    for_all = trace.named(OF_ALL_STREAMS)[trace.text[calls]]
+    for own in work.streams if len(work.streams) > 1 else ():
+        last = _last_of(work, own, trace.start[calls[for_all]], end[for_all])
+        found.append((calls[for_all], last))
+    copies = np.flatnonzero((work.call >= 0) & (trace.kind[work.row] == Kind.COPY))
+    copying = work.call[copies]
+    waited = trace.named(COPYING)[trace.text[copying]]
+    waited &= work.end[copies] <= trace.start[copying] + trace.duration[copying]
+    waited &= trace.start[copying] + trace.duration[copying] <= activity.end
+    found.append((copying[waited], copies[waited]))
+    rows, ended = (np.concatenate(part) for part in zip(*found, strict=True))
+    keep = (ended >= 0) & (work.end[ended] > trace.start[rows])
+    rows = rows[keep]
     return _Waits(
         lane=trace.lane[rows],
         start=trace.start[rows],
         end=trace.start[rows] + trace.duration[rows],
-        work=np.concatenate((found[late], own[waited])),
+        work=ended[keep],
     )
+
+
+def _last_of(work: _Work, own: slice, asked: Int64, released: Int64) -> Index:
+    """Of one stream, the work that ended last before `released`, if launched before `asked` (ns).
+
+    -1 where there is none.
+    """
+    # What follows on a stream was launched later: so was not what has no launch here.
+    called = np.minimum.accumulate(work.called[own][::-1])[::-1]
+    over = np.maximum.accumulate(work.end[own])
+    at = np.minimum(
+        np.searchsorted(called, asked, side="left"),
+        np.searchsorted(over, released, side="right"),
+    )
+    place = own.start + np.maximum(at - 1, 0)
+    return np.where((at > 0) & (work.end[place] <= released), place, -1)
 
 
 def _awaited(work: _Work, asked: Int64, released: Int64, not_on: Int32 | None = None) -> Index:
@@ -266,15 +291,8 @@ def _awaited(work: _Work, asked: Int64, released: Int64, not_on: Int32 | None = 
     found = np.full(asked.size, -1, dtype=np.intp)
     ended = np.full(asked.size, _NEVER, dtype=np.int64)
     for own in work.streams:
-        # What follows on a stream was launched later: so was not what has no launch here.
-        called = np.minimum.accumulate(work.called[own][::-1])[::-1]
-        over = np.maximum.accumulate(work.end[own])
-        at = np.minimum(
-            np.searchsorted(called, asked, side="left"),
-            np.searchsorted(over, released, side="right"),
-        )
-        place = own.start + np.maximum(at - 1, 0)
-        fits = (at > 0) & (work.end[place] <= released) & (work.end[place] > ended)
+        place = _last_of(work, own, asked, released)
+        fits = (place >= 0) & (work.end[place] > ended)
         if not_on is not None:
             fits &= not_on != work.stream[own.start]
         found[fits], ended[fits] = place[fits], work.end[place[fits]]
@@ -346,7 +364,8 @@ def _add_device(edges: _Edges, trace: Trace, work: _Work, first: int, launched: 
     edges.add(launched, begin[known], Edge.LAUNCH, np.clip(delay, 0, latency))
     ready = np.full(work.row.size, -_NEVER, dtype=np.int64)
     ready[known] = called + latency
-    turn = _shortest(gap[ready[follower] <= work.end[before]])
+    queued = (ready[follower] < work.start[follower]) & (work.called[follower] <= work.end[before])
+    turn = _shortest(gap[queued])
     edges.add(begin[before] + 1, begin[follower], Edge.STREAM, np.minimum(gap, turn))
     late = work.start[known] - np.maximum(free[known], ready[known]) > KERNEL_GAP_NS
     waiter, awaited = _stream_waits(trace, work, known, late)
@@ -393,7 +412,7 @@ def _stream_waits(trace: Trace, work: _Work, known: Index, late: Bool) -> tuple[
     for one in np.unique(trace.lane[waits]):
         own = np.flatnonzero(lane == one)
         times = trace.start[waits[trace.lane[waits] == one]]
-        at = np.searchsorted(times, called[own]) - 1
+        at = np.searchsorted(times, called[own], side="right") - 1
         asked[own] = np.where(at >= 0, times[np.maximum(at, 0)], _NEVER)
     told = asked > since
     asked = np.where(told, asked, called)
