@@ -30,12 +30,12 @@ NAMED = 16
 _TRIED = 200
 _ALREADY_FUSED = re.compile(r"triton_|_fused_", re.IGNORECASE)
 _MOVES_NOTHING = re.compile(
-    r"^aten::(view|_unsafe_view|_reshape_alias|reshape|as_strided|t|transpose|permute|slice|select|"
+    r"^aten::(to|contiguous|type_as|dropout|view|_unsafe_view|_reshape_alias|reshape|as_strided|t|transpose|permute|slice|select|"
     r"narrow|expand|expand_as|unsqueeze|squeeze|detach|alias|split\w*|chunk|unbind|empty\w*|"
     r"resize_|resolve_\w+|lift_fresh|set_|is_\w+|result_type|item|_local_scalar_dense|stride|size|"
-    r"unflatten|flatten|movedim|diagonal|real|imag|view_as\w*)$|^detach_?$|^[^:]*$|^autograd::"
+    r"unflatten|flatten|movedim|diagonal|real|imag|view_as\w*)$|^detach_?$|^[^:]*$|^(torch::)?autograd::"
 )
-"""CPU ops that only describe memory anew, and marks that are no op of their own."""
+"""CPU ops that only describe memory anew unless they call another, and marks that are no op."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,11 +247,9 @@ def _lines(trace: Trace, links: Links, communication: Bool) -> list[_Line]:
         rows, time = device_rows(trace, links), trace.duration
         device, line = trace.device[rows], trace.stream[rows]
     else:
-        inside = np.zeros(len(trace), dtype=bool)
-        above = links.parent_op[trace.ops.row]
-        inside[above[above >= 0]] = True
-        leaf = (trace.kind == Kind.OP) & ~inside
-        rows = np.flatnonzero(leaf & ~trace.named(_MOVES_NOTHING)[trace.text])
+        moving = trace.ops.row[~trace.named(_MOVES_NOTHING)[trace.text[trace.ops.row]]]
+        above = links.parent_op[moving]
+        rows = np.setdiff1d(moving, above[above >= 0])
         time = own_cpu_time(trace, links)
         device, line = np.zeros(rows.size, dtype=np.int32), trace.lane[rows]
     several = np.unique(device).size > 1

@@ -39,12 +39,13 @@ def find(report: Report) -> Finding | None:
     if not worth(gain, report.identity.window):
         return None
     runs.sort(key=lambda row: -row.could_win)
-    said = "; ".join(_words(row) for row in runs[:_NAMED])
+    what = "ops" if report.platform == "cpu" else "kernels"
+    said = "; ".join(_words(row, what) for row in runs[:_NAMED])
     more = len(runs) - _NAMED
     return Finding(
         name="fusible-kernels",
         evidence=(
-            f"{sum(row.count * row.length for row in runs):,} kernels run one after another with "
+            f"{sum(row.count * row.length for row in runs):,} {what} run one after another with "
             f"no product between them: {said}" + (f"; and {more} more sorts of run" * (more > 0))
         ),
         gain=gain,
@@ -56,11 +57,11 @@ def find(report: Report) -> Finding | None:
     )
 
 
-def _words(row: SequenceRow) -> str:
+def _words(row: SequenceRow, what: str) -> str:
     module = _COUNTED.sub("", row.name.rpartition(" > ")[2])
     where = f" in {module}" if module else f" around {row.op}" if row.op else ""
     return (
-        f"{row.count:,} x {row.length} kernels{where} take {milliseconds(row.time + row.gaps)}, "
+        f"{row.count:,} x {row.length} {what}{where} take {milliseconds(row.time + row.gaps)}, "
         f"the longest of each {milliseconds(row.longest)}"
     )
 
