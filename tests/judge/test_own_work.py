@@ -111,7 +111,7 @@ GLUE = Place(owner="worker", name="python3")
 
 def watched(monkeypatch: pytest.MonkeyPatch, moments: list[list[Place]]) -> own_work.Watch:
     """A watch that saw these threads, each moment the first look at a batch."""
-    monkeypatch.setattr(own_work, "read_mappings", lambda pid: [])
+    monkeypatch.setattr(own_work, "read_mappings", lambda pid: [None])
     places = CodePlaces(None)
     watch = own_work.Watch(places, "cpp")
     for threads in moments:
@@ -128,6 +128,8 @@ def watched(monkeypatch: pytest.MonkeyPatch, moments: list[list[Place]]) -> own_
         ([[OWN]] * 5 + [[GLUE]] * 35, ""),
         ([[OWN]] * 5 + [[GLUE]] * 5, "unmeasured"),
         ([[OWN]] * 8 + [[BLAS]], "cheating"),
+        ([[OWN]] * 19 + [[BLAS]], ""),
+        ([[OWN]] * 90 + [[BLAS]] * 2, "cheating"),
         ([[OWN, OWN, BLAS, OWN]] * 3 + [[OWN]] * 6, "cheating"),
         ([[BLAS]] * 2, "cheating"),
         ([], "unmeasured"),

@@ -121,6 +121,10 @@ def _running(pid: int) -> Iterator[Stand]:
                 fields = file.read().split()
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended
+        except PermissionError:
+            if processes.has_ended(pid, thread):  # what is left of it belongs to root
+                continue
+            raise
         if len(fields) == 3 and fields[0] == "-1":
             yield Stand(pid=pid, thread=thread, address=int(fields[2], 16))
 

@@ -26,8 +26,11 @@ from ratchet.kernels.problem import Problem
 
 CHECK: Final = "own work"
 FOREIGN_SHARE: Final[dict[Language, float]] = {"cpp": 0.1, "torch": 0.25, "triton": 0.5}
-"""At most this share of the moments may stand against a kernel. An honest one in cpp has none; in
-Python every kernel has its memory from torch, and Triton's interpreter stands on it too."""
+"""At most this share of the moments may stand against a kernel. An honest one in cpp has none (none
+of 891 moments of work of 89 kernels); in Python every kernel has its memory from torch, and the
+interpreter of Triton stands on it too."""
+NO_ACCIDENT: Final = 2
+"""So many moments stand against a compiled kernel whatever their share: it may spin beside them."""
 ENOUGH, MANY = 8, 40
 """Moments at which somebody worked, or all moments that were looked at: without so many of the one
 or the other nothing is known. A kernel of a microsecond, or one that waits for its threads, is at
@@ -93,6 +96,8 @@ class Watch:
             try:
                 if stand.pid not in mappings:
                     mappings[stand.pid] = read_mappings(stand.pid)
+                if not mappings[stand.pid]:
+                    continue  # it has given up its memory, and only waits to be reaped
                 place = self._places.place(stand.pid, stand.address, mappings[stand.pid])
                 seen.append(place)
             except PermissionError as error:
@@ -119,7 +124,9 @@ class Watch:
     @property
     def failed(self) -> bool:
         """Whether the work was seen to run elsewhere than in the candidate's code."""
-        at_once = self._compiled and self.first_against > self._most * self.firsts
+        at_once = self._compiled and (
+            self.against >= NO_ACCIDENT or self.first_against > self._most * self.firsts
+        )
         return at_once or self.against > self._most * self.moments
 
     @property

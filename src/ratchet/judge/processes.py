@@ -214,6 +214,12 @@ def thread_ids(pid: int) -> Iterator[int]:
         yield from (int(name) for name in os.listdir(f"/proc/{pid}/task"))
 
 
+def has_ended(pid: int, thread: int) -> bool:
+    """Whether a thread is gone, or only waits to be reaped."""
+    stat = _read(f"/proc/{pid}/task/{thread}/stat")
+    return not stat or chr(stat[stat.rfind(b")") + 2]) in "ZX"
+
+
 def _read(path: str) -> bytes:
     """A file of /proc, empty where the process is gone."""
     try:
