@@ -124,7 +124,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, moments: list[list[Place]]) -> own_
 @pytest.mark.parametrize(
     ("moments", "status"),
     [
-        ([[OWN]] * 9, ""),
+        ([[OWN]] * 16, ""),
         ([[OWN]] * 5 + [[GLUE]] * 35, ""),
         ([[OWN]] * 5 + [[GLUE]] * 5, "unmeasured"),
         ([[OWN]] * 8 + [[BLAS]], "cheating"),

@@ -31,16 +31,16 @@ of 891 moments of work of 89 kernels); in Python every kernel has its memory fro
 interpreter of Triton stands on it too."""
 NO_ACCIDENT: Final = 2
 """So many moments stand against a compiled kernel whatever their share: it may spin beside them."""
-ENOUGH, MANY = 8, 40
+ENOUGH, MANY = 16, 40
 """Moments at which somebody worked, or all moments that were looked at: without so many of the one
 or the other nothing is known. A kernel of a microsecond, or one that waits for its threads, is at
-work at few of many moments; 40 looks miss what takes a tenth of a batch once in 70 times, and what
-takes a third of it once in ten million."""
+work at few of many moments. 16 moments miss what is a third of the work once in 700 times; 40 looks
+miss what takes a tenth of a batch once in 70 times, and a third of it once in ten million."""
 LOOKING_S: Final = 0.2
 """What looking at a case may take, batches and all, where a kernel is long enough to be seen."""
 PATIENCE_S: Final = 5.0
 """And what it may take until ENOUGH is seen of a kernel that takes microseconds."""
-MOST_BATCHES: Final = 6
+MOST_BATCHES: Final = 8
 BATCH_COST_S: Final = 0.02
 """Drawing the values of a batch, stopping the reference worker and looking."""
 SHOWN: Final = 4
