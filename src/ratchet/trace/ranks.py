@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ratchet.errors import TraceError
 from ratchet.trace.columns import Trace
+from ratchet.trace.counter_files import kernel_runs
 from ratchet.trace.read import read
 from ratchet.trace.report import Report, report
 from ratchet.trace.roofline import Ceilings
@@ -64,8 +65,16 @@ def trace_files(folder: Path) -> list[Path]:
     return files
 
 
-def each_rank(folder: Path, faults: list[str]) -> Iterator[tuple[int, Trace]]:
-    """(rank, trace) of every file in a folder, one in memory at a time.
+def report_file(path: Path, trace: Trace, ceilings: Ceilings | None = None) -> Report:
+    """All answers of one file's trace, its performance counters among them."""
+    faults: list[str] = []
+    answers = report(trace, ceilings, kernel_runs(path, trace, faults.append))
+    new = dict.fromkeys(fault for fault in faults if fault not in answers.faults)
+    return replace(answers, faults=(*answers.faults, *new))
+
+
+def each_rank(folder: Path, faults: list[str]) -> Iterator[tuple[int, Path, Trace]]:
+    """(rank, file, trace) of every file in a folder, one in memory at a time.
 
     A file that is no trace is left out and its error is put into `faults`; TraceError where none
     can be read, or where two say that they are the same rank.
@@ -83,7 +92,7 @@ def each_rank(folder: Path, faults: list[str]) -> Iterator[tuple[int, Trace]]:
                 f"{path.name} and {seen[rank]} both say rank {rank}: keep one file per rank"
             )
         seen[rank] = path.name
-        yield rank, trace
+        yield rank, path, trace
     if not seen:
         raise TraceError(f"no trace in {folder} can be read: {faults[0]}")
 
@@ -91,7 +100,9 @@ def each_rank(folder: Path, faults: list[str]) -> Iterator[tuple[int, Trace]]:
 def read_ranks(folder: Path, ceilings: Ceilings | None = None) -> Ranks:
     """Read and report every trace of a folder; the ranks must be told apart."""
     faults: list[str] = []
-    reports = {rank: report(trace, ceilings) for rank, trace in each_rank(folder, faults)}
+    reports = {
+        rank: report_file(path, trace, ceilings) for rank, path, trace in each_rank(folder, faults)
+    }
     if len(reports) > 1:
         reports = {rank: replace(answers, rank=rank) for rank, answers in reports.items()}
     return replace(across(reports), faults=tuple(faults))

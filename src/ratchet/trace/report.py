@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,8 @@ from ratchet.trace.collectives import CollectiveRow, collectives
 from ratchet.trace.columns import Bool, Trace
 from ratchet.trace.communication import communicates
 from ratchet.trace.compiled import Compiled, Recompute, compiled, recompute
+from ratchet.trace.counter_files import KernelRun
+from ratchet.trace.counters import CounterRow, counters, unlinked
 from ratchet.trace.critical_path import CriticalPath, critical_path
 from ratchet.trace.documents import document as document
 from ratchet.trace.identity import Activity, Identity, Steps, activity, by_device, steps
@@ -77,6 +80,8 @@ class Report:
     bandwidth: tuple[BandwidthRow, ...]
     sequences: tuple[SequenceRow, ...]
     critical_path: CriticalPath
+    counters: tuple[CounterRow, ...]
+    """Where the recording took performance counters."""
     idle: Idle
     launches: Launches
     memory: Memory | None
@@ -115,8 +120,14 @@ def analyse(trace: Trace) -> Analysis:
     )
 
 
-def report(trace: Trace, ceilings: Ceilings | None = None) -> Report:
-    """All answers of one trace; `ceilings` are the device's measured ones, else the catalogue's."""
+def report(
+    trace: Trace, ceilings: Ceilings | None = None, counted: Sequence[KernelRun] = ()
+) -> Report:
+    """All answers of one trace.
+
+    `ceilings` are the device's measured ones, else the catalogue's; `counted` is what
+    `counter_files.kernel_runs` found in the trace's file.
+    """
     found = analyse(trace)
     links, whole, marked = found.links, found.activity, found.steps
     communication = found.communication
@@ -144,6 +155,7 @@ def report(trace: Trace, ceilings: Ceilings | None = None) -> Report:
         bandwidth=bandwidth(trace, links, whole),
         sequences=sequences(trace, links, communication),
         critical_path=critical_path(trace, links, communication, whole, marked),
+        counters=counters(trace, links, counted),
         idle=idle(trace, links, whole),
         launches=launches(trace, links),
         memory=memory(trace, links),
@@ -153,5 +165,5 @@ def report(trace: Trace, ceilings: Ceilings | None = None) -> Report:
         matmuls=matmuls(trace, links),
         roofline=roofline(trace, links, ceilings),
         timeline=timeline(trace, links, communication, whole),
-        faults=tuple(str(fault) for fault in trace.faults),
+        faults=tuple(filter(None, (*map(str, trace.faults), unlinked(trace, counted)))),
     )

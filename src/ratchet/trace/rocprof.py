@@ -47,6 +47,21 @@ class _Record(Struct):
     dst_agent_id: _Handle = field(default_factory=_Handle)
 
 
+class _Counted(Struct):
+    start_timestamp: int = 0
+    end_timestamp: int = 0
+    correlation_id: _Correlation = field(default_factory=_Correlation)
+    dispatch_info: _Dispatch = field(default_factory=_Dispatch)
+
+
+class _Collection(Struct):
+    dispatch_data: _Counted = field(default_factory=_Counted)
+
+
+class _Callbacks(Struct):
+    counter_collection: list[_Collection] = field(default_factory=list)
+
+
 class _Records(Struct):
     kernel_dispatch: list[_Record] = field(default_factory=list)
     hip_api: list[_Record] = field(default_factory=list)
@@ -85,6 +100,7 @@ class _Run(Struct):
     strings: _Strings = field(default_factory=_Strings)
     kernel_symbols: list[_Symbol] = field(default_factory=list)
     buffer_records: _Records = field(default_factory=_Records)
+    callback_records: _Callbacks = field(default_factory=_Callbacks)
 
 
 class _File(Struct):
@@ -146,7 +162,7 @@ def _add(gatherer: Gatherer, run: _Run) -> list[DeviceProperties]:
     index = {agent.id.handle: i for i, agent in enumerate(gpus)}
     process = str(run.metadata.pid)
     names = {s.kernel_id: s.formatted_kernel_name or s.kernel_name for s in run.kernel_symbols}
-    work = run.buffer_records.kernel_dispatch
+    work = run.buffer_records.kernel_dispatch or _counted(run)
     kernel = [
         names.get(r.dispatch_info.kernel_id, f"kernel {r.dispatch_info.kernel_id}") for r in work
     ]
@@ -174,6 +190,19 @@ def _add(gatherer: Gatherer, run: _Run) -> list[DeviceProperties]:
     return [
         DeviceProperties(index=i, name=a.product_name, memory_bytes=0, compute_units=a.cu_count)
         for i, a in enumerate(gpus)
+    ]
+
+
+def _counted(run: _Run) -> list[_Record]:
+    """The dispatches whose counters were taken: all there is where only counters were asked for."""
+    return [
+        _Record(
+            start_timestamp=one.dispatch_data.start_timestamp,
+            end_timestamp=one.dispatch_data.end_timestamp,
+            correlation_id=one.dispatch_data.correlation_id,
+            dispatch_info=one.dispatch_data.dispatch_info,
+        )
+        for one in run.callback_records.counter_collection
     ]
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from ratchet.errors import TraceError
 from ratchet.trace.columns import Trace
 from ratchet.trace.diff import Diff, Side, compare, side, together
-from ratchet.trace.ranks import Ranks, each_rank, read_ranks
+from ratchet.trace.ranks import Ranks, each_rank, read_ranks, report_file
 from ratchet.trace.read import read
-from ratchet.trace.report import Report, analyse, report
+from ratchet.trace.report import Report, analyse
 from ratchet.trace.roofline import Ceilings
 
 
@@ -24,10 +24,11 @@ def report_run(
     """
     check(path)
     if not path.is_dir():
-        return report(read(path), ceilings)
+        return report_file(path, read(path), ceilings)
     if rank is not None:
-        trace, faults = _one(path, rank)
-        return replace(report(trace, ceilings), rank=rank, faults=faults)
+        file, trace, faults = _one(path, rank)
+        answers = report_file(file, trace, ceilings)
+        return replace(answers, rank=rank, faults=(*faults, *answers.faults))
     ranks = read_ranks(path, ceilings)
     if len(ranks.reports) > 1:
         return ranks
@@ -51,10 +52,12 @@ def _side(path: Path, name: str, rank: int | None) -> Side:
         return replace(side(analyse(read(path))), name=name)
     faults: list[str] = []
     if rank is not None:
-        trace, found = _one(path, rank)
-        return replace(side(analyse(trace)), name=name, faults=found)
+        _, trace, found = _one(path, rank)
+        whole = side(analyse(trace))
+        return replace(whole, name=name, faults=(*found, *map(str, trace.faults)))
     sides = [
-        replace(side(analyse(trace)), ranks=(number,)) for number, trace in each_rank(path, faults)
+        replace(side(analyse(trace)), ranks=(number,))
+        for number, _, trace in each_rank(path, faults)
     ]
     whole = together(name, sides)
     return replace(whole, faults=(*faults, *whole.faults))
@@ -73,12 +76,12 @@ def check(path: Path) -> None:
         raise TraceError(f"{path} may not be read: change its permissions")
 
 
-def _one(folder: Path, rank: int) -> tuple[Trace, tuple[str, ...]]:
-    """The trace of one rank in a folder, and what was wrong on the way."""
+def _one(folder: Path, rank: int) -> tuple[Path, Trace, tuple[str, ...]]:
+    """The file and trace of one rank in a folder, and what was wrong on the way to it."""
     faults: list[str] = []
     seen = []
-    for number, trace in each_rank(folder, faults):
+    for number, path, trace in each_rank(folder, faults):
         if number == rank:
-            return trace, (*faults, *(str(fault) for fault in trace.faults))
+            return path, trace, tuple(faults)
         seen.append(str(number))
     raise TraceError(f"{folder} has no rank {rank}: it has {', '.join(seen)}")

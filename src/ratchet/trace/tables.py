@@ -11,6 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from ratchet.trace.advice import Finding, advise
 from ratchet.trace.collectives import CollectiveRow
 from ratchet.trace.compiled import Compiled, Recompute
+from ratchet.trace.counters import CounterRow
 from ratchet.trace.critical_path import PathRow, PathWindow, Segment
 from ratchet.trace.diff import Diff, DiffRow
 from ratchet.trace.documents import plainly
@@ -114,6 +115,7 @@ def _tables_of(answers: Report) -> list[Table]:
             [answers.critical_path.whole, *answers.critical_path.steps],
         ),
         _table("critical_path_chain", Segment, answers.critical_path.chain),
+        _table("counters", CounterRow, answers.counters),
         _table("matmuls", PrecisionRow, answers.matmuls),
         _table("roofline", RooflineRow, answers.roofline),
         _table("idle", Idle, [answers.idle]),
