@@ -36,7 +36,7 @@ demo: install
 	$(BIN)/ratchet optimize llama-8m --budget 5m --out ratchet-demo
 
 test: install-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --durations=25
 
 lint: install-dev
 	$(BIN)/ruff check .
