@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = app(args=words or ["--help"], prog_name="ratchet", standalone_mode=False)
     except typer.Abort:
-        return _interrupted()
+        return _interrupted(words)
     except usage_error as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "ratchet"
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _say(f"ratchet: {error}", MISTAKE)
     except KeyboardInterrupt:
-        return _interrupted()
+        return _interrupted(words)
     except BrokenPipeError:
         sys.stderr.close()
         return 0
@@ -62,11 +62,14 @@ def run() -> None:
     sys.exit(main())
 
 
-def _interrupted() -> int:
-    message = (
-        "ratchet: interrupted; what was found is in the ledger (optimize goes on with --resume)"
-    )
-    return _say(message, INTERRUPTED)
+def _interrupted(words: Sequence[str]) -> int:
+    """What an interrupt leaves behind depends on the command."""
+    left = {
+        "optimize": "; what was found is in the ledger (optimize goes on with --resume)",
+        "bench": "; what was measured is in the ledger",
+        "judge": "; verdicts that were reached are in the ledger",
+    }
+    return _say(f"ratchet: interrupted{left.get(words[0], '') if words else ''}", INTERRUPTED)
 
 
 def _say(line: str, code: int) -> int:

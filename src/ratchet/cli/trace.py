@@ -1,4 +1,4 @@
-"""`ratchet trace`: record a profiler trace, say where its time goes, compare two."""
+"""`ratchet trace`: record a profiler trace, say where its time goes, compare, merge, replay."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ratchet.cli.app import Debug, Json, app, print_json
+from ratchet.cli.trace_merge import merge
 from ratchet.cli.trace_record import RecordCommand, record
+from ratchet.cli.trace_replay import replay
 
 if TYPE_CHECKING:
     from ratchet.trace.roofline import Ceilings
@@ -23,7 +25,7 @@ commands.command("record", cls=RecordCommand)(record)
 
 @commands.callback(invoke_without_command=True)
 def trace(context: typer.Context) -> None:
-    """Profiler traces: record one, see where its time goes, compare two."""
+    """Profiler traces: record one, see where its time goes, compare, merge, replay."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -170,3 +172,7 @@ def _say_written(out: Path | None, parquet: Path | None) -> None:
     for path in (out, parquet):
         if path is not None:
             typer.echo(f"written: {path}")
+
+
+commands.command()(merge)
+commands.command()(replay)

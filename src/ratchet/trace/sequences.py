@@ -124,7 +124,7 @@ def under_op(trace: Trace, links: Links, name: str, shortest: int = 3) -> tuple[
     """
     number = trace.strings.index(name) if name in trace.strings else -1
     calls = trace.ops.row[trace.text[trace.ops.row] == number].astype(np.int64)
-    line, begin, end = _launched(trace, links, calls)
+    line, begin, end = launched(trace, links, calls)
     keep = (end - begin >= shortest) & _outermost(trace, calls)
     runs = _equal(trace, "op", line, begin[keep], end[keep], calls[keep])
     rows = _rows(trace, links, runs, named=line.row.size)
@@ -178,7 +178,7 @@ def _outermost(trace: Trace, ops: Index) -> Bool:
     return outer
 
 
-def _launched(trace: Trace, links: Links, ops: Index) -> tuple[_Line, Index, Index]:
+def launched(trace: Trace, links: Links, ops: Index) -> tuple[_Line, Index, Index]:
     """Device work by thread and time of its launch, and the stretch that each op launched."""
     rows = device_rows(trace, links)
     rows = rows[links.launch[rows] >= 0]
@@ -204,7 +204,7 @@ def _launched(trace: Trace, links: Links, ops: Index) -> tuple[_Line, Index, Ind
 def _under_ops(trace: Trace, links: Links) -> list[_Run]:
     """Of ops around one another that launched the same kernels, the innermost."""
     ops = trace.ops.row.astype(np.int64)
-    line, begin, end = _launched(trace, links, ops)
+    line, begin, end = launched(trace, links, ops)
     keep = (end - begin >= SHORTEST) & (end - begin <= LONGEST_UNDER_OP)
     place = np.full(len(trace), -1, dtype=np.int64)
     place[ops] = np.arange(ops.size)

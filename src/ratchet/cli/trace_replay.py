@@ -1,0 +1,52 @@
+"""`ratchet trace replay`: a trace's ops run again on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ratchet.cli.app import Debug, DeviceName, Json, print_json
+
+
+def replay(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A Kineto trace, recorded with shapes.")
+    ],
+    op: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--op",
+            metavar="NAME",
+            help="An op of the trace (aten::mm); may be given again. Default: the costliest.",
+        ),
+    ] = None,
+    top: Annotated[
+        int, typer.Option(min=1, help="Distinct calls to run, the costliest first.")
+    ] = 20,
+    device: DeviceName = "auto",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Rebuild a trace's calls from their shapes, types and strides, and time them here.
+
+    Calls run through torch.ops in a process of their own, with random values.
+    """
+    from ratchet.errors import TraceError
+    from ratchet.report.console import working
+    from ratchet.report.trace_terminal_more import print_replay
+    from ratchet.trace.documents import plainly
+    from ratchet.trace.replay import replay as replay_calls
+    from ratchet.trace.runs import check
+
+    check(file)
+    if file.is_dir():
+        raise TraceError(f"{file} is a folder: give one rank's trace")
+    with working(f"replaying {file}"):
+        found = replay_calls(file, tuple(op or ()), top, device)
+    plain = plainly(found)
+    if as_json:
+        print_json(plain)
+    else:
+        print_replay(plain)
