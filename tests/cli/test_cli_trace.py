@@ -26,7 +26,7 @@ from ratchet.trace.runs import check
 from ratchet.workloads.run_steps import main as run_steps
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("record", "report", "diff")
+COMMANDS = ("record", "report", "diff", "merge", "replay")
 TRAIN = """
 import argparse, torch, torch.distributed as dist
 parser = argparse.ArgumentParser()
@@ -83,7 +83,8 @@ def test_the_commands_are_these_and_say_what_they_take(said) -> None:
     readme, page = (ROOT / "README.md").read_text(), (ROOT / "docs" / "trace.md").read_text()
     for command in COMMANDS:
         text = said(command, "--help")
-        assert "--json" in text and "--debug" in text and "--out" in text
+        assert "--json" in text and "--debug" in text
+        assert ("--out" in text) == (command != "replay")
         assert command in overview
         assert f"ratchet trace {command}" in page
         assert command in readme.split("| `ratchet trace ")[1].split("`")[0]
@@ -182,6 +183,47 @@ def test_a_folder_of_one_trace_is_that_trace(said, trace: Path) -> None:
     found = json.loads(said("report", trace.parent, "--json"))
     assert found["name"] == "trace.json.gz" and found["rank"] is None
     assert found["faults"][0].startswith("notes.json has no traceEvents")
+
+
+def test_ranks_are_merged_into_one_trace(said, mistake, tmp_path: Path) -> None:
+    folder = made.write_ranks(tmp_path / "ranks")
+    out = tmp_path / "all.json.gz"
+    text = said("merge", folder, "--out", out)
+    assert f"written: {out}" in text and "clocks meet" in text
+    found = json.loads(said("merge", folder, "--out", out, "--json"))
+    assert [rank["file"] for rank in found["ranks"]] == ["r0.json", "r1.json"]
+    assert found["size_bytes"] == out.stat().st_size and found["aligned"]
+    assert json.loads(said("report", out, "--json"))["window_ns"] > 0
+    assert "is no folder" in mistake("merge", out)
+    assert "--out" in mistake("merge", folder, "--out", tmp_path / "no" / "all.json")
+    assert "taken for a rank" in mistake("merge", folder, "--out", folder / "all.json")
+
+
+def test_ops_are_replayed(said, mistake, trace: Path, tmp_path: Path) -> None:
+    found = json.loads(said("replay", trace, "--op", "aten::mm", "--device", "cpu", "--json"))
+    (row,) = found["rows"]
+    assert (row["op"], row["count"], row["outcome"]) == ("aten::mm", 2, "timed")
+    assert row["traced"] == 40_000 and row["here"] > 0
+    assert "aten::nope" in mistake("replay", trace, "--op", "aten::nope")
+    assert "is a folder" in mistake("replay", tmp_path)
+    assert "--device" in mistake("replay", trace, "--device", "tpu")
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [(["trace", "report", "x"], "interrupted\n"), (["optimize", "x"], "--resume"), ([], "")],
+)
+def test_an_interrupt_says_what_the_command_left_behind(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], left: str
+) -> None:
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ratchet.cli.app.app", interrupted)
+    assert main(words) == 130
+    line = capsys.readouterr().err
+    assert line.startswith("ratchet: interrupted") and line.endswith("\n") and left in line
+    assert ("--resume" in line) == (words[:1] == ["optimize"])
 
 
 def _put(folder: Path, what: str) -> Path:

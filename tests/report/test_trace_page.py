@@ -15,8 +15,9 @@ from made_up_trace import made_up_cpu_trace, made_up_diff, made_up_ranks, made_u
 from ratchet.report.trace_diff_page import render_diff_page
 from ratchet.report.trace_figures import change_bars, lanes, memory_plot, roofline_plot
 from ratchet.report.trace_page import render_trace_page
+from ratchet.report.trace_path import path_bars, path_kinds, series_lanes
 
-KNOWN = ("platform", "sort", "state", "bound", "look")
+KNOWN = ("platform", "sort", "state", "bound", "look", "kind", "under")
 """Keys whose values are Ratchet's own words, not a file's."""
 SORT_AND_FILTER = """(page) => {
   const box = page.querySelector('[data-table^="Kernels"]');
@@ -97,6 +98,11 @@ def test_the_page_says_everything(document: dict[str, Any]) -> None:
         "exposed-communication",
         "ratchet optimize WORKLOAD --try compile",
         "33.33% of",
+        "The critical path",
+        "On the critical path",
+        "a thread was outside of any",
+        "Queues and copies over time",
+        "up to 209.7 GB/s",
     ):
         assert words in page, words
 
@@ -129,11 +135,53 @@ def test_every_text_is_escaped(documents: dict[str, dict[str, Any]]) -> None:
 def test_the_parts_of_each_bar_fill_its_window(documents: dict[str, dict[str, Any]]) -> None:
     page = render_trace_page(documents["one"])
     bars = re.findall(r'<div class="track">\s*(<i.*?)</div>', page, re.DOTALL)
-    assert len(bars) == 3, "the whole window and two steps"
+    assert len(bars) == 6, "the whole window and two steps, and the critical path of each"
     whole = sum(float(width) for width in re.findall(r"width:([\d.]+)%", bars[0]))
     assert whole == pytest.approx(100, abs=0.01)
     ranks = render_trace_page(documents["ranks"])
     assert "steps of rank 1" in ranks and ranks.count("ProfilerStep#1</span>") >= 2
+
+
+def test_the_kinds_of_the_path_fill_the_window(documents: dict[str, dict[str, Any]]) -> None:
+    whole, *steps = path_bars([documents["one"]], 60)
+    assert sum(part.width_percent for part in whole.parts) == pytest.approx(100, abs=0.3)
+    assert [bar.title for bar in steps] == ["ProfilerStep#0", "ProfilerStep#1"]
+    assert [bar.title for bar in path_bars(documents["ranks"]["ranks"], 60)] == ["rank 0", "rank 1"]
+    times = [float(time.replace(",", "")) for _, time, *_ in path_kinds([documents["one"]])]
+    assert sum(times) == pytest.approx(documents["one"]["window_ns"] / 1e6, abs=0.002)
+
+
+def test_queues_and_copies_are_lanes_of_their_own_scale(document: dict[str, Any]) -> None:
+    figure = series_lanes(document)
+    assert figure is not None
+    (copies,) = figure.rows
+    assert copies.label.startswith("Memcpy") and copies.path.count("V0") == 2
+    assert series_lanes({**document, "bandwidth": [], "queues": []}) is None
+
+
+def test_counters_and_full_queues_have_tables(document: dict[str, Any]) -> None:
+    counter = {
+        "kernel": "gemm",
+        "counter": "SQ_WAVES",
+        "op": "aten::mm",
+        "top_op": "aten::mm",
+        "count": 2,
+        "total": 10.0,
+        "mean": 5.0,
+        "smallest": 4.0,
+        "largest": 6.0,
+    }
+    full = {**document["queues"][0], "longest": 1100, "full": 5_000_000, "blocked": 4_000_000}
+    page = render_trace_page({**document, "counters": [counter], "queues": [full]})
+    for words in (
+        "Performance counters",
+        "SQ_WAVES",
+        "Full launch queues",
+        "full queue",
+        "5.00 ms with 1,024 or more pieces of work",
+    ):
+        assert words in page, words
+    assert "Full launch queues" not in render_trace_page(document)
 
 
 def test_a_lane_is_as_high_as_it_was_busy(document: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from ratchet.report.trace_names import last_modules, short_kernel, short_shapes
 from ratchet.report.trace_terminal import print_diff, print_trace
+from ratchet.report.trace_terminal_more import print_merged, print_replay
 from ratchet.report.trace_words import bandwidth, share_of
 
 
@@ -29,6 +30,8 @@ def test_a_report_on_the_terminal(tmp_path: Path) -> None:
         "window                  0.318   100.0%",
         "33.33% of 120 µs of communication is hidden behind compute.",
         "ProfilerStep#1",
+        "The critical path: what the window's length follows from",
+        "would give",
         "vectorized_kernel<4, AddFunctor<float>",
         "all_reduce dp",
         "1. ",
@@ -44,6 +47,55 @@ def test_a_report_without_a_device(tmp_path: Path) -> None:
     said = file.getvalue()
     assert "CPU only" in said and "own CPU, ms" in said
     assert "Why the device was idle" not in said and "Nothing stands out." in said
+
+
+def test_replayed_and_merged_traces_on_the_terminal() -> None:
+    row = {
+        "op": "aten::mm",
+        "shapes": "[[2, 3], [3, 4]]",
+        "types": '["c10::Half", "c10::Half"]',
+        "count": 3,
+        "traced": 2_000_000,
+        "here": 1_000_000,
+        "ratio": 2.0,
+        "outcome": "timed",
+        "why": "",
+    }
+    lost = {**row, "op": "aten::cat", "outcome": "not rebuilt", "why": "no types", "here": None}
+    out, file = console()
+    document = {
+        "trace": "a.json",
+        "rows": [row, lost, lost],
+        "device": "CPU",
+        "torch": "2.13",
+        "threads": 2,
+        "traced_on": "an H100",
+        "faults": ["cut off"],
+        "left_out": 7,
+    }
+    print_replay(document, console=out)
+    merged = {
+        "ranks": [{"rank": 1, "events": 5, "shift": -1500, "file": "r1.json"}],
+        "faults": [],
+        "aligned": False,
+        "path": "all.json",
+        "size_bytes": 2048,
+    }
+    print_merged(merged, console=out)
+    said = file.getvalue()
+    for words in (
+        "1 of 3 calls run on CPU",
+        "warning: cut off",
+        "[2, 3] × [3, 4] Half",
+        "2.000",
+        "no types",
+        "7 more distinct calls",
+        "-0.002",
+        "do not meet",
+        "2.00 KiB",
+    ):
+        assert words in said, words
+    assert max(len(line) for line in said.splitlines()) <= 80
 
 
 def test_ranks_say_who_was_late(tmp_path: Path) -> None:

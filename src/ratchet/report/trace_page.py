@@ -12,6 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from ratchet.report import trace_figures as figures
+from ratchet.report import trace_path as paths
 from ratchet.report import trace_words as words
 from ratchet.report.environment import page_environment
 from ratchet.report.trace_tables import page_tables
@@ -54,6 +55,9 @@ def render_trace_page(document: Mapping[str, Any]) -> str:
         steps_left_out=max(len(steps) - STEPS, 0),
         advice=_advice(ranks),
         lanes=figures.lanes(ranks),
+        path_bars=paths.path_bars(ranks, STEPS),
+        path_kinds=paths.path_kinds(ranks),
+        series=paths.series_lanes(first),
         tables=page_tables(ranks),
         roofline=figures.roofline_plot(ranks),
         memory=figures.memory_plot(ranks),

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ratchet.report import trace_words as words
 from ratchet.report.trace_names import last_modules, short_kernel, short_shapes
+from ratchet.report.trace_path import PATH
 from ratchet.report.words import ABSENT
 
 ROWS = 400
@@ -83,15 +84,19 @@ def page_tables(ranks: Sequence[Row]) -> list[PageTable]:
     device = "device, ms" if on_device else "own CPU, ms"
     ceilings = words.ceiling_words(row for one in ranks for row in one["roofline"])
     made = [
+        path_table(ranks),
         table("kernels", "Kernels, copies and fills", "total", _KERNELS),
         table("ops", "Ops by shapes", "device" if on_device else "cpu_own", _ops(on_device)),
         table("modules", "Modules", "total", _modules(device), "Callees included."),
         table("roofline", "Ops against the ceilings", "could_win", _ROOFLINE, ceilings),
+        table("sequences", _runs(on_device), "could_win", _SEQUENCES, _SEQUENCE_NOTE),
         table("collectives", "Collectives", "exposed", _COLLECTIVES),
         table("matmuls", "Precision of matrix multiplies", "time", _PRECISION),
         table("annotations", "Marks of the code (record_function)", "cpu", _marks(on_device)),
         table("copies", "Copies and fills by sort", "time", _COPIES),
         table("streams", "Streams", "busy", _STREAMS),
+        queue_table(ranks),
+        table("counters", "Performance counters", "total", _COUNTERS),
     ]
     return [one for one in made if one is not None]
 
@@ -239,6 +244,86 @@ _STREAMS: Shape = (
         lambda row: Cell(text=f"{row['mean_queue']:,.1f}", value=row["mean_queue"]),
     ),
 )
+
+
+_PATH: Shape = (
+    (Column(title="kind", look="text"), lambda row: text_cell(PATH[row["kind"]])),
+    (Column(title="name", look="name"), _name("name")),
+    (Column(title="on the path, ms", look="time"), _time("time")),
+    (Column(title="share", note="of the window"), _share("share")),
+    (
+        Column(title="would give, ms", note="the window is shorter by so much if it took no time"),
+        lambda row: Cell(text=ABSENT) if row["gain"] is None else time_cell(row["gain"]),
+    ),
+    (Column(title="stretches"), _number("count")),
+)
+_SEQUENCES: Shape = (
+    (Column(title="under", look="text"), _text("under")),
+    (Column(title="where", look="name"), _path("name")),
+    (Column(title="kernels", look="name"), lambda row: _run_cell(row)),
+    (Column(title="length"), _number("length")),
+    (Column(title="count"), _number("count")),
+    (Column(title="ms", look="time"), _time("time")),
+    (Column(title="could win, ms", note="if each run were one kernel"), _time("could_win")),
+    (Column(title="longest, ms", note="of each run the longest kernel"), _time("longest")),
+    (Column(title="gaps, ms"), _time("gaps")),
+    (Column(title="mostly", look="name"), _name("op")),
+)
+_SEQUENCE_NOTE = (
+    "What keeps running after one another: under the calls of one op; anywhere on a stream; and "
+    "whole, between two products, copies or collectives, where one kernel could do for all. The "
+    "three count the same kernels."
+)
+_QUEUES: Shape = (
+    (Column(title="device"), _number("device")),
+    (Column(title="stream"), _number("stream")),
+    (Column(title="longest"), _number("longest")),
+    (Column(title="full at"), _number("limit")),
+    (Column(title="full, ms", look="time"), _time("full")),
+    (Column(title="blocked, ms", note="a thread was in a launching call"), _time("blocked")),
+)
+_QUEUE_NOTE = "Work that was launched and had not started; a captured graph is one piece."
+_COUNTERS: Shape = (
+    (Column(title="kernel", look="name"), _name("kernel")),
+    (Column(title="counter", look="name"), _name("counter")),
+    (Column(title="op", look="name"), _name("op")),
+    (Column(title="runs"), _number("count")),
+    (Column(title="mean"), lambda row: _figure_cell(row["mean"])),
+    (Column(title="total"), lambda row: _figure_cell(row["total"])),
+)
+
+
+def path_table(ranks: Sequence[Row]) -> PageTable | None:
+    """What stands on the critical path, of every rank."""
+    rank = [(Column(title="rank"), _number("rank"))] if len(ranks) > 1 else []
+    rows = [{**row, "rank": one["rank"]} for one in ranks for row in one["critical_path"]["rows"]]
+    rows.sort(key=lambda row: -row["time"])
+    return make_table("critical-path", "On the critical path", rows, [*rank, *_PATH])
+
+
+def queue_table(ranks: Sequence[Row]) -> PageTable | None:
+    """The streams whose queue was full; the others are in the figure."""
+    rank = [(Column(title="rank"), _number("rank"))] if len(ranks) > 1 else []
+    rows = [{**row, "rank": one["rank"]} for one in ranks for row in one["queues"] if row["full"]]
+    rows.sort(key=lambda row: -row["full"])
+    return make_table("queues", "Full launch queues", rows, [*rank, *_QUEUES], _QUEUE_NOTE)
+
+
+def _runs(on_device: bool) -> str:
+    return "Runs of kernels" if on_device else "Runs of ops"
+
+
+def _run_cell(row: Row) -> Cell:
+    names = row["kernels"]
+    shown = ", ".join(short_kernel(name, 28) for name in names[:3])
+    more = row["length"] - min(len(names), 3)
+    rest = [f"and {row['length'] - len(names)} more"] if row["length"] > len(names) else []
+    return Cell(text=f"{shown} and {more} more" if more else shown, full="\n".join([*names, *rest]))
+
+
+def _figure_cell(value: float) -> Cell:
+    shown = f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:,.3g}"
+    return Cell(text=shown, value=value)
 
 
 def _ops(on_device: bool) -> Shape:

@@ -11,10 +11,12 @@ from ratchet.report import trace_changes as changes
 from ratchet.report import trace_words as words
 from ratchet.report.console import heading, make_console, table
 from ratchet.report.trace_names import short_kernel, short_shapes
+from ratchet.report.trace_path import path_kinds
 from ratchet.report.words import ABSENT
 
 _STEPS = 8
 _ROOFLINES = 5
+_PATH_ROWS = 5
 _NAME = 44
 """Letters of a kernel's name: the table stays whole at 80 columns."""
 
@@ -38,6 +40,7 @@ def print_trace(
     _print_identity(out, document)
     _print_steps(out, document["steps"])
     _print_idle(out, document)
+    _print_path(out, document, top)
     _print_kernels(out, document["kernels"], top)
     _print_ops(out, document, top)
     _print_communication(out, document["collectives"], top)
@@ -100,6 +103,26 @@ def _print_idle(out: Console, document: Mapping[str, Any]) -> None:
     out.print(table(("", "ms", "share", "why"), rows))
     if not document["launches"]["count"]:
         out.print(words.NO_LAUNCHES)
+
+
+def _print_path(out: Console, document: Mapping[str, Any], top: int) -> None:
+    path = document["critical_path"]
+    kinds = path_kinds([document])
+    if not kinds:
+        return
+    heading(out, "The critical path: what the window's length follows from")
+    out.print(table(("", "ms", "share"), [kind[:3] for kind in kinds]))
+    named = [row for row in path["rows"] if row["name"]][: min(top, _PATH_ROWS)]
+    if named:
+        rows = [
+            (
+                short_kernel(row["name"], _NAME),
+                words.milliseconds(row["time"]),
+                words.milliseconds(row["gain"]) if row["gain"] is not None else ABSENT,
+            )
+            for row in named
+        ]
+        out.print(table(("on it most", "ms", "would give"), rows))
 
 
 def _print_kernels(out: Console, kernels: Sequence[Mapping[str, Any]], top: int) -> None:

@@ -206,6 +206,17 @@ def communication_rows(collectives: Iterable[Mapping[str, Any]]) -> list[dict[st
 def facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     """One line each: launches, memory, recompute, torch.compile, the bubble, carried-in work."""
     found = [("launches", _launch_words(document["launches"]))]
+    full = sum(row["full"] for row in document["queues"])
+    if full:
+        held = sum(row["blocked"] for row in document["queues"])
+        limit = document["queues"][0]["limit"]
+        found.append(
+            (
+                "full queue",
+                f"{show_ns(full)} with {limit:,} or more pieces of work waiting on a stream, "
+                f"{show_ns(held)} of it in a call that launches",
+            )
+        )
     found.append(("memory", _memory_words(document["memory"])))
     again = document["recompute"]
     if again["device"]:
