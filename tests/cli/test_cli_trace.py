@@ -199,11 +199,24 @@ def test_ranks_are_merged_into_one_trace(said, mistake, tmp_path: Path) -> None:
     assert "taken for a rank" in mistake("merge", folder, "--out", folder / "all.json")
 
 
-def test_ops_are_replayed(said, mistake, trace: Path, tmp_path: Path) -> None:
+STAND_IN = """import json, sys
+print(json.dumps({"device": "CPU", "torch": "2", "threads": 1}), flush=True)
+for line in sys.stdin:
+    print(json.dumps({"outcome": "timed", "why": "", "time_ns": 5, "shortest_ns": 4}), flush=True)
+"""
+
+
+def test_ops_are_replayed(
+    said, mistake, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("ratchet.trace.replay.WORKER", "stand_in")
     found = json.loads(said("replay", trace, "--op", "aten::mm", "--device", "cpu", "--json"))
     (row,) = found["rows"]
     assert (row["op"], row["count"], row["outcome"]) == ("aten::mm", 2, "timed")
-    assert row["traced"] == 40_000 and row["here"] > 0
+    assert (row["traced"], row["here"], row["ratio"]) == (40_000, 5, 8000)
+    assert "1 of 1 calls run on CPU" in said("replay", trace, "--op", "aten::mm", "--device", "cpu")
     assert "aten::nope" in mistake("replay", trace, "--op", "aten::nope")
     assert "is a folder" in mistake("replay", tmp_path)
     assert "--device" in mistake("replay", trace, "--device", "tpu")

@@ -38,7 +38,7 @@ PROGRAM = st.lists(
 )
 BEGIN: list[Step] = [("first", 3, 30), ("first", 1, 4)]
 """A kernel that begins as soon as it is launched, and one that is queued behind it."""
-AGAIN = settings(max_examples=40, deadline=None, derandomize=True,
+AGAIN = settings(max_examples=30, deadline=None, derandomize=True,
                  suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 
 
@@ -263,7 +263,7 @@ def test_traces_with_little_in_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["mi300x-resnet-ddp-rank0of8", "a100-nccl-metadata-rank0of2", "mi250-minitoy-rocm6.2",
+    ["mi300x-resnet-ddp-rank0of8", "mi250-minitoy-rocm6.2",
      "h100-bert-small", "v100-oldnames-unlinked-nccl"],
 )  # fmt: skip
 def test_on_real_traces_it_sums_to_the_window(name: str) -> None:

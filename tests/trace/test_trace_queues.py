@@ -19,7 +19,7 @@ from ratchet.trace.timeline import bin_edges
 WORK = st.lists(
     st.tuples(st.integers(0, 400), st.integers(0, 200), st.integers(7, 8)), min_size=1, max_size=20
 )
-AGAIN = settings(max_examples=30, deadline=None, derandomize=True,
+AGAIN = settings(max_examples=15, deadline=None, derandomize=True,
                  suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 
 
