@@ -40,7 +40,7 @@ def found_in(events: list[dict], folder: Path) -> tuple[Analysis, tuple[Sequence
     return found, sequences(found.trace, found.links, found.communication)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(entries=st.lists(st.integers(0, 3), min_size=1, max_size=40), data=st.data())
 def test_stretches_are_equal_where_their_entries_are(
     entries: list[int], data: st.DataObject
@@ -61,6 +61,7 @@ def test_stretches_are_equal_where_their_entries_are(
     assert len(pairs) == len(set(number)) == len(set(texts))
 
 
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(begin=st.lists(st.integers(0, 60), unique=True).map(sorted), length=st.integers(1, 6))
 def test_what_is_kept_does_not_overlap_and_nothing_more_would_fit(
     begin: list[int], length: int
@@ -123,7 +124,7 @@ def test_triton_kernels_are_fused_already(tmp_path: Path) -> None:
     assert [row for row in found_in(events, tmp_path)[1] if row.under == "between products"] == []
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(names=st.lists(st.sampled_from("abcd"), min_size=2, max_size=60))
 def test_runs_of_a_stream_are_there_and_share_no_kernel(
     tmp_path_factory: pytest.TempPathFactory, names: list[str]
