@@ -2,9 +2,11 @@
 
     python benchmarks/judge_throughput.py [--verdicts 30]
 
-Every kernel is compiled anew (the sandbox has no compile cache) and has a source of its own. A
-verdict is timed from source to answer with the reference worker already running, as within a
-suite; `first_verdict_s` also starts that worker, which imports torch. `judge_peak_mb` is the peak
+Every kernel is compiled anew (the sandbox has no compile cache) and has a source of its own.
+`verdict_s` is from source to answer with the reference worker already running, each verdict by
+itself; `first_verdict_s` also starts that worker, which imports torch. `verdicts_per_minute` is of
+a second pass over the same problems, as `ratchet judge --suite` makes it: two kernels' compilers
+share the cores. `judge_peak_mb` is the peak
 resident memory of the process that judges, `reference_peak_mb` of its reference worker. The last
 line is one JSON object.
 """
@@ -59,15 +61,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--verdicts", type=int, default=30)
     asked = parser.parse_args()
-    kernels = small_kernels(asked.verdicts + 1)
     times_s, statuses = [], []
     with KernelJudge() as judge:
-        for kernel, problem in kernels:
+        for kernel, problem in small_kernels(asked.verdicts + 1):
             began = time.perf_counter()
             verdict = judge.judge(kernel, problem)
             times_s.append(time.perf_counter() - began)
             statuses.append(verdict.status)
             print(f"{times_s[-1]:.2f} s  {verdict.status:<10} {kernel.name}", flush=True)
+        suite = small_kernels(asked.verdicts)
+        followers = [kernel for kernel, _ in suite[1:]]
+        began = time.perf_counter()
+        for (kernel, problem), then in zip(suite, [*followers, None], strict=True):
+            statuses.append(judge.judge(kernel, problem, then=then).status)
+        suite_s = time.perf_counter() - began
         assert judge.reference_pid is not None
         reference_mb = peak_mb(judge.reference_pid)
     warm = times_s[1:]
@@ -77,7 +84,8 @@ def main() -> None:
         "verdict_s_low": round(min(warm), 3),
         "verdict_s_high": round(max(warm), 3),
         "first_verdict_s": round(times_s[0], 3),
-        "verdicts_per_minute": round(60 * len(warm) / sum(warm), 1),
+        "verdicts_per_minute": round(60 * len(suite) / suite_s, 1),
+        "verdicts_per_minute_one_by_one": round(60 * len(warm) / sum(warm), 1),
         "judge_peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6, 1),
         "reference_peak_mb": round(reference_mb, 1),
         "verdicts": len(warm),

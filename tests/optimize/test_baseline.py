@@ -12,10 +12,27 @@ from ratchet.errors import ArmFailure, CompilerMissing
 from ratchet.optimize import baseline as baseline_module
 from ratchet.optimize.baseline import find_baseline
 from ratchet.optimize.candidate import Candidate, with_config
+from ratchet.optimize.levers import Situation
 from ratchet.optimize.screen import Screening
 from ratchet.workloads.config import StepConfig
 
 WRITTEN = with_config(StepConfig(), {})
+
+
+def situation(bf16_is_slow: str | None = None) -> Situation:
+    return Situation(
+        device_kind="cpu",
+        vendor="AMD",
+        isa="portable",
+        cores=2,
+        written=StepConfig(),
+        optimizer_is_adamw=True,
+        has_attention=True,
+        trainable_bytes=0,
+        peak_memory_bytes=0,
+        memory_bytes=1,
+        bf16_is_slow=bf16_is_slow,
+    )
 
 
 def turn(keep_precision: bool = False) -> Any:
@@ -68,7 +85,7 @@ def test_the_fastest_of_all_modes_is_the_rival(monkeypatch: pytest.MonkeyPatch) 
             ("max-autotune", "bf16_autocast"): 0.65,
         },
     )
-    found = find_baseline(turn(), WRITTEN, adamw=True)
+    found = find_baseline(turn(), WRITTEN, situation())
     assert (found.best.config.compile_mode, found.best.config.precision) == (
         "default",
         "bf16_autocast",
@@ -82,15 +99,24 @@ def test_the_fastest_of_all_modes_is_the_rival(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_rival_slower_than_eager_is_still_the_rival(monkeypatch: pytest.MonkeyPatch) -> None:
     rivals(monkeypatch, {("default", "fp32"): 2.0})
-    found = find_baseline(turn(keep_precision=True), WRITTEN, adamw=True)
+    found = find_baseline(turn(keep_precision=True), WRITTEN, situation())
     assert found.best is found.best_same
     assert found.best.config.compile_mode == "default"
 
 
 def test_only_another_precision_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     rivals(monkeypatch, {("default", "bf16_autocast"): 0.6})
-    found = find_baseline(turn(), WRITTEN, adamw=True)
+    found = find_baseline(turn(), WRITTEN, situation())
     assert found.best.config.precision == "bf16_autocast"
+
+
+def test_bf16_that_cannot_win_is_named_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rivals(monkeypatch, {("default", "fp32"): 0.8, ("default", "bf16_autocast"): 0.1})
+    found = find_baseline(turn(), WRITTEN, situation("5 GFLOP/s in bf16 here, and 108 in fp32"))
+    assert found.best is found.best_same and found.best.config.precision == "fp32"
+    hopeless = [rival for rival in found.rivals if rival.precision == "bf16_autocast"]
+    assert len(hopeless) == 2
+    assert all(rival.step_time_s is None and "5 GFLOP/s" in rival.reason for rival in hopeless)
 
 
 def test_without_a_compiler_that_is_what_is_said(
@@ -101,13 +127,13 @@ def test_without_a_compiler_that_is_what_is_said(
     for name in ("RATCHET_CXX", "CXX"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(CompilerMissing, match="install one"):
-        find_baseline(turn(), WRITTEN, adamw=True)
+        find_baseline(turn(), WRITTEN, situation())
 
 
 @pytest.mark.compiler
 def test_a_compile_that_fails_is_said_in_one_short_line(monkeypatch: pytest.MonkeyPatch) -> None:
     rivals(monkeypatch, {})
     with pytest.raises(ArmFailure) as caught:
-        find_baseline(turn(), WRITTEN, adamw=True)
+        find_baseline(turn(), WRITTEN, situation())
     assert "in every mode" in str(caught.value)
     assert len(str(caught.value)) < 450

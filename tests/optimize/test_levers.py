@@ -8,6 +8,7 @@ import pytest
 
 from ratchet.optimize import levers
 from ratchet.optimize.levers import LEVERS, Lever, Situation, all_levers
+from ratchet.optimize.levers.base import why_bf16_is_slow
 from ratchet.workloads.config import StepConfig
 
 
@@ -76,3 +77,13 @@ def test_cpu_levers_leave_a_gpu_alone() -> None:
     here = situation(device_kind="cuda")
     for name in ("allocator-mallopt", "huge-pages", "affinity", "kernel:rms_norm"):
         assert all_levers()[name].applies(here)
+
+
+def test_bf16_is_left_out_where_its_products_are_slow() -> None:
+    slow = why_bf16_is_slow({"fp32": 108e9, "bf16": 5.5e9})
+    assert slow is not None and "5.5 GFLOP/s in bf16" in slow and "108 in fp32" in slow
+    assert why_bf16_is_slow({"fp32": 108e9, "bf16": 216e9}) is None
+    assert why_bf16_is_slow({"fp32": 108e9}) is None
+    for name in ("bf16-autocast", "bf16-weights"):
+        assert all_levers()[name].applies(situation()) is None
+        assert all_levers()[name].applies(situation(bf16_is_slow=slow)) == slow

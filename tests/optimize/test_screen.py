@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from ratchet.optimize import compose
 from ratchet.optimize.baseline import Baseline
 from ratchet.optimize.candidate import Candidate, with_config
-from ratchet.optimize.screen import Oracle, check_gradients
+from ratchet.optimize.screen import FEWEST_ROUNDS, MOST_ROUNDS, Oracle, check_gradients, rounds_for
 from ratchet.optimize.turn import FOLDER_PREFIX, clear_folders_of_the_dead
 from ratchet.workloads.config import StepConfig
 
@@ -84,3 +84,14 @@ def test_folders_of_killed_turns_are_removed(
     assert not dead.exists()
     assert alive.exists()
     assert strange.exists()
+
+
+def test_the_rounds_of_a_screening_fit_its_time() -> None:
+    assert rounds_for(0.25, 0.25, 5.0) == 10
+    assert rounds_for(0.01, 0.01, 5.0) == MOST_ROUNDS
+    assert rounds_for(2.0, 2.0, 5.0) == FEWEST_ROUNDS
+
+
+def test_a_hopeless_challenger_is_not_timed_for_long() -> None:
+    assert rounds_for(0.25, 7.5, 5.0) == 2
+    assert rounds_for(7.5, 0.25, 5.0) == FEWEST_ROUNDS

@@ -55,6 +55,10 @@ class Clock:
         """A clock that runs out `limit_s` seconds from now."""
         return Clock(deadline=time.monotonic() + limit_s, limit_s=limit_s)
 
+    def anew(self) -> Clock:
+        """A clock of the same limit that starts now."""
+        return Clock.of(self.limit_s)
+
     @property
     def over(self) -> bool:
         """Whether it has run out."""
@@ -103,6 +107,10 @@ class CandidateProcess:
     def pid(self) -> int:
         """The process at the head of its family."""
         return self._child.pid
+
+    def run_under(self, clock: Clock) -> None:
+        """From now on this clock limits it."""
+        self._clock = clock
 
     def start_compiling(self, kernel: Kernel) -> None:
         """Send the source to be compiled; the answer is fetched by `library`."""

@@ -7,8 +7,8 @@ import itertools
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -22,8 +22,8 @@ from ratchet.measure.samples import Sample
 
 REFERENCE, TWIN, CANDIDATE = "reference", "reference again", "candidate"
 COMPILED = "torch.compile of the reference"
-LOOKS = 2
-"""A second look at what the first leaves undecided."""
+LOOKS = 3
+"""At most, each at what the one before left undecided (`group_sequential`)."""
 LAUNCHES = 3
 MIN_LAUNCHES = 2
 """One launch says nothing about the next."""
@@ -31,18 +31,18 @@ MIN_ROUNDS, MAX_ROUNDS = 4, 16
 TARGET_BATCH_S = 0.002
 """A batch this long hides the round trip to a worker (about 0.1 ms, in both arms): what is left of
 it draws a ratio towards 1."""
-MAX_CALLS = 256
+MAX_CALLS = 64
 REFERENCE_DRAWS = 8
-"""Different draws in a batch of the reference's, which hides nothing from itself: drawing all of
-them anew took most of a small kernel's verdict. Every call still has memory of its own."""
+"""Different draws in a batch of the reference's, which hides nothing from itself. Every call still
+has memory of its own."""
 MAX_BATCH_BYTES = 128 << 20
 CHECK_SHARE = 0.5
 """Comparing takes at most this share of the time that the arms take, but one batch of each
 launch is always compared."""
 SHARE_OF_TIME = 0.8
-BUDGET_S, LONG_BUDGET_S = 0.6, 1.5
-"""A look at one case takes about this long at most, if the fewest rounds allow it; the second look,
-at what the first left undecided, takes longer."""
+SHORT_BUDGET_S, BUDGET_S, LONG_BUDGET_S = 0.15, 0.5, 1.5
+"""The first, second and third look at one case take about this long at most, if the fewest rounds
+allow it."""
 
 Launch = Callable[[int], contextlib.AbstractContextManager[CandidateProcess]]
 
@@ -62,22 +62,59 @@ class CaseTiming:
         return [TimedSample(case=self.name, **asdict(sample)) for sample in self.samples]
 
 
+class _RivalBatches:
+    """What the reference runs on: one batch for a whole look, as it has nothing to foresee.
+
+    It is read through before each run, so that it lies in the caches as the candidate's does, which
+    was just drawn. Where the reference changes its inputs every run has a batch of its own.
+    """
+
+    def __init__(self, opened: OpenProblem, case: int, calls: int) -> None:
+        self._opened = opened
+        self._case = case
+        self._calls = calls
+        self._kept: Batch | None = None
+        self._keeps = not any(spec.in_place for spec in opened.problem.cases[case].inputs)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[_RivalBatches]:
+        """Hold the batch, if one may be kept."""
+        with contextlib.ExitStack() as stack:
+            if self._keeps:
+                self._kept = stack.enter_context(self._draw())
+            yield self
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[tuple[Batch, bool]]:
+        """A batch to run on, and whether it must be read through first."""
+        if self._kept is not None:
+            yield self._kept, True
+            return
+        with self._draw() as batch:
+            yield batch, False
+
+    def _draw(self) -> contextlib.AbstractContextManager[Batch]:
+        return self._opened.draw(
+            self._case, self._calls, writable_inputs=False, distinct=REFERENCE_DRAWS
+        )
+
+
 class _ReferenceArm:
     """The rival: runs in the reference worker, on memory revealed as the candidate's is."""
 
-    def __init__(self, name: str, opened: OpenProblem, case: int, copy_out: bool) -> None:
+    def __init__(
+        self, name: str, opened: OpenProblem, batches: _RivalBatches, copy_out: bool
+    ) -> None:
         self.name = name
         self._opened = opened
-        self._case = case
+        self._batches = batches
         self._copy_out = copy_out
 
     def run(self, iterations: int) -> Timing:
         """One batch of calls of the reference."""
         reference, left_s = self._opened.reference, self._opened.clock.left_s
-        with self._opened.draw(
-            self._case, iterations, writable_inputs=False, distinct=REFERENCE_DRAWS
-        ) as batch:
-            reference.ask(timeout_s=left_s, do="prepare", batch=batch.number)
+        with self._batches.batch() as (batch, touch):
+            reference.ask(timeout_s=left_s, do="prepare", batch=batch.number, touch=touch)
             began = time.perf_counter()
             reply = reference.ask(
                 timeout_s=left_s,
@@ -168,12 +205,13 @@ def time_case(
     watch: Watch | None = None,
     *,
     first_launch: int = 0,
+    first_round: int = 0,
     budget_s: float = BUDGET_S,
 ) -> CaseTiming:
     """Time one case over several launches of the candidate; the plan is fixed by the first rounds.
 
-    Launches are numbered from `first_launch`. With `watch`, some batches beside the timed ones are
-    looked at, at places drawn in secret.
+    Launches and rounds are numbered from `first_launch` and `first_round`. With `watch`, some
+    batches beside the timed ones are looked at, at places drawn in secret.
     Decided when an output is wrong while it is timed, or time ran out before enough was measured.
     """
     facts, name = opened.cases[case], opened.problem.cases[case].name
@@ -184,9 +222,12 @@ def time_case(
     for index in range(LAUNCHES):
         if plan is not None and index >= plan.launches:
             break
-        with launch(first_launch + index) as process:
+        with (
+            launch(first_launch + index) as process,
+            _RivalBatches(opened, case, calls).open() as batches,
+        ):
             candidate = _CandidateArm(process, opened, case, watch)
-            arms: list[Arm] = [*_rivals(process, opened, case), candidate]
+            arms: list[Arm] = [*_rivals(process, opened, batches), candidate]
             if plan is None:
                 plan = _plan(arms, case, calls, opened, budget_s)
                 watched = _watched(plan, candidate.batch_s, opened) if watch is not None else set()
@@ -203,7 +244,8 @@ def time_case(
             process.pause()
     detail = f"{checked} calls were compared while timing, at most one of each batch of {calls}"
     evidence.append(Evidence(check=f"right while timed on {name}", passed=True, detail=detail))
-    return CaseTiming(case=case, name=name, samples=samples, checked=checked)
+    numbered = [replace(sample, round=first_round + sample.round) for sample in samples]
+    return CaseTiming(case=case, name=name, samples=numbered, checked=checked)
 
 
 def watch_case(case: int, opened: OpenProblem, process: CandidateProcess, watch: Watch) -> None:
@@ -227,9 +269,11 @@ def _watched(plan: _Plan, batch_s: float, opened: OpenProblem) -> set[tuple[int,
     return set(secrets.SystemRandom().sample(places, min(count, len(places))))
 
 
-def _rivals(process: CandidateProcess, opened: OpenProblem, case: int) -> list[_ReferenceArm]:
+def _rivals(
+    process: CandidateProcess, opened: OpenProblem, batches: _RivalBatches
+) -> list[_ReferenceArm]:
     names = [REFERENCE, TWIN, *([COMPILED] if opened.has_compiled else [])]
-    return [_ReferenceArm(name, opened, case, process.returns_outputs) for name in names]
+    return [_ReferenceArm(name, opened, batches, process.returns_outputs) for name in names]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

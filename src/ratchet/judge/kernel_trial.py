@@ -7,11 +7,11 @@ import hashlib
 import logging
 import os
 import secrets
-from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from ratchet.errors import CompilerMissing, RatchetError
+from ratchet.judge.building import Ahead, Library
 from ratchet.judge.candidate_process import (
     CandidateProcess,
     Clock,
@@ -20,6 +20,7 @@ from ratchet.judge.candidate_process import (
     ReferenceProcess,
 )
 from ratchet.judge.code_places import CodePlaces
+from ratchet.judge.group_sequential import time_until_answered
 from ratchet.judge.interpreted import REASON, interpreted, small_cases, without_blame
 from ratchet.judge.isolation import isolation_name, thread_environment
 from ratchet.judge.kernel_checks import OpenProblem, check_cases
@@ -29,7 +30,6 @@ from ratchet.judge.library_ops import judge_census, read_census
 from ratchet.judge.model_answer import runnable
 from ratchet.judge.own_work import places_of, watch_for
 from ratchet.judge.speed import conclude
-from ratchet.judge.two_looks import time_until_answered
 from ratchet.judge.verdict import Evidence, Speedup, Status, TimedSample, Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
@@ -37,7 +37,6 @@ from ratchet.kernels.problem import Problem
 LOG = logging.getLogger(__name__)
 LANGUAGES = ("cpp", "torch", "triton")
 PROFILED = ("triton", "hip")
-COMPILE_MEMORY_BYTES = 8 << 30
 MARGIN_BYTES = 4 << 30
 """Address space beyond the tensors: the interpreter, threads' stacks, OpenMP."""
 
@@ -52,6 +51,7 @@ class KernelJudge:
     def __init__(self, *, threads: int | None = None) -> None:
         self.threads = threads or len(os.sched_getaffinity(0))
         self._reference: ReferenceProcess | None = None
+        self._ahead = Ahead()
 
     def __enter__(self) -> KernelJudge:
         return self
@@ -65,7 +65,8 @@ class KernelJudge:
         self.close()
 
     def close(self) -> None:
-        """End the reference worker."""
+        """End the reference worker, and what was compiled ahead."""
+        self._ahead.close()
         if self._reference is not None:
             self._reference.close()
             self._reference = None
@@ -78,16 +79,20 @@ class KernelJudge:
         time_limit_s: float = 60.0,
         seed: int | None = None,
         against_compile: bool = False,
+        then: Kernel | None = None,
     ) -> Verdict:
         """The verdict on `kernel` for `problem`, within about `time_limit_s` seconds.
 
         `seed` is for tests: without one the values are drawn from the system's entropy. Raises
         only CompilerMissing and KernelError for a problem whose module cannot be found. With
-        `against_compile`, torch.compile of the reference is timed in the same rounds.
+        `against_compile`, torch.compile of the reference is timed in the same rounds. `then` is
+        the kernel that will be judged next: its compiler may work beside this kernel's, and
+        stands still while anything is timed.
         """
         secret = secrets.randbits(48) if seed is None else seed
         trial = _Trial(kernel, problem, self.threads, Clock.of(time_limit_s), secret)
         trial.against_compile = against_compile
+        trial.ahead, trial.then = self._ahead, then
         try:
             trial.run(self._worker())
         except Decided as decided:
@@ -100,6 +105,7 @@ class KernelJudge:
         except BaseException:  # also Ctrl-C: the reference worker's state is not known any more
             self.close()
             raise
+        self._ahead.resume()
         trial.profile()
         return trial.verdict()
 
@@ -149,6 +155,7 @@ class _Trial:
         self._given = problem
         self.static: dict[str, Any] | None = None
         self.against_compile = False
+        self.ahead, self.then = Ahead(), cast("Kernel | None", None)
         self.evidence += [Evidence(check="sizes", passed=True, detail=one) for one in problem.notes]
 
     def run(self, reference: ReferenceProcess) -> None:
@@ -163,7 +170,7 @@ class _Trial:
         if self.kernel.language == "triton":
             self._interpret(reference)
         with contextlib.ExitStack() as stack:
-            library = stack.enter_context(self._building())
+            library = stack.enter_context(self._library())
             opened = self._open(reference)
             launches = stack.enter_context(self._launches(opened, LAUNCHES if opened.timed else 1))
             candidate = launches.load(library.fetch())
@@ -215,14 +222,9 @@ class _Trial:
             raise Decided("refused", f"the problem accepts {', '.join(trivial)}: tighten it")
         return OpenProblem.of(self.problem, reference, reply["cases"], self.secret, self.clock)
 
-    @contextlib.contextmanager
-    def _building(self) -> Iterator[_Library]:
+    def _library(self) -> Library:
         """Compile in a sandbox of its own, beside what the caller does meanwhile."""
-        library = _Library(self.kernel, self.threads, self.clock)
-        try:
-            yield library
-        finally:
-            library.close()
+        return self.ahead.take(self.kernel, self.then, threads=self.threads, clock=self.clock)
 
     def _launches(self, opened: OpenProblem, count: int) -> Launches:
         return Launches(
@@ -260,6 +262,7 @@ class _Trial:
     ) -> list[CaseTiming]:
         """Time every timed case: the first launch is the process that gave the right answers."""
         timings = []
+        self.ahead.pause()
         for index in opened.timed:
             watch = watch_for(places, self.problem, self.kernel)
             timing = time_until_answered(index, opened, launches.launch, self.evidence, watch)
@@ -310,31 +313,3 @@ def layout_seed(secret: int) -> int:
     """
     digest = hashlib.sha256(b"layout %d" % secret).digest()
     return int.from_bytes(digest[:6], "big")
-
-
-class _Library:
-    """The compiled library of a kernel, fetched when it is needed; None for Python's languages."""
-
-    def __init__(self, kernel: Kernel, threads: int, clock: Clock) -> None:
-        self._descriptor: int | None = None
-        self._process: CandidateProcess | None = None
-        if kernel.language == "cpp":
-            self._process = CandidateProcess(
-                kernel, threads=threads, memory_bytes=COMPILE_MEMORY_BYTES, clock=clock
-            )
-            self._process.start_compiling(kernel)
-
-    def fetch(self) -> int | None:
-        """A descriptor of the sealed library, waiting for the compiler the first time."""
-        if self._process is not None:
-            self._descriptor = self._process.library()
-            self._process.close()
-            self._process = None
-        return self._descriptor
-
-    def close(self) -> None:
-        """End the compiler's process and forget the library."""
-        if self._process is not None:
-            self._process.close()
-        if self._descriptor is not None:
-            os.close(self._descriptor)

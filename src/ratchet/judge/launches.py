@@ -1,8 +1,9 @@
 """The processes of one candidate over a verdict: the one that is checked, and others to be timed.
 
 A compiled kernel's processes start together while its compiler still works, each is stopped as soon
-as it has loaded the library, and all last until the verdict is made. One of a Python language
-imports torch, which would disturb a clock: it starts when its turn comes and ends after it.
+as it has loaded the library, and all last until the verdict is made; where more are needed, as many
+again start together. One of a Python language imports torch, which would disturb a clock: it starts
+when its turn comes and ends after it.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class Launches:
         self._clock = clock
         self._library: int | None = None
         self._standing: list[CandidateProcess] = []
+        self._together = count if kernel.language == "cpp" else 1
         try:
-            for _ in range(count if kernel.language == "cpp" else 1):
-                self._standing.append(self._start())
+            self._start_together()
         except BaseException:
             self.close()
             raise
@@ -60,18 +61,27 @@ class Launches:
     @contextlib.contextmanager
     def launch(self, index: int) -> Iterator[CandidateProcess]:
         """The process of that number, stopped, for as long as it is timed."""
+        if index >= len(self._standing) and self._kernel.language == "cpp":
+            with _in_time():
+                for process in self._start_together():
+                    self._load(process)
         if index < len(self._standing):
             yield self._standing[index]
             return
         process = self._start()
         try:
-            try:
+            with _in_time():
                 self._load(process)
-            except Decided as decided:
-                raise out_of_time(decided) from decided
             yield process
         finally:
             process.close()
+
+    def _start_together(self) -> list[CandidateProcess]:
+        """Start as many as belong together; those that start stand until the verdict."""
+        before = len(self._standing)
+        for _ in range(self._together):
+            self._standing.append(self._start())
+        return self._standing[before:]
 
     def _start(self) -> CandidateProcess:
         return CandidateProcess(
@@ -84,6 +94,14 @@ class Launches:
     def _load(self, process: CandidateProcess) -> None:
         process.load(self._kernel, self._library)
         process.pause()
+
+
+@contextlib.contextmanager
+def _in_time() -> Iterator[None]:
+    try:
+        yield
+    except Decided as decided:
+        raise out_of_time(decided) from decided
 
 
 def out_of_time(decided: Decided) -> Decided:

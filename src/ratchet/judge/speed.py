@@ -11,8 +11,8 @@ from ratchet.judge.kernel_timing import CANDIDATE, COMPILED, REFERENCE, TWIN, Ca
 from ratchet.judge.verdict import Evidence, Ratio, Speedup, Status
 from ratchet.measure.estimate import Comparison, aa_floor, compare, summarise
 
-LOOK_CONFIDENCE = 0.975
-"""There are at most two looks at a case (`two_looks`): together they err in at most 5 %."""
+LOOK_CONFIDENCE = 1 - 0.05 / 3
+"""At most three looks are taken at a case (`group_sequential`): together they err in up to 5 %."""
 CEILING_SLACK = 4.0
 """A time is impossible when it needs this many times the rates that were measured here with torch's
 own GEMM and copies: those are reachable rates, not peaks, and first-level caches are faster."""

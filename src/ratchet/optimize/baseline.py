@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ratchet.errors import ArmFailure
 from ratchet.kernels.languages.cpp import find_compiler
 from ratchet.optimize.candidate import Candidate, with_config
+from ratchet.optimize.levers import Situation
 from ratchet.optimize.result import Rival
 from ratchet.optimize.screen import Oracle, Screening, expect, screen
 from ratchet.optimize.turn import Turn
@@ -45,15 +46,26 @@ def rival_configs(
             )
 
 
-def find_baseline(turn: Turn, written: Candidate, *, adamw: bool) -> Baseline:
+def find_baseline(turn: Turn, written: Candidate, situation: Situation) -> Baseline:
     """Time the rivals against each other, one launch each, and keep the fastest.
 
+    A rival in bf16 is named but not timed where the device multiplies bf16 far slower than fp32.
     CompilerMissing where torch.compile cannot work without one; ArmFailure where it fails anyway.
     """
     rivals: list[Rival] = []
     best: dict[str, Candidate] = {}
-    keep = turn.settings.keep_precision
-    configs = list(rival_configs(written.config, adamw=adamw, keep_precision=keep))
+    configs = list(
+        rival_configs(
+            written.config,
+            adamw=situation.optimizer_is_adamw,
+            keep_precision=turn.settings.keep_precision,
+        )
+    )
+    if situation.bf16_is_slow is not None:
+        hopeless = [one for one in configs if one.precision != written.config.precision]
+        configs = [one for one in configs if one not in hopeless]
+        reason = f"not timed: {situation.bf16_is_slow}"
+        rivals += [_not_timed(with_config(one, {}), reason) for one in hopeless]
     for mode in MODES:
         chosen = [with_config(one, {}) for one in configs if one.compile_mode == mode]
         expect(turn, [(best.get(one.config.precision, written), one) for one in chosen], None)
@@ -62,7 +74,7 @@ def find_baseline(turn: Turn, written: Candidate, *, adamw: bool) -> Baseline:
     if not best:
         if turn.device.kind == "cpu":
             find_compiler()
-        first = " ".join(rivals[0].reason.split())[:MOST_WORDS]
+        first = " ".join(rivals[-1].reason.split())[:MOST_WORDS]
         raise ArmFailure(
             f"torch.compile failed in every mode, so there is no rival to prove against: {first}"
         )
@@ -92,12 +104,24 @@ def _time_rival(
 
 
 def _as_rival(rival: Candidate, screening: Screening) -> Rival:
+    if not screening.passed:
+        return _not_timed(rival, screening.reason)
     return Rival(
         title=rival.title,
         precision=rival.config.precision,
-        step_time_s=screening.step_time_s if screening.passed else None,
-        setup_time_s=screening.setup_s if screening.passed else None,
+        step_time_s=screening.step_time_s,
+        setup_time_s=screening.setup_s,
         reason=screening.reason,
+    )
+
+
+def _not_timed(rival: Candidate, reason: str) -> Rival:
+    return Rival(
+        title=rival.title,
+        precision=rival.config.precision,
+        step_time_s=None,
+        setup_time_s=None,
+        reason=reason,
     )
 
 

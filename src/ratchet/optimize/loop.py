@@ -23,6 +23,7 @@ from ratchet.optimize.compose import compose, make_folder, make_recipe
 from ratchet.optimize.explain import explain
 from ratchet.optimize.installed import InstalledKernel
 from ratchet.optimize.levers import LEVERS, Lever, Situation, all_levers, kernel_levers
+from ratchet.optimize.levers.base import why_bf16_is_slow
 from ratchet.optimize.levers.kernels import PREFIX
 from ratchet.optimize.losses import compare_losses
 from ratchet.optimize.prove import Proof, prove
@@ -145,6 +146,9 @@ def situation_of(turn: Turn, description: dict[str, Any]) -> Situation:
         trainable_bytes=int(description["trainable_bytes"]),
         peak_memory_bytes=int(description["peak_memory_bytes"]),
         memory_bytes=device.memory_bytes,
+        bf16_is_slow=(
+            why_bf16_is_slow(turn.ceilings.gemm_flops_per_s) if turn.ceilings is not None else None
+        ),
     )
 
 
@@ -158,7 +162,7 @@ def chosen_levers(settings: Settings) -> list[Lever]:
 def _run(turn: Turn, description: dict[str, Any], started_at: str) -> Outcome:
     situation = situation_of(turn, description)
     written = with_config(situation.written, {})
-    baseline = find_baseline(turn, written, adamw=situation.optimizer_is_adamw)
+    baseline = find_baseline(turn, written, situation)
     before = _profile(turn, written, "before")
     late = _lateness(turn.spent_s / turn.settings.budget_s)
     kernels = prove_kernels(
@@ -220,7 +224,7 @@ def _climb(
 ) -> tuple[Candidate, list[Change]]:
     keep = keep or turn.settings.keep_precision
     precision = situation.written.precision
-    if not keep and situation.optimizer_is_adamw:
+    if not keep and _may_use_bf16_weights(situation):
         precision = "bf16_master"
     levers, skipped = applicable(
         chosen_levers(turn.settings),
@@ -256,11 +260,15 @@ def _wanted_kernels(settings: Settings, situation: Situation) -> set[str]:
 def _to_capture(baseline: Baseline, situation: Situation, settings: Settings) -> list[Candidate]:
     """The steps whose call sites matter: bf16 weights first, then the written precision."""
     configs = [baseline.best_same.config]
-    if situation.optimizer_is_adamw and not settings.keep_precision:
+    if _may_use_bf16_weights(situation) and not settings.keep_precision:
         precision = {"precision": "bf16_master"}
         configs.insert(0, baseline.best_same.config.model_copy(update=precision))
     nothing: dict[str, tuple[InstalledKernel, ...]] = {}
     return [with_config(config, nothing) for config in configs]
+
+
+def _may_use_bf16_weights(situation: Situation) -> bool:
+    return situation.optimizer_is_adamw and situation.bf16_is_slow is None
 
 
 def _keeps_arithmetic(candidate: Candidate, written: Candidate) -> bool:

@@ -19,6 +19,8 @@ from ratchet.optimize.turn import Turn
 SCREEN_S = 10.0
 """Timing of one screening, or a sixtieth of the turn's budget where that is less."""
 FEWEST_ROUNDS, MOST_ROUNDS = 5, 25
+HOPELESS, HOPELESS_ROUNDS = 4.0, 2
+"""A challenger whose step takes this many times the incumbent's is not timed for longer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +124,8 @@ def _screen(
     base = turn.live(incumbent)
     arm = turn.live(challenger)
     screen_s = min(SCREEN_S, turn.settings.budget_s / 60)
-    rounds = rounds_for(base.run(1).wall_time_s + arm.run(1).wall_time_s, screen_s)
+    step_s = base.run(1).wall_time_s, min(arm.run(1).wall_time_s for _ in range(2))
+    rounds = rounds_for(*step_s, screen_s)
     rng = np.random.default_rng(turn.settings.seed)
     samples = run_rounds([base, arm], rounds=rounds, launch=0, rng=rng)
     found = compare(samples, baseline=base.name, new=arm.name, floor=None)
@@ -141,9 +144,15 @@ def _screen(
     }
 
 
-def rounds_for(round_s: float, budget_s: float) -> int:
-    """How many rounds fit in a budget, between the fewest and the most."""
-    return min(MOST_ROUNDS, max(FEWEST_ROUNDS, math.floor(budget_s / max(round_s, 1e-6))))
+def rounds_for(incumbent_s: float, challenger_s: float, budget_s: float) -> int:
+    """How many rounds fit in a budget, between the fewest and the most.
+
+    A challenger that is hopelessly slow gets two: it cannot look faster, whatever they say.
+    """
+    if challenger_s > HOPELESS * incumbent_s:
+        return HOPELESS_ROUNDS
+    round_s = max(incumbent_s + challenger_s, 1e-6)
+    return min(MOST_ROUNDS, max(FEWEST_ROUNDS, math.floor(budget_s / round_s)))
 
 
 def _gradients(turn: Turn, candidate: Candidate) -> Path:

@@ -16,13 +16,15 @@ from ratchet.ledger.connect import utc_now
 from ratchet.optimize.suite_score import SuiteResult, SuiteRow, answered, summarise
 from ratchet.optimize.verdicts import JudgedKernel, RecordedJudge, Terms, judged_on
 
+Asked = tuple[Problem, Kernel | None]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
     """One problem of a suite and how to come by it; nothing is read before its turn."""
 
     name: str
-    read: Callable[[], tuple[Problem, Kernel | None]]
+    read: Callable[[], Asked]
     """The problem and the kernel that answers it, if there is one; raises RatchetError."""
 
 
@@ -52,11 +54,13 @@ class SuiteRun:
     rows: list[SuiteRow] = field(default_factory=list)
     started_at: str = field(default_factory=utc_now)
     _began_s: float = field(default_factory=time.monotonic)
+    _read_ahead: dict[str, Asked] = field(default_factory=dict)
 
     def run(self, listener: Listener) -> None:
         """Judge every problem that was not yet reached."""
-        for question in self.suite.questions[len(self.rows) :]:
-            row, judged = self._answer(question)
+        left = self.suite.questions[len(self.rows) :]
+        for question, following in zip(left, [*left[1:], None], strict=True):
+            row, judged = self._answer(question, following)
             self.rows.append(row)
             listener(row, judged)
 
@@ -89,23 +93,39 @@ class SuiteRun:
             duration_s=time.monotonic() - self._began_s,
         )
 
-    def _answer(self, question: Question) -> tuple[SuiteRow, JudgedKernel | None]:
+    def _answer(
+        self, question: Question, following: Question | None
+    ) -> tuple[SuiteRow, JudgedKernel | None]:
         try:
-            problem, kernel = question.read()
+            known = self._read_ahead
+            problem, kernel = (
+                known.pop(question.name) if question.name in known else question.read()
+            )
         except RatchetError as error:
             return SuiteRow(name=question.name, status="refused", reason=str(error)), None
         if kernel is None:
             reason = f"{self.suite.candidate} has no kernel for it"
             return SuiteRow(name=question.name, status="unanswered", reason=reason), None
         try:
-            judged = self._known_or_judged(kernel, problem)
+            judged = self._known(kernel, problem) or self.judge.judge(
+                kernel, problem, self.terms, then=self._kernel_of(following)
+            )
         except RatchetError as error:
             return SuiteRow(name=question.name, status="unmeasured", reason=str(error)), None
         return _row(question.name, judged), judged
 
-    def _known_or_judged(self, kernel: Kernel, problem: Problem) -> JudgedKernel:
-        known = None if self.fresh else self.judge.known(kernel, problem, self.terms)
-        return known or self.judge.judge(kernel, problem, self.terms)
+    def _known(self, kernel: Kernel, problem: Problem) -> JudgedKernel | None:
+        return None if self.fresh else self.judge.known(kernel, problem, self.terms)
+
+    def _kernel_of(self, question: Question | None) -> Kernel | None:
+        """The kernel that the judge will come to next, if it must be judged; faults wait."""
+        if question is None:
+            return None
+        try:
+            problem, kernel = self._read_ahead[question.name] = question.read()
+        except RatchetError:
+            return None
+        return None if kernel is None or self._known(kernel, problem) else kernel
 
 
 def _row(name: str, judged: JudgedKernel) -> SuiteRow:

@@ -69,13 +69,16 @@ class RecordedJudge:
         self._judge.close()
         self._ledger.close()
 
-    def judge(self, kernel: Kernel, problem: Problem, terms: Terms) -> JudgedKernel:
-        """Judge now, whatever the ledger holds, and keep the verdict."""
+    def judge(
+        self, kernel: Kernel, problem: Problem, terms: Terms, *, then: Kernel | None = None
+    ) -> JudgedKernel:
+        """Judge now, whatever the ledger holds, and keep the verdict; `then` will be next."""
         verdict: dict[str, Any] = self._judge.judge(
             kernel,
             problem,
             time_limit_s=terms.time_limit_s,
             against_compile=terms.against_compile,
+            then=then,
         ).model_dump(mode="json")
         judged_at, here = utc_now(), self.fingerprint
         book = self._ledger

@@ -1,8 +1,9 @@
-"""What is being done, on a terminal; nothing at all when piped."""
+"""What is being done: a moving line on a terminal, a plain line a stage when piped."""
 
 from __future__ import annotations
 
 import sys
+import time
 from types import TracebackType
 from typing import Any
 
@@ -14,10 +15,11 @@ from ratchet.report.words import show_ratio, show_time
 
 
 class Progress:
-    """A line on stderr that says what a turn does and how much of its budget is spent.
+    """Says on stderr what a turn does and how much of its budget is spent.
 
-    It is the listener of a turn: call it with an event's name and its details. What a screening or
-    a verdict said stays above the line.
+    It is the listener of a turn: call it with an event's name and its details. On a terminal what a
+    screening or a verdict said stays above one line that moves; where stderr is a pipe or a file
+    every stage is one plain line with the seconds since the start.
     """
 
     def __init__(self, budget_s: float, *, console: Console | None = None) -> None:
@@ -28,6 +30,8 @@ class Progress:
         self._bar: Bar | None = None
         self._launch = 0
         self._rounds = 0
+        self._began_s = time.monotonic()
+        self._said = ""
 
     def __enter__(self) -> Progress:
         if self._console.is_terminal:
@@ -62,6 +66,8 @@ class Progress:
         if event == "proof":
             self._launch, self._rounds = int(details["launch"]), int(details["rounds"])
         if self._bar is None:
+            if event != "trial":
+                self._say(_done(event, details) or self._doing(event, details))
             return
         task = self._bar.tasks[0]
         elapsed_s = min(task.elapsed or 0.0, self._budget_s)
@@ -69,6 +75,12 @@ class Progress:
         done = _done(event, details)
         if done:
             self._bar.console.print(done)
+
+    def _say(self, words: str) -> None:
+        if words != self._said:
+            self._said = words
+            elapsed_s = time.monotonic() - self._began_s
+            print(f"[{elapsed_s:5.0f} s] {words}", file=self._console.file, flush=True)
 
     def _doing(self, event: str, details: dict[str, Any]) -> str:
         title = str(details.get("title", ""))

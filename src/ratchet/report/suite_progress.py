@@ -1,4 +1,4 @@
-"""How far a suite's run has come, on a terminal; nothing at all when piped."""
+"""How far a suite's run has come: a bar on a terminal, a plain line a problem when piped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ratchet.report.suite_table import row_words
 
 
 class SuiteProgress:
-    """A line on stderr; the verdict on each problem stays above it."""
+    """A line on stderr; the verdict on each problem stays above it, all there is in a pipe."""
 
     def __init__(self, problems: int, *, console: Console | None = None) -> None:
         self._console = console or Console(
@@ -54,6 +54,8 @@ class SuiteProgress:
         """One problem is done: its row, as plain data."""
         self._done += 1
         if self._bar is None:
+            words = f"{self._words()}: {row_words(row)}"
+            print(words, file=self._console.file, flush=True)
             return
         self._bar.update(self._bar.tasks[0].id, completed=self._done, description=self._words())
         self._bar.console.print(row_words(row))

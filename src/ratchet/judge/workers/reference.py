@@ -206,7 +206,10 @@ class Worker:
         return self._usual[case.name]
 
     def _prepare(self, message: dict[str, Any]) -> Reply:
-        self._prepared = self._batches[message["batch"]].prepare()
+        batch, self._prepared = self._batches[message["batch"]], []
+        if message["touch"]:
+            batch.touch()
+        self._prepared = batch.prepare()
         return {"value": None}, []
 
     def _go(self, message: dict[str, Any]) -> Reply:

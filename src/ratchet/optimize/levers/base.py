@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ratchet.workloads.config import StepConfig
+
+BF16_LEAST = 0.5
+"""Half the bytes do not make up for products at less than this part of the fp32 rate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +27,8 @@ class Situation:
     trainable_bytes: int
     peak_memory_bytes: int
     memory_bytes: int
+    bf16_is_slow: str | None = None
+    """Why no step gains time by bf16 here (`why_bf16_is_slow`); None where it may."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +80,19 @@ def field_lever(
         set=pull,
         unset=release,
         default=default,
+    )
+
+
+def why_bf16_is_slow(gemm_flops_per_s: Mapping[str, float]) -> str | None:
+    """Why bf16 products can win no time, from measured GEMM rates in FLOP/s; None where they may.
+
+    A CPU without bf16 instructions multiplies bf16 at a small part of its fp32 rate.
+    """
+    fp32, bf16 = gemm_flops_per_s.get("fp32"), gemm_flops_per_s.get("bf16")
+    if fp32 is None or bf16 is None or bf16 >= BF16_LEAST * fp32:
+        return None
+    return (
+        f"matrix products reach {bf16 / 1e9:.3g} GFLOP/s in bf16 here, and {fp32 / 1e9:.3g} in fp32"
     )
 
 

@@ -6,7 +6,7 @@ from ratchet.optimize.levers.base import Situation, field_lever
 def _applies(situation: Situation) -> str | None:
     if situation.written.precision != "fp32":
         return f"the step is already written in {situation.written.precision}"
-    return None
+    return situation.bf16_is_slow
 
 
 LEVER = field_lever(

@@ -8,7 +8,7 @@ def _applies(situation: Situation) -> str | None:
         return "the optimizer is the user's own: fp32 masters are kept for AdamW only"
     if situation.written.precision == "bf16_master":
         return "the step is already written so"
-    return None
+    return situation.bf16_is_slow
 
 
 LEVER = field_lever(

@@ -1,0 +1,116 @@
+"""A kernel's library: compiled in a sandbox of its own, for this verdict or ahead of the next one.
+
+The compiler never runs while anything is timed: what is compiled ahead is stopped then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from ratchet.judge.candidate_process import CandidateProcess, Clock, Decided
+from ratchet.kernels.kernel import Kernel
+
+COMPILE_MEMORY_BYTES = 8 << 30
+
+
+class Library:
+    """The compiled library of a kernel, fetched when it is needed; None for Python's languages."""
+
+    def __init__(self, kernel: Kernel, *, threads: int, clock: Clock) -> None:
+        """Start its compiler, where the language has one."""
+        self.kernel = kernel
+        self._descriptor: int | None = None
+        self._process: CandidateProcess | None = None
+        if kernel.language == "cpp":
+            self._process = CandidateProcess(
+                kernel, threads=threads, memory_bytes=COMPILE_MEMORY_BYTES, clock=clock
+            )
+            self._process.start_compiling(kernel)
+
+    def __enter__(self) -> Library:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def fetch(self) -> int | None:
+        """A descriptor of the sealed library, waiting for the compiler the first time.
+
+        Decided where it does not compile, or not in time.
+        """
+        if self._process is not None:
+            self._descriptor = self._process.library()
+            self._process.close()
+            self._process = None
+        return self._descriptor
+
+    def close(self) -> None:
+        """End the compiler's process and forget the library."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def run_under(self, clock: Clock) -> None:
+        """From now on this clock limits the compiler."""
+        if self._process is not None:
+            self._process.run_under(clock)
+
+    def pause(self) -> None:
+        """Stop the compiler. Decided where its process does not obey."""
+        if self._process is not None:
+            self._process.pause()
+
+    def resume(self) -> None:
+        """Let the compiler go on."""
+        if self._process is not None:
+            self._process.resume()
+
+
+class Ahead:
+    """The library of the kernel that is judged next, where its compiler was started already."""
+
+    def __init__(self) -> None:
+        self._library: Library | None = None
+
+    def take(self, kernel: Kernel, then: Kernel | None, *, threads: int, clock: Clock) -> Library:
+        """The library of this kernel, which the caller now owns: the one begun, or a new one.
+
+        Beside a new one that of `then` is begun, so that two compilers share the cores and every
+        other verdict finds its library ready. A start that fails is left to its own verdict.
+        """
+        library, self._library = self._library, None
+        if library is not None and library.kernel == kernel:
+            library.run_under(clock)
+            return library
+        if library is not None:
+            library.close()
+        library = Library(kernel, threads=threads, clock=clock)
+        if then is not None:
+            with contextlib.suppress(Decided, OSError):
+                self._library = Library(then, threads=threads, clock=clock.anew())
+        return library
+
+    def pause(self) -> None:
+        """Stop the compiler; one that does not stand still is ended, its kernel's turn comes."""
+        self._tell("pause")
+
+    def resume(self) -> None:
+        """Let the compiler go on."""
+        self._tell("resume")
+
+    def close(self) -> None:
+        """Give up what was begun."""
+        if self._library is not None:
+            self._library.close()
+            self._library = None
+
+    def _tell(self, what: str) -> None:
+        if self._library is not None:
+            try:
+                getattr(self._library, what)()
+            except Decided:
+                self.close()
