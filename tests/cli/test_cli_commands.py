@@ -148,7 +148,9 @@ def test_dry_run_says_what_would_be_tried(
     assert main([*words, "--ledger", str(tmp_path / "ledger.db")]) == 0
     document = json.loads(capsys.readouterr().out)
     names = {lever["name"] for lever in document["levers"]}
-    assert "bf16-weights" in names and "kernel:adamw" in names
+    left_out = {change["name"] for change in document["skipped"]}
+    assert "bf16-weights" in names | left_out  # left out where the CPU multiplies bf16 slowly
+    assert "kernel:adamw" in names
     assert all(lever["source"] and lever["expected"] for lever in document["levers"])
     assert all(skipped["reason"] for skipped in document["skipped"])
 

@@ -22,7 +22,9 @@ LIKE = Path(__file__).parent / "kernelbench_like"
 FILES = sorted(LIKE.glob("level*/*.py"))
 RIGHT = ("proven", "correct")
 HEAD = "import torch\nfrom torch import nn\n"
-
+THOROUGH = (pytest.mark.thorough,)
+TYPICAL = ("2_matmul", "3_attention_block", "8_batch_norm", "9_embedding")
+"""One of each kind: no state, parameters, buffers, integers."""
 pytestmark = pytest.mark.skipif(
     isolation.bubblewrap() is None
     and os.geteuid() == 0
@@ -40,7 +42,8 @@ def judge() -> Iterator[KernelJudge]:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rounds: these tests ask for answers, not for speed."""
-    monkeypatch.setattr(kernel_timing, "LAUNCHES", 2)
+    monkeypatch.setattr(kernel_timing, "LAUNCHES", 1)
+    monkeypatch.setattr(kernel_timing, "MIN_LAUNCHES", 1)
     monkeypatch.setattr(kernel_timing, "MIN_ROUNDS", 2)
     monkeypatch.setattr(kernel_timing, "MAX_ROUNDS", 2)
     monkeypatch.setattr(kernel_timing, "LOOKS", 1)
@@ -56,7 +59,13 @@ def new(body: str) -> Kernel:
     return Kernel(name="test", language="torch", source=HEAD + body, entry="ModelNew")
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=() if path.stem in TYPICAL else THOROUGH)
+        for path in FILES
+    ],
+)
 def test_a_model_answers_itself(judge: KernelJudge, path: Path) -> None:
     asked = load_problem(path)
     verdict = judge.judge(built_in_kernel(asked, "eager"), asked)
@@ -106,7 +115,13 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(what, marks=() if at in (1, 3, 5) else THOROUGH)
+        for at, what in enumerate(WRONG)
+    ],
+)
 def test_a_wrong_answer_is_wrong(judge: KernelJudge, what: str) -> None:
     name, source = WRONG[what]
     assert judge.judge(new(source), problem(name)).status == "wrong"
@@ -133,7 +148,10 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize(
+    "what",
+    [pytest.param(what, marks=() if at in (0, 4) else THOROUGH) for at, what in enumerate(REFUSED)],
+)
 def test_a_model_with_other_parameters_is_refused(judge: KernelJudge, what: str) -> None:
     source, words = REFUSED[what]
     verdict = judge.judge(new(source), problem("4_layer_norm"))

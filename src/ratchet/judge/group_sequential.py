@@ -18,7 +18,7 @@ from ratchet.errors import MeasureError, RatchetError
 from ratchet.judge import kernel_timing
 from ratchet.judge.candidate_process import Decided
 from ratchet.judge.kernel_checks import OpenProblem
-from ratchet.judge.kernel_timing import LAUNCHES, CaseTiming, Launch, time_case
+from ratchet.judge.kernel_timing import CaseTiming, Launch, time_case
 from ratchet.judge.own_work import Watch
 from ratchet.judge.speed import compare_case, reachable
 from ratchet.judge.verdict import Evidence
@@ -124,7 +124,7 @@ class _Looks:
                 self._launch,
                 self._evidence,
                 self._watch,
-                first_launch=LAUNCHES if look.anew and samples else 0,
+                first_launch=kernel_timing.LAUNCHES if look.anew and samples else 0,
                 first_round=1 + max((sample.round for sample in samples), default=-1),
                 budget_s=look.budget_s,
             )

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, NoReturn, cast
 
 from ratchet.errors import CompilerMissing, RatchetError
+from ratchet.judge import kernel_timing
 from ratchet.judge.building import Ahead, Library
 from ratchet.judge.candidate_process import (
     CandidateProcess,
@@ -24,7 +25,7 @@ from ratchet.judge.group_sequential import time_until_answered
 from ratchet.judge.interpreted import REASON, interpreted, small_cases, without_blame
 from ratchet.judge.isolation import isolation_name, thread_environment
 from ratchet.judge.kernel_checks import OpenProblem, check_cases
-from ratchet.judge.kernel_timing import LAUNCHES, CaseTiming, watch_case
+from ratchet.judge.kernel_timing import CaseTiming, watch_case
 from ratchet.judge.launches import Launches
 from ratchet.judge.library_ops import judge_census, read_census
 from ratchet.judge.model_answer import runnable
@@ -172,7 +173,9 @@ class _Trial:
         with contextlib.ExitStack() as stack:
             library = stack.enter_context(self._library())
             opened = self._open(reference)
-            launches = stack.enter_context(self._launches(opened, LAUNCHES if opened.timed else 1))
+            launches = stack.enter_context(
+                self._launches(opened, kernel_timing.LAUNCHES if opened.timed else 1)
+            )
             candidate = launches.load(library.fetch())
             places = stack.enter_context(places_of(self.problem, self.kernel, library.fetch()))
             self._check(candidate, opened, places)

@@ -19,7 +19,8 @@ class Progress:
 
     It is the listener of a turn: call it with an event's name and its details. On a terminal what a
     screening or a verdict said stays above one line that moves; where stderr is a pipe or a file
-    every stage is one plain line with the seconds since the start.
+    every stage is one plain line with the seconds since the start. The first waits for the second,
+    so that what fails at once is told in one line.
     """
 
     def __init__(self, budget_s: float, *, console: Console | None = None) -> None:
@@ -32,6 +33,7 @@ class Progress:
         self._rounds = 0
         self._began_s = time.monotonic()
         self._said = ""
+        self._held: str | None = ""
 
     def __enter__(self) -> Progress:
         if self._console.is_terminal:
@@ -79,8 +81,12 @@ class Progress:
     def _say(self, words: str) -> None:
         if words != self._said:
             self._said = words
-            elapsed_s = time.monotonic() - self._began_s
-            print(f"[{elapsed_s:5.0f} s] {words}", file=self._console.file, flush=True)
+            line = f"[{time.monotonic() - self._began_s:5.0f} s] {words}\n"
+            if self._held == "":
+                self._held = line
+                return
+            print((self._held or "") + line, file=self._console.file, end="", flush=True)
+            self._held = None
 
     def _doing(self, event: str, details: dict[str, Any]) -> str:
         title = str(details.get("title", ""))

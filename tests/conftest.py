@@ -1,0 +1,45 @@
+"""Tiers: a quick run leaves out what shows at one more example what another test shows already.
+
+Such tests are marked `thorough`, or named below; RATCHET_TEST=all runs them too.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+EVERYTHING = os.environ.get("RATCHET_TEST") == "all"
+SKIPPED = pytest.mark.skip(reason="thorough: RATCHET_TEST=all runs it too")
+MORE_EXAMPLES = (
+    "test_a_family_learns_in_bf16[bf16_autocast",
+    "test_a_family_learns_in_bf16[bf16_master-vit",
+    "test_a_family_learns_in_bf16[bf16_master-bert",
+    "test_a_loss_is_one_graph[hf:qwen3]",
+    "test_a_loss_is_one_graph[gpt2",
+    "test_a_model_type_trains_offline[gpt2]",
+    "test_a_model_type_trains_offline[mistral]",
+    "test_a_workload_learns_the_same_under_its_recipe[config1",
+    "test_graph_hf_models.py::test_autocast[bert]",
+    "test_graph_hf_models.py::test_autocast[gpt2]",
+    "test_graph_hf_models.py::test_autocast[mistral]",
+    "test_graph_hf_models.py::test_fp32[mistral]",
+    "test_graph_own_models.py::test_autocast_installs_linear_too[vit",
+    "test_graph_own_models.py::test_autocast_installs_linear_too[gpt2",
+    "test_a_foreign_recipe_installs_nothing[-older",
+    "test_nvidia_s_compiler_tells_registers_and_spills",
+    "test_what_one_target_cannot_do_is_told_for_it_alone",
+    "test_work_of_programs_with_loops_of_their_own_length_is_counted",
+    "test_a_kernel_that_launches_nothing_is_told",
+    "test_a_problem_that_is_read_and_no_good[",
+)
+"""Parts of test ids; what they show is shown at another example, or is of small weight."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave thorough tests out, visibly, unless everything is asked for; begin with long ones."""
+    for item in items:
+        more = any(part in item.nodeid for part in MORE_EXAMPLES)
+        if not EVERYTHING and (more or item.get_closest_marker("thorough")):
+            item.add_marker(SKIPPED)
+    items.sort(key=lambda item: "test_a_killed_turn" not in item.nodeid)
