@@ -1,6 +1,7 @@
 """Judge every honest kernel several times: none may be called wrong or cheating.
 
     python benchmarks/judge_honest.py [--times 5] [--only WORDS] [--limit-s 60] [--no-python]
+                                      [--looks 3]
 
 Prints what was not `proven` or `correct` as it comes, then a table, and as its last line one JSON
 object. Exits with 1 where an honest kernel was called wrong or cheating.
@@ -16,6 +17,7 @@ from collections import Counter
 
 from honest_kernels import Honest, honest_kernels
 
+from ratchet.judge import kernel_timing
 from ratchet.judge.kernel_trial import KernelJudge
 
 STATUSES = (
@@ -29,8 +31,13 @@ def judge_all(kernels: list[Honest], times: int, limit_s: float) -> dict[str, Co
     counts = {honest.name: Counter[str]() for honest in kernels}
     with KernelJudge() as judge:
         for _ in range(times):
-            for honest in kernels:
-                verdict = judge.judge(honest.kernel, honest.problem, time_limit_s=limit_s)
+            for honest, following in zip(kernels, [*kernels[1:], None], strict=True):
+                verdict = judge.judge(
+                    honest.kernel,
+                    honest.problem,
+                    time_limit_s=limit_s,
+                    then=following and following.kernel,
+                )
                 counts[honest.name][verdict.status] += 1
                 if verdict.status not in ("proven", "correct"):
                     print(f"{honest.name}: {verdict.status}, {verdict.reason}", flush=True)
@@ -58,7 +65,14 @@ def main() -> None:
     parser.add_argument("--only", default="", help="judge kernels whose name holds these words")
     parser.add_argument("--limit-s", type=float, default=60.0)
     parser.add_argument("--no-python", action="store_true", help="leave out those in Python")
+    parser.add_argument(
+        "--looks",
+        type=int,
+        default=kernel_timing.LOOKS,
+        help="looks at a kernel's time: fewer leave more undecided and say as much about answers",
+    )
     asked = parser.parse_args()
+    kernel_timing.LOOKS = asked.looks
     kernels = honest_kernels(with_python=not asked.no_python)
     kernels = [one for one in kernels if asked.only in one.name]
     began = time.monotonic()
