@@ -7,7 +7,7 @@ import itertools
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -62,68 +62,33 @@ class CaseTiming:
         return [TimedSample(case=self.name, **asdict(sample)) for sample in self.samples]
 
 
-class _RivalBatches:
-    """What the reference runs on: one batch for a whole look, as it has nothing to foresee.
+class _ReferenceArm:
+    """The rival: runs in the reference worker, on memory revealed as the candidate's is.
 
-    It is read through before each run, so that it lies in the caches as the candidate's does, which
-    was just drawn. Where the reference changes its inputs every run has a batch of its own.
+    It has nothing to foresee, so one batch serves for a launch, at new addresses in each run. It is
+    renewed before each: it has its first values and lies in the caches as one that was just drawn.
     """
 
-    def __init__(self, opened: OpenProblem, case: int, calls: int) -> None:
-        self._opened = opened
-        self._case = case
-        self._calls = calls
-        self._kept: Batch | None = None
-        self._keeps = not any(spec.in_place for spec in opened.problem.cases[case].inputs)
-
-    @contextlib.contextmanager
-    def open(self) -> Iterator[_RivalBatches]:
-        """Hold the batch, if one may be kept."""
-        with contextlib.ExitStack() as stack:
-            if self._keeps:
-                self._kept = stack.enter_context(self._draw())
-            yield self
-
-    @contextlib.contextmanager
-    def batch(self) -> Iterator[tuple[Batch, bool]]:
-        """A batch to run on, and whether it must be read through first."""
-        if self._kept is not None:
-            yield self._kept, True
-            return
-        with self._draw() as batch:
-            yield batch, False
-
-    def _draw(self) -> contextlib.AbstractContextManager[Batch]:
-        return self._opened.draw(
-            self._case, self._calls, writable_inputs=False, distinct=REFERENCE_DRAWS
-        )
-
-
-class _ReferenceArm:
-    """The rival: runs in the reference worker, on memory revealed as the candidate's is."""
-
-    def __init__(
-        self, name: str, opened: OpenProblem, batches: _RivalBatches, copy_out: bool
-    ) -> None:
+    def __init__(self, name: str, opened: OpenProblem, batch: Batch, copy_out: bool) -> None:
         self.name = name
         self._opened = opened
-        self._batches = batches
+        self._batch = batch
         self._copy_out = copy_out
 
     def run(self, iterations: int) -> Timing:
         """One batch of calls of the reference."""
         reference, left_s = self._opened.reference, self._opened.clock.left_s
-        with self._batches.batch() as (batch, touch):
-            reference.ask(timeout_s=left_s, do="prepare", batch=batch.number, touch=touch)
-            began = time.perf_counter()
-            reply = reference.ask(
-                timeout_s=left_s,
-                do="go",
-                batch=batch.number,
-                copy_out=self._copy_out,
-                compiled=self.name == COMPILED,
-            )
-            wall_time_s = time.perf_counter() - began
+        number = self._batch.number
+        reference.ask(timeout_s=left_s, do="prepare", batch=number, renew=True)
+        began = time.perf_counter()
+        reply = reference.ask(
+            timeout_s=left_s,
+            do="go",
+            batch=number,
+            copy_out=self._copy_out,
+            compiled=self.name == COMPILED,
+        )
+        wall_time_s = time.perf_counter() - began
         return Timing(wall_time_s=wall_time_s, cpu_time_s=float(reply["cpu_time_s"]))
 
 
@@ -224,10 +189,10 @@ def time_case(
             break
         with (
             launch(first_launch + index) as process,
-            _RivalBatches(opened, case, calls).open() as batches,
+            opened.draw(case, calls, writable_inputs=False, distinct=REFERENCE_DRAWS) as rivals,
         ):
             candidate = _CandidateArm(process, opened, case, watch)
-            arms: list[Arm] = [*_rivals(process, opened, batches), candidate]
+            arms: list[Arm] = [*_rivals(process, opened, rivals), candidate]
             if plan is None:
                 plan = _plan(arms, case, calls, opened, budget_s)
                 watched = _watched(plan, candidate.batch_s, opened) if watch is not None else set()
@@ -269,11 +234,9 @@ def _watched(plan: _Plan, batch_s: float, opened: OpenProblem) -> set[tuple[int,
     return set(secrets.SystemRandom().sample(places, min(count, len(places))))
 
 
-def _rivals(
-    process: CandidateProcess, opened: OpenProblem, batches: _RivalBatches
-) -> list[_ReferenceArm]:
+def _rivals(process: CandidateProcess, opened: OpenProblem, batch: Batch) -> list[_ReferenceArm]:
     names = [REFERENCE, TWIN, *([COMPILED] if opened.has_compiled else [])]
-    return [_ReferenceArm(name, opened, batches, process.returns_outputs) for name in names]
+    return [_ReferenceArm(name, opened, batch, process.returns_outputs) for name in names]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

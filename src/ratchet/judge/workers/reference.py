@@ -207,8 +207,8 @@ class Worker:
 
     def _prepare(self, message: dict[str, Any]) -> Reply:
         batch, self._prepared = self._batches[message["batch"]], []
-        if message["touch"]:
-            batch.touch()
+        if message["renew"]:
+            batch.renew()
         self._prepared = batch.prepare()
         return {"value": None}, []
 

@@ -159,8 +159,12 @@ class SharedBatch:
                 return True
         return False
 
-    def touch(self) -> None:
-        """Read everything once: it lies in the caches then as if it had just been drawn."""
+    def renew(self) -> None:
+        """Make it as if it had just been drawn: first values, and in the caches."""
+        for tensors, slots in zip(self.inputs, self.slots, strict=True):
+            for position in self.in_place:
+                slot = slots[position]
+                _write(self.descriptors[IN_PLACE], _bytes_of(tensors[position]), slot.offset)
         for descriptor, end in zip(self.descriptors, self._ends, strict=True):
             for offset in range(0, end, len(_TOUCHED)):
                 os.preadv(descriptor, [_TOUCHED], offset)
