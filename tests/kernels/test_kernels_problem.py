@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
 import torch
 
 from ratchet.errors import KernelError
+from ratchet.kernels.inputs import build
 from ratchet.kernels.library import LIBRARY, WorkloadShapes
 from ratchet.kernels.problem import DISTRIBUTIONS, LAYOUTS, Case, Problem, TensorSpec
 from ratchet.kernels.tolerance import Tolerance
@@ -116,3 +118,17 @@ def test_shape_and_dtype_are_part_of_the_answer() -> None:
     own = torch.ones(4)
     assert not Tolerance().check(torch.ones(5), own, own.double()).passed
     assert not Tolerance().check(torch.ones(4, dtype=torch.bfloat16), own, own.double()).passed
+
+
+def test_a_large_tensor_is_the_same_however_many_cores_draw_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = TensorSpec(shape=(3, 700_001), dtype="float32")
+    (drawn,) = build([spec], 5)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    (alone,) = build([spec], 5)
+    assert torch.equal(drawn, alone)
+    assert not torch.equal(drawn, build([spec], 6)[0])
+    assert abs(drawn.mean().item()) < 0.005 and abs(drawn.std().item() - 1) < 0.005
+    parts = drawn.flatten()[: 16 * 131_250].reshape(16, -1)
+    assert torch.corrcoef(parts).fill_diagonal_(0).abs().max() < 0.02
