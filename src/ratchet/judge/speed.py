@@ -37,7 +37,7 @@ def conclude(
 
 
 def compare_case(timing: CaseTiming, rival: str = REFERENCE) -> Comparison:
-    """The candidate against a rival, at the confidence of each of two looks."""
+    """The candidate against a rival, at the confidence of each look."""
     floor = aa_floor(timing.samples, REFERENCE, TWIN, confidence=LOOK_CONFIDENCE)
     return compare(
         timing.samples, baseline=rival, new=CANDIDATE, floor=floor, confidence=LOOK_CONFIDENCE
