@@ -206,10 +206,7 @@ class Worker:
         return self._usual[case.name]
 
     def _prepare(self, message: dict[str, Any]) -> Reply:
-        batch, self._prepared = self._batches[message["batch"]], []
-        if message["renew"]:
-            batch.renew()
-        self._prepared = batch.prepare()
+        self._prepared = self._batches[message["batch"]].prepare()
         return {"value": None}, []
 
     def _go(self, message: dict[str, Any]) -> Reply:

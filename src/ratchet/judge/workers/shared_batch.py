@@ -29,7 +29,6 @@ PAGE_BYTES = 4096
 SLACK_PAGES = 4096
 INPUTS, IN_PLACE, OUTPUTS = 0, 1, 2
 NAMES = ("inputs", "in-place", "outputs")
-_TOUCHED = bytearray(1 << 18)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,26 +158,10 @@ class SharedBatch:
                 return True
         return False
 
-    def renew(self) -> None:
-        """Make it as if it had just been drawn: first values, and in the caches."""
-        for tensors, slots in zip(self.inputs, self.slots, strict=True):
-            for position in self.in_place:
-                slot = slots[position]
-                _write(self.descriptors[IN_PLACE], _bytes_of(tensors[position]), slot.offset)
-        for descriptor, end in zip(self.descriptors, self._ends, strict=True):
-            for offset in range(0, end, len(_TOUCHED)):
-                os.preadv(descriptor, [_TOUCHED], offset)
-
     def prepare(self) -> list[tuple[list[Tensor], list[Tensor]]]:
-        """Reserve addresses and make each call's inputs and answers there, not yet revealed.
-
-        Tensors of an earlier `prepare` must be gone.
-        """
-        before = self._regions
+        """Reserve addresses and make each call's inputs and answers there, not yet revealed."""
         sizes = zip(self._ends, self._slack, strict=True)
         self._regions = [Region(size, slack) for size, slack in sizes]
-        for region in before:  # only now, so that no address comes back at once
-            region.release()
         self._regions[OUTPUTS].reveal(self.descriptors[OUTPUTS], writable=True)
         return [self._views(slots) for slots in self.slots]
 
