@@ -166,10 +166,19 @@ def test_an_arm_dies_with_its_parent() -> None:
     assert wait_until_gone([pid])
 
 
-def test_the_environment_overlay_reaches_the_arm() -> None:
-    with_variable = ArmSpec(name="env", factory="os:getenv", arguments={"key": "RATCHET_TEST"})
-    # `os.getenv` returns a str, which has no `step`: only the failure's words matter here.
-    with ArmProcess(with_variable) as arm, pytest.raises(ArmFailure, match="NoneType"):
+@pytest.mark.parametrize(("laid_over", "seen"), [("here", "'str'"), ("", "'NoneType'")])
+def test_the_environment_overlay_reaches_the_arm(
+    laid_over: str, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_OVERLAID", "outside")
+    overlaid = ArmSpec(
+        name="env",
+        factory="os:getenv",
+        arguments={"key": "RATCHET_OVERLAID"},
+        environment={"RATCHET_OVERLAID": laid_over},
+    )
+    # `os.getenv` returns a str or None, neither of which has a `step`: the failure names which.
+    with ArmProcess(overlaid) as arm, pytest.raises(ArmFailure, match=seen):
         arm.run(1)
 
 

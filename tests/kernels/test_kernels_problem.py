@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ratchet.errors import KernelError
 from ratchet.kernels.inputs import build
@@ -132,3 +133,9 @@ def test_a_large_tensor_is_the_same_however_many_cores_draw_it(
     assert abs(drawn.mean().item()) < 0.005 and abs(drawn.std().item() - 1) < 0.005
     parts = drawn.flatten()[: 16 * 131_250].reshape(16, -1)
     assert torch.corrcoef(parts).fill_diagonal_(0).abs().max() < 0.02
+
+
+def test_a_large_tensor_has_a_shape_where_tensors_are_fake() -> None:
+    with FakeTensorMode():
+        (drawn,) = build([TensorSpec(shape=(3, 700_001), dtype="bfloat16")], 5)
+    assert drawn.shape == (3, 700_001) and drawn.dtype == torch.bfloat16

@@ -40,9 +40,9 @@ def _draw(spec: TensorSpec, generator: torch.Generator) -> Tensor:
 def _normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Standard normal values; large tensors in parts of their own seeds, several at a time."""
     numel = math.prod(shape)
-    if numel < _LARGE:
-        return torch.randn(shape, generator=generator)
     drawn = torch.empty(numel)
+    if numel < _LARGE or type(drawn) is not Tensor:  # a fake tensor has no values to draw
+        return torch.randn(shape, generator=generator)
     parts = drawn.tensor_split(_PARTS)
     seeds = torch.randint(2**62, (_PARTS,), generator=generator).tolist()
 
