@@ -58,8 +58,13 @@ class Fault:
     words: str = ""
 
 
+OWN_FILES = f"ratchet-test-{os.getpid()}"
+"""How the files begin that a fault leaves: other processes run the same tests."""
+
+
 def fault(body: str, *statuses: str, words: str = "") -> Fault:
-    return Fault(body=HEAD + body, statuses=frozenset(statuses), words=words)
+    body = HEAD + body.replace("OWN_FILES", OWN_FILES)
+    return Fault(body=body, statuses=frozenset(statuses), words=words)
 
 
 FAULTS = {
@@ -78,7 +83,7 @@ FAULTS = {
             signal(SIGXFSZ, SIG_IGN);
             for (int number = 0; number < 4; ++number) {
                 char name[64];
-                snprintf(name, sizeof name, "/tmp/ratchet-test-fill-%d", number);
+                snprintf(name, sizeof name, "/tmp/OWN_FILES-fill-%d", number);
                 const int file = open(name, O_CREAT | O_WRONLY, 0600);
                 while (file >= 0 && write(file, block, sizeof block) == sizeof block) {}
                 if (file >= 0) close(file);
@@ -288,7 +293,7 @@ def small() -> Problem:
 def outside(folder: Path) -> list[Path]:
     """Places of the machine where no candidate may write."""
     places = [folder, Path.home(), Path("/usr"), Path("/etc"), Path("/var/lib")]
-    return [place / "ratchet-test-outside" for place in places]
+    return [place / f"{OWN_FILES}-outside" for place in places]
 
 
 def left_files(judge: int) -> list[str]:
@@ -296,7 +301,7 @@ def left_files(judge: int) -> list[str]:
     found: list[str] = []
     for folder in isolation.OPEN_FOLDERS:
         if folder.is_dir():
-            found += [str(path) for path in folder.glob("ratchet-test-*")]
+            found += [str(path) for path in folder.glob(f"{OWN_FILES}-*")]
             found += [str(path) for path in folder.glob(f"{isolation.SCRATCH_PREFIX}{judge}-*")]
     return found
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +15,12 @@ from hypothesis import strategies as st
 
 from ratchet.errors import JudgeError
 from ratchet.judge import kernel_timing
+from ratchet.judge.isolation import arm_environment
 from ratchet.judge.kernel_checks import CaseFacts, verdict_of_call
 from ratchet.judge.kernel_timing import CANDIDATE, REFERENCE, TWIN, CaseTiming
 from ratchet.judge.speed import conclude, floor_time_s
 from ratchet.judge.verdict import Evidence
+from ratchet.measure.arm import Timing
 from ratchet.measure.samples import Sample
 
 FACTS = CaseFacts(name="timed", time_s=1e-3, flops=1e6, bytes=1e6)
@@ -140,3 +145,46 @@ def test_a_call_is_right_only_when_code_and_memory_agree(
     code: int, check: dict[str, Any], answer: bool | None
 ) -> None:
     assert verdict_of_call(code, check)[0] is answer
+
+
+FAULTS = """
+import resource, sys, torch
+x = torch.rand(12 << 20)
+faults = []
+for _ in range(5):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    y = torch.relu(x)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(*faults)
+"""
+
+
+def test_a_large_result_lies_on_pages_that_the_process_has_after_a_few_calls() -> None:
+    environment = {**os.environ, **arm_environment(1)}
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS], env=environment, capture_output=True, text=True, check=True
+    )
+    faults = [int(word) for word in done.stdout.split()]
+    assert faults[0] > 1000, "48 MB are more than a thousand pages"
+    assert max(faults[kernel_timing.WARM_CALLS :]) < 100
+
+
+@pytest.mark.parametrize(("calls", "batches"), [(1, 3), (2, 2), (64, 1)])
+def test_a_launch_is_warmed_by_a_few_calls(calls: int, batches: int) -> None:
+    arm = CountingArm()
+    assert kernel_timing.warm(arm, calls) >= 0
+    assert arm.ran == [calls] * batches
+
+
+class CountingArm:
+    """An arm that keeps how many iterations it was asked for."""
+
+    name = "counting"
+
+    def __init__(self) -> None:
+        self.ran: list[int] = []
+
+    def run(self, iterations: int) -> Timing:
+        """Nothing but the count."""
+        self.ran.append(iterations)
+        return Timing(wall_time_s=1.0, cpu_time_s=1.0)

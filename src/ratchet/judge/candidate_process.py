@@ -18,7 +18,7 @@ from ratchet.judge.arms import import_path
 from ratchet.judge.channel import close_descriptors
 from ratchet.judge.child import Child, ChildFailure
 from ratchet.judge.headroom import Headroom
-from ratchet.judge.isolation import Sandbox, make_sandbox, thread_environment
+from ratchet.judge.isolation import Sandbox, arm_environment, make_sandbox
 from ratchet.judge.late_writes import OutputSpots
 from ratchet.judge.verdict import Status
 from ratchet.judge.workers.mapping import seal
@@ -210,7 +210,7 @@ class ReferenceProcess:
     def __init__(self, *, threads: int) -> None:
         self.threads = threads
         path = import_path()
-        own = {"RATCHET_IMPORT_PATH": path, **thread_environment(threads)}
+        own = {"RATCHET_IMPORT_PATH": path, **arm_environment(threads)}
         self._child = Child(_reference_command, environment={**os.environ, **own}, enclosed=True)
 
     @property

@@ -30,6 +30,7 @@ from ratchet.kernels.languages.cpp import find_compiler
 
 TMP_BYTES = 256 << 20
 SHARED_MEMORY_BYTES = 64 << 20
+MALLOC = (("mmap_max", 0), ("trim_threshold", 1 << 30), ("tcache_count", 0))
 PROBE_TIMEOUT_S = 10.0
 FIRST_UID, UID_COUNT = 1_000_000_000, 1_000_000_000
 """Uids that no account has: a fresh one for each process, so that RLIMIT_NPROC counts it alone."""
@@ -242,13 +243,22 @@ def _enterable(folder: str) -> bool:
     return all(entry.stat().st_mode & 0o001 for entry in (path, *path.parents))
 
 
-def thread_environment(threads: int) -> dict[str, str]:
-    """How OpenMP runs in both arms of a kernel's trial.
+def arm_environment(threads: int) -> dict[str, str]:
+    """How OpenMP and malloc run in both arms of a kernel's trial.
 
     Threads that spin while they wait take the core from the one they wait for: on two busy cores
     a reference took 25 ms where it takes 0.5, and intervals were useless; passive waiting mends it.
+    glibc maps what is larger than 32 MB anew each time, unless its heap happens to have such a gap:
+    a ReLU of 44 MB took 38 ms in a young process and 15 in one that had freed much. Here nothing is
+    mapped apart and 1 GiB stays in the heap, so that both are alike once they are warm. The cache
+    of each thread is off: where glibc has its bug 30723 (2.36 has), it keeps the remainders of
+    aligned pieces, and freed tensors are never found again.
     """
-    return {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "passive",
+        "GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" for name, value in MALLOC),
+    }
 
 
 def _private_folder(uid: int | None) -> Path:
@@ -296,7 +306,7 @@ def _environment(threads: int, with_torch: bool, home: Path) -> dict[str, str]:
         "HOME": str(home),
         "TMPDIR": str(home),
         "LANG": "C.UTF-8",
-        **thread_environment(threads),
+        **arm_environment(threads),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     passed = ("RATCHET_CXX", "CXX") if not with_torch else ("CUDA_VISIBLE_DEVICES",)

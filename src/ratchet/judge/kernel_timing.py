@@ -32,6 +32,9 @@ TARGET_BATCH_S = 0.002
 """A batch this long hides the round trip to a worker (about 0.1 ms, in both arms): what is left of
 it draws a ratio towards 1."""
 MAX_CALLS = 64
+WARM_CALLS, WARM_S = 3, 0.5
+"""Untimed calls at the start of a launch, as many as take about this long: a call's results of many
+megabytes lie on pages that are new to the process until the third (see `arm_environment`)."""
 REFERENCE_DRAWS = 8
 """Different draws in a batch of the reference's, which hides nothing from itself. Every call still
 has memory of its own."""
@@ -196,7 +199,7 @@ def time_case(
                 plan = _plan(arms, case, calls, opened, budget_s)
                 watched = _watched(plan, candidate.batch_s, opened) if watch is not None else set()
             else:
-                candidate.run(calls)
+                warm(candidate, calls)
             candidate.sample(set(opened.rng.sample(range(plan.rounds), plan.checks)))
             candidate.watch_before({number for at, number in watched if at == index})
             samples += run_rounds(
@@ -247,6 +250,19 @@ class _Plan:
     checks: int
 
 
+def warm(arm: Arm, calls: int) -> float:
+    """Let an arm run until its heap holds what a call needs; how long the last batch took."""
+    spent_s, took_s = 0.0, 0.0
+    for _ in range(math.ceil(WARM_CALLS / calls)):
+        began = time.perf_counter()
+        arm.run(calls)
+        took_s = time.perf_counter() - began
+        spent_s += took_s
+        if spent_s > WARM_S:
+            break
+    return took_s
+
+
 def _plan(
     arms: Sequence[Arm],
     case: int,
@@ -254,14 +270,11 @@ def _plan(
     opened: OpenProblem,
     budget_s: float,
 ) -> _Plan:
-    """What the time allows: a warm round of every arm tells what one costs.
+    """What the time allows: the last warm batch of every arm tells what a round costs.
 
     A comparison (float64) may cost more than the rest of the round; then fewer batches have one.
     """
-    began = time.perf_counter()
-    for arm in arms:
-        arm.run(calls)
-    run_s, check_s = time.perf_counter() - began, opened.check_time_s[case]
+    run_s, check_s = sum(warm(arm, calls) for arm in arms), opened.check_time_s[case]
     share = min(1.0, CHECK_SHARE * run_s / check_s) if check_s > 0 else 1.0
     launch_s = MIN_ROUNDS * run_s + check_s
     room_s = SHARE_OF_TIME * opened.clock.left_s / max(1, len(opened.timed))

@@ -23,7 +23,7 @@ from ratchet.judge.candidate_process import (
 from ratchet.judge.code_places import CodePlaces
 from ratchet.judge.group_sequential import time_until_answered
 from ratchet.judge.interpreted import REASON, interpreted, small_cases, without_blame
-from ratchet.judge.isolation import isolation_name, thread_environment
+from ratchet.judge.isolation import arm_environment, isolation_name
 from ratchet.judge.kernel_checks import OpenProblem, check_cases
 from ratchet.judge.kernel_timing import CaseTiming, watch_case
 from ratchet.judge.launches import Launches
@@ -304,7 +304,7 @@ class _Trial:
             environment={
                 "threads": self.threads,
                 "language": self.kernel.language,
-                **thread_environment(self.threads),
+                **arm_environment(self.threads),
             },
         )
 
