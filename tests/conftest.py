@@ -6,6 +6,7 @@ Such tests are marked `thorough`, or named below; RATCHET_TEST=all runs them too
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -66,3 +67,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not EVERYTHING and (more or item.get_closest_marker("thorough")):
             item.add_marker(SKIPPED)
     items.sort(key=lambda item: "test_a_killed_turn" not in item.nodeid)
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of compiled kernels that all processes of one run share."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "compiled"
+    folder.mkdir(exist_ok=True)
+    return folder

@@ -66,17 +66,14 @@ def cpu_flags() -> set[str]:
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
-def variant(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
+def variant(request: pytest.FixtureRequest, compiled: Path) -> Iterator[str]:
     name: str = request.param
     if name in NEEDS and NEEDS[name] not in cpu_flags():
         pytest.skip(f"this CPU has no {NEEDS[name]}")
     isa, schedule = VARIANTS[name]
     for entry in ENTRIES:
         (kernel,) = make_kernels("attention", f"{entry}.cpp", (entry,), isa, **schedule)
-        folder = tmp_path_factory.mktemp("kernels")
-        registry.activate(kernel, cpp.compile_kernel(kernel, cache=folder))
+        registry.activate(kernel, cpp.compile_kernel(kernel, cache=compiled))
     yield name
     registry.deactivate()
 

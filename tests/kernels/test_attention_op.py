@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,18 +18,15 @@ from ratchet.kernels.library.attention import ENTRIES, attention
 
 
 @pytest.fixture(params=["composite", "kernel"])
-def served_by(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
+def served_by(request: pytest.FixtureRequest, compiled: Path) -> Iterator[str]:
     registry.deactivate()
     if request.param == "kernel":
         try:
             cpp.find_compiler()
         except KernelError as error:
             pytest.skip(str(error))
-        folder = tmp_path_factory.getbasetemp() / "attention_op"
         for kernel in LIBRARY["attention"].kernels("portable"):
-            registry.activate(kernel, cpp.compile_kernel(kernel, cache=folder))
+            registry.activate(kernel, cpp.compile_kernel(kernel, cache=compiled))
     yield request.param
     registry.deactivate()
 

@@ -43,8 +43,8 @@ def driver(emulate: bool) -> Kernel:
 
 
 @pytest.fixture(scope="module")
-def tiles(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    path = cpp.compile_kernel(driver(emulate=True), cache=tmp_path_factory.mktemp("tiles"))
+def tiles(compiled: Path) -> ctypes.CDLL:
+    path = cpp.compile_kernel(driver(emulate=True), cache=compiled)
     library = ctypes.CDLL(str(path))
     library.go.restype = ctypes.c_int64
     return library

@@ -29,21 +29,16 @@ SIZES = [
 DTYPES = [(torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float32,) * 2]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.fixture(params=gemm_variants.ISAS)
-def variant(request: pytest.FixtureRequest, cache: Path) -> Iterator[str]:
+def variant(request: pytest.FixtureRequest, compiled: Path) -> Iterator[str]:
     gemm_variants.require(request.param)
-    with gemm_variants.activated(linear.kernels(request.param), cache):
+    with gemm_variants.activated(linear.kernels(request.param), compiled):
         yield request.param
 
 
 @pytest.fixture
-def best(cache: Path) -> Iterator[None]:
-    with gemm_variants.activated(linear.kernels("portable"), cache):
+def best(compiled: Path) -> Iterator[None]:
+    with gemm_variants.activated(linear.kernels("portable"), compiled):
         yield
 
 

@@ -31,24 +31,19 @@ VARIANTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.fixture(params=VARIANTS, ids=lambda pair: f"{pair[1]}-{pair[0]}")
-def variant(request: pytest.FixtureRequest, cache: Path) -> Iterator[str]:
+def variant(request: pytest.FixtureRequest, compiled: Path) -> Iterator[str]:
     isa, entry = request.param
     gemm_variants.require(isa)
     chosen = tuple(kernel for kernel in room.kernels(isa) if kernel.entry == entry)
-    with gemm_variants.activated(chosen, cache):
+    with gemm_variants.activated(chosen, compiled):
         yield entry
 
 
 @pytest.fixture(params=(room.ENTRY, room.ROWS_ENTRY))
-def portable(request: pytest.FixtureRequest, cache: Path) -> Iterator[str]:
+def portable(request: pytest.FixtureRequest, compiled: Path) -> Iterator[str]:
     chosen = tuple(k for k in room.kernels("portable") if k.entry == request.param)
-    with gemm_variants.activated(chosen, cache):
+    with gemm_variants.activated(chosen, compiled):
         yield request.param
 
 
@@ -264,11 +259,11 @@ def test_without_a_kernel(dtypes: str) -> None:
         near(got, true, 2e-2)
 
 
-def test_problems_are_answered_by_both(cache: Path) -> None:
+def test_problems_are_answered_by_both(compiled: Path) -> None:
     shapes = WorkloadShapes(batch=1, sequence=24, hidden=32, vocabulary=1000)
     isa = "avx512_bf16"
     gemm_variants.require(isa)
-    with gemm_variants.activated(room.kernels(isa), cache):
+    with gemm_variants.activated(room.kernels(isa), compiled):
         for problem in LIBRARY["linear_cross_entropy"].problems(shapes):
             reference = problem.load_reference()
             for case in problem.cases:
