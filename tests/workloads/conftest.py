@@ -9,14 +9,9 @@ import pytest
 import torch
 
 
-@pytest.fixture(scope="session")
-def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, cache_home: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_home))
+def own_cache(monkeypatch: pytest.MonkeyPatch, shared: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared / "cache"))
 
 
 @pytest.fixture(autouse=True)
