@@ -13,7 +13,13 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from ratchet.judge.candidate_process import CandidateProcess, Decided
-from ratchet.judge.kernel_checks import Batch, OpenProblem, verdict_of_call
+from ratchet.judge.kernel_checks import (
+    COMPILES,
+    SLOWEST_FLOOR_S,
+    Batch,
+    OpenProblem,
+    verdict_of_call,
+)
 from ratchet.judge.late_writes import OutputSpots
 from ratchet.judge.own_work import PATIENCE_S, Watch, batches_to_watch
 from ratchet.judge.verdict import Evidence, TimedSample
@@ -44,7 +50,7 @@ GPU_TARGET_BATCH_S, GPU_MAX_CALLS, GPU_MAX_BATCH_BYTES = 0.02, 512, 1 << 30
 """The same on a GPU: mapping takes longer there, calls are shorter and memory is larger; more than
 that would take too long to draw, for every call has values of its own."""
 ALONE_BATCHES = 6
-"""Batches of the reference that are timed before there is a candidate."""
+"""Batches of the reference that are timed before there is a candidate, and as many after it."""
 CHECK_SHARE = 0.5
 """Comparing takes at most this share of the time that the arms take, but one batch of each
 launch is always compared."""
@@ -160,6 +166,8 @@ class _CandidateArm:
         self, batch: Batch, iterations: int, watch: Watch | None
     ) -> tuple[float, float, list[int]]:
         limit_s = self._opened.cases[self._case].limit_s(iterations)
+        if self._opened.accelerator is not None and self.batch_s == math.inf:
+            limit_s += COMPILES * SLOWEST_FLOOR_S  # Triton compiles in every process anew
         meanwhile = watch.looks(self._candidate, self.batch_s) if watch is not None else None
         self._candidate.resume()
         self._candidate.prepare(batch.layout, batch.memories, batch.read)
@@ -227,7 +235,7 @@ def time_case(
 
 
 def time_alone(case: int, opened: OpenProblem, *, copy_out: bool) -> list[float]:
-    """Seconds a call of the reference before there is a candidate that could be in its way."""
+    """Seconds a call of the reference, of each batch, while no candidate could be in its way."""
     facts = opened.cases[case]
     calls = calls_per_batch(facts.time_s, facts.bytes, gpu=opened.accelerator is not None)
     arm = _ReferenceArm(REFERENCE, opened, case, copy_out)

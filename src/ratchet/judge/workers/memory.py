@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,6 +51,9 @@ class Block(Protocol):
 
     def holds(self, offset: int, data: Tensor | int) -> bool:
         """Whether flat bytes stand there; or so many blank ones."""
+
+    def places(self, spots: Sequence[tuple[int, int]]) -> bytes:
+        """What stands at some places, one after another: offset and size in bytes of each."""
 
     def finish(self, *, fixed: bool) -> None:
         """It is filled: from now on its size, and where `fixed` its values, stay, if it can be."""
@@ -155,6 +159,9 @@ class _HostBlock:
         wanted = bytes([BLANK]) * data if isinstance(data, int) else _view(data)
         return os.pread(self.descriptor, len(wanted), offset) == wanted
 
+    def places(self, spots: Sequence[tuple[int, int]]) -> bytes:
+        return b"".join(os.pread(self.descriptor, size, offset) for offset, size in spots)
+
     def finish(self, *, fixed: bool) -> None:
         kept = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         seal(self.descriptor, kept | (fcntl.F_SEAL_WRITE if fixed else 0))
@@ -196,6 +203,12 @@ class _DeviceBlock:
         if isinstance(data, int):
             return bool((self._bytes[offset : offset + data] == BLANK).all())
         return torch.equal(self._bytes[offset : offset + data.numel()], data)
+
+    def places(self, spots: Sequence[tuple[int, int]]) -> bytes:
+        # One kernel and one copy: the clock waits for this.
+        index = np.concatenate([np.arange(at, at + size) for at, size in spots])
+        found = self._bytes[torch.from_numpy(index).to(self._bytes.device)]
+        return found.cpu().numpy().tobytes()
 
     def finish(self, *, fixed: bool) -> None:
         """A GPU's memory takes no seals: what may not be written is compared afterwards."""

@@ -8,7 +8,6 @@ before it.
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -176,10 +175,15 @@ class SharedBatch:
 
     def places(self, spots: Sequence[tuple[int, int, int]]) -> list[bytes]:
         """What stands at some places now: region, offset and size in bytes of each."""
-        found = [self._blocks[region].read(offset, size) for region, offset, size in spots]
-        together = torch.cat(found).cpu().numpy().tobytes() if found else b""
-        ends = list(itertools.accumulate(size for _, _, size in spots))
-        return [together[end - size : end] for end, (_, _, size) in zip(ends, spots, strict=True)]
+        found: dict[int, bytes] = {}
+        for region, block in enumerate(self._blocks):
+            places = [(offset, size) for at, offset, size in spots if at == region]
+            found[region] = block.places(places) if places else b""
+        told, ends = [], [0] * len(self._blocks)
+        for region, _, size in spots:
+            told.append(found[region][ends[region] : ends[region] + size])
+            ends[region] += size
+        return told
 
     def prepare(self) -> list[tuple[list[Tensor], list[Tensor]]]:
         """Reserve addresses and make each call's inputs and answers there, not yet revealed."""
