@@ -30,7 +30,7 @@ MATMUL: Final = re.compile(
 """NVIDIA's and AMD's matrix products; Tensile's, of rocBLAS and hipBLASLt, begin with Cijk."""
 LIBRARY: Final = re.compile(
     r"\bat::|at_cuda|\bcub::|\bthrust::|cudnn|implicit_convolve|miopen|igemm_|\bck::|rocprim|hipcub"
-    r"|flash_fwd|flash_bwd|\bflash::|fmha|batch_norm|softmax_warp|nccl|rccl"
+    r"|flash_fwd|flash_bwd|\bflash::|fmha|\battn_(fwd|bwd)|aotriton|batch_norm|nccl|rccl"
     r"|\btriton_(poi|red|per|tem|mm|bmm|for|spl|unk)_",
     re.IGNORECASE,
 )
@@ -86,7 +86,7 @@ def read_device_census(told: Any) -> DeviceCount:
                 for name in ("streams", "graphs", "launches", "kept_bytes", "calls")
             },
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise Decided("crashed", "the candidate's process answered nonsense") from error
 
 
