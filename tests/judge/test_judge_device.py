@@ -12,12 +12,15 @@ from fake_gpu import FLAVOURS, FakeDriver, build_driver, open_to_all
 
 from ratchet.judge import kernel_checks, kernel_timing
 from ratchet.judge.kernel_trial import KernelJudge
+from ratchet.judge.static_profile import inspection
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Case, Problem, TensorSpec
+from ratchet.kernels.problem_file import built_in_kernel, load_problem
 
 pytestmark = pytest.mark.compiler
 RIGHT = ("proven", "correct")
+LIKE = Path(__file__).parent / "kernelbench_like"
 HONEST = "def silu(x, s):\n    return (s[0] * torch.nn.functional.silu(x),)\n"
 
 
@@ -76,6 +79,7 @@ def test_an_honest_kernel_is_right_and_timed(
     assert {one.check for one in verdict.evidence} >= {
         *("correct on strided", "correct on empty", "right while timed on timed"),
         *("device clock on timed", "streams", "memory between calls", "kernels on the GPU"),
+        "caches",
     }
     assert "s a batch by the judge's clock" in detail(verdict, "device clock")
     assert len(verdict.samples) == 3 * 2 * 4
@@ -97,6 +101,38 @@ def test_in_place_tensors_and_gradients_of_rows(fake: FakeDriver, judge: KernelJ
     verdict = judge.judge(kernel, asked, device=fake.accelerator)
     assert verdict.status in (*RIGHT, "unmeasured"), verdict.reason
     assert "correct on one" in {one.check for one in verdict.evidence if one.passed}
+
+
+TRITON = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def unused(x, BLOCK: tl.constexpr):
+    pass
+
+def silu(x, s):
+    return (s[0] * torch.nn.functional.silu(x),)
+"""
+
+
+def test_a_source_in_triton_is_loaded_as_a_file(
+    fake: FakeDriver, judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(inspection, "TARGETS", ())
+    verdict = judge.judge(python(TRITON, "triton"), problem(), device=fake.accelerator)
+    assert verdict.status in (*RIGHT, "unmeasured"), verdict.reason
+    assert "right while timed on timed" in {one.check for one in verdict.evidence if one.passed}
+
+
+def test_a_model_is_built_on_the_device(fake: FakeDriver, judge: KernelJudge) -> None:
+    (path,) = LIKE.glob("level*/8_batch_norm.py")
+    asked = load_problem(path, scale=None)
+    kernel = built_in_kernel(asked, "eager")
+    verdict = judge.judge(kernel, asked, device=fake.accelerator)
+    assert verdict.status in (*RIGHT, "unmeasured"), verdict.reason
+    assert [one for one in verdict.evidence if one.check.startswith("right while timed")]
 
 
 WRONG = {

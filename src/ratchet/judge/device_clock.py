@@ -69,14 +69,13 @@ def _evidence(name: str, detail: str) -> tuple[Evidence, str]:
 
 
 def undisturbed(
-    name: str, *, alone: Sequence[Sequence[float]], beside_s: float, candidate_s: float
+    name: str, *, alone: Sequence[float], beside_s: float, candidate_s: float
 ) -> tuple[Evidence, str]:
     """Whether the reference was as fast beside the candidate as alone, and why not, or nothing.
 
-    All in seconds a call: `alone` of each batch, before there was a candidate and after it (the
-    slower of the two counts: a GPU warms up, and throttles); medians otherwise.
+    All in seconds a call: `alone` of each batch when the candidate was gone, medians otherwise.
     """
-    alone_s = max(statistics.median(batches) for batches in alone)
+    alone_s = statistics.median(alone)
     detail = (
         f"the reference takes {alone_s:.3g} s a call alone and {beside_s:.3g} s beside the "
         f"candidate, which takes {candidate_s:.3g} s"

@@ -81,6 +81,7 @@ class OpenProblem:
         self.accelerator = accelerator
         self.device_clock = DeviceClock()
         """What a GPU's own clock said beside the judge's."""
+        self._flushed: dict[str, Any] = {}
         self.reference = reference
         self.cases = list(cases)
         self.rng = rng
@@ -160,7 +161,13 @@ class OpenProblem:
     def flush(self) -> None:
         """Empty a GPU's caches before a batch; on cores every batch's memory is new to them."""
         if self.accelerator is not None:
-            self.reference.ask(timeout_s=self.clock.left_s, do="flush")
+            self._flushed = self.reference.ask(timeout_s=self.clock.left_s, do="flush")
+
+    def flushes(self) -> Evidence:
+        """What was done to a GPU's caches before every batch."""
+        size = f"{self._flushed.get('flushed_bytes', 0)} bytes written before every batch"
+        reset = "reset" if self._flushed.get("persisting_reset") else "not known to this driver"
+        return Evidence(check="caches", passed=True, detail=f"{size}; persisting lines {reset}")
 
     @contextlib.contextmanager
     def reference_rests(self) -> Iterator[None]:

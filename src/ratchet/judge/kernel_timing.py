@@ -50,7 +50,7 @@ GPU_TARGET_BATCH_S, GPU_MAX_CALLS, GPU_MAX_BATCH_BYTES = 0.02, 512, 1 << 30
 """The same on a GPU: mapping takes longer there, calls are shorter and memory is larger; more than
 that would take too long to draw, for every call has values of its own."""
 ALONE_BATCHES = 6
-"""Batches of the reference that are timed before there is a candidate, and as many after it."""
+"""Batches of the reference that are timed when the candidate's processes are gone."""
 CHECK_SHARE = 0.5
 """Comparing takes at most this share of the time that the arms take, but one batch of each
 launch is always compared."""
@@ -234,11 +234,11 @@ def time_case(
     return CaseTiming(case=case, name=name, samples=numbered, checked=checked)
 
 
-def time_alone(case: int, opened: OpenProblem, *, copy_out: bool) -> list[float]:
+def time_alone(case: int, opened: OpenProblem) -> list[float]:
     """Seconds a call of the reference, of each batch, while no candidate could be in its way."""
     facts = opened.cases[case]
     calls = calls_per_batch(facts.time_s, facts.bytes, gpu=opened.accelerator is not None)
-    arm = _ReferenceArm(REFERENCE, opened, case, copy_out)
+    arm = _ReferenceArm(REFERENCE, opened, case, copy_out=True)
     arm.run(calls)
     return [arm.run(calls).wall_time_s / calls for _ in range(ALONE_BATCHES)]
 

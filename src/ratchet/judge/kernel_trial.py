@@ -193,7 +193,6 @@ class _Trial:
         self.against_compile = False
         self.ahead, self.then = Ahead(), cast("Kernel | None", None)
         self.accelerator: Accelerator | None = None
-        self._alone: list[dict[int, list[float]]] = []
         self.evidence += [Evidence(check="sizes", passed=True, detail=one) for one in problem.notes]
 
     def use(self, accelerator: Accelerator | None) -> None:
@@ -217,7 +216,6 @@ class _Trial:
         with contextlib.ExitStack() as stack:
             library = stack.enter_context(self._library())
             opened = self._open(reference)
-            self._time_alone(opened)
             launches = stack.enter_context(
                 self._launches(opened, kernel_timing.LAUNCHES if opened.timed else 1)
             )
@@ -279,20 +277,15 @@ class _Trial:
             self.problem, reference, cases, self.secret, self.clock, self.accelerator
         )
 
-    def _time_alone(self, opened: OpenProblem) -> None:
-        """How fast the reference is on a GPU while there is no candidate to keep it busy."""
-        if self.accelerator is not None:
-            copied = self.kernel.language in WITH_TORCH
-            found = {case: time_alone(case, opened, copy_out=copied) for case in opened.timed}
-            self._alone.append(found)
-
     def _check_device(self, timings: list[CaseTiming], opened: OpenProblem) -> None:
         """Unmeasured where a GPU's own clock, or the reference alone, tell another story.
 
-        Whether the reference was slowed down only matters where the kernel would have won.
+        Whether the reference was slowed down only matters where the kernel would have won. Its
+        processes are gone by now.
         """
         if self.accelerator is None:
             return
+        self.evidence.append(opened.flushes())
         doubts = []
         for timing in timings:
             found, doubt = opened.device_clock.compare(
@@ -301,11 +294,10 @@ class _Trial:
             self.evidence.append(found)
             doubts.append(doubt)
         if not any(doubts) and self.status == "proven":
-            self._time_alone(opened)
             for timing in timings:
                 found, doubt = device_clock.undisturbed(
                     timing.name,
-                    alone=[batches[timing.case] for batches in self._alone],
+                    alone=time_alone(timing.case, opened),
                     beside_s=summarise(timing.samples, REFERENCE).median_s,
                     candidate_s=summarise(timing.samples, CANDIDATE).median_s,
                 )

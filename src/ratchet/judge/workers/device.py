@@ -32,6 +32,11 @@ cards (CDNA3's is 256 MB and not in the properties: see MALL_BYTES)."""
 MALL_BYTES: Final = {"gfx942": 256 << 20, "gfx950": 256 << 20}
 """The memory-side cache of MI300 and MI350 (AMD's CDNA 3 and CDNA 4 white papers), which the
 properties' L2 (4 MB a die) leaves out."""
+DRIVER_FILES: Final = (
+    *("libcuda.", "libnvidia-", "libnvcuvid", "libamdhip64.", "libhsa-runtime", "libhsakmt"),
+    *("libdrm", "libamd_comgr", "librocprofiler", "libroctx", "librocm"),
+)
+"""How the files of both makers' drivers begin."""
 SEEN_IN_SANDBOX: Final = ("/usr/", "/lib/", "/lib64/", "/opt/rocm")
 
 
@@ -168,8 +173,9 @@ def find_gpu(name: str) -> dict[str, Any]:
 
 
 def driver_folders() -> list[str]:
-    """Folders of loaded libraries that a sandbox would not see by itself."""
-    folders = {str(Path(path).parent) for path in loaded_files() if ".so" in os.path.basename(path)}
+    """Folders of the loaded driver's libraries that a sandbox would not see by itself."""
+    named = [path for path in loaded_files() if os.path.basename(path).startswith(DRIVER_FILES)]
+    folders = {str(Path(path).parent) for path in named}
     outside = [one for one in folders if not f"{one}/".startswith(SEEN_IN_SANDBOX)]
     return sorted(one for one in outside if one != "/")
 
