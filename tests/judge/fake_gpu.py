@@ -65,7 +65,17 @@ def build_driver(flavour: str, folder: Path) -> FakeDriver:
     dialect: Literal["cuda", "hip"] = "hip" if version else "cuda"
     path = folder / driver_memory.LIBRARIES[dialect]
     options = ["-DHIP", f"-DHIP_VERSION={version}"] if version else []
-    command = [str(compiler), "-O1", "-shared", "-fPIC", *options, str(SOURCE), "-o", str(path)]
+    command = [
+        str(compiler),
+        "-O1",
+        "-shared",
+        "-fPIC",
+        *options,
+        str(SOURCE),
+        "-o",
+        str(path),
+        "-ldl",
+    ]
     subprocess.run(command, check=True, capture_output=True)
     return FakeDriver(dialect=dialect, path=path)
 

@@ -281,12 +281,12 @@ def test_a_gpu_is_tried_before_it_is_used(
     fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = device.Gpu(fake.accelerator.as_json())
-    device._try_sharing(opened)
+    opened.try_sharing()
     done = opened.flush()
     assert done == {"flushed_bytes": 1 << 16, "persisting_reset": fake.dialect == "cuda"}
     monkeypatch.setenv("RATCHET_FAKE_REFUSES", "MemExportToShareableHandle")
     with pytest.raises(DriverRefusal, match="MemExportToShareableHandle refused"):
-        device._try_sharing(opened)
+        opened.try_sharing()
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "gaps", "broadcast", "empty"])

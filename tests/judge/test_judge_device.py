@@ -227,6 +227,35 @@ def test_a_driver_that_refuses_is_unmeasured_in_one_line(
     assert "\n" not in verdict.reason and verdict.speedup.vs_reference is None
 
 
+@pytest.mark.parametrize("call", ["Init", "MemImportFromShareableHandle", "MemSetAccess"])
+def test_a_driver_that_refuses_in_the_sandbox_alone_is_unmeasured(
+    call: str, fake: FakeDriver, judge: KernelJudge
+) -> None:
+    (fake.path.parent / "refuses").write_text(call)
+    try:
+        verdict = judge.judge(python(HONEST), problem(), device=fake.accelerator)
+    finally:
+        (fake.path.parent / "refuses").unlink()
+    if "no namespaces" in verdict.isolation:
+        pytest.skip("without bubblewrap a candidate's home is another")
+    assert verdict.status == "unmeasured", (verdict.status, verdict.reason)
+    assert call in verdict.reason and "in the sandbox" in verdict.reason
+
+
+SHADOWED = """
+from ratchet.judge.workers import driver_memory
+def silu(x, s):
+    raise driver_memory.DriverRefusal("so I say")
+"""
+
+
+def test_a_candidate_that_claims_a_refusal_wins_nothing(
+    fake: FakeDriver, judge: KernelJudge
+) -> None:
+    verdict = judge.judge(python(SHADOWED), problem(), device=fake.accelerator)
+    assert verdict.status in ("unmeasured", "crashed"), (verdict.status, verdict.reason)
+
+
 def test_a_gpu_that_only_the_sandbox_lacks_is_unmeasured(
     fake: FakeDriver, judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,9 +153,6 @@ class CandidateProcess:
             reply = self._child.ask(
                 message, () if library is None else (library,), timeout_s=self._clock.left_s
             )
-        if "no_device" in reply:
-            words = " ".join(str(reply["no_device"]).split())[:500]
-            raise Decided("unmeasured", f"the GPU cannot be used in the sandbox: {words}")
         _raise_refusal(reply, "cannot be loaded")
 
     def prepare(
@@ -318,6 +315,9 @@ def _printable(text: str) -> str:
 
 
 def _raise_refusal(reply: Mapping[str, Any], what: str, *, status: Status = "refused") -> None:
+    if "no_device" in reply:
+        words = " ".join(str(reply["no_device"]).split())[:500]
+        raise Decided("unmeasured", f"the GPU cannot be used in the sandbox: {words}")
     if "error" in reply:
         raise Decided(status, f"the kernel {what}: {_words(reply['error'])}")
 

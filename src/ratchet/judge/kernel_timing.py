@@ -239,7 +239,7 @@ def time_alone(case: int, opened: OpenProblem) -> list[float]:
     facts = opened.cases[case]
     calls = calls_per_batch(facts.time_s, facts.bytes, gpu=opened.accelerator is not None)
     arm = _ReferenceArm(REFERENCE, opened, case, copy_out=True)
-    arm.run(calls)
+    warm(arm, calls)
     return [arm.run(calls).wall_time_s / calls for _ in range(ALONE_BATCHES)]
 
 

@@ -22,6 +22,7 @@ from ratchet.judge.channel import inherited
 from ratchet.judge.workers.candidate import IN_PLACE, INPUTS, OUTPUTS, Reply, serve
 from ratchet.judge.workers.confine import confine
 from ratchet.judge.workers.device import Device, Host, open_device
+from ratchet.judge.workers.driver_memory import DriverRefusal
 from ratchet.kernels.abi import DTYPE_CODES
 from ratchet.kernels.kernel import Kernel
 
@@ -98,13 +99,17 @@ class Worker:
             "prepare": self._prepare,
             "go": self._go,
         }
-        with torch.no_grad():
-            return actions[message["do"]](message, descriptors)
+        try:
+            with torch.no_grad():
+                return actions[message["do"]](message, descriptors)
+        except DriverRefusal as error:
+            return {"no_device": str(error)}, []
 
     def _load(self, message: dict[str, Any], _: list[int]) -> Reply:
         kernel = Kernel.from_json(message["kernel"])
         try:
             self._device = open_device(message.get("device"))
+            self._device.try_sharing()
         except JudgeError as error:
             return {"no_device": str(error)}, []
         self._entry = _loaded(kernel)

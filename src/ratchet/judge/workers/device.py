@@ -22,7 +22,7 @@ from ratchet.judge.workers.driver_memory import (
     already_loaded,
     loaded_files,
 )
-from ratchet.judge.workers.memory import DeviceMemory, HostMemory, Memory, flat_bytes
+from ratchet.judge.workers.memory import BLANK, DeviceMemory, HostMemory, Memory, flat_bytes
 
 FLUSHED: Final = 2
 """How many times its last cache a device writes before each batch."""
@@ -44,6 +44,9 @@ class Device(Protocol):
     """One of the two."""
 
     memory: Memory
+
+    def try_sharing(self) -> None:
+        """See that its memory can be shared; raises DriverRefusal, one line, where it cannot."""
 
     def place(self, tensor: Tensor) -> Tensor:
         """The same values, strides and gaps there."""
@@ -69,6 +72,9 @@ class Host:
 
     def __init__(self) -> None:
         self.memory: Memory = HostMemory()
+
+    def try_sharing(self) -> None:
+        pass
 
     def place(self, tensor: Tensor) -> Tensor:
         return tensor
@@ -104,6 +110,23 @@ class Gpu:
         self.memory: Memory = DeviceMemory(self._driver, self.torch_device)
         self._flush_bytes = int(described["flush_bytes"])
         self._flushed: Tensor | None = None
+
+    def try_sharing(self) -> None:
+        block = self.memory.block("trial", 1)
+        try:
+            block.blank()
+            self.finish()
+            region = self.memory.region(1, 1)
+            try:
+                region.reveal(block.descriptor, writable=True)
+                seen = self.memory.tensor(region.address, torch.uint8, (16,), (1,)).clone()
+                self.finish()
+            finally:
+                region.release()
+            if not bool((seen == BLANK).all()):
+                raise DriverRefusal("memory that was mapped twice held other values at each place")
+        finally:
+            block.close()
 
     def place(self, tensor: Tensor) -> Tensor:
         flat = flat_bytes(tensor)
@@ -168,7 +191,7 @@ def find_gpu(name: str) -> dict[str, Any]:
         "library": already_loaded(dialect),
         "flush_bytes": _flush_bytes(properties),
     }
-    _try_sharing(Gpu(described))
+    Gpu(described).try_sharing()
     return {"described": described, "name": str(properties.name), "folders": driver_folders()}
 
 
@@ -195,22 +218,3 @@ def _flush_bytes(properties: Any) -> int:
     level_two = int(getattr(properties, "L2_cache_size", 0))
     target = str(getattr(properties, "gcnArchName", "")).partition(":")[0]
     return max(LEAST_FLUSHED_BYTES, FLUSHED * max(level_two, MALL_BYTES.get(target, 0)))
-
-
-def _try_sharing(gpu: Gpu) -> None:
-    """Make a block, see it at another place, read it there; what is refused is raised."""
-    block = gpu.memory.block("trial", 1)
-    try:
-        block.blank()
-        gpu.finish()
-        region = gpu.memory.region(1, 1)
-        try:
-            region.reveal(block.descriptor, writable=True)
-            seen = gpu.memory.tensor(region.address, torch.uint8, (16,), (1,)).clone()
-            gpu.finish()
-        finally:
-            region.release()
-        if not bool((seen == 0xFF).all()):
-            raise DriverRefusal("memory that was mapped twice held other values at each place")
-    finally:
-        block.close()
