@@ -37,6 +37,8 @@ class Batch:
         """Reserve the addresses and map the outputs, which hold no secret."""
         sizes = zip(layout["region_bytes"], layout["slack_pages"], strict=True)
         self._device = device
+        self.device_s: float | None = None
+        """Seconds of the calls by the device's own clock, where it has one."""
         self.regions = [device.memory.region(size, slack) for size, slack in sizes]
         self.regions[OUTPUTS].reveal(outputs, writable=True)
         self.scalars = tuple(layout["scalars"])
@@ -55,11 +57,8 @@ class Batch:
         address = self.regions[region].address + offset
         return self._device.memory.tensor(address, DTYPES[code], size, stride)
 
-    def run(self, entry: Entry, descriptors: list[int]) -> tuple[list[int], float | None]:
-        """Reveal the memory, make every call and copy what it returns; wait for the device.
-
-        The codes, and the seconds that the device's own clock names.
-        """
+    def run(self, entry: Entry, descriptors: list[int]) -> list[int]:
+        """Reveal the memory, make every call, copy what it returns, and wait for the device."""
         self.reveal(descriptors)
         begin = self._device.mark()
         for inputs, answers in self.calls:
@@ -70,7 +69,8 @@ class Batch:
                 _copy(answer, output)
         end = self._device.mark()
         self._device.finish()
-        return [0] * len(self.calls), self._device.between_s(begin, end)
+        self.device_s = self._device.between_s(begin, end)
+        return [0] * len(self.calls)
 
     def reveal(self, descriptors: list[int]) -> None:
         """Map the inputs and the in-place tensors where the arguments point."""
@@ -127,9 +127,9 @@ class Worker:
         if message.get("census"):
             return self._counted(descriptors)
         began = time.process_time()
-        codes, device_s = self._batch.run(self._entry, descriptors)
+        codes = self._batch.run(self._entry, descriptors)
         cpu_time_s = time.process_time() - began
-        return {"codes": codes, "cpu_time_s": cpu_time_s, "device_s": device_s}, []
+        return {"codes": codes, "cpu_time_s": cpu_time_s, "device_s": self._batch.device_s}, []
 
     def _counted(self, descriptors: list[int]) -> Reply:
         """The same, with a census of what the calls did; nothing is timed then."""
@@ -139,7 +139,7 @@ class Worker:
         assert self._batch is not None and self._entry is not None
         batch = self._batch
         census = Census() if isinstance(self._device, Host) else DeviceCensus(self._device)
-        codes = census.take(lambda entry: batch.run(entry, descriptors)[0], self._entry)
+        codes = census.take(lambda entry: batch.run(entry, descriptors), self._entry)
         return {"codes": codes, "cpu_time_s": 0.0, "census": census.as_json()}, []
 
 
