@@ -6,14 +6,17 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_gpu import FLAVOURS, FakeDriver, build_driver, open_to_all
 
-from ratchet.judge import kernel_checks, kernel_timing
+from ratchet.errors import JudgeError
+from ratchet.judge import kernel_checks, kernel_timing, kernel_trial
+from ratchet.judge.device_clock import DeviceClock
 from ratchet.judge.kernel_trial import KernelJudge
 from ratchet.judge.static_profile import inspection
-from ratchet.judge.verdict import Verdict
+from ratchet.judge.verdict import Evidence, Ratio, Speedup, Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Case, Problem, TensorSpec
 from ratchet.kernels.problem_file import built_in_kernel, load_problem
@@ -279,6 +282,31 @@ def test_a_gpu_that_only_the_sandbox_lacks_is_unmeasured(
         pytest.skip("without bubblewrap a candidate sees every folder")
     assert verdict.status == "unmeasured", (verdict.status, verdict.reason)
     assert "the GPU cannot be used in the sandbox" in verdict.reason
+
+
+FASTER = Speedup(vs_reference=Ratio(ratio=2.0, low=1.9, high=2.1))
+
+
+@pytest.mark.parametrize(
+    ("alone", "words"),
+    [([1e-12], "kept the device busy"), (JudgeError("so it broke"), "so it broke")],
+)
+def test_a_win_over_a_reference_that_may_have_been_slowed_is_none(
+    alone: Any, words: str, fake: FakeDriver, judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def time_alone(*_: Any) -> list[float]:
+        if isinstance(alone, JudgeError):
+            raise alone
+        return list(alone)
+
+    agreed = Evidence(check="device clock", passed=True)
+    monkeypatch.setattr(kernel_trial, "conclude", lambda *_: ("proven", "faster", FASTER))
+    monkeypatch.setattr(kernel_trial, "time_alone", time_alone)
+    monkeypatch.setattr(DeviceClock, "compare", lambda *_, **__: (agreed, ""))
+    verdict = judge.judge(python(HONEST), problem(), device=fake.accelerator)
+    assert verdict.status == "unmeasured", (verdict.status, verdict.reason)
+    assert words in verdict.reason
+    assert verdict.speedup.vs_reference is None
 
 
 def test_the_reference_worker_holds_nothing_of_a_batch(

@@ -231,8 +231,10 @@ class _Trial:
             timings = self._time(launches, opened, places)
             if not opened.timed:
                 self._watch_untimed(candidate, opened, places)
-        self.status, self.reason, self.speedup = conclude(timings, opened, self.evidence)
-        self._check_device(timings, opened)
+        concluded = conclude(timings, opened, self.evidence)
+        if self.accelerator is not None:
+            self._check_device(timings, opened, won=concluded[0] == "proven")
+        self.status, self.reason, self.speedup = concluded
 
     def _interpret(self, reference: ReferenceProcess) -> NoReturn:
         """Every case in Triton's interpreter; nothing is timed where there is no GPU."""
@@ -277,14 +279,12 @@ class _Trial:
             self.problem, reference, cases, self.secret, self.clock, self.accelerator
         )
 
-    def _check_device(self, timings: list[CaseTiming], opened: OpenProblem) -> None:
-        """Unmeasured where a GPU's own clock, or the reference alone, tell another story.
+    def _check_device(self, timings: list[CaseTiming], opened: OpenProblem, *, won: bool) -> None:
+        """Decided where a GPU's own clock, or the reference alone, tell another story.
 
         Whether the reference was slowed down only matters where the kernel would have won. Its
         processes are gone by now.
         """
-        if self.accelerator is None:
-            return
         self.evidence.append(opened.flushes())
         doubts = []
         for timing in timings:
@@ -293,7 +293,7 @@ class _Trial:
             )
             self.evidence.append(found)
             doubts.append(doubt)
-        if not any(doubts) and self.status == "proven":
+        if won and not any(doubts):
             for timing in timings:
                 found, doubt = device_clock.undisturbed(
                     timing.name,
@@ -304,7 +304,6 @@ class _Trial:
                 self.evidence.append(found)
                 doubts.append(doubt)
         if any(doubts):
-            self.speedup = Speedup()
             raise Decided("unmeasured", f"right, but {next(filter(None, doubts))}")
 
     def _library(self) -> Library:
