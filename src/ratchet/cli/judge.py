@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, Json, LedgerUrl, app, print_json
+from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
 from ratchet.cli.judging import (
     PROBLEM_HELP,
     EntryName,
     ScaleFactor,
     TierName,
+    parse_device,
     parse_scale,
     parse_tier,
 )
@@ -81,6 +82,7 @@ def judge(
             "it. Default: as the problem says; one in KernelBench's form takes any.",
         ),
     ] = None,
+    device: DeviceName = "auto",
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Judge anew what the ledger knows of a suite's kernels.")
     ] = False,
@@ -105,6 +107,7 @@ def judge(
     limit_s = parse_time_limit_s(time_limit or default)
     sizes, factor = parse_tier(tier), parse_scale(scale)
     _check_form(problem, kernel, suite, kernelbench)
+    device = parse_device(device)
     if problem is not None and candidate is not None:
         raise RatchetError("--candidate answers a suite: with PROBLEM KERNEL leave it out")
     if problem is None and own is not None:
@@ -113,7 +116,7 @@ def judge(
         task: Task | None = None if own is None else "own" if own else "any"
         asked = as_problem(problem, tier=sizes, scale=factor, task=task)
         given = as_kernel(kernel, asked, entry=entry)
-        terms = Terms(time_limit_s=limit_s, against_compile=bool(against_compile))
+        terms = Terms(time_limit_s=limit_s, against_compile=bool(against_compile), device=device)
         check_out(out)
         with RecordedJudge(ledger) as court:
             code = _report_one(court.judge(given, asked, terms), out, as_json)
@@ -124,7 +127,7 @@ def judge(
         assert suite is not None
         questions = training_suite(suite, tier=sizes, candidate=who)
     compiled = who != "torch.compile" if against_compile is None else against_compile
-    terms = Terms(time_limit_s=limit_s, against_compile=compiled)
+    terms = Terms(time_limit_s=limit_s, against_compile=compiled, device=device)
     check_out(out)
     with RecordedJudge(ledger) as court:
         code = _judge_suite(questions, court, terms, fresh, out, as_json)

@@ -35,6 +35,14 @@ def parse_tier(text: str) -> Tier:
     return cast(Tier, text)
 
 
+def parse_device(text: str) -> str:
+    """`auto`, `cpu`, `cuda` or `cuda:N`; whether it is there is the judge's to say."""
+    kind, colon, index = text.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (colon and not (kind == "cuda" and index.isdigit())):
+        raise RatchetError(f"no device {text!r}: use auto, cpu, cuda or cuda:N")
+    return text
+
+
 def parse_scale(text: str) -> Scale:
     """`auto`, or a factor in (0, 1]."""
     if text == "auto":

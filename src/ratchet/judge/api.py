@@ -29,6 +29,7 @@ def judge(
     against_compile: bool = False,
     threads: int | None = None,
     seed: int | None = None,
+    device: str = "auto",
 ) -> Verdict:
     """Judge one kernel on one problem; nothing is stored.
 
@@ -37,7 +38,8 @@ def judge(
     named or read; a Problem is judged on the cases that it has. `entry` is the function to call
     where the file does not say it by its problem's name. `scale` shrinks a KernelBench problem.
     `task` says whether the work must run in the kernel's own code, where it is not to be as the
-    problem says.
+    problem says. `device` is `cpu`, `cuda` or `cuda:N` (ROCm too): by default a kernel in Triton
+    takes a GPU where there is one, and every other the machine's cores.
 
     Raises:
         RatchetError: a file that cannot be read or is not what it should be, an unknown name.
@@ -52,6 +54,7 @@ def judge(
             time_limit_s=time_limit_s,
             seed=seed,
             against_compile=against_compile,
+            device=device,
         )
 
 

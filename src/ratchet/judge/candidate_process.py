@@ -14,12 +14,14 @@ from typing import Any, cast
 
 from ratchet.errors import JudgeError
 from ratchet.judge import processes
+from ratchet.judge.accelerator import Accelerator
 from ratchet.judge.arms import import_path
+from ratchet.judge.candidate_languages import WITH_TORCH
 from ratchet.judge.channel import close_descriptors
 from ratchet.judge.child import Child, ChildFailure
 from ratchet.judge.headroom import Headroom
 from ratchet.judge.isolation import Sandbox, arm_environment, make_sandbox
-from ratchet.judge.late_writes import OutputSpots
+from ratchet.judge.late_writes import OutputSpots, Read
 from ratchet.judge.verdict import Status
 from ratchet.judge.workers.mapping import seal
 from ratchet.kernels.kernel import Kernel
@@ -73,9 +75,20 @@ class Clock:
 class CandidateProcess:
     """One sandboxed process of a candidate. What goes wrong in it decides the verdict."""
 
-    def __init__(self, kernel: Kernel, *, threads: int, memory_bytes: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        *,
+        threads: int,
+        memory_bytes: int,
+        clock: Clock,
+        accelerator: Accelerator | None = None,
+    ) -> None:
         self._clock = clock
-        with_torch = kernel.language == "torch"
+        self._accelerator = accelerator
+        self.device_s: float | None = None
+        """What a GPU's own clock named for the last batch: the candidate's word."""
+        with_torch = kernel.language in WITH_TORCH
         self.returns_outputs = with_torch
         """Whether its outputs are returned and then copied to shared memory, inside the clock."""
         self.sandbox: Sandbox = make_sandbox(
@@ -84,6 +97,7 @@ class CandidateProcess:
             memory_bytes=memory_bytes,
             time_limit_s=clock.left_s,
             with_torch=with_torch,
+            accelerator=accelerator,
         )
         self._spots = OutputSpots({"calls": []}, ())
         self._layout: Mapping[str, Any] = {}
@@ -133,20 +147,27 @@ class CandidateProcess:
     def load(self, kernel: Kernel, library: int | None) -> None:
         """Load the kernel: its library, or its source where the language is Python's."""
         message = {"do": "load", "entry": kernel.entry, "kernel": kernel.as_json()}
+        if self._accelerator is not None:
+            message["device"] = self._accelerator.as_json()
         with _decides():
             reply = self._child.ask(
                 message, () if library is None else (library,), timeout_s=self._clock.left_s
             )
         _raise_refusal(reply, "cannot be loaded")
 
-    def prepare(self, layout: Mapping[str, Any], memories: Sequence[int]) -> None:
-        """Announce the places of a batch's tensors, and hand over the outputs' memory."""
+    def prepare(
+        self, layout: Mapping[str, Any], memories: Sequence[int], read: Read | None = None
+    ) -> None:
+        """Announce the places of a batch's tensors, and hand over the outputs' memory.
+
+        `read` is who can read the outputs, where the judge cannot.
+        """
         with _decides():
             reply = self._child.ask(
                 {"do": "prepare", "layout": layout}, memories[2:], timeout_s=self._clock.left_s
             )
         _raise_refusal(reply, "could not reserve its memory", status="crashed")
-        self._spots, self._layout = OutputSpots(dict(layout), memories), layout
+        self._spots, self._layout = OutputSpots(dict(layout), memories, read), layout
 
     def go(
         self,
@@ -173,6 +194,8 @@ class CandidateProcess:
             reply, extra = self._child.receive("go", timeout_s=timeout_s)
             wall_time_s = time.perf_counter() - began
             answered = self._spots.read()
+            if self._accelerator is not None:  # work goes on there until the outputs are read
+                wall_time_s = time.perf_counter() - began
             self._child.pause()
         close_descriptors(extra)
         if answered != self._spots.read():
@@ -182,6 +205,8 @@ class CandidateProcess:
             )
         _raise_refusal(reply, "raised", status="crashed")
         codes, cpu_time_s = reply.get("codes"), reply.get("cpu_time_s")
+        claimed = reply.get("device_s")
+        self.device_s = float(cast(float, claimed)) if _is_time(claimed) else None
         if not _are_codes(codes, calls) or not _is_time(cpu_time_s):
             raise Decided("crashed", "the candidate's process answered nonsense")
         if self.censuses is not None:
@@ -290,6 +315,9 @@ def _printable(text: str) -> str:
 
 
 def _raise_refusal(reply: Mapping[str, Any], what: str, *, status: Status = "refused") -> None:
+    if "no_device" in reply:
+        words = " ".join(str(reply["no_device"]).split())[:500]
+        raise Decided("unmeasured", f"the GPU cannot be used in the sandbox: {words}")
     if "error" in reply:
         raise Decided(status, f"the kernel {what}: {_words(reply['error'])}")
 

@@ -23,8 +23,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import ratchet
-from ratchet.errors import JudgeError
+from ratchet.errors import CompilerMissing, JudgeError
 from ratchet.judge import processes
+from ratchet.judge.accelerator import Accelerator, groups_of
 from ratchet.judge.workers import system_calls
 from ratchet.kernels.languages.cpp import find_compiler
 
@@ -49,7 +50,8 @@ BOOT = "import sys; sys.path.insert(0, {folder!r}); from {module} import main; m
 class Limits:
     """What a candidate's worker may use; it sets these on itself before any candidate code runs."""
 
-    address_space_bytes: int
+    address_space_bytes: int | None
+    """None on a GPU, whose driver reserves terabytes."""
     cpu_time_s: int
     processes: int
     """Threads count too, and where the candidate has the judge's uid, all of that user's."""
@@ -60,6 +62,10 @@ class Limits:
     """The parent whose death the worker must not survive, where bubblewrap does not see to it."""
     filtered: bool = True
     """Whether system calls that no kernel needs are denied."""
+    groups: tuple[int, ...] = ()
+    """Groups to be taken with the uid: those of a GPU's device files."""
+    local_sockets: bool = False
+    """Whether sockets inside the machine may be made: NVIDIA's driver does not start without."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,29 +127,38 @@ def bubblewrap() -> str | None:
     return program if done.returncode == 0 else None
 
 
-def isolation_name() -> str:
+def isolation_name(accelerator: Accelerator | None = None) -> str:
     """The isolation that a candidate gets on this machine, in words."""
+    opened = ", the GPU's device files and parts of /sys" if accelerator is not None else ""
     uid = "fresh uid without capabilities" if os.geteuid() == 0 else "own user"
     calls = "rlimits, system calls filtered" if system_calls.known() else "rlimits"
     if bubblewrap():
-        return f"bubblewrap (own PID, network, IPC and mount namespaces), {uid}, {calls}"
+        return f"bubblewrap (own PID, network, IPC and mount namespaces), {uid}, {calls}{opened}"
     return f"no namespaces, {uid}, subreaper, {calls}"
 
 
 def make_sandbox(
-    module: str, *, threads: int, memory_bytes: int, time_limit_s: float, with_torch: bool
+    module: str,
+    *,
+    threads: int,
+    memory_bytes: int,
+    time_limit_s: float,
+    with_torch: bool,
+    accelerator: Accelerator | None = None,
 ) -> Sandbox:
     """How to start the worker `module` as strictly as this machine allows."""
     wrapped = bubblewrap()
     root = os.geteuid() == 0
     uid = FIRST_UID + secrets.randbelow(UID_COUNT)
     limits = Limits(
-        address_space_bytes=memory_bytes,
+        address_space_bytes=None if accelerator else memory_bytes,
         cpu_time_s=int(time_limit_s * threads) + 5,
         processes=_most_processes(threads),
         uid=uid if root and not wrapped else None,
         parent=None if wrapped else os.getpid(),
         filtered=system_calls.known(),
+        groups=tuple(groups_of(accelerator.nodes)) if accelerator else (),
+        local_sockets=accelerator is not None and wrapped is not None,
     )
     if limits.uid is not None and with_torch and not _enterable(sys.base_prefix):
         raise JudgeError(
@@ -156,6 +171,8 @@ def make_sandbox(
     program.append(json.dumps(asdict(limits)))
     if wrapped:
         binds = [*_python_folders(with_torch), *([] if with_torch else compiler_folders())]
+        if accelerator is not None:
+            binds += [*accelerator.folders, *_compiler_if_any()]
         inside = [
             "--perms",
             "0755",
@@ -167,12 +184,14 @@ def make_sandbox(
             "--remount-ro",
             "/",
         ]
-        program = [wrapped, *_namespaces(), *_binds(binds), *inside, *_privileges(uid), *program]
+        program_start = [wrapped, *_namespaces(), *_binds(binds, accelerator), *inside]
+        program = [*program_start, *_privileges(uid, limits.groups), *program]
     scratch = None if wrapped else _private_folder(limits.uid)
     return Sandbox(
-        isolation=isolation_name(),
+        isolation=isolation_name(accelerator),
         program=tuple(program),
-        environment=_environment(threads, with_torch, scratch or Path("/tmp")),
+        environment=_environment(threads, with_torch, scratch or Path("/tmp"))
+        | (accelerator.environment() if accelerator else {}),
         scratch=scratch,
         uid=limits.uid,
     )
@@ -191,14 +210,22 @@ def _namespaces() -> list[str]:
     return [*apart, *user, "--unshare-cgroup-try", "--die-with-parent", "--new-session"]
 
 
-def _binds(folders: Sequence[str]) -> list[str]:
+def _binds(folders: Sequence[str], accelerator: Accelerator | None = None) -> list[str]:
     # The private /tmp comes first: what is bound below it (a checkout there) would be hidden.
     arguments = ["--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/tmp"]
     for folder in dict.fromkeys((*SYSTEM_FOLDERS, *SYSTEM_FILES, *folders)):
         arguments += [*_ancestors(folder), "--ro-bind-try", folder, folder]
     memory = ["--perms", "1777", "--size", str(SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"]
-    devices = ["--dev", "/dev", *memory, "--remount-ro", "/dev"]
+    # A GPU's files come after the new /dev, which would hide them, and before it is closed.
+    nodes = [w for path in _nodes(accelerator) for w in ("--dev-bind-try", path, path)]
+    devices = ["--dev", "/dev", *memory, *nodes, "--remount-ro", "/dev"]
+    for folder in accelerator.system_folders if accelerator else ():
+        arguments += [*_ancestors(folder), "--ro-bind-try", folder, folder]
     return [*arguments, "--proc", "/proc", *devices, "--chdir", "/tmp"]
+
+
+def _nodes(accelerator: Accelerator | None) -> list[str]:
+    return accelerator.nodes if accelerator else []
 
 
 def _ancestors(folder: str) -> list[str]:
@@ -207,11 +234,12 @@ def _ancestors(folder: str) -> list[str]:
     return [word for parent in above for word in ("--perms", "0755", "--dir", parent)]
 
 
-def _privileges(uid: int) -> list[str]:
+def _privileges(uid: int, groups: Sequence[int] = ()) -> list[str]:
     if os.geteuid() != 0:
         return []
     taken = str(uid or FIRST_UID)
-    identity = ["--reuid", taken, "--regid", taken, "--clear-groups"]
+    others = ["--groups", ",".join(map(str, groups))] if groups else ["--clear-groups"]
+    identity = ["--reuid", taken, "--regid", taken, *others]
     return ["setpriv", *identity, "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
 
 
@@ -235,6 +263,13 @@ def compiler_folders() -> list[str]:
     """The compiler's own installation, where it is not the system's."""
     compiler = find_compiler().resolve()
     return [] if compiler.is_relative_to("/usr") else [str(compiler.parent.parent)]
+
+
+def _compiler_if_any() -> list[str]:
+    """The same for Triton, which compiles its launchers; torch's own kernels need none."""
+    with contextlib.suppress(CompilerMissing):
+        return compiler_folders()
+    return []
 
 
 def _enterable(folder: str) -> bool:

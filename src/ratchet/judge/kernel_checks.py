@@ -7,8 +7,12 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from ratchet.errors import JudgeError
+from ratchet.judge.accelerator import Accelerator
+from ratchet.judge.candidate_languages import WITH_TORCH
 from ratchet.judge.candidate_process import (
     CandidateProcess,
     Clock,
@@ -17,6 +21,9 @@ from ratchet.judge.candidate_process import (
     ReferenceProcess,
 )
 from ratchet.judge.channel import close_descriptors
+from ratchet.judge.child import ChildFailure
+from ratchet.judge.device_clock import DeviceClock
+from ratchet.judge.late_writes import Read, Spot
 from ratchet.judge.verdict import Evidence
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
@@ -54,6 +61,8 @@ class Batch:
     case: int
     layout: dict[str, Any]
     memories: list[int]
+    read: Read | None = None
+    """Who reads its outputs, where the judge cannot: the reference worker, on a GPU."""
 
 
 class OpenProblem:
@@ -66,8 +75,13 @@ class OpenProblem:
         cases: Sequence[CaseFacts],
         rng: random.Random,
         clock: Clock,
+        accelerator: Accelerator | None = None,
     ) -> None:
         self.problem = problem
+        self.accelerator = accelerator
+        self.device_clock = DeviceClock()
+        """What a GPU's own clock said beside the judge's."""
+        self._flushed: dict[str, Any] = {}
         self.reference = reference
         self.cases = list(cases)
         self.rng = rng
@@ -85,13 +99,15 @@ class OpenProblem:
         described: Sequence[dict[str, Any]],
         secret: int,
         clock: Clock,
+        accelerator: Accelerator | None = None,
     ) -> OpenProblem:
         """From what the reference worker answered when it opened the problem."""
         facts = [
             CaseFacts(name=case.name, **given)
             for case, given in zip(problem.cases, described, strict=True)
         ]
-        return OpenProblem(problem, reference, facts, random.Random(secret), clock)
+        rng = random.Random(secret)
+        return OpenProblem(problem, reference, facts, rng, clock, accelerator)
 
     @property
     def timed(self) -> list[int]:
@@ -101,7 +117,7 @@ class OpenProblem:
     def memory_bytes(self, kernel: Kernel) -> int:
         """Address space for the largest case, some copies of it, and torch where it is needed."""
         largest = max(case.bytes for case in self.cases)
-        return int(8 * largest) + ((32 << 30) if kernel.language == "torch" else (1 << 30))
+        return int(8 * largest) + ((32 << 30) if kernel.language in WITH_TORCH else (1 << 30))
 
     @contextlib.contextmanager
     def draw(
@@ -124,11 +140,49 @@ class OpenProblem:
             writable_inputs=writable_inputs,
         )
         try:
-            yield Batch(number=number, case=case, layout=reply["layout"], memories=memories)
+            read = partial(self._read, number) if self.accelerator else None
+            layout = reply["layout"]
+            yield Batch(number=number, case=case, layout=layout, memories=memories, read=read)
         finally:
             close_descriptors(memories)
             if self.reference.alive:
                 self.reference.ask(timeout_s=30.0, do="release", batch=number)
+
+    def _read(self, number: int, spots: Sequence[Spot]) -> list[bytes]:
+        """What stands at places of a batch in a GPU's memory."""
+        try:
+            reply = self.reference.ask(
+                timeout_s=self.clock.left_s, do="places", batch=number, spots=list(spots)
+            )
+        except ChildFailure as error:  # it is not the candidate's process that failed
+            raise JudgeError(f"the reference worker {error}") from error
+        return [bytes.fromhex(one) for one in reply["found"]]
+
+    def flush(self) -> None:
+        """Empty a GPU's caches before a batch; on cores every batch's memory is new to them."""
+        if self.accelerator is not None:
+            self._flushed = self.reference.ask(timeout_s=self.clock.left_s, do="flush")
+
+    def flushes(self) -> Evidence:
+        """What was done to a GPU's caches before every batch."""
+        size = f"{self._flushed.get('flushed_bytes', 0)} bytes written before every batch"
+        reset = "reset" if self._flushed.get("persisting_reset") else "not known to this driver"
+        return Evidence(check="caches", passed=True, detail=f"{size}; persisting lines {reset}")
+
+    @contextlib.contextmanager
+    def reference_rests(self) -> Iterator[None]:
+        """While the candidate runs the reference worker stands still.
+
+        On a GPU it waits instead, for it must read the outputs at once: it has nothing to do there.
+        """
+        if self.accelerator is not None:
+            yield
+            return
+        self.reference.pause()
+        try:
+            yield
+        finally:
+            self.reference.resume()
 
     def compile_rival(self, evidence: list[Evidence]) -> None:
         """Have the reference worker compile the reference; where it cannot, evidence says so."""
@@ -175,7 +229,7 @@ def _repeatability(candidate: CandidateProcess, opened: OpenProblem, index: int)
     """Two calls on the same inputs: recorded, and no condition."""
     with opened.draw(index, 2, writable_inputs=False, distinct=1) as batch:
         candidate.resume()
-        candidate.prepare(batch.layout, batch.memories)
+        candidate.prepare(batch.layout, batch.memories, batch.read)
         candidate.go(batch.memories, 2, limit_s=opened.cases[index].limit_s(2))
         same = opened.reference.ask(
             timeout_s=opened.clock.left_s, do="repeats", batch=batch.number
@@ -192,7 +246,7 @@ def _check_case(
     """Whether the kernel is right on a case, and why; None when it declined and wrote nothing."""
     with opened.draw(index, 1, writable_inputs=True) as batch:
         candidate.resume()
-        candidate.prepare(batch.layout, batch.memories)
+        candidate.prepare(batch.layout, batch.memories, batch.read)
         limit_s = opened.cases[index].limit_s(1)
         if candidate.returns_outputs:  # it may compile for a shape that it has not seen
             limit_s += COMPILES * SLOWEST_FLOOR_S

@@ -13,7 +13,14 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from ratchet.judge.candidate_process import CandidateProcess, Decided
-from ratchet.judge.kernel_checks import Batch, OpenProblem, verdict_of_call
+from ratchet.judge.kernel_checks import (
+    COMPILES,
+    SLOWEST_FLOOR_S,
+    Batch,
+    OpenProblem,
+    verdict_of_call,
+)
+from ratchet.judge.late_writes import OutputSpots
 from ratchet.judge.own_work import PATIENCE_S, Watch, batches_to_watch
 from ratchet.judge.verdict import Evidence, TimedSample
 from ratchet.measure.arm import Arm, Timing
@@ -39,6 +46,11 @@ REFERENCE_DRAWS = 8
 """Different draws in a batch of the reference's, which hides nothing from itself. Every call still
 has memory of its own."""
 MAX_BATCH_BYTES = 128 << 20
+GPU_TARGET_BATCH_S, GPU_MAX_CALLS, GPU_MAX_BATCH_BYTES = 0.02, 512, 1 << 30
+"""The same on a GPU: mapping takes longer there, calls are shorter and memory is larger; more than
+that would take too long to draw, for every call has values of its own."""
+ALONE_BATCHES = 6
+"""Batches of the reference that are timed when the candidate's processes are gone."""
 CHECK_SHARE = 0.5
 """Comparing takes at most this share of the time that the arms take, but one batch of each
 launch is always compared."""
@@ -85,6 +97,9 @@ class _ReferenceArm:
             self._case, iterations, writable_inputs=False, distinct=REFERENCE_DRAWS
         ) as batch:
             reference.ask(timeout_s=left_s, do="prepare", batch=batch.number)
+            self._opened.flush()
+            on_gpu = self._opened.accelerator is not None
+            spots = OutputSpots(batch.layout, batch.memories, batch.read) if on_gpu else None
             began = time.perf_counter()
             reply = reference.ask(
                 timeout_s=left_s,
@@ -93,7 +108,10 @@ class _ReferenceArm:
                 copy_out=self._copy_out,
                 compiled=self.name == COMPILED,
             )
+            if spots is not None:  # as for a candidate
+                spots.read()
             wall_time_s = time.perf_counter() - began
+        self._opened.device_clock.note(self._case, self.name, wall_time_s, reply["device_s"])
         return Timing(wall_time_s=wall_time_s, cpu_time_s=float(reply["cpu_time_s"]))
 
 
@@ -134,6 +152,7 @@ class _CandidateArm:
                 self._check_one(batch, codes)
             elif any(codes):
                 raise Decided("wrong", f"right before it was timed, then it returned {codes}")
+        self._opened.device_clock.note(self._case, self.name, wall_time_s, self._candidate.device_s)
         self._batch += 1
         self.batch_s = min(self.batch_s, wall_time_s)
         return Timing(wall_time_s=wall_time_s, cpu_time_s=cpu_time_s)
@@ -147,16 +166,16 @@ class _CandidateArm:
         self, batch: Batch, iterations: int, watch: Watch | None
     ) -> tuple[float, float, list[int]]:
         limit_s = self._opened.cases[self._case].limit_s(iterations)
+        if self._opened.accelerator is not None and self.batch_s == math.inf:
+            limit_s += COMPILES * SLOWEST_FLOOR_S  # Triton compiles in every process anew
         meanwhile = watch.looks(self._candidate, self.batch_s) if watch is not None else None
         self._candidate.resume()
-        self._candidate.prepare(batch.layout, batch.memories)
-        self._opened.reference.pause()
-        try:
+        self._candidate.prepare(batch.layout, batch.memories, batch.read)
+        self._opened.flush()
+        with self._opened.reference_rests():
             return self._candidate.go(
                 batch.memories, iterations, limit_s=limit_s, meanwhile=meanwhile
             )
-        finally:
-            self._opened.reference.resume()
 
     def _check_one(self, batch: Batch, codes: list[int]) -> None:
         call = self._opened.rng.randrange(len(codes))  # drawn after the answers are in
@@ -185,7 +204,7 @@ def time_case(
     Decided when an output is wrong while it is timed, or time ran out before enough was measured.
     """
     facts, name = opened.cases[case], opened.problem.cases[case].name
-    calls = calls_per_batch(facts.time_s, facts.bytes)
+    calls = calls_per_batch(facts.time_s, facts.bytes, gpu=opened.accelerator is not None)
     rng = np.random.default_rng(opened.rng.getrandbits(64))
     samples: list[Sample] = []
     plan, checked, watched = None, 0, set[tuple[int, int]]()
@@ -213,6 +232,15 @@ def time_case(
     evidence.append(Evidence(check=f"right while timed on {name}", passed=True, detail=detail))
     numbered = [replace(sample, round=first_round + sample.round) for sample in samples]
     return CaseTiming(case=case, name=name, samples=numbered, checked=checked)
+
+
+def time_alone(case: int, opened: OpenProblem) -> list[float]:
+    """Seconds a call of the reference, of each batch, while no candidate could be in its way."""
+    facts = opened.cases[case]
+    calls = calls_per_batch(facts.time_s, facts.bytes, gpu=opened.accelerator is not None)
+    arm = _ReferenceArm(REFERENCE, opened, case, copy_out=True)
+    warm(arm, calls)
+    return [arm.run(calls).wall_time_s / calls for _ in range(ALONE_BATCHES)]
 
 
 def watch_case(case: int, opened: OpenProblem, process: CandidateProcess, watch: Watch) -> None:
@@ -297,8 +325,9 @@ def round_count(round_s: float, budget_s: float) -> int:
     return max(MIN_ROUNDS, min(MAX_ROUNDS, fitting)) // 2 * 2
 
 
-def calls_per_batch(time_s: float, size_bytes: float) -> int:
+def calls_per_batch(time_s: float, size_bytes: float, *, gpu: bool = False) -> int:
     """Calls in a batch: long enough to hide the round trip, small enough for memory."""
-    wanted = math.ceil(TARGET_BATCH_S / max(time_s, 1e-7))
-    fitting = int(MAX_BATCH_BYTES / max(size_bytes, 1.0))
-    return max(1, min(wanted, fitting, MAX_CALLS))
+    target_s, most = (GPU_TARGET_BATCH_S, GPU_MAX_CALLS) if gpu else (TARGET_BATCH_S, MAX_CALLS)
+    wanted = math.ceil(target_s / max(time_s, 1e-7))
+    fitting = int((GPU_MAX_BATCH_BYTES if gpu else MAX_BATCH_BYTES) / max(size_bytes, 1.0))
+    return max(1, min(wanted, fitting, most))

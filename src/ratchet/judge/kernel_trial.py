@@ -7,12 +7,15 @@ import hashlib
 import logging
 import os
 import secrets
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, NoReturn, cast
 
 from ratchet.errors import CompilerMissing, RatchetError
-from ratchet.judge import kernel_timing
+from ratchet.judge import device_clock, kernel_timing
+from ratchet.judge.accelerator import Accelerator, may_use_gpu
 from ratchet.judge.building import Ahead, Library
+from ratchet.judge.candidate_languages import LANGUAGES, WITH_TORCH
 from ratchet.judge.candidate_process import (
     CandidateProcess,
     Clock,
@@ -21,11 +24,19 @@ from ratchet.judge.candidate_process import (
     ReferenceProcess,
 )
 from ratchet.judge.code_places import CodePlaces
+from ratchet.judge.device_work import census_on_device
 from ratchet.judge.group_sequential import time_until_answered
 from ratchet.judge.interpreted import REASON, interpreted, small_cases, without_blame
 from ratchet.judge.isolation import arm_environment, isolation_name
 from ratchet.judge.kernel_checks import OpenProblem, check_cases
-from ratchet.judge.kernel_timing import CaseTiming, watch_case
+from ratchet.judge.kernel_timing import (
+    CANDIDATE,
+    REFERENCE,
+    TWIN,
+    CaseTiming,
+    time_alone,
+    watch_case,
+)
 from ratchet.judge.launches import Launches
 from ratchet.judge.library_ops import judge_census, read_census
 from ratchet.judge.model_answer import runnable
@@ -34,10 +45,12 @@ from ratchet.judge.speed import conclude
 from ratchet.judge.verdict import Evidence, Speedup, Status, TimedSample, Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
+from ratchet.measure.estimate import summarise
 
 LOG = logging.getLogger(__name__)
-LANGUAGES = ("cpp", "torch", "triton")
 PROFILED = ("triton", "hip")
+FIND_TIMEOUT_S = 120.0
+"""The first use of a GPU loads its libraries."""
 MARGIN_BYTES = 4 << 30
 """Address space beyond the tensors: the interpreter, threads' stacks, OpenMP."""
 
@@ -81,6 +94,7 @@ class KernelJudge:
         seed: int | None = None,
         against_compile: bool = False,
         then: Kernel | None = None,
+        device: str | Accelerator = "auto",
     ) -> Verdict:
         """The verdict on `kernel` for `problem`, within about `time_limit_s` seconds.
 
@@ -88,13 +102,15 @@ class KernelJudge:
         only CompilerMissing and KernelError for a problem whose module cannot be found. With
         `against_compile`, torch.compile of the reference is timed in the same rounds. `then` is
         the kernel that will be judged next: its compiler may work beside this kernel's, and
-        stands still while anything is timed.
+        stands still while anything is timed. `device` is `cpu`, `cuda` or `cuda:N` (ROCm too);
+        `auto` takes a GPU for a kernel in Triton, where there is one.
         """
         secret = secrets.randbits(48) if seed is None else seed
         trial = _Trial(kernel, problem, self.threads, Clock.of(time_limit_s), secret)
         trial.against_compile = against_compile
         trial.ahead, trial.then = self._ahead, then
         try:
+            trial.use(self._accelerator(kernel, device))
             trial.run(self._worker())
         except Decided as decided:
             trial.status, trial.reason = decided.status, decided.reason
@@ -114,6 +130,25 @@ class KernelJudge:
     def reference_pid(self) -> int | None:
         """The process id of the reference worker, while there is one."""
         return None if self._reference is None else self._reference.pid
+
+    def _accelerator(self, kernel: Kernel, asked: str | Accelerator) -> Accelerator | None:
+        """The GPU to judge on, or None for the machine's cores. Decided where it cannot be used."""
+        if isinstance(asked, Accelerator):
+            return asked
+        if asked not in ("auto", "cpu") and kernel.language not in WITH_TORCH:
+            raise Decided(
+                "refused",
+                f"a kernel in {kernel.language} does not run on {asked}: use --device cpu",
+            )
+        if not may_use_gpu(kernel, asked):
+            return None
+        found = self._worker().ask(timeout_s=FIND_TIMEOUT_S, do="find gpu", name=asked)
+        if "missing" in found and asked == "auto":
+            return None
+        if "described" not in found:
+            why = found.get("refused") or found.get("missing")
+            raise Decided("unmeasured", f"nothing can be measured on {asked}: {why}")
+        return Accelerator.of(found)
 
     def _worker(self) -> ReferenceProcess:
         if self._reference is None or not self._reference.alive:
@@ -157,7 +192,15 @@ class _Trial:
         self.static: dict[str, Any] | None = None
         self.against_compile = False
         self.ahead, self.then = Ahead(), cast("Kernel | None", None)
+        self.accelerator: Accelerator | None = None
         self.evidence += [Evidence(check="sizes", passed=True, detail=one) for one in problem.notes]
+
+    def use(self, accelerator: Accelerator | None) -> None:
+        """Judge on a GPU, or, without one, on the machine's cores."""
+        self.accelerator = accelerator
+        if accelerator is not None:
+            self.isolation = isolation_name(accelerator)
+            self._runnable = runnable(self.kernel, self.problem, accelerator.torch_name)
 
     def run(self, reference: ReferenceProcess) -> None:
         """Go through every stage; a clear answer leaves as Decided."""
@@ -168,7 +211,7 @@ class _Trial:
                 "unmeasured",
                 f"kernels in {self.kernel.language} need a GPU, and none is judged yet",
             )
-        if self.kernel.language == "triton":
+        if self.kernel.language == "triton" and self.accelerator is None:
             self._interpret(reference)
         with contextlib.ExitStack() as stack:
             library = stack.enter_context(self._library())
@@ -177,14 +220,21 @@ class _Trial:
                 self._launches(opened, kernel_timing.LAUNCHES if opened.timed else 1)
             )
             candidate = launches.load(library.fetch())
-            places = stack.enter_context(places_of(self.problem, self.kernel, library.fetch()))
+            # No look from outside tells whose kernel runs on a GPU: there the census decides alone.
+            looked_at = replace(self.problem, task="any") if self.accelerator else self.problem
+            places = stack.enter_context(places_of(looked_at, self.kernel, library.fetch()))
             self._check(candidate, opened, places)
+            if self.accelerator is not None:
+                census_on_device(self.kernel, candidate, opened, self.evidence)
             if self.against_compile and opened.timed:
                 opened.compile_rival(self.evidence)
             timings = self._time(launches, opened, places)
             if not opened.timed:
                 self._watch_untimed(candidate, opened, places)
-        self.status, self.reason, self.speedup = conclude(timings, opened, self.evidence)
+        concluded = conclude(timings, opened, self.evidence)
+        if self.accelerator is not None:
+            self._check_device(timings, opened, won=concluded[0] == "proven")
+        self.status, self.reason, self.speedup = concluded
 
     def _interpret(self, reference: ReferenceProcess) -> NoReturn:
         """Every case in Triton's interpreter; nothing is timed where there is no GPU."""
@@ -210,6 +260,7 @@ class _Trial:
                 problem=self.problem.as_json(),
                 threads=self.threads,
                 seed=layout_seed(self.secret),
+                device=self.accelerator.as_json() if self.accelerator else None,
             )
         except ReferenceFault as error:
             raise Decided("refused", f"the problem cannot be judged: {error}") from error
@@ -223,7 +274,37 @@ class _Trial:
         )
         if trivial:
             raise Decided("refused", f"the problem accepts {', '.join(trivial)}: tighten it")
-        return OpenProblem.of(self.problem, reference, reply["cases"], self.secret, self.clock)
+        cases = reply["cases"]
+        return OpenProblem.of(
+            self.problem, reference, cases, self.secret, self.clock, self.accelerator
+        )
+
+    def _check_device(self, timings: list[CaseTiming], opened: OpenProblem, *, won: bool) -> None:
+        """Decided where a GPU's own clock, or the reference alone, tell another story.
+
+        Whether the reference was slowed down only matters where the kernel would have won. Its
+        processes are gone by now.
+        """
+        self.evidence.append(opened.flushes())
+        doubts = []
+        for timing in timings:
+            found, doubt = opened.device_clock.compare(
+                timing.case, timing.name, trusted=(REFERENCE, TWIN), candidate=CANDIDATE
+            )
+            self.evidence.append(found)
+            doubts.append(doubt)
+        if won and not any(doubts):
+            for timing in timings:
+                found, doubt = device_clock.undisturbed(
+                    timing.name,
+                    alone=time_alone(timing.case, opened),
+                    beside_s=summarise(timing.samples, REFERENCE).median_s,
+                    candidate_s=summarise(timing.samples, CANDIDATE).median_s,
+                )
+                self.evidence.append(found)
+                doubts.append(doubt)
+        if any(doubts):
+            raise Decided("unmeasured", f"right, but {next(filter(None, doubts))}")
 
     def _library(self) -> Library:
         """Compile in a sandbox of its own, beside what the caller does meanwhile."""
@@ -236,6 +317,7 @@ class _Trial:
             threads=self.threads,
             memory_bytes=opened.memory_bytes(self._runnable) + MARGIN_BYTES,
             clock=self.clock,
+            accelerator=self.accelerator,
         )
 
     def _check(
@@ -304,6 +386,7 @@ class _Trial:
             environment={
                 "threads": self.threads,
                 "language": self.kernel.language,
+                **({"device": self.accelerator.name} if self.accelerator else {}),
                 **arm_environment(self.threads),
             },
         )

@@ -1,14 +1,16 @@
 """Were the outputs finished when the answer came? A thread could go on while it is being stopped.
 
 The judge reads a secret sample of places as soon as an answer arrives, and again when every process
-of the candidate stands: a place that changed in between was written after the clock had stopped.
+of the candidate stands: a place that changed in between was written after the clock had stopped. A
+GPU works on while processes stand; there the reference worker reads, and the clock stops only when
+it has read the first time.
 """
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from ratchet.kernels.abi import DTYPE_CODES
@@ -29,31 +31,44 @@ ITEM_BYTES: Final = {
 }
 
 
+Spot = tuple[int, int, int]
+"""Region, offset and size in bytes."""
+Read = Callable[[Sequence[Spot]], list[bytes]]
+
+
 class OutputSpots:
     """Places of one batch's outputs, drawn from the system's entropy."""
 
-    def __init__(self, layout: dict[str, Any], memories: Sequence[int]) -> None:
-        """`layout` is what `SharedBatch.layout` gives; `memories` are its three descriptors."""
+    def __init__(
+        self, layout: dict[str, Any], memories: Sequence[int], read: Read | None = None
+    ) -> None:
+        """`layout` is what `SharedBatch.layout` gives; `memories` are its three descriptors.
+
+        `read` asks somebody else what stands at the places, where a file would not tell.
+        """
         rng = random.SystemRandom()
         slots = [slot for call in layout["calls"] for slot in call if slot[0] != INPUTS]
         drawn = rng.sample(slots, SPOTS) if len(slots) > SPOTS else _repeated(slots)
-        self._spots = [_spot(slot, memories, rng) for slot in drawn]
+        self._spots = [_spot(slot, rng) for slot in drawn]
         rng.shuffle(self._spots)
+        self._memories, self._ask = memories, read
 
     def read(self) -> list[bytes]:
         """What stands there now."""
-        return [os.pread(descriptor, size, offset) for descriptor, size, offset in self._spots]
+        if self._ask is not None:
+            return self._ask(self._spots) if self._spots else []
+        return [os.pread(self._memories[region], size, at) for region, at, size in self._spots]
 
 
 def _repeated(slots: list[Any]) -> list[Any]:
     return slots * (SPOTS // len(slots)) if slots else []
 
 
-def _spot(slot: Sequence[Any], memories: Sequence[int], rng: random.Random) -> tuple[int, int, int]:
+def _spot(slot: Sequence[Any], rng: random.Random) -> Spot:
     region, offset, code, size, stride = slot
     span = 0
     if 0 not in size:
         span = 1 + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))
     span_bytes = span * ITEM_BYTES[code]
     length = min(SPOT_BYTES, span_bytes)
-    return memories[region], length, offset + rng.randrange(span_bytes - length + 1)
+    return region, offset + rng.randrange(span_bytes - length + 1), length

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from ratchet.judge.accelerator import Accelerator
 from ratchet.judge.candidate_process import CandidateProcess, Clock, Decided
 from ratchet.kernels.kernel import Kernel
 
@@ -19,13 +20,21 @@ class Launches:
     """Sandboxed processes of one kernel, by number; the first is the one that is checked."""
 
     def __init__(
-        self, kernel: Kernel, *, count: int, threads: int, memory_bytes: int, clock: Clock
+        self,
+        kernel: Kernel,
+        *,
+        count: int,
+        threads: int,
+        memory_bytes: int,
+        clock: Clock,
+        accelerator: Accelerator | None = None,
     ) -> None:
         """Start the first, and all `count` of a compiled kernel."""
         self._kernel = kernel
         self._threads = threads
         self._memory_bytes = memory_bytes
         self._clock = clock
+        self._accelerator = accelerator
         self._library: int | None = None
         self._standing: list[CandidateProcess] = []
         self._together = count if kernel.language == "cpp" else 1
@@ -89,6 +98,7 @@ class Launches:
             threads=self._threads,
             memory_bytes=self._memory_bytes,
             clock=self._clock,
+            accelerator=self._accelerator,
         )
 
     def _load(self, process: CandidateProcess) -> None:

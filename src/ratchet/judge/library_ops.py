@@ -164,14 +164,14 @@ def _words(census: CaseCensus, problem: Problem, kernel: Kernel) -> str:
     parts = [", ".join([*shown, *more]) or "no library operation"]
     if kernel.language == "triton":
         ran = [f"{name} in {count} programs" for name, count in census.programs.items() if count]
-        idle = sorted(_declared(kernel.source) - {name for name, n in census.programs.items() if n})
+        idle = sorted(declared(kernel.source) - {name for name, n in census.programs.items() if n})
         parts.append(f"launched {', '.join(ran[:SHOWN]) or 'nothing'}")
         if idle and not ran:
             parts.append(f"never launched {', '.join(idle[:SHOWN])}")
     return "; ".join(parts)
 
 
-def _declared(source: str) -> set[str]:
+def declared(source: str) -> set[str]:
     """Functions of a source that are decorated as Triton kernels."""
     try:
         tree = ast.parse(source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ratchet.judge.candidate_languages import WITH_TORCH
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
 from ratchet.kernels.problem_file import built_in_kernel
@@ -15,9 +16,12 @@ from ratchet.judge.workers.candidate_model import load_model
 """
 
 
-def runnable(kernel: Kernel, problem: Problem) -> Kernel:
-    """The kernel as the worker calls it: f(*tensors, scalars), whatever form its problem has."""
-    if problem.model is None or kernel.language != "torch" or not problem.cases:
+def runnable(kernel: Kernel, problem: Problem, device: str | None = None) -> Kernel:
+    """The kernel as the worker calls it: f(*tensors, scalars), whatever form its problem has.
+
+    A model is built on `device`, torch's name of it, where it is not the machine's cores.
+    """
+    if problem.model is None or kernel.language not in WITH_TORCH or not problem.cases:
         return kernel
     form = problem.model
     specs = problem.cases[0].inputs[: len(form.state)]
@@ -29,6 +33,8 @@ def runnable(kernel: Kernel, problem: Problem) -> Kernel:
         ],
         "training": form.training,
     }
+    if device is not None:
+        given["device"] = device
     if kernel == built_in_kernel(problem, "torch.compile"):
         inputs = problem.cases[0].inputs[len(form.state) :]
         given["warm_up"] = [(spec.shape, spec.dtype) for spec in inputs]

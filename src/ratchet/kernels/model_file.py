@@ -27,6 +27,7 @@ from ratchet.kernels.source_module import source_module
 TEMPLATE_SEED = 1
 SPREAD = 0.5
 """How far a parameter that starts as a constant is moved from it, evenly to both sides."""
+CPU = torch.device("cpu")
 STATISTICS = ("running_mean", "running_var")
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -37,7 +38,7 @@ class ModelFile:
     def __init__(self, text: str, form: ModelForm) -> None:
         self._module = source_module(text)
         self._form = form
-        self._calls: dict[bool, StatefulCall] = {}
+        self._calls: dict[tuple[bool, torch.device], StatefulCall] = {}
         self._template = self._build(double=False)
         self._drawn = {name for name, _ in self._template.named_parameters(remove_duplicate=False)}
 
@@ -56,10 +57,13 @@ class ModelFile:
     def reference(self, *given: Any) -> tuple[Tensor, ...]:
         """f(*state, *inputs, scalars); float64 tensors are computed in float64 throughout."""
         double = any(isinstance(one, Tensor) and one.dtype == torch.float64 for one in given)
-        if double not in self._calls:
-            self._calls[double] = self.call(double=double)
+        where = next((one.device for one in given if isinstance(one, Tensor)), CPU)
+        if (double, where) not in self._calls:
+            self._calls[double, where] = self.call(double=double)
+            if where != CPU:  # buffers that are not part of its state
+                self._calls[double, where].model.to(where)
         with _default_dtype(torch.float64) if double else contextlib.nullcontext():
-            return self._calls[double](*given)
+            return self._calls[double, where](*given)
 
     def compiled(self) -> Callable[..., tuple[Tensor, ...]]:
         """The same reference with its model under torch.compile, in torch's default mode."""

@@ -153,7 +153,8 @@ class Problem:
         """Compare the outputs of one call on `inputs`, in order; `oracle` is float64."""
         if not self.check:
             return self.tolerance.check_all(got, own, oracle)
-        found = self._function(self.check)(inputs, got, own, oracle, case.scalars)
+        cores = ([tensor.cpu() for tensor in given] for given in (inputs, got, own, oracle))
+        found = self._function(self.check)(*cores, case.scalars)
         return list(found)
 
     @property

@@ -10,7 +10,8 @@ from typing import Any
 from ratchet import __version__
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import describe_device, probe
-from ratchet.errors import RatchetError
+from ratchet.errors import DeviceError, RatchetError
+from ratchet.judge.accelerator import may_use_gpu
 from ratchet.judge.kernel_trial import KernelJudge
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
@@ -28,6 +29,8 @@ class Terms:
     time_limit_s: float = 60.0
     against_compile: bool = False
     """Time torch.compile of the reference beside it."""
+    device: str = "auto"
+    """`cpu`, `cuda` or `cuda:N`; by default Triton's kernels take a GPU where there is one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +72,16 @@ class RecordedJudge:
         self._judge.close()
         self._ledger.close()
 
+    def fingerprint_for(self, kernel: Kernel, terms: Terms) -> Fingerprint:
+        """Of the device that a kernel is judged on: a verdict of a GPU is none of these cores."""
+        if not may_use_gpu(kernel, terms.device):
+            return self.fingerprint
+        try:
+            found = probe(terms.device)
+        except DeviceError:  # the judge says in its verdict that there is none
+            return self.fingerprint
+        return Fingerprint(device=found.fingerprint, software=self.fingerprint["software"])
+
     def judge(
         self, kernel: Kernel, problem: Problem, terms: Terms, *, then: Kernel | None = None
     ) -> JudgedKernel:
@@ -79,8 +92,9 @@ class RecordedJudge:
             time_limit_s=terms.time_limit_s,
             against_compile=terms.against_compile,
             then=then,
+            device=terms.device,
         ).model_dump(mode="json")
-        judged_at, here = utc_now(), self.fingerprint
+        judged_at, here = utc_now(), self.fingerprint_for(kernel, terms)
         book = self._ledger
         book.record_kernel(kernel.hash, kernel.name, kernel.as_json(), fingerprint=here)
         book.record_problem(problem.hash, problem.name, problem.as_json(), fingerprint=here)
@@ -90,7 +104,8 @@ class RecordedJudge:
 
     def known(self, kernel: Kernel, problem: Problem, terms: Terms) -> JudgedKernel | None:
         """The newest verdict of this device and software, if it answers what is asked now."""
-        found = self._ledger.verdict(kernel.hash, problem.hash, self.fingerprint)
+        here = self.fingerprint_for(kernel, terms)
+        found = self._ledger.verdict(kernel.hash, problem.hash, here)
         if found is None:
             return None
         trial = found.pop("trial", None)
@@ -105,7 +120,12 @@ def _answers(status: str, trial: dict[str, Any], terms: Terms) -> bool:
         return False
     if status == "timed_out" and trial["time_limit_s"] < terms.time_limit_s:
         return False
-    same = {"ratchet": __version__, "against_compile": terms.against_compile}
+    trial = {"device": Terms().device, **trial}  # not kept before there was a choice
+    same = {
+        "ratchet": __version__,
+        "against_compile": terms.against_compile,
+        "device": terms.device,
+    }
     return all(trial[name] == value for name, value in same.items())
 
 

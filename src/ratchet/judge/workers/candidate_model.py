@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,21 +23,25 @@ def load_model(
     state: Sequence[tuple[str, Sequence[int], str]],
     training: bool,
     warm_up: Sequence[tuple[Sequence[int], str]] = (),
+    device: str | None = None,
 ) -> Callable[..., tuple[Tensor, ...]]:
     """The model of a source as f(*state, *inputs, scalars).
 
     `state` gives name, shape and dtype of each parameter and buffer; `warm_up` shape and dtype of
-    each tensor input, where the model is to be called once now, on zeros. Raises KernelError where
-    the source has no such class, or its parameters and buffers are others.
+    each tensor input, where the model is to be called once now, on zeros. It is built on `device`.
+    Raises KernelError where the source has no such class, or its parameters and buffers are others.
     """
     namespace: dict[str, Any] = {"__name__": "candidate"}
     exec(compile(source, "kernel.py", "exec"), namespace)
     built = namespace.get(entry)
     if not callable(built):
         raise KernelError(f"the source defines no class {entry!r}")
-    model = built(*ast.literal_eval(init))
+    with torch.device(device) if device is not None else contextlib.nullcontext():
+        model = built(*ast.literal_eval(init))
     if not isinstance(model, nn.Module):
         raise KernelError(f"{entry} builds {type(model).__name__}: it must be a torch.nn.Module")
+    if device is not None:
+        model.to(device)
     model.train(training)
     with torch.no_grad():
         call = StatefulCall(model, [name for name, _, _ in state], arguments)
@@ -45,7 +50,10 @@ def load_model(
             held = [model.state_dict()[name].clone() for name, _, _ in state]
             call(
                 *held,
-                *(torch.zeros(tuple(shape), dtype=getattr(torch, d)) for shape, d in warm_up),
+                *(
+                    torch.zeros(tuple(shape), dtype=getattr(torch, d), device=device)
+                    for shape, d in warm_up
+                ),
                 (),
             )
     return call

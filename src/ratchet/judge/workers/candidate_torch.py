@@ -6,21 +6,23 @@ tensors, then outputs; they are copied to shared memory here, inside the clock.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ratchet.errors import KernelError
+from ratchet.errors import JudgeError, KernelError
 from ratchet.judge.channel import inherited
 from ratchet.judge.workers.candidate import IN_PLACE, INPUTS, OUTPUTS, Reply, serve
 from ratchet.judge.workers.confine import confine
-from ratchet.judge.workers.mapping import Region
+from ratchet.judge.workers.device import Device, Host, open_device
+from ratchet.judge.workers.driver_memory import DriverRefusal
 from ratchet.kernels.abi import DTYPE_CODES
 from ratchet.kernels.kernel import Kernel
 
@@ -31,10 +33,13 @@ DTYPES = {code: getattr(torch, name) for name, code in DTYPE_CODES.items() if na
 class Batch:
     """Calls whose tensors point at memory that is not there yet."""
 
-    def __init__(self, layout: dict[str, Any], outputs: int) -> None:
+    def __init__(self, layout: dict[str, Any], outputs: int, device: Device) -> None:
         """Reserve the addresses and map the outputs, which hold no secret."""
         sizes = zip(layout["region_bytes"], layout["slack_pages"], strict=True)
-        self.regions = [Region(size, slack) for size, slack in sizes]
+        self._device = device
+        self.device_s: float | None = None
+        """Seconds of the calls by the device's own clock, where it has one."""
+        self.regions = [device.memory.region(size, slack) for size, slack in sizes]
         self.regions[OUTPUTS].reveal(outputs, writable=True)
         self.scalars = tuple(layout["scalars"])
         self.writable_inputs: bool = layout["writable_inputs"]
@@ -49,24 +54,22 @@ class Batch:
     def _view(
         self, region: int, offset: int, code: int, size: Sequence[int], stride: Sequence[int]
     ) -> Tensor:
-        dtype = DTYPES[code]
-        if 0 in size:
-            return torch.empty(size, dtype=dtype)
-        steps = zip(size, stride, strict=True)
-        span = (1 + sum((extent - 1) * step for extent, step in steps)) * dtype.itemsize
         address = self.regions[region].address + offset
-        memory = (ctypes.c_char * span).from_address(address)
-        return torch.frombuffer(memory, dtype=dtype).as_strided(tuple(size), tuple(stride))
+        return self._device.memory.tensor(address, DTYPES[code], size, stride)
 
     def run(self, entry: Entry, descriptors: list[int]) -> list[int]:
-        """Reveal the memory, make every call and copy what it returns."""
+        """Reveal the memory, make every call, copy what it returns, and wait for the device."""
         self.reveal(descriptors)
+        begin = self._device.mark()
         for inputs, answers in self.calls:
             outputs = entry(*inputs, self.scalars)
             if not isinstance(outputs, tuple) or len(outputs) != len(answers):
                 raise KernelError(f"the entry must return a tuple of {len(answers)} tensors")
             for answer, output in zip(answers, outputs, strict=True):
                 _copy(answer, output)
+        end = self._device.mark()
+        self._device.finish()
+        self.device_s = self._device.between_s(begin, end)
         return [0] * len(self.calls)
 
     def reveal(self, descriptors: list[int]) -> None:
@@ -87,6 +90,7 @@ class Worker:
         self._entry: Entry | None = None
         self._batch: Batch | None = None
         self._last: Batch | None = None
+        self._device: Device = Host()
 
     def answer(self, message: dict[str, Any], descriptors: list[int]) -> Reply:
         """Do what the judge asks."""
@@ -95,21 +99,24 @@ class Worker:
             "prepare": self._prepare,
             "go": self._go,
         }
-        with torch.no_grad():
-            return actions[message["do"]](message, descriptors)
+        try:
+            with torch.no_grad():
+                return actions[message["do"]](message, descriptors)
+        except DriverRefusal as error:
+            return {"no_device": str(error)}, []
 
     def _load(self, message: dict[str, Any], _: list[int]) -> Reply:
         kernel = Kernel.from_json(message["kernel"])
-        namespace: dict[str, Any] = {"__name__": "candidate"}
-        exec(compile(kernel.source, "kernel.py", "exec"), namespace)
-        entry = namespace.get(kernel.entry)
-        if not callable(entry):
-            raise KernelError(f"the source defines no function {kernel.entry!r}")
-        self._entry = entry
+        try:
+            self._device = open_device(message.get("device"))
+            self._device.try_sharing()
+        except JudgeError as error:
+            return {"no_device": str(error)}, []
+        self._entry = _loaded(kernel)
         return {"value": None}, []
 
     def _prepare(self, message: dict[str, Any], descriptors: list[int]) -> Reply:
-        batch = Batch(message["layout"], descriptors[0])
+        batch = Batch(message["layout"], descriptors[0], self._device)
         if self._last is not None:
             self._last.release()
         self._last, self._batch = self._batch, batch
@@ -121,16 +128,34 @@ class Worker:
             return self._counted(descriptors)
         began = time.process_time()
         codes = self._batch.run(self._entry, descriptors)
-        return {"codes": codes, "cpu_time_s": time.process_time() - began}, []
+        cpu_time_s = time.process_time() - began
+        return {"codes": codes, "cpu_time_s": cpu_time_s, "device_s": self._batch.device_s}, []
 
     def _counted(self, descriptors: list[int]) -> Reply:
         """The same, with a census of what the calls did; nothing is timed then."""
         from ratchet.judge.workers.census import Census
+        from ratchet.judge.workers.device_census import DeviceCensus
 
         assert self._batch is not None and self._entry is not None
-        batch, census = self._batch, Census()
+        batch = self._batch
+        census = Census() if isinstance(self._device, Host) else DeviceCensus(self._device)
         codes = census.take(lambda entry: batch.run(entry, descriptors), self._entry)
         return {"codes": codes, "cpu_time_s": 0.0, "census": census.as_json()}, []
+
+
+def _loaded(kernel: Kernel) -> Entry:
+    """The entry of a source; Triton's is a file, for Triton looks up its kernels' text."""
+    if kernel.language == "triton":
+        from ratchet.judge.workers.candidate_triton import load_source
+
+        folder = Path(tempfile.mkdtemp(prefix="triton-"))
+        return load_source(kernel.source, kernel.entry, folder / "kernel.py")
+    namespace: dict[str, Any] = {"__name__": "candidate"}
+    exec(compile(kernel.source, "kernel.py", "exec"), namespace)
+    entry: Entry | None = namespace.get(kernel.entry)
+    if not callable(entry):
+        raise KernelError(f"the source defines no function {kernel.entry!r}")
+    return entry
 
 
 def _copy(answer: Tensor, output: Any) -> None:
@@ -139,6 +164,8 @@ def _copy(answer: Tensor, output: Any) -> None:
         raise KernelError(
             f"an output is {shown!s:.100}, not a plain tensor {tuple(answer.shape)} {answer.dtype}"
         )
+    if output.device != answer.device:
+        raise KernelError(f"an output lies on {output.device}, and the inputs on {answer.device}")
     answer.copy_(output)
 
 

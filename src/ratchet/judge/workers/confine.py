@@ -24,11 +24,12 @@ def confine(limits_json: str) -> None:
         Path("/proc/self/oom_score_adj").write_text(FIRST_TO_GO, encoding="ascii")
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, limits["file_bytes"])
-    _limit(resource.RLIMIT_AS, limits["address_space_bytes"])
+    if limits["address_space_bytes"] is not None:
+        _limit(resource.RLIMIT_AS, limits["address_space_bytes"])
     _limit(resource.RLIMIT_CPU, limits["cpu_time_s"])
     _limit(resource.RLIMIT_NPROC, limits["processes"])
     if limits["uid"] is not None:
-        os.setgroups([])
+        os.setgroups(limits["groups"])
         os.setresgid(limits["uid"], limits["uid"], limits["uid"])
         os.setresuid(limits["uid"], limits["uid"], limits["uid"])
     processes.prctl(processes.PR_SET_NO_NEW_PRIVS, 1)
@@ -36,7 +37,9 @@ def confine(limits_json: str) -> None:
     if limits["parent"] is not None:
         processes.die_with_parent(limits["parent"])  # after the uid: a change of it clears this
     if limits["filtered"]:
-        system_calls.deny_needless(among_others=limits["parent"] is not None)
+        system_calls.deny_needless(
+            among_others=limits["parent"] is not None, local_sockets=limits["local_sockets"]
+        )
 
 
 def _limit(which: int, value: int) -> None:

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from ratchet.errors import KernelError
+from ratchet.errors import JudgeError, KernelError
 from ratchet.judge import processes
 from ratchet.judge.channel import inherited
 from ratchet.judge.workers.arm import extend_import_path
 from ratchet.judge.workers.candidate import Reply, serve
+from ratchet.judge.workers.device import Device, Host, find_gpu, open_device
 from ratchet.judge.workers.gate import gate
 from ratchet.judge.workers.shared_batch import SharedBatch
 from ratchet.kernels.problem import Case, Problem, Reference
@@ -45,32 +46,43 @@ class Worker:
         self._prepared: list[tuple[list[Tensor], list[Tensor]]] = []
         self._rng = random.Random()
         self._usual: dict[str, list[Loss]] = {}
+        self._device: Device = Host()
 
     def answer(self, message: dict[str, Any], descriptors: list[int]) -> Reply:
         """Do what the judge asks; an exception of the reference's is reported as a KernelError."""
         actions: dict[str, Callable[[dict[str, Any]], Reply]] = {
+            "find gpu": self._find_gpu,
             "open": self._open,
             "ceilings": self._ceilings,
             "draw": self._draw,
             "check": self._check,
             "repeats": self._repeats,
             "prepare": self._prepare,
+            "flush": self._flush,
             "go": self._go,
+            "places": self._places,
             "compile": self._compile,
             "release": self._release,
         }
         with torch.no_grad():
             return actions[message["do"]](message)
 
+    def _find_gpu(self, message: dict[str, Any]) -> Reply:
+        try:
+            return find_gpu(message["name"]), []
+        except JudgeError as error:
+            return {"refused": str(error)}, []
+
     def _open(self, message: dict[str, Any]) -> Reply:
         torch.set_num_threads(message["threads"])
         self._rng = random.Random(message["seed"])
         self._release_all()
         self._usual.clear()
+        self._device = open_device(message["device"])
         self._problem = Problem.from_json(message["problem"])
         self._reference, self._compiled = self._problem.load_reference(), None
         cases = [self._describe(index, case) for index, case in enumerate(self._problem.cases)]
-        failures = gate(self._problem, self._reference, self._rng)
+        failures = gate(self._problem, self._reference, self._rng, self._inputs)
         return {"cases": cases, "gate": failures}, []
 
     def _compile(self, message: dict[str, Any]) -> Reply:
@@ -87,7 +99,7 @@ class Worker:
     def _warm(self, compiled: Reference, case: Case) -> None:
         assert self._problem is not None
         for _ in range(2):
-            inputs = self._problem.build_inputs(case, self._rng.getrandbits(48))
+            inputs = self._inputs(case, self._rng.getrandbits(48))
             own = [
                 tensor.clone() if spec.in_place else tensor
                 for spec, tensor in zip(case.inputs, inputs, strict=True)
@@ -96,8 +108,7 @@ class Worker:
 
     def _describe(self, index: int, case: Case) -> dict[str, Any]:
         """Run the reference once on a case: the form of its outputs, its time, work and bytes."""
-        assert self._problem is not None
-        inputs = self._problem.build_inputs(case, self._rng.getrandbits(48))
+        inputs = self._inputs(case, self._rng.getrandbits(48))
         _check_inputs(case, inputs)
         before = [tensor.clone() for tensor in inputs]
         with FlopCounterMode(display=False) as counter:
@@ -112,9 +123,16 @@ class Worker:
             "bytes": sum(tensor.numel() * tensor.element_size() for tensor in moved),
         }
 
+    def _inputs(self, case: Case, seed: int) -> list[Tensor]:
+        """The inputs of a case on the device; drawn on the cores, so the same anywhere."""
+        assert self._problem is not None
+        return [self._device.place(one) for one in self._problem.build_inputs(case, seed)]
+
     def _timed(self, inputs: Sequence[Tensor], case: Case) -> float:
+        self._device.finish()
         began = time.perf_counter()
         self._call(inputs, case)
+        self._device.finish()
         return time.perf_counter() - began
 
     def _call(self, inputs: Sequence[Tensor], case: Case) -> list[Tensor]:
@@ -135,7 +153,7 @@ class Worker:
     def _ceilings(self, message: dict[str, Any]) -> Reply:
         from ratchet.devices import ceilings, probe
 
-        measured = ceilings.measure(probe.probe("cpu"))
+        measured = ceilings.measure(probe.probe(str(self._device.memory.device)))
         return {
             "flops_per_s": max(measured.gemm_flops_per_s.values()),
             "bytes_per_s": measured.bandwidth_bytes_per_s(message["working_set_bytes"]),
@@ -150,6 +168,7 @@ class Worker:
             self._forms[message["case"]],
             writable_inputs=message["writable_inputs"],
             rng=self._rng,
+            device=self._device,
         )
         self._batches[message["batch"]] = batch
         # Copies: `serve` closes what it hands out, and this worker still reads both memories.
@@ -161,7 +180,7 @@ class Worker:
         return self._check_call(batch, message["call"], message["code"]), []
 
     def _check_call(self, batch: SharedBatch, call: int, code: int) -> dict[str, Any]:
-        changed = batch.changed_input(call) if batch.writable_inputs else None
+        changed = batch.changed_input(call) if batch.inputs_can_change else None
         if code != 0:
             written = batch.written(call)
             return {"changed_input": changed, "written": written, "passed": False, "detail": ""}
@@ -195,7 +214,7 @@ class Worker:
             draws: list[tuple[list[Tensor], list[Tensor]]] = []
             elements = 0
             while len(draws) < MOST_DRAWS and elements < ENOUGH_ELEMENTS:
-                inputs = self._problem.build_inputs(case, self._rng.getrandbits(48))
+                inputs = self._inputs(case, self._rng.getrandbits(48))
                 own = self._call(inputs, case)
                 draws.append((own, self._call([_widen(tensor) for tensor in inputs], case)))
                 elements += min(output.numel() for output in own)
@@ -221,12 +240,25 @@ class Worker:
         scalars = batch.case.scalars
         began = time.process_time()
         batch.reveal()
+        begin = self._device.mark()
         for inputs, answers in self._prepared:
             outputs = reference(*inputs, scalars)
             if copy_out:
                 for answer, output in zip(answers, outputs, strict=True):
                     answer.copy_(output)
-        return {"cpu_time_s": time.process_time() - began}, []
+        end = self._device.mark()
+        self._device.finish()
+        cpu_time_s = time.process_time() - began
+        return {"cpu_time_s": cpu_time_s, "device_s": self._device.between_s(begin, end)}, []
+
+    def _flush(self, _: dict[str, Any]) -> Reply:
+        """Leave nothing of a batch in the device's caches."""
+        return self._device.flush(), []
+
+    def _places(self, message: dict[str, Any]) -> Reply:
+        """What stands at some places of a batch now, where only this worker can read it."""
+        found = self._batches[message["batch"]].places(message["spots"])
+        return {"found": [one.hex() for one in found]}, []
 
     def _release(self, message: dict[str, Any]) -> Reply:
         self._prepared = []

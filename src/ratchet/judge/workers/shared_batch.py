@@ -1,15 +1,13 @@
 """A batch of calls in shared memory: built by the reference worker, run by either arm.
 
-Three memfds: what a kernel may only read; tensors that it changes, with their first values; and
-outputs, filled with ones in every bit, which is NaN in every float dtype. The first two are secret
-until the clock runs; the outputs hold nothing to be known and are mapped before it.
+Three blocks of the device's memory: what a kernel may only read; tensors that it changes, with
+their first values; and outputs, filled with ones in every bit, which is NaN in every float dtype.
+The first two are secret until the clock runs; the outputs hold nothing to be known and are mapped
+before it.
 """
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
-import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ratchet.judge.workers.mapping import Region, seal
+from ratchet.judge.workers.device import Device
+from ratchet.judge.workers.memory import Block, Place, flat_bytes, span
 from ratchet.kernels.abi import DTYPE_CODES
 from ratchet.kernels.problem import Case, Problem
 
 ALIGNMENT = 64
 JITTER = 64
 """Tensors start at a multiple of 64 bytes, shifted by up to this many times 64 more."""
-PAGE_BYTES = 4096
 SLACK_PAGES = 4096
 INPUTS, IN_PLACE, OUTPUTS = 0, 1, 2
 NAMES = ("inputs", "in-place", "outputs")
@@ -44,7 +42,7 @@ class Slot:
     @property
     def span_bytes(self) -> int:
         """Bytes from the first to the last element."""
-        return _span(self.size, self.stride) * self.dtype.itemsize
+        return span(self.size, self.stride) * self.dtype.itemsize
 
     def as_json(self) -> list[Any]:
         """The slot as a candidate's worker takes it."""
@@ -64,20 +62,42 @@ class SharedBatch:
         *,
         writable_inputs: bool,
         rng: random.Random,
+        device: Device,
     ) -> None:
         """Draw the inputs of each seed; `outputs` are examples of the outputs' form."""
         self.problem = problem
+        self._memory = device.memory
         self.case = case
         self.writable_inputs = writable_inputs
-        drawn = {seed: problem.build_inputs(case, seed) for seed in dict.fromkeys(seeds)}
+        drawn = {
+            seed: [device.place(tensor) for tensor in problem.build_inputs(case, seed)]
+            for seed in dict.fromkeys(seeds)
+        }
         self.inputs = [drawn[seed] for seed in seeds]
         self._ends = [0, 0, 0]
         self._rng = rng
         self.slots = [self._place(tensors, outputs) for tensors in self.inputs]
         self._slack = [rng.randrange(SLACK_PAGES) for _ in NAMES]
-        self.descriptors = [_memfd(name, end) for name, end in zip(NAMES, self._ends, strict=True)]
-        self._fill()
-        self._regions: list[Region] = []
+        self._regions: list[Place] = []
+        self._blocks: list[Block] = []
+        try:
+            for name, end in zip(NAMES, self._ends, strict=True):
+                self._blocks.append(self._memory.block(name, end))
+            self._fill()
+            device.finish()
+        except BaseException:
+            self.release()
+            raise
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What stands for the three memories in another process; they stay this batch's."""
+        return [block.descriptor for block in self._blocks]
+
+    @property
+    def inputs_can_change(self) -> bool:
+        """Whether a kernel could write what it may only read, so that it must be compared."""
+        return self.writable_inputs or not self._memory.seals
 
     @property
     def in_place(self) -> list[int]:
@@ -113,24 +133,20 @@ class SharedBatch:
         return slot
 
     def _fill(self) -> None:
-        _write(self.descriptors[OUTPUTS], b"\xff" * self._ends[OUTPUTS], 0)
+        self._blocks[OUTPUTS].blank()
         for tensors, slots in zip(self.inputs, self.slots, strict=True):
             for tensor, slot in zip(tensors, slots, strict=False):  # outputs have no values yet
-                _write(self.descriptors[slot.region], _bytes_of(tensor), slot.offset)
-        kept = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-        for region, descriptor in enumerate(self.descriptors):
-            fixed = region == INPUTS and not self.writable_inputs
-            own = kept | fcntl.F_SEAL_SEAL | (fcntl.F_SEAL_WRITE if fixed else 0)
-            seal(descriptor, own)
+                self._blocks[slot.region].write(slot.offset, flat_bytes(tensor))
+        for region, block in enumerate(self._blocks):
+            block.finish(fixed=region == INPUTS and not self.writable_inputs)
 
     def read(self, call: int, position: int) -> Tensor:
         """A private copy of one tensor of one call as it now stands in shared memory."""
         slot = self.slots[call][position]
-        raw = bytearray(os.pread(self.descriptors[slot.region], slot.span_bytes, slot.offset))
-        if not raw:
-            return torch.empty(slot.size, dtype=slot.dtype)
-        flat = torch.frombuffer(raw, dtype=slot.dtype)
-        return flat.as_strided(slot.size, slot.stride)
+        if not slot.span_bytes:
+            return torch.empty(slot.size, dtype=slot.dtype, device=self._memory.device)
+        flat = self._blocks[slot.region].read(slot.offset, slot.span_bytes)
+        return flat.view(slot.dtype).as_strided(slot.size, slot.stride)
 
     def answers(self, call: int) -> list[Tensor]:
         """New values of in-place tensors, then outputs."""
@@ -141,10 +157,9 @@ class SharedBatch:
         """The first input of this call that is no longer, bit for bit, what it was."""
         for index, tensor in enumerate(self.inputs[call]):
             slot = self.slots[call][index]
-            if slot.region == INPUTS:
-                now = os.pread(self.descriptors[INPUTS], slot.span_bytes, slot.offset)
-                if now != _bytes_of(tensor):
-                    return index
+            block = self._blocks[slot.region]
+            if slot.region == INPUTS and not block.holds(slot.offset, flat_bytes(tensor)):
+                return index
         return None
 
     def written(self, call: int) -> bool:
@@ -153,15 +168,27 @@ class SharedBatch:
             if slot.region == INPUTS:
                 continue
             blank = slot.region == OUTPUTS
-            first = b"\xff" * slot.span_bytes if blank else _bytes_of(self.inputs[call][position])
-            if os.pread(self.descriptors[slot.region], slot.span_bytes, slot.offset) != first:
+            first = slot.span_bytes if blank else flat_bytes(self.inputs[call][position])
+            if not self._blocks[slot.region].holds(slot.offset, first):
                 return True
         return False
+
+    def places(self, spots: Sequence[tuple[int, int, int]]) -> list[bytes]:
+        """What stands at some places now: region, offset and size in bytes of each."""
+        found: dict[int, bytes] = {}
+        for region, block in enumerate(self._blocks):
+            places = [(offset, size) for at, offset, size in spots if at == region]
+            found[region] = block.places(places) if places else b""
+        told, ends = [], [0] * len(self._blocks)
+        for region, _, size in spots:
+            told.append(found[region][ends[region] : ends[region] + size])
+            ends[region] += size
+        return told
 
     def prepare(self) -> list[tuple[list[Tensor], list[Tensor]]]:
         """Reserve addresses and make each call's inputs and answers there, not yet revealed."""
         sizes = zip(self._ends, self._slack, strict=True)
-        self._regions = [Region(size, slack) for size, slack in sizes]
+        self._regions = [self._memory.region(size, slack) for size, slack in sizes]
         self._regions[OUTPUTS].reveal(self.descriptors[OUTPUTS], writable=True)
         return [self._views(slots) for slots in self.slots]
 
@@ -171,11 +198,8 @@ class SharedBatch:
         return inputs, [*(inputs[index] for index in self.in_place), *outputs]
 
     def _view(self, slot: Slot) -> Tensor:
-        if not slot.span_bytes:
-            return torch.empty(slot.size, dtype=slot.dtype)
         address = self._regions[slot.region].address + slot.offset
-        memory = (ctypes.c_char * slot.span_bytes).from_address(address)
-        return torch.frombuffer(memory, dtype=slot.dtype).as_strided(slot.size, slot.stride)
+        return self._memory.tensor(address, slot.dtype, slot.size, slot.stride)
 
     def reveal(self) -> None:
         """Map the secret memories where the tensors of `prepare` point."""
@@ -186,32 +210,6 @@ class SharedBatch:
         """Close the memories and give the addresses back. Tensors of `prepare` must be gone."""
         for region in self._regions:
             region.release()
-        for descriptor in self.descriptors:
-            os.close(descriptor)
-
-
-def _span(size: Sequence[int], stride: Sequence[int]) -> int:
-    if 0 in size:
-        return 0
-    return 1 + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))
-
-
-def _bytes_of(tensor: Tensor) -> bytes | memoryview:
-    span = _span(tensor.shape, tensor.stride())
-    if not span:
-        return b""
-    flat = torch.as_strided(tensor, (span,), (1,), tensor.storage_offset()).contiguous()
-    return memoryview(flat.view(torch.uint8).numpy().data)
-
-
-def _memfd(name: str, size_bytes: int) -> int:
-    descriptor = os.memfd_create(f"ratchet-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(descriptor, max(PAGE_BYTES, -(-size_bytes // PAGE_BYTES) * PAGE_BYTES))
-    return descriptor
-
-
-def _write(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(descriptor, view[: 1 << 30], offset)
-        view, offset = view[written:], offset + written
+        for block in self._blocks:
+            block.close()
+        self._regions, self._blocks = [], []

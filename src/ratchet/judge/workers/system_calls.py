@@ -78,6 +78,7 @@ DENIED_AMONG_OTHERS: Final = ("pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigq
 NEW_NAMESPACES: Final = 0x7E02_0000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET of linux/sched.h."""
 F_SETSIG: Final = 10
+AF_UNIX: Final = 1
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 LOAD, IF_EQUAL, IF_AT_LEAST, IF_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -95,12 +96,15 @@ def known() -> bool:
     return os.uname().machine == "x86_64" and Path("/proc/sys/kernel/seccomp").is_dir()
 
 
-def deny_needless(*, among_others: bool) -> None:
+def deny_needless(*, among_others: bool, local_sockets: bool = False) -> None:
     """Deny this process, all its threads and all that it starts what no kernel needs.
 
-    Raises JudgeError where the kernel takes no filter. `no_new_privs` must be set before.
+    With `local_sockets`, sockets inside the machine may be made: CUDA's driver binds an abstract
+    one (`cuda-uvmfd-...`) as it starts, which its network namespace keeps to itself. Raises
+    JudgeError where the kernel takes no filter. `no_new_privs` must be set before.
     """
-    body = b"".join(struct.pack("=HBBI", *one) for one in program(os.getpid(), among_others))
+    found = program(os.getpid(), among_others, local_sockets)
+    body = b"".join(struct.pack("=HBBI", *one) for one in found)
     held = ctypes.create_string_buffer(body, len(body))
     header = struct.pack("@HP", len(body) // 8, ctypes.addressof(held))
     libc = ctypes.CDLL(None, use_errno=True)
@@ -109,7 +113,7 @@ def deny_needless(*, among_others: bool) -> None:
         raise JudgeError(f"no filter of system calls: {os.strerror(ctypes.get_errno())}")
 
 
-def program(own_pid: int, among_others: bool) -> list[Instruction]:
+def program(own_pid: int, among_others: bool, local_sockets: bool = False) -> list[Instruction]:
     """The filter as instructions; `among_others` for a process without namespaces of its own."""
     found = [
         (LOAD, 0, 0, ARCHITECTURE_OFFSET),
@@ -120,6 +124,9 @@ def program(own_pid: int, among_others: bool) -> list[Instruction]:
         (RETURN, 0, 0, DENY),
     ]
     for name in (*DENIED, *(DENIED_AMONG_OTHERS if among_others else ())):
+        if name == "socket" and local_sockets:
+            found += _allow_only(name, 0, AF_UNIX)
+            continue
         found += [(IF_EQUAL, 0, 1, NUMBERS[name]), (RETURN, 0, 0, DENY)]
     # Its flags lie in memory, where no filter can look; libraries then use clone.
     found += [(IF_EQUAL, 0, 1, NUMBERS["clone3"]), (RETURN, 0, 0, NOT_THERE)]
