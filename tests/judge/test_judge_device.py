@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,17 +32,8 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
     return build_driver("cuda", open_to_all(tmp_path_factory.mktemp("driver")))
 
 
-@pytest.fixture(scope="module")
-def judge() -> Iterator[KernelJudge]:
-    with KernelJudge() as kept:
-        yield kept
-
-
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_timing, "LAUNCHES", 2)
-    monkeypatch.setattr(kernel_timing, "MAX_ROUNDS", 4)
-    monkeypatch.setattr(kernel_timing, "LOOKS", 1)
+def short(few_rounds: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_timing, "GPU_MAX_CALLS", 4)
     monkeypatch.setattr(kernel_timing, "ALONE_BATCHES", 2)
     monkeypatch.setattr(kernel_checks, "SLOWEST_FLOOR_S", 5.0)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 
-from ratchet.judge import kernel_timing
 from ratchet.judge.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
@@ -80,17 +78,9 @@ def silu(x, s):
 """
 
 
-@pytest.fixture(scope="module")
-def judge() -> Iterator[KernelJudge]:
-    with KernelJudge() as kept:
-        yield kept
-
-
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_timing, "LAUNCHES", 2)
-    monkeypatch.setattr(kernel_timing, "MAX_ROUNDS", 4)
-    monkeypatch.setattr(kernel_timing, "LOOKS", 1)
+def short(few_rounds: None) -> None:
+    """These tests ask for answers, not for speed."""
 
 
 def kernel(source: str, language: str = "torch") -> Kernel:

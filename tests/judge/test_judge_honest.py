@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ratchet.errors import CompilerMissing
-from ratchet.judge import isolation, kernel_timing
+from ratchet.judge import isolation
 from ratchet.judge.kernel_trial import KernelJudge
 from ratchet.kernels.languages import cpp
 
@@ -27,7 +26,7 @@ COMPILED, IN_PYTHON = (22, 3) if os.environ.get("RATCHET_TEST") == "all" else (1
 MANY = 150
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(autouse=True)
 def compiler() -> None:
     try:
         cpp.find_compiler()
@@ -35,19 +34,9 @@ def compiler() -> None:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="module")
-def judge(compiler: None) -> Iterator[KernelJudge]:
-    with KernelJudge() as kept:
-        yield kept
-
-
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rounds: these tests ask for answers, not for speed."""
-    monkeypatch.setattr(kernel_timing, "LAUNCHES", 2)
-    monkeypatch.setattr(kernel_timing, "MAX_ROUNDS", 4)
-    monkeypatch.setattr(kernel_timing, "LOOKS", 1)
-    monkeypatch.setattr(kernel_timing, "MAX_CALLS", 4)
+def short(few_rounds: None) -> None:
+    """These tests ask for answers, not for speed."""
 
 
 def spread(kernels: list[honest_kernels.Honest], count: int) -> list[honest_kernels.Honest]:

@@ -7,14 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import judge_problems as given
 import pytest
 
 from ratchet.errors import JudgeError
-from ratchet.judge import isolation, kernel_checks, kernel_timing, processes, speed
+from ratchet.judge import isolation, kernel_checks, processes, speed
 from ratchet.judge.candidate_process import ReferenceProcess
 from ratchet.judge.kernel_trial import KernelJudge, judge_kernel, layout_seed
 from ratchet.judge.verdict import Verdict
@@ -31,19 +30,9 @@ python_sandbox = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def judge() -> Iterator[KernelJudge]:
-    with KernelJudge() as kept:
-        yield kept
-
-
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rounds and short patience: these tests ask for answers, not for speed."""
-    monkeypatch.setattr(kernel_timing, "LAUNCHES", 2)
-    monkeypatch.setattr(kernel_timing, "MAX_ROUNDS", 4)
-    monkeypatch.setattr(kernel_timing, "LOOKS", 1)
-    monkeypatch.setattr(kernel_timing, "MAX_CALLS", 4)
+def short(few_rounds: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short patience too: these tests ask for answers, not for speed."""
     monkeypatch.setattr(kernel_checks, "SLOWEST_FLOOR_S", 1.5)
 
 

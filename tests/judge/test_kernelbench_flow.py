@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,21 +32,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def judge() -> Iterator[KernelJudge]:
-    with KernelJudge() as kept:
-        yield kept
-
-
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rounds: these tests ask for answers, not for speed."""
+def short(few_rounds: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer still: these tests ask for answers, not for speed."""
     monkeypatch.setattr(kernel_timing, "LAUNCHES", 1)
     monkeypatch.setattr(kernel_timing, "MIN_LAUNCHES", 1)
     monkeypatch.setattr(kernel_timing, "MIN_ROUNDS", 2)
     monkeypatch.setattr(kernel_timing, "MAX_ROUNDS", 2)
-    monkeypatch.setattr(kernel_timing, "LOOKS", 1)
-    monkeypatch.setattr(kernel_timing, "MAX_CALLS", 4)
 
 
 def problem(name: str) -> Problem:

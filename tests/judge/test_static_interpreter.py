@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,12 +31,6 @@ pytestmark = [
         reason="no bubblewrap, and this Python lies where a candidate's uid may not read",
     ),
 ]
-
-
-@pytest.fixture(scope="module")
-def judge() -> Iterator[KernelJudge]:
-    with KernelJudge() as kept:
-        yield kept
 
 
 @pytest.fixture(autouse=True)

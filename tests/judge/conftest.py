@@ -1,0 +1,26 @@
+"""One judge for all that ask for answers, and few rounds for those that do not ask for speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ratchet.judge import kernel_timing
+from ratchet.judge.kernel_trial import KernelJudge
+
+
+@pytest.fixture(scope="session")
+def judge() -> Iterator[KernelJudge]:
+    """A judge whose reference worker is kept."""
+    with KernelJudge() as kept:
+        yield kept
+
+
+@pytest.fixture
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two launches of four rounds, one look, four calls a batch."""
+    monkeypatch.setattr(kernel_timing, "LAUNCHES", 2)
+    monkeypatch.setattr(kernel_timing, "MAX_ROUNDS", 4)
+    monkeypatch.setattr(kernel_timing, "LOOKS", 1)
+    monkeypatch.setattr(kernel_timing, "MAX_CALLS", 4)
