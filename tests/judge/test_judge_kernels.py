@@ -77,11 +77,9 @@ def test_an_honest_kernel_is_right_and_its_samples_are_kept(judge: KernelJudge) 
     verdict = judge.judge(given.cpp(given.HONEST), given.problem())
     assert verdict.status in RIGHT, verdict.reason
     assert verdict.speedup.vs_reference is not None
-    assert {sample.arm for sample in verdict.samples} == {
-        "reference",
-        "reference again",
-        "candidate",
-    }
+    arms = {sample.arm for sample in verdict.samples}
+    # One thread where a call took under a millisecond, which a test cannot know.
+    assert arms - {"reference on one thread"} == {"reference", "reference again", "candidate"}
     assert len(verdict.samples) == 2 * 4 * 3
     assert verdict.isolation == isolation.isolation_name()
     assert "correct on hidden" in {entry.check for entry in verdict.evidence}

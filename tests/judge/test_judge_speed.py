@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from ratchet.errors import JudgeError
 from ratchet.judge import kernel_timing
 from ratchet.judge.isolation import arm_environment
 from ratchet.judge.kernel_checks import CaseFacts, verdict_of_call
-from ratchet.judge.kernel_timing import CANDIDATE, REFERENCE, TWIN, CaseTiming
+from ratchet.judge.kernel_timing import CANDIDATE, ONE_THREAD, REFERENCE, TWIN, CaseTiming
 from ratchet.judge.speed import conclude, floor_time_s
 from ratchet.judge.verdict import Evidence
 from ratchet.measure.arm import Timing
@@ -80,6 +81,18 @@ def test_the_status_follows_the_intervals_of_every_timed_case(
     assert words in reason
     assert speedup.vs_reference is not None
     assert speedup.vs_reference.low <= speedup.vs_reference.ratio <= speedup.vs_reference.high
+
+
+@pytest.mark.parametrize(("alone", "status"), [(0.5, "correct"), (3.0, "proven")])
+def test_the_reference_is_beaten_where_it_is_faster_on_one_thread_too(
+    alone: float, status: str
+) -> None:
+    base = timing(2.0)
+    again = timing(1 / alone)
+    samples = [replace(s, arm=ONE_THREAD) for s in again.samples if s.arm == CANDIDATE]
+    both = replace(base, samples=base.samples + samples)
+    found, reason, _ = conclude([both], opened(SLOW_ENOUGH), [])
+    assert found == status, reason
 
 
 def test_a_time_that_cannot_be_is_unmeasured_and_no_win() -> None:

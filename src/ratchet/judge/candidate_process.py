@@ -158,13 +158,13 @@ class CandidateProcess:
     def prepare(
         self, layout: Mapping[str, Any], memories: Sequence[int], read: Read | None = None
     ) -> None:
-        """Announce the places of a batch's tensors, and hand over the outputs' memory.
+        """Announce the places of a batch's tensors; their memory comes with `go`.
 
         `read` is who can read the outputs, where the judge cannot.
         """
         with _decides():
             reply = self._child.ask(
-                {"do": "prepare", "layout": layout}, memories[2:], timeout_s=self._clock.left_s
+                {"do": "prepare", "layout": layout}, timeout_s=self._clock.left_s
             )
         _raise_refusal(reply, "could not reserve its memory", status="crashed")
         self._spots, self._layout = OutputSpots(dict(layout), memories, read), layout
@@ -188,7 +188,7 @@ class CandidateProcess:
         with _decides():
             began = time.perf_counter()
             asked = {"do": "go"} if self.censuses is None else {"do": "go", "census": True}
-            self._child.send(asked, memories[:2], timeout_s=timeout_s)
+            self._child.send(asked, memories, timeout_s=timeout_s)
             if meanwhile is not None:
                 meanwhile(lambda: self._child.has_answer)
             reply, extra = self._child.receive("go", timeout_s=timeout_s)

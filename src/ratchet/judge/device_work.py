@@ -121,7 +121,7 @@ def judge_own(
     fault = ""
     if not total:
         fault = "no kernel ran that does more than copy"
-    elif share > LIBRARY_SHARE:
+    elif share >= LIBRARY_SHARE:
         fault = detail
     words = f"{fault or detail} (as its own process tells; nothing outside can see it)"
     evidence.append(Evidence(check=CHECK, passed=not fault, detail=words))

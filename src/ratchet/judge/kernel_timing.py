@@ -29,6 +29,10 @@ from ratchet.measure.samples import Sample
 
 REFERENCE, TWIN, CANDIDATE = "reference", "reference again", "candidate"
 COMPILED = "torch.compile of the reference"
+ONE_THREAD = "reference on one thread"
+"""A rival where calls are short: waking a second thread can cost more than it gives, and it depends
+on the host. Then it is the reference that must be beaten, not the wake-up."""
+SHORT_CALL_S = 0.001
 LOOKS = 3
 """At most, each at what the one before left undecided (`group_sequential`)."""
 LAUNCHES = 3
@@ -107,6 +111,7 @@ class _ReferenceArm:
                 batch=batch.number,
                 copy_out=self._copy_out,
                 compiled=self.name == COMPILED,
+                threads=1 if self.name == ONE_THREAD else reference.threads,
             )
             if spots is not None:  # as for a candidate
                 spots.read()
@@ -266,6 +271,9 @@ def _watched(plan: _Plan, batch_s: float, opened: OpenProblem) -> set[tuple[int,
 
 def _rivals(process: CandidateProcess, opened: OpenProblem, case: int) -> list[_ReferenceArm]:
     names = [REFERENCE, TWIN, *([COMPILED] if opened.has_compiled else [])]
+    on_cores = opened.accelerator is None and opened.reference.threads > 1
+    if on_cores and opened.cases[case].time_s < SHORT_CALL_S:
+        names.append(ONE_THREAD)
     return [_ReferenceArm(name, opened, case, process.returns_outputs) for name in names]
 
 

@@ -133,7 +133,7 @@ def judge_census(
 
 def _fault(census: CaseCensus, problem: Problem, kernel: Kernel) -> str:
     share = sum(_library(census, problem, kernel).values())
-    if share > LIBRARY_SHARE:
+    if share >= LIBRARY_SHARE:
         return f"a library worked on {_percent(share)} of the elements"
     if kernel.language != "triton":
         return ""

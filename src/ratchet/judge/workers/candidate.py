@@ -32,11 +32,10 @@ INPUTS, IN_PLACE, OUTPUTS = 0, 1, 2
 class Batch:
     """Calls whose arguments are packed, pointing at memory that is not there yet."""
 
-    def __init__(self, layout: dict[str, Any], outputs: int) -> None:
-        """Reserve the addresses and map the outputs, which hold no secret."""
+    def __init__(self, layout: dict[str, Any]) -> None:
+        """Reserve the addresses."""
         sizes = zip(layout["region_bytes"], layout["slack_pages"], strict=True)
         self.regions = [Region(size, slack) for size, slack in sizes]
-        self.regions[OUTPUTS].reveal(outputs, writable=True)
         bases = [region.address for region in self.regions]
         self.scalars = pack_scalars(layout["scalars"])
         self.scalar_count = len(layout["scalars"])
@@ -50,9 +49,10 @@ class Batch:
         return [entry(packed, number, scalars, count) for packed, number in self.calls]
 
     def reveal(self, descriptors: list[int]) -> None:
-        """Map the inputs and the in-place tensors where the arguments point."""
+        """Map the memory where the arguments point: nothing can be written before the clock."""
         self.regions[INPUTS].reveal(descriptors[0], writable=self.writable_inputs)
         self.regions[IN_PLACE].reveal(descriptors[1], writable=True)
+        self.regions[OUTPUTS].reveal(descriptors[2], writable=True)
 
     def release(self) -> None:
         """Give the addresses back."""
@@ -88,9 +88,9 @@ class Worker:
         self._entry = cpp.load(Path(f"/proc/self/fd/{descriptors[0]}"), message["entry"])
         return {"value": None}, []
 
-    def _prepare(self, message: dict[str, Any], descriptors: list[int]) -> Reply:
+    def _prepare(self, message: dict[str, Any], _: list[int]) -> Reply:
         # The last batch keeps its addresses until now, so that this one cannot get them again.
-        batch = Batch(message["layout"], descriptors[0])
+        batch = Batch(message["layout"])
         if self._last is not None:
             self._last.release()
         self._last, self._batch = self._batch, batch

@@ -33,14 +33,13 @@ DTYPES = {code: getattr(torch, name) for name, code in DTYPE_CODES.items() if na
 class Batch:
     """Calls whose tensors point at memory that is not there yet."""
 
-    def __init__(self, layout: dict[str, Any], outputs: int, device: Device) -> None:
-        """Reserve the addresses and map the outputs, which hold no secret."""
+    def __init__(self, layout: dict[str, Any], device: Device) -> None:
+        """Reserve the addresses."""
         sizes = zip(layout["region_bytes"], layout["slack_pages"], strict=True)
         self._device = device
         self.device_s: float | None = None
         """Seconds of the calls by the device's own clock, where it has one."""
         self.regions = [device.memory.region(size, slack) for size, slack in sizes]
-        self.regions[OUTPUTS].reveal(outputs, writable=True)
         self.scalars = tuple(layout["scalars"])
         self.writable_inputs: bool = layout["writable_inputs"]
         count = layout["input_count"]
@@ -73,9 +72,10 @@ class Batch:
         return [0] * len(self.calls)
 
     def reveal(self, descriptors: list[int]) -> None:
-        """Map the inputs and the in-place tensors where the arguments point."""
+        """Map the memory where the arguments point: nothing can be written before the clock."""
         self.regions[INPUTS].reveal(descriptors[0], writable=self.writable_inputs)
         self.regions[IN_PLACE].reveal(descriptors[1], writable=True)
+        self.regions[OUTPUTS].reveal(descriptors[2], writable=True)
 
     def release(self) -> None:
         """Give the addresses back."""
@@ -115,8 +115,8 @@ class Worker:
         self._entry = _loaded(kernel)
         return {"value": None}, []
 
-    def _prepare(self, message: dict[str, Any], descriptors: list[int]) -> Reply:
-        batch = Batch(message["layout"], descriptors[0], self._device)
+    def _prepare(self, message: dict[str, Any], _: list[int]) -> Reply:
+        batch = Batch(message["layout"], self._device)
         if self._last is not None:
             self._last.release()
         self._last, self._batch = self._batch, batch

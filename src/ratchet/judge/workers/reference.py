@@ -47,6 +47,7 @@ class Worker:
         self._rng = random.Random()
         self._usual: dict[str, list[Loss]] = {}
         self._device: Device = Host()
+        self._threads = 1
 
     def answer(self, message: dict[str, Any], descriptors: list[int]) -> Reply:
         """Do what the judge asks; an exception of the reference's is reported as a KernelError."""
@@ -74,7 +75,8 @@ class Worker:
             return {"refused": str(error)}, []
 
     def _open(self, message: dict[str, Any]) -> Reply:
-        torch.set_num_threads(message["threads"])
+        self._threads = message["threads"]
+        torch.set_num_threads(self._threads)
         self._rng = random.Random(message["seed"])
         self._release_all()
         self._usual.clear()
@@ -238,6 +240,7 @@ class Worker:
         reference = self._compiled if message["compiled"] else self._reference
         assert reference is not None
         scalars = batch.case.scalars
+        torch.set_num_threads(message["threads"])
         began = time.process_time()
         batch.reveal()
         begin = self._device.mark()
@@ -249,6 +252,7 @@ class Worker:
         end = self._device.mark()
         self._device.finish()
         cpu_time_s = time.process_time() - began
+        torch.set_num_threads(self._threads)
         return {"cpu_time_s": cpu_time_s, "device_s": self._device.between_s(begin, end)}, []
 
     def _flush(self, _: dict[str, Any]) -> Reply:

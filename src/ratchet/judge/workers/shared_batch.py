@@ -2,8 +2,8 @@
 
 Three blocks of the device's memory: what a kernel may only read; tensors that it changes, with
 their first values; and outputs, filled with ones in every bit, which is NaN in every float dtype.
-The first two are secret until the clock runs; the outputs hold nothing to be known and are mapped
-before it.
+None is mapped before the clock runs: the first two are secret, and what need not be known to be
+written (zeros, a mask) would be written into the third before.
 """
 
 from __future__ import annotations
@@ -189,7 +189,6 @@ class SharedBatch:
         """Reserve addresses and make each call's inputs and answers there, not yet revealed."""
         sizes = zip(self._ends, self._slack, strict=True)
         self._regions = [self._memory.region(size, slack) for size, slack in sizes]
-        self._regions[OUTPUTS].reveal(self.descriptors[OUTPUTS], writable=True)
         return [self._views(slots) for slots in self.slots]
 
     def _views(self, slots: Sequence[Slot]) -> tuple[list[Tensor], list[Tensor]]:
@@ -202,9 +201,10 @@ class SharedBatch:
         return self._memory.tensor(address, slot.dtype, slot.size, slot.stride)
 
     def reveal(self) -> None:
-        """Map the secret memories where the tensors of `prepare` point."""
+        """Map the memories where the tensors of `prepare` point."""
         self._regions[INPUTS].reveal(self.descriptors[INPUTS], writable=False)
-        self._regions[IN_PLACE].reveal(self.descriptors[IN_PLACE], writable=True)
+        for region in (IN_PLACE, OUTPUTS):
+            self._regions[region].reveal(self.descriptors[region], writable=True)
 
     def release(self) -> None:
         """Close the memories and give the addresses back. Tensors of `prepare` must be gone."""

@@ -38,6 +38,7 @@ NUMBERS: Final = {
     "umount2": 166,
     "tkill": 200,
     "timer_create": 222,
+    "timerfd_create": 283,
     "tgkill": 234,
     "mq_open": 240,
     "add_key": 248,
@@ -71,8 +72,9 @@ DENIED: Final = (
     *("chroot", "open_tree", "move_mount", "fsopen"),
     # What outlives a process, or reaches beyond it.
     *("socket", "shmget", "semget", "msgget", "mq_open"),
-    # A timer can send SIGCONT, and so wake a process that the judge has stopped.
-    "timer_create",
+    # A timer can send SIGCONT, and so wake a process that the judge has stopped; one behind a
+    # descriptor interrupts the rival while its owner stands.
+    *("timer_create", "timerfd_create"),
 )
 DENIED_AMONG_OTHERS: Final = ("pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "tkill")
 NEW_NAMESPACES: Final = 0x7E02_0000
