@@ -21,7 +21,7 @@ from ratchet.kernels.problem import Problem
 CALLS: Final = 6
 """Of the batch that is counted."""
 LIBRARY_SHARE: Final = 0.25
-"""As for kernels on a CPU: more of the time in library kernels is not the candidate's own work."""
+"""As for kernels on a CPU: this much of the time in library kernels is not its own work."""
 FREE: Final = re.compile(r"copy|Copy|[Mm]em(cpy|set)|FillFunctor|fillBuffer")
 """Kernels that only move or fill: the harness copies results itself."""
 MATMUL: Final = re.compile(

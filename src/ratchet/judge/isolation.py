@@ -217,15 +217,12 @@ def _binds(folders: Sequence[str], accelerator: Accelerator | None = None) -> li
         arguments += [*_ancestors(folder), "--ro-bind-try", folder, folder]
     memory = ["--perms", "1777", "--size", str(SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"]
     # A GPU's files come after the new /dev, which would hide them, and before it is closed.
-    nodes = [w for path in _nodes(accelerator) for w in ("--dev-bind-try", path, path)]
+    files = accelerator.nodes if accelerator else []
+    nodes = [word for path in files for word in ("--dev-bind-try", path, path)]
     devices = ["--dev", "/dev", *memory, *nodes, "--remount-ro", "/dev"]
     for folder in accelerator.system_folders if accelerator else ():
         arguments += [*_ancestors(folder), "--ro-bind-try", folder, folder]
     return [*arguments, "--proc", "/proc", *devices, "--chdir", "/tmp"]
-
-
-def _nodes(accelerator: Accelerator | None) -> list[str]:
-    return accelerator.nodes if accelerator else []
 
 
 def _ancestors(folder: str) -> list[str]:

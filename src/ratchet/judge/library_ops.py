@@ -18,7 +18,7 @@ from ratchet.kernels.problem import Problem
 
 CHECK: Final = "own work"
 LIBRARY_SHARE: Final = 0.25
-"""Library operations may work on this part of a case's elements: the last sum over what the
+"""Library operations work on less than this part of a case's elements: the last sum over what the
 programs of a kernel left is no more."""
 WRITTEN_SHARE: Final = 0.5
 """Launched kernels write at least this part of the outputs; what is returned may be a view."""
