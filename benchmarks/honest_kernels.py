@@ -70,6 +70,7 @@ ELEMENTWISE = {
     "momentum": "OUT(0)[i] = (float)(k * (real)IN(0)[i] + (real)IN(1)[i]);",
 }
 SUMS = {
+    "sequential": "float sum = 0; for (int64_t i = 0; i < n; ++i) sum += v[i]; return sum;",
     "double": "double sum = 0; for (int64_t i = 0; i < n; ++i) sum += v[i]; return (float)sum;",
     "lanes": "float lane[8] = {}; int64_t i = 0; for (; i + 8 <= n; i += 8) for (int l = 0; l < 8; "
     "++l) lane[l] += v[i + l]; for (; i < n; ++i) lane[i % 8] += v[i]; for (int w = 4; w; w /= 2) "
@@ -96,6 +97,36 @@ ROWS = {
     "centred": "const float mean = total(x, n) / n; for (int64_t i = 0; i < n; ++i) OUT(1)[r * n + "
     "i] = x[i] - mean;",
 }
+TEXTBOOK = {
+    "mean": "OUT(1)[r] = total(x, n) / n;",
+    "norm": "for (int64_t i = 0; i < n; ++i) v[i] = x[i] * x[i]; OUT(1)[r] = "
+    "std::sqrt(total(v, n));",
+    "variance": "const float mean = total(x, n) / n; for (int64_t i = 0; i < n; ++i) v[i] = (x[i] "
+    "- mean) * (x[i] - mean); OUT(1)[r] = total(v, n) / n;",
+    "layer_norm": "const float mean = total(x, n) / n; for (int64_t i = 0; i < n; ++i) v[i] = (x[i]"
+    " - mean) * (x[i] - mean); const float scale = 1 / std::sqrt(total(v, n) / n + 1e-5f); for "
+    "(int64_t i = 0; i < n; ++i) OUT(1)[r * n + i] = (x[i] - mean) * scale;",
+    "logsumexp": "const float top = *std::max_element(x, x + n); for (int64_t i = 0; i < n; ++i) "
+    "v[i] = std::exp(x[i] - top); OUT(1)[r] = top + std::log(total(v, n));",
+    "cross_entropy": "const float top = *std::max_element(x, x + n); for (int64_t i = 0; i < n; "
+    "++i) v[i] = std::exp(x[i] - top); OUT(1)[r] = top + std::log(total(v, n)) - x[r % n];",
+    "cumulative_sum": "float sum = 0; for (int64_t i = 0; i < n; ++i) OUT(1)[r * n + i] = sum += "
+    "x[i];",
+    "squared_error": "const float* y = IN(1) + r * n; for (int64_t i = 0; i < n; ++i) v[i] = (x[i] "
+    "- y[i]) * (x[i] - y[i]); OUT(2)[r] = total(v, n) / n;",
+    "products": "for (int64_t c = 0; c < rows; ++c) { const float* y = IN(1) + c * n; float sum = "
+    "0; for (int64_t i = 0; i < n; ++i) sum += x[i] * y[i]; OUT(2)[r * rows + c] = sum; }",
+    "attention": "std::vector<float> p(rows); for (int64_t c = 0; c < rows; ++c) { for (int64_t i "
+    "= 0; i < n; ++i) v[i] = x[i] * IN(1)[c * n + i]; p[c] = total(v, n) / std::sqrt((float)n); } "
+    "const float top = *std::max_element(p.begin(), p.end()); for (float& one : p) one = "
+    "std::exp(one - top); const float sum = total(p.data(), rows); for (int64_t i = 0; i < n; ++i)"
+    " { float mixed = 0; for (int64_t c = 0; c < rows; ++c) mixed += p[c] / sum * IN(2)[c * n + i];"
+    " OUT(3)[r * n + i] = mixed; }",
+}
+"""Kernels as a textbook has them: one accumulator in float32, which loses more than torch does."""
+TEXTBOOK_INPUTS = {"squared_error": 2, "products": 2, "attention": 3}
+LONGEST = {"attention": 256}
+"""Of a row, where it is not 4099: heads are no wider."""
 THREADS = {"one thread": "", "threads": '_Pragma("omp parallel for")'}
 
 
@@ -153,14 +184,61 @@ def centred(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
     return (x - x.mean(-1, keepdim=True),)
 
 
+def mean(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    return (x.mean(-1),)
+
+
+def norm(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    return (torch.linalg.vector_norm(x, dim=-1),)
+
+
+def variance(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    return (x.var(-1, correction=0),)
+
+
+def layer_norm(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    return (torch.nn.functional.layer_norm(x, x.shape[-1:], eps=1e-5),)
+
+
+def logsumexp(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    return (torch.logsumexp(x, -1),)
+
+
+def cross_entropy(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    """A loss for each row, whose class is the row's number."""
+    targets = torch.arange(len(x)) % x.shape[-1]
+    return (torch.nn.functional.cross_entropy(x, targets, reduction="none"),)
+
+
+def cumulative_sum(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    return (x.cumsum(-1),)
+
+
+def squared_error(x: Tensor, y: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    return ((x - y).square().mean(-1),)
+
+
+def products(x: Tensor, y: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    return (x @ y.T,)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    return (torch.softmax(q @ k.T / q.shape[-1] ** 0.5, -1) @ v,)
+
+
 def honest_kernels(*, with_python: bool = True) -> list[Honest]:
     """Every honest kernel that this CPU can run."""
-    found = [*_elementwise(), *_rows(), *_shipped()]
+    found = [*_elementwise(), *_rows(), *textbook_kernels(), *_shipped()]
     return [*found, *_references(), *_suite_references()] if with_python else found
 
 
-def problem(name: str, inputs: int, *, in_place: bool = False) -> Problem:
-    """A problem with a timed case, one small case for each distribution and a hidden shape."""
+def problem(
+    name: str, inputs: int, *, in_place: bool = False, longest: int | None = None
+) -> Problem:
+    """A problem with a timed case, one small case for each distribution and a hidden shape.
+
+    `longest` adds cases with rows of that length, where sums lose most.
+    """
 
     def case(title: str, shape: tuple[int, ...], distribution: str, **flags: bool) -> Case:
         specs = [
@@ -177,6 +255,9 @@ def problem(name: str, inputs: int, *, in_place: bool = False) -> Problem:
     cases = [case("timed", (64, 256), "normal", timed=True)]
     cases += [case(one, (7, 61), one) for one in DISTRIBUTIONS]
     cases.append(case("hidden", (5, 129), "normal", hidden=True))
+    if longest is not None:
+        long = ("normal", "shifted", "positive")
+        cases += [case(f"long, {one}", (5, longest), one, hidden=True) for one in long]
     return Problem(name=name, reference=f"honest_kernels:{name}", cases=tuple(cases))
 
 
@@ -197,13 +278,26 @@ def _rows() -> Iterator[Honest]:
     for (name, body), (style, total), (how, pragma) in product(
         ROWS.items(), SUMS.items(), THREADS.items()
     ):
-        source = (
-            f"{HEAD}#include <algorithm>\nstatic float total(const float* v, int64_t n) {{ {total} "
-            "}\nENTRY { const int64_t n = t[0].size[t[0].ndim - 1], rows = elements(t[0]) / n;\n"
-            f"{pragma} for (int64_t r = 0; r < rows; ++r) {{ std::vector<float> held(n); float* v "
-            f"= held.data(); (void)v; const float* x = IN(0) + r * n;\n{body} }}\nreturn 0; }}"
-        )
-        yield Honest(name=f"{name}, {style}, {how}", kernel=_cpp(source), problem=problem(name, 1))
+        kernel = _by_rows(body, total, pragma)
+        yield Honest(name=f"{name}, {style}, {how}", kernel=kernel, problem=problem(name, 1))
+
+
+def textbook_kernels() -> Iterator[Honest]:
+    """Sums in one accumulator, on rows of up to 4099 elements."""
+    for name, body in {"softmax": ROWS["softmax"], **TEXTBOOK}.items():
+        kernel = _by_rows(body, SUMS["sequential"])
+        asked = problem(name, TEXTBOOK_INPUTS.get(name, 1), longest=LONGEST.get(name, 4099))
+        yield Honest(name=f"textbook {name}", kernel=kernel, problem=asked)
+
+
+def _by_rows(body: str, total: str, pragma: str = "") -> Kernel:
+    """The kernel that does `body` for each row x of n elements, with room for n more in v."""
+    return _cpp(
+        f"{HEAD}#include <algorithm>\nstatic float total(const float* v, int64_t n) {{ {total} "
+        "}\nENTRY { const int64_t n = t[0].size[t[0].ndim - 1], rows = elements(t[0]) / n;\n"
+        f"{pragma} for (int64_t r = 0; r < rows; ++r) {{ std::vector<float> held(n); float* v "
+        f"= held.data(); (void)v; const float* x = IN(0) + r * n;\n{body} }}\nreturn 0; }}"
+    )
 
 
 def _shipped() -> Iterator[Honest]:

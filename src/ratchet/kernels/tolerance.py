@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+SEQUENTIAL: Final = 1.5
+"""What one accumulator may lose over n additions, in eps sqrt(n) of the output's scale.
+
+3 sqrt(n) units of rounding u = eps / 2: rounding errors are nearly independent, so they grow with
+the root (Higham and Mary, SIAM J. Sci. Comput. 41, 2019, A2815; lambda = 3). Measured on a million
+sums of 16 to 4096 values (normal, exponential, uniform, squares, products): 0.12 in the root mean
+square, at most 0.77 in 99.99 % and 0.95 in all; a running sum of normal values reaches 1.25.
+"""
+MOST_TERMS: Final = 4096
+"""Longer sums are allowed no more: a loss over millions of elements would have few digits left.
+Measured sums of 16,384 such terms pass all the same; one accumulator for many more is wrong."""
+MOST_AMPLIFIED: Final = 16.0
+"""How many times more may be lost where a reference is ill-conditioned (a norm of shifted rows)."""
+WELL_CONDITIONED: Final = (0.5, 2.0)
+"""A reference that loses eps times this, or changes by this share of its inputs' change, is."""
+STAGNANT: Final = (6.0, 128.0)
+LANES: Final = 16.0
+"""Where a reference's own sums lose so many eps of float32 in the root mean square, small terms
+vanish beside a large one; a loop without torch's 8 or 16 lanes loses up to that many times more.
+Measured on softmax of squares: 13. What loses more than 128 eps does not compute in float32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +52,22 @@ class Loss:
     largest: float = 0.0
     typical: float = 0.0
     """The root mean square."""
+    terms: float = 1.0
+    """Elements of an input that an element of the output depends on."""
+    condition: float = 1.0
+    """By how much a small change of the inputs is amplified."""
+
+    def sequential(self, eps: float, lost: float) -> float:
+        """What a plain sum in one accumulator over the terms may lose, in the same units.
+
+        torch adds up pairwise and in lanes, and loses almost nothing; a textbook's loop is right
+        too. More is allowed only where the function amplifies and its reference loses as much:
+        `lost`, in the root mean square.
+        """
+        well_lost, well_changed = WELL_CONDITIONED
+        amplified = min(lost / (well_lost * eps), self.condition / well_changed, MOST_AMPLIFIED)
+        additions = max(0.0, min(self.terms, MOST_TERMS) - 1.0)
+        return SEQUENTIAL * eps * math.sqrt(additions) * max(1.0, amplified)
 
 
 NO_LOSS = Loss()
@@ -39,8 +77,9 @@ NO_LOSS = Loss()
 class Tolerance:
     """The bound, per element and in norm.
 
-    It is the larger of `reference_factor` times what the reference in its own dtype loses
-    against float64, and `ulps` units in the last place of the output dtype at the output's scale.
+    It is the largest of `reference_factor` times what the reference in its own dtype loses
+    against float64, `ulps` units in the last place of the output dtype at the output's scale, and
+    what a plain sum in float32 (in float64 for outputs of float64) may lose.
     """
 
     exact: bool = False
@@ -93,17 +132,26 @@ class Tolerance:
     def _ratios(
         self, error: Tensor, lost: Tensor, exact: Tensor, info: object, usual: Loss
     ) -> OutputCheck:
-        ulp = self.ulps * float(info.eps)  # type: ignore[attr-defined]
-        floor = float(info.tiny)  # type: ignore[attr-defined]
+        import torch
+
+        eps, floor = float(info.eps), float(info.tiny)  # type: ignore[attr-defined]
         scale = float(exact.square().mean().sqrt())
-        allowed = (exact.abs().clamp(min=scale) * ulp + floor).clamp(
-            min=self.reference_factor * max(float(lost.max()), usual.largest * scale)
+        # Sums of half precision are added up in float32: of its own units 2 are far more.
+        adder = min(eps, float(torch.finfo(torch.float32).eps))
+        here = max(usual.typical, float(lost.square().mean().sqrt()) / scale if scale else 0.0)
+        ulp = max(self.ulps * eps, usual.sequential(adder, here))
+        size = exact.abs().clamp(min=scale)
+        low, high = STAGNANT
+        stagnant = usual.terms > 1 and low * adder < here < high * adder
+        factor = max(self.reference_factor, LANES) if stagnant else self.reference_factor
+        allowed = (size * ulp + floor).clamp(
+            min=factor * max(float(lost.max()), usual.largest * scale)
         )
         element = float((error / allowed).max())
         # The norm of few elements varies: three standard deviations of it are allowed on top.
         usual_norm = usual.typical * scale * (exact.numel() ** 0.5 + 3.0)
         allowed_norm = max(
-            self.reference_factor * max(float(lost.norm()), usual_norm),
+            factor * max(float(lost.norm()), usual_norm),
             ulp * float(exact.norm()) + floor * exact.numel() ** 0.5,
         )
         norm = float(error.norm()) / allowed_norm

@@ -1,0 +1,161 @@
+"""The bound of sums: a textbook's loop lies within it, and fewer bits than the task's do not."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ratchet.judge.workers import rounding
+from ratchet.kernels.tolerance import MOST_AMPLIFIED, MOST_TERMS, Loss, Tolerance, loss_over
+
+EPS = torch.finfo(torch.float32).eps
+Function = Callable[..., Tensor]
+
+
+def outputs_of(function: Function) -> rounding.Call:
+    def call(inputs: Sequence[Tensor]) -> list[Tensor]:
+        return [function(*inputs)]
+
+    return call
+
+
+def refusing(x: Tensor) -> Tensor:
+    if bool(x.isnan().any()):
+        raise ValueError("NaN")
+    return x.sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "terms"),
+    [
+        (torch.relu, [(5, 7)], 1),
+        (lambda x, y: x * y, [(5, 7), (5, 7)], 1),
+        (lambda x: F.softmax(x, -1), [(5, 7)], 7),
+        (lambda x: x.mean(-1), [(5, 7)], 7),
+        (lambda x: F.layer_norm(x, (7,)), [(5, 7)], 7),
+        (lambda x: x.var(0), [(5, 7)], 5),
+        (lambda x: x.cumsum(-1), [(5, 7)], 7),
+        (lambda x, y: x @ y, [(5, 9), (9, 4)], 9),
+        (lambda x, y: F.mse_loss(x, y), [(5, 7), (5, 7)], 35),
+        (lambda x: x.nan_to_num().sum(-1), [(5, 7)], 1),
+        (refusing, [(5, 7)], 1),
+        (lambda x: x.sum(), [()], 1),
+    ],
+)
+def test_what_an_output_adds_up_is_found(
+    function: Function, shapes: Sequence[tuple[int, ...]], terms: int
+) -> None:
+    inputs = [torch.randn(shape) for shape in shapes]
+    assert rounding.terms(outputs_of(function), inputs, random.Random(1)) == [terms]
+
+
+def test_nan_that_is_there_already_does_not_count() -> None:
+    x = torch.randn(5, 7)
+    x[1, 2] = math.nan
+    found = rounding.terms(outputs_of(lambda x: F.softmax(x, -1)), [x], random.Random(1))
+    assert found == [7]
+
+
+def test_integers_are_left_alone() -> None:
+    given = [torch.arange(6), torch.randn(9, 4)]
+    call = outputs_of(lambda at, table: table[at].sum(-1))
+    assert 1 <= rounding.terms(call, given, random.Random(1))[0] <= 9
+    wide = [given[0], given[1].double()]
+    assert rounding.conditions(call, wide, random.Random(1))[0] >= 1
+
+
+@pytest.mark.parametrize(
+    ("function", "low", "high"),
+    [
+        (lambda x: x * 3, 1, 1.01),
+        (lambda x: x.sum(-1), 1, 1.5),
+        (lambda x: x.square(), 1.99, 2.01),
+        (lambda x: x + 8 - (x + 8).mean(-1, keepdim=True), 0.9, 1.5),
+        (lambda x: torch.exp(x.abs().sum(-1)), 30, 70),
+    ],
+)
+def test_the_condition_says_how_far_errors_are_carried(
+    function: Function, low: float, high: float
+) -> None:
+    x = torch.randn(32, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    (found,) = rounding.conditions(outputs_of(function), [x], random.Random(1))
+    assert low <= found <= high
+    (shifted,) = rounding.conditions(
+        outputs_of(lambda x: x - x.mean(-1, keepdim=True)), [x + 8], random.Random(1)
+    )
+    assert 6 < shifted < 10
+
+
+@given(
+    terms=st.floats(1, 1e9),
+    more=st.floats(1, 10),
+    lost=st.floats(0, 1e-3),
+    condition=st.floats(1, 1e6),
+)
+def test_more_terms_allow_more_up_to_a_limit(
+    terms: float, more: float, lost: float, condition: float
+) -> None:
+    few = Loss(terms=terms, condition=condition).sequential(EPS, lost)
+    many = Loss(terms=terms * more, condition=condition).sequential(EPS, lost)
+    assert 0 <= few <= many <= 1.5 * MOST_TERMS**0.5 * MOST_AMPLIFIED * EPS
+    assert Loss(terms=1.0, condition=condition).sequential(EPS, lost) == 0
+    assert Loss(terms=terms).sequential(EPS, lost) <= 1.5 * MOST_TERMS**0.5 * EPS
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    length=st.integers(2, 3000),
+    seed=st.integers(0, 1 << 30),
+    shift=st.sampled_from([0.0, 0.5, 8.0]),
+)
+def test_a_sum_in_one_accumulator_is_right(length: int, seed: int, shift: float) -> None:
+    x = torch.randn(16, length, generator=torch.Generator().manual_seed(seed)) + shift
+    got = torch.from_numpy(np.cumsum(x.numpy(), axis=-1)[:, -1].copy())
+    exact = x.double().sum(-1)
+    assert Tolerance().check(got, x.sum(-1), exact, Loss(terms=length)).passed
+
+
+@settings(max_examples=30, deadline=None)
+@given(length=st.sampled_from([64, 256, 1024, 4096]), seed=st.integers(0, 1 << 30))
+@pytest.mark.parametrize("dropped", [16, 13])
+def test_products_of_fewer_bits_are_wrong(dropped: int, length: int, seed: int) -> None:
+    """bfloat16 and TF32: the inputs lose bits, and everything else is exact."""
+    generator = torch.Generator().manual_seed(seed)
+    x, y = (torch.randn(32, length, generator=generator) for _ in range(2))
+    exact, own = x.double() @ y.double().T, x @ y.T
+    loss = loss_over([(own, exact)])
+    usual = Loss(largest=loss.largest, typical=loss.typical, terms=length, condition=2.0)
+    got = (_rounded(x, dropped).double() @ _rounded(y, dropped).double().T).float()
+    assert not Tolerance().check(got, own, exact, usual).passed
+    assert Tolerance().check(own, own, exact, usual).passed
+
+
+def _rounded(x: Tensor, dropped: int) -> Tensor:
+    bits = x.view(torch.int32) + (1 << (dropped - 1))
+    return (bits & ~((1 << dropped) - 1)).view(torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_held_to_its_own_units(dtype: torch.dtype) -> None:
+    own = torch.linspace(1, 2, 64).to(dtype)
+    usual = Loss(typical=0.1, terms=1e9, condition=1.0)
+    far = (own.double() * (1 + 5 * torch.finfo(dtype).eps)).to(dtype)
+    assert not Tolerance().check(far, own, own.double(), usual).passed
+    alone = Tolerance().check(far, own, own.double())
+    assert Tolerance().check(far, own, own.double(), usual).element_ratio == alone.element_ratio
+
+
+def test_double_sums_are_held_to_double() -> None:
+    own = torch.linspace(1, 2, 64, dtype=torch.float64)
+    usual = Loss(terms=4096.0)
+    assert not Tolerance().check(own.float().double(), own, own, usual).passed
+    assert Tolerance().check(own * (1 + 2.0**-48), own, own, usual).passed
