@@ -12,8 +12,9 @@ from ratchet.errors import JudgeError
 from ratchet.judge import group_sequential, kernel_timing
 from ratchet.judge.candidate_process import Decided
 from ratchet.judge.group_sequential import time_until_answered
-from ratchet.judge.kernel_timing import CANDIDATE, LAUNCHES, REFERENCE, TWIN, CaseTiming
+from ratchet.judge.kernel_timing import LAUNCHES, CaseTiming
 from ratchet.judge.speed import compare_case
+from ratchet.judge.timed_arms import CANDIDATE, REFERENCE, TWIN
 from ratchet.measure.samples import Sample
 
 Asked = list[dict[str, Any]]

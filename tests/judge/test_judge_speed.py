@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.errors import JudgeError
-from ratchet.judge import kernel_timing
+from ratchet.judge import kernel_timing, timed_arms
 from ratchet.judge.isolation import arm_environment
 from ratchet.judge.kernel_checks import CaseFacts, verdict_of_call
-from ratchet.judge.kernel_timing import CANDIDATE, ONE_THREAD, REFERENCE, TWIN, CaseTiming
+from ratchet.judge.kernel_timing import CaseTiming
 from ratchet.judge.speed import conclude, floor_time_s
+from ratchet.judge.timed_arms import CANDIDATE, ONE_THREAD, REFERENCE, TWIN
 from ratchet.judge.verdict import Evidence
 from ratchet.measure.arm import Timing
 from ratchet.measure.samples import Sample
@@ -179,13 +180,13 @@ def test_a_large_result_lies_on_pages_that_the_process_has_after_a_few_calls() -
     )
     faults = [int(word) for word in done.stdout.split()]
     assert faults[0] > 1000, "48 MB are more than a thousand pages"
-    assert max(faults[kernel_timing.WARM_CALLS :]) < 100
+    assert max(faults[timed_arms.WARM_CALLS :]) < 100
 
 
 @pytest.mark.parametrize(("calls", "batches"), [(1, 3), (2, 2), (64, 1)])
 def test_a_launch_is_warmed_by_a_few_calls(calls: int, batches: int) -> None:
     arm = CountingArm()
-    assert kernel_timing.warm(arm, calls) >= 0
+    assert timed_arms.warm(arm, calls) >= 0
     assert arm.ran == [calls] * batches
 
 

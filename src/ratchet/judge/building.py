@@ -9,7 +9,9 @@ import contextlib
 import os
 
 from ratchet.judge.candidate_process import CandidateProcess, Clock, Decided
+from ratchet.judge.isolation import bubblewrap
 from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.languages.precompiled_headers import PrecompiledHeaders
 
 COMPILE_MEMORY_BYTES = 8 << 30
 
@@ -17,14 +19,20 @@ COMPILE_MEMORY_BYTES = 8 << 30
 class Library:
     """The compiled library of a kernel, fetched when it is needed; None for Python's languages."""
 
-    def __init__(self, kernel: Kernel, *, threads: int, clock: Clock) -> None:
+    def __init__(
+        self, kernel: Kernel, *, threads: int, clock: Clock, headers: PrecompiledHeaders
+    ) -> None:
         """Start its compiler, where the language has one."""
         self.kernel = kernel
         self._descriptor: int | None = None
         self._process: CandidateProcess | None = None
         if kernel.language == "cpp":
             self._process = CandidateProcess(
-                kernel, threads=threads, memory_bytes=COMPILE_MEMORY_BYTES, clock=clock
+                kernel,
+                threads=threads,
+                memory_bytes=COMPILE_MEMORY_BYTES,
+                clock=clock,
+                headers=headers.folder_for(kernel.source) if bubblewrap() else None,
             )
             self._process.start_compiling(kernel)
 
@@ -75,6 +83,7 @@ class Ahead:
 
     def __init__(self) -> None:
         self._library: Library | None = None
+        self._headers = PrecompiledHeaders()
 
     def take(self, kernel: Kernel, then: Kernel | None, *, threads: int, clock: Clock) -> Library:
         """The library of this kernel, which the caller now owns: the one begun, or a new one.
@@ -88,10 +97,11 @@ class Ahead:
             return library
         if library is not None:
             library.close()
-        library = Library(kernel, threads=threads, clock=clock)
+        headers = self._headers
+        library = Library(kernel, threads=threads, clock=clock, headers=headers)
         if then is not None:
             with contextlib.suppress(Decided, OSError):
-                self._library = Library(then, threads=threads, clock=clock.anew())
+                self._library = Library(then, threads=threads, clock=clock.anew(), headers=headers)
         return library
 
     def pause(self) -> None:

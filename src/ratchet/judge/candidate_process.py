@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from ratchet.errors import JudgeError
@@ -22,9 +23,11 @@ from ratchet.judge.child import Child, ChildFailure
 from ratchet.judge.headroom import Headroom
 from ratchet.judge.isolation import Sandbox, arm_environment, make_sandbox
 from ratchet.judge.late_writes import OutputSpots, Read
+from ratchet.judge.returned_outputs import ReturnedOutputs, Unreadable, readable
 from ratchet.judge.verdict import Status
 from ratchet.judge.workers.mapping import seal
 from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.languages.precompiled_headers import NAME
 
 CPP_WORKER = "ratchet.judge.workers.candidate"
 TORCH_WORKER = "ratchet.judge.workers.candidate_torch"
@@ -83,14 +86,19 @@ class CandidateProcess:
         memory_bytes: int,
         clock: Clock,
         accelerator: Accelerator | None = None,
+        headers: Path | None = None,
     ) -> None:
+        """`headers` is a folder of precompiled headers for its compiler."""
         self._clock = clock
         self._accelerator = accelerator
         self.device_s: float | None = None
         """What a GPU's own clock named for the last batch: the candidate's word."""
         with_torch = kernel.language in WITH_TORCH
         self.returns_outputs = with_torch
-        """Whether its outputs are returned and then copied to shared memory, inside the clock."""
+        """Whether its entry returns its outputs, and does not write them to shared memory."""
+        self.copies_outputs = with_torch and accelerator is not None
+        """Whether the worker copies what is returned to shared memory, inside the clock: on a GPU,
+        and where the judge may not read its memory; there the reference copies nothing."""
         self.sandbox: Sandbox = make_sandbox(
             TORCH_WORKER if with_torch else CPP_WORKER,
             threads=threads,
@@ -98,8 +106,11 @@ class CandidateProcess:
             time_limit_s=clock.left_s,
             with_torch=with_torch,
             accelerator=accelerator,
+            headers=headers,
         )
+        self._headers = headers
         self._spots = OutputSpots({"calls": []}, ())
+        self._returned: ReturnedOutputs | None = None
         self._layout: Mapping[str, Any] = {}
         self.censuses: list[tuple[Mapping[str, Any], Any]] | None = None
         """Where it is a list, a Python kernel's batches are counted: the layout, what it tells."""
@@ -129,7 +140,9 @@ class CandidateProcess:
     def start_compiling(self, kernel: Kernel) -> None:
         """Send the source to be compiled; the answer is fetched by `library`."""
         with _decides():
-            message = {"do": "compile", "kernel": kernel.as_json()}
+            message: dict[str, Any] = {"do": "compile", "kernel": kernel.as_json()}
+            if self._headers is not None:
+                message["included"] = str(self._headers / NAME)
             self._child.send(message, timeout_s=self._clock.left_s)
 
     def library(self) -> int:
@@ -154,6 +167,8 @@ class CandidateProcess:
                 message, () if library is None else (library,), timeout_s=self._clock.left_s
             )
         _raise_refusal(reply, "cannot be loaded")
+        if self.returns_outputs and not self.copies_outputs:
+            self.copies_outputs = not readable(self._child.sender)
 
     def prepare(
         self, layout: Mapping[str, Any], memories: Sequence[int], read: Read | None = None
@@ -164,10 +179,15 @@ class CandidateProcess:
         """
         with _decides():
             reply = self._child.ask(
-                {"do": "prepare", "layout": layout}, timeout_s=self._clock.left_s
+                {"do": "prepare", "layout": layout, "copy_out": self.copies_outputs},
+                timeout_s=self._clock.left_s,
             )
         _raise_refusal(reply, "could not reserve its memory", status="crashed")
         self._spots, self._layout = OutputSpots(dict(layout), memories, read), layout
+        if self._returned is not None:
+            self._returned.close()
+        in_memory = self.returns_outputs and not self.copies_outputs
+        self._returned = ReturnedOutputs(layout, memories) if in_memory else None
 
     def go(
         self,
@@ -193,12 +213,12 @@ class CandidateProcess:
                 meanwhile(lambda: self._child.has_answer)
             reply, extra = self._child.receive("go", timeout_s=timeout_s)
             wall_time_s = time.perf_counter() - began
-            answered = self._spots.read()
+            answered = self._read_spots(reply, first=True)
             if self._accelerator is not None:  # work goes on there until the outputs are read
                 wall_time_s = time.perf_counter() - began
             self._child.pause()
         close_descriptors(extra)
-        if answered != self._spots.read():
+        if answered != self._read_spots(reply):
             raise Decided(
                 "cheating",
                 "it wrote its outputs after it had answered: the clock had stopped by then",
@@ -213,6 +233,23 @@ class CandidateProcess:
             self.censuses.append((self._layout, reply.get("census")))
         return wall_time_s, float(cast(float, cpu_time_s)), cast("list[int]", codes)
 
+    def deliver(self, call: int) -> None:
+        """See that the outputs of a call lie in shared memory; it must stand still."""
+        if self._returned is not None:
+            with _tells_outputs():
+                self._returned.deliver(call)
+
+    def _read_spots(self, reply: Mapping[str, Any], *, first: bool = False) -> list[bytes]:
+        """What stands now at secret places of the outputs of the batch."""
+        if self._returned is None:
+            return self._spots.read()
+        if "error" in reply or "no_device" in reply:
+            return []
+        with _tells_outputs():
+            if first:
+                return self._returned.found(self._child.sender, reply.get("outputs"))
+            return self._returned.spots()
+
     def pause(self) -> None:
         """Stop the whole family."""
         with _decides():
@@ -225,6 +262,8 @@ class CandidateProcess:
 
     def close(self) -> None:
         """Kill the whole family and remove what it left."""
+        if self._returned is not None:
+            self._returned.close()
         self._child.close()
         self.sandbox.clean()
 
@@ -296,6 +335,15 @@ def _decides() -> Iterator[None]:
     except ChildFailure as error:
         status = STATUS_OF_FAILURE.get(error.how, "crashed")
         raise Decided(status, f"the candidate's process {error}") from error
+
+
+@contextlib.contextmanager
+def _tells_outputs() -> Iterator[None]:
+    """Turn what a candidate told of its outputs, and is not so, into its verdict."""
+    try:
+        yield
+    except Unreadable as error:
+        raise Decided("crashed", f"the candidate's process: {error}") from error
 
 
 def _are_codes(codes: Any, calls: int) -> bool:

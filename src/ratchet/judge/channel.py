@@ -20,6 +20,10 @@ from typing import Any
 from ratchet.errors import JudgeError
 
 LENGTH = struct.Struct(">I")
+CREDENTIALS = struct.Struct("=iII")
+"""struct ucred: pid, uid and gid."""
+SO_PASSCRED = 16
+SCM_CREDENTIALS = 2
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_DESCRIPTORS = 8
 TEND_S = 0.1
@@ -62,6 +66,9 @@ class Channel:
         self._watch = watch
         self._shortage = shortage
         self._max_bytes = max_bytes
+        self.sender = 0
+        """The process that sent the last message, as the kernel says (SCM_CREDENTIALS, unix(7));
+        at the judge's end."""
 
     def send(
         self,
@@ -110,12 +117,14 @@ class Channel:
 
     def _receive_head(self, deadline: float | None) -> tuple[bytes, list[int]]:
         space = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+        space += socket.CMSG_SPACE(CREDENTIALS.size)
         self._wait(deadline)
         try:
             data, ancillary, flags, _ = self._socket.recvmsg(LENGTH.size, space)
         except OSError as error:
             raise ChannelClosed("the other end is gone") from error
         descriptors = _descriptors(ancillary)
+        self.sender = _sender(ancillary)
         if not data or flags & socket.MSG_CTRUNC:
             close_descriptors(descriptors)
             raise (
@@ -176,7 +185,9 @@ class Channel:
 
 def open_pair() -> tuple[socket.socket, socket.socket]:
     """A connected pair: the judge's end, and the end that a child inherits by number."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    ours.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)
+    return ours, theirs
 
 
 def inherited(descriptor: int) -> Channel:
@@ -202,6 +213,13 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
     return list(numbers)
+
+
+def _sender(ancillary: list[tuple[int, int, bytes]]) -> int:
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, SCM_CREDENTIALS):
+            return int(CREDENTIALS.unpack(data[: CREDENTIALS.size])[0])
+    return 0
 
 
 def _parse(body: bytes) -> dict[str, Any]:

@@ -109,6 +109,11 @@ class Child:
             self._fail(error, what, timeout_s)
 
     @property
+    def sender(self) -> int:
+        """The process of its family that sent the last answer, as the kernel says."""
+        return self._channel.sender
+
+    @property
     def has_answer(self) -> bool:
         """Whether `receive` would find something now."""
         return self._channel.has_answer

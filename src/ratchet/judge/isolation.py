@@ -145,8 +145,12 @@ def make_sandbox(
     time_limit_s: float,
     with_torch: bool,
     accelerator: Accelerator | None = None,
+    headers: Path | None = None,
 ) -> Sandbox:
-    """How to start the worker `module` as strictly as this machine allows."""
+    """How to start the worker `module` as strictly as this machine allows.
+
+    `headers` is a folder that its compiler may read.
+    """
     wrapped = bubblewrap()
     root = os.geteuid() == 0
     uid = FIRST_UID + secrets.randbelow(UID_COUNT)
@@ -171,6 +175,8 @@ def make_sandbox(
     program.append(json.dumps(asdict(limits)))
     if wrapped:
         binds = [*_python_folders(with_torch), *([] if with_torch else compiler_folders())]
+        if headers is not None:
+            binds.append(str(headers))
         if accelerator is not None:
             binds += [*accelerator.folders, *_compiler_if_any()]
         inside = [

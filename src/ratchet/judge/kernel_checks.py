@@ -33,6 +33,8 @@ SLOWEST_FACTOR = 100.0
 SLOWEST_FLOOR_S = 10.0
 COMPILES = 2.0
 """What a Python kernel gets on top, in the floor's lengths, for its first call of each case."""
+VARIED_S = 0.3
+"""What checking a timed case with values of hidden ones may take."""
 COMPILE_LIMIT_S, COMPILE_SHARE = 60.0, 0.5
 """torch.compile of the reference takes at most this long, and this share of the time left."""
 
@@ -61,6 +63,8 @@ class Batch:
     case: int
     layout: dict[str, Any]
     memories: list[int]
+    values: str | None = None
+    """Whose values it has, where they are not the case's own."""
     read: Read | None = None
     """Who reads its outputs, where the judge cannot: the reference worker, on a GPU."""
 
@@ -88,6 +92,9 @@ class OpenProblem:
         self.clock = clock
         self.check_time_s = dict.fromkeys(range(len(self.cases)), 0.0)
         """How long the last comparison of each case took."""
+        self._variations = {
+            index: problem.varied(case) for index, case in enumerate(problem.cases) if case.timed
+        }
         self.has_compiled = False
         """Whether torch.compile of the reference is timed too."""
         self._batches = 0
@@ -114,6 +121,10 @@ class OpenProblem:
         """The cases on which speed is judged."""
         return [index for index, case in enumerate(self.problem.cases) if case.timed]
 
+    def variations(self, case: int) -> int:
+        """How many kinds of values besides its own a timed case may be given."""
+        return len(self._variations.get(case, ()))
+
     def memory_bytes(self, kernel: Kernel) -> int:
         """Address space for the largest case, some copies of it, and torch where it is needed."""
         largest = max(case.bytes for case in self.cases)
@@ -121,11 +132,18 @@ class OpenProblem:
 
     @contextlib.contextmanager
     def draw(
-        self, case: int, calls: int, *, writable_inputs: bool, distinct: int | None = None
+        self,
+        case: int,
+        calls: int,
+        *,
+        writable_inputs: bool,
+        distinct: int | None = None,
+        values: int | None = None,
     ) -> Iterator[Batch]:
         """Fresh values for some calls of a case, given back at the end.
 
         `distinct`: how many draws there are, which the calls take in turn; one for each by default.
+        `values`: which of the case's variations (`Problem.varied`) they are drawn from.
         """
         drawn = [self.rng.getrandbits(48) for _ in range(min(calls, distinct or calls))]
         seeds = [drawn[call % len(drawn)] for call in range(calls)]
@@ -138,11 +156,20 @@ class OpenProblem:
             case=case,
             seeds=seeds,
             writable_inputs=writable_inputs,
+            values=values,
         )
         try:
             read = partial(self._read, number) if self.accelerator else None
             layout = reply["layout"]
-            yield Batch(number=number, case=case, layout=layout, memories=memories, read=read)
+            named = None if values is None else self._variations[case][values].name
+            yield Batch(
+                number=number,
+                case=case,
+                layout=layout,
+                memories=memories,
+                values=named,
+                read=read,
+            )
         finally:
             close_descriptors(memories)
             if self.reference.alive:
@@ -208,7 +235,11 @@ class OpenProblem:
 
 
 def check_cases(candidate: CandidateProcess, opened: OpenProblem, evidence: list[Evidence]) -> None:
-    """Every case of the problem; Decided when one is wrong, or a timed one is declined."""
+    """Every case of the problem; Decided when one is wrong, or a timed one is declined.
+
+    A timed case is also given values of the hidden ones: a kernel may not take its inputs' sizes
+    for a sign of their values.
+    """
     declined = 0
     for index, case in enumerate(opened.problem.cases):
         passed, detail = _check_case(candidate, opened, index)
@@ -219,6 +250,8 @@ def check_cases(candidate: CandidateProcess, opened: OpenProblem, evidence: list
                 raise Decided("refused", f"the kernel declines the timed case {case.name}")
         elif not passed:
             raise Decided("wrong", f"case {case.name}: {detail}")
+        elif opened.variations(index):
+            _check_variations(candidate, opened, index, evidence)
     if declined == len(opened.problem.cases):
         raise Decided("refused", "the kernel declines every case")
     if opened.timed:
@@ -231,6 +264,8 @@ def _repeatability(candidate: CandidateProcess, opened: OpenProblem, index: int)
         candidate.resume()
         candidate.prepare(batch.layout, batch.memories, batch.read)
         candidate.go(batch.memories, 2, limit_s=opened.cases[index].limit_s(2))
+        for call in range(2):
+            candidate.deliver(call)
         same = opened.reference.ask(
             timeout_s=opened.clock.left_s, do="repeats", batch=batch.number
         )["same"]
@@ -240,17 +275,39 @@ def _repeatability(candidate: CandidateProcess, opened: OpenProblem, index: int)
     return Evidence(check="repeatability", passed=True, detail=detail)
 
 
+def _check_variations(
+    candidate: CandidateProcess, opened: OpenProblem, index: int, evidence: list[Evidence]
+) -> None:
+    """As many kinds of values, in random order, as VARIED_S allows: one at least."""
+    began, tried = time.perf_counter(), 0
+    censuses, candidate.censuses = candidate.censuses, None  # which is of the case's own values
+    name = opened.problem.cases[index].name
+    for values in opened.rng.sample(range(opened.variations(index)), opened.variations(index)):
+        if tried and time.perf_counter() - began > VARIED_S:
+            break
+        passed, detail = _check_case(candidate, opened, index, values)
+        tried += 1
+        if passed is None:
+            raise Decided("refused", f"the kernel declines the timed case {name} by its values")
+        if not passed:
+            raise Decided("wrong", f"case {name} with values of a hidden case: {detail}")
+    candidate.censuses = censuses
+    detail = f"{tried} of {opened.variations(index)} kinds of hidden cases' values at its sizes"
+    evidence.append(Evidence(check=f"correct on {name}, varied", passed=True, detail=detail))
+
+
 def _check_case(
-    candidate: CandidateProcess, opened: OpenProblem, index: int
+    candidate: CandidateProcess, opened: OpenProblem, index: int, values: int | None = None
 ) -> tuple[bool | None, str]:
     """Whether the kernel is right on a case, and why; None when it declined and wrote nothing."""
-    with opened.draw(index, 1, writable_inputs=True) as batch:
+    with opened.draw(index, 1, writable_inputs=True, values=values) as batch:
         candidate.resume()
         candidate.prepare(batch.layout, batch.memories, batch.read)
         limit_s = opened.cases[index].limit_s(1)
         if candidate.returns_outputs:  # it may compile for a shape that it has not seen
             limit_s += COMPILES * SLOWEST_FLOOR_S
         _, _, (code,) = candidate.go(batch.memories, 1, limit_s=limit_s)
+        candidate.deliver(0)
         check = opened.check(batch, 0, code)
     return verdict_of_call(code, check)
 

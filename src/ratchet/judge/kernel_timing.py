@@ -6,33 +6,20 @@ import contextlib
 import itertools
 import math
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
 from ratchet.judge.candidate_process import CandidateProcess, Decided
-from ratchet.judge.kernel_checks import (
-    COMPILES,
-    SLOWEST_FLOOR_S,
-    Batch,
-    OpenProblem,
-    verdict_of_call,
-)
-from ratchet.judge.late_writes import OutputSpots
-from ratchet.judge.own_work import PATIENCE_S, Watch, batches_to_watch
+from ratchet.judge.kernel_checks import OpenProblem
+from ratchet.judge.own_work import Watch, batches_to_watch
+from ratchet.judge.timed_arms import REFERENCE, CandidateArm, ReferenceArm, rivals, warm
 from ratchet.judge.verdict import Evidence, TimedSample
-from ratchet.measure.arm import Arm, Timing
+from ratchet.measure.arm import Arm
 from ratchet.measure.rounds import run_rounds
 from ratchet.measure.samples import Sample
 
-REFERENCE, TWIN, CANDIDATE = "reference", "reference again", "candidate"
-COMPILED = "torch.compile of the reference"
-ONE_THREAD = "reference on one thread"
-"""A rival where calls are short: waking a second thread can cost more than it gives, and it depends
-on the host. Then it is the reference that must be beaten, not the wake-up."""
-SHORT_CALL_S = 0.001
 LOOKS = 3
 """At most, each at what the one before left undecided (`group_sequential`)."""
 LAUNCHES = 3
@@ -43,12 +30,6 @@ TARGET_BATCH_S = 0.002
 """A batch this long hides the round trip to a worker (about 0.1 ms, in both arms): what is left of
 it draws a ratio towards 1."""
 MAX_CALLS = 64
-WARM_CALLS, WARM_S = 3, 0.5
-"""Untimed calls at the start of a launch, as many as take about this long: a call's results of many
-megabytes lie on pages that are new to the process until the third (see `arm_environment`)."""
-REFERENCE_DRAWS = 8
-"""Different draws in a batch of the reference's, which hides nothing from itself. Every call still
-has memory of its own."""
 MAX_BATCH_BYTES = 128 << 20
 GPU_TARGET_BATCH_S, GPU_MAX_CALLS, GPU_MAX_BATCH_BYTES = 0.02, 512, 1 << 30
 """The same on a GPU: mapping takes longer there, calls are shorter and memory is larger; more than
@@ -58,6 +39,14 @@ ALONE_BATCHES = 6
 CHECK_SHARE = 0.5
 """Comparing takes at most this share of the time that the arms take, but one batch of each
 launch is always compared."""
+MORE_SHARE = 0.15
+"""Where comparing is cheap, several calls of a batch are compared, in this share of the time."""
+MOST_CHECKED = 8
+LEAST_LOOKS = 4
+"""At the order of the calls."""
+PROBES = 2
+"""Of each launch at most, at secret places: batches of the same form with hidden cases' values, in
+which a compiled kernel's calls must also be seen to come one after another."""
 SHARE_OF_TIME = 0.8
 SHORT_BUDGET_S, BUDGET_S, LONG_BUDGET_S = 0.15, 0.5, 1.5
 """The first, second and third look at one case take about this long at most, if the fewest rounds
@@ -81,116 +70,6 @@ class CaseTiming:
         return [TimedSample(case=self.name, **asdict(sample)) for sample in self.samples]
 
 
-class _ReferenceArm:
-    """The rival: runs in the reference worker, on memory revealed as the candidate's is."""
-
-    def __init__(self, name: str, opened: OpenProblem, case: int, copy_out: bool) -> None:
-        self.name = name
-        self._opened = opened
-        self._case = case
-        self._copy_out = copy_out
-
-    def run(self, iterations: int) -> Timing:
-        """One batch of calls of the reference, drawn anew as the candidate's is.
-
-        Memory that was mapped before is faster the next time: kept for a launch, it made a
-        reference that moves 88 MB 2.5 times as fast as itself in the candidate's place.
-        """
-        reference, left_s = self._opened.reference, self._opened.clock.left_s
-        with self._opened.draw(
-            self._case, iterations, writable_inputs=False, distinct=REFERENCE_DRAWS
-        ) as batch:
-            reference.ask(timeout_s=left_s, do="prepare", batch=batch.number)
-            self._opened.flush()
-            on_gpu = self._opened.accelerator is not None
-            spots = OutputSpots(batch.layout, batch.memories, batch.read) if on_gpu else None
-            began = time.perf_counter()
-            reply = reference.ask(
-                timeout_s=left_s,
-                do="go",
-                batch=batch.number,
-                copy_out=self._copy_out,
-                compiled=self.name == COMPILED,
-                threads=1 if self.name == ONE_THREAD else reference.threads,
-            )
-            if spots is not None:  # as for a candidate
-                spots.read()
-            wall_time_s = time.perf_counter() - began
-        self._opened.device_clock.note(self._case, self.name, wall_time_s, reply["device_s"])
-        return Timing(wall_time_s=wall_time_s, cpu_time_s=float(reply["cpu_time_s"]))
-
-
-class _CandidateArm:
-    """The kernel: runs in its sandbox, and has a secret call of secret batches compared."""
-
-    name = CANDIDATE
-
-    def __init__(
-        self, candidate: CandidateProcess, opened: OpenProblem, case: int, watch: Watch | None
-    ) -> None:
-        self._candidate = candidate
-        self._opened = opened
-        self._case = case
-        self._watch = watch
-        self._watched: set[int] = set()
-        self.batch_s = math.inf
-        """How long the shortest batch took."""
-        self.checked = 0
-        self._sampled: set[int] = set()
-        self._batch = 0
-
-    def sample(self, batches: set[int]) -> None:
-        """From now on compare these batches only, counted from here; secret to the candidate."""
-        self._sampled, self._batch = batches, 0
-
-    def watch_before(self, batches: set[int]) -> None:
-        """Before these batches, counted as in `sample`, one more is looked at, like any other."""
-        self._watched = batches
-
-    def run(self, iterations: int) -> Timing:
-        """One batch of calls of the kernel; the reference worker stands still meanwhile."""
-        if self._batch in self._watched:
-            self.be_watched(iterations)
-        with self._opened.draw(self._case, iterations, writable_inputs=False) as batch:
-            wall_time_s, cpu_time_s, codes = self._go(batch, iterations, None)
-            if self._batch in self._sampled:
-                self._check_one(batch, codes)
-            elif any(codes):
-                raise Decided("wrong", f"right before it was timed, then it returned {codes}")
-        self._opened.device_clock.note(self._case, self.name, wall_time_s, self._candidate.device_s)
-        self._batch += 1
-        self.batch_s = min(self.batch_s, wall_time_s)
-        return Timing(wall_time_s=wall_time_s, cpu_time_s=cpu_time_s)
-
-    def be_watched(self, iterations: int) -> None:
-        """A batch that is not timed: the judge looks whose code its threads stand in."""
-        with self._opened.draw(self._case, iterations, writable_inputs=False) as batch:
-            self._go(batch, iterations, self._watch)
-
-    def _go(
-        self, batch: Batch, iterations: int, watch: Watch | None
-    ) -> tuple[float, float, list[int]]:
-        limit_s = self._opened.cases[self._case].limit_s(iterations)
-        if self._opened.accelerator is not None and self.batch_s == math.inf:
-            limit_s += COMPILES * SLOWEST_FLOOR_S  # Triton compiles in every process anew
-        meanwhile = watch.looks(self._candidate, self.batch_s) if watch is not None else None
-        self._candidate.resume()
-        self._candidate.prepare(batch.layout, batch.memories, batch.read)
-        self._opened.flush()
-        with self._opened.reference_rests():
-            return self._candidate.go(
-                batch.memories, iterations, limit_s=limit_s, meanwhile=meanwhile
-            )
-
-    def _check_one(self, batch: Batch, codes: list[int]) -> None:
-        call = self._opened.rng.randrange(len(codes))  # drawn after the answers are in
-        check = self._opened.check(batch, call, codes[call])
-        passed, detail = verdict_of_call(codes[call], check)
-        if any(codes) or not passed:
-            raise Decided("wrong", f"right before it was timed, wrong while it was: {detail}")
-        self.checked += 1
-
-
 def time_case(
     case: int,
     opened: OpenProblem,
@@ -212,28 +91,39 @@ def time_case(
     calls = calls_per_batch(facts.time_s, facts.bytes, gpu=opened.accelerator is not None)
     rng = np.random.default_rng(opened.rng.getrandbits(64))
     samples: list[Sample] = []
-    plan, checked, watched = None, 0, set[tuple[int, int]]()
+    plan, checked, looks, watched = None, 0, 0, set[tuple[int, int]]()
     for index in range(LAUNCHES):
         if plan is not None and index >= plan.launches:
             break
         with launch(first_launch + index) as process:
-            candidate = _CandidateArm(process, opened, case, watch)
-            arms: list[Arm] = [*_rivals(process, opened, case), candidate]
+            candidate = CandidateArm(process, opened, case, watch)
+            arms: list[Arm] = [*rivals(process, opened, case), candidate]
             if plan is None:
                 plan = _plan(arms, case, calls, opened, budget_s)
                 watched = _watched(plan, candidate.batch_s, opened) if watch is not None else set()
             else:
                 warm(candidate, calls)
-            candidate.sample(set(opened.rng.sample(range(plan.rounds), plan.checks)))
+            compared = opened.rng.sample(range(plan.rounds), plan.checks)
+            candidate.sample(dict.fromkeys(compared, plan.calls_checked))
+            candidate.probe_before(_probes(plan, case, opened, process))
+            candidate.order_looks = looks
             candidate.watch_before({number for at, number in watched if at == index})
             samples += run_rounds(
                 arms, rounds=plan.rounds, launch=first_launch + index, rng=rng, iterations=calls
             )
-            checked += candidate.checked
-            if watch is not None and index + 1 == plan.launches:
-                _watch_until_enough(candidate, calls, watch)
+            last = index + 1 == plan.launches
+            if last:
+                candidate.probe_until_seen(calls, None, LEAST_LOOKS)
+            checked, looks = checked + candidate.checked, candidate.order_looks
+            if watch is not None and last:
+                candidate.watch_until_enough(calls, watch)
             process.pause()
-    detail = f"{checked} calls were compared while timing, at most one of each batch of {calls}"
+    assert plan is not None
+    detail = f"{checked} calls were compared, at most {plan.calls_checked} of a batch of {calls}"
+    if opened.variations(case):
+        detail += "; batches with values of hidden cases came between them"
+    if looks:
+        detail += f"; at {looks} moments the calls of a batch were seen to come in their order"
     evidence.append(Evidence(check=f"right while timed on {name}", passed=True, detail=detail))
     numbered = [replace(sample, round=first_round + sample.round) for sample in samples]
     return CaseTiming(case=case, name=name, samples=numbered, checked=checked)
@@ -243,23 +133,17 @@ def time_alone(case: int, opened: OpenProblem) -> list[float]:
     """Seconds a call of the reference, of each batch, while no candidate could be in its way."""
     facts = opened.cases[case]
     calls = calls_per_batch(facts.time_s, facts.bytes, gpu=opened.accelerator is not None)
-    arm = _ReferenceArm(REFERENCE, opened, case, copy_out=True)
+    arm = ReferenceArm(REFERENCE, opened, case, "copied")
     warm(arm, calls)
     return [arm.run(calls).wall_time_s / calls for _ in range(ALONE_BATCHES)]
 
 
 def watch_case(case: int, opened: OpenProblem, process: CandidateProcess, watch: Watch) -> None:
     """Look at a case that is not timed, one call at a time."""
-    candidate = _CandidateArm(process, opened, case, watch)
+    candidate = CandidateArm(process, opened, case, watch)
     candidate.run(1)
     candidate.be_watched(1)
-    _watch_until_enough(candidate, 1, watch)
-
-
-def _watch_until_enough(candidate: _CandidateArm, calls: int, watch: Watch) -> None:
-    began = time.perf_counter()
-    while not watch.enough and time.perf_counter() - began < PATIENCE_S:
-        candidate.be_watched(calls)
+    candidate.watch_until_enough(1, watch)
 
 
 def _watched(plan: _Plan, batch_s: float, opened: OpenProblem) -> set[tuple[int, int]]:
@@ -269,12 +153,18 @@ def _watched(plan: _Plan, batch_s: float, opened: OpenProblem) -> set[tuple[int,
     return set(secrets.SystemRandom().sample(places, min(count, len(places))))
 
 
-def _rivals(process: CandidateProcess, opened: OpenProblem, case: int) -> list[_ReferenceArm]:
-    names = [REFERENCE, TWIN, *([COMPILED] if opened.has_compiled else [])]
-    on_cores = opened.accelerator is None and opened.reference.threads > 1
-    if on_cores and opened.cases[case].time_s < SHORT_CALL_S:
-        names.append(ONE_THREAD)
-    return [_ReferenceArm(name, opened, case, process.returns_outputs) for name in names]
+def _probes(
+    plan: _Plan, case: int, opened: OpenProblem, process: CandidateProcess
+) -> dict[int, int | None]:
+    """Before which batches of a launch a probe comes, and with which variation's values."""
+    variations: Sequence[int | None] = range(opened.variations(case))
+    if not variations:
+        if process.returns_outputs:
+            return {}
+        variations = [None]
+    rng = secrets.SystemRandom()
+    places = rng.sample(range(plan.rounds), min(plan.probes, plan.rounds))
+    return {place: rng.choice(variations) for place in places}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -284,19 +174,10 @@ class _Plan:
     launches: int
     rounds: int
     checks: int
-
-
-def warm(arm: Arm, calls: int) -> float:
-    """Let an arm run until its heap holds what a call needs; how long the last batch took."""
-    spent_s, took_s = 0.0, 0.0
-    for _ in range(math.ceil(WARM_CALLS / calls)):
-        began = time.perf_counter()
-        arm.run(calls)
-        took_s = time.perf_counter() - began
-        spent_s += took_s
-        if spent_s > WARM_S:
-            break
-    return took_s
+    calls_checked: int
+    """Of each batch that is compared."""
+    probes: int
+    """Of each launch."""
 
 
 def _plan(
@@ -312,7 +193,8 @@ def _plan(
     """
     run_s, check_s = sum(warm(arm, calls) for arm in arms), opened.check_time_s[case]
     share = min(1.0, CHECK_SHARE * run_s / check_s) if check_s > 0 else 1.0
-    launch_s = MIN_ROUNDS * run_s + check_s
+    probe_s = check_s + run_s / len(arms)
+    launch_s = MIN_ROUNDS * run_s + check_s + probe_s
     room_s = SHARE_OF_TIME * opened.clock.left_s / max(1, len(opened.timed))
     launches = min(LAUNCHES, int(room_s / launch_s))
     if launches < MIN_LAUNCHES:
@@ -322,9 +204,19 @@ def _plan(
             "limit leaves no room for that; raise it",
         )
     rounds = round_count(run_s + share * check_s, budget_s)
-    fitting = int((room_s / launches - rounds * run_s) / check_s) if check_s > 0 else rounds
+    probes = PROBES if PROBES * probe_s <= CHECK_SHARE * rounds * run_s else 1
+    left_s = room_s / launches - rounds * run_s - probes * probe_s
+    fitting = int(left_s / check_s) if check_s > 0 else rounds
     checks = max(1, min(rounds, fitting, math.ceil(share * rounds)))
-    return _Plan(launches=launches, rounds=rounds, checks=checks)
+    more = int(MORE_SHARE * run_s / check_s) if check_s > 0 and checks == rounds else 1
+    calls_checked = max(1, min(more, MOST_CHECKED, calls))
+    return _Plan(
+        launches=launches,
+        rounds=rounds,
+        checks=checks,
+        calls_checked=calls_checked,
+        probes=probes,
+    )
 
 
 def round_count(round_s: float, budget_s: float) -> int:

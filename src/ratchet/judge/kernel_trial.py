@@ -29,19 +29,13 @@ from ratchet.judge.group_sequential import time_until_answered
 from ratchet.judge.interpreted import REASON, interpreted, small_cases, without_blame
 from ratchet.judge.isolation import arm_environment, isolation_name
 from ratchet.judge.kernel_checks import OpenProblem, check_cases
-from ratchet.judge.kernel_timing import (
-    CANDIDATE,
-    REFERENCE,
-    TWIN,
-    CaseTiming,
-    time_alone,
-    watch_case,
-)
+from ratchet.judge.kernel_timing import CaseTiming, time_alone, watch_case
 from ratchet.judge.launches import Launches
 from ratchet.judge.library_ops import judge_census, read_census
 from ratchet.judge.model_answer import runnable
 from ratchet.judge.own_work import places_of, watch_for
 from ratchet.judge.speed import conclude
+from ratchet.judge.timed_arms import CANDIDATE, REFERENCE, TWIN
 from ratchet.judge.verdict import Evidence, Speedup, Status, TimedSample, Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
@@ -231,7 +225,8 @@ class _Trial:
             timings = self._time(launches, opened, places)
             if not opened.timed:
                 self._watch_untimed(candidate, opened, places)
-        concluded = conclude(timings, opened, self.evidence)
+        by_dispatch = self.kernel.language == "torch" and self.accelerator is None
+        concluded = conclude(timings, opened, self.evidence, by_dispatch=by_dispatch)
         if self.accelerator is not None:
             self._check_device(timings, opened, won=concluded[0] == "proven")
         self.status, self.reason, self.speedup = concluded

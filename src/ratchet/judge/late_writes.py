@@ -19,6 +19,8 @@ SPOTS: Final = 48
 SPOT_BYTES: Final = 128
 INPUTS: Final = 0
 """The region of a batch that no kernel writes."""
+IN_PLACE: Final = 1
+"""That of the tensors which a kernel changes."""
 ITEM_BYTES: Final = {
     DTYPE_CODES[name]: size
     for size, names in {

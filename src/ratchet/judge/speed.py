@@ -7,28 +7,32 @@ from collections.abc import Sequence
 
 from ratchet.errors import RatchetError
 from ratchet.judge.kernel_checks import CaseFacts, OpenProblem
-from ratchet.judge.kernel_timing import (
-    CANDIDATE,
-    COMPILED,
-    ONE_THREAD,
-    REFERENCE,
-    TWIN,
-    CaseTiming,
-)
+from ratchet.judge.kernel_timing import CaseTiming
+from ratchet.judge.timed_arms import CANDIDATE, COMPILED, ONE_THREAD, REFERENCE, TWIN
 from ratchet.judge.verdict import Evidence, Ratio, Speedup, Status
 from ratchet.measure.estimate import Comparison, aa_floor, compare, summarise
 
 LOOK_CONFIDENCE = 1 - 0.05 / 3
 """At most three looks are taken at a case (`group_sequential`): together they err in up to 5 %."""
+SHORTEST_IN_PYTHON_S = 0.0002
+"""A Python kernel can replace the worker's loop over the calls of a batch and make one call of
+them. What it saves is dispatch, 5 to 10 us an operation and call: a few per cent of longer ones."""
 CEILING_SLACK = 4.0
 """A time is impossible when it needs this many times the rates that were measured here with torch's
 own GEMM and copies: those are reachable rates, not peaks, and first-level caches are faster."""
 
 
 def conclude(
-    timings: Sequence[CaseTiming], opened: OpenProblem, evidence: list[Evidence]
+    timings: Sequence[CaseTiming],
+    opened: OpenProblem,
+    evidence: list[Evidence],
+    *,
+    by_dispatch: bool = False,
 ) -> tuple[Status, str, Speedup]:
-    """Status, reason and speed-up of a kernel whose answers were all right."""
+    """Status, reason and speed-up of a kernel whose answers were all right.
+
+    `by_dispatch`: it calls torch's operations, whose dispatch a batch of short calls could share.
+    """
     if not timings:
         return "correct", "right; no case of the problem is timed", Speedup()
     comparisons = [_compare(timing, evidence) for timing in timings]
@@ -40,7 +44,40 @@ def conclude(
     impossible = _physics(timings, opened, evidence)
     if impossible:
         return "unmeasured", impossible, Speedup()
-    return *_answer(comparisons, speedup), speedup
+    status, reason = _answer(comparisons, speedup)
+    too_short = _too_short(timings) if by_dispatch and status == "proven" else ""
+    if too_short:
+        evidence.append(Evidence(check="long enough", passed=False, detail=too_short))
+        return (
+            "correct",
+            f"right, and its speed counts as the reference's: {too_short}",
+            _no_gain(speedup),
+        )
+    return status, reason, speedup
+
+
+def _too_short(timings: Sequence[CaseTiming]) -> str:
+    """Why calls are too short to prove a kernel in Python faster by, or nothing."""
+    for timing in timings:
+        time_s = summarise(timing.samples, faster_reference(timing)).median_s
+        if time_s < SHORTEST_IN_PYTHON_S:
+            return (
+                f"a call of the reference on {timing.name} takes {1e6 * time_s:.0f} us, and under "
+                f"{1e6 * SHORTEST_IN_PYTHON_S:.0f} a gain in Python may be one of calls that were "
+                "made together; give the problem a larger case"
+            )
+    return ""
+
+
+def _no_gain(speedup: Speedup) -> Speedup:
+    """The same with no ratio over 1."""
+
+    def cut(one: Ratio | None) -> Ratio | None:
+        if one is None:
+            return None
+        return Ratio(ratio=min(1.0, one.ratio), low=min(1.0, one.low), high=min(1.0, one.high))
+
+    return Speedup(vs_reference=cut(speedup.vs_reference), vs_compile=cut(speedup.vs_compile))
 
 
 def compare_case(timing: CaseTiming, rival: str | None = None) -> Comparison:

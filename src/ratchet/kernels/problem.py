@@ -142,6 +142,20 @@ class Problem:
             raise KernelError(f"problem {self.name!r} has no case of tier {tier!r}")
         return replace(self, cases=kept)
 
+    def varied(self, case: Case) -> tuple[Case, ...]:
+        """`case` with the values of each hidden case: its sizes, dtypes and layouts, and for every
+        real input the distribution that the hidden case has there."""
+        found: dict[tuple[TensorSpec, ...], Case] = {}
+        for hidden in self.cases:
+            if not hidden.hidden or len(hidden.inputs) != len(case.inputs):
+                continue
+            inputs = tuple(map(_with_values, case.inputs, hidden.inputs))
+            if inputs != case.inputs:
+                name = f"{case.name}, values of {hidden.name}"
+                varied = replace(case, name=name, inputs=inputs, timed=False, hidden=True)
+                found.setdefault(inputs, varied)
+        return tuple(found.values())
+
     def check_outputs(
         self,
         case: Case,
@@ -258,6 +272,19 @@ def _model_from_json(document: dict[str, Any] | None) -> ModelForm | None:
         return None
     arguments, state = tuple(document["arguments"]), tuple(document["state"])
     return ModelForm(**{**document, "arguments": arguments, "state": state})
+
+
+def _with_values(spec: TensorSpec, other: TensorSpec) -> TensorSpec:
+    """A spec with another's distribution, where both draw real numbers alike."""
+    if spec.dtype != other.dtype or _kind(spec.distribution) != _kind(other.distribution):
+        return spec
+    return replace(spec, distribution=other.distribution)
+
+
+def _kind(distribution: str) -> str:
+    if distribution.startswith("from_file"):
+        return "from_file"
+    return distribution if distribution in ("uniform", "integers", "state") else "real"
 
 
 def _one_of(what: str, value: str, known: Sequence[str]) -> None:

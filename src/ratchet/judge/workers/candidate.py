@@ -80,7 +80,9 @@ class Worker:
 
     def _compile(self, message: dict[str, Any], _: list[int]) -> Reply:
         path = cpp.compile_kernel(
-            Kernel.from_json(message["kernel"]), cache=Path(tempfile.gettempdir()) / "build"
+            Kernel.from_json(message["kernel"]),
+            cache=Path(tempfile.gettempdir()) / "build",
+            included=Path(message["included"]) if "included" in message else None,
         )
         return {"value": None}, [os.open(path, os.O_RDONLY)]
 

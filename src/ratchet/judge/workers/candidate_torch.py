@@ -1,7 +1,8 @@
 """The worker of a kernel written in Python with torch: the same sandbox, the same protocol.
 
 The entry is called as the reference is, f(*tensors, scalars), and returns new values of in-place
-tensors, then outputs; they are copied to shared memory here, inside the clock.
+tensors, then outputs. They stay where they are until the next batch, and the judge reads them
+there; where it cannot, they are copied to shared memory, inside the clock.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ratchet.judge.workers.candidate import IN_PLACE, INPUTS, OUTPUTS, Reply, se
 from ratchet.judge.workers.confine import confine
 from ratchet.judge.workers.device import Device, Host, open_device
 from ratchet.judge.workers.driver_memory import DriverRefusal
+from ratchet.judge.workers.results import Form, Kept, as_results, places
 from ratchet.kernels.abi import DTYPE_CODES
 from ratchet.kernels.kernel import Kernel
 
@@ -33,22 +35,34 @@ DTYPES = {code: getattr(torch, name) for name, code in DTYPE_CODES.items() if na
 class Batch:
     """Calls whose tensors point at memory that is not there yet."""
 
-    def __init__(self, layout: dict[str, Any], device: Device) -> None:
-        """Reserve the addresses."""
+    def __init__(self, layout: dict[str, Any], device: Device, *, copy_out: bool) -> None:
+        """Reserve the addresses.
+
+        What a call returns is kept, or with `copy_out` copied to the shared memory.
+        """
+        self._copy_out = copy_out
         sizes = zip(layout["region_bytes"], layout["slack_pages"], strict=True)
         self._device = device
         self.device_s: float | None = None
         """Seconds of the calls by the device's own clock, where it has one."""
+        self.kept: Kept = []
+        """What each call returned."""
         self.regions = [device.memory.region(size, slack) for size, slack in sizes]
         self.scalars = tuple(layout["scalars"])
         self.writable_inputs: bool = layout["writable_inputs"]
         count = layout["input_count"]
         self.calls = [self._call(call, count) for call in layout["calls"]]
 
-    def _call(self, call: list[Any], count: int) -> tuple[list[Tensor], list[Tensor]]:
-        tensors = [self._view(*slot) for slot in call]
-        changed = [t for t, slot in zip(tensors[:count], call, strict=False) if slot[0] == IN_PLACE]
-        return tensors[:count], [*changed, *tensors[count:]]
+    def _call(self, call: list[Any], count: int) -> tuple[list[Tensor], list[Form], list[Tensor]]:
+        """The inputs, the forms of what must be returned, and where it is copied to, if it is."""
+        inputs = [self._view(*slot) for slot in call[:count]]
+        slots = [*(slot for slot in call[:count] if slot[0] == IN_PLACE), *call[count:]]
+        device = self._device.memory.device
+        forms = [
+            Form(shape=tuple(size), dtype=DTYPES[code], device=device)
+            for _, _, code, size, _ in slots
+        ]
+        return inputs, forms, [self._view(*slot) for slot in slots] if self._copy_out else []
 
     def _view(
         self, region: int, offset: int, code: int, size: Sequence[int], stride: Sequence[int]
@@ -57,15 +71,16 @@ class Batch:
         return self._device.memory.tensor(address, DTYPES[code], size, stride)
 
     def run(self, entry: Entry, descriptors: list[int]) -> list[int]:
-        """Reveal the memory, make every call, copy what it returns, and wait for the device."""
+        """Reveal the memory, make every call, keep or copy what it returns, await the device."""
         self.reveal(descriptors)
         begin = self._device.mark()
-        for inputs, answers in self.calls:
-            outputs = entry(*inputs, self.scalars)
-            if not isinstance(outputs, tuple) or len(outputs) != len(answers):
-                raise KernelError(f"the entry must return a tuple of {len(answers)} tensors")
-            for answer, output in zip(answers, outputs, strict=True):
-                _copy(answer, output)
+        for inputs, forms, answers in self.calls:
+            results = as_results(entry(*inputs, self.scalars), forms)
+            if not self._copy_out:
+                self.kept.append(results)
+                continue
+            for answer, result in zip(answers, results, strict=True):
+                answer.copy_(result)
         end = self._device.mark()
         self._device.finish()
         self.device_s = self._device.between_s(begin, end)
@@ -75,10 +90,12 @@ class Batch:
         """Map the memory where the arguments point: nothing can be written before the clock."""
         self.regions[INPUTS].reveal(descriptors[0], writable=self.writable_inputs)
         self.regions[IN_PLACE].reveal(descriptors[1], writable=True)
-        self.regions[OUTPUTS].reveal(descriptors[2], writable=True)
+        if self._copy_out:
+            self.regions[OUTPUTS].reveal(descriptors[2], writable=True)
 
     def release(self) -> None:
-        """Give the addresses back."""
+        """Give the addresses back, and what was kept."""
+        self.kept = []
         for region in self.regions:
             region.release()
 
@@ -116,7 +133,9 @@ class Worker:
         return {"value": None}, []
 
     def _prepare(self, message: dict[str, Any], _: list[int]) -> Reply:
-        batch = Batch(message["layout"], self._device)
+        batch = Batch(message["layout"], self._device, copy_out=message["copy_out"])
+        if self._batch is not None:
+            self._batch.kept = []
         if self._last is not None:
             self._last.release()
         self._last, self._batch = self._batch, batch
@@ -128,8 +147,10 @@ class Worker:
             return self._counted(descriptors)
         began = time.process_time()
         codes = self._batch.run(self._entry, descriptors)
+        outputs = places(self._batch.kept)
         cpu_time_s = time.process_time() - began
-        return {"codes": codes, "cpu_time_s": cpu_time_s, "device_s": self._batch.device_s}, []
+        reply = {"codes": codes, "cpu_time_s": cpu_time_s, "device_s": self._batch.device_s}
+        return {**reply, "outputs": outputs}, []
 
     def _counted(self, descriptors: list[int]) -> Reply:
         """The same, with a census of what the calls did; nothing is timed then."""
@@ -140,7 +161,8 @@ class Worker:
         batch = self._batch
         census = Census() if isinstance(self._device, Host) else DeviceCensus(self._device)
         codes = census.take(lambda entry: batch.run(entry, descriptors), self._entry)
-        return {"codes": codes, "cpu_time_s": 0.0, "census": census.as_json()}, []
+        told = {"census": census.as_json(), "outputs": places(batch.kept)}
+        return {"codes": codes, "cpu_time_s": 0.0, **told}, []
 
 
 def _loaded(kernel: Kernel) -> Entry:
@@ -156,17 +178,6 @@ def _loaded(kernel: Kernel) -> Entry:
     if not callable(entry):
         raise KernelError(f"the source defines no function {kernel.entry!r}")
     return entry
-
-
-def _copy(answer: Tensor, output: Any) -> None:
-    if type(output) is not Tensor or output.shape != answer.shape or output.dtype != answer.dtype:
-        shown = f"{tuple(output.shape)} {output.dtype}" if isinstance(output, Tensor) else output
-        raise KernelError(
-            f"an output is {shown!s:.100}, not a plain tensor {tuple(answer.shape)} {answer.dtype}"
-        )
-    if output.device != answer.device:
-        raise KernelError(f"an output lies on {output.device}, and the inputs on {answer.device}")
-    answer.copy_(output)
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ from ratchet.judge.workers.arm import extend_import_path
 from ratchet.judge.workers.candidate import Reply, serve
 from ratchet.judge.workers.device import Device, Host, find_gpu, open_device
 from ratchet.judge.workers.gate import gate
+from ratchet.judge.workers.results import Kept, places
 from ratchet.judge.workers.shared_batch import SharedBatch
 from ratchet.kernels.problem import Case, Problem, Reference
 from ratchet.kernels.tolerance import Loss, loss_over
@@ -46,6 +47,8 @@ class Worker:
         self._forms: dict[int, list[Tensor]] = {}
         self._batches: dict[int, SharedBatch] = {}
         self._prepared: list[tuple[list[Tensor], list[Tensor]]] = []
+        self._kept: Kept = []
+        """What the calls of the last batch returned, where the candidate's results are kept too."""
         self._rng = random.Random()
         self._usual: dict[str, list[Loss]] = {}
         self._device: Device = Host()
@@ -165,9 +168,12 @@ class Worker:
 
     def _draw(self, message: dict[str, Any]) -> Reply:
         assert self._problem is not None
+        case = self._problem.cases[message["case"]]
+        if message["values"] is not None:
+            case = self._problem.varied(case)[message["values"]]
         batch = SharedBatch(
             self._problem,
-            self._problem.cases[message["case"]],
+            case,
             message["seeds"],
             self._forms[message["case"]],
             writable_inputs=message["writable_inputs"],
@@ -245,27 +251,31 @@ class Worker:
     def _go(self, message: dict[str, Any]) -> Reply:
         """The rival's turn: reveal the memory, then every call.
 
-        With `copy_out` it also writes its outputs to shared memory, as a candidate that returns
-        its outputs must do inside its clock.
+        `outputs` says what becomes of them, as of the candidate's: `mapped` (it writes them to
+        shared memory itself, and the reference's own are dropped), `kept` or `copied`.
         """
-        batch, copy_out = self._batches[message["batch"]], message["copy_out"]
+        batch, fate = self._batches[message["batch"]], message["outputs"]
         reference = self._compiled if message["compiled"] else self._reference
         assert reference is not None
         scalars = batch.case.scalars
         torch.set_num_threads(message["threads"])
         began = time.process_time()
-        batch.reveal()
+        batch.reveal(outputs=fate != "kept")
         begin = self._device.mark()
         for inputs, answers in self._prepared:
             outputs = reference(*inputs, scalars)
-            if copy_out:
+            if fate == "kept":
+                self._kept.append(outputs)
+            elif fate == "copied":
                 for answer, output in zip(answers, outputs, strict=True):
                     answer.copy_(output)
         end = self._device.mark()
         self._device.finish()
+        told = places(self._kept)
         cpu_time_s = time.process_time() - began
         torch.set_num_threads(self._threads)
-        return {"cpu_time_s": cpu_time_s, "device_s": self._device.between_s(begin, end)}, []
+        device_s = self._device.between_s(begin, end)
+        return {"cpu_time_s": cpu_time_s, "device_s": device_s, "told": told}, []
 
     def _flush(self, _: dict[str, Any]) -> Reply:
         """Leave nothing of a batch in the device's caches."""
@@ -277,12 +287,12 @@ class Worker:
         return {"found": [one.hex() for one in found]}, []
 
     def _release(self, message: dict[str, Any]) -> Reply:
-        self._prepared = []
+        self._prepared, self._kept = [], []
         self._batches.pop(message["batch"]).release()
         return {"value": None}, []
 
     def _release_all(self) -> None:
-        self._prepared = []
+        self._prepared, self._kept = [], []
         for batch in self._batches.values():
             batch.release()
         self._batches.clear()

@@ -200,10 +200,10 @@ class SharedBatch:
         address = self._regions[slot.region].address + slot.offset
         return self._memory.tensor(address, slot.dtype, slot.size, slot.stride)
 
-    def reveal(self) -> None:
-        """Map the memories where the tensors of `prepare` point."""
+    def reveal(self, *, outputs: bool) -> None:
+        """Map the memories where the tensors of `prepare` point; the outputs' if they are used."""
         self._regions[INPUTS].reveal(self.descriptors[INPUTS], writable=False)
-        for region in (IN_PLACE, OUTPUTS):
+        for region in (IN_PLACE, OUTPUTS) if outputs else (IN_PLACE,):
             self._regions[region].reveal(self.descriptors[region], writable=True)
 
     def release(self) -> None:

@@ -87,10 +87,13 @@ def macros(kernel: Kernel) -> tuple[str, ...]:
     return tuple(options)
 
 
-def compile_kernel(kernel: Kernel, *, cache: Path | None = None) -> Path:
+def compile_kernel(
+    kernel: Kernel, *, cache: Path | None = None, included: Path | None = None
+) -> Path:
     """Compile `kernel` to a shared library, or find it in the cache; returns the library's path.
 
-    Raises CompilerMissing, or KernelError with the compiler's first error.
+    `included` is a header whose text the source begins with (`precompiled_headers`). Raises
+    CompilerMissing, or KernelError with the compiler's first error.
     """
     if kernel.language != "cpp":
         raise KernelError(
@@ -102,7 +105,8 @@ def compile_kernel(kernel: Kernel, *, cache: Path | None = None) -> Path:
     folder = cache if cache is not None else cache_folder()
     target = folder / f"{_cache_key(kernel, compiler, options)}.so"
     if not _is_intact(target):
-        _build(kernel, compiler, options, target)
+        before = ("-include", str(included)) if included is not None else ()
+        _build(kernel, compiler, (*options, *before), target)
     return target
 
 
@@ -126,6 +130,18 @@ def load(path: Path, entry: str) -> Entry:
 def _cache_key(kernel: Kernel, compiler: Path, options: tuple[str, ...]) -> str:
     parts = (kernel.build_hash, _compiler_identity(compiler), _cpu_identity(), *options)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+
+
+def headers_key(names: tuple[str, ...], compiler: Path) -> str:
+    """A name for precompiled headers: what they depend on."""
+    parts = (_compiler_identity(compiler), _cpu_identity(), *FLAGS, *names)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+
+
+def is_gcc(compiler: Path) -> bool:
+    """Whether a compiler is GCC's, by its own words."""
+    words = _compiler_identity(compiler).partition("\n")[2]
+    return "clang" not in words and ("g++" in words or "GCC" in words)
 
 
 @functools.cache

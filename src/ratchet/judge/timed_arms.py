@@ -1,0 +1,239 @@
+"""The arms of a kernel's trial: the reference in its worker, the candidate in its sandbox."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Set
+from typing import Literal
+
+from ratchet.judge.call_order import CallOrder
+from ratchet.judge.candidate_process import CandidateProcess, Decided
+from ratchet.judge.kernel_checks import (
+    COMPILES,
+    SLOWEST_FLOOR_S,
+    Batch,
+    OpenProblem,
+    verdict_of_call,
+)
+from ratchet.judge.late_writes import OutputSpots
+from ratchet.judge.own_work import PATIENCE_S, Watch
+from ratchet.measure.arm import Arm, Timing
+
+REFERENCE, TWIN, CANDIDATE = "reference", "reference again", "candidate"
+COMPILED = "torch.compile of the reference"
+ONE_THREAD = "reference on one thread"
+"""A rival where calls are short: waking a second thread can cost more than it gives, and it depends
+on the host. Then it is the reference that must be beaten, not the wake-up."""
+SHORT_CALL_S = 0.001
+WARM_CALLS, WARM_S = 3, 0.5
+"""Untimed calls at the start of a launch, as many as take about this long: a call's results of many
+megabytes lie on pages that are new to the process until the third (see `arm_environment`)."""
+REFERENCE_DRAWS = 8
+"""Different draws in a batch of the reference's, which hides nothing from itself. Every call still
+has memory of its own."""
+
+MOST_PROBES = 8
+"""Beyond those planned, where a kernel is so short that it was never seen at work."""
+
+Fate = Literal["mapped", "kept", "copied"]
+"""What becomes of the reference's outputs, as of the candidate's: see `workers.reference`."""
+
+
+class ReferenceArm:
+    """The rival: runs in the reference worker, on memory revealed as the candidate's is."""
+
+    def __init__(self, name: str, opened: OpenProblem, case: int, outputs: Fate) -> None:
+        self.name = name
+        self._opened = opened
+        self._case = case
+        self._outputs = outputs
+
+    def run(self, iterations: int) -> Timing:
+        """One batch of calls of the reference, drawn anew as the candidate's is.
+
+        Memory that was mapped before is faster the next time: kept for a launch, it made a
+        reference that moves 88 MB 2.5 times as fast as itself in the candidate's place.
+        """
+        reference, left_s = self._opened.reference, self._opened.clock.left_s
+        with self._opened.draw(
+            self._case, iterations, writable_inputs=False, distinct=REFERENCE_DRAWS
+        ) as batch:
+            reference.ask(timeout_s=left_s, do="prepare", batch=batch.number)
+            self._opened.flush()
+            on_gpu = self._opened.accelerator is not None
+            spots = OutputSpots(batch.layout, batch.memories, batch.read) if on_gpu else None
+            began = time.perf_counter()
+            reply = reference.ask(
+                timeout_s=left_s,
+                do="go",
+                batch=batch.number,
+                outputs=self._outputs,
+                compiled=self.name == COMPILED,
+                threads=1 if self.name == ONE_THREAD else reference.threads,
+            )
+            if spots is not None:  # as for a candidate
+                spots.read()
+            wall_time_s = time.perf_counter() - began
+        self._opened.device_clock.note(self._case, self.name, wall_time_s, reply["device_s"])
+        return Timing(wall_time_s=wall_time_s, cpu_time_s=float(reply["cpu_time_s"]))
+
+
+class CandidateArm:
+    """The kernel: runs in its sandbox, and has secret calls of secret batches compared."""
+
+    name = CANDIDATE
+
+    def __init__(
+        self,
+        candidate: CandidateProcess,
+        opened: OpenProblem,
+        case: int,
+        watch: Watch | None = None,
+    ) -> None:
+        self._candidate = candidate
+        self._opened = opened
+        self._case = case
+        self._watch = watch
+        self._watched: Set[int] = frozenset()
+        self._probes: Mapping[int, int | None] = {}
+        self.batch_s = math.inf
+        """How long the shortest batch took."""
+        self.checked = 0
+        """Calls that were compared, timed ones and those of probes."""
+        self.order_looks = 0
+        """Moments at which it was seen how far the calls of a batch had come."""
+        self._sampled: Mapping[int, int] = {}
+        self._batch = 0
+
+    def sample(self, calls: Mapping[int, int]) -> None:
+        """From now on compare so many calls of these batches, counted from here; in secret."""
+        self._sampled, self._batch = calls, 0
+
+    def watch_before(self, batches: Set[int]) -> None:
+        """Before these batches, counted as in `sample`, one more is looked at, like any other."""
+        self._watched = batches
+
+    def probe_before(self, batches: Mapping[int, int | None]) -> None:
+        """Before these batches one more is a probe, and looks like any other.
+
+        Its values are that variation's of the case (`Problem.varied`), or its own.
+        """
+        self._probes = batches
+
+    def run(self, iterations: int) -> Timing:
+        """One batch of calls of the kernel; the reference worker stands still meanwhile."""
+        if self._batch in self._watched:
+            self.be_watched(iterations)
+        if self._batch in self._probes:
+            self._be_probed(iterations, self._probes[self._batch])
+        with self._opened.draw(self._case, iterations, writable_inputs=False) as batch:
+            wall_time_s, cpu_time_s, codes = self._go(batch, iterations)
+            if any(codes):
+                raise Decided("wrong", f"right before it was timed, then it returned {codes}")
+            if self._batch in self._sampled:
+                self._check(batch, codes, self._sampled[self._batch])
+        self._opened.device_clock.note(self._case, self.name, wall_time_s, self._candidate.device_s)
+        self._batch += 1
+        self.batch_s = min(self.batch_s, wall_time_s)
+        return Timing(wall_time_s=wall_time_s, cpu_time_s=cpu_time_s)
+
+    def be_watched(self, iterations: int) -> None:
+        """A batch that is not timed: the judge looks whose code its threads stand in."""
+        with self._opened.draw(self._case, iterations, writable_inputs=False) as batch:
+            self._go(batch, iterations, watch=self._watch)
+
+    def watch_until_enough(self, calls: int, watch: Watch) -> None:
+        """More batches to look at, until what was seen carries an answer or patience ends."""
+        began = time.perf_counter()
+        while not watch.enough and time.perf_counter() - began < PATIENCE_S:
+            self.be_watched(calls)
+
+    def probe_until_seen(self, calls: int, values: int | None, least: int) -> None:
+        """More probes, until the order of a compiled kernel's calls was seen at enough moments."""
+        for _ in range(MOST_PROBES):
+            if self.order_looks >= least or calls == 1 or self._candidate.returns_outputs:
+                break
+            self._be_probed(calls, values)
+
+    def _be_probed(self, iterations: int, values: int | None) -> None:
+        """A batch that is not timed: one call is compared, and all made in their order."""
+        with self._opened.draw(
+            self._case, iterations, writable_inputs=False, values=values
+        ) as batch:
+            ordered = iterations > 1 and not self._candidate.returns_outputs
+            order = CallOrder(batch.layout, batch.memories) if ordered else None
+            codes = self._go(batch, iterations, order=order)[2]
+            self._check(batch, codes, 1)
+            if order is not None:
+                fault = order.conclude()
+                self.order_looks += order.looked
+                if fault:
+                    raise Decided("cheating", f"it computes several calls at once: {fault}")
+
+    def _go(
+        self,
+        batch: Batch,
+        iterations: int,
+        *,
+        watch: Watch | None = None,
+        order: CallOrder | None = None,
+    ) -> tuple[float, float, list[int]]:
+        limit_s = self._opened.cases[self._case].limit_s(iterations)
+        if self._opened.accelerator is not None and self.batch_s == math.inf:
+            limit_s += COMPILES * SLOWEST_FLOOR_S  # Triton compiles in every process anew
+        meanwhile = watch.looks(self._candidate, self.batch_s) if watch is not None else None
+        if order is not None and self.batch_s < math.inf:
+            process = self._candidate
+            meanwhile = order.looks(self.batch_s, stop=process.pause, resume=process.resume)
+        self._candidate.resume()
+        self._candidate.prepare(batch.layout, batch.memories, batch.read)
+        self._opened.flush()
+        with self._opened.reference_rests():
+            return self._candidate.go(
+                batch.memories, iterations, limit_s=limit_s, meanwhile=meanwhile
+            )
+
+    def _check(self, batch: Batch, codes: list[int], count: int) -> None:
+        for call in self._opened.rng.sample(range(len(codes)), min(count, len(codes))):
+            self._candidate.deliver(call)  # drawn after the answers are in
+            check = self._opened.check(batch, call, codes[call])
+            passed, detail = verdict_of_call(codes[call], check)
+            if any(codes) or not passed:
+                what = "" if batch.values is None else f" with {batch.values}"
+                raise Decided(
+                    "wrong", f"right before it was timed, wrong while it was{what}: {detail}"
+                )
+            self.checked += 1
+
+
+def rivals(process: CandidateProcess, opened: OpenProblem, case: int) -> list[ReferenceArm]:
+    """The reference, itself again, torch.compile where it is timed, and on one thread."""
+    names = [REFERENCE, TWIN, *([COMPILED] if opened.has_compiled else [])]
+    on_cores = opened.accelerator is None and opened.reference.threads > 1
+    if on_cores and opened.cases[case].time_s < SHORT_CALL_S:
+        names.append(ONE_THREAD)
+    return [ReferenceArm(name, opened, case, fate(process, opened)) for name in names]
+
+
+def fate(process: CandidateProcess, opened: OpenProblem) -> Fate:
+    """What becomes of the reference's outputs beside this candidate.
+
+    Where the candidate alone must copy its own, the reference does not: it could save its copy.
+    """
+    if not process.returns_outputs:
+        return "mapped"
+    return "copied" if opened.accelerator is not None else "kept"
+
+
+def warm(arm: Arm, calls: int) -> float:
+    """Let an arm run until its heap holds what a call needs; how long the last batch took."""
+    spent_s, took_s = 0.0, 0.0
+    for _ in range(math.ceil(WARM_CALLS / calls)):
+        began = time.perf_counter()
+        arm.run(calls)
+        took_s = time.perf_counter() - began
+        spent_s += took_s
+        if spent_s > WARM_S:
+            break
+    return took_s

@@ -1,0 +1,124 @@
+"""The standard headers at the head of a C++ source, parsed once and kept.
+
+A small kernel's compiler spends most of its time on `<vector>` and `<cmath>`. GCC reads them from a
+precompiled header instead, which `-include` puts before the source's first line (GCC's manual,
+"Using Precompiled Headers"). Only what the source would include there itself is put there: its
+leading `#include`s of headers of the language, in their order. So the same text compiles to the
+same code without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from ratchet.errors import RatchetError
+from ratchet.kernels.languages import cpp
+
+NAME: Final = "leading.hpp"
+ENOUGH: Final = 2
+"""So often the same headers must have been asked for before they are worth half a second."""
+MOST_KEPT: Final = 16
+"""Sets of headers in the cache, at 10 to 60 MB each: the oldest goes."""
+BUILD_TIMEOUT_S: Final = 60.0
+KNOWN: Final = frozenset(
+    (
+        *("algorithm", "array", "atomic", "bitset", "cassert", "cctype", "cerrno", "cfenv"),
+        *("cfloat", "chrono", "cinttypes", "climits", "cmath", "complex", "cstddef", "cstdint"),
+        *("cstdio", "cstdlib", "cstring", "functional", "initializer_list", "limits", "memory"),
+        *("mutex", "new", "numeric", "string", "string_view", "thread", "tuple", "type_traits"),
+        *("utility", "vector", "assert.h", "float.h", "inttypes.h", "limits.h", "math.h"),
+        *("stddef.h", "stdint.h", "stdio.h", "stdlib.h", "string.h", "immintrin.h", "omp.h"),
+    )
+)
+_INCLUDE: Final = re.compile(r"\s*#\s*include\s*<([^<>]+)>\s*(//.*)?")
+_COMMENT: Final = re.compile(r"/\*.*?\*/", re.DOTALL)
+
+
+class PrecompiledHeaders:
+    """What one user has precompiled; shared by the processes that have the same cache folder."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """`folder` is the cache, by default beside the compiled kernels."""
+        self._folder = folder
+        self._asked: dict[str, int] = {}
+        self._failed: set[str] = set()
+
+    def folder_for(self, source: str) -> Path | None:
+        """A folder with the precompiled headers that a source begins with, or None without them.
+
+        It holds NAME to be given to `-include`, and nothing else than its precompiled form.
+        """
+        names = leading_headers(source)
+        if not names:
+            return None
+        try:
+            compiler = cpp.find_compiler()
+            key = cpp.headers_key(names, compiler)
+            folder = (self._folder or cpp.cache_folder() / "headers") / key
+            if (folder / f"{NAME}.gch").is_file():
+                return folder
+            self._asked[key] = self._asked.get(key, 0) + 1
+            if key in self._failed or self._asked[key] < ENOUGH or not cpp.is_gcc(compiler):
+                return None
+            self._failed.add(key)
+            _build(names, compiler, folder)
+            self._failed.discard(key)
+        except (OSError, RatchetError, subprocess.SubprocessError):
+            return None  # it is only slower without
+        _keep_few(folder.parent)
+        return folder
+
+
+def leading_headers(source: str) -> tuple[str, ...]:
+    """The headers of the language that a source includes before it says anything else."""
+    names: list[str] = []
+    for line in _COMMENT.sub(_as_lines, source).splitlines():
+        found = _INCLUDE.fullmatch(line)
+        if found is not None and found[1] in KNOWN and not line.endswith("\\"):
+            names.append(found[1])
+        elif line.endswith("\\") or (line.strip() and not line.lstrip().startswith("//")):
+            break
+    return tuple(dict.fromkeys(names))
+
+
+def _as_lines(comment: re.Match[str]) -> str:
+    return "\n" * comment[0].count("\n")
+
+
+def _build(names: tuple[str, ...], compiler: Path, folder: Path) -> None:
+    """Precompile into a new folder and move it to its place; another process may be first."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="build-") as name:
+        made = Path(name) / "made"
+        made.mkdir()
+        header = made / NAME
+        header.write_text("".join(f"#include <{one}>\n" for one in names), encoding="ascii")
+        out = made / f"{NAME}.gch"
+        command = [str(compiler), *cpp.FLAGS, "-x", "c++-header", str(header), "-o", str(out)]
+        subprocess.run(
+            command,
+            check=True,
+            timeout=BUILD_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        with contextlib.suppress(FileExistsError):
+            os.rename(made, folder)
+
+
+def _keep_few(parent: Path) -> None:
+    """Remove the oldest sets beyond MOST_KEPT."""
+    sets = sorted(
+        (one for one in parent.iterdir() if not one.name.startswith("build-")),
+        key=lambda one: one.stat().st_mtime_ns,
+    )
+    for old in sets[:-MOST_KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
