@@ -63,7 +63,7 @@ def judge(
             "--time-limit",
             metavar="TIME",
             help="For each verdict: 30s, 5m. Default: 60s, and 5m where torch.compile is the "
-            "candidate, which compiles in each of its processes.",
+            "candidate: each of its processes loads torch and its graphs.",
         ),
     ] = None,
     against_compile: Annotated[

@@ -87,8 +87,11 @@ class CandidateProcess:
         clock: Clock,
         accelerator: Accelerator | None = None,
         headers: Path | None = None,
+        compilations: Path | None = None,
     ) -> None:
-        """`headers` is a folder of precompiled headers for its compiler."""
+        """`headers` is a folder of precompiled headers for its compiler, `compilations` one of what
+        torch.compile has compiled for it.
+        """
         self._clock = clock
         self._accelerator = accelerator
         self.device_s: float | None = None
@@ -107,6 +110,7 @@ class CandidateProcess:
             with_torch=with_torch,
             accelerator=accelerator,
             headers=headers,
+            compilations=compilations,
         )
         self._headers = headers
         self._spots = OutputSpots({"calls": []}, ())

@@ -27,6 +27,7 @@ from ratchet.errors import CompilerMissing, JudgeError
 from ratchet.judge import processes
 from ratchet.judge.accelerator import Accelerator, groups_of
 from ratchet.judge.workers import system_calls
+from ratchet.judge.workers.compilations import ENVIRONMENT, SEEN
 from ratchet.kernels.languages.cpp import find_compiler
 
 TMP_BYTES = 256 << 20
@@ -146,10 +147,12 @@ def make_sandbox(
     with_torch: bool,
     accelerator: Accelerator | None = None,
     headers: Path | None = None,
+    compilations: Path | None = None,
 ) -> Sandbox:
     """How to start the worker `module` as strictly as this machine allows.
 
-    `headers` is a folder that its compiler may read.
+    `headers` is a folder that its compiler may read, `compilations` one that torch.compile may
+    read where there is bubblewrap.
     """
     wrapped = bubblewrap()
     root = os.geteuid() == 0
@@ -187,17 +190,19 @@ def make_sandbox(
             "--ro-bind",
             str(package),
             f"{CODE_FOLDER}/ratchet",
+            *(["--ro-bind", str(compilations), SEEN] if compilations is not None else []),
             "--remount-ro",
             "/",
         ]
         program_start = [wrapped, *_namespaces(), *_binds(binds, accelerator), *inside]
         program = [*program_start, *_privileges(uid, limits.groups), *program]
-    scratch = None if wrapped else _private_folder(limits.uid)
+    scratch = None if wrapped else private_folder(limits.uid)
     return Sandbox(
         isolation=isolation_name(accelerator),
         program=tuple(program),
         environment=_environment(threads, with_torch, scratch or Path("/tmp"))
-        | (accelerator.environment() if accelerator else {}),
+        | (accelerator.environment() if accelerator else {})
+        | (ENVIRONMENT if compilations is not None and wrapped else {}),
         scratch=scratch,
         uid=limits.uid,
     )
@@ -299,7 +304,8 @@ def arm_environment(threads: int) -> dict[str, str]:
     }
 
 
-def _private_folder(uid: int | None) -> Path:
+def private_folder(uid: int | None) -> Path:
+    """A new folder, given to a uid; one whose judge was killed goes when the next is made."""
     _clear_abandoned()
     folder = Path(tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-"))
     if uid is not None:

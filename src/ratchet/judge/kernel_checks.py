@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ratchet.errors import JudgeError
@@ -222,6 +223,16 @@ class OpenProblem:
             self.has_compiled, detail = True, "compiled before the clock started"
         evidence.append(
             Evidence(check="torch.compile as a rival", passed=self.has_compiled, detail=detail)
+        )
+
+    def compile_into(self, folder: Path) -> None:
+        """Have the reference worker compile the reference for every case and keep it in a folder.
+
+        Raises ReferenceFault where it cannot.
+        """
+        limit_s = min(COMPILE_LIMIT_S, COMPILE_SHARE * self.clock.left_s)
+        self.reference.ask(
+            timeout_s=self.clock.left_s, do="compile into", folder=str(folder), limit_s=limit_s
         )
 
     def check(self, batch: Batch, call: int, code: int) -> dict[str, Any]:

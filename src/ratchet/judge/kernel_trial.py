@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, cast
 
@@ -34,6 +35,7 @@ from ratchet.judge.launches import Launches
 from ratchet.judge.library_ops import judge_census, read_census
 from ratchet.judge.model_answer import runnable
 from ratchet.judge.own_work import places_of, watch_for
+from ratchet.judge.shared_compilations import SharedCompilations
 from ratchet.judge.speed import conclude
 from ratchet.judge.timed_arms import CANDIDATE, REFERENCE, TWIN
 from ratchet.judge.verdict import Evidence, Speedup, Status, TimedSample, Verdict
@@ -60,6 +62,7 @@ class KernelJudge:
         self.threads = threads or len(os.sched_getaffinity(0))
         self._reference: ReferenceProcess | None = None
         self._ahead = Ahead()
+        self._compilations = SharedCompilations()
 
     def __enter__(self) -> KernelJudge:
         return self
@@ -75,6 +78,7 @@ class KernelJudge:
     def close(self) -> None:
         """End the reference worker, and what was compiled ahead."""
         self._ahead.close()
+        self._compilations.close()
         if self._reference is not None:
             self._reference.close()
             self._reference = None
@@ -103,6 +107,7 @@ class KernelJudge:
         trial = _Trial(kernel, problem, self.threads, Clock.of(time_limit_s), secret)
         trial.against_compile = against_compile
         trial.ahead, trial.then = self._ahead, then
+        trial.shared = self._compilations
         try:
             trial.use(self._accelerator(kernel, device))
             trial.run(self._worker())
@@ -187,6 +192,7 @@ class _Trial:
         self.against_compile = False
         self.ahead, self.then = Ahead(), cast("Kernel | None", None)
         self.accelerator: Accelerator | None = None
+        self.shared, self.compilations = SharedCompilations(), cast("Path | None", None)
         self.evidence += [Evidence(check="sizes", passed=True, detail=one) for one in problem.notes]
 
     def use(self, accelerator: Accelerator | None) -> None:
@@ -210,6 +216,7 @@ class _Trial:
         with contextlib.ExitStack() as stack:
             library = stack.enter_context(self._library())
             opened = self._open(reference)
+            self.compilations = self.shared.of(self.kernel, opened, self.evidence)
             launches = stack.enter_context(
                 self._launches(opened, kernel_timing.LAUNCHES if opened.timed else 1)
             )
@@ -313,6 +320,7 @@ class _Trial:
             memory_bytes=opened.memory_bytes(self._runnable) + MARGIN_BYTES,
             clock=self.clock,
             accelerator=self.accelerator,
+            compilations=self.compilations,
         )
 
     def _check(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 from ratchet.judge.accelerator import Accelerator
 from ratchet.judge.candidate_process import CandidateProcess, Clock, Decided
@@ -28,6 +29,7 @@ class Launches:
         memory_bytes: int,
         clock: Clock,
         accelerator: Accelerator | None = None,
+        compilations: Path | None = None,
     ) -> None:
         """Start the first, and all `count` of a compiled kernel."""
         self._kernel = kernel
@@ -35,6 +37,7 @@ class Launches:
         self._memory_bytes = memory_bytes
         self._clock = clock
         self._accelerator = accelerator
+        self._compilations = compilations
         self._library: int | None = None
         self._standing: list[CandidateProcess] = []
         self._together = count if kernel.language == "cpp" else 1
@@ -99,6 +102,7 @@ class Launches:
             memory_bytes=self._memory_bytes,
             clock=self._clock,
             accelerator=self._accelerator,
+            compilations=self._compilations,
         )
 
     def _load(self, process: CandidateProcess) -> None:

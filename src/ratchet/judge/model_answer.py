@@ -35,8 +35,13 @@ def runnable(kernel: Kernel, problem: Problem, device: str | None = None) -> Ker
     }
     if device is not None:
         given["device"] = device
-    if kernel == built_in_kernel(problem, "torch.compile"):
+    if is_compiled_reference(kernel, problem):
         inputs = problem.cases[0].inputs[len(form.state) :]
         given["warm_up"] = [(spec.shape, spec.dtype) for spec in inputs]
     source = LOADED.format(entry=kernel.entry, source=kernel.source, form=given)
     return replace(kernel, source=source)
+
+
+def is_compiled_reference(kernel: Kernel, problem: Problem) -> bool:
+    """Whether a kernel is torch.compile of the problem's own reference."""
+    return kernel == built_in_kernel(problem, "torch.compile")

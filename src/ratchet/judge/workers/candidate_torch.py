@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ratchet.errors import JudgeError, KernelError
 from ratchet.judge.channel import inherited
+from ratchet.judge.workers import compilations
 from ratchet.judge.workers.candidate import IN_PLACE, INPUTS, OUTPUTS, Reply, serve
 from ratchet.judge.workers.confine import confine
 from ratchet.judge.workers.device import Device, Host, open_device
@@ -184,6 +185,7 @@ def main() -> None:
     """Confine this process, then serve the judge: arguments are the limits and the channel."""
     channel = inherited(int(sys.argv[2]))
     confine(sys.argv[1])
+    compilations.copy_own()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     serve(channel, Worker().answer)
     os._exit(0)

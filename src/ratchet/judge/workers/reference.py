@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ratchet.errors import JudgeError, KernelError
 from ratchet.judge import processes
 from ratchet.judge.channel import inherited
-from ratchet.judge.workers import rounding
+from ratchet.judge.workers import compilations, rounding
 from ratchet.judge.workers.arm import extend_import_path
 from ratchet.judge.workers.candidate import Reply, serve
 from ratchet.judge.workers.device import Device, Host, find_gpu, open_device
@@ -68,6 +68,7 @@ class Worker:
             "go": self._go,
             "places": self._places,
             "compile": self._compile,
+            "compile into": self._compile_into,
             "release": self._release,
         }
         with torch.no_grad():
@@ -101,6 +102,19 @@ class Worker:
                 if case.timed:
                     self._warm(compiled, case)
         self._compiled = compiled
+        return {"value": None}, []
+
+    def _compile_into(self, message: dict[str, Any]) -> Reply:
+        """torch.compile of the reference for the forms of every case, kept in a folder."""
+        assert self._problem is not None
+        with _alarm(message["limit_s"]), compilations.kept_in(message["folder"]):
+            compiled = self._problem.compile_reference()
+            met = set()
+            for case in self._problem.cases:
+                form = tuple((spec.shape, spec.dtype, spec.layout) for spec in case.inputs)
+                if form not in met:
+                    self._warm(compiled, case)
+                met.add(form)
         return {"value": None}, []
 
     def _warm(self, compiled: Reference, case: Case) -> None:

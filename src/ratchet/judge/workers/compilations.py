@@ -1,0 +1,55 @@
+"""What torch.compile has compiled, in a folder that others may read: filled here, copied there.
+
+The reference worker fills it with the reference's own graphs. A candidate's worker sees the folder
+read-only and works on a copy in its private /tmp, so that nothing it does to its copy is read by
+anyone else. The folder holds code and shapes; values, seeds and answers are no part of a graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from typing import Final
+
+SEEN: Final = "/ratchet-compilations"
+"""Where a sandbox has the folder, read-only."""
+OWN: Final = "/tmp/compilations"
+CACHE: Final = "TORCHINDUCTOR_CACHE_DIR"
+ENVIRONMENT: Final = {CACHE: OWN, "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
+"""Of a candidate's worker. A precompiled header (100 MB) is slower to make than it saves, once the
+code itself is there; where it is looked for is part of what graphs are known by."""
+
+
+@contextlib.contextmanager
+def kept_in(folder: str) -> Iterator[None]:
+    """What is compiled meanwhile goes to the folder, with the checks of the CPU's vectors."""
+    import torch._inductor.config as config
+
+    before = os.environ.get(CACHE)
+    os.environ[CACHE] = folder
+    try:
+        with config.patch(cpp_cache_precompile_headers=False):
+            yield
+            _check_vectors()
+    finally:
+        if before is None:
+            os.environ.pop(CACHE, None)
+        else:
+            os.environ[CACHE] = before
+
+
+def _check_vectors() -> None:
+    """Compile what inductor compiles to see which vectors there are: this process may know."""
+    from torch._inductor import cpu_vec_isa
+
+    for isa in cpu_vec_isa.valid_vec_isa_list():
+        isa.check_build(cpu_vec_isa.VecISA._avx_code)
+
+
+def copy_own() -> None:
+    """Copy the folder, where this sandbox has one; what cannot be read is compiled again."""
+    if os.environ.get(CACHE) == OWN:
+        with contextlib.suppress(OSError, shutil.Error):
+            shutil.copytree(SEEN, OWN, copy_function=shutil.copyfile)
