@@ -173,7 +173,9 @@ class _CandidateArm:
         limit_s = self._opened.cases[self._case].limit_s(iterations)
         if self._opened.accelerator is not None and self.batch_s == math.inf:
             limit_s += COMPILES * SLOWEST_FLOOR_S  # Triton compiles in every process anew
-        meanwhile = watch.looks(self._candidate, self.batch_s) if watch is not None else None
+        meanwhile = None
+        if watch is not None:
+            meanwhile = watch.looks(self._candidate, self.batch_s, iterations)
         self._candidate.resume()
         self._candidate.prepare(batch.layout, batch.memories, batch.read)
         self._opened.flush()
