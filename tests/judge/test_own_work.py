@@ -212,6 +212,14 @@ def test_where_a_library_is_allowed_nobody_is_convicted_for_its_file(
     assert asked_for is not None
 
 
+def test_a_kernel_in_python_is_looked_at_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = [[OWN]] * own_work.ENOUGH
+    assert watched(monkeypatch, moments).plenty
+    watch = watched(monkeypatch, moments, language="torch")
+    assert watch.enough and not watch.plenty
+    assert watched(monkeypatch, [[OWN]] * own_work.PLENTY, language="torch").plenty
+
+
 PYTHON = Kernel(name="k", language="torch", source="", entry="silu")
 LAYOUT = {"calls": [[[0, 0, 0, [64, 64], [64, 1]], [2, 0, 0, [64, 64], [64, 1]]]], "input_count": 1}
 TRITON = """

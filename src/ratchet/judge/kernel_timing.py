@@ -21,7 +21,7 @@ from ratchet.judge.kernel_checks import (
     verdict_of_call,
 )
 from ratchet.judge.late_writes import OutputSpots
-from ratchet.judge.own_work import PATIENCE_S, Watch, batches_to_watch
+from ratchet.judge.own_work import LOOKING_S, PATIENCE_S, Watch, batches_to_watch
 from ratchet.judge.verdict import Evidence, TimedSample
 from ratchet.measure.arm import Arm, Timing
 from ratchet.measure.rounds import run_rounds
@@ -260,7 +260,9 @@ def watch_case(case: int, opened: OpenProblem, process: CandidateProcess, watch:
 
 def _watch_until_enough(candidate: _CandidateArm, calls: int, watch: Watch) -> None:
     began = time.perf_counter()
-    while not watch.enough and time.perf_counter() - began < PATIENCE_S:
+    while not watch.plenty:
+        if time.perf_counter() - began > (LOOKING_S if watch.enough else PATIENCE_S):
+            return
         candidate.be_watched(calls)
 
 

@@ -44,6 +44,9 @@ INTERPRETED_SHARE, INTERPRETED = 0.25, 8
 look stands for much of a long batch. In 104 trials of honest kernels, of a microsecond to 4 ms a
 call, 25 of them beside two or three busy loops on two cores, it came to 0.37 of what is allowed
 where these two held, and to 0.8 at 4 looks of 25."""
+PLENTY: Final = 80
+"""Moments of a kernel in Python, where LOOKING_S has room for them: between two calls of a few
+microseconds the worker's Python thins out torch's share, to 0.36 where it did all of the work."""
 LOOKING_S: Final = 0.2
 """What looking at a case may take, batches and all, where a kernel is long enough to be seen."""
 PATIENCE_S: Final = 5.0
@@ -167,6 +170,11 @@ class Watch:
     def enough(self) -> bool:
         """Whether what was seen carries an answer."""
         return self.moments >= ENOUGH or self.looked >= MANY
+
+    @property
+    def plenty(self) -> bool:
+        """Whether more looks would say no more: shares near what is allowed take more moments."""
+        return self.enough and (self._compiled or self.moments >= PLENTY)
 
     @property
     def failed(self) -> bool:
