@@ -290,7 +290,7 @@ def test_a_win_over_a_reference_that_may_have_been_slowed_is_none(
         return list(alone)
 
     agreed = Evidence(check="device clock", passed=True)
-    monkeypatch.setattr(kernel_trial, "conclude", lambda *_: ("proven", "faster", FASTER))
+    monkeypatch.setattr(kernel_trial, "conclude", lambda *_, **__: ("proven", "faster", FASTER))
     monkeypatch.setattr(kernel_trial, "time_alone", time_alone)
     monkeypatch.setattr(DeviceClock, "compare", lambda *_, **__: (agreed, ""))
     verdict = judge.judge(python(HONEST), problem(), device=fake.accelerator)

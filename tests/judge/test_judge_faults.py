@@ -513,6 +513,61 @@ def test_a_killed_judge_leaves_no_process_and_a_whole_ledger(
     _assert_whole(place, judged_before)
 
 
+LEAVES_ONE = """
+ENTRY {
+    if (fork() == 0) { setsid(); if (fork()) _exit(0); setsid(); for (;;) sleep(9); }
+    for (;;) sleep(1);
+}
+"""
+UNENCLOSED = "from ratchet.judge import isolation\nisolation.bubblewrap = lambda: None\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: others' candidates have no uid to tell")
+def test_a_killed_judge_leaves_no_daemon_where_there_is_no_namespace(
+    compiler: None, tmp_path: Path
+) -> None:
+    folders = [str(Path(ratchet.__file__).parents[1]), str(Path(__file__).parent)]
+    asked = json.dumps([given.cpp(HEAD + LEAVES_ONE).as_json(), small().as_json()])
+    program = subprocess.Popen(
+        [sys.executable, "-c", UNENCLOSED + JUDGING, str(tmp_path / "ledger.db"), asked],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+    )
+    found: set[int] = set()
+    deadline = time.monotonic() + 60
+    while not found and time.monotonic() < deadline:
+        time.sleep(0.02)
+        assert program.poll() is None
+        found = _uids_with_daemons(program.pid)
+    program.kill()
+    program.wait()
+    assert found
+    deadline = time.monotonic() + 5
+    while any(processes.of_user(uid) for uid in found) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert [pid for uid in found for pid in processes.of_user(uid)] == []
+    isolation._clear_abandoned()
+
+
+def _uids_with_daemons(root: int) -> set[int]:
+    """Fresh uids under a process that have a session beside their worker's."""
+    sessions: dict[int, set[int]] = {}
+    for pid in _descendants(root):
+        state, uid = processes.read_state(pid), _uid(pid)
+        if state is not None and uid >= isolation.FIRST_UID:
+            sessions.setdefault(uid, set()).add(state.session)
+    return {uid for uid, found in sessions.items() if len(found) > 1}
+
+
+def _uid(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return -1
+    return next(int(line.split()[1]) for line in lines if line.startswith("Uid:"))
+
+
 def _runs(pid: int) -> bool:
     state = processes.read_state(pid)
     return state is not None and state.alive

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +24,12 @@ from ratchet.judge.kernel_trial import KernelJudge
 from ratchet.judge.library_ops import judge_census, read_census
 from ratchet.judge.looks import Stand
 from ratchet.judge.verdict import Evidence
-from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.kernel import Kernel, Language
 from ratchet.kernels.languages import cpp
 from ratchet.kernels.problem import Problem
 
 PACKAGES = Path(np.__file__).parents[1]
+DYNLOAD = f"{sysconfig.get_path('stdlib')}/lib-dynload"
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +99,11 @@ def test_the_name_of_a_file_is_not_enough() -> None:
         (f"{PACKAGES}/numpy.libs/libscipy_openblas64_-32a4b2a6.so", "allowed"),
         ("/tmp/site-packages/libopenblas.so.0", "library"),
         ("/usr/lib/x86_64-linux-gnu/libdnnl.so.3", "library"),
+        (f"{DYNLOAD}/_json.cpython-311-x86_64-linux-gnu.so", "worker"),
+        (f"{DYNLOAD}/array.abi3.so", "worker"),
+        (f"{DYNLOAD}/audioop.cpython-311-x86_64-linux-gnu.so", "library"),
+        (f"{DYNLOAD}/zlib.cpython-311-x86_64-linux-gnu.so", "library"),
+        ("/tmp/lib-dynload/_json.cpython-311-x86_64-linux-gnu.so", "library"),
     ],
 )
 def test_the_owner_of_a_file(path: str, owner: str) -> None:
@@ -109,15 +116,23 @@ BLAS = Place(owner="library", name="libblas.so.3")
 GLUE = Place(owner="worker", name="python3")
 
 
-def watched(monkeypatch: pytest.MonkeyPatch, moments: list[list[Place]]) -> own_work.Watch:
+def watched(
+    monkeypatch: pytest.MonkeyPatch,
+    moments: list[list[Place]],
+    *,
+    language: Language = "cpp",
+    mixed: bool = False,
+) -> own_work.Watch:
     """A watch that saw these threads, each moment the first look at a batch."""
     monkeypatch.setattr(own_work, "read_mappings", lambda pid: [None])
     places = CodePlaces(None)
-    watch = own_work.Watch(places, "cpp")
+    watch = own_work.Watch(places, language, mixed=mixed)
+    watch._worker = 1
     for threads in moments:
         left = iter(threads)
         monkeypatch.setattr(places, "place", lambda *_, left=left: next(left))
-        watch._note([Stand(pid=1, thread=n, address=0) for n in range(len(threads))], first=True)
+        stands = [Stand(pid=1, thread=1 + n, address=0) for n in range(len(threads))]
+        watch._note(stands, first=True)
     return watch
 
 
@@ -132,6 +147,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, moments: list[list[Place]]) -> own_
         ([[OWN]] * 90 + [[BLAS]] * 2, "cheating"),
         ([[OWN, OWN, BLAS, OWN]] * 3 + [[OWN]] * 6, "cheating"),
         ([[BLAS]] * 2, "cheating"),
+        ([[OWN]] * 18 + [[OWN, GLUE]] * 2, "cheating"),
         ([], "unmeasured"),
     ],
 )
@@ -148,6 +164,63 @@ def test_what_was_seen_decides(
     assert [(one.check, one.passed) for one in evidence] == [("own work", not status)]
 
 
+@pytest.mark.parametrize(
+    ("moments", "batch_s", "calls", "status"),
+    [
+        ([[OWN]] * 6 + [[GLUE]] * 34, 0.0005, 1, ""),
+        ([[OWN]] * 6 + [[GLUE]] * 34, 0.001, 64, ""),
+        ([[OWN]] * 36 + [[GLUE]] * 4, 0.1, 1, ""),
+        ([[OWN]] * 33 + [[GLUE]] * 7, 0.1, 1, ""),
+        ([[OWN]] * 33 + [[GLUE, OWN]] * 9, 0.1, 1, ""),
+        ([[OWN]] * 20 + [[GLUE]] * 20, 0.004, 1, "cheating"),
+        ([[OWN]] * 20 + [[GLUE, OWN]] * 20, 0.004, 1, "cheating"),
+        ([[GLUE]] * 40, 0.002, 64, "cheating"),
+    ],
+)
+def test_python_around_a_kernel_is_there_to_call_it(
+    monkeypatch: pytest.MonkeyPatch,
+    moments: list[list[Place]],
+    batch_s: float,
+    calls: int,
+    status: str,
+) -> None:
+    watch = watched(monkeypatch, moments)
+    watch._note_batch(batch_s * watch.interpreted / watch.looked, calls)
+    if not status:
+        watch.conclude([])
+        return
+    with pytest.raises(Decided, match="the Python around it worked") as decided:
+        watch.conclude([])
+    assert decided.value.status == status
+
+
+TORCH = Place(owner="library", name="libtorch_cpu.so")
+
+
+def test_where_a_library_is_allowed_nobody_is_convicted_for_its_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moments = [[TORCH]] * 12 + [[GLUE]] * 12
+    with pytest.raises(Decided, match="runs elsewhere") as decided:
+        watched(monkeypatch, moments, language="torch").conclude([])
+    assert decided.value.status == "cheating"
+    with pytest.raises(Decided, match="write it in cpp, or in Triton") as decided:
+        watched(monkeypatch, moments, language="torch", mixed=True).conclude([])
+    assert decided.value.status == "unmeasured"
+    watched(monkeypatch, [[GLUE]] * 24, language="torch", mixed=True).conclude([])
+    asked_for = own_work.watch_for(CodePlaces(None), asked(libraries=("matmul",)), PYTHON)
+    assert asked_for is not None
+
+
+def test_a_kernel_in_python_is_looked_at_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = [[OWN]] * own_work.ENOUGH
+    assert watched(monkeypatch, moments).plenty
+    watch = watched(monkeypatch, moments, language="torch")
+    assert watch.enough and not watch.plenty
+    assert watched(monkeypatch, [[OWN]] * own_work.PLENTY, language="torch").plenty
+
+
+PYTHON = Kernel(name="k", language="torch", source="", entry="silu")
 LAYOUT = {"calls": [[[0, 0, 0, [64, 64], [64, 1]], [2, 0, 0, [64, 64], [64, 1]]]], "input_count": 1}
 TRITON = """
 @triton.jit

@@ -19,8 +19,9 @@ from typing import Final, Literal
 
 Owner = Literal["own", "run-time", "worker", "allowed", "library", "made"]
 """own: the library that the judge had compiled. run-time: what every program of the language may
-use. worker: the process in which it runs. allowed: a library that the problem names. library: any
-other file. made: memory that became code, or no file that the judge can read."""
+use. worker: the Python in which it runs, and no more of its modules than a batch needs. allowed: a
+library that the problem names. library: any other file. made: memory that became code, or no file
+that the judge can read."""
 
 RUNTIME: Final = re.compile(
     r"(libc|libm|libmvec|libpthread|libdl|librt|ld-linux.*|ld-musl.*|libgomp|libomp|libiomp5"
@@ -28,6 +29,12 @@ RUNTIME: Final = re.compile(
     r"([.-][\w.-]*)?\.so(\.[\d.]+)?"
 )
 WORKER: Final = re.compile(r"(libpython3[\w.]*|libffi)\.so(\.[\d.]+)?")
+MODULES: Final = frozenset(
+    {*("_ctypes", "_json", "_socket", "_struct", "array", "select", "time"), *("math", "cmath")}
+)
+"""Modules of the interpreter that may lie in files of their own and still are the worker's: those
+that receive, run and answer a batch (Debian's has most of them built in), and the two without which
+Python has no sine. Any other, `audioop` or `zlib`, is a library."""
 BLAS: Final = re.compile(r"lib(scipy_)?(openblas|blas|cblas|mkl_|blis|atlas|f77blas|armpl)[\w.-]*")
 LIBRARIES: Final = {"matmul": BLAS}
 """Which files a library that a problem allows by name consists of."""
@@ -156,7 +163,8 @@ class CodePlaces:
         if RUNTIME.fullmatch(name):
             return "run-time"
         interpreter = path == os.path.realpath(sys.executable)
-        if interpreter or "/lib-dynload/" in path or WORKER.fullmatch(name):
+        module = "/lib-dynload/" in path and name.partition(".")[0] in MODULES
+        if interpreter or module or WORKER.fullmatch(name):
             return "worker"
         return "library"
 

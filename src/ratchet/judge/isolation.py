@@ -2,9 +2,10 @@
 
 With bubblewrap a candidate has PID, network, IPC and mount namespaces of its own, a read-only view
 of the system's libraries and a small private /tmp; as root it also gets a fresh uid without
-capabilities, because plain bubblewrap keeps root's. Without bubblewrap: a fresh uid when root, a
-subreaper and rlimits otherwise. rlimits and no_new_privs hold always, and a filter of system calls
-where `confine` knows their numbers. A verdict carries the name of what was in force.
+capabilities, because plain bubblewrap keeps root's. Without bubblewrap: a fresh uid when root, with
+a guard that ends it when the judge is killed; a subreaper and rlimits otherwise. rlimits and
+no_new_privs hold always, and a filter of system calls where `confine` knows their numbers. A
+verdict carries the name of what was in force.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,6 +46,7 @@ OPEN_FOLDERS = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 """Where every user may write: a candidate too, when it has no private view of the machine."""
 SYSTEM_FOLDERS = ("/usr", "/bin", "/lib", "/lib64", "/sbin", "/etc/alternatives", "/opt/rocm")
 SYSTEM_FILES = ("/etc/ld.so.cache",)
+GUARD = "ratchet.judge.workers.guard"
 BOOT = "import sys; sys.path.insert(0, {folder!r}); from {module} import main; main()"
 
 
@@ -80,6 +83,8 @@ class Sandbox:
     """A private folder of this process, where no private /tmp could be made; remove it after."""
     uid: int | None = None
     """The fresh uid of a process that sees the whole machine."""
+    guard: int | None = None
+    """The process that ends what that uid runs, should the judge be killed."""
 
     @property
     def enclosed(self) -> bool:
@@ -104,6 +109,8 @@ class Sandbox:
             processes.end_user(self.uid)
             for path in _left_by(self.uid):
                 _remove(path)
+        if self.guard is not None:
+            _end_guard(self.guard)
         if self.scratch is not None:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
@@ -205,7 +212,22 @@ def make_sandbox(
         | (ENVIRONMENT if compilations is not None and wrapped else {}),
         scratch=scratch,
         uid=limits.uid,
+        guard=_start_guard(limits.uid) if limits.uid is not None else None,
     )
+
+
+def _start_guard(uid: int) -> int:
+    """A process that ends what a uid runs when this one dies."""
+    boot = BOOT.format(folder=str(Path(ratchet.__file__).parents[1]), module=GUARD)
+    command = [*_python(with_torch=False), "-c", boot, str(os.getpid()), str(uid)]
+    silent = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
+    return os.posix_spawn(command[0], command, {"PATH": os.defpath}, file_actions=silent)
+
+
+def _end_guard(guard: int) -> None:
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it was ended before
+        os.kill(guard, signal.SIGKILL)
+        os.waitpid(guard, 0)
 
 
 def _most_processes(threads: int) -> int:

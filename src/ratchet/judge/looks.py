@@ -45,10 +45,17 @@ class Family:
     """The processes under one, as they are looked at."""
 
     def __init__(self, root: int, *, wrapped: bool) -> None:
-        """Make it while they stand; `wrapped`: the first two are bubblewrap's and only wait."""
+        """Make it while they stand; `wrapped`: the first two are bubblewrap's and only wait.
+
+        `worker` is the process that the judge started in it: the others are the candidate's.
+        """
         self._root = root
         self._guards = {root, *_children_of(root)} if wrapped else set[int]()
-        self._members = set(processes.family(root)) - self._guards
+        found = processes.family(root)
+        self._members = set(found) - self._guards
+        below = [pid for pid in self._members if found[pid].parent in self._guards]
+        # Only bubblewrap's second has the worker as its child; a worker adopts its own orphans.
+        self.worker = min(below, default=root)
 
     def look(self, read: Callable[[list[Stand]], None]) -> bool:
         """Stop everybody, call `read` with who runs and where, let them go on.

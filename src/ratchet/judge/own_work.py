@@ -3,8 +3,9 @@
 While some batches run, among the timed ones and at secret places, the judge stops the candidate at
 random moments and looks whose code its threads stand in (`looks`, `code_places`). A moment at which
 any thread runs a library's code, or code that was not in the file that was compiled, speaks against
-it; waiting threads, the system and the worker around it do not count. Kernels in Python are asked
-first which of torch's operations they used (`library_ops`); who admits nothing is looked at too.
+it; waiting threads and the system do not count. Of the Python around a compiled kernel only its one
+thread is free, for as long as it can take to call the kernel. Kernels in Python are asked first
+which of torch's operations they used (`library_ops`); who admits nothing is looked at too.
 """
 
 from __future__ import annotations
@@ -36,6 +37,16 @@ ENOUGH, MANY = 16, 40
 or the other nothing is known. A kernel of a microsecond, or one that waits for its threads, is at
 work at few of many moments. 16 moments miss what is a third of the work once in 700 times; 40 looks
 miss what takes a tenth of a batch once in 70 times, and a third of it once in ten million."""
+BATCH_S, CALL_S = 0.001, 0.00001
+"""What the Python around a compiled kernel may seem to take of a batch, and more for each call."""
+INTERPRETED_SHARE, INTERPRETED = 0.25, 8
+"""And it must be seen at more than this share of the looks at which anybody ran, and so often: one
+look stands for much of a long batch. In 104 trials of honest kernels, of a microsecond to 4 ms a
+call, 25 of them beside two or three busy loops on two cores, it came to 0.37 of what is allowed
+where these two held, and to 0.8 at 4 looks of 25."""
+PLENTY: Final = 80
+"""Moments of a kernel in Python, where LOOKING_S has room for them: between two calls of a few
+microseconds the worker's Python thins out torch's share, to 0.36 where it did all of the work."""
 LOOKING_S: Final = 0.2
 """What looking at a case may take, batches and all, where a kernel is long enough to be seen."""
 PATIENCE_S: Final = 5.0
@@ -52,12 +63,12 @@ AGAINST: Final[frozenset[Owner]] = frozenset({"library", "made"})
 class Watch:
     """What was seen of one candidate's threads, over all of its launches."""
 
-    def __init__(self, places: CodePlaces, language: Language) -> None:
+    def __init__(self, places: CodePlaces, language: Language, *, mixed: bool = False) -> None:
+        """`mixed`: what is allowed cannot be told from what is not, so nobody is convicted."""
         self._places = places
         self._compiled = language == "cpp"
+        self._mixed = mixed
         self._most = FOREIGN_SHARE.get(language, 0.0)
-        # A kernel in Python works in the interpreter, which for a compiled one is the worker's.
-        self._silent = frozenset[Owner]({"worker"}) if self._compiled else frozenset[Owner]()
         self.looked = 0
         """Looks before the answer came, whatever was going on."""
         self.moments = 0
@@ -67,31 +78,43 @@ class Watch:
         """Of these, the first look at a batch: nothing in the process foretells it."""
         self.first_against = 0
         self.time_s = 0.0
+        self.active = 0
+        """Looks at which anybody ran, the Python around a compiled kernel too."""
+        self.interpreted = 0
+        """Of these, at which that Python did."""
+        self._interpreted_s = self._allowed_s = 0.0
+        self._worker = 0
         self._by_name: Counter[str] = Counter()
         self._made = 0
 
     def looks(
-        self, process: CandidateProcess, expected_s: float
+        self, process: CandidateProcess, expected_s: float, calls: int
     ) -> Callable[[Callable[[], bool]], None]:
-        """What to do once a batch has begun, which takes `expected_s`; the process stands now."""
+        """What to do once a batch of some calls has begun, which takes `expected_s` in all.
+
+        The process stands now.
+        """
         family = Family(process.pid, wrapped=process.sandbox.scratch is None)
+        self._worker = family.worker
         rng = secrets.SystemRandom()
 
         def meanwhile(over: Callable[[], bool]) -> None:
-            began = time.perf_counter()
+            began, looked, interpreted = time.perf_counter(), self.looked, self.interpreted
             try:
                 watch(family, self._note, over=over, expected_s=expected_s, draw=rng.random)
             except Unseen as error:
                 raise Decided("unmeasured", f"whose code works was not seen: {error}") from error
             finally:
                 self.time_s += time.perf_counter() - began
+            share = (self.interpreted - interpreted) / max(1, self.looked - looked)
+            self._note_batch(share * expected_s, calls)
 
         return meanwhile
 
     def _note(self, stands: Sequence[Stand], *, first: bool) -> None:
         self.looked += 1
         mappings: dict[int, list[Mapping]] = {}
-        seen: list[Place] = []
+        seen: list[Place | None] = []
         for stand in stands:
             try:
                 if stand.pid not in mappings:
@@ -99,12 +122,14 @@ class Watch:
                 if not mappings[stand.pid]:
                     continue  # it has given up its memory, and only waits to be reaped
                 place = self._places.place(stand.pid, stand.address, mappings[stand.pid])
-                seen.append(place)
+                seen.append(self._counted(stand, place))
             except PermissionError as error:
                 raise Unseen("this machine does not let the judge read its memory") from error
             except OSError:
                 continue  # it has ended
-        working = {place for place in seen if place.owner not in self._silent}
+        self.active += bool(seen)
+        self.interpreted += None in seen
+        working = {place for place in seen if place is not None}
         if not working:
             return
         foreign = {place for place in working if place.owner in AGAINST}
@@ -116,16 +141,48 @@ class Watch:
         # One name a moment, so that idle company of a library's thread does not thin it out.
         self._by_name[min(place.name for place in foreign or working)] += 1
 
+    def _counted(self, stand: Stand, place: Place) -> Place | None:
+        """The place as it counts; None for the Python that calls a compiled kernel.
+
+        That has one thread: whoever else runs Python there has it do the work.
+        """
+        if not self._compiled or place.owner != "worker":
+            return place
+        if stand.pid == stand.thread == self._worker:
+            return None
+        return Place(owner="library", name=f"{place.name} in another thread")
+
+    def _note_batch(self, interpreted_s: float, calls: int) -> None:
+        """How long the Python around a compiled kernel seems to have run in one batch."""
+        self._interpreted_s += interpreted_s
+        self._allowed_s += BATCH_S + calls * CALL_S
+
+    @property
+    def _interpreter_works(self) -> bool:
+        """Whether the Python around a compiled kernel ran longer than calling it can take."""
+        return (
+            self._interpreted_s > self._allowed_s
+            and self.interpreted >= INTERPRETED
+            and self.interpreted > INTERPRETED_SHARE * self.active
+        )
+
     @property
     def enough(self) -> bool:
         """Whether what was seen carries an answer."""
         return self.moments >= ENOUGH or self.looked >= MANY
 
     @property
+    def plenty(self) -> bool:
+        """Whether more looks would say no more: shares near what is allowed take more moments."""
+        return self.enough and (self._compiled or self.moments >= PLENTY)
+
+    @property
     def failed(self) -> bool:
         """Whether the work was seen to run elsewhere than in the candidate's code."""
         at_once = self._compiled and (
-            self.against >= NO_ACCIDENT or self.first_against > self._most * self.firsts
+            self.against >= NO_ACCIDENT
+            or self.first_against > self._most * self.firsts
+            or self._interpreter_works
         )
         return at_once or self.against > self._most * self.moments
 
@@ -147,6 +204,8 @@ class Watch:
         """Add what was seen to the evidence; Decided where it is not the candidate's own work."""
         seen = f"{self.shares()}, of " if self.moments else ""
         detail = f"{seen}{self.moments} moments of work among {self.looked} that were looked at"
+        if self._interpreter_works:
+            detail += f", at {self.interpreted} of which the Python around it worked"
         passed = self.enough and not self.failed
         evidence.append(Evidence(check=CHECK, passed=passed, detail=detail))
         if self.failed and self._mostly_made and not self._compiled:
@@ -154,6 +213,13 @@ class Watch:
                 "unmeasured",
                 "right, but nobody can say whose work code is that is made at run time: "
                 f"{detail}; write it in cpp",
+            )
+        if self.failed and self._mixed:
+            raise Decided(
+                "unmeasured",
+                "right, but nobody can say whose work it is, as what the problem allows lies in "
+                f"one file with torch's other operations: {detail}; write it in cpp, or in Triton "
+                "where it runs on a GPU",
             )
         if self.failed:
             raise Decided(
@@ -183,14 +249,14 @@ def places_of(problem: Problem, kernel: Kernel, library: int | None) -> Iterator
 
 
 def watch_for(places: CodePlaces | None, problem: Problem, kernel: Kernel) -> Watch | None:
-    """A watch over a kernel; None where none is asked for, or looking would say nothing.
+    """A watch over a kernel; None where none is asked for.
 
-    In Python a library that is allowed by name lies in the same file as all of torch's others:
-    there the operations decide alone.
+    In Python a library that is allowed by name lies in the same file as all of torch's others.
     """
-    if places is None or (kernel.language != "cpp" and problem.libraries):
+    if places is None:
         return None
-    return Watch(places, kernel.language)
+    mixed = kernel.language != "cpp" and bool(problem.libraries)
+    return Watch(places, kernel.language, mixed=mixed)
 
 
 def batches_to_watch(expected_s: float, cases: int) -> int:

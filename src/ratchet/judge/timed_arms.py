@@ -17,7 +17,7 @@ from ratchet.judge.kernel_checks import (
     verdict_of_call,
 )
 from ratchet.judge.late_writes import OutputSpots
-from ratchet.judge.own_work import PATIENCE_S, Watch
+from ratchet.judge.own_work import LOOKING_S, PATIENCE_S, Watch
 from ratchet.measure.arm import Arm, Timing
 
 REFERENCE, TWIN, CANDIDATE = "reference", "reference again", "candidate"
@@ -146,7 +146,9 @@ class CandidateArm:
     def watch_until_enough(self, calls: int, watch: Watch) -> None:
         """More batches to look at, until what was seen carries an answer or patience ends."""
         began = time.perf_counter()
-        while not watch.enough and time.perf_counter() - began < PATIENCE_S:
+        while not watch.plenty:
+            if time.perf_counter() - began > (LOOKING_S if watch.enough else PATIENCE_S):
+                return
             self.be_watched(calls)
 
     def probe_until_seen(self, calls: int, values: int | None, least: int) -> None:
@@ -182,7 +184,9 @@ class CandidateArm:
         limit_s = self._opened.cases[self._case].limit_s(iterations)
         if self._opened.accelerator is not None and self.batch_s == math.inf:
             limit_s += COMPILES * SLOWEST_FLOOR_S  # Triton compiles in every process anew
-        meanwhile = watch.looks(self._candidate, self.batch_s) if watch is not None else None
+        meanwhile = None
+        if watch is not None:
+            meanwhile = watch.looks(self._candidate, self.batch_s, iterations)
         if order is not None and self.batch_s < math.inf:
             process = self._candidate
             meanwhile = order.looks(self.batch_s, stop=process.pause, resume=process.resume)
