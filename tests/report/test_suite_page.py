@@ -54,3 +54,11 @@ def test_the_page_loads_nothing() -> None:
     page = render_suite_page(document(interrupted=False), {})
     assert re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', page) == []
     assert "<script" not in page
+
+
+def test_a_rival_that_was_not_timed_has_no_column() -> None:
+    without = document(interrupted=False)
+    timed = document(interrupted=False)
+    timed["rows"][0]["speedup"]["vs_compile"] = {"ratio": 1.5, "low": 1.4, "high": 1.6}
+    assert '<th class="n">against torch.compile' not in render_suite_page(without, {})
+    assert '<th class="n">against torch.compile' in render_suite_page(timed, {})

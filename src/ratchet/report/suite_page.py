@@ -7,7 +7,7 @@ from typing import Any
 
 from ratchet.report.environment import page_environment
 from ratchet.report.page import device_rows
-from ratchet.report.suite_table import definitions, score_tables, suite_headline
+from ratchet.report.suite_table import against_compile, definitions, score_tables, suite_headline
 from ratchet.report.verdict_words import show_speedup, show_status, tone
 
 
@@ -22,6 +22,7 @@ def render_suite_page(document: Mapping[str, Any], links: Mapping[str, str]) -> 
         suite=document,
         links=links,
         headline=suite_headline(document),
+        against_compile=against_compile(document),
         scores=score_tables(document),
         definitions=definitions(document),
         device=device_rows(document["device"]),

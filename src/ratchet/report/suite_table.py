@@ -36,8 +36,10 @@ def print_suite(document: Mapping[str, Any], console: Console | None = None) -> 
     if document["interrupted"]:
         out.print("Interrupted: the same command goes on from the ledger.")
     out.print()
-    columns = ("problem", "verdict", "vs eager", "vs torch.compile")
-    out.print(table(columns, [_row(row) for row in document["rows"]], left=2))
+    compiled = against_compile(document)
+    columns = ("problem", "verdict", "vs eager", *(["vs torch.compile"] if compiled else []))
+    rows = [_row(row)[: len(columns)] for row in document["rows"]]
+    out.print(table(columns, rows, left=2))
     _print_reasons(out, document["rows"])
     for scores in score_tables(document):
         heading(out, scores.title)
@@ -55,6 +57,11 @@ def suite_headline(document: Mapping[str, Any]) -> str:
     statuses = document["summary"]["all"]["statuses"]
     counted = ", ".join(f"{count} {show_status(status)}" for status, count in statuses.items())
     return f"{document['candidate']} on {document['suite']}: {counted}."
+
+
+def against_compile(document: Mapping[str, Any]) -> bool:
+    """Whether torch.compile was timed as a rival anywhere: not where it is the candidate."""
+    return any(row["speedup"]["vs_compile"] for row in document["rows"])
 
 
 def score_tables(document: Mapping[str, Any]) -> list[ScoreTable]:
