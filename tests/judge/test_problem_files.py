@@ -222,3 +222,22 @@ def test_sizes_are_read_and_rewritten_in_place() -> None:
     changed = model_scale.rewritten(text, {"M": 7, "K": 16})
     assert changed == "M = 7\nname = 'é'; K = 16  # inner\nK2 = K\ntwice = 3\ntwice = 4\n"
     assert model_scale.changes(text, changed) == ["M 128 -> 7", "K 192 -> 16"]
+
+
+def test_sizes_in_a_tuple_shrink_with_those_that_they_must_fit() -> None:
+    text = (
+        "import torch\nrows = 512\nshape = (512, 3)\n"
+        "class Model(torch.nn.Module):\n"
+        "    def forward(self, x, y):\n        return (x * y.T).sum()\n"
+        "def get_inputs():\n    return [torch.rand(rows, 3), torch.rand(3, shape[0])]\n"
+        "def get_init_inputs():\n    return []\n"
+    )
+    named = [(size.name, size.value) for size in model_scale.sizes(text)]
+    assert named == [("rows", 512), ("shape[0]", 512), ("shape[1]", 3)]
+    changed = model_scale.rewritten(text, {"shape[0]": 1024, "shape[1]": 4})
+    assert "shape = (1024, 4)\n" in changed
+    cost = model_scale.measure(text)
+    assert cost is not None
+    shrunk, less = model_scale.fit(text, cost, model_scale.share_of(cost, 0.6))
+    assert less.bytes < cost.bytes
+    assert model_scale.changes(text, shrunk) == ["rows 512 -> 256", "shape[0] 512 -> 256"]

@@ -71,9 +71,10 @@ def _scaled(text: str, scale: float | str | None, threads: int) -> tuple[str, li
             notes.append(f"{cost.over(budget):.1f} times over what was asked; no size is left")
     needed, free = cost.held_bytes * COPIES, MEMORY_SHARE * _free_bytes()
     if needed > free:
+        remedy = "give --scale" if scale is None else "make the sizes in its file smaller"
         raise KernelError(
             f"it is too large for this machine: about {needed / 2**30:.1f} GiB are needed and "
-            f"{free / 2**30:.1f} GiB may be used; give --scale"
+            f"{free / 2**30:.1f} GiB may be used; {remedy}"
         )
     return text, notes
 

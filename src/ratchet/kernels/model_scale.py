@@ -96,13 +96,22 @@ def fit(text: str, cost: Cost, budget: Cost) -> tuple[str, Cost]:
         name = _next(now, fixed)
         if name is None:
             break
-        trial = values | {name: _smaller(name, now[name], cost.over(budget))}
-        smaller = measure(rewritten(text, trial))
-        if smaller is None or smaller.bytes >= cost.bytes:
-            fixed.add(name)  # it breaks the model, or is no size
+        for names in _together(name, now):
+            over = cost.over(budget) ** (1 / len(names))
+            trial = values | {one: _smaller(name, now[name], over) for one in names}
+            smaller = measure(rewritten(text, trial))
+            if smaller is not None and smaller.bytes < cost.bytes:
+                values, cost = trial, smaller
+                break
         else:
-            values, cost = trial, smaller
+            fixed.add(name)  # it breaks the model, or is no size
     return rewritten(text, values), cost
+
+
+def _together(name: str, now: Mapping[str, int]) -> list[list[str]]:
+    """A size alone, then with all that are equal to it: a shape may have to fit another."""
+    equal = [one for one in now if now[one] == now[name]]
+    return [[name], equal] if len(equal) > 1 else [[name]]
 
 
 def changes(old: str, new: str) -> list[str]:
@@ -116,8 +125,12 @@ def changes(old: str, new: str) -> list[str]:
 
 
 def sizes(text: str) -> list[Size]:
-    """The whole numbers above 1 at the top of a file, each under a name that is given once."""
+    """The whole numbers above 1 at the top of a file, each under a name that is given once.
+
+    Those in a tuple or list are named after it and their place: `shape[0]`.
+    """
     found: dict[str, Size] = {}
+    given: set[str] = set()
     twice: set[str] = set()
     for node in ast.parse(text).body:
         if not isinstance(node, ast.Assign) or len(node.targets) != 1:
@@ -125,22 +138,26 @@ def sizes(text: str) -> list[Size]:
         target, value = node.targets[0], node.value
         if not isinstance(target, ast.Name):
             continue
-        number = _whole_number(value)
-        if target.id in found:
+        if target.id in given:
             twice.add(target.id)
-        if number is not None and number > 1 and value.lineno == value.end_lineno:
-            end = value.end_col_offset
-            assert end is not None
-            found[target.id] = Size(
-                name=target.id, value=number, line=value.lineno, start=value.col_offset, end=end
-            )
-    return [size for name, size in found.items() if name not in twice]
+        given.add(target.id)
+        many = value.elts if isinstance(value, (ast.Tuple, ast.List)) else None
+        for place, one in enumerate([value] if many is None else many):
+            number = _whole_number(one)
+            if number is not None and number > 1 and one.lineno == one.end_lineno:
+                end = one.end_col_offset
+                assert end is not None
+                name = target.id if many is None else f"{target.id}[{place}]"
+                found[name] = Size(
+                    name=name, value=number, line=one.lineno, start=one.col_offset, end=end
+                )
+    return [size for name, size in found.items() if name.partition("[")[0] not in twice]
 
 
 def rewritten(text: str, values: Mapping[str, int]) -> str:
     """The text with other numbers for some of its sizes."""
     lines = text.encode().splitlines(keepends=True)
-    for size in sizes(text):
+    for size in sorted(sizes(text), key=lambda size: -size.start):  # what follows on a line moves
         if size.name in values:
             line = lines[size.line - 1]
             number = str(values[size.name]).encode()
