@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Literal
 
 from ratchet.judge.call_order import CallOrder
@@ -57,7 +57,7 @@ class ReferenceArm:
         """
         reference, left_s = self._opened.reference, self._opened.clock.left_s
         with self._opened.draw(
-            self._case, iterations, writable_inputs=False, distinct=REFERENCE_DRAWS
+            self._case, iterations, writable_inputs=False, distinct=REFERENCE_DRAWS, blank=False
         ) as batch:
             reference.ask(timeout_s=left_s, do="prepare", batch=batch.number)
             self._opened.flush()
@@ -96,7 +96,7 @@ class CandidateArm:
         self._case = case
         self._watch = watch
         self._watched: Set[int] = frozenset()
-        self._probes: Mapping[int, int | None] = {}
+        self._probes: Mapping[int, int] = {}
         self.batch_s = math.inf
         """How long the shortest batch took."""
         self.checked = 0
@@ -114,10 +114,11 @@ class CandidateArm:
         """Before these batches, counted as in `sample`, one more is looked at, like any other."""
         self._watched = batches
 
-    def probe_before(self, batches: Mapping[int, int | None]) -> None:
+    def probe_before(self, batches: Mapping[int, int]) -> None:
         """Before these batches one more is a probe, and looks like any other.
 
-        Its values are that variation's of the case (`Problem.varied`), or its own.
+        Its calls have the values of the case's variations (`Problem.varied`), where it has some;
+        so many of them are compared.
         """
         self._probes = batches
 
@@ -132,7 +133,9 @@ class CandidateArm:
             if any(codes):
                 raise Decided("wrong", f"right before it was timed, then it returned {codes}")
             if self._batch in self._sampled:
-                self._check(batch, codes, self._sampled[self._batch])
+                count = min(self._sampled[self._batch], iterations)
+                calls = self._opened.rng.sample(range(iterations), count)
+                self._check(batch, codes, calls)  # drawn after the answers are in
         self._opened.device_clock.note(self._case, self.name, wall_time_s, self._candidate.device_s)
         self._batch += 1
         self.batch_s = min(self.batch_s, wall_time_s)
@@ -151,22 +154,27 @@ class CandidateArm:
                 return
             self.be_watched(calls)
 
-    def probe_until_seen(self, calls: int, values: int | None, least: int) -> None:
+    def probe_until_seen(self, calls: int, least: int) -> None:
         """More probes, until the order of a compiled kernel's calls was seen at enough moments."""
         for _ in range(MOST_PROBES):
             if self.order_looks >= least or calls == 1 or self._candidate.returns_outputs:
                 break
-            self._be_probed(calls, values)
+            self._be_probed(calls, 1)
 
-    def _be_probed(self, iterations: int, values: int | None) -> None:
-        """A batch that is not timed: one call is compared, and all made in their order."""
+    def _be_probed(self, iterations: int, compared: int) -> None:
+        """A batch that is not timed: some calls are compared, and all made in their order."""
+        kinds, rng = self._opened.variations(self._case), self._opened.rng
+        first = rng.randrange(kinds) if kinds else 0
+        values = [(first + call) % kinds for call in range(iterations)] if kinds else []
         with self._opened.draw(
             self._case, iterations, writable_inputs=False, values=values
         ) as batch:
             ordered = iterations > 1 and not self._candidate.returns_outputs
             order = CallOrder(batch.layout, batch.memories) if ordered else None
             codes = self._go(batch, iterations, order=order)[2]
-            self._check(batch, codes, 1)
+            start = rng.randrange(iterations)  # neighbours have values of different kinds
+            calls = range(start, start + min(compared, iterations))
+            self._check(batch, codes, [call % iterations for call in calls])
             if order is not None:
                 fault = order.conclude()
                 self.order_looks += order.looked
@@ -198,13 +206,13 @@ class CandidateArm:
                 batch.memories, iterations, limit_s=limit_s, meanwhile=meanwhile
             )
 
-    def _check(self, batch: Batch, codes: list[int], count: int) -> None:
-        for call in self._opened.rng.sample(range(len(codes)), min(count, len(codes))):
-            self._candidate.deliver(call)  # drawn after the answers are in
+    def _check(self, batch: Batch, codes: list[int], calls: Sequence[int]) -> None:
+        for call in calls:
+            self._candidate.deliver(call)
             check = self._opened.check(batch, call, codes[call])
             passed, detail = verdict_of_call(codes[call], check)
             if any(codes) or not passed:
-                what = "" if batch.values is None else f" with {batch.values}"
+                what = f" with {batch.values[call]}" if batch.values else ""
                 raise Decided(
                     "wrong", f"right before it was timed, wrong while it was{what}: {detail}"
                 )
