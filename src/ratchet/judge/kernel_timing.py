@@ -62,7 +62,9 @@ class CaseTiming:
     name: str
     samples: list[Sample]
     checked: int
-    """Timed calls whose outputs were compared."""
+    """Calls whose outputs were compared."""
+    order_looks: int = 0
+    """Moments at which a compiled kernel's calls were seen to come one after another."""
 
     def as_json(self) -> list[TimedSample]:
         """The samples as the verdict keeps them."""
@@ -110,11 +112,8 @@ def time_case(
             samples += run_rounds(
                 arms, rounds=plan.rounds, launch=first_launch + index, rng=rng, iterations=calls
             )
-            last = index + 1 == plan.launches
-            if last and not first_launch + first_round:
-                candidate.probe_until_seen(calls, LEAST_LOOKS)
             checked, looks = checked + candidate.checked, candidate.order_looks
-            if watch is not None and last:
+            if watch is not None and index + 1 == plan.launches:
                 candidate.watch_until_enough(calls, watch)
             process.pause()
     assert plan is not None
@@ -125,7 +124,7 @@ def time_case(
         detail += f"; at {looks} moments the calls of a batch were seen to come in their order"
     evidence.append(Evidence(check=f"right while timed on {name}", passed=True, detail=detail))
     numbered = [replace(sample, round=first_round + sample.round) for sample in samples]
-    return CaseTiming(case=case, name=name, samples=numbered, checked=checked)
+    return CaseTiming(case=case, name=name, samples=numbered, checked=checked, order_looks=looks)
 
 
 def time_alone(case: int, opened: OpenProblem) -> list[float]:
@@ -135,6 +134,22 @@ def time_alone(case: int, opened: OpenProblem) -> list[float]:
     arm = ReferenceArm(REFERENCE, opened, case, "copied")
     warm(arm, calls)
     return [arm.run(calls).wall_time_s / calls for _ in range(ALONE_BATCHES)]
+
+
+def see_order(timing: CaseTiming, opened: OpenProblem, process: CandidateProcess) -> bool:
+    """Whether a compiled kernel's calls were seen to come one after another; looks until so.
+
+    Decided where they do not.
+    """
+    facts = opened.cases[timing.case]
+    calls = calls_per_batch(facts.time_s, facts.bytes)
+    candidate = CandidateArm(process, opened, timing.case)
+    candidate.order_looks = timing.order_looks
+    if calls > 1:
+        warm(candidate, calls)
+        candidate.probe_until_seen(calls, LEAST_LOOKS)
+        process.pause()
+    return calls == 1 or candidate.order_looks >= LEAST_LOOKS
 
 
 def watch_case(case: int, opened: OpenProblem, process: CandidateProcess, watch: Watch) -> None:

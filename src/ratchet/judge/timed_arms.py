@@ -17,6 +17,7 @@ from ratchet.judge.kernel_checks import (
     verdict_of_call,
 )
 from ratchet.judge.late_writes import OutputSpots
+from ratchet.judge.looks import Family, Unseen
 from ratchet.judge.own_work import LOOKING_S, PATIENCE_S, Watch
 from ratchet.measure.arm import Arm, Timing
 
@@ -33,8 +34,8 @@ REFERENCE_DRAWS = 8
 """Different draws in a batch of the reference's, which hides nothing from itself. Every call still
 has memory of its own."""
 
-MOST_PROBES = 8
-"""Beyond those planned, where a kernel is so short that it was never seen at work."""
+PROBING_S = 1.0
+"""What more probes may take, where a kernel is so short that it was hardly seen at work."""
 
 Fate = Literal["mapped", "kept", "copied"]
 """What becomes of the reference's outputs, as of the candidate's: see `workers.reference`."""
@@ -156,9 +157,8 @@ class CandidateArm:
 
     def probe_until_seen(self, calls: int, least: int) -> None:
         """More probes, until the order of a compiled kernel's calls was seen at enough moments."""
-        for _ in range(MOST_PROBES):
-            if self.order_looks >= least or calls == 1 or self._candidate.returns_outputs:
-                break
+        began = time.perf_counter()
+        while self.order_looks < least and time.perf_counter() - began < PROBING_S:
             self._be_probed(calls, 1)
 
     def _be_probed(self, iterations: int, compared: int) -> None:
@@ -171,7 +171,12 @@ class CandidateArm:
         ) as batch:
             ordered = iterations > 1 and not self._candidate.returns_outputs
             order = CallOrder(batch.layout, batch.memories) if ordered else None
-            codes = self._go(batch, iterations, order=order)[2]
+            try:
+                codes = self._go(batch, iterations, order=order)[2]
+            except Unseen as error:
+                raise Decided(
+                    "unmeasured", f"the order of its calls was not seen: {error}"
+                ) from error
             start = rng.randrange(iterations)  # neighbours have values of different kinds
             calls = range(start, start + min(compared, iterations))
             self._check(batch, codes, [call % iterations for call in calls])
@@ -196,8 +201,8 @@ class CandidateArm:
         if watch is not None:
             meanwhile = watch.looks(self._candidate, self.batch_s, iterations)
         if order is not None and self.batch_s < math.inf:
-            process = self._candidate
-            meanwhile = order.looks(self.batch_s, stop=process.pause, resume=process.resume)
+            family = Family(self._candidate.pid, wrapped=self._candidate.sandbox.scratch is None)
+            meanwhile = order.looks(family, self.batch_s)
         self._candidate.resume()
         self._candidate.prepare(batch.layout, batch.memories, batch.read)
         self._opened.flush()
