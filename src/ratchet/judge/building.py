@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 
+from ratchet.judge import isolation
 from ratchet.judge.candidate_process import CandidateProcess, Clock, Decided
-from ratchet.judge.isolation import bubblewrap
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.precompiled_headers import PrecompiledHeaders
 
@@ -32,7 +32,7 @@ class Library:
                 threads=threads,
                 memory_bytes=COMPILE_MEMORY_BYTES,
                 clock=clock,
-                headers=headers.folder_for(kernel.source) if bubblewrap() else None,
+                headers=headers.folder_for(kernel.source) if isolation.bubblewrap() else None,
             )
             self._process.start_compiling(kernel)
 

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ratchet.judge.late_writes import ITEM_BYTES
+from ratchet.judge.looks import Family, wait
 from ratchet.judge.returned_outputs import Slot, answer_slots
 
-LOOKS: Final = 3
-"""In one batch."""
+LOOKS: Final = 8
+"""In one batch, at most."""
 SPOTS: Final = 4
 """Of each call: the beginning, the end and others between."""
 SPOT_BYTES: Final = 16
@@ -37,23 +37,25 @@ class CallOrder:
         self._seen: list[list[list[bytes]]] = []
         self.looked = 0
         """Moments at which it was seen at work, once it has concluded."""
-        self._moments = sorted(rng.random() for _ in range(LOOKS))
 
-    def looks(
-        self, expected_s: float, *, stop: Callable[[], None], resume: Callable[[], None]
-    ) -> Callable[[Callable[[], bool]], None]:
-        """What to do once the batch has begun, which takes about `expected_s`."""
+    def looks(self, family: Family, expected_s: float) -> Callable[[Callable[[], bool]], None]:
+        """What to do once the batch has begun, which takes about `expected_s`.
+
+        Raises Unseen where the family does not stand still.
+        """
+        draw = random.SystemRandom().random
+
+        def note() -> None:
+            self._seen.append(self._read())
 
         def meanwhile(over: Callable[[], bool]) -> None:
-            ran_s = 0.0
-            for moment in self._moments:
-                time.sleep(max(0.0, moment * expected_s - ran_s))
-                ran_s = moment * expected_s
+            pause_s = draw() * expected_s
+            for _ in range(LOOKS):
+                wait(pause_s)
                 if over():
                     return
-                stop()
-                self._seen.append(self._read())
-                resume()
+                family.hold(note)
+                pause_s = draw() * expected_s / LOOKS
 
         return meanwhile
 

@@ -101,6 +101,7 @@ class _Looks:
                 more,
                 samples=[*timing.samples, *more.samples],
                 checked=timing.checked + more.checked,
+                order_looks=timing.order_looks + more.order_looks,
             )
         return timing
 

@@ -64,8 +64,8 @@ class Batch:
     case: int
     layout: dict[str, Any]
     memories: list[int]
-    values: str | None = None
-    """Whose values it has, where they are not the case's own."""
+    values: Sequence[str] = ()
+    """Whose values each call has, where they are not the case's own."""
     read: Read | None = None
     """Who reads its outputs, where the judge cannot: the reference worker, on a GPU."""
 
@@ -139,12 +139,14 @@ class OpenProblem:
         *,
         writable_inputs: bool,
         distinct: int | None = None,
-        values: int | None = None,
+        values: Sequence[int] = (),
+        blank: bool = True,
     ) -> Iterator[Batch]:
         """Fresh values for some calls of a case, given back at the end.
 
         `distinct`: how many draws there are, which the calls take in turn; one for each by default.
-        `values`: which of the case's variations (`Problem.varied`) they are drawn from.
+        `values`: from which of the case's variations (`Problem.varied`) each call's are drawn.
+        `blank`: whether outputs are filled so that what was not written shows.
         """
         drawn = [self.rng.getrandbits(48) for _ in range(min(calls, distinct or calls))]
         seeds = [drawn[call % len(drawn)] for call in range(calls)]
@@ -157,12 +159,13 @@ class OpenProblem:
             case=case,
             seeds=seeds,
             writable_inputs=writable_inputs,
-            values=values,
+            values=list(values),
+            blank=blank,
         )
         try:
             read = partial(self._read, number) if self.accelerator else None
             layout = reply["layout"]
-            named = None if values is None else self._variations[case][values].name
+            named = [self._variations[case][kind].name for kind in values]
             yield Batch(
                 number=number,
                 case=case,
@@ -296,7 +299,7 @@ def _check_variations(
     for values in opened.rng.sample(range(opened.variations(index)), opened.variations(index)):
         if tried and time.perf_counter() - began > VARIED_S:
             break
-        passed, detail = _check_case(candidate, opened, index, values)
+        passed, detail = _check_case(candidate, opened, index, [values])
         tried += 1
         if passed is None:
             raise Decided("refused", f"the kernel declines the timed case {name} by its values")
@@ -308,7 +311,7 @@ def _check_variations(
 
 
 def _check_case(
-    candidate: CandidateProcess, opened: OpenProblem, index: int, values: int | None = None
+    candidate: CandidateProcess, opened: OpenProblem, index: int, values: Sequence[int] = ()
 ) -> tuple[bool | None, str]:
     """Whether the kernel is right on a case, and why; None when it declined and wrote nothing."""
     with opened.draw(index, 1, writable_inputs=True, values=values) as batch:

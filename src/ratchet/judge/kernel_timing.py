@@ -42,11 +42,10 @@ launch is always compared."""
 MORE_SHARE = 0.15
 """Where comparing is cheap, several calls of a batch are compared, in this share of the time."""
 MOST_CHECKED = 8
-LEAST_LOOKS = 4
+CHEAP_CHECKS, CHEAP_S = 3, 0.15
+"""So many calls of a probe are compared, each of another kind of values, if it takes no longer."""
+LEAST_LOOKS = 6
 """At the order of the calls."""
-PROBES = 2
-"""Of each launch at most, at secret places: batches of the same form with hidden cases' values, in
-which a compiled kernel's calls must also be seen to come one after another."""
 SHARE_OF_TIME = 0.8
 SHORT_BUDGET_S, BUDGET_S, LONG_BUDGET_S = 0.15, 0.5, 1.5
 """The first, second and third look at one case take about this long at most, if the fewest rounds
@@ -63,7 +62,9 @@ class CaseTiming:
     name: str
     samples: list[Sample]
     checked: int
-    """Timed calls whose outputs were compared."""
+    """Calls whose outputs were compared."""
+    order_looks: int = 0
+    """Moments at which a compiled kernel's calls were seen to come one after another."""
 
     def as_json(self) -> list[TimedSample]:
         """The samples as the verdict keeps them."""
@@ -105,17 +106,14 @@ def time_case(
                 warm(candidate, calls)
             compared = opened.rng.sample(range(plan.rounds), plan.checks)
             candidate.sample(dict.fromkeys(compared, plan.calls_checked))
-            candidate.probe_before(_probes(plan, case, opened, process))
+            candidate.probe_before(_probe(plan, case, opened, process))
             candidate.order_looks = looks
             candidate.watch_before({number for at, number in watched if at == index})
             samples += run_rounds(
                 arms, rounds=plan.rounds, launch=first_launch + index, rng=rng, iterations=calls
             )
-            last = index + 1 == plan.launches
-            if last:
-                candidate.probe_until_seen(calls, None, LEAST_LOOKS)
             checked, looks = checked + candidate.checked, candidate.order_looks
-            if watch is not None and last:
+            if watch is not None and index + 1 == plan.launches:
                 candidate.watch_until_enough(calls, watch)
             process.pause()
     assert plan is not None
@@ -126,7 +124,7 @@ def time_case(
         detail += f"; at {looks} moments the calls of a batch were seen to come in their order"
     evidence.append(Evidence(check=f"right while timed on {name}", passed=True, detail=detail))
     numbered = [replace(sample, round=first_round + sample.round) for sample in samples]
-    return CaseTiming(case=case, name=name, samples=numbered, checked=checked)
+    return CaseTiming(case=case, name=name, samples=numbered, checked=checked, order_looks=looks)
 
 
 def time_alone(case: int, opened: OpenProblem) -> list[float]:
@@ -136,6 +134,22 @@ def time_alone(case: int, opened: OpenProblem) -> list[float]:
     arm = ReferenceArm(REFERENCE, opened, case, "copied")
     warm(arm, calls)
     return [arm.run(calls).wall_time_s / calls for _ in range(ALONE_BATCHES)]
+
+
+def see_order(timing: CaseTiming, opened: OpenProblem, process: CandidateProcess) -> bool:
+    """Whether a compiled kernel's calls were seen to come one after another; looks until so.
+
+    Decided where they do not.
+    """
+    facts = opened.cases[timing.case]
+    calls = calls_per_batch(facts.time_s, facts.bytes)
+    candidate = CandidateArm(process, opened, timing.case)
+    candidate.order_looks = timing.order_looks
+    if calls > 1:
+        warm(candidate, calls)
+        candidate.probe_until_seen(calls, LEAST_LOOKS)
+        process.pause()
+    return calls == 1 or candidate.order_looks >= LEAST_LOOKS
 
 
 def watch_case(case: int, opened: OpenProblem, process: CandidateProcess, watch: Watch) -> None:
@@ -153,18 +167,15 @@ def _watched(plan: _Plan, batch_s: float, opened: OpenProblem) -> set[tuple[int,
     return set(secrets.SystemRandom().sample(places, min(count, len(places))))
 
 
-def _probes(
+def _probe(
     plan: _Plan, case: int, opened: OpenProblem, process: CandidateProcess
-) -> dict[int, int | None]:
-    """Before which batches of a launch a probe comes, and with which variation's values."""
-    variations: Sequence[int | None] = range(opened.variations(case))
-    if not variations:
-        if process.returns_outputs:
-            return {}
-        variations = [None]
-    rng = secrets.SystemRandom()
-    places = rng.sample(range(plan.rounds), min(plan.probes, plan.rounds))
-    return {place: rng.choice(variations) for place in places}
+) -> dict[int, int]:
+    """Before which batch of a launch a probe comes, and how many of its calls are compared."""
+    kinds = opened.variations(case)
+    if not kinds and process.returns_outputs:
+        return {}
+    least = CHEAP_CHECKS if CHEAP_CHECKS * opened.check_time_s[case] < CHEAP_S else 1
+    return {secrets.randbelow(plan.rounds): max(1, min(kinds, max(least, plan.calls_checked)))}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,8 +187,6 @@ class _Plan:
     checks: int
     calls_checked: int
     """Of each batch that is compared."""
-    probes: int
-    """Of each launch."""
 
 
 def _plan(
@@ -204,8 +213,7 @@ def _plan(
             "limit leaves no room for that; raise it",
         )
     rounds = round_count(run_s + share * check_s, budget_s)
-    probes = PROBES if PROBES * probe_s <= CHECK_SHARE * rounds * run_s else 1
-    left_s = room_s / launches - rounds * run_s - probes * probe_s
+    left_s = room_s / launches - rounds * run_s - probe_s
     fitting = int(left_s / check_s) if check_s > 0 else rounds
     checks = max(1, min(rounds, fitting, math.ceil(share * rounds)))
     more = int(MORE_SHARE * run_s / check_s) if check_s > 0 and checks == rounds else 1
@@ -215,7 +223,6 @@ def _plan(
         rounds=rounds,
         checks=checks,
         calls_checked=calls_checked,
-        probes=probes,
     )
 
 

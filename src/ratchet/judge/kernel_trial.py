@@ -30,7 +30,7 @@ from ratchet.judge.group_sequential import time_until_answered
 from ratchet.judge.interpreted import REASON, interpreted, small_cases, without_blame
 from ratchet.judge.isolation import arm_environment, isolation_name
 from ratchet.judge.kernel_checks import OpenProblem, check_cases
-from ratchet.judge.kernel_timing import CaseTiming, time_alone, watch_case
+from ratchet.judge.kernel_timing import CaseTiming, see_order, time_alone, watch_case
 from ratchet.judge.launches import Launches
 from ratchet.judge.library_ops import judge_census, read_census
 from ratchet.judge.model_answer import runnable
@@ -232,8 +232,10 @@ class _Trial:
             timings = self._time(launches, opened, places)
             if not opened.timed:
                 self._watch_untimed(candidate, opened, places)
-        by_dispatch = self.kernel.language == "torch" and self.accelerator is None
-        concluded = conclude(timings, opened, self.evidence, by_dispatch=by_dispatch)
+            by_dispatch = self.kernel.language == "torch" and self.accelerator is None
+            concluded = conclude(timings, opened, self.evidence, by_dispatch=by_dispatch)
+            if concluded[0] == "proven" and self.kernel.language == "cpp":
+                self._see_order(launches, opened, timings)
         if self.accelerator is not None:
             self._check_device(timings, opened, won=concluded[0] == "proven")
         self.status, self.reason, self.speedup = concluded
@@ -358,6 +360,20 @@ class _Trial:
             self.samples += timing.as_json()
         launches.rest()
         return timings
+
+    def _see_order(
+        self, launches: Launches, opened: OpenProblem, timings: list[CaseTiming]
+    ) -> None:
+        """Decided where a gain may be one of calls that were computed together."""
+        for timing in timings:
+            with launches.launch(0) as process:
+                seen = see_order(timing, opened, process)
+            if not seen:
+                raise Decided(
+                    "unmeasured",
+                    f"right, but it runs too shortly on {timing.name} to see whether its calls "
+                    "come one after another; give the problem a larger case",
+                )
 
     def profile(self) -> None:
         """What the kernel compiles to for AMD targets, where it is a GPU's: for any status."""

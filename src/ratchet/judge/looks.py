@@ -62,6 +62,20 @@ class Family:
 
         False where nobody ran. Raises Unseen where one of them cannot be looked at.
         """
+        found: list[Stand] = []
+
+        def see() -> None:
+            found.extend(stand for pid in sorted(self._members) for stand in _running(pid))
+            read(found)
+
+        try:
+            self.hold(see)
+        except PermissionError as error:
+            raise Unseen(NOT_ALLOWED) from error
+        return bool(found)
+
+    def hold(self, do: Callable[[], None]) -> None:
+        """Stop everybody, do that, let them go on. Raises Unseen where they do not stand."""
         try:
             while True:
                 if not processes.halt(sorted(self._members)):
@@ -70,11 +84,7 @@ class Family:
                 if not born:
                     break
                 self._members |= born
-            stands = [stand for pid in sorted(self._members) for stand in _running(pid)]
-            read(stands)
-            return bool(stands)
-        except PermissionError as error:
-            raise Unseen(NOT_ALLOWED) from error
+            do()
         finally:
             processes.resume(sorted(self._members))
 
@@ -103,14 +113,14 @@ def watch(
     """
     first, pause_s = True, draw() * expected_s
     for _ in range(MOST_LOOKS):
-        _wait(pause_s)
+        wait(pause_s)
         if over():
             return
         first = not family.look(partial(read, first=first)) and first
         pause_s = draw() * expected_s / SLICES
 
 
-def _wait(pause_s: float) -> None:
+def wait(pause_s: float) -> None:
     """Sleep, or spin where a sleep would take longer than that."""
     if pause_s > SHORTEST_SLEEP_S:
         time.sleep(pause_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Literal
 
 from ratchet.judge.call_order import CallOrder
@@ -17,6 +17,7 @@ from ratchet.judge.kernel_checks import (
     verdict_of_call,
 )
 from ratchet.judge.late_writes import OutputSpots
+from ratchet.judge.looks import Family, Unseen
 from ratchet.judge.own_work import LOOKING_S, PATIENCE_S, Watch
 from ratchet.measure.arm import Arm, Timing
 
@@ -33,8 +34,8 @@ REFERENCE_DRAWS = 8
 """Different draws in a batch of the reference's, which hides nothing from itself. Every call still
 has memory of its own."""
 
-MOST_PROBES = 8
-"""Beyond those planned, where a kernel is so short that it was never seen at work."""
+PROBING_S = 1.0
+"""What more probes may take, where a kernel is so short that it was hardly seen at work."""
 
 Fate = Literal["mapped", "kept", "copied"]
 """What becomes of the reference's outputs, as of the candidate's: see `workers.reference`."""
@@ -57,7 +58,7 @@ class ReferenceArm:
         """
         reference, left_s = self._opened.reference, self._opened.clock.left_s
         with self._opened.draw(
-            self._case, iterations, writable_inputs=False, distinct=REFERENCE_DRAWS
+            self._case, iterations, writable_inputs=False, distinct=REFERENCE_DRAWS, blank=False
         ) as batch:
             reference.ask(timeout_s=left_s, do="prepare", batch=batch.number)
             self._opened.flush()
@@ -96,7 +97,7 @@ class CandidateArm:
         self._case = case
         self._watch = watch
         self._watched: Set[int] = frozenset()
-        self._probes: Mapping[int, int | None] = {}
+        self._probes: Mapping[int, int] = {}
         self.batch_s = math.inf
         """How long the shortest batch took."""
         self.checked = 0
@@ -114,10 +115,11 @@ class CandidateArm:
         """Before these batches, counted as in `sample`, one more is looked at, like any other."""
         self._watched = batches
 
-    def probe_before(self, batches: Mapping[int, int | None]) -> None:
+    def probe_before(self, batches: Mapping[int, int]) -> None:
         """Before these batches one more is a probe, and looks like any other.
 
-        Its values are that variation's of the case (`Problem.varied`), or its own.
+        Its calls have the values of the case's variations (`Problem.varied`), where it has some;
+        so many of them are compared.
         """
         self._probes = batches
 
@@ -132,7 +134,9 @@ class CandidateArm:
             if any(codes):
                 raise Decided("wrong", f"right before it was timed, then it returned {codes}")
             if self._batch in self._sampled:
-                self._check(batch, codes, self._sampled[self._batch])
+                count = min(self._sampled[self._batch], iterations)
+                calls = self._opened.rng.sample(range(iterations), count)
+                self._check(batch, codes, calls)  # drawn after the answers are in
         self._opened.device_clock.note(self._case, self.name, wall_time_s, self._candidate.device_s)
         self._batch += 1
         self.batch_s = min(self.batch_s, wall_time_s)
@@ -151,22 +155,31 @@ class CandidateArm:
                 return
             self.be_watched(calls)
 
-    def probe_until_seen(self, calls: int, values: int | None, least: int) -> None:
+    def probe_until_seen(self, calls: int, least: int) -> None:
         """More probes, until the order of a compiled kernel's calls was seen at enough moments."""
-        for _ in range(MOST_PROBES):
-            if self.order_looks >= least or calls == 1 or self._candidate.returns_outputs:
-                break
-            self._be_probed(calls, values)
+        began = time.perf_counter()
+        while self.order_looks < least and time.perf_counter() - began < PROBING_S:
+            self._be_probed(calls, 1)
 
-    def _be_probed(self, iterations: int, values: int | None) -> None:
-        """A batch that is not timed: one call is compared, and all made in their order."""
+    def _be_probed(self, iterations: int, compared: int) -> None:
+        """A batch that is not timed: some calls are compared, and all made in their order."""
+        kinds, rng = self._opened.variations(self._case), self._opened.rng
+        first = rng.randrange(kinds) if kinds else 0
+        values = [(first + call) % kinds for call in range(iterations)] if kinds else []
         with self._opened.draw(
             self._case, iterations, writable_inputs=False, values=values
         ) as batch:
             ordered = iterations > 1 and not self._candidate.returns_outputs
             order = CallOrder(batch.layout, batch.memories) if ordered else None
-            codes = self._go(batch, iterations, order=order)[2]
-            self._check(batch, codes, 1)
+            try:
+                codes = self._go(batch, iterations, order=order)[2]
+            except Unseen as error:
+                raise Decided(
+                    "unmeasured", f"the order of its calls was not seen: {error}"
+                ) from error
+            start = rng.randrange(iterations)  # neighbours have values of different kinds
+            calls = range(start, start + min(compared, iterations))
+            self._check(batch, codes, [call % iterations for call in calls])
             if order is not None:
                 fault = order.conclude()
                 self.order_looks += order.looked
@@ -188,8 +201,8 @@ class CandidateArm:
         if watch is not None:
             meanwhile = watch.looks(self._candidate, self.batch_s, iterations)
         if order is not None and self.batch_s < math.inf:
-            process = self._candidate
-            meanwhile = order.looks(self.batch_s, stop=process.pause, resume=process.resume)
+            family = Family(self._candidate.pid, wrapped=self._candidate.sandbox.scratch is None)
+            meanwhile = order.looks(family, self.batch_s)
         self._candidate.resume()
         self._candidate.prepare(batch.layout, batch.memories, batch.read)
         self._opened.flush()
@@ -198,13 +211,13 @@ class CandidateArm:
                 batch.memories, iterations, limit_s=limit_s, meanwhile=meanwhile
             )
 
-    def _check(self, batch: Batch, codes: list[int], count: int) -> None:
-        for call in self._opened.rng.sample(range(len(codes)), min(count, len(codes))):
-            self._candidate.deliver(call)  # drawn after the answers are in
+    def _check(self, batch: Batch, codes: list[int], calls: Sequence[int]) -> None:
+        for call in calls:
+            self._candidate.deliver(call)
             check = self._opened.check(batch, call, codes[call])
             passed, detail = verdict_of_call(codes[call], check)
             if any(codes) or not passed:
-                what = "" if batch.values is None else f" with {batch.values}"
+                what = f" with {batch.values[call]}" if batch.values else ""
                 raise Decided(
                     "wrong", f"right before it was timed, wrong while it was{what}: {detail}"
                 )

@@ -183,14 +183,15 @@ class Worker:
     def _draw(self, message: dict[str, Any]) -> Reply:
         assert self._problem is not None
         case = self._problem.cases[message["case"]]
-        if message["values"] is not None:
-            case = self._problem.varied(case)[message["values"]]
+        varied = self._problem.varied(case) if message["values"] else ()
         batch = SharedBatch(
             self._problem,
             case,
             message["seeds"],
             self._forms[message["case"]],
             writable_inputs=message["writable_inputs"],
+            blank=message["blank"],
+            cases=[varied[kind] for kind in message["values"]],
             rng=self._rng,
             device=self._device,
         )
@@ -209,14 +210,15 @@ class Worker:
             written = batch.written(call)
             return {"changed_input": changed, "written": written, "passed": False, "detail": ""}
         result: dict[str, Any] = {"changed_input": changed, "written": True}
-        own = self._call(batch.inputs[call], batch.case)
-        oracle = self._call([_widen(tensor) for tensor in batch.inputs[call]], batch.case)
+        case = batch.cases[call]
+        own = self._call(batch.inputs[call], case)
+        oracle = self._call([_widen(tensor) for tensor in batch.inputs[call]], case)
         given, got = batch.inputs[call], batch.answers(call)
-        checks = batch.problem.check_outputs(batch.case, given, got, own, oracle)
+        checks = batch.problem.check_outputs(case, given, got, own, oracle)
         if not batch.problem.check and not all(check.passed for check in checks):
             # One draw's loss is a noisy bound where outputs are few, and a plain sum loses more
             # than torch's: nobody is wrong by that alone.
-            losses = self._losses_at(batch.case, given)
+            losses = self._losses_at(case, given)
             checks = batch.problem.tolerance.check_all(got, own, oracle, losses)
         failed = [(index, check) for index, check in enumerate(checks) if not check.passed]
         index, shown = failed[0] if failed else (0, max(checks, key=lambda c: c.element_ratio))

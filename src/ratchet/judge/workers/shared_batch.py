@@ -8,8 +8,11 @@ written (zeros, a mask) would be written into the third before.
 
 from __future__ import annotations
 
+import functools
+import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,18 +64,31 @@ class SharedBatch:
         outputs: Sequence[Tensor],
         *,
         writable_inputs: bool,
+        blank: bool,
+        cases: Sequence[Case] = (),
         rng: random.Random,
         device: Device,
     ) -> None:
-        """Draw the inputs of each seed; `outputs` are examples of the outputs' form."""
+        """Draw the inputs of each seed; `outputs` are examples of the outputs' form.
+
+        `cases` are those of the calls where they differ from `case`, in their values alone.
+        `blank`: outputs begin as BLANK; else nobody looks, and they are memory of any content.
+        """
         self.problem = problem
         self._memory = device.memory
         self.case = case
         self.writable_inputs = writable_inputs
-        drawn = {
-            seed: [device.place(tensor) for tensor in problem.build_inputs(case, seed)]
-            for seed in dict.fromkeys(seeds)
-        }
+        self._threaded = device.memory.seals and not problem.text
+        self.cases = cases or [case] * len(seeds)
+        """Whose values each call has."""
+        kinds = dict(zip(seeds, self.cases, strict=True))
+        drawn: dict[int, list[Tensor]] = {}
+
+        def draw(seed: int) -> None:
+            values = problem.build_inputs(kinds[seed], seed)
+            drawn[seed] = [device.place(tensor) for tensor in values]
+
+        self._each(draw, list(kinds))
         self.inputs = [drawn[seed] for seed in seeds]
         self._ends = [0, 0, 0]
         self._rng = rng
@@ -83,7 +99,7 @@ class SharedBatch:
         try:
             for name, end in zip(NAMES, self._ends, strict=True):
                 self._blocks.append(self._memory.block(name, end))
-            self._fill()
+            self._fill(blank=blank)
             device.finish()
         except BaseException:
             self.release()
@@ -132,11 +148,27 @@ class SharedBatch:
         self._ends[region] = start + slot.span_bytes
         return slot
 
-    def _fill(self) -> None:
-        self._blocks[OUTPUTS].blank()
-        for tensors, slots in zip(self.inputs, self.slots, strict=True):
-            for tensor, slot in zip(tensors, slots, strict=False):  # outputs have no values yet
+    def _each(self, do: Callable[[int], None], items: Sequence[int]) -> None:
+        """On several threads: a generator of values has one alone, and so has a copy."""
+        threads = len(os.sched_getaffinity(0)) if self._threaded else 1
+
+        def part(first: int) -> None:
+            for item in items[first::threads]:
+                do(item)
+
+        list((_pool(threads).map if threads > 1 else map)(part, range(threads)))
+
+    def _fill(self, *, blank: bool) -> None:
+        def write(call: int) -> None:
+            pairs = zip(self.inputs[call], self.slots[call], strict=False)  # outputs have no values
+            for tensor, slot in pairs:
                 self._blocks[slot.region].write(slot.offset, flat_bytes(tensor))
+
+        if blank:
+            self._blocks[OUTPUTS].blank()
+        else:
+            self._blocks[OUTPUTS].reserve()
+        self._each(write, range(len(self.slots)))
         for region, block in enumerate(self._blocks):
             block.finish(fixed=region == INPUTS and not self.writable_inputs)
 
@@ -213,3 +245,8 @@ class SharedBatch:
         for block in self._blocks:
             block.close()
         self._regions, self._blocks = [], []
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads)
