@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ratchet.errors import KernelError
 from ratchet.kernels.model_state import StatefulCall
+from ratchet.kernels.on_cores import on_cores
 from ratchet.kernels.problem import Case, ModelForm, TensorSpec
 from ratchet.kernels.source_module import source_module
 
@@ -36,14 +37,17 @@ class ModelFile:
     """The reference of one file, and the draws of its inputs."""
 
     def __init__(self, text: str, form: ModelForm) -> None:
-        self._module = source_module(text)
+        with on_cores(text):
+            self._module = source_module(text)
+        self._text = text
         self._form = form
         self._calls: dict[tuple[bool, torch.device], StatefulCall] = {}
         self._template = self._build(double=False)
         self._drawn = {name for name, _ in self._template.named_parameters(remove_duplicate=False)}
 
     def _build(self, *, double: bool, seed: int = TEMPLATE_SEED) -> nn.Module:
-        with seeded(seed), _default_dtype(torch.float64 if double else torch.float32):
+        dtype = torch.float64 if double else torch.float32
+        with seeded(seed), _default_dtype(dtype), on_cores(self._text):
             model = self._module.Model(*ast.literal_eval(self._form.init))
         assert isinstance(model, nn.Module)
         model.train(self._form.training)
@@ -54,6 +58,10 @@ class ModelFile:
         model = self._build(double=double, seed=seed)
         return StatefulCall(model, self._form.state, self._form.arguments)
 
+    def on_this_machine(self) -> contextlib.AbstractContextManager[Any]:
+        """For calls of its model: where there is a GPU it may make tensors there itself."""
+        return contextlib.nullcontext() if torch.cuda.is_available() else on_cores(self._text)
+
     def reference(self, *given: Any) -> tuple[Tensor, ...]:
         """f(*state, *inputs, scalars); float64 tensors are computed in float64 throughout."""
         double = any(isinstance(one, Tensor) and one.dtype == torch.float64 for one in given)
@@ -62,7 +70,10 @@ class ModelFile:
             self._calls[double, where] = self.call(double=double)
             if where != CPU:  # buffers that are not part of its state
                 self._calls[double, where].model.to(where)
-        with _default_dtype(torch.float64) if double else contextlib.nullcontext():
+        with (
+            self.on_this_machine(),
+            _default_dtype(torch.float64) if double else contextlib.nullcontext(),
+        ):
             return self._calls[double, where](*given)
 
     def compiled(self) -> Callable[..., tuple[Tensor, ...]]:
@@ -84,7 +95,7 @@ class ModelFile:
             if place not in tied:
                 tied[place] = self._draw_state(name, found[name], generator)
             state.append(tied[place])
-        with seeded(seed):
+        with seeded(seed), on_cores(self._text):
             tensors = [one for one in self._module.get_inputs() if isinstance(one, Tensor)]
         if len(tensors) != len(specs):
             raise KernelError("get_inputs gives another number of tensors each time: fix it")

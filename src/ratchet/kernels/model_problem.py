@@ -18,6 +18,7 @@ from ratchet.errors import KernelError
 from ratchet.kernels import model_scale
 from ratchet.kernels.abi import DTYPE_CODES
 from ratchet.kernels.model_file import ModelFile, model_of, seeded
+from ratchet.kernels.on_cores import on_cores
 from ratchet.kernels.problem import Case, ModelForm, Problem, TensorSpec
 from ratchet.kernels.source_module import source_module
 
@@ -35,6 +36,8 @@ def model_problem(text: str, name: str, *, scale: float | str | None, threads: i
     torch.set_num_threads(threads)
     text, notes = _scaled(text, scale, threads)
     form, case = _form(text)
+    if "cuda" in text:
+        notes.append("what its file makes on cuda is made on the cores")
     problem = Problem(
         name=name,
         reference="file:Model",
@@ -80,12 +83,13 @@ def _scaled(text: str, scale: float | str | None, threads: int) -> tuple[str, li
 
 
 def _form(text: str) -> tuple[ModelForm, Case]:
-    module = source_module(text)
+    with on_cores(text):
+        module = source_module(text)
     for wanted in ("Model", "get_inputs"):
         if not callable(getattr(module, wanted, None)):
             raise KernelError(f"the file defines no {wanted}: KernelBench's format needs one")
     get_init = getattr(module, "get_init_inputs", list)
-    with seeded(1):
+    with seeded(1), on_cores(text):
         init, given = list(get_init()), list(module.get_inputs())
         model = module.Model(*init)
     state = model.state_dict()
@@ -141,7 +145,7 @@ def _agrees(problem: Problem) -> bool:
     answers = []
     for seed in (3, 4):
         call = file.call(seed=seed)
-        with seeded(seed):
+        with seeded(seed), file.on_this_machine():
             answers.append(call(*(one.clone() for one in tensors), ()))
     return len(answers[0]) == len(answers[1]) and all(map(_close, *answers))
 

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from ratchet.kernels.model_state import flatten
+from ratchet.kernels.on_cores import on_cores
 from ratchet.kernels.source_module import run_source
 
 AUTO_FLOPS = 1e9
@@ -68,7 +69,7 @@ def measure(text: str) -> Cost | None:
     """The cost of one call of a file's model; None where fake tensors cannot tell."""
     counter = _Bytes()
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with FakeTensorMode(allow_non_fake_inputs=True), on_cores(text):
             module = run_source(text)
             model = module.Model(*module.get_init_inputs())
             inputs = module.get_inputs()
