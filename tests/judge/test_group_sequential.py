@@ -61,8 +61,11 @@ def run(
 ) -> tuple[CaseTiming, Asked]:
     asked: Asked = []
 
-    def time_case(*_: object, first_launch: int, first_round: int, budget_s: float) -> CaseTiming:
+    def time_case(
+        *_: object, first_launch: int, first_round: int, budget_s: float, hopeless: Any
+    ) -> CaseTiming:
         asked.append({"launch": first_launch, "round": first_round, "budget_s": budget_s})
+        assert (hopeless is not None) == (len(asked) == 1)
         if first_launch and last is not None:
             raise last
         return timing(ratio, noise, first_launch, first_round)
@@ -97,8 +100,22 @@ def test_what_is_undecided_is_looked_at_for_longer_and_then_in_new_launches(
 def test_no_new_launch_for_a_kernel_that_is_not_about_to_be_proven(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    _, asked = run(monkeypatch, noise=0.9, ratio=0.7)
+    _, asked = run(monkeypatch, noise=0.9, ratio=1.3)
     assert [one["launch"] for one in asked] == [0, 0]
+
+
+def test_one_look_for_a_kernel_that_seems_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, asked = run(monkeypatch, noise=0.9, ratio=0.5)
+    assert [one["launch"] for one in asked] == [0]
+
+
+def test_only_a_kernel_that_is_far_slower_ends_the_first_look_early() -> None:
+    slower = group_sequential._is_slower
+    assert slower(timing(0.5, 0.1, 0, 0))
+    assert not slower(timing(0.97, 0.1, 0, 0))
+    assert not slower(timing(2.0, 0.1, 0, 0))
+    nothing = CaseTiming(case=0, name="timed", samples=[], checked=0)
+    assert not slower(nothing)
 
 
 def test_a_single_look_is_all_where_no_more_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

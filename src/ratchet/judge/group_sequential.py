@@ -2,9 +2,9 @@
 
 A group-sequential test: every look answers at LOOK_CONFIDENCE, so that the chance of a false answer
 over all of them is at most 5 % (Bonferroni; Jennison and Turnbull, "Group Sequential Methods",
-2000, chapter 1). The last look, which starts new processes, is left out where it could hardly prove
-the kernel faster; ending early without an answer makes none false. A time that this machine cannot
-reach is measured once more before it counts.
+2000, chapter 1). A look is left out where it could hardly prove the kernel faster, and the first ends
+after two launches where the kernel is slower by far: ending early without an answer makes none
+false. A time that this machine cannot reach is measured once more before it counts.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ratchet.judge.candidate_process import Decided
 from ratchet.judge.kernel_checks import OpenProblem
 from ratchet.judge.kernel_timing import CaseTiming, Launch, time_case
 from ratchet.judge.own_work import Watch
-from ratchet.judge.speed import compare_case, reachable
+from ratchet.judge.speed import PEEK_CONFIDENCE, compare_case, reachable
 from ratchet.judge.verdict import Evidence
 from ratchet.measure.estimate import Comparison
 
 FUTILE: Final = 0.2
 """The last look narrows the interval to about half. A kernel whose logarithm of the ratio is less
 than this part of the interval's half width would then have to lie more than a standard error above
-its estimate to be proven."""
+its estimate to be proven. The second is left out where it is as much below zero."""
 
 LOW_FLOOR: Final = 1.1
 """An A/A floor over this hides more than a small difference: the next look may lower it."""
@@ -89,7 +89,7 @@ class _Looks:
         """The samples with those of every further look that is needed and pays."""
         for look in _planned()[1:]:
             found = compare_case(timing)
-            if _answered(found) or (look.anew and _futile(found)):
+            if _answered(found) or _futile(found, FUTILE if look.anew else -FUTILE):
                 break
             try:
                 more = self.take(look, timing)
@@ -128,6 +128,7 @@ class _Looks:
                 first_launch=kernel_timing.LAUNCHES if look.anew and samples else 0,
                 first_round=1 + max((sample.round for sample in samples), default=-1),
                 budget_s=look.budget_s,
+                hopeless=None if samples else _is_slower,
             )
         except MeasureError as error:
             raise Decided("unmeasured", f"the samples carry no answer: {error}") from error
@@ -140,7 +141,16 @@ def _answered(found: Comparison) -> bool:
     return found.answer != "undecided"
 
 
-def _futile(found: Comparison) -> bool:
-    """Whether more samples would hardly find the kernel faster."""
+def _is_slower(timing: CaseTiming) -> bool:
+    """Whether the kernel is slower by far, by what there is: that ends the first look."""
+    try:
+        return compare_case(timing, confidence=PEEK_CONFIDENCE).answer == "slower"
+    except MeasureError:
+        return False
+
+
+def _futile(found: Comparison, share: float) -> bool:
+    """Whether more samples would hardly find the kernel faster: by how far it is, in half widths
+    of the interval."""
     half_width = math.log(found.high / found.low) / 2
-    return math.log(found.ratio) < FUTILE * half_width
+    return math.log(found.ratio) < share * half_width

@@ -146,13 +146,13 @@ class OpenProblem:
         writable_inputs: bool,
         distinct: int | None = None,
         values: Sequence[int] = (),
-        blank: bool = True,
+        spare: bool = False,
     ) -> Iterator[Batch]:
         """Fresh values for some calls of a case, given back at the end.
 
         `distinct`: how many draws there are, which the calls take in turn; one for each by default.
         `values`: from which of the case's variations (`Problem.varied`) each call's are drawn.
-        `blank`: whether outputs are filled so that what was not written shows.
+        `spare`: nobody looks at the outputs, so that one memory stands for those of many batches.
         """
         drawn = [self.rng.getrandbits(48) for _ in range(min(calls, distinct or calls))]
         seeds = [drawn[call % len(drawn)] for call in range(calls)]
@@ -166,7 +166,7 @@ class OpenProblem:
             seeds=seeds,
             writable_inputs=writable_inputs,
             values=list(values),
-            blank=blank,
+            spare=spare,
         )
         try:
             read = partial(self._read, number) if self.accelerator else None

@@ -12,8 +12,9 @@ from ratchet.judge.timed_arms import CANDIDATE, COMPILED, ONE_THREAD, REFERENCE,
 from ratchet.judge.verdict import Evidence, Ratio, Speedup, Status
 from ratchet.measure.estimate import Comparison, aa_floor, compare, summarise
 
-LOOK_CONFIDENCE = 1 - 0.05 / 3
-"""At most three looks are taken at a case (`group_sequential`): together they err in up to 5 %."""
+LOOK_CONFIDENCE, PEEK_CONFIDENCE = 1 - 0.0495 / 3, 1 - 0.001
+"""At most three looks are taken at a case, and one within the first, which may only find a kernel
+slower (`group_sequential`): together they err in up to 3 x 1.65 + 0.05 = 5 %."""
 SHORTEST_IN_PYTHON_S = 0.0002
 """A Python kernel can replace the worker's loop over the calls of a batch and make one call of
 them. What it saves is dispatch, 5 to 10 us an operation and call: a few per cent of longer ones."""
@@ -80,12 +81,14 @@ def _no_gain(speedup: Speedup) -> Speedup:
     return Speedup(vs_reference=cut(speedup.vs_reference), vs_compile=cut(speedup.vs_compile))
 
 
-def compare_case(timing: CaseTiming, rival: str | None = None) -> Comparison:
+def compare_case(
+    timing: CaseTiming, rival: str | None = None, *, confidence: float = LOOK_CONFIDENCE
+) -> Comparison:
     """The candidate against a rival, or the faster reference, at the confidence of each look."""
     rival = rival or faster_reference(timing)
-    floor = aa_floor(timing.samples, REFERENCE, TWIN, confidence=LOOK_CONFIDENCE)
+    floor = aa_floor(timing.samples, REFERENCE, TWIN, confidence=confidence)
     return compare(
-        timing.samples, baseline=rival, new=CANDIDATE, floor=floor, confidence=LOOK_CONFIDENCE
+        timing.samples, baseline=rival, new=CANDIDATE, floor=floor, confidence=confidence
     )
 
 

@@ -58,7 +58,11 @@ class ReferenceArm:
         """
         reference, left_s = self._opened.reference, self._opened.clock.left_s
         with self._opened.draw(
-            self._case, iterations, writable_inputs=False, distinct=REFERENCE_DRAWS, blank=False
+            self._case,
+            iterations,
+            writable_inputs=False,
+            distinct=REFERENCE_DRAWS,
+            spare=self._outputs != "copied",
         ) as batch:
             reference.ask(timeout_s=left_s, do="prepare", batch=batch.number)
             self._opened.flush()

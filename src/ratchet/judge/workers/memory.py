@@ -46,9 +46,6 @@ class Block(Protocol):
     def blank(self) -> None:
         """Fill it all with BLANK."""
 
-    def reserve(self) -> None:
-        """See that it has all its pages."""
-
     def read(self, offset: int, size_bytes: int) -> Tensor:
         """A private copy of what stands there now, as flat bytes."""
 
@@ -149,10 +146,6 @@ class _HostBlock:
     def blank(self) -> None:
         self._write(0, memoryview(bytes([BLANK]) * self._size_bytes))
 
-    def reserve(self) -> None:
-        if self._size_bytes:
-            os.posix_fallocate(self.descriptor, 0, self._size_bytes)
-
     def _write(self, offset: int, view: memoryview) -> None:
         while view:
             written = os.pwrite(self.descriptor, view[: 1 << 30], offset)
@@ -202,9 +195,6 @@ class _DeviceBlock:
 
     def blank(self) -> None:
         self._bytes.fill_(BLANK)
-
-    def reserve(self) -> None:
-        """It has all its pages from the beginning."""
 
     def read(self, offset: int, size_bytes: int) -> Tensor:
         return self._bytes[offset : offset + size_bytes].clone()

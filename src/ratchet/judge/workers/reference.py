@@ -29,7 +29,7 @@ from ratchet.judge.workers.candidate import Reply, serve
 from ratchet.judge.workers.device import Device, Host, find_gpu, open_device
 from ratchet.judge.workers.gate import gate
 from ratchet.judge.workers.results import Kept, places
-from ratchet.judge.workers.shared_batch import SharedBatch
+from ratchet.judge.workers.shared_batch import SharedBatch, SpareBlock
 from ratchet.kernels.problem import Case, Problem, Reference
 from ratchet.kernels.tolerance import Loss, loss_over
 
@@ -46,6 +46,7 @@ class Worker:
         self._compiled: Reference | None = None
         self._forms: dict[int, list[Tensor]] = {}
         self._batches: dict[int, SharedBatch] = {}
+        self._spare: SpareBlock | None = None
         self._prepared: list[tuple[list[Tensor], list[Tensor]]] = []
         self._kept: Kept = []
         """What the calls of the last batch returned, where the candidate's results are kept too."""
@@ -190,7 +191,7 @@ class Worker:
             message["seeds"],
             self._forms[message["case"]],
             writable_inputs=message["writable_inputs"],
-            blank=message["blank"],
+            spare=self._spare_block() if message["spare"] else None,
             cases=[varied[kind] for kind in message["values"]],
             rng=self._rng,
             device=self._device,
@@ -198,6 +199,11 @@ class Worker:
         self._batches[message["batch"]] = batch
         # Copies: `serve` closes what it hands out, and this worker still reads both memories.
         return {"layout": batch.layout()}, [os.dup(one) for one in batch.descriptors]
+
+    def _spare_block(self) -> SpareBlock:
+        if self._spare is None:
+            self._spare = SpareBlock(self._device.memory)
+        return self._spare
 
     def _check(self, message: dict[str, Any]) -> Reply:
         """Compare the outputs of one call; the candidate must be stopped meanwhile."""
@@ -312,6 +318,9 @@ class Worker:
         for batch in self._batches.values():
             batch.release()
         self._batches.clear()
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
         self._forms.clear()
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ratchet.judge.workers.device import Device
-from ratchet.judge.workers.memory import Block, Place, flat_bytes, span
+from ratchet.judge.workers.memory import Block, Memory, Place, flat_bytes, span
 from ratchet.kernels.abi import DTYPE_CODES
 from ratchet.kernels.problem import Case, Problem
 
@@ -53,6 +53,30 @@ class Slot:
         return [self.region, self.offset, code, list(self.size), list(self.stride)]
 
 
+class SpareBlock:
+    """Memory of a reference's outputs, which it maps as a candidate does and never writes."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._block: Block | None = None
+        self._size_bytes = 0
+
+    def of(self, size_bytes: int) -> Block:
+        """The block, a new one where it is too small."""
+        if self._block is None or self._size_bytes < size_bytes:
+            self.close()
+            self._block, self._size_bytes = self._memory.block("spare", size_bytes), size_bytes
+            self._block.blank()
+            self._block.finish(fixed=False)
+        return self._block
+
+    def close(self) -> None:
+        """Give it up; no batch may use it."""
+        if self._block is not None:
+            self._block.close()
+            self._block = None
+
+
 class SharedBatch:
     """Calls of one case with fresh values at fresh places, and what their outputs should be."""
 
@@ -64,7 +88,7 @@ class SharedBatch:
         outputs: Sequence[Tensor],
         *,
         writable_inputs: bool,
-        blank: bool,
+        spare: SpareBlock | None,
         cases: Sequence[Case] = (),
         rng: random.Random,
         device: Device,
@@ -72,7 +96,7 @@ class SharedBatch:
         """Draw the inputs of each seed; `outputs` are examples of the outputs' form.
 
         `cases` are those of the calls where they differ from `case`, in their values alone.
-        `blank`: outputs begin as BLANK; else nobody looks, and they are memory of any content.
+        `spare`: where nobody looks at the outputs, one block stands for those of many batches.
         """
         self.problem = problem
         self._memory = device.memory
@@ -94,12 +118,14 @@ class SharedBatch:
         self._rng = rng
         self.slots = [self._place(tensors, outputs) for tensors in self.inputs]
         self._slack = [rng.randrange(SLACK_PAGES) for _ in NAMES]
+        self._spare = spare
         self._regions: list[Place] = []
         self._blocks: list[Block] = []
         try:
             for name, end in zip(NAMES, self._ends, strict=True):
-                self._blocks.append(self._memory.block(name, end))
-            self._fill(blank=blank)
+                block = spare.of(end) if spare is not None and name == NAMES[OUTPUTS] else None
+                self._blocks.append(block or self._memory.block(name, end))
+            self._fill()
             device.finish()
         except BaseException:
             self.release()
@@ -158,19 +184,22 @@ class SharedBatch:
 
         list((_pool(threads).map if threads > 1 else map)(part, range(threads)))
 
-    def _fill(self, *, blank: bool) -> None:
+    def _fill(self) -> None:
         def write(call: int) -> None:
             pairs = zip(self.inputs[call], self.slots[call], strict=False)  # outputs have no values
             for tensor, slot in pairs:
                 self._blocks[slot.region].write(slot.offset, flat_bytes(tensor))
 
-        if blank:
+        if self._spare is None:
             self._blocks[OUTPUTS].blank()
-        else:
-            self._blocks[OUTPUTS].reserve()
-        self._each(write, range(len(self.slots)))
-        for region, block in enumerate(self._blocks):
+        for call in range(len(self.slots)):
+            write(call)
+        for region, block in enumerate(self._own_blocks):
             block.finish(fixed=region == INPUTS and not self.writable_inputs)
+
+    @property
+    def _own_blocks(self) -> list[Block]:
+        return self._blocks if self._spare is None else self._blocks[:OUTPUTS]
 
     def read(self, call: int, position: int) -> Tensor:
         """A private copy of one tensor of one call as it now stands in shared memory."""
@@ -242,7 +271,7 @@ class SharedBatch:
         """Close the memories and give the addresses back. Tensors of `prepare` must be gone."""
         for region in self._regions:
             region.release()
-        for block in self._blocks:
+        for block in self._own_blocks:
             block.close()
         self._regions, self._blocks = [], []
 
