@@ -2,8 +2,8 @@
 
 A group-sequential test: every look answers at LOOK_CONFIDENCE, so that the chance of a false answer
 over all of them is at most 5 % (Bonferroni; Jennison and Turnbull, "Group Sequential Methods",
-2000, chapter 1). A look is left out where it could hardly prove the kernel faster, and the first ends
-after two launches where the kernel is slower by far: ending early without an answer makes none
+2000, chapter 1). A look is left out where it could hardly prove the kernel faster, and the first
+ends after two launches where the kernel is slower by far: ending early without an answer makes none
 false. A time that this machine cannot reach is measured once more before it counts.
 """
 
