@@ -1,8 +1,8 @@
 """torch.compile as a candidate: the reference worker compiles first, for all of its processes.
 
 A candidate has up to six processes, and each would try the compiler and compile the same graphs (a
-softmax's first call: 16.6 s, and 3.2 s with the graphs at hand). The reference worker is trusted and
-compiles the reference itself, which gives the same graphs; `workers.compilations` says what the
+softmax's first call: 16.6 s, and 3.2 s with the graphs at hand). The reference worker is trusted,
+and compiles the reference itself, which gives the same graphs; `workers.compilations` says what the
 candidate gets of that.
 """
 
