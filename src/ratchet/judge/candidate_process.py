@@ -371,7 +371,10 @@ def _raise_refusal(reply: Mapping[str, Any], what: str, *, status: Status = "ref
         words = " ".join(str(reply["no_device"]).split())[:500]
         raise Decided("unmeasured", f"the GPU cannot be used in the sandbox: {words}")
     if "error" in reply:
-        raise Decided(status, f"the kernel {what}: {_words(reply['error'])}")
+        error = reply["error"]
+        if isinstance(error, dict) and error.get("kind") == "FormError":
+            raise Decided("wrong", f"what the kernel returned has the wrong form: {_words(error)}")
+        raise Decided(status, f"the kernel {what}: {_words(error)}")
 
 
 def _words(error: Any) -> str:

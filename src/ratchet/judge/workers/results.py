@@ -22,6 +22,10 @@ Kept = list[Sequence[Tensor]]
 """The results of each call of a batch."""
 
 
+class FormError(KernelError):
+    """What an entry returned is not what it had to return, whatever the values."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Form:
     """What a result must be."""
@@ -32,12 +36,12 @@ class Form:
 
 
 def as_results(outputs: Any, answers: Sequence[Form]) -> tuple[Tensor, ...]:
-    """What an entry returned, one plain tensor of each form; raises KernelError.
+    """What an entry returned, one plain tensor of each form; raises FormError.
 
     A result with large gaps, or whose values are not those in its memory (a lazy sign), is copied.
     """
     if not isinstance(outputs, tuple) or len(outputs) != len(answers):
-        raise KernelError(f"the entry must return a tuple of {len(answers)} tensors")
+        raise FormError(f"the entry must return a tuple of {len(answers)} tensors")
     return tuple(_result(one, answer) for one, answer in zip(outputs, answers, strict=True))
 
 
@@ -50,13 +54,13 @@ def _result(output: Any, answer: Form) -> Tensor:
     made: Tensor = output
     if type(output) is not Tensor or output.shape != answer.shape or output.dtype != answer.dtype:
         shown = f"{tuple(output.shape)} {output.dtype}" if isinstance(output, Tensor) else output
-        raise KernelError(
+        raise FormError(
             f"an output is {shown!s:.100}, not a plain tensor {tuple(answer.shape)} {answer.dtype}"
         )
     if output.device != answer.device:
-        raise KernelError(f"an output lies on {output.device}, and the inputs on {answer.device}")
+        raise FormError(f"an output lies on {output.device}, and the inputs on {answer.device}")
     if output.layout != torch.strided:
-        raise KernelError(f"an output's layout is {output.layout}: return a dense tensor")
+        raise FormError(f"an output's layout is {output.layout}: return a dense tensor")
     if made.is_neg():
         made = made.resolve_neg()
     gaps = span(made.shape, made.stride()) > MOST_GAPS * made.numel()
