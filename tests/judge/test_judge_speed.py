@@ -19,7 +19,7 @@ from ratchet.judge import kernel_timing, timed_arms
 from ratchet.judge.isolation import arm_environment
 from ratchet.judge.kernel_checks import CaseFacts, verdict_of_call
 from ratchet.judge.kernel_timing import CaseTiming
-from ratchet.judge.speed import conclude, floor_time_s
+from ratchet.judge.speed import CEILING_SLACK, conclude, floor_time_s
 from ratchet.judge.timed_arms import CANDIDATE, ONE_THREAD, REFERENCE, TWIN
 from ratchet.judge.verdict import Evidence
 from ratchet.measure.arm import Timing
@@ -57,6 +57,14 @@ def opened(rates: dict[str, float] | None) -> Any:
     return SimpleNamespace(
         reference=SimpleNamespace(ask=ask), clock=SimpleNamespace(left_s=1.0), cases=[FACTS]
     )
+
+
+def floor_at(time_s: float) -> dict[str, float]:
+    """Rates of a machine that needs that long for a call."""
+    return {
+        "flops_per_s": FACTS.flops / time_s / CEILING_SLACK,
+        "bytes_per_s": FACTS.bytes / time_s / CEILING_SLACK,
+    }
 
 
 SLOW_ENOUGH = {"flops_per_s": 1e12, "bytes_per_s": 1e11}
@@ -98,18 +106,27 @@ def test_the_reference_is_beaten_where_it_is_faster_on_one_thread_too(
 
 def test_a_time_that_cannot_be_is_unmeasured_and_no_win() -> None:
     evidence: list[Evidence] = []
-    rates = {"flops_per_s": 1e8, "bytes_per_s": 1e8}
-    answer, reason, speedup = conclude([timing(50.0)], opened(rates), evidence)
+    answer, reason, speedup = conclude([timing(50.0)], opened(floor_at(1e-4)), evidence)
     assert answer == "unmeasured"
     assert "cannot reach" in reason
     assert speedup.vs_reference is None
-    assert not evidence[-1].passed
+    assert evidence[-1].passed is False
 
 
-def test_without_ceilings_the_evidence_says_that_physics_was_not_checked() -> None:
+def test_a_floor_that_the_reference_is_under_is_none() -> None:
     evidence: list[Evidence] = []
-    answer, _, _ = conclude([timing(2.0)], opened(None), evidence)
+    answer, _, _ = conclude([timing(50.0)], opened(floor_at(1e-2)), evidence)
     assert answer == "proven"
+    assert evidence[-1].passed is None
+    assert "no bound here" in evidence[-1].detail
+
+
+@pytest.mark.parametrize(("ratio", "status"), [(2.0, "unmeasured"), (0.5, "correct")])
+def test_without_ceilings_nothing_is_won(ratio: float, status: str) -> None:
+    evidence: list[Evidence] = []
+    answer, _, _ = conclude([timing(ratio)], opened(None), evidence)
+    assert answer == status
+    assert evidence[-1].passed is None
     assert "not checked" in evidence[-1].detail
 
 

@@ -34,7 +34,11 @@ class Library:
                 clock=clock,
                 headers=headers.folder_for(kernel.source) if isolation.bubblewrap() else None,
             )
-            self._process.start_compiling(kernel)
+            try:
+                self._process.start_compiling(kernel)
+            except BaseException:
+                self.close()
+                raise
 
     def __enter__(self) -> Library:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import stat
 import sys
@@ -39,6 +40,10 @@ STATUS_OF_FAILURE: dict[str, Status] = {"timed_out": "timed_out", "woke": "cheat
 """Every other failure of a candidate's process is a crash."""
 
 
+FAIR_S = 1.0
+"""A process that is given less than this has not been slow: the judge was late."""
+
+
 class Decided(Exception):
     """The verdict is clear and nothing more need be done; never leaves the judge."""
 
@@ -46,6 +51,13 @@ class Decided(Exception):
         super().__init__(reason)
         self.status: Status = status
         self.reason = _printable(reason)
+
+
+class OutOfTime(Decided):
+    """The time limit leaves no room for what comes next."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("unmeasured", reason)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +155,7 @@ class CandidateProcess:
 
     def start_compiling(self, kernel: Kernel) -> None:
         """Send the source to be compiled; the answer is fetched by `library`."""
-        with _decides():
+        with _decides(self._clock):
             message: dict[str, Any] = {"do": "compile", "kernel": kernel.as_json()}
             if self._headers is not None:
                 message["included"] = str(self._headers / NAME)
@@ -151,7 +163,7 @@ class CandidateProcess:
 
     def library(self) -> int:
         """The compiled library, copied into sealed memory that the candidate cannot change."""
-        with _decides():
+        with _decides(self._clock):
             reply, handed = self._child.receive("compile", timeout_s=self._clock.left_s)
         try:
             _raise_refusal(reply, "does not compile")
@@ -166,7 +178,7 @@ class CandidateProcess:
         message = {"do": "load", "entry": kernel.entry, "kernel": kernel.as_json()}
         if self._accelerator is not None:
             message["device"] = self._accelerator.as_json()
-        with _decides():
+        with _decides(self._clock):
             reply = self._child.ask(
                 message, () if library is None else (library,), timeout_s=self._clock.left_s
             )
@@ -181,7 +193,7 @@ class CandidateProcess:
 
         `read` is who can read the outputs, where the judge cannot.
         """
-        with _decides():
+        with _decides(self._clock):
             reply = self._child.ask(
                 {"do": "prepare", "layout": layout, "copy_out": self.copies_outputs},
                 timeout_s=self._clock.left_s,
@@ -209,7 +221,7 @@ class CandidateProcess:
         had answered.
         """
         timeout_s = min(limit_s, self._clock.left_s)
-        with _decides():
+        with _decides(self._clock):
             began = time.perf_counter()
             asked = {"do": "go"} if self.censuses is None else {"do": "go", "census": True}
             self._child.send(asked, memories, timeout_s=timeout_s)
@@ -332,12 +344,21 @@ def _reference_command(channel: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def _decides() -> Iterator[None]:
-    """Turn the failure of a candidate's process into its verdict."""
+def _decides(clock: Clock | None = None) -> Iterator[None]:
+    """Turn the failure of a candidate's process into its verdict.
+
+    With a clock: the process's time ends when that runs out, and it must have had FAIR_S.
+    """
+    granted_s = math.inf if clock is None else clock.left_s
     try:
         yield
     except ChildFailure as error:
         status = STATUS_OF_FAILURE.get(error.how, "crashed")
+        if status == "timed_out" and clock is not None and granted_s < FAIR_S:
+            raise OutOfTime(
+                f"the time limit of {clock.limit_s:.3g} s left the candidate's process "
+                f"{granted_s:.2g} s; raise it"
+            ) from error
         raise Decided(status, f"the candidate's process {error}") from error
 
 

@@ -79,8 +79,8 @@ class Channel:
     ) -> None:
         """Send one object; raises ChannelClosed or ChannelTimeout."""
         body = json.dumps(message).encode()
-        if len(body) > self._max_bytes:
-            raise JudgeError(f"a message of {len(body)} bytes; at most {self._max_bytes} fit")
+        if len(body) > MAX_MESSAGE_BYTES:
+            raise JudgeError(f"a message of {len(body)} bytes; at most {MAX_MESSAGE_BYTES} fit")
         self._socket.settimeout(timeout_s)
         try:
             self._send_head(len(body), descriptors)

@@ -172,8 +172,8 @@ class CodePlaces:
         """A descriptor of the file as the judge sees it, or None."""
         if path not in self._files:
             descriptor = None
-            if path.startswith("/") and Path(path).is_file():  # no pipe would be waited for
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # a name may be longer than any file's
+                if path.startswith("/") and Path(path).is_file():  # no pipe would be waited for
                     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             self._files[path] = descriptor
         return self._files[path]

@@ -2,9 +2,9 @@
 
 A group-sequential test: every look answers at LOOK_CONFIDENCE, so that the chance of a false answer
 over all of them is at most 5 % (Bonferroni; Jennison and Turnbull, "Group Sequential Methods",
-2000, chapter 1). A look is left out where it could hardly prove the kernel faster, and the first
-ends after two launches where the kernel is slower by far: ending early without an answer makes none
-false. A time that this machine cannot reach is measured once more before it counts.
+2000, chapter 1). A look is left out where it could hardly prove the kernel faster: to end without
+an answer makes none false. A time that this machine cannot reach is measured once more before it
+counts.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Final
 
 from ratchet.errors import MeasureError, RatchetError
 from ratchet.judge import kernel_timing
-from ratchet.judge.candidate_process import Decided
+from ratchet.judge.candidate_process import Decided, OutOfTime
 from ratchet.judge.kernel_checks import OpenProblem
 from ratchet.judge.kernel_timing import CaseTiming, Launch, time_case
 from ratchet.judge.own_work import Watch
-from ratchet.judge.speed import PEEK_CONFIDENCE, compare_case, reachable
+from ratchet.judge.speed import compare_case, reachable
 from ratchet.judge.verdict import Evidence
 from ratchet.measure.estimate import Comparison
 
@@ -93,10 +93,8 @@ class _Looks:
                 break
             try:
                 more = self.take(look, timing)
-            except Decided as decided:
-                if decided.status != "unmeasured":
-                    raise
-                break  # there is no time for it
+            except OutOfTime:
+                break
             timing = replace(
                 more,
                 samples=[*timing.samples, *more.samples],
@@ -109,7 +107,7 @@ class _Looks:
         """The samples, or others in their place where they say more than the machine can do."""
         with contextlib.suppress(RatchetError):  # `conclude` says that there are no ceilings
             passed, detail = reachable(timing, self._opened)
-            if not passed:
+            if passed is False:
                 detail = f"too fast for this machine, so measured again: {detail}"
                 self._evidence.append(Evidence(check="physics", passed=False, detail=detail))
                 return self.take(_planned()[-1], None)
@@ -128,7 +126,6 @@ class _Looks:
                 first_launch=kernel_timing.LAUNCHES if look.anew and samples else 0,
                 first_round=1 + max((sample.round for sample in samples), default=-1),
                 budget_s=look.budget_s,
-                hopeless=None if samples else _is_slower,
             )
         except MeasureError as error:
             raise Decided("unmeasured", f"the samples carry no answer: {error}") from error
@@ -139,14 +136,6 @@ def _answered(found: Comparison) -> bool:
     if found.answer == "equivalent":
         return found.floor is not None and found.floor.high <= LOW_FLOOR
     return found.answer != "undecided"
-
-
-def _is_slower(timing: CaseTiming) -> bool:
-    """Whether the kernel is slower by far, by what there is: that ends the first look."""
-    try:
-        return compare_case(timing, confidence=PEEK_CONFIDENCE).answer == "slower"
-    except MeasureError:
-        return False
 
 
 def _futile(found: Comparison, share: float) -> bool:

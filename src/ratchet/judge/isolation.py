@@ -329,18 +329,27 @@ def arm_environment(threads: int) -> dict[str, str]:
 def private_folder(uid: int | None) -> Path:
     """A new folder, given to a uid; one whose judge was killed goes when the next is made."""
     _clear_abandoned()
-    folder = Path(tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-{pid_namespace()}-"))
     if uid is not None:
         os.chown(folder, uid, uid)
     return folder
 
 
 def _clear_abandoned() -> None:
-    """Remove the folders of judges that were killed: each carries its judge's process id."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH_PREFIX}*-*"):
-        pid = folder.name.removeprefix(SCRATCH_PREFIX).split("-")[0]
-        if pid.isdigit() and not Path("/proc", pid).exists():
+    """Remove the folders of judges that were killed: each carries its judge's process id.
+
+    Containers may share a folder for temporary files: another's process ids say nothing here.
+    """
+    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH_PREFIX}*-*-*"):
+        pid, namespace, _ = folder.name.removeprefix(SCRATCH_PREFIX).split("-", 2)
+        if namespace == pid_namespace() and not Path("/proc", pid).exists():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@functools.cache
+def pid_namespace() -> str:
+    """What tells this process's namespace of process ids from others (namespaces(7))."""
+    return str(os.stat("/proc/self/ns/pid").st_ino)
 
 
 def _left_by(uid: int) -> list[Path]:
@@ -375,5 +384,9 @@ def _environment(threads: int, with_torch: bool, home: Path) -> dict[str, str]:
         **arm_environment(threads),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    passed = ("RATCHET_CXX", "CXX") if not with_torch else ("CUDA_VISIBLE_DEVICES",)
-    return own | {name: os.environ[name] for name in passed if name in os.environ}
+    if with_torch:
+        passed = ("CUDA_VISIBLE_DEVICES",)
+        return own | {name: os.environ[name] for name in passed if name in os.environ}
+    with contextlib.suppress(CompilerMissing):  # the verdict says so; its PATH is not ours
+        own["RATCHET_CXX"] = str(find_compiler())
+    return own

@@ -34,6 +34,11 @@ SLOWEST_FACTOR = 100.0
 SLOWEST_FLOOR_S = 10.0
 COMPILES = 2.0
 """What a Python kernel gets on top, in the floor's lengths, for its first call of each case."""
+REFERENCE_DRAWS = 8
+"""Different draws in a batch of the reference's, which hides nothing from itself. Every call still
+has memory of its own."""
+STAGED = 0
+"""The number of the reference's own batch; those that a candidate sees count from 1."""
 VARIED_S = 0.3
 """What checking a timed case with values of hidden ones may take."""
 COMPILE_LIMIT_S, COMPILE_SHARE = 60.0, 0.5
@@ -98,7 +103,9 @@ class OpenProblem:
         }
         self.has_compiled = False
         """Whether torch.compile of the reference is timed too."""
-        self._batches = 0
+        self._batches = STAGED
+        self._seeds: dict[int, list[int]] = {}
+        """Of the batches that the reference alone sees, by case."""
 
     @staticmethod
     def of(
@@ -146,13 +153,11 @@ class OpenProblem:
         writable_inputs: bool,
         distinct: int | None = None,
         values: Sequence[int] = (),
-        spare: bool = False,
     ) -> Iterator[Batch]:
         """Fresh values for some calls of a case, given back at the end.
 
         `distinct`: how many draws there are, which the calls take in turn; one for each by default.
         `values`: from which of the case's variations (`Problem.varied`) each call's are drawn.
-        `spare`: nobody looks at the outputs, so that one memory stands for those of many batches.
         """
         drawn = [self.rng.getrandbits(48) for _ in range(min(calls, distinct or calls))]
         seeds = [drawn[call % len(drawn)] for call in range(calls)]
@@ -166,7 +171,6 @@ class OpenProblem:
             seeds=seeds,
             writable_inputs=writable_inputs,
             values=list(values),
-            spare=spare,
         )
         try:
             read = partial(self._read, number) if self.accelerator else None
@@ -184,6 +188,23 @@ class OpenProblem:
             close_descriptors(memories)
             if self.reference.alive:
                 self.reference.ask(timeout_s=30.0, do="release", batch=number)
+
+    def stage(self, case: int, calls: int) -> int:
+        """A batch that the reference alone sees, ready to go; the number of all of these is one.
+
+        Its calls take the same REFERENCE_DRAWS draws in turn each time.
+        """
+        seeds = self._seeds.setdefault(
+            case, [self.rng.getrandbits(48) for _ in range(REFERENCE_DRAWS)]
+        )
+        self.reference.ask(
+            timeout_s=self.clock.left_s,
+            do="stage",
+            batch=STAGED,
+            case=case,
+            seeds=[seeds[call % len(seeds)] for call in range(calls)],
+        )
+        return STAGED
 
     def _read(self, number: int, spots: Sequence[Spot]) -> list[bytes]:
         """What stands at places of a batch in a GPU's memory."""

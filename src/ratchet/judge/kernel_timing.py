@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from ratchet.judge.candidate_process import CandidateProcess, Decided
+from ratchet.judge.candidate_process import CandidateProcess, OutOfTime
 from ratchet.judge.kernel_checks import OpenProblem
 from ratchet.judge.own_work import Watch, batches_to_watch
 from ratchet.judge.timed_arms import REFERENCE, CandidateArm, ReferenceArm, rivals, warm
@@ -83,13 +83,11 @@ def time_case(
     first_launch: int = 0,
     first_round: int = 0,
     budget_s: float = BUDGET_S,
-    hopeless: Callable[[CaseTiming], bool] | None = None,
 ) -> CaseTiming:
     """Time one case over several launches of the candidate; the plan is fixed by the first rounds.
 
     Launches and rounds are numbered from `first_launch` and `first_round`. With `watch`, some
-    batches beside the timed ones are looked at, at places drawn in secret. Where the samples of the
-    fewest launches are `hopeless`, there are no more.
+    batches beside the timed ones are looked at, at places drawn in secret.
     Decided when an output is wrong while it is timed, or time ran out before enough was measured.
     """
     facts, name = opened.cases[case], opened.problem.cases[case].name
@@ -116,8 +114,6 @@ def time_case(
             )
             checked, looks = checked + candidate.checked, candidate.order_looks
             last = index + 1 == plan.launches
-            if not last and index + 1 >= MIN_LAUNCHES and hopeless is not None:
-                last = hopeless(CaseTiming(case=case, name=name, samples=samples, checked=checked))
             if watch is not None and last:
                 candidate.watch_until_enough(calls, watch)
             process.pause()
@@ -214,10 +210,9 @@ def _plan(
     room_s = SHARE_OF_TIME * opened.clock.left_s / max(1, len(opened.timed))
     launches = min(LAUNCHES, int(room_s / launch_s))
     if launches < MIN_LAUNCHES:
-        raise Decided(
-            "unmeasured",
+        raise OutOfTime(
             f"right, but timing it takes {MIN_LAUNCHES * launch_s:.0f} s or more and the time "
-            "limit leaves no room for that; raise it",
+            "limit leaves no room for that; raise it"
         )
     rounds = round_count(run_s + share * check_s, budget_s)
     left_s = room_s / launches - rounds * run_s - probe_s

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ratchet.judge.accelerator import Accelerator
-from ratchet.judge.candidate_process import CandidateProcess, Clock, Decided
+from ratchet.judge.candidate_process import CandidateProcess, Clock, Decided, OutOfTime
 from ratchet.kernels.kernel import Kernel
 
 
@@ -122,8 +122,7 @@ def out_of_time(decided: Decided) -> Decided:
     """A kernel that was right and loaded before is no slower by our time having run out."""
     if decided.status != "timed_out":
         return decided
-    return Decided(
-        "unmeasured",
+    return OutOfTime(
         "right, but the time limit left no room to start it again, and one process is too few to "
-        "time; raise it",
+        "time; raise it"
     )

@@ -50,8 +50,9 @@ class Family:
         `worker` is the process that the judge started in it: the others are the candidate's.
         """
         self._root = root
-        self._guards = {root, *_children_of(root)} if wrapped else set[int]()
         found = processes.family(root)
+        first = {pid for pid, one in found.items() if one.parent == root}
+        self._guards = {root, *first} if wrapped else set[int]()
         self._members = set(found) - self._guards
         below = [pid for pid in self._members if found[pid].parent in self._guards]
         # Only bubblewrap's second has the worker as its child; a worker adopts its own orphans.

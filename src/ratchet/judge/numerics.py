@@ -194,7 +194,8 @@ def _limit_one(entry: _Measured, unit: float, noise: float) -> ParameterCheck:
     absolute = ABSOLUTE_FLOOR * unit * math.sqrt(entry.count) / norm
     baseline_error = entry.baseline_error_norm / norm
     factor = NOISE_FACTOR if baseline_error > NOISE_ERROR else ERROR_FACTOR
-    allowed = max(factor * baseline_error, FP32_FLOOR, absolute)
+    relative = FP32_FLOOR if entry.reference_norm else 0.0
+    allowed = max(factor * baseline_error, relative, absolute)
     return ParameterCheck(
         name=entry.name,
         error=entry.error_norm / norm,

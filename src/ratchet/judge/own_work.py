@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
@@ -77,7 +76,6 @@ class Watch:
         self.firsts = 0
         """Of these, the first look at a batch: nothing in the process foretells it."""
         self.first_against = 0
-        self.time_s = 0.0
         self.active = 0
         """Looks at which anybody ran, the Python around a compiled kernel too."""
         self.interpreted = 0
@@ -99,13 +97,11 @@ class Watch:
         rng = secrets.SystemRandom()
 
         def meanwhile(over: Callable[[], bool]) -> None:
-            began, looked, interpreted = time.perf_counter(), self.looked, self.interpreted
+            looked, interpreted = self.looked, self.interpreted
             try:
                 watch(family, self._note, over=over, expected_s=expected_s, draw=rng.random)
             except Unseen as error:
                 raise Decided("unmeasured", f"whose code works was not seen: {error}") from error
-            finally:
-                self.time_s += time.perf_counter() - began
             share = (self.interpreted - interpreted) / max(1, self.looked - looked)
             self._note_batch(share * expected_s, calls)
 
@@ -125,8 +121,10 @@ class Watch:
                 seen.append(self._counted(stand, place))
             except PermissionError as error:
                 raise Unseen("this machine does not let the judge read its memory") from error
-            except OSError:
+            except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended
+            except OSError as error:
+                seen.append(Place(owner="made", name=f"code that cannot be read ({error})"))
         self.active += bool(seen)
         self.interpreted += None in seen
         working = {place for place in seen if place is not None}

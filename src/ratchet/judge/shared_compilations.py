@@ -20,10 +20,11 @@ from ratchet.kernels.kernel import Kernel
 
 
 class SharedCompilations:
-    """A folder of compiled graphs that only the reference worker fills, as long as it lives."""
+    """A folder of compiled graphs that only the reference worker fills, for one problem."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
+        self._problem = ""
 
     def close(self) -> None:
         """Remove the folder."""
@@ -40,8 +41,9 @@ class SharedCompilations:
             return None
         if not is_compiled_reference(kernel, opened.problem):
             return None
-        if self._folder is None:
-            self._folder = private_folder(None)
+        if self._folder is None or self._problem != opened.problem.hash:
+            self.close()  # a candidate gets a copy of it all
+            self._folder, self._problem = private_folder(None), opened.problem.hash
             self._folder.chmod(0o755)
         try:
             opened.compile_into(self._folder)

@@ -11,6 +11,7 @@ from ratchet.judge.call_order import CallOrder
 from ratchet.judge.candidate_process import CandidateProcess, Decided
 from ratchet.judge.kernel_checks import (
     COMPILES,
+    REFERENCE_DRAWS,
     SLOWEST_FLOOR_S,
     Batch,
     OpenProblem,
@@ -30,9 +31,6 @@ SHORT_CALL_S = 0.001
 WARM_CALLS, WARM_S = 3, 0.5
 """Untimed calls at the start of a launch, as many as take about this long: a call's results of many
 megabytes lie on pages that are new to the process until the third (see `arm_environment`)."""
-REFERENCE_DRAWS = 8
-"""Different draws in a batch of the reference's, which hides nothing from itself. Every call still
-has memory of its own."""
 
 PROBING_S = 1.0
 """What more probes may take, where a kernel is so short that it was hardly seen at work."""
@@ -51,37 +49,39 @@ class ReferenceArm:
         self._outputs = outputs
 
     def run(self, iterations: int) -> Timing:
-        """One batch of calls of the reference, drawn anew as the candidate's is.
-
-        Memory that was mapped before is faster the next time: kept for a launch, it made a
-        reference that moves 88 MB 2.5 times as fast as itself in the candidate's place.
-        """
-        reference, left_s = self._opened.reference, self._opened.clock.left_s
+        """One batch of calls of the reference, at places of their own as the candidate's are."""
+        if self._opened.accelerator is None:
+            return self._timed(self._opened.stage(self._case, iterations))[0]
         with self._opened.draw(
-            self._case,
-            iterations,
-            writable_inputs=False,
-            distinct=REFERENCE_DRAWS,
-            spare=self._outputs != "copied",
+            self._case, iterations, writable_inputs=False, distinct=REFERENCE_DRAWS
         ) as batch:
-            reference.ask(timeout_s=left_s, do="prepare", batch=batch.number)
-            self._opened.flush()
-            on_gpu = self._opened.accelerator is not None
-            spots = OutputSpots(batch.layout, batch.memories, batch.read) if on_gpu else None
-            began = time.perf_counter()
-            reply = reference.ask(
-                timeout_s=left_s,
-                do="go",
-                batch=batch.number,
-                outputs=self._outputs,
-                compiled=self.name == COMPILED,
-                threads=1 if self.name == ONE_THREAD else reference.threads,
+            self._opened.reference.ask(
+                timeout_s=self._opened.clock.left_s, do="prepare", batch=batch.number
             )
-            if spots is not None:  # as for a candidate
-                spots.read()
-            wall_time_s = time.perf_counter() - began
-        self._opened.device_clock.note(self._case, self.name, wall_time_s, reply["device_s"])
-        return Timing(wall_time_s=wall_time_s, cpu_time_s=float(reply["cpu_time_s"]))
+            self._opened.flush()
+            spots = OutputSpots(batch.layout, batch.memories, batch.read)
+            timing, device_s = self._timed(batch.number, spots)
+        self._opened.device_clock.note(self._case, self.name, timing.wall_time_s, device_s)
+        return timing
+
+    def _timed(self, number: int, spots: OutputSpots | None = None) -> tuple[Timing, float | None]:
+        """What a prepared batch takes by the judge's clock, and by a GPU's own."""
+        reference = self._opened.reference
+        began = time.perf_counter()
+        reply = reference.ask(
+            timeout_s=self._opened.clock.left_s,
+            do="go",
+            batch=number,
+            outputs=self._outputs,
+            compiled=self.name == COMPILED,
+            threads=1 if self.name == ONE_THREAD else reference.threads,
+        )
+        if spots is not None:  # as for a candidate
+            spots.read()
+        wall_time_s = time.perf_counter() - began
+        return Timing(wall_time_s=wall_time_s, cpu_time_s=float(reply["cpu_time_s"])), reply[
+            "device_s"
+        ]
 
 
 class CandidateArm:

@@ -97,8 +97,8 @@ def definitions(document: Mapping[str, Any]) -> list[str]:
     """What the columns mean."""
     failed = document["summary"]["all"]["failed_ratio"]
     return [
-        "> p is the share of the problems whose kernel is right and whose whole 95 % interval lies "
-        "above p (fast_p).",
+        "> p is the share of the problems whose kernel is right and whose whole interval (98.3 %) "
+        "lies above p (fast_p).",
         "mean is the geometric mean of the ratios; a problem without a right, timed kernel counts "
         f"as {failed:g}x. The mean of the timed ones leaves failures out: read it beside their "
         "number.",

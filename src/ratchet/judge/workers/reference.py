@@ -28,8 +28,10 @@ from ratchet.judge.workers.arm import extend_import_path
 from ratchet.judge.workers.candidate import Reply, serve
 from ratchet.judge.workers.device import Device, Host, find_gpu, open_device
 from ratchet.judge.workers.gate import gate
+from ratchet.judge.workers.kept_memory import KeptMemory
+from ratchet.judge.workers.memory import span
 from ratchet.judge.workers.results import Kept, places
-from ratchet.judge.workers.shared_batch import SharedBatch, SpareBlock
+from ratchet.judge.workers.shared_batch import SharedBatch
 from ratchet.kernels.problem import Case, Problem, Reference
 from ratchet.kernels.tolerance import Loss, loss_over
 
@@ -46,7 +48,9 @@ class Worker:
         self._compiled: Reference | None = None
         self._forms: dict[int, list[Tensor]] = {}
         self._batches: dict[int, SharedBatch] = {}
-        self._spare: SpareBlock | None = None
+        self._memory: KeptMemory | None = None
+        self._values: tuple[int, dict[int, list[Tensor]]] = (-1, {})
+        """A case, and what was drawn from each seed for the reference's own batches of it."""
         self._prepared: list[tuple[list[Tensor], list[Tensor]]] = []
         self._kept: Kept = []
         """What the calls of the last batch returned, where the candidate's results are kept too."""
@@ -62,6 +66,7 @@ class Worker:
             "open": self._open,
             "ceilings": self._ceilings,
             "draw": self._draw,
+            "stage": self._stage,
             "check": self._check,
             "repeats": self._repeats,
             "prepare": self._prepare,
@@ -142,7 +147,7 @@ class Worker:
         return {
             "time_s": time_s,
             "flops": counter.get_total_flops(),
-            "bytes": sum(tensor.numel() * tensor.element_size() for tensor in moved),
+            "bytes": sum(_held_bytes(tensor) for tensor in moved),
         }
 
     def _inputs(self, case: Case, seed: int) -> list[Tensor]:
@@ -191,7 +196,6 @@ class Worker:
             message["seeds"],
             self._forms[message["case"]],
             writable_inputs=message["writable_inputs"],
-            spare=self._spare_block() if message["spare"] else None,
             cases=[varied[kind] for kind in message["values"]],
             rng=self._rng,
             device=self._device,
@@ -200,10 +204,31 @@ class Worker:
         # Copies: `serve` closes what it hands out, and this worker still reads both memories.
         return {"layout": batch.layout()}, [os.dup(one) for one in batch.descriptors]
 
-    def _spare_block(self) -> SpareBlock:
-        if self._spare is None:
-            self._spare = SpareBlock(self._device.memory)
-        return self._spare
+    def _stage(self, message: dict[str, Any]) -> Reply:
+        """Draw and prepare a batch for the reference alone, which nobody else sees.
+
+        Its values are drawn once, and written each time at places of their own.
+        """
+        assert self._problem is not None
+        if message["batch"] in self._batches:
+            self._release(message)
+        if self._memory is None:
+            self._memory = KeptMemory(self._device.memory)
+        index, seeds = message["case"], message["seeds"]
+        if self._values[0] != index:
+            self._values = (index, {})
+        self._batches[message["batch"]] = SharedBatch(
+            self._problem,
+            self._problem.cases[index],
+            seeds,
+            self._forms[index],
+            writable_inputs=False,
+            rng=self._rng,
+            device=self._device,
+            memory=self._memory,
+            kept=self._values[1],
+        )
+        return self._prepare(message)
 
     def _check(self, message: dict[str, Any]) -> Reply:
         """Compare the outputs of one call; the candidate must be stopped meanwhile."""
@@ -318,9 +343,10 @@ class Worker:
         for batch in self._batches.values():
             batch.release()
         self._batches.clear()
-        if self._spare is not None:
-            self._spare.close()
-            self._spare = None
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+        self._values = (-1, {})
         self._forms.clear()
 
 
@@ -356,6 +382,12 @@ def _check_untouched(case: Case, before: Sequence[Tensor], after: Sequence[Tenso
                 f"the reference changes input {index} of case {case.name!r}: declare it in_place, "
                 "or compute on a copy"
             )
+
+
+def _held_bytes(tensor: Tensor) -> int:
+    """What a tensor holds in memory: one that is broadcast has each value once."""
+    elements = min(tensor.numel(), span(tensor.shape, tensor.stride()))
+    return elements * tensor.element_size()
 
 
 def _is_dense(tensor: Tensor) -> bool:

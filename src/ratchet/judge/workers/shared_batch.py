@@ -53,30 +53,6 @@ class Slot:
         return [self.region, self.offset, code, list(self.size), list(self.stride)]
 
 
-class SpareBlock:
-    """Memory of a reference's outputs, which it maps as a candidate does and never writes."""
-
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-        self._block: Block | None = None
-        self._size_bytes = 0
-
-    def of(self, size_bytes: int) -> Block:
-        """The block, a new one where it is too small."""
-        if self._block is None or self._size_bytes < size_bytes:
-            self.close()
-            self._block, self._size_bytes = self._memory.block("spare", size_bytes), size_bytes
-            self._block.blank()
-            self._block.finish(fixed=False)
-        return self._block
-
-    def close(self) -> None:
-        """Give it up; no batch may use it."""
-        if self._block is not None:
-            self._block.close()
-            self._block = None
-
-
 class SharedBatch:
     """Calls of one case with fresh values at fresh places, and what their outputs should be."""
 
@@ -88,43 +64,43 @@ class SharedBatch:
         outputs: Sequence[Tensor],
         *,
         writable_inputs: bool,
-        spare: SpareBlock | None,
         cases: Sequence[Case] = (),
         rng: random.Random,
         device: Device,
+        memory: Memory | None = None,
+        kept: dict[int, list[Tensor]] | None = None,
     ) -> None:
         """Draw the inputs of each seed; `outputs` are examples of the outputs' form.
 
         `cases` are those of the calls where they differ from `case`, in their values alone.
-        `spare`: where nobody looks at the outputs, one block stands for those of many batches.
+        `memory` is where it lies if not in new memory of the device, and `kept` holds what was
+        drawn already, and gets what is drawn now.
         """
         self.problem = problem
-        self._memory = device.memory
+        self._memory = memory or device.memory
         self.case = case
         self.writable_inputs = writable_inputs
         self._threaded = device.memory.seals and not problem.text
         self.cases = cases or [case] * len(seeds)
         """Whose values each call has."""
         kinds = dict(zip(seeds, self.cases, strict=True))
-        drawn: dict[int, list[Tensor]] = {}
+        drawn = {} if kept is None else kept
 
         def draw(seed: int) -> None:
             values = problem.build_inputs(kinds[seed], seed)
             drawn[seed] = [device.place(tensor) for tensor in values]
 
-        self._each(draw, list(kinds))
+        self._each(draw, [seed for seed in kinds if seed not in drawn])
         self.inputs = [drawn[seed] for seed in seeds]
         self._ends = [0, 0, 0]
         self._rng = rng
         self.slots = [self._place(tensors, outputs) for tensors in self.inputs]
         self._slack = [rng.randrange(SLACK_PAGES) for _ in NAMES]
-        self._spare = spare
         self._regions: list[Place] = []
         self._blocks: list[Block] = []
         try:
             for name, end in zip(NAMES, self._ends, strict=True):
-                block = spare.of(end) if spare is not None and name == NAMES[OUTPUTS] else None
-                self._blocks.append(block or self._memory.block(name, end))
+                self._blocks.append(self._memory.block(name, end))
             self._fill()
             device.finish()
         except BaseException:
@@ -190,16 +166,11 @@ class SharedBatch:
             for tensor, slot in pairs:
                 self._blocks[slot.region].write(slot.offset, flat_bytes(tensor))
 
-        if self._spare is None:
-            self._blocks[OUTPUTS].blank()
+        self._blocks[OUTPUTS].blank()
         for call in range(len(self.slots)):
             write(call)
-        for region, block in enumerate(self._own_blocks):
+        for region, block in enumerate(self._blocks):
             block.finish(fixed=region == INPUTS and not self.writable_inputs)
-
-    @property
-    def _own_blocks(self) -> list[Block]:
-        return self._blocks if self._spare is None else self._blocks[:OUTPUTS]
 
     def read(self, call: int, position: int) -> Tensor:
         """A private copy of one tensor of one call as it now stands in shared memory."""
@@ -271,7 +242,7 @@ class SharedBatch:
         """Close the memories and give the addresses back. Tensors of `prepare` must be gone."""
         for region in self._regions:
             region.release()
-        for block in self._own_blocks:
+        for block in self._blocks:
             block.close()
         self._regions, self._blocks = [], []
 

@@ -32,11 +32,15 @@ NUMBERS: Final = {
     "ptrace": 101,
     "rt_sigqueueinfo": 129,
     "pivot_root": 155,
+    "setpriority": 141,
+    "sched_setparam": 142,
+    "sched_setscheduler": 144,
     "prctl": 157,
     "chroot": 161,
     "mount": 165,
     "umount2": 166,
     "tkill": 200,
+    "sched_setaffinity": 203,
     "timer_create": 222,
     "timerfd_create": 283,
     "tgkill": 234,
@@ -46,12 +50,15 @@ NUMBERS: Final = {
     "keyctl": 250,
     "unshare": 272,
     "rt_tgsigqueueinfo": 297,
+    "ioprio_set": 251,
     "perf_event_open": 298,
+    "prlimit64": 302,
     "open_by_handle_at": 304,
     "setns": 308,
     "process_vm_readv": 310,
     "process_vm_writev": 311,
     "kcmp": 312,
+    "sched_setattr": 314,
     "seccomp": 317,
     "bpf": 321,
     "userfaultfd": 323,
@@ -76,7 +83,16 @@ DENIED: Final = (
     # descriptor interrupts the rival while its owner stands.
     *("timer_create", "timerfd_create"),
 )
-DENIED_AMONG_OTHERS: Final = ("pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "tkill")
+DENIED_AMONG_OTHERS: Final = (
+    *("pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "tkill"),
+    *("setpriority", "ioprio_set"),  # of all processes of a user, for example
+)
+ON_ITSELF_AMONG_OTHERS: Final = (
+    # What would slow down the rival. A thread names itself 0; glibc's OpenMP names no other.
+    *(("sched_setaffinity", 0), ("sched_setscheduler", 0), ("sched_setparam", 0)),
+    *(("sched_setattr", 0), ("prlimit64", 0)),
+)
+"""Calls, and which argument names the process, that a candidate may make on itself alone."""
 NEW_NAMESPACES: Final = 0x7E02_0000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET of linux/sched.h."""
 F_SETSIG: Final = 10
@@ -138,6 +154,8 @@ def program(own_pid: int, among_others: bool, local_sockets: bool = False) -> li
         places = [(IF_EQUAL, PR_SET_PDEATHSIG), (IF_EQUAL, PR_SET_CHILD_SUBREAPER)]
         found += _deny_if("prctl", 0, places)
         found += _allow_only("kill", 0, own_pid) + _allow_only("tgkill", 0, own_pid)
+        for name, argument in ON_ITSELF_AMONG_OTHERS:
+            found += _allow_only(name, argument, 0)
     return [*found, (RETURN, 0, 0, ALLOW)]
 
 
