@@ -320,7 +320,7 @@ class ReferenceProcess:
 
     def pause(self) -> None:
         """Stop it while the candidate runs."""
-        self._child.pause()
+        self._child.hold()
 
     def resume(self) -> None:
         """Let it run."""

@@ -50,7 +50,7 @@ class Family:
         `worker` is the process that the judge started in it: the others are the candidate's.
         """
         self._root = root
-        found = processes.family(root)
+        found = processes.family(root, enclosed=wrapped)
         first = {pid for pid, one in found.items() if one.parent == root}
         self._guards = {root, *first} if wrapped else set[int]()
         self._members = set(found) - self._guards

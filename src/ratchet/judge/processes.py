@@ -165,6 +165,13 @@ def stop(root: int, *, settle_s: float = 1.0, enclosed: bool = False) -> list[in
         time.sleep(SETTLE_S)
 
 
+def hold(child: int) -> bool:
+    """SIGSTOP to a child that is trusted to be alone; whether it stands, and has not ended."""
+    os.kill(child, signal.SIGSTOP)
+    found = os.waitid(os.P_PID, child, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    return found is not None and found.si_code == os.CLD_STOPPED
+
+
 def halt(members: Sequence[int], *, settle_s: float = 1.0) -> bool:
     """SIGSTOP these processes alone until all their threads stand; whether they do in time."""
     deadline = time.monotonic() + settle_s
@@ -223,10 +230,18 @@ def has_ended(pid: int, thread: int) -> bool:
 def _read(path: str) -> bytes:
     """A file of /proc, empty where the process is gone."""
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
+    found = b""
+    try:
+        while part := os.read(descriptor, 1 << 16):
+            found += part
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+    return found
 
 
 def end(root: int, *, enclosed: bool = False) -> None:
