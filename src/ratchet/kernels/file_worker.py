@@ -1,7 +1,7 @@
 """The process that runs a problem's file for the first time and says what problem it is.
 
-Started by `problem_file` with the number of a descriptor; the request comes on standard input as
-JSON, the answer is JSON in that descriptor's file. What the file prints goes to standard error.
+Started by `file_keeper`, which ends it; the request comes on standard input as JSON, the answer is
+JSON in the file of a descriptor. What the file prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -52,14 +52,9 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"fault": f"it raises {type(error).__name__}: {' '.join(str(error).split()):.300}"}
 
 
-def main() -> None:
-    """Answer one request."""
-    found = answer(json.load(sys.stdin))
-    with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8") as file:
-        json.dump(found, file)
-    os._exit(0)  # threads that the file has started must not hold the process back
-
-
-if __name__ == "__main__":
+def main(descriptor: int) -> None:
+    """Answer the request on standard input in this descriptor's file."""
     os.dup2(2, 1)
-    main()
+    found = answer(json.load(sys.stdin))
+    with os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file:
+        json.dump(found, file)

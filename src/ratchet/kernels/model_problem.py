@@ -79,12 +79,11 @@ def _scaled(text: str, scale: float | str | None, threads: int) -> tuple[str, li
 def _form(text: str) -> tuple[ModelForm, Case]:
     with on_cores(text):
         module = source_module(text)
-    for wanted in ("Model", "get_inputs"):
+    for wanted in ("Model", "get_inputs", "get_init_inputs"):
         if not callable(getattr(module, wanted, None)):
-            raise KernelError(f"the file defines no {wanted}: KernelBench's format needs one")
-    get_init = getattr(module, "get_init_inputs", list)
+            raise KernelError(f"its {wanted} cannot be called: KernelBench's format needs one")
     with seeded(1), on_cores(text):
-        init, given = list(get_init()), list(module.get_inputs())
+        init, given = list(module.get_init_inputs()), list(module.get_inputs())
         model = module.Model(*init)
     state = model.state_dict()
     form = ModelForm(

@@ -135,7 +135,8 @@ class Worker:
             compiled(*own, case.scalars)
 
     def _describe(self, index: int, case: Case) -> dict[str, Any]:
-        """Run the reference once on a case: the form of its outputs, its time, work and bytes."""
+        """Run the reference on a case: the form of its outputs, its time, work and bytes."""
+        assert self._problem is not None
         inputs = self._inputs(case, self._rng.getrandbits(48))
         _check_inputs(case, inputs)
         before = [tensor.clone() for tensor in inputs]
