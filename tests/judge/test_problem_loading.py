@@ -48,7 +48,9 @@ def get_inputs():
 """
 LOOPS = ("pass", "loop()")
 LEAVES = ("leave()\n    time.sleep(1000)", "")
-RAISES = ("leave()\n    time.sleep(0.3)\n    raise OSError('no')", "")
+RAISES = ("pass", "leave()\ntime.sleep(0.3)\nraise OSError('no')\nPROBLEM = 0")
+SLEEPS = ("pass", "leave()\ntime.sleep(1000)\nPROBLEM = 0")
+"""In our own form, which is read sooner."""
 
 
 def written(folder: Path, get_inputs: str, at_import: str) -> tuple[Path, Path]:
@@ -102,7 +104,7 @@ def test_a_file_that_loops_as_it_is_imported_holds_no_verdict_up(
     "number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)]
 )
 def test_whoever_reads_may_be_killed(number: signal.Signals, tmp_path: Path) -> None:
-    path, pids = written(tmp_path, *LEAVES)
+    path, pids = written(tmp_path, *SLEEPS)
     code = f"from ratchet.kernels.problem_file import load_problem; load_problem({str(path)!r})"
     reader = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60

@@ -87,7 +87,8 @@ def as_kernel(
         return kernel
     from ratchet.kernels.problem_file import load_kernel
 
-    return load_kernel(Path(kernel), entry=entry or default_entry(problem))
+    wanted = entry or default_entry(problem)
+    return load_kernel(Path(kernel), entry=wanted, called=not problem.fault)
 
 
 def default_entry(problem: Problem) -> str | None:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from ratchet.errors import RatchetError
-from ratchet.kernels.model_problem import model_problem
 from ratchet.kernels.problem import Problem
 from ratchet.kernels.source_module import source_module
 
@@ -27,6 +26,8 @@ def describe(request: dict[str, Any]) -> Problem:
     """The problem of a file's text; raises RatchetError, or whatever the file raises."""
     text, name = request["text"], request["name"]
     if not request["declared"]:
+        from ratchet.kernels.model_problem import model_problem  # takes a while
+
         return model_problem(text, name, scale=request["scale"], threads=request["threads"])
     torch.set_num_threads(request["threads"])
     declared = getattr(source_module(text), DECLARED, None)

@@ -102,12 +102,17 @@ def load_problem(
 
 
 def load_kernel(
-    path: str | os.PathLike[str], *, entry: str | None = None, language: Language | None = None
+    path: str | os.PathLike[str],
+    *,
+    entry: str | None = None,
+    language: Language | None = None,
+    called: bool = True,
 ) -> Kernel:
     """The kernel of a file; nothing of it is run.
 
     The language follows from the file's ending; a .py file that imports triton is in triton.
-    `entry` is taken where the file has it, else `ModelNew`, else the only function there is.
+    `entry` is taken where the file has it, else `ModelNew`, else the only function there is. A
+    kernel that will not be `called`, as its problem has a fault, needs none.
 
     Raises:
         KernelError: a file that cannot be read or parsed, an ending or entry that is not known.
@@ -126,9 +131,8 @@ def load_kernel(
             spoken = "triton"
     else:
         names = _C_ENTRY.findall(source)
-    return Kernel(
-        name=path.stem, language=spoken, source=source, entry=_entry(path, names, source, entry)
-    )
+    chosen = _entry(path, names, source, entry) if called else ""
+    return Kernel(name=path.stem, language=spoken, source=source, entry=chosen)
 
 
 def built_in_kernel(problem: Problem, candidate: str) -> Kernel:
