@@ -134,7 +134,8 @@ def test_files_that_may_not_be_read(capsys: pytest.CaptureFixture[str]) -> None:
     Path("problem.py").write_text(MODEL)
     for name in ("problem.py", "kernel.cpp"):
         Path(name).chmod(0)
-    mistake(capsys, "judge", "missing.py", "kernel.cpp")  # imports what the next calls need
+    for command in ("judge", "inspect"):  # imports what the next calls need
+        mistake(capsys, command, "missing.py", "kernel.cpp")
     root = os.geteuid() == 0
     if root:
         os.seteuid(65534)
