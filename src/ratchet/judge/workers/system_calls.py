@@ -31,12 +31,16 @@ NUMBERS: Final = {
     "fcntl": 72,
     "ptrace": 101,
     "rt_sigqueueinfo": 129,
+    "setpriority": 141,
+    "sched_setparam": 142,
+    "sched_setscheduler": 144,
     "pivot_root": 155,
     "prctl": 157,
     "chroot": 161,
     "mount": 165,
     "umount2": 166,
     "tkill": 200,
+    "sched_setaffinity": 203,
     "timer_create": 222,
     "timerfd_create": 283,
     "tgkill": 234,
@@ -44,14 +48,17 @@ NUMBERS: Final = {
     "add_key": 248,
     "request_key": 249,
     "keyctl": 250,
+    "ioprio_set": 251,
     "unshare": 272,
     "rt_tgsigqueueinfo": 297,
     "perf_event_open": 298,
+    "prlimit64": 302,
     "open_by_handle_at": 304,
     "setns": 308,
     "process_vm_readv": 310,
     "process_vm_writev": 311,
     "kcmp": 312,
+    "sched_setattr": 314,
     "seccomp": 317,
     "bpf": 321,
     "userfaultfd": 323,
@@ -76,7 +83,15 @@ DENIED: Final = (
     # descriptor interrupts the rival while its owner stands.
     *("timer_create", "timerfd_create"),
 )
-DENIED_AMONG_OTHERS: Final = ("pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "tkill")
+DENIED_AMONG_OTHERS: Final = (
+    *("pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "tkill"),
+    *("setpriority", "ioprio_set"),
+)
+OF_ITSELF_AMONG_OTHERS: Final = (
+    *("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"),
+)
+"""With a first argument of 0 alone, which is the caller: others of the same user (the judge, the
+rival) could be given a limit that ends them, or the cores and the priority that make them slow."""
 NEW_NAMESPACES: Final = 0x7E02_0000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET of linux/sched.h."""
 F_SETSIG: Final = 10
@@ -138,6 +153,8 @@ def program(own_pid: int, among_others: bool, local_sockets: bool = False) -> li
         places = [(IF_EQUAL, PR_SET_PDEATHSIG), (IF_EQUAL, PR_SET_CHILD_SUBREAPER)]
         found += _deny_if("prctl", 0, places)
         found += _allow_only("kill", 0, own_pid) + _allow_only("tgkill", 0, own_pid)
+        for name in OF_ITSELF_AMONG_OTHERS:
+            found += _allow_only(name, 0, 0)
     return [*found, (RETURN, 0, 0, ALLOW)]
 
 
