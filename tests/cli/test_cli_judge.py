@@ -137,45 +137,6 @@ def mistake(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return captured.err
 
 
-BAD_PROBLEMS = {
-    "raises": ("raise OSError('no')", "no"),
-    "no Model": ("import torch\nx = 1\n", "Model"),
-    "does not parse": ("def Model(:\n", "line 1"),
-    "empty": ("", "Model"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_PROBLEMS)
-@pytest.mark.parametrize("command", ["judge", "inspect"])
-def test_a_problem_that_cannot_be_read(
-    command: str, name: str, kernel: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text, word = BAD_PROBLEMS[name]
-    Path("problem.py").write_text(text)
-    assert word in mistake(capsys, command, "problem.py", str(kernel))
-
-
-def bad_files(folder: Path) -> dict[str, Path]:
-    made = {name: folder / f"{name}.cpp" for name in ("missing", "directory", "fifo", "binary")}
-    made["directory"].mkdir()
-    os.mkfifo(made["fifo"])
-    made["binary"].write_bytes(b"\x7fELF\xff\xfe\x00")
-    made["language"] = folder / "kernel.rs"
-    made["language"].write_text("fn main() {}")
-    made["large"] = folder / "large.cpp"
-    with made["large"].open("wb") as file:
-        file.truncate(8 << 30)
-    return made
-
-
-@pytest.mark.parametrize("name", ["missing", "directory", "fifo", "binary", "language", "large"])
-def test_a_kernel_file_that_cannot_be_read(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = bad_files(tmp_path)[name]
-    assert path.name in mistake(capsys, "judge", "squared_relu", str(path))
-
-
 @pytest.mark.parametrize(
     ("words", "word"),
     [

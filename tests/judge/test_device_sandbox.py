@@ -170,22 +170,6 @@ def test_only_local_sockets_and_only_where_they_are_asked_for(local: bool) -> No
         assert answer(program, NUMBERS[name]) == system_calls.DENY
 
 
-@pytest.mark.parametrize("name", [name for name, _ in system_calls.ON_ITSELF_AMONG_OTHERS])
-def test_among_others_a_candidate_can_slow_down_only_itself(name: str) -> None:
-    among_others = system_calls.program(4711, among_others=True)
-    assert answer(among_others, NUMBERS[name], 0) == system_calls.ALLOW
-    assert answer(among_others, NUMBERS[name], 4712) == system_calls.DENY
-    in_a_namespace = system_calls.program(4711, among_others=False)
-    assert answer(in_a_namespace, NUMBERS[name], 4712) == system_calls.ALLOW
-
-
-@pytest.mark.parametrize("name", ["setpriority", "ioprio_set"])
-def test_among_others_priorities_of_many_cannot_be_set(name: str) -> None:
-    program = system_calls.program(4711, among_others=True)
-    for which in (0, 1, 2, 3):
-        assert answer(program, NUMBERS[name], which, 0) == system_calls.DENY
-
-
 IOCTL, MMAP, BIND, LISTEN = 16, 9, 49, 50
 
 

@@ -24,7 +24,6 @@ from ratchet.judge.channel import open_pair
 from ratchet.judge.child import Child, ChildFailure
 from ratchet.judge.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Verdict
-from ratchet.judge.workers import system_calls
 from ratchet.kernels.languages import cpp
 from ratchet.kernels.problem import Problem
 from ratchet.ledger import Ledger
@@ -413,26 +412,6 @@ def test_the_folders_of_killed_judges_are_cleared(
     assert not left.exists()
     assert kept.exists()
     assert foreign.exists()
-
-
-def test_the_numbers_of_the_filtered_calls_are_the_kernels() -> None:
-    header = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
-    if not header.is_file():
-        pytest.skip("no header with the numbers of x86-64 on this machine")
-    lines = [line.split() for line in header.read_text().splitlines() if "__NR_" in line]
-    known = {words[1].removeprefix("__NR_"): int(words[2]) for words in lines if len(words) == 3}
-    assert {name: known[name] for name in system_calls.NUMBERS} == system_calls.NUMBERS
-    asked = {*system_calls.DENIED, *system_calls.DENIED_AMONG_OTHERS}
-    assert asked <= set(system_calls.NUMBERS)
-
-
-@pytest.mark.parametrize("among_others", [True, False])
-def test_every_path_through_the_filter_ends(among_others: bool) -> None:
-    program = system_calls.program(4711, among_others)
-    for place, (code, if_true, if_false, _) in enumerate(program):
-        if code not in (system_calls.LOAD, system_calls.RETURN):
-            assert place + 1 + max(if_true, if_false) < len(program)
-    assert program[-1] == (system_calls.RETURN, 0, 0, system_calls.ALLOW)
 
 
 def test_a_child_that_takes_no_message_is_given_up_in_time() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,8 +63,8 @@ def judge(
         typer.Option(
             "--time-limit",
             metavar="TIME",
-            help="For each verdict: 30s, 5m. Default: 60s, and 5m where torch.compile is the "
-            "candidate: each of its processes loads torch and its graphs.",
+            help="For each verdict, reading its problem too: 30s, 5m. Default: 60s, and 5m where "
+            "torch.compile is the candidate: each of its processes loads torch and its graphs.",
         ),
     ] = None,
     against_compile: Annotated[
@@ -114,15 +115,19 @@ def judge(
         raise RatchetError("--own and --any are for one PROBLEM: a suite says it for each of its")
     if problem is not None and kernel is not None:
         task: Task | None = None if own is None else "own" if own else "any"
-        asked = as_problem(problem, tier=sizes, scale=factor, task=task)
+        began = time.monotonic()
+        asked = as_problem(problem, tier=sizes, scale=factor, task=task, time_limit_s=limit_s)
         given = as_kernel(kernel, asked, entry=entry)
         terms = Terms(time_limit_s=limit_s, against_compile=bool(against_compile), device=device)
         check_out(out)
         with RecordedJudge(ledger) as court:
-            code = _report_one(court.judge(given, asked, terms), out, as_json)
+            judged = court.judge(given, asked, terms, spent_s=time.monotonic() - began)
+            code = _report_one(judged, out, as_json)
         raise typer.Exit(code)
     if kernelbench is not None:
-        questions = kernelbench_suite(kernelbench, level=level, scale=factor, candidate=who)
+        questions = kernelbench_suite(
+            kernelbench, level=level, scale=factor, candidate=who, time_limit_s=limit_s
+        )
     else:
         assert suite is not None
         questions = training_suite(suite, tier=sizes, candidate=who)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -37,6 +38,7 @@ def judge(
     ours, the name of a suite's problem, or a Problem. `tier` picks the cases of a problem that is
     named or read; a Problem is judged on the cases that it has. `entry` is the function to call
     where the file does not say it by its problem's name. `scale` shrinks a KernelBench problem.
+    `time_limit_s` is for reading a problem's file and judging together.
     `task` says whether the work must run in the kernel's own code, where it is not to be as the
     problem says. `device` is `cpu`, `cuda` or `cuda:N` (ROCm too): by default a kernel in Triton
     takes a GPU where there is one, and every other the machine's cores.
@@ -46,12 +48,14 @@ def judge(
     """
     from ratchet.judge.kernel_trial import KernelJudge
 
-    asked = as_problem(problem, tier=tier, scale=scale, task=task)
+    began = time.monotonic()
+    asked = as_problem(problem, tier=tier, scale=scale, task=task, time_limit_s=time_limit_s)
     with KernelJudge(threads=threads) as court:
         return court.judge(
             as_kernel(kernel, asked, entry=entry),
             asked,
             time_limit_s=time_limit_s,
+            spent_s=time.monotonic() - began,
             seed=seed,
             against_compile=against_compile,
             device=device,
@@ -64,12 +68,14 @@ def as_problem(
     tier: Tier = "cpu",
     scale: Scale = "auto",
     task: Task | None = None,
+    time_limit_s: float | None = None,
 ) -> Problem:
     """The problem of a file or a name, a Problem as it is; with the task that is asked for."""
     if not isinstance(problem, Problem):
-        from ratchet.kernels.problem_file import load_problem
+        from ratchet.kernels.problem_file import LOADING_LIMIT_S, load_problem
 
-        problem = load_problem(os.fspath(problem), scale=scale, tier=tier)
+        limit_s = LOADING_LIMIT_S if time_limit_s is None else time_limit_s
+        problem = load_problem(os.fspath(problem), scale=scale, tier=tier, time_limit_s=limit_s)
     return problem if task is None else replace(problem, task=task)
 
 
@@ -81,7 +87,8 @@ def as_kernel(
         return kernel
     from ratchet.kernels.problem_file import load_kernel
 
-    return load_kernel(Path(kernel), entry=entry or default_entry(problem))
+    wanted = entry or default_entry(problem)
+    return load_kernel(Path(kernel), entry=wanted, called=not problem.fault)
 
 
 def default_entry(problem: Problem) -> str | None:

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import secrets
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -89,6 +90,7 @@ class KernelJudge:
         problem: Problem,
         *,
         time_limit_s: float = 60.0,
+        spent_s: float = 0.0,
         seed: int | None = None,
         against_compile: bool = False,
         then: Kernel | None = None,
@@ -96,15 +98,17 @@ class KernelJudge:
     ) -> Verdict:
         """The verdict on `kernel` for `problem`, within about `time_limit_s` seconds.
 
-        `seed` is for tests: without one the values are drawn from the system's entropy. Raises
-        only CompilerMissing and KernelError for a problem whose module cannot be found. With
-        `against_compile`, torch.compile of the reference is timed in the same rounds. `then` is
-        the kernel that will be judged next: its compiler may work beside this kernel's, and
-        stands still while anything is timed. `device` is `cpu`, `cuda` or `cuda:N` (ROCm too);
-        `auto` takes a GPU for a kernel in Triton, where there is one.
+        `spent_s` of them are gone: reading the problem's file counts. `seed` is for tests: without
+        one the values are drawn from the system's entropy. Raises only CompilerMissing and
+        KernelError for a problem whose module cannot be found. With `against_compile`,
+        torch.compile of the reference is timed in the same rounds. `then` is the kernel that will
+        be judged next: its compiler may work beside this kernel's, and stands still while anything
+        is timed. `device` is `cpu`, `cuda` or `cuda:N` (ROCm too); `auto` takes a GPU for a kernel
+        in Triton, where there is one.
         """
         secret = secrets.randbits(48) if seed is None else seed
-        trial = _Trial(kernel, problem, self.threads, Clock.of(time_limit_s), secret)
+        clock = Clock(deadline=time.monotonic() + time_limit_s - spent_s, limit_s=time_limit_s)
+        trial = _Trial(kernel, problem, self.threads, clock, secret)
         trial.against_compile = against_compile
         trial.ahead, trial.then = self._ahead, then
         trial.shared = self._compilations

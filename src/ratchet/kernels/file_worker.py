@@ -1,7 +1,7 @@
 """The process that runs a problem's file for the first time and says what problem it is.
 
-Started by `problem_file` with the number of a descriptor; the request comes on standard input as
-JSON, the answer is JSON in that descriptor's file. What the file prints goes to standard error.
+Started by `file_keeper`, which ends it; the request comes on standard input as JSON, the answer is
+JSON in the file of a descriptor. What the file prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from ratchet.errors import RatchetError
-from ratchet.kernels.model_problem import inert_input, model_problem
 from ratchet.kernels.problem import Problem
 from ratchet.kernels.source_module import source_module
 
@@ -27,6 +26,8 @@ def describe(request: dict[str, Any]) -> Problem:
     """The problem of a file's text; raises RatchetError, or whatever the file raises."""
     text, name = request["text"], request["name"]
     if not request["declared"]:
+        from ratchet.kernels.model_problem import model_problem  # takes a while
+
         return model_problem(text, name, scale=request["scale"], threads=request["threads"])
     torch.set_num_threads(request["threads"])
     declared = getattr(source_module(text), DECLARED, None)
@@ -36,10 +37,7 @@ def describe(request: dict[str, Any]) -> Problem:
     if not problem.cases:
         raise RatchetError("it has no case: give it at least one")
     problem = problem.at(request["tier"])
-    with torch.no_grad():
-        inert = inert_input(problem, problem.cases[0])
-    if inert is not None:
-        raise RatchetError(f"its output does not depend on input {inert}")
+    problem.load_reference()
     return problem
 
 
@@ -55,14 +53,9 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"fault": f"it raises {type(error).__name__}: {' '.join(str(error).split()):.300}"}
 
 
-def main() -> None:
-    """Answer one request."""
-    found = answer(json.load(sys.stdin))
-    with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8") as file:
-        json.dump(found, file)
-    os._exit(0)  # threads that the file has started must not hold the process back
-
-
-if __name__ == "__main__":
+def main(descriptor: int) -> None:
+    """Answer the request on standard input in this descriptor's file."""
     os.dup2(2, 1)
-    main()
+    found = answer(json.load(sys.stdin))
+    with os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file:
+        json.dump(found, file)

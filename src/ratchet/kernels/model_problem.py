@@ -7,7 +7,6 @@ large, with heavy tails, and fewer rows, each where the model takes it and its a
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,15 +16,14 @@ from torch import Tensor
 from ratchet.errors import KernelError
 from ratchet.kernels import model_scale
 from ratchet.kernels.abi import DTYPE_CODES
+from ratchet.kernels.dependence import inert_input
+from ratchet.kernels.free_memory import COPIES, check_room
 from ratchet.kernels.model_file import ModelFile, model_of, seeded
 from ratchet.kernels.on_cores import on_cores
 from ratchet.kernels.problem import Case, ModelForm, Problem, TensorSpec
 from ratchet.kernels.source_module import source_module
 
 GIVEN = "given"
-MEMORY_SHARE = 0.5
-COPIES = 4.0
-"""How often what a call holds is there at once: inputs, their copies, float64."""
 CLOSE = 1e-3
 """Two calls of a deterministic model differ by less, of the output's scale."""
 VARIATIONS = ("signed", "shifted", "large", "heavy_tailed")
@@ -48,7 +46,8 @@ def model_problem(text: str, name: str, *, scale: float | str | None, threads: i
     )
     with torch.no_grad():
         problem = _deterministic(problem)
-        inert = inert_input(problem, case, first=len(form.state))
+        given = problem.load_reference(), [case], problem.build_inputs
+        inert = inert_input(*given, first=len(form.state))
         if inert is not None:
             raise KernelError(f"its output does not depend on input {inert - len(form.state)}")
         assert problem.model is not None
@@ -72,25 +71,19 @@ def _scaled(text: str, scale: float | str | None, threads: int) -> tuple[str, li
             notes.append(f"shrunk to fit: {', '.join(changed)}")
         if cost.over(budget) > 1:
             notes.append(f"{cost.over(budget):.1f} times over what was asked; no size is left")
-    needed, free = cost.held_bytes * COPIES, MEMORY_SHARE * _free_bytes()
-    if needed > free:
-        remedy = "give --scale" if scale is None else "make the sizes in its file smaller"
-        raise KernelError(
-            f"it is too large for this machine: about {needed / 2**30:.1f} GiB are needed and "
-            f"{free / 2**30:.1f} GiB may be used; {remedy}"
-        )
+    remedy = "give --scale" if scale is None else "make the sizes in its file smaller"
+    check_room(COPIES * cost.held_bytes, remedy)
     return text, notes
 
 
 def _form(text: str) -> tuple[ModelForm, Case]:
     with on_cores(text):
         module = source_module(text)
-    for wanted in ("Model", "get_inputs"):
+    for wanted in ("Model", "get_inputs", "get_init_inputs"):
         if not callable(getattr(module, wanted, None)):
-            raise KernelError(f"the file defines no {wanted}: KernelBench's format needs one")
-    get_init = getattr(module, "get_init_inputs", list)
+            raise KernelError(f"its {wanted} cannot be called: KernelBench's format needs one")
     with seeded(1), on_cores(text):
-        init, given = list(get_init()), list(module.get_inputs())
+        init, given = list(module.get_init_inputs()), list(module.get_inputs())
         model = module.Model(*init)
     state = model.state_dict()
     form = ModelForm(
@@ -159,32 +152,6 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, rtol=CLOSE, atol=CLOSE * scale, equal_nan=True)
 
 
-def inert_input(problem: Problem, case: Case, *, first: int = 0) -> int | None:
-    """The first input from position `first` on that changes no output; None where each does."""
-    reference = problem.load_reference()
-
-    def outputs(tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [one.clone() for one in reference(*(t.clone() for t in tensors), case.scalars)]
-
-    start = problem.build_inputs(case, 5)
-    before = outputs(start)
-    for index in range(first, len(start)):
-        drawn = [problem.build_inputs(case, seed)[index] for seed in (6, 7)]
-        others = [one for one in drawn if not torch.equal(one, start[index])]
-        changed = [
-            any(
-                not torch.equal(a.nan_to_num(), b.nan_to_num())
-                for a, b in zip(
-                    before, outputs([*start[:index], one, *start[index + 1 :]]), strict=True
-                )
-            )
-            for one in others
-        ]
-        if others and not any(changed):
-            return index
-    return None
-
-
 def _hidden_cases(file: ModelFile, form: ModelForm, given: Case) -> list[Case]:
     cases = [_varied(given, form, variation) for variation in VARIATIONS]
     fewer = _fewer_rows(given, form)
@@ -227,9 +194,3 @@ def _is_sound(file: ModelFile, case: Case) -> bool:
     except Exception:  # the model's own word on inputs that its author did not foresee
         return False
     return all(bool(torch.isfinite(one).all()) for one in outputs if one.is_floating_point())
-
-
-def _free_bytes() -> int:
-    with open("/proc/meminfo", encoding="ascii") as file:
-        lines = dict(line.split(":", 1) for line in file)
-    return int(lines["MemAvailable"].split()[0]) << 10

@@ -29,14 +29,13 @@ training mode; new values of buffers are not compared. Ours:
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
 import os
 import re
-import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -46,9 +45,13 @@ from ratchet.kernels.problem import Problem, Tier, reference_text
 
 Scale = float | Literal["auto"] | None
 MAX_SOURCE_BYTES: Final = 4 << 20
-DESCRIBE_LIMIT_S: Final = 180.0
-WORKER: Final = "ratchet.kernels.file_worker"
-MODEL, ANSWER, DECLARED = "Model", "ModelNew", "PROBLEM"
+LOADING_LIMIT_S: Final = 180.0
+"""Where nobody gives another."""
+KEEPER: Final = "ratchet.kernels.file_keeper"
+KEEPER_GRACE_S: Final = 3.0
+MODEL, ANSWER, DECLARED, STAR = "Model", "ModelNew", "PROBLEM", "*"
+MODEL_FORM: Final = ("get_inputs", "get_init_inputs")
+"""What else a file in KernelBench's format defines."""
 LANGUAGES: Final[dict[str, Language]] = {
     ".cpp": "cpp",
     ".cc": "cpp",
@@ -60,12 +63,17 @@ _C_ENTRY = re.compile(r'(?:RATCHET_ENTRY|extern\s+"C"\s+[\w\s]+?)\s*\b(\w+)\s*\(
 
 
 def load_problem(
-    path_or_name: str | os.PathLike[str], *, scale: Scale = "auto", tier: Tier = "cpu"
+    path_or_name: str | os.PathLike[str],
+    *,
+    scale: Scale = "auto",
+    tier: Tier = "cpu",
+    time_limit_s: float = LOADING_LIMIT_S,
 ) -> Problem:
     """The problem of a file, or of a suite by its name.
 
     `scale` shrinks a problem in KernelBench's format; `tier` picks cases in ours. A file that is
-    read but cannot be judged gives a problem with a `fault`, which the judge refuses.
+    read but cannot be judged, or takes longer than the limit, gives a problem with a `fault`, which
+    the judge refuses.
 
     Raises:
         KernelError: what is no readable Python file with a problem in it, or an unknown name.
@@ -77,12 +85,8 @@ def load_problem(
 
         return find_problem(given).at(tier)
     text = read_source(path)
-    names = _python_names(path, text)
-    if DECLARED not in names and MODEL not in names:
-        raise KernelError(
-            f"{given!r} defines neither {MODEL} nor {DECLARED}: it holds no problem; write one in "
-            "KernelBench's format or in ours"
-        )
+    names = list(_python_names(_parsed(path, text).body, deep=True))
+    _check_names(given, names)
     request = {
         "text": text,
         "name": path.stem,
@@ -91,19 +95,24 @@ def load_problem(
         "declared": DECLARED in names,
         "threads": len(os.sched_getaffinity(0)),
     }
-    found = _described(request)
+    found = _described(request, time_limit_s)
     if "problem" in found:
         return Problem.from_json(found["problem"])
     return Problem(name=path.stem, reference="file:", cases=(), text=text, fault=found["fault"])
 
 
 def load_kernel(
-    path: str | os.PathLike[str], *, entry: str | None = None, language: Language | None = None
+    path: str | os.PathLike[str],
+    *,
+    entry: str | None = None,
+    language: Language | None = None,
+    called: bool = True,
 ) -> Kernel:
     """The kernel of a file; nothing of it is run.
 
     The language follows from the file's ending; a .py file that imports triton is in triton.
-    `entry` is taken where the file has it, else `ModelNew`, else the only function there is.
+    `entry` is taken where the file has it, else `ModelNew`, else the only function there is. A
+    kernel that will not be `called`, as its problem has a fault, needs none.
 
     Raises:
         KernelError: a file that cannot be read or parsed, an ending or entry that is not known.
@@ -116,15 +125,14 @@ def load_kernel(
         )
     source = read_source(path)
     if path.suffix == ".py":
-        names = _python_names(path, source)
+        names = list(_python_names(_parsed(path, source).body))
         imported = _imports(source)
         if language is None and "triton" in imported:
             spoken = "triton"
     else:
         names = _C_ENTRY.findall(source)
-    return Kernel(
-        name=path.stem, language=spoken, source=source, entry=_entry(path, names, source, entry)
-    )
+    chosen = _entry(path, names, source, entry) if called else ""
+    return Kernel(name=path.stem, language=spoken, source=source, entry=chosen)
 
 
 def built_in_kernel(problem: Problem, candidate: str) -> Kernel:
@@ -193,13 +201,30 @@ def read_source(path: Path) -> str:
         raise KernelError(f"{str(path)!r} is not UTF-8 text: give a source file") from error
 
 
-def _described(request: dict[str, Any]) -> dict[str, Any]:
+def _check_names(given: str, names: Sequence[str]) -> None:
+    """KernelError where a file lacks a name that its form needs."""
+    if DECLARED in names or STAR in names:
+        return
+    if MODEL not in names:
+        raise KernelError(
+            f"{given!r} defines neither {MODEL} nor {DECLARED}: it holds no problem; write one in "
+            "KernelBench's format or in ours"
+        )
+    missing = [name for name in MODEL_FORM if name not in names]
+    if missing:
+        raise KernelError(
+            f"{given!r} defines no {' and no '.join(missing)}: KernelBench's format has "
+            f"{MODEL}, {' and '.join(MODEL_FORM)}"
+        )
+
+
+def _described(request: dict[str, Any], limit_s: float) -> dict[str, Any]:
     """What the file's own process says of it."""
     answer = os.memfd_create("ratchet-problem", os.MFD_CLOEXEC)
-    command = [sys.executable, "-P", "-m", WORKER, str(answer)]
+    arguments = [str(answer), f"{limit_s:.3f}", str(os.getpid())]
     with os.fdopen(answer, "r", encoding="utf-8") as file:
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-P", "-m", KEEPER, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -208,19 +233,28 @@ def _described(request: dict[str, Any]) -> dict[str, Any]:
             text=True,
         )
         try:
-            process.communicate(json.dumps(request), timeout=DESCRIBE_LIMIT_S)
+            process.communicate(json.dumps(request), timeout=limit_s + KEEPER_GRACE_S)
         except subprocess.TimeoutExpired:
-            return {"fault": f"it did not come to an end within {DESCRIBE_LIMIT_S:.0f} s"}
+            return {"fault": f"its file could not be ended within {limit_s:.3g} s"}
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            _end(process)
         file.seek(0)
         text = file.read()
-    if not text:
+    try:
+        found: dict[str, Any] = json.loads(text)
+    except ValueError:
         return {"fault": f"its process died (exit code {process.returncode})"}
-    found: dict[str, Any] = json.loads(text)
     return found
+
+
+def _end(keeper: subprocess.Popen[str]) -> None:
+    """Have the keeper end what it keeps, then the keeper itself, where it has not come to that."""
+    keeper.terminate()
+    try:
+        keeper.wait(KEEPER_GRACE_S)
+    except subprocess.TimeoutExpired:
+        keeper.kill()
+        keeper.wait()
 
 
 def _parsed(path: Path, text: str) -> ast.Module:
@@ -233,19 +267,24 @@ def _parsed(path: Path, text: str) -> ast.Module:
         raise KernelError(f"{str(path)!r} is not Python: {words}{where}") from error
 
 
-def _python_names(path: Path, text: str) -> list[str]:
-    """What is defined at the top of a Python file, in order."""
-    names: list[str] = []
-    for node in _parsed(path, text).body:
+def _python_names(body: Sequence[ast.stmt], *, deep: bool = False) -> Iterator[str]:
+    """What is defined at the top of a Python file, in order; `deep`: under an `if` or `try` too.
+
+    There is a `*` where all names of another module are imported.
+    """
+    for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.append(node.name)
+            yield node.name
         elif isinstance(node, ast.Assign):
-            names += [one.id for one in node.targets if isinstance(one, ast.Name)]
+            yield from (one.id for one in node.targets if isinstance(one, ast.Name))
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            names.append(node.target.id)
+            yield node.target.id
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names += [(one.asname or one.name) for one in node.names]
-    return names
+            yield from ((one.asname or one.name) for one in node.names)
+        elif deep and isinstance(node, (ast.If, ast.Try, ast.With, ast.For, ast.While)):
+            parts = [part for one in getattr(node, "handlers", ()) for part in one.body]
+            parts += getattr(node, "orelse", []) + getattr(node, "finalbody", [])
+            yield from _python_names([*node.body, *parts], deep=True)
 
 
 def _imports(text: str) -> set[str]:

@@ -55,6 +55,8 @@ class SuiteRun:
     started_at: str = field(default_factory=utc_now)
     _began_s: float = field(default_factory=time.monotonic)
     _read_ahead: dict[str, Asked] = field(default_factory=dict)
+    _spent_s: dict[str, float] = field(default_factory=dict)
+    """What reading each problem took."""
 
     def run(self, listener: Listener) -> None:
         """Judge every problem that was not yet reached."""
@@ -99,7 +101,7 @@ class SuiteRun:
         try:
             known = self._read_ahead
             problem, kernel = (
-                known.pop(question.name) if question.name in known else question.read()
+                known.pop(question.name) if question.name in known else self._read(question)
             )
         except RatchetError as error:
             return SuiteRow(name=question.name, status="refused", reason=str(error)), None
@@ -108,11 +110,21 @@ class SuiteRun:
             return SuiteRow(name=question.name, status="unanswered", reason=reason), None
         try:
             judged = self._known(kernel, problem) or self.judge.judge(
-                kernel, problem, self.terms, then=self._kernel_of(following)
+                kernel,
+                problem,
+                self.terms,
+                then=self._kernel_of(following),
+                spent_s=self._spent_s[question.name],
             )
         except RatchetError as error:
             return SuiteRow(name=question.name, status="unmeasured", reason=str(error)), None
         return _row(question.name, judged), judged
+
+    def _read(self, question: Question) -> Asked:
+        began = time.monotonic()
+        asked = question.read()
+        self._spent_s[question.name] = time.monotonic() - began
+        return asked
 
     def _known(self, kernel: Kernel, problem: Problem) -> JudgedKernel | None:
         return None if self.fresh else self.judge.known(kernel, problem, self.terms)
@@ -122,7 +134,7 @@ class SuiteRun:
         if question is None:
             return None
         try:
-            problem, kernel = self._read_ahead[question.name] = question.read()
+            problem, kernel = self._read_ahead[question.name] = self._read(question)
         except RatchetError:
             return None
         return None if kernel is None or self._known(kernel, problem) else kernel

@@ -44,8 +44,17 @@ def training_suite(name: str, *, tier: Tier, candidate: str) -> Suite:
     )
 
 
-def kernelbench_suite(folder: Path, *, level: int, scale: Scale, candidate: str) -> Suite:
+def kernelbench_suite(
+    folder: Path,
+    *,
+    level: int,
+    scale: Scale,
+    candidate: str,
+    time_limit_s: float | None = None,
+) -> Suite:
     """One level of a clone of KernelBench, which may lie in any folder.
+
+    `time_limit_s` is for reading one problem.
 
     Raises:
         RatchetError: there is no such level, or no candidate of that name.
@@ -59,7 +68,8 @@ def kernelbench_suite(folder: Path, *, level: int, scale: Scale, candidate: str)
 
     def question(path: Path) -> Question:
         def read() -> tuple[Problem, Kernel | None]:
-            return answer(path.stem, as_problem(path, tier="cpu", scale=scale))
+            problem = as_problem(path, tier="cpu", scale=scale, time_limit_s=time_limit_s)
+            return answer(path.stem, problem)
 
         return Question(name=path.stem, read=read)
 

@@ -83,13 +83,23 @@ class RecordedJudge:
         return Fingerprint(device=found.fingerprint, software=self.fingerprint["software"])
 
     def judge(
-        self, kernel: Kernel, problem: Problem, terms: Terms, *, then: Kernel | None = None
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        terms: Terms,
+        *,
+        then: Kernel | None = None,
+        spent_s: float = 0.0,
     ) -> JudgedKernel:
-        """Judge now, whatever the ledger holds, and keep the verdict; `then` will be next."""
+        """Judge now, whatever the ledger holds, and keep the verdict; `then` will be next.
+
+        `spent_s` of the time limit went into reading the problem.
+        """
         verdict: dict[str, Any] = self._judge.judge(
             kernel,
             problem,
             time_limit_s=terms.time_limit_s,
+            spent_s=spent_s,
             against_compile=terms.against_compile,
             then=then,
             device=terms.device,

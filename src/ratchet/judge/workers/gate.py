@@ -29,7 +29,7 @@ def gate(
     """
     given = draw or problem.build_inputs
     alive = {"zeros", "a constant", "an input passed through", "the output for other inputs"}
-    for case in sorted(problem.cases, key=_elements):  # the cheap cases mostly settle it
+    for case in sorted(problem.cases, key=elements):  # the cheap cases mostly settle it
         if not alive:
             break
         passing = {name for name, passed in _probe(problem, reference, case, rng, given) if passed}
@@ -37,7 +37,8 @@ def gate(
     return sorted(alive)
 
 
-def _elements(case: Case) -> int:
+def elements(case: Case) -> int:
+    """How many numbers its inputs have."""
     return sum(math.prod(spec.shape) for spec in case.inputs)
 
 

@@ -27,11 +27,14 @@ from ratchet.judge.workers import compilations, rounding
 from ratchet.judge.workers.arm import extend_import_path
 from ratchet.judge.workers.candidate import Reply, serve
 from ratchet.judge.workers.device import Device, Host, find_gpu, open_device
-from ratchet.judge.workers.gate import gate
+from ratchet.judge.workers.gate import elements, gate
 from ratchet.judge.workers.kept_memory import KeptMemory
 from ratchet.judge.workers.memory import span
 from ratchet.judge.workers.results import Kept, places
 from ratchet.judge.workers.shared_batch import SharedBatch
+from ratchet.judge.workers.soundness import check_repeats
+from ratchet.kernels.dependence import inert_input
+from ratchet.kernels.free_memory import check_fits
 from ratchet.kernels.problem import Case, Problem, Reference
 from ratchet.kernels.tolerance import Loss, loss_over
 
@@ -94,9 +97,12 @@ class Worker:
         self._usual.clear()
         self._device = open_device(message["device"])
         self._problem = Problem.from_json(message["problem"])
+        check_fits(self._problem)
         self._reference, self._compiled = self._problem.load_reference(), None
         cases = [self._describe(index, case) for index, case in enumerate(self._problem.cases)]
         failures = gate(self._problem, self._reference, self._rng, self._inputs)
+        if not failures and self._problem.model is None:  # a model's file was asked as it was read
+            self._check_dependence()
         return {"cases": cases, "gate": failures}, []
 
     def _compile(self, message: dict[str, Any]) -> Reply:
@@ -134,33 +140,46 @@ class Worker:
             compiled(*own, case.scalars)
 
     def _describe(self, index: int, case: Case) -> dict[str, Any]:
-        """Run the reference once on a case: the form of its outputs, its time, work and bytes."""
+        """Run the reference on a case: the form of its outputs, its time, work and bytes."""
+        assert self._problem is not None
         inputs = self._inputs(case, self._rng.getrandbits(48))
         _check_inputs(case, inputs)
         before = [tensor.clone() for tensor in inputs]
         with FlopCounterMode(display=False) as counter:
-            outputs = self._call(inputs, case)
-        time_s = min(self._timed(inputs, case) for _ in range(2))
+            self._call(inputs, case)
+        times, (outputs, again) = zip(*(self._timed(inputs, case) for _ in range(2)), strict=True)
         _check_untouched(case, before, inputs)
+
+        def oracle() -> list[Tensor]:
+            return self._call([_widen(tensor) for tensor in inputs], case)
+
+        check_repeats(self._problem, case, inputs, (outputs, again), oracle)
         self._forms[index] = [torch.empty_like(output) for output in outputs]
         moved = [*inputs, *outputs]
         return {
-            "time_s": time_s,
+            "time_s": min(times),
             "flops": counter.get_total_flops(),
             "bytes": sum(_held_bytes(tensor) for tensor in moved),
         }
+
+    def _check_dependence(self) -> None:
+        assert self._problem is not None and self._reference is not None
+        cases = sorted(self._problem.cases, key=elements)  # the smallest mostly settles it
+        inert = inert_input(self._reference, cases, self._inputs)
+        if inert is not None:
+            raise KernelError(f"its output does not depend on input {inert}: leave that out")
 
     def _inputs(self, case: Case, seed: int) -> list[Tensor]:
         """The inputs of a case on the device; drawn on the cores, so the same anywhere."""
         assert self._problem is not None
         return [self._device.place(one) for one in self._problem.build_inputs(case, seed)]
 
-    def _timed(self, inputs: Sequence[Tensor], case: Case) -> float:
+    def _timed(self, inputs: Sequence[Tensor], case: Case) -> tuple[float, list[Tensor]]:
         self._device.finish()
         began = time.perf_counter()
-        self._call(inputs, case)
+        outputs = self._call(inputs, case)
         self._device.finish()
-        return time.perf_counter() - began
+        return time.perf_counter() - began, outputs
 
     def _call(self, inputs: Sequence[Tensor], case: Case) -> list[Tensor]:
         """The reference on copies of in-place tensors, checked to be a tuple of tensors."""

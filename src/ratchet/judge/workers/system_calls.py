@@ -31,10 +31,10 @@ NUMBERS: Final = {
     "fcntl": 72,
     "ptrace": 101,
     "rt_sigqueueinfo": 129,
-    "pivot_root": 155,
     "setpriority": 141,
     "sched_setparam": 142,
     "sched_setscheduler": 144,
+    "pivot_root": 155,
     "prctl": 157,
     "chroot": 161,
     "mount": 165,
@@ -48,9 +48,9 @@ NUMBERS: Final = {
     "add_key": 248,
     "request_key": 249,
     "keyctl": 250,
+    "ioprio_set": 251,
     "unshare": 272,
     "rt_tgsigqueueinfo": 297,
-    "ioprio_set": 251,
     "perf_event_open": 298,
     "prlimit64": 302,
     "open_by_handle_at": 304,
@@ -85,14 +85,13 @@ DENIED: Final = (
 )
 DENIED_AMONG_OTHERS: Final = (
     *("pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "tkill"),
-    *("setpriority", "ioprio_set"),  # of all processes of a user, for example
+    *("setpriority", "ioprio_set"),
 )
-ON_ITSELF_AMONG_OTHERS: Final = (
-    # What would slow down the rival. A thread names itself 0; glibc's OpenMP names no other.
-    *(("sched_setaffinity", 0), ("sched_setscheduler", 0), ("sched_setparam", 0)),
-    *(("sched_setattr", 0), ("prlimit64", 0)),
+OF_ITSELF_AMONG_OTHERS: Final = (
+    *("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"),
 )
-"""Calls, and which argument names the process, that a candidate may make on itself alone."""
+"""With a first argument of 0 alone, which is the caller: others of the same user (the judge, the
+rival) could be given a limit that ends them, or the cores and the priority that make them slow."""
 NEW_NAMESPACES: Final = 0x7E02_0000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET of linux/sched.h."""
 F_SETSIG: Final = 10
@@ -154,8 +153,8 @@ def program(own_pid: int, among_others: bool, local_sockets: bool = False) -> li
         places = [(IF_EQUAL, PR_SET_PDEATHSIG), (IF_EQUAL, PR_SET_CHILD_SUBREAPER)]
         found += _deny_if("prctl", 0, places)
         found += _allow_only("kill", 0, own_pid) + _allow_only("tgkill", 0, own_pid)
-        for name, argument in ON_ITSELF_AMONG_OTHERS:
-            found += _allow_only(name, argument, 0)
+        for name in OF_ITSELF_AMONG_OTHERS:
+            found += _allow_only(name, 0, 0)
     return [*found, (RETURN, 0, 0, ALLOW)]
 
 

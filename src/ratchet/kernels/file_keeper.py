@@ -1,0 +1,95 @@
+"""Runs a problem's file for the first time under a time limit, and leaves no process of it.
+
+Started by `problem_file` with the number of a descriptor and the limit; the request comes on
+standard input as JSON, the answer is JSON in that descriptor's file. The file itself runs in a
+child, `file_worker`. This process is the parent of whatever the child leaves, a daemon with a
+session of its own too, and ends all of it: when there is an answer, when the time is over, and when
+its own parent dies. Imports no torch, so that its child starts small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+from typing import Any
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def main() -> None:
+    """Arguments are the descriptor of the answer, the limit in seconds and the parent."""
+    answer, limit_s, parent = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
+    libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM), 0, 0, 0)
+    if os.getppid() == parent:
+        try:
+            fault = _run(answer, limit_s)
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            end_children()
+        if fault is not None:
+            _write(answer, {"fault": fault})
+
+
+def _run(answer: int, limit_s: float) -> str | None:
+    """Run the worker to its end; why there is no answer, if there is none."""
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        try:
+            from ratchet.kernels import file_worker
+
+            file_worker.main(answer)
+            os._exit(0)  # threads that the file has started must not hold the process back
+        finally:
+            os._exit(1)
+    poller = select.poll()
+    poller.register(os.pidfd_open(child), select.POLLIN)
+    if not poller.poll(limit_s * 1e3):
+        return f"its file did not come to an end within {limit_s:.3g} s: raise the time limit"
+    _, status = os.waitpid(child, 0)
+    if os.fstat(answer).st_size:
+        return None
+    return f"its process died (exit code {os.waitstatus_to_exitcode(status)})"  # -9: by SIGKILL
+
+
+def _write(answer: int, found: dict[str, Any]) -> None:
+    os.ftruncate(answer, 0)
+    os.pwrite(answer, json.dumps(found).encode(), 0)
+
+
+def end_children() -> None:
+    """SIGKILL this process's children until there is none: theirs become its own."""
+    while True:
+        for child in _children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _children() -> list[int]:
+    own = str(os.getpid())
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _parent(name) == own]
+
+
+def _parent(pid: str) -> str:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            text = file.read()
+    except OSError:
+        return ""
+    return text[text.rfind(")") + 2 :].split()[1]
+
+
+if __name__ == "__main__":
+    main()
