@@ -21,6 +21,7 @@ from ratchet.kernels.model_file import ModelFile, model_of, seeded
 from ratchet.kernels.on_cores import on_cores
 from ratchet.kernels.problem import Case, ModelForm, Problem, TensorSpec
 from ratchet.kernels.source_module import source_module
+from ratchet.kernels.tolerance import coded, same_codes
 
 GIVEN = "given"
 MEMORY_SHARE = 0.5
@@ -107,7 +108,7 @@ def _form(text: str) -> tuple[ModelForm, Case]:
 
 def _spec(tensor: Tensor, distribution: str) -> TensorSpec:
     dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype not in DTYPE_CODES or dtype == "uint8":
+    if dtype not in DTYPE_CODES:
         raise KernelError(f"a tensor of {dtype} cannot be handed to a kernel")
     if tensor.device.type != "cpu":
         raise KernelError(f"a tensor lies on {tensor.device}: draw it on the CPU")
@@ -153,8 +154,8 @@ def _agrees(problem: Problem) -> bool:
 def _close(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape:
         return False
-    if not one.dtype.is_floating_point:
-        return torch.equal(one, other)
+    if coded(one.dtype):
+        return same_codes(one, other)
     scale = float(one.double().nan_to_num().square().mean().sqrt()) if one.numel() else 0.0
     return torch.allclose(one, other, rtol=CLOSE, atol=CLOSE * scale, equal_nan=True)
 
@@ -168,16 +169,17 @@ def inert_input(problem: Problem, case: Case, *, first: int = 0) -> int | None:
 
     start = problem.build_inputs(case, 5)
     before = outputs(start)
+
+    def same(one: Tensor, other: Tensor) -> bool:
+        if coded(one.dtype):
+            return same_codes(one, other)
+        return torch.equal(one.nan_to_num(), other.nan_to_num())
+
     for index in range(first, len(start)):
         drawn = [problem.build_inputs(case, seed)[index] for seed in (6, 7)]
-        others = [one for one in drawn if not torch.equal(one, start[index])]
+        others = [one for one in drawn if not same(one, start[index])]
         changed = [
-            any(
-                not torch.equal(a.nan_to_num(), b.nan_to_num())
-                for a, b in zip(
-                    before, outputs([*start[:index], one, *start[index + 1 :]]), strict=True
-                )
-            )
+            not all(map(same, before, outputs([*start[:index], one, *start[index + 1 :]])))
             for one in others
         ]
         if others and not any(changed):
@@ -226,7 +228,8 @@ def _is_sound(file: ModelFile, case: Case) -> bool:
         outputs = [*file.reference(*tensors, ()), *file.reference(*wide, ())]
     except Exception:  # the model's own word on inputs that its author did not foresee
         return False
-    return all(bool(torch.isfinite(one).all()) for one in outputs if one.is_floating_point())
+    floats = [one.double() for one in outputs if one.is_floating_point()]
+    return all(bool(torch.isfinite(one).all()) for one in floats)
 
 
 def _free_bytes() -> int:
