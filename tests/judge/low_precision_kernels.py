@@ -58,7 +58,8 @@ ENTRY(quantise_fp8_blocks) {
         for (int64_t b = 0; b < scales->size[1]; ++b) {
             const int64_t end = (b + 1) * 128 < x->size[1] ? (b + 1) * 128 : x->size[1];
             float most = 1e-12f;
-            for (int64_t j = b * 128; j < end; ++j) most = fmaxf(most, fabsf(wide(in[at(x, i, j)])));
+            for (int64_t j = b * 128; j < end; ++j)
+                most = fmaxf(most, fabsf(wide(in[at(x, i, j)])));
             const float up = 448.0f / most;
             for (int64_t j = b * 128; j < end; ++j)
                 ((uint8_t*)codes->data)[at(codes, i, j)] = to_e4m3(wide(in[at(x, i, j)]) * up);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +32,11 @@ RATCHET_ENTRY report(const ratchet_tensor* t, int64_t count, const double* s, in
 @pytest.fixture
 def kernel() -> Kernel:
     header = sources.self_contained("ratchet_abi.h")
+    names = {"F32": "float32", "BF16": "bfloat16", "F64": "float64", "I64": "int64"}
+    names |= {"I32": "int32", "BOOL": "bool", "F16": "float16", "U8": "uint8", "I8": "int8"}
+    names |= {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+    codes = re.findall(r"RATCHET_(\w+) = (\d+)", header.partition("RATCHET_DONE")[0])
+    assert {names[name]: int(code) for name, code in codes} == abi.DTYPE_CODES
     source = COPY.replace('#include "ratchet_abi.h"', header)
     return Kernel(name="report", language="cpp", source=source, entry="report")
 
