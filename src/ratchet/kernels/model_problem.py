@@ -21,7 +21,7 @@ from ratchet.kernels.model_file import ModelFile, model_of, seeded
 from ratchet.kernels.on_cores import on_cores
 from ratchet.kernels.problem import Case, ModelForm, Problem, TensorSpec
 from ratchet.kernels.source_module import source_module
-from ratchet.kernels.tolerance import coded, same_codes
+from ratchet.kernels.tolerance import Tolerance, coded, same_codes
 
 GIVEN = "given"
 MEMORY_SHARE = 0.5
@@ -43,6 +43,7 @@ def model_problem(text: str, name: str, *, scale: float | str | None, threads: i
         name=name,
         reference="file:Model",
         cases=(case,),
+        tolerance=Tolerance(code_slack=1),  # its file cannot say whether bytes are rounded reals
         text=text,
         model=form,
         notes=tuple(notes),

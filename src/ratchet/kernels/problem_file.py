@@ -24,7 +24,7 @@ training mode; new values of buffers are not compared. Ours:
     )
 
 `reference` and `check` name functions of the same file. A backward is a problem too: its reference
-may be `scaled_backward = gradient_of(scaled, inputs=(0, 1))`, with `gradient_of` from ratchet, which
+may be `scaled_backward = gradient_of(scaled, inputs=(0, 1))`, with `gradient_of` from ratchet. That
 is called with the gradient of the output before the forward's inputs.
 """
 
