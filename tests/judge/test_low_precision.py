@@ -101,7 +101,7 @@ def test_codes_that_are_one_off_are_wrong_where_they_are_many(judge: KernelJudge
     kernel = Kernel(name="off", language="torch", source=source, entry="off")
     verdict = judge.judge(kernel, problem)
     assert verdict.status == "wrong", verdict.reason
-    assert "codes are off" in verdict.reason
+    assert "codes are not the nearest" in verdict.reason
 
 
 @python_sandbox

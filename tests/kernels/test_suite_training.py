@@ -93,12 +93,32 @@ def test_an_own_check_tells_right_from_wrong(name: str) -> None:
     oracle = answers(problem, widened(inputs), case.scalars)
     for place, output in enumerate(own):
         wrong = [one.clone() for one in own]
-        wrong[place] = output.roll(1, 0)
+        wrong[place] = output.roll(1, 0) if len(output) > 1 else output * 2
         checks = problem.check_outputs(case, inputs, wrong, own, oracle)
         assert not all(check.passed for check in checks), place
-        wrong[place] = output.reshape(-1)[:1]
+        wrong[place] = output.reshape(-1)[: output.numel() // 2]
         checks = problem.check_outputs(case, inputs, wrong, own, oracle)
         assert not all(check.passed for check in checks), place
+
+
+def test_fp8_half_way_may_be_rounded_either_way_and_no_further() -> None:
+    problem = find_problem("quantise_fp8_blocks").at("ci")
+    x = torch.randn(64, 128).clamp(-3.0, 3.0).bfloat16()
+    x[:, 0] = 3.0625  # over 448 this is a scale at which much lies half-way
+    own, oracle = (answers(problem, given, ()) for given in ([x], [x.double()]))
+    multiplied = (x.float() * (448 / x.float().amax(-1, keepdim=True))).to(own[0].dtype)
+    other = multiplied.float() != own[0].float()
+    assert 0.005 < float(other.float().mean()) < 0.1
+
+    def passes(codes: Tensor) -> bool:
+        found = problem.check_outputs(problem.cases[0], [x], [codes, own[1]], own, oracle)
+        return all(check.passed for check in found)
+
+    assert passes(multiplied)
+    assert not passes((x.float() * (448.01 / 3.0625)).to(own[0].dtype))
+    nan = own[0].clone()
+    nan[3, 5] = float("nan")
+    assert not passes(nan)
 
 
 def test_equal_logits_may_be_routed_either_way() -> None:

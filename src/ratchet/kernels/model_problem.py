@@ -27,6 +27,8 @@ GIVEN = "given"
 MEMORY_SHARE = 0.5
 COPIES = 4.0
 """How often what a call holds is there at once: inputs, their copies, float64."""
+CODES = Tolerance(code_slack=1, code_share=0.05)
+"""A file cannot say whether its bytes are rounded reals, nor whether those come from bfloat16."""
 CLOSE = 1e-3
 """Two calls of a deterministic model differ by less, of the output's scale."""
 VARIATIONS = ("signed", "shifted", "large", "heavy_tailed")
@@ -43,7 +45,7 @@ def model_problem(text: str, name: str, *, scale: float | str | None, threads: i
         name=name,
         reference="file:Model",
         cases=(case,),
-        tolerance=Tolerance(code_slack=1),  # its file cannot say whether bytes are rounded reals
+        tolerance=CODES,
         text=text,
         model=form,
         notes=tuple(notes),

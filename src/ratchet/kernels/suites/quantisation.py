@@ -28,7 +28,8 @@ LEAST_SCALE = 1e-12
 HALF_WAY = 0.5 + 1e-4
 """How far from its value a code may lie, in steps. 127 steps in fp32, divided by a scale that is
 itself off by two roundings, are off by 127 x 4 x 6e-8 = 3e-5."""
-CODES = Tolerance(code_slack=1)
+HALF_WAY_SHARE = 1e-6
+"""The same for fp8, in shares of the value: twice four roundings in fp32, and twice that again."""
 VALUES = (("shifted", "contiguous"), ("heavy_tailed", "strided"), ("outliers", "transposed"))
 
 
@@ -74,6 +75,30 @@ def code_check(
     off = (codes.double() - places.clamp(*bounds)).abs()
     largest = float(off.max()) if off.numel() else 0.0
     return checked(largest <= half_way, f"at most {largest:.4f} of a step from the value")
+
+
+def check_fp8(
+    inputs: Sequence[Tensor],
+    got: Sequence[Tensor],
+    own: Sequence[Tensor],
+    oracle: Sequence[Tensor],
+    scalars: Scalars,
+) -> list[OutputCheck]:
+    """A code is nearest to its value, or as near as the one on its other side, give or take an ulp.
+
+    bf16 over a scale that comes from bf16 lies half-way often: an unlucky scale (3.0625 / 448) puts
+    3 % of a tensor's e4m3 codes on either side, as a kernel divides or multiplies.
+    """
+    codes, second = got
+    found = Tolerance().check(second, own[1], oracle[1])
+    if codes.shape != own[0].shape or codes.dtype != own[0].dtype:
+        return [checked(False, "codes of another form"), found]
+    most = E4M3_MAX if codes.dtype == E4M3 else E5M2_MAX
+    scale = inputs[1].double() if len(inputs) > 1 else _spread(oracle[1].double(), codes)
+    places = (inputs[0].double() / scale).clamp(-most, most)
+    off, least = ((one.double() - places).abs() for one in (codes, oracle[0]))
+    far = ~(off <= least + HALF_WAY_SHARE * places.abs())  # NaN is far, too
+    return [checked(not far.any(), f"{int(far.sum())} codes are not the nearest"), found]
 
 
 def dequantise_rows(codes: Tensor, scales: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
@@ -292,9 +317,9 @@ def problems() -> tuple[Problem, ...]:
             check=f"{__name__}:check_fake_quantise_backward",
             varied=(0, 1),
         ),
-        _form("quantise_fp8", _half_scaled, tolerance=CODES),
-        _form("quantise_fp8_gradient", _half_scaled, tolerance=CODES),
-        _form("quantise_fp8_blocks", _half, tolerance=CODES),
+        _form("quantise_fp8", _half_scaled, check=f"{__name__}:check_fp8"),
+        _form("quantise_fp8_gradient", _half_scaled, check=f"{__name__}:check_fp8"),
+        _form("quantise_fp8_blocks", _half, check=f"{__name__}:check_fp8"),
         _form("dequantise_fp8", _fp8_scaled),
         _form("dequantise_fp8_blocks", _fp8_blocks),
         _form("dequantise_fp8_weight", _fp8_weight),
