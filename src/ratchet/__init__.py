@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ratchet.errors import RatchetError
     from ratchet.judge.api import judge
     from ratchet.judge.verdict import Verdict
+    from ratchet.kernels.gradients import gradient_of
     from ratchet.kernels.kernel import Kernel
     from ratchet.kernels.problem import Case, Problem, TensorSpec
     from ratchet.kernels.tolerance import Tolerance
@@ -36,6 +37,7 @@ __all__ = [
     "Workload",
     "apply",
     "compile",
+    "gradient_of",
     "judge",
     "optimize",
 ]
@@ -54,6 +56,7 @@ _HOMES = {
     "Workload": "ratchet.workloads.workload",
     "apply": "ratchet.optimize.apply",
     "compile": "ratchet.optimize.apply",
+    "gradient_of": "ratchet.kernels.gradients",
     "judge": "ratchet.judge",  # the package itself can be called
     "optimize": "ratchet.optimize.loop",
 }

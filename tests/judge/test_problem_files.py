@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from ratchet.errors import KernelError, RatchetError
+from ratchet.judge.kernel_trial import KernelJudge
 from ratchet.kernels import model_scale
+from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
 from ratchet.kernels.problem_file import MAX_SOURCE_BYTES, load_kernel, load_problem
 
@@ -141,6 +143,44 @@ def test_our_own_form_keeps_its_cases_by_tier(tmp_path: Path) -> None:
     assert [case.name for case in problem.cases] == ["rows", "gaps"]
     assert [case.name for case in load_problem(path, tier="ci").cases] == ["tiny", "gaps"]
     assert Problem.from_json(problem.as_json()) == problem
+
+
+DOCS = Path(__file__).parents[2] / "docs" / "judge.md"
+BACKWARD = """
+def gated_backward(grad, x, w, scalars):
+    share = torch.sigmoid(x * w)
+    slope = grad * scalars[0] * share * (1 + x * w * (1 - share))
+    return slope, (grad * scalars[0] * x * x * share * (1 - share)).sum(0)
+"""
+
+
+def test_the_backward_of_the_docs_is_judged(
+    tmp_path: Path, judge: KernelJudge, few_rounds: None
+) -> None:
+    blocks = DOCS.read_text().split("```python\n")[1:]
+    (text,) = (block.split("```")[0] for block in blocks if "gated_backward.py" in block)
+    problem = load_problem(written(tmp_path, text))
+    assert problem.fault == ""
+    right = "import torch\n" + BACKWARD
+    for source, statuses in (
+        (right, ("proven", "correct")),
+        (right.replace("* x * x *", "* x *"), ("wrong",)),
+    ):
+        kernel = Kernel(name="mine", language="torch", source=source, entry="gated_backward")
+        verdict = judge.judge(kernel, problem)
+        assert verdict.status in statuses, verdict.reason
+
+
+def test_a_mistaken_backward_says_what_is_wrong(tmp_path: Path) -> None:
+    ours = OURS.replace("TensorSpec\n", "TensorSpec, gradient_of\n", 1)
+    ours = ours.replace(
+        "def spec(", "backward = gradient_of(scaled, inputs=({place},))\n\ndef spec("
+    )
+    ours = ours.replace('reference="scaled"', 'reference="backward"')
+    far = load_problem(written(tmp_path, ours.replace("{place}", "1")))
+    assert "there is no input 1" in far.fault  # the gradient stands first, so one is missing
+    whole = ours.replace("{place}", "0").replace('dtype="float32"', 'dtype="int64", low=0, high=9')
+    assert "input 0 is not real" in load_problem(written(tmp_path, whole)).fault
 
 
 def test_our_own_form_with_a_mistake_in_it_is_a_fault(tmp_path: Path) -> None:

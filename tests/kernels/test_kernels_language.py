@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from ratchet.errors import CompilerMissing, KernelError
 from ratchet.kernels import abi
@@ -47,6 +49,17 @@ def test_header_and_ctypes_agree(kernel: Kernel, tmp_path: Path) -> None:
 
 
 @pytest.mark.compiler
+def test_the_header_has_every_dtype() -> None:
+    names = {"F32": "float32", "BF16": "bfloat16", "F64": "float64", "I64": "int64"}
+    names |= {"I32": "int32", "BOOL": "bool", "F16": "float16", "U8": "uint8", "I8": "int8"}
+    names |= {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+    dtypes = sources.self_contained("ratchet_abi.h").partition("enum {")[2].partition("}")[0]
+    codes = re.findall(r"RATCHET_(\w+) = (\d+)", dtypes)
+    assert {names[name]: int(code) for name, code in codes} == abi.DTYPE_CODES
+    sizes = {name: getattr(torch, name).itemsize for name in abi.DTYPE_CODES}
+    assert sizes == abi.ITEM_BYTES
+
+
 def test_the_cache_is_used_and_mended(kernel: Kernel, tmp_path: Path) -> None:
     path = cpp.compile_kernel(kernel, cache=tmp_path)
     first = path.stat().st_mtime_ns

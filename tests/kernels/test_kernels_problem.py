@@ -106,6 +106,75 @@ def test_exact_means_every_bit() -> None:
     assert not exact.check(torch.tensor([-0.0, 1.0, float("nan")]), value, value.double()).passed
 
 
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+SLACK = Tolerance(code_slack=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, E4M3, E5M2], ids=str)
+def test_codes_are_exact_or_their_neighbours_a_few_times(dtype: torch.dtype) -> None:
+    bits = torch.randint(1, 120, (5000,), dtype=torch.uint8)
+    own = bits.view(dtype)
+
+    def off(steps: int, count: int) -> torch.Tensor:
+        moved = bits.clone()
+        moved[:count] -= steps
+        return moved.view(dtype)
+
+    assert Tolerance().check(own.clone(), own, own).passed
+    assert not Tolerance().check(off(1, 1), own, own).passed
+    bits[:10] = 50
+    assert SLACK.check(off(1, 5), own, own).passed
+    assert not SLACK.check(off(1, 6), own, own).passed
+    assert not SLACK.check(off(2, 1), own, own).passed
+    assert SLACK.check(off(1, 6), own, off(1, 3)).passed  # the oracle's codes are right too
+    few = own[:4]
+    assert SLACK.check(off(1, 2)[:4], few, few).passed
+    assert not SLACK.check(off(1, 3)[:4], few, few).passed
+
+
+def test_fp8_codes_are_in_the_order_of_their_values() -> None:
+    signs = torch.tensor([0x80, 0x00, 0x01, 0x81], dtype=torch.uint8).view(E4M3)
+    swapped = torch.tensor([0x00, 0x80, 0x81, 0x01], dtype=torch.uint8).view(E4M3)
+    assert Tolerance().check(swapped[:2], signs[:2], signs[:2]).passed  # 0 and -0
+    assert not SLACK.check(swapped, signs, signs).passed  # two steps from least to minus least
+    infinite = torch.tensor([0x7C], dtype=torch.uint8).view(E5M2)
+    largest = torch.tensor([0x7B], dtype=torch.uint8).view(E5M2)
+    assert not SLACK.check(infinite, largest, largest).passed
+    nan, other = (torch.tensor([one], dtype=torch.uint8).view(E4M3) for one in (0x7F, 0xFF))
+    assert Tolerance().check(other, nan, nan).passed
+    assert not SLACK.check(torch.tensor([0x7E], dtype=torch.uint8).view(E4M3), nan, nan).passed
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool], ids=str)
+def test_a_slack_is_for_codes_of_a_byte(dtype: torch.dtype) -> None:
+    own = torch.ones(5000, dtype=dtype)
+    off = own.clone()
+    off[0] = 0
+    assert not SLACK.check(off, own, own).passed
+
+
+def test_bytes_are_drawn_in_their_range() -> None:
+    for dtype, low, high in (("int8", -128, 128), ("uint8", 0, 256)):
+        spec = TensorSpec(shape=(4000,), dtype=dtype, distribution="integers", low=low, high=high)
+        (drawn,) = build([spec], 1)
+        assert drawn.dtype == getattr(torch, dtype)
+        assert (int(drawn.min()), int(drawn.max())) == (low, high - 1)
+        with pytest.raises(KernelError, match=f"not all {dtype}: it holds"):
+            replace(spec, high=high + 1)
+    with pytest.raises(KernelError, match="dtype 'int4' is not known"):
+        TensorSpec(shape=(1,), dtype="int4")
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_fp8_is_drawn_as_reals_are(dtype: str, layout: str) -> None:
+    (drawn,) = build([TensorSpec(shape=(2, 3, 4, 5), dtype=dtype, layout=layout)], 7)
+    (real,) = build([TensorSpec(shape=(2, 3, 4, 5), dtype="float32", layout=layout)], 7)
+    assert drawn.dtype == getattr(torch, dtype)
+    assert drawn.stride() == real.stride()
+    assert torch.equal(drawn.float(), real.to(drawn.dtype).float())
+
+
 def test_specials_must_stand_where_the_reference_has_them() -> None:
     own = torch.tensor([1.0, float("nan"), float("inf")])
     bound = Tolerance()

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ratchet.errors import KernelError
 from ratchet.judge.workers.gate import gate
+from ratchet.kernels.gradients import gradient_of
 from ratchet.kernels.library import LIBRARY
 from ratchet.kernels.problem import Problem
 from ratchet.kernels.suites import find_problem, load_suite
-from ratchet.kernels.suites.gradients import gradient_of
 
 SUITE = {problem.name: problem for problem in load_suite("training")}
 SHIPPED = {kernel.entry for one in LIBRARY.values() for kernel in one.kernels("portable")}
@@ -24,6 +24,11 @@ OWN_CHECKS = [name for name, problem in SUITE.items() if problem.check]
 
 def widened(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [one.double() if one.dtype.is_floating_point else one for one in tensors]
+
+
+def wide(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """fp8 as float32, whose values torch compares."""
+    return [one.float() if one.dtype.itemsize == 1 else one for one in tensors]
 
 
 def answers(problem: Problem, inputs: Sequence[Tensor], scalars: Sequence[float]) -> list[Tensor]:
@@ -58,7 +63,7 @@ def test_the_reference_is_right_by_its_own_check_and_trivial_answers_are_not(nam
         for check in problem.check_outputs(case, inputs, own, own, oracle):
             assert check.passed, (case.name, check.detail)
         planted = "specials" in {spec.distribution for spec in case.inputs}
-        floats = [one for one in own if one.dtype.is_floating_point]
+        floats = [one.float() for one in own if one.dtype.is_floating_point]
         assert any(not one.isfinite().all() for one in floats) == planted, case.name
     with torch.no_grad():
         assert gate(problem, problem.load_reference(), random.Random(5)) == []
@@ -74,7 +79,9 @@ def test_every_input_matters(name: str) -> None:
     for place in range(len(inputs)):
         changed = [*inputs[:place], others[place], *inputs[place + 1 :]]
         found = answers(problem, changed, case.scalars)
-        assert any(not torch.equal(a, b) for a, b in zip(own, found, strict=True)), place
+        assert any(not torch.equal(*both) for both in zip(wide(own), wide(found), strict=True)), (
+            place
+        )
 
 
 @pytest.mark.parametrize("name", OWN_CHECKS)
@@ -86,12 +93,32 @@ def test_an_own_check_tells_right_from_wrong(name: str) -> None:
     oracle = answers(problem, widened(inputs), case.scalars)
     for place, output in enumerate(own):
         wrong = [one.clone() for one in own]
-        wrong[place] = output.roll(1, 0)
+        wrong[place] = output.roll(1, 0) if len(output) > 1 else output * 2
         checks = problem.check_outputs(case, inputs, wrong, own, oracle)
         assert not all(check.passed for check in checks), place
-        wrong[place] = output.reshape(-1)[:1]
+        wrong[place] = output.reshape(-1)[: output.numel() // 2]
         checks = problem.check_outputs(case, inputs, wrong, own, oracle)
         assert not all(check.passed for check in checks), place
+
+
+def test_fp8_half_way_may_be_rounded_either_way_and_no_further() -> None:
+    problem = find_problem("quantise_fp8_blocks").at("ci")
+    x = torch.randn(64, 128).clamp(-3.0, 3.0).bfloat16()
+    x[:, 0] = 3.0625  # over 448 this is a scale at which much lies half-way
+    own, oracle = (answers(problem, given, ()) for given in ([x], [x.double()]))
+    multiplied = (x.float() * (448 / x.float().amax(-1, keepdim=True))).to(own[0].dtype)
+    other = multiplied.float() != own[0].float()
+    assert 0.005 < float(other.float().mean()) < 0.1
+
+    def passes(codes: Tensor) -> bool:
+        found = problem.check_outputs(problem.cases[0], [x], [codes, own[1]], own, oracle)
+        return all(check.passed for check in found)
+
+    assert passes(multiplied)
+    assert not passes((x.float() * (450 / 3.0625)).to(own[0].dtype))
+    nan = own[0].clone()
+    nan[3, 5] = float("nan")
+    assert not passes(nan)
 
 
 def test_equal_logits_may_be_routed_either_way() -> None:

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from ratchet.kernels.abi import DTYPE_CODES
+from ratchet.kernels import abi
 
 SPOTS: Final = 48
 SPOT_BYTES: Final = 128
@@ -21,16 +21,8 @@ INPUTS: Final = 0
 """The region of a batch that no kernel writes."""
 IN_PLACE: Final = 1
 """That of the tensors which a kernel changes."""
-ITEM_BYTES: Final = {
-    DTYPE_CODES[name]: size
-    for size, names in {
-        1: ("bool", "uint8"),
-        2: ("bfloat16", "float16"),
-        4: ("float32", "int32"),
-        8: ("float64", "int64"),
-    }.items()
-    for name in names
-}
+ITEM_BYTES: Final = {code: abi.ITEM_BYTES[name] for name, code in abi.DTYPE_CODES.items()}
+"""Bytes of one element, by a dtype's code."""
 
 
 Spot = tuple[int, int, int]

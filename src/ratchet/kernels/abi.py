@@ -20,10 +20,28 @@ DTYPE_CODES: Final[dict[str, int]] = {
     "int64": 3,
     "int32": 4,
     "bool": 5,
-    "uint8": 5,
     "float16": 6,
+    "uint8": 7,
+    "int8": 8,
+    "float8_e4m3fn": 9,
+    "float8_e5m2": 10,
 }
 """torch's dtype names (without `torch.`) to the codes of `ratchet_abi.h`."""
+
+ITEM_BYTES: Final[dict[str, int]] = {
+    "float32": 4,
+    "bfloat16": 2,
+    "float64": 8,
+    "int64": 8,
+    "int32": 4,
+    "bool": 1,
+    "float16": 2,
+    "uint8": 1,
+    "int8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
+"""Bytes of one element, by the same names."""
 
 DONE: Final = 0
 DECLINED: Final = 1

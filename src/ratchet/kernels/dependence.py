@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ratchet.kernels.problem import Case, Reference
+from ratchet.kernels.tolerance import coded, same_codes
 
 Draw = Callable[[Case, int], list[Tensor]]
 FIRST, OTHERS = 5, (6, 7)
@@ -56,7 +57,7 @@ def _effects(
             break
         others = draw(case, seed)
         for index in sorted(suspects - effective):
-            if torch.equal(others[index], start[index]):
+            if _same(others[index], start[index]):
                 continue
             varied.add(index)
             after = outputs([*start[:index], others[index], *start[index + 1 :]])
@@ -66,4 +67,6 @@ def _effects(
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
+    if coded(one.dtype):
+        return same_codes(one, other)
     return torch.equal(one.nan_to_num(), other.nan_to_num())

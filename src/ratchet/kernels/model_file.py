@@ -130,7 +130,8 @@ def vary(tensor: Tensor, spec: TensorSpec, generator: torch.Generator) -> Tensor
         tensor = tensor.contiguous()
     if not tensor.dtype.is_floating_point or spec.distribution == "from_file":
         return tensor
-    return _VARIED[spec.distribution](tensor, generator).to(tensor.dtype)
+    wide = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # fp8 has no arithmetic
+    return _VARIED[spec.distribution](wide, generator).to(tensor.dtype)
 
 
 def _signed(tensor: Tensor, generator: torch.Generator) -> Tensor:

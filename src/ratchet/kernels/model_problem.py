@@ -22,8 +22,11 @@ from ratchet.kernels.model_file import ModelFile, model_of, seeded
 from ratchet.kernels.on_cores import on_cores
 from ratchet.kernels.problem import Case, ModelForm, Problem, TensorSpec
 from ratchet.kernels.source_module import source_module
+from ratchet.kernels.tolerance import Tolerance, coded, same_codes
 
 GIVEN = "given"
+CODES = Tolerance(code_slack=1, code_share=0.05)
+"""A file cannot say whether its bytes are rounded reals, nor whether those come from bfloat16."""
 CLOSE = 1e-3
 """Two calls of a deterministic model differ by less, of the output's scale."""
 VARIATIONS = ("signed", "shifted", "large", "heavy_tailed")
@@ -40,6 +43,7 @@ def model_problem(text: str, name: str, *, scale: float | str | None, threads: i
         name=name,
         reference="file:Model",
         cases=(case,),
+        tolerance=CODES,
         text=text,
         model=form,
         notes=tuple(notes),
@@ -100,7 +104,7 @@ def _form(text: str) -> tuple[ModelForm, Case]:
 
 def _spec(tensor: Tensor, distribution: str) -> TensorSpec:
     dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype not in DTYPE_CODES or dtype == "uint8":
+    if dtype not in DTYPE_CODES:
         raise KernelError(f"a tensor of {dtype} cannot be handed to a kernel")
     if tensor.device.type != "cpu":
         raise KernelError(f"a tensor lies on {tensor.device}: draw it on the CPU")
@@ -146,8 +150,8 @@ def _agrees(problem: Problem) -> bool:
 def _close(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape:
         return False
-    if not one.dtype.is_floating_point:
-        return torch.equal(one, other)
+    if coded(one.dtype):
+        return same_codes(one, other)
     scale = float(one.double().nan_to_num().square().mean().sqrt()) if one.numel() else 0.0
     return torch.allclose(one, other, rtol=CLOSE, atol=CLOSE * scale, equal_nan=True)
 
@@ -193,4 +197,5 @@ def _is_sound(file: ModelFile, case: Case) -> bool:
         outputs = [*file.reference(*tensors, ()), *file.reference(*wide, ())]
     except Exception:  # the model's own word on inputs that its author did not foresee
         return False
-    return all(bool(torch.isfinite(one).all()) for one in outputs if one.is_floating_point())
+    floats = [one.double() for one in outputs if one.is_floating_point()]
+    return all(bool(torch.isfinite(one).all()) for one in floats)

@@ -6,12 +6,14 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ratchet.errors import KernelError
+from ratchet.kernels.abi import DTYPE_CODES
 from ratchet.kernels.tolerance import OutputCheck, Tolerance
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ DISTRIBUTIONS: Final = (
 """`outliers` plants a few values of 1000, `specials` inf, -inf and NaN: for references that define
 what becomes of them. What a problem's file draws itself is `from_file`, as it is or varied; `state`
 are the parameters and buffers of its model."""
+BYTE_RANGES: Final = {"int8": (-128.0, 127.0), "uint8": (0.0, 255.0), "bool": (0.0, 1.0)}
 LAYOUTS: Final = ("contiguous", "transposed", "strided", "broadcast", "heads")
 
 Reference = Callable[..., "tuple[Tensor, ...]"]
@@ -53,7 +56,9 @@ class TensorSpec:
 
     shape: tuple[int, ...]
     dtype: str
-    """torch's name: float32, bfloat16, float64, int64, int32, bool, uint8, float16."""
+    """torch's name: float32, bfloat16, float16, float64, float8_e4m3fn, float8_e5m2, int64, int32,
+    int8, uint8 or bool. Real distributions are drawn in float32 and rounded to the dtype (e4m3
+    saturates at 448); whole numbers below 0 or above 127 want `integers` in their range."""
     distribution: str = "normal"
     """One of DISTRIBUTIONS."""
     layout: str = "contiguous"
@@ -67,10 +72,19 @@ class TensorSpec:
     """The kernel changes this tensor; its new value is an output of the reference."""
 
     def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, tuple(DTYPE_CODES))
         _one_of("distribution", self.distribution, DISTRIBUTIONS)
         _one_of("layout", self.layout, LAYOUTS)
         if self.distribution in ("uniform", "integers") and (self.low is None or self.high is None):
             raise KernelError(f"{self.distribution} inputs need low and high: give both")
+        least, most = BYTE_RANGES.get(self.dtype, (-math.inf, math.inf))
+        if self.distribution == "integers" and not (
+            least <= float(self.low or 0) and float(self.high or 0) - 1 <= most
+        ):
+            raise KernelError(
+                f"integers from {self.low} to below {self.high} are not all {self.dtype}: it holds "
+                f"{least:.0f} to {most:.0f}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,9 @@ training mode; new values of buffers are not compared. Ours:
         ),
     )
 
-`reference` and `check` name functions of the same file. Gradients are outputs of the reference.
+`reference` and `check` name functions of the same file. A backward is a problem too: its reference
+may be `scaled_backward = gradient_of(scaled, inputs=(0, 1))`, with `gradient_of` from ratchet. That
+is called with the gradient of the output before the forward's inputs.
 """
 
 from __future__ import annotations

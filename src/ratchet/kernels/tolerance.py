@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 SEQUENTIAL: Final = 1.5
@@ -26,6 +27,8 @@ MOST_AMPLIFIED: Final = 16.0
 WELL_CONDITIONED: Final = (0.5, 2.0)
 """A reference that loses eps times this, or changes by this share of its inputs' change, is."""
 STAGNANT: Final = (6.0, 128.0)
+LEAST_OFF: Final = 2
+"""Codes that may always be off where a problem allows any."""
 LANES: Final = 16.0
 """Where a reference's own sums lose so many eps of float32 in the root mean square, small terms
 vanish beside a large one; a loop without torch's 8 or 16 lanes loses up to that many times more.
@@ -86,6 +89,13 @@ class Tolerance:
     """A pure copy: every bit must agree."""
     reference_factor: float = 3.0
     ulps: float = 2.0
+    code_slack: int = 0
+    """Whole numbers and fp8 are codes, and equal the reference's. Where codes of a byte are rounded
+    from reals the neighbour is right too when a value lies half-way: 1 allows that, for a few."""
+    code_share: float = 1e-3
+    """The share of an output's codes that may be off (two where that is fewer). Multiplying where
+    the reference divides moves 1.4e-6 of int8 codes of normal float32 values; of bfloat16 values,
+    of which many lie exactly half-way, 6e-4 (e4m3: 9e-4), 3.3e-2 at the least lucky scale."""
 
     def check(self, got: Tensor, own: Tensor, oracle: Tensor, usual: Loss = NO_LOSS) -> OutputCheck:
         """Compare one output: `own` is the reference in its own dtype, `oracle` in float64.
@@ -98,9 +108,12 @@ class Tolerance:
             return _failed(
                 f"shape {tuple(got.shape)} {got.dtype}, wanted {tuple(own.shape)} {own.dtype}"
             )
-        if self.exact or not own.dtype.is_floating_point:
+        rounded = own.dtype.is_floating_point or own.dtype in (torch.int8, torch.uint8)
+        if self.exact or not rounded:
             same = torch.equal(_bits(got), _bits(own))
             return _exactly(same)
+        if coded(own.dtype):
+            return self._check_codes(got, own, oracle)
         return self._check_floats(got, own, oracle, usual)
 
     def check_all(
@@ -113,6 +126,24 @@ class Tolerance:
         """Compare every output in order; `usual` has one loss for each."""
         losses = usual if usual is not None else [NO_LOSS] * len(got)
         return [self.check(*four) for four in zip(got, own, oracle, losses, strict=True)]
+
+    def _check_codes(self, got: Tensor, own: Tensor, oracle: Tensor) -> OutputCheck:
+        """Codes are right where they are the reference's or, with a slack, its float64 ones."""
+        if not own.numel():
+            return OutputCheck(passed=True, element_ratio=0.0, norm_ratio=0.0, detail="empty")
+        if not _same_specials(_specials(got), _specials(own)):
+            return _failed("inf or NaN where the reference has another value, or the reverse")
+        steps = (_places(got) - _places(own)).abs()
+        if self.code_slack and oracle.dtype == own.dtype:
+            steps = steps.minimum((_places(got) - _places(oracle)).abs())
+        most, off = int(steps.max()), int((steps > 0).sum())
+        allowed = max(LEAST_OFF, int(self.code_share * own.numel())) if self.code_slack else 0
+        ratio = max(most / max(1, self.code_slack), off / max(1, allowed))
+        words = (
+            f"{off} of {own.numel()} codes are off (at most {allowed} may be), by {most} at most"
+        )
+        passed = most <= self.code_slack and off <= allowed
+        return OutputCheck(passed=passed, element_ratio=ratio, norm_ratio=ratio, detail=words)
 
     def _check_floats(self, got: Tensor, own: Tensor, oracle: Tensor, usual: Loss) -> OutputCheck:
         import torch
@@ -170,7 +201,7 @@ def loss_over(draws: Sequence[tuple[Tensor, Tensor]]) -> Loss:
 
     parts = []
     for own, oracle in draws:
-        if own.dtype.is_floating_point:
+        if not coded(own.dtype):
             finite = torch.isfinite(own) & torch.isfinite(oracle)
             exact = oracle[finite].to(torch.float64)
             scale = exact.square().mean().sqrt().clamp(min=torch.finfo(torch.float64).tiny)
@@ -179,6 +210,12 @@ def loss_over(draws: Sequence[tuple[Tensor, Tensor]]) -> Loss:
     if not lost.numel():
         return NO_LOSS
     return Loss(largest=float(lost.max()), typical=float(lost.square().mean().sqrt()))
+
+
+def checked(passed: bool, detail: str) -> OutputCheck:
+    """An answer of yes or no, for a problem's own check."""
+    ratio = 0.0 if passed else float("inf")
+    return OutputCheck(passed=passed, element_ratio=ratio, norm_ratio=ratio, detail=detail)
 
 
 def _exactly(same: bool) -> OutputCheck:
@@ -190,6 +227,36 @@ def _exactly(same: bool) -> OutputCheck:
 def _failed(detail: str) -> OutputCheck:
     infinite = float("inf")
     return OutputCheck(passed=False, element_ratio=infinite, norm_ratio=infinite, detail=detail)
+
+
+def coded(dtype: torch.dtype) -> bool:
+    """Whether values are compared as codes: whole numbers, bools and fp8."""
+    return not dtype.is_floating_point or dtype.itemsize == 1
+
+
+def same_codes(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of codes are equal bit for bit; torch's own `equal` refuses fp8."""
+    import torch
+
+    return torch.equal(_bits(one), _bits(other))
+
+
+def _places(codes: Tensor) -> Tensor:
+    """Codes as int16 of which neighbours differ by one; fp8 in the order of its values."""
+    import torch
+
+    if not codes.dtype.is_floating_point:
+        return codes.short()
+    bits = codes.contiguous().view(torch.uint8).short()
+    return torch.where(bits < 128, bits, 128 - bits).masked_fill(codes.isnan(), 0)
+
+
+def _specials(codes: Tensor) -> Tensor:
+    """Codes as float32, with zeros for what is finite."""
+    import torch
+
+    wide = codes.float()
+    return torch.where(torch.isfinite(wide), torch.zeros_like(wide), wide)
 
 
 def _bits(tensor: Tensor) -> Tensor:

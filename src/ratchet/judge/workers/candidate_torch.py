@@ -30,7 +30,7 @@ from ratchet.kernels.abi import DTYPE_CODES
 from ratchet.kernels.kernel import Kernel
 
 Entry = Callable[..., Any]
-DTYPES = {code: getattr(torch, name) for name, code in DTYPE_CODES.items() if name != "uint8"}
+DTYPES = {code: getattr(torch, name) for name, code in DTYPE_CODES.items()}
 
 
 class Batch:

@@ -278,11 +278,7 @@ class Worker:
         """Whether the first two calls of a batch wrote the same bits."""
         batch = self._batches[message["batch"]]
         pairs = zip(batch.answers(0), batch.answers(1), strict=True)
-        same = all(
-            torch.equal(one.reshape(-1).view(torch.uint8), two.reshape(-1).view(torch.uint8))
-            for one, two in pairs
-            if one.numel()
-        )
+        same = all(torch.equal(_bytes(one), _bytes(two)) for one, two in pairs)
         return {"same": same}, []
 
     def _losses(self, case: Case) -> list[Loss]:
@@ -396,7 +392,7 @@ def _check_inputs(case: Case, inputs: Sequence[Tensor]) -> None:
 
 def _check_untouched(case: Case, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
     for index, (old, new) in enumerate(zip(before, after, strict=True)):
-        if not torch.equal(old.nan_to_num(), new.nan_to_num()):
+        if not torch.equal(_bytes(old), _bytes(new)):
             raise KernelError(
                 f"the reference changes input {index} of case {case.name!r}: declare it in_place, "
                 "or compute on a copy"
@@ -407,6 +403,11 @@ def _held_bytes(tensor: Tensor) -> int:
     """What a tensor holds in memory: one that is broadcast has each value once."""
     elements = min(tensor.numel(), span(tensor.shape, tensor.stride()))
     return elements * tensor.element_size()
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """A tensor's values as flat bytes: fp8 has no `equal` of its own."""
+    return tensor.reshape(-1).contiguous().view(torch.uint8)
 
 
 def _is_dense(tensor: Tensor) -> bool:

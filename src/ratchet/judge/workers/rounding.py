@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ratchet.kernels.tolerance import coded
+
 Call = Callable[[Sequence[Tensor]], list[Tensor]]
 MOST_INPUTS, MOST_TRIES, ENOUGH_HITS = 8, 8, 3
 """The largest inputs are tried; an element of a table may be one that nobody looks up."""
@@ -102,10 +104,12 @@ def _nudged(tensor: Tensor, generator: torch.Generator, *, rows: bool) -> Tensor
 
 
 def _condition(before: Tensor, by_element: Tensor, by_row: Tensor) -> float:
+    if coded(before.dtype):
+        return 1.0
     finite = torch.isfinite(before) & torch.isfinite(by_element) & torch.isfinite(by_row)
     old = before[finite].double()
     scale = float(old.square().mean().sqrt()) if old.numel() else 0.0
-    if not scale or not before.is_floating_point():
+    if not scale:
         return 1.0
     spread = float((by_element[finite] - old).square().mean().sqrt()) / scale
     moved = float(((by_row[finite] - old) / old.abs().clamp(min=scale)).abs().max())

@@ -64,4 +64,4 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
+    return tensor.reshape(-1).contiguous().view(torch.uint8)

@@ -17,8 +17,12 @@ enum {
     RATCHET_F64 = 2,
     RATCHET_I64 = 3,
     RATCHET_I32 = 4,
-    RATCHET_U8 = 5,
-    RATCHET_F16 = 6
+    RATCHET_BOOL = 5,     // a byte, 0 or 1
+    RATCHET_F16 = 6,
+    RATCHET_U8 = 7,       // uint8_t
+    RATCHET_I8 = 8,       // int8_t
+    RATCHET_F8_E4M3 = 9,  // uint8_t: a sign, 4 bits of exponent (bias 7), 3 of mantissa; no inf, 0x7f is NaN
+    RATCHET_F8_E5M2 = 10  // uint8_t: a sign, 5 bits of exponent (bias 15), 2 of mantissa; inf and NaN
 };
 
 enum { RATCHET_DONE = 0, RATCHET_DECLINED = 1 };

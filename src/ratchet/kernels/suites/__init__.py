@@ -20,6 +20,7 @@ FAMILIES: Final = (
     "convolution",
     "updates",
     "movement",
+    "quantisation",
     "products",
 )
 """Modules of this package, each with `problems()`, in the order of the table."""

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ratchet.kernels.gradients import gradient_of
 from ratchet.kernels.problem import Problem, TensorSpec
 from ratchet.kernels.suites.forms import Form, backward, problem, real, sizes
-from ratchet.kernels.suites.gradients import gradient_of
 from ratchet.kernels.suites.scalars import Scalars
 
 PLAIN = sizes((32, 256), (1024, 2048), (8192, 14336))

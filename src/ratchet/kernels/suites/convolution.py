@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from ratchet.kernels.gradients import gradient_of
 from ratchet.kernels.problem import Problem, TensorSpec
 from ratchet.kernels.suites.forms import Form, backward, problem, real, sizes
-from ratchet.kernels.suites.gradients import gradient_of
 from ratchet.kernels.suites.scalars import Scalars
 
 TAPS = 4

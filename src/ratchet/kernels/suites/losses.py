@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ratchet.kernels.gradients import gradient_of
 from ratchet.kernels.problem import Problem, TensorSpec
 from ratchet.kernels.suites.forms import Form, backward, problem, real, sizes, whole
-from ratchet.kernels.suites.gradients import gradient_of
 from ratchet.kernels.suites.scalars import Scalars
 
 ROWS = sizes((32, 256), (1024, 2048), (8192, 8192))

@@ -1,83 +1,26 @@
-"""Quantisation, scans, reductions and movements of data."""
+"""Scans, reductions and movements of data."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from ratchet.kernels.gradients import gradient_of
 from ratchet.kernels.problem import Problem, TensorSpec
 from ratchet.kernels.suites.forms import Form, Make, backward, problem, real, sizes, whole
-from ratchet.kernels.suites.gradients import gradient_of
 from ratchet.kernels.suites.scalars import Scalars
-from ratchet.kernels.tolerance import OutputCheck, Tolerance
+from ratchet.kernels.tolerance import OutputCheck, Tolerance, checked
 
+SEGMENTS = 32
 COPY = Tolerance(exact=True)
 ROWS = sizes((32, 256), (2048, 1024), (16384, 8192))
 SEQUENCES = sizes((2, 32, 64), (4, 512, 256), (8, 4096, 4096))
-FP8 = torch.float8_e4m3fn
-FP8_MAX = 448.0
 VALUES = (("shifted", "contiguous"), ("heavy_tailed", "strided"), ("outliers", "transposed"))
 DEFINED = (*VALUES, ("specials", "contiguous"))
 """For what carries inf and NaN through, or adds them up, in any order alike."""
-
-
-def quantise_rows(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
-    """Symmetric int8 with a scale for each row: (codes int64, scales)."""
-    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
-    return (x / scale).round().clamp(-127, 127).long(), scale.squeeze(-1)
-
-
-def check_codes(
-    inputs: Sequence[Tensor],
-    got: Sequence[Tensor],
-    own: Sequence[Tensor],
-    oracle: Sequence[Tensor],
-    scalars: Scalars,
-) -> list[OutputCheck]:
-    """A code may be the neighbour where a value lies half-way between two, give or take an ulp."""
-    codes, scales = got
-    if codes.shape != own[0].shape or codes.dtype != own[0].dtype:
-        return [
-            _check(False, "codes of another form"),
-            Tolerance().check(scales, own[1], oracle[1]),
-        ]
-    width = inputs[0].shape[-1] // own[1].shape[-1] if own[1].dim() == inputs[0].dim() else 0
-    exact_scale = oracle[1].double()
-    spread = exact_scale.repeat_interleave(width, -1) if width else exact_scale.unsqueeze(-1)
-    places = inputs[0].double() / spread
-    off = (codes.double() - places.clamp(-127, 127)).abs()
-    right = bool((off <= 0.5 + 1e-4).all())
-    words = f"at most {float(off.max()) if off.numel() else 0.0:.4f} of a step from the value"
-    return [_check(right, words), Tolerance().check(scales, own[1], oracle[1])]
-
-
-def _check(passed: bool, detail: str) -> OutputCheck:
-    ratio = 0.0 if passed else float("inf")
-    return OutputCheck(passed=passed, element_ratio=ratio, norm_ratio=ratio, detail=detail)
-
-
-def dequantise_rows(codes: Tensor, scales: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
-    return (codes.to(scales.dtype) * scales.unsqueeze(-1),)
-
-
-def quantise_groups(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
-    """The same with a scale for each scalars[0] values of a row: (codes, scales [rows, groups])."""
-    size = int(scalars[0])
-    groups = x.reshape(*x.shape[:-1], -1, size)
-    scale = groups.abs().amax(-1).clamp(min=1e-12) / 127
-    codes = (groups / scale.unsqueeze(-1)).round().clamp(-127, 127).long()
-    return codes.flatten(-2), scale
-
-
-def quantise_fp8(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
-    """To e4m3 at a scale that is given, and back: what a matrix product would see.
-
-    float64 inputs take the same path, since the rounding is the task.
-    """
-    scaled = (x.float() / scalars[0]).clamp(-FP8_MAX, FP8_MAX)
-    return (scaled.to(FP8).to(x.dtype) * scalars[0],)
 
 
 def transpose(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
@@ -121,9 +64,19 @@ def discounted_returns(rewards: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
     return (rewards @ weights.to(rewards.dtype).transpose(0, 1),)
 
 
+def discounted_returns_backward(grad: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """d[t] = g[t] + gamma d[t - 1]: the same sums, from the front."""
+    return (discounted_returns(grad.flip(-1), scalars)[0].flip(-1),)
+
+
 def segment_sum(x: Tensor, owner: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
     """Rows added up by owner, into scalars[0] rows."""
     return (x.new_zeros(int(scalars[0]), x.shape[-1]).index_add_(0, owner, x),)
+
+
+def segment_sum_backward(grad: Tensor, owner: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """Each row takes its owner's gradient; grad: [32, C], owner: [R] -> [R, C]."""
+    return (grad[owner],)
 
 
 def row_sum(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
@@ -160,9 +113,9 @@ def check_arg_max(
     form = places.shape == own[0].shape and places.dtype == own[0].dtype
     inside = form and bool(((places >= 0) & (places < x.shape[-1])).all())
     if not inside:
-        return [_check(False, "places of another form, or outside of the row")]
+        return [checked(False, "places of another form, or outside of the row")]
     right = torch.equal(x.gather(-1, places.unsqueeze(-1)).squeeze(-1), x.amax(-1))
-    return [_check(right, "a largest value of each row" if right else "not the largest value")]
+    return [checked(right, "a largest value of each row" if right else "not the largest value")]
 
 
 cumulative_log_sum_backward = gradient_of(cumulative_log_sum, inputs=(0,))
@@ -187,12 +140,12 @@ def _two_per_row(rows: int, width: int) -> tuple[TensorSpec, ...]:
     return (real(rows), real(rows))
 
 
-def _coded(rows: int, width: int) -> tuple[TensorSpec, ...]:
-    return (whole(rows, width, low=-127, below=128), real(rows))
-
-
 def _owned(rows: int, width: int) -> tuple[TensorSpec, ...]:
-    return (real(rows, width), whole(rows, below=32))
+    return (real(rows, width), whole(rows, below=SEGMENTS))
+
+
+def _segments(rows: int, width: int) -> tuple[TensorSpec, ...]:
+    return (real(SEGMENTS, width),)
 
 
 def _tokens(batch: int, length: int, width: int) -> tuple[TensorSpec, ...]:
@@ -213,7 +166,6 @@ def _form(name: str, make: Make = _matrix, scalars: tuple[float, ...] = (), **mo
 
 def problems() -> tuple[Problem, ...]:
     """Every movement; gradients where they are another computation."""
-    codes = f"{__name__}:check_codes"
     short = sizes((2, 16, 32), (4, 64, 256), (8, 2048, 4096))
     scan = _form(
         "linear_scan", _scanned, sizes=short, ragged=(2, 7, 5), varied=(1,), variations=VALUES[:2]
@@ -226,13 +178,13 @@ def problems() -> tuple[Problem, ...]:
     ]
     forms = [one for form, outputs in pairs for one in (form, backward(form, outputs=outputs))]
     total = _form("cumulative_sum")
+    returns = _form(
+        "discounted_returns", scalars=(0.95,), sizes=sizes((32, 64), (512, 256), (8192, 1024))
+    )
+    segments = _form("segment_sum", _owned, scalars=(float(SEGMENTS),), variations=DEFINED)
     forms += [
         total,
         backward(total, outputs=_matrix, kept=()),
-        _form("quantise_rows", check=codes),
-        _form("quantise_groups", scalars=(4.0,), check=codes),
-        _form("dequantise_rows", _coded, varied=(1,), variations=(("tiny", "contiguous"),)),
-        _form("quantise_fp8", scalars=(0.02,), tolerance=COPY),
         _form("transpose", tolerance=COPY, variations=DEFINED),
         _form("cast_transpose", tolerance=COPY, variations=DEFINED),
         _form(
@@ -243,10 +195,8 @@ def problems() -> tuple[Problem, ...]:
             tolerance=COPY,
             variations=DEFINED,
         ),
-        _form(
-            "discounted_returns", scalars=(0.95,), sizes=sizes((32, 64), (512, 256), (8192, 1024))
-        ),
-        _form("segment_sum", _owned, scalars=(32.0,), variations=DEFINED),
+        *(returns, backward(returns, outputs=_matrix, kept=())),
+        *(segments, replace(backward(segments, outputs=_segments, kept=(1,)), tolerance=COPY)),
         _form("row_sum", variations=DEFINED),
         _form("column_sum", variations=DEFINED),
         _form("arg_max", check=f"{__name__}:check_arg_max"),

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ratchet.kernels.gradients import gradient_of
 from ratchet.kernels.problem import Problem, TensorSpec
 from ratchet.kernels.suites.forms import Form, backward, problem, real, sizes
-from ratchet.kernels.suites.gradients import gradient_of
 from ratchet.kernels.suites.scalars import Scalars
 
 EPS = 1e-5

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ratchet.kernels.gradients import gradient_of
 from ratchet.kernels.problem import Problem, TensorSpec
 from ratchet.kernels.suites.forms import Form, Make, backward, problem, real, sizes
-from ratchet.kernels.suites.gradients import gradient_of
 from ratchet.kernels.suites.scalars import Scalars
 
 PRODUCTS = sizes((32, 64, 48), (512, 512, 1024), (8192, 4096, 14336))
@@ -57,6 +57,14 @@ def weight_gradient(grad: Tensor, x: Tensor, scalars: Scalars) -> tuple[Tensor, 
     return grad.transpose(0, 1) @ x, grad.sum(0)
 
 
+def linear_residual_backward(
+    grad: Tensor, x: Tensor, w: Tensor, scalars: Scalars
+) -> tuple[Tensor, ...]:
+    """Of x, w and the bias; the residual's gradient is `grad` itself."""
+    return grad @ w, grad.transpose(0, 1) @ x, grad.sum(0)
+
+
+grouped_linear_backward = gradient_of(grouped_linear, inputs=(0, 1))
 linear_gelu_backward = gradient_of(linear_gelu, inputs=(0, 1, 2))
 linear_swiglu_backward = gradient_of(linear_swiglu, inputs=(0, 1, 2))
 norm_linear_backward = gradient_of(norm_linear, inputs=(0, 1, 2))
@@ -85,6 +93,10 @@ def _adapted(n: int, k: int, m: int) -> tuple[TensorSpec, ...]:
 
 def _grouped(n: int, k: int, m: int) -> tuple[TensorSpec, ...]:
     return (real(EXPERTS, n // 2, k), real(EXPERTS, m, k))
+
+
+def _group_answers(n: int, k: int, m: int) -> tuple[TensorSpec, ...]:
+    return (real(EXPERTS, n // 2, m),)
 
 
 def _to_input(n: int, k: int, m: int) -> tuple[TensorSpec, ...]:
@@ -121,9 +133,10 @@ def problems() -> tuple[Problem, ...]:
         _form("linear_low_rank", _adapted, (2.0,)),
     ]
     forms = [one for form in with_gradient for one in (form, backward(form, outputs=_answer))]
+    residual, grouped = _form("linear_residual", _residual), _form("grouped_linear", _grouped)
     forms += [
-        _form("linear_residual", _residual),
-        _form("grouped_linear", _grouped),
+        *(residual, backward(residual, outputs=_answer, kept=(0, 1))),
+        *(grouped, backward(grouped, outputs=_group_answers)),
         _form("input_gradient", _to_input),
         _form("weight_gradient", _to_weight),
     ]

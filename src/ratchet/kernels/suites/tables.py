@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ratchet.kernels.gradients import gradient_of
 from ratchet.kernels.problem import Problem, TensorSpec, Tier
 from ratchet.kernels.suites.forms import Form, Make, backward, problem, real, sizes, whole
-from ratchet.kernels.suites.gradients import gradient_of
 from ratchet.kernels.suites.scalars import Scalars
-from ratchet.kernels.tolerance import OutputCheck, Tolerance
+from ratchet.kernels.tolerance import OutputCheck, Tolerance, checked
 
 COPY = Tolerance(exact=True)
 LOOKUP = sizes((64, 128, 32), (2048, 8192, 512), (16384, 128256, 4096))
@@ -42,6 +42,17 @@ def embedding_bag(indices: Tensor, table: Tensor, scalars: Scalars) -> tuple[Ten
     return (F.embedding(indices, table).mean(1),)
 
 
+def embedding_bag_backward(
+    grad: Tensor, indices: Tensor, total: Tensor, scalars: Scalars
+) -> tuple[Tensor, ...]:
+    """Added to the table's gradient, in place as between the micro-batches of a step.
+
+    grad: [bags, D], indices: [bags, length], total: [words, D].
+    """
+    share = (grad / indices.shape[1]).unsqueeze(1).expand(-1, indices.shape[1], -1)
+    return (total.index_add_(0, indices.flatten(), share.flatten(0, 1)),)
+
+
 def route_top_k(logits: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
     """The two best experts of each token, their weights softmaxed over the two: (weights, ids)."""
     values, experts = logits.topk(CHOSEN, dim=-1)
@@ -60,7 +71,7 @@ def check_route(
     logits = inputs[0]
     proper = experts.shape == own[1].shape and experts.dtype == own[1].dtype
     if not proper or bool((experts < 0).any() or (experts >= logits.shape[-1]).any()):
-        wrong = _check(False, "ids of another form, or of no expert")
+        wrong = checked(False, "ids of another form, or of no expert")
         return [wrong, wrong]
     distinct = bool((experts.sort(-1).values.diff(dim=-1) != 0).all())
     best = logits.topk(CHOSEN, dim=-1).values
@@ -68,13 +79,8 @@ def check_route(
     right = distinct and torch.equal(chosen, best)
     return [
         Tolerance().check(weights, own[0], oracle[0]),
-        _check(right, "the best experts, each once" if right else "not the best experts"),
+        checked(right, "the best experts, each once" if right else "not the best experts"),
     ]
-
-
-def _check(passed: bool, detail: str) -> OutputCheck:
-    ratio = 0.0 if passed else float("inf")
-    return OutputCheck(passed=passed, element_ratio=ratio, norm_ratio=ratio, detail=detail)
 
 
 def expert_counts(experts: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
@@ -86,6 +92,12 @@ def permute_tokens(x: Tensor, experts: Tensor, scalars: Scalars) -> tuple[Tensor
     """Tokens in the order of their experts, ties in the tokens' order: (tokens, places)."""
     order = torch.sort(experts, stable=True).indices
     return x[order], order
+
+
+def permute_tokens_backward(grad: Tensor, experts: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    """Gradients back to the places that their tokens came from; grad: [N, D], experts: [N]."""
+    order = torch.sort(experts, stable=True).indices
+    return (torch.empty_like(grad).index_copy_(0, order, grad),)
 
 
 def combine_experts(
@@ -141,6 +153,11 @@ def _bags(tokens: int, words: int, width: int) -> tuple[TensorSpec, ...]:
     return (whole(tokens, 8, below=words), real(words, width))
 
 
+def _bags_backward(tokens: int, words: int, width: int) -> tuple[TensorSpec, ...]:
+    total = real(words, width, in_place=True)
+    return (real(tokens, width), whole(tokens, 8, below=words), total)
+
+
 def _rows(tokens: int, words: int, width: int) -> tuple[TensorSpec, ...]:
     return (real(tokens, width),)
 
@@ -168,6 +185,7 @@ def problems() -> tuple[Problem, ...]:
     positions = _form("embedding_with_positions", _with_positions, LOOKUP, ragged, varied=(1, 2))
     bags = _form("embedding_bag", _bags, LOOKUP, ragged, varied=(1,))
     combine = _form("combine_experts", _combined, TOKENS, few, varied=(0, 2))
+    permuted = _form("permute_tokens", _permuted, TOKENS, few, tolerance=COPY)
     balance = _form("balance_loss", _logits, TOKENS, few)
     counted = Form(
         name="expert_counts",
@@ -184,9 +202,10 @@ def problems() -> tuple[Problem, ...]:
         _form("embedding_gradient", _gradient, LOOKUP, ragged, scalars=(64.0,)),
         positions,
         bags,
+        _form("embedding_bag_backward", _bags_backward, LOOKUP, ragged),
         _form("route_top_k", _logits, TOKENS, few, check=f"{__name__}:check_route"),
         counted,
-        _form("permute_tokens", _permuted, TOKENS, few, tolerance=COPY),
+        *(permuted, backward(permuted, outputs=_rows, kept=(1,))),
         *(combine, backward(combine, outputs=_rows)),
         *(balance, backward(balance, outputs=_per_expert)),
     ]

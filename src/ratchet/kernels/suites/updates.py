@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ratchet.kernels.problem import Problem, TensorSpec
-from ratchet.kernels.suites.forms import Form, Make, problem, real, sizes
+from ratchet.kernels.suites.forms import Form, Make, problem, real, sizes, whole
+from ratchet.kernels.suites.quantisation import code_check
 from ratchet.kernels.suites.scalars import Scalars
+from ratchet.kernels.tolerance import OutputCheck, Tolerance
 
 FLAT = sizes((64, 64), (2048, 1024), (16384, 8192))
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of Muon's quintic iteration (K. Jordan, 2024)."""
-BLOCK = 64
+BLOCK = 256
+INT8_MAX, UINT8_MAX = 127.0, 255.0
+LEAST_SCALE = 1e-12
+HALF_WAY = 0.5 + 5e-4
+"""How far from its value a code may lie, in steps: 255 steps in fp32 after about ten roundings,
+some of them before terms cancel, are off by 255 x 10 x 6e-8 = 1.5e-4."""
 VALUES = (("heavy_tailed", "contiguous"), ("tiny", "contiguous"), ("large", "contiguous"))
 
 
@@ -62,16 +73,79 @@ def row_factored_second_moment(
     return row, column, g * scale
 
 
-def adam_8_bit_moment(
-    codes: Tensor, scales: Tensor, g: Tensor, scalars: Scalars
+def adam_8_bit(
+    w: Tensor,
+    g: Tensor,
+    m_codes: Tensor,
+    m_scales: Tensor,
+    v_codes: Tensor,
+    v_scales: Tensor,
+    scalars: Scalars,
 ) -> tuple[Tensor, ...]:
-    """The first moment kept as signed bytes and a scale for each 64 (after arXiv:2110.02861).
+    """A step of AdamW whose moments are codes of a byte, with a scale for each block of 256.
 
-    codes: [N, 64] in -127..127, scales: [N], g: [N, 64] -> the new moment in full precision and the
-    new scales; how codes are rounded is the quantise problems' matter.
+    w [n] fp32, g [n] bf16, m_codes [n] int8, v_codes [n] uint8, scales [ceil(n / 256)] fp32;
+    (lr, beta1, beta2, eps, decay, step) -> new w, m_codes, m_scales, v_codes, v_scales, in place.
+    Blockwise as in 8-bit Optimizers via Block-wise Quantization (Dettmers et al. 2022,
+    arXiv:2110.02861), but codes are linear where bitsandbytes maps them by a table: m is
+    code x scale / 127 and the root of v is code x scale / 255, scales being the largest of a block.
+    Of v it is the root that is coded, or small ones would be lost beside the block's largest.
     """
-    moment = scalars[0] * codes.to(g.dtype) * (scales / 127).unsqueeze(-1) + (1 - scalars[0]) * g
-    return moment, moment.abs().amax(-1)
+    lr, _, _, eps, decay, step = scalars
+    m, v = _moments(g, (m_codes, m_scales, v_codes, v_scales), scalars)
+    size = (v / (1 - scalars[2] ** step)).sqrt() + eps
+    moved = w * (1 - lr * decay) - lr * m / (1 - scalars[1] ** step) / size
+    m_code, m_scale = _encoded(m, INT8_MAX, torch.int8)
+    v_code, v_scale = _encoded(v.sqrt(), UINT8_MAX, torch.uint8)
+    return moved, m_code, m_scale, v_code, v_scale
+
+
+def _moments(g: Tensor, state: Sequence[Tensor], scalars: Scalars) -> tuple[Tensor, Tensor]:
+    """The new moments before they are coded, in the scales' dtype."""
+    m_codes, m_scales, v_codes, v_scales = state
+    _, beta1, beta2, *_ = scalars
+    g = g.to(m_scales.dtype)
+    m = m_codes.to(g.dtype) * _of_blocks(m_scales / INT8_MAX, g)
+    root = v_codes.to(g.dtype) * _of_blocks(v_scales / UINT8_MAX, g)
+    return beta1 * m + (1 - beta1) * g, beta2 * root.square() + (1 - beta2) * g.square()
+
+
+def _of_blocks(scales: Tensor, like: Tensor) -> Tensor:
+    return scales.repeat_interleave(BLOCK)[: like.shape[0]]
+
+
+def _encoded(values: Tensor, most: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Codes and the largest magnitude of each block; the last may be short."""
+    blocks = F.pad(values, (0, -values.shape[0] % BLOCK)).view(-1, BLOCK)
+    scales = blocks.abs().amax(-1)
+    steps = blocks / (scales.clamp(min=LEAST_SCALE) / most).unsqueeze(-1)
+    codes = steps.round().clamp(-most, most).to(dtype)
+    return codes.flatten()[: values.shape[0]].contiguous(), scales
+
+
+def check_adam_8_bit(
+    inputs: Sequence[Tensor],
+    got: Sequence[Tensor],
+    own: Sequence[Tensor],
+    oracle: Sequence[Tensor],
+    scalars: Scalars,
+) -> list[OutputCheck]:
+    """Codes may be the neighbour where a value lies half-way between two; the rest as ever."""
+    found = Tolerance(ulps=4.0).check_all(got, own, oracle)
+    g, *state = map(_widened, inputs[1:])
+    m, v = _moments(g, state, scalars)
+    whole = ((m, INT8_MAX, (-INT8_MAX, INT8_MAX)), (v.sqrt(), UINT8_MAX, (0.0, UINT8_MAX)))
+    for place, (exact, most, bounds) in zip((1, 3), whole, strict=True):
+        if got[place].shape != own[place].shape or got[place].dtype != own[place].dtype:
+            continue  # it has failed already
+        scales = oracle[place + 1].double().clamp(min=LEAST_SCALE)
+        steps = exact / _of_blocks(scales / most, exact)
+        found[place] = code_check(got[place], steps, bounds=bounds, half_way=HALF_WAY)
+    return found
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.dtype.is_floating_point else tensor
 
 
 def clip_by_norm(g: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
@@ -108,15 +182,19 @@ def _step(tensors: int, second_moment: bool = False) -> Make:
     return make
 
 
-def _blocks(rows: int, width: int) -> tuple[TensorSpec, ...]:
-    codes = TensorSpec(
-        shape=(rows * width // BLOCK + 1, BLOCK),
-        dtype="int64",
-        distribution="integers",
-        low=-127.0,
-        high=128.0,
+def _in_bytes(rows: int, width: int) -> tuple[TensorSpec, ...]:
+    n = rows * width
+    scales = TensorSpec(
+        shape=(-(-n // BLOCK),),
+        dtype="float32",
+        distribution="uniform",
+        low=0.5,
+        high=1.5,
+        in_place=True,
     )
-    return (codes, _positive(codes.shape[0]), real(*codes.shape))
+    m = replace(whole(n, low=-127, below=128, dtype="int8"), in_place=True)
+    v = replace(whole(n, low=8, below=256, dtype="uint8"), in_place=True)
+    return (real(n, in_place=True), real(n, dtype="bfloat16"), m, scales, v, scales)
 
 
 def _factored(rows: int, width: int) -> tuple[TensorSpec, ...]:
@@ -135,7 +213,7 @@ def problems() -> tuple[Problem, ...]:
         ("lion", _step(3), FLAT, (1e-4, 0.9, 0.99, 0.1), (1,)),
         ("sgd_momentum", _step(3), FLAT, (0.1, 0.9, 1e-4), (1,)),
         ("row_factored_second_moment", _factored, FLAT, (0.99, 1e-30), (0,)),
-        ("adam_8_bit_moment", _blocks, FLAT, (0.9,), (2,)),
+        ("adam_8_bit", _in_bytes, FLAT, (1e-3, 0.9, 0.95, 1e-8, 0.1, 10.0), (1,)),
         ("clip_by_norm", _step(1), FLAT, (1.0,), (0,)),
         ("moving_average", _step(2), FLAT, (0.999,), (1,)),
         ("accumulate", _mixed, FLAT, (0.25,), (1,)),
@@ -151,6 +229,7 @@ def problems() -> tuple[Problem, ...]:
                 sizes=tier_sizes,
                 ragged=(13, 21),
                 scalars=scalars,
+                check=f"{__name__}:check_adam_8_bit" if name == "adam_8_bit" else "",
                 libraries=("matmul",) if name == "newton_schulz" else (),
                 variations=VALUES[:1] if name == "newton_schulz" else VALUES,
                 varied=varied,

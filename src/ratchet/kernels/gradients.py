@@ -1,0 +1,48 @@
+"""Gradients of a reference by torch's own autograd: the rival that a training step really runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ratchet.errors import KernelError
+
+Forward = Callable[..., tuple[Tensor, ...]]
+
+
+def gradient_of(forward: Forward, *, inputs: Sequence[int], outputs: int = 1) -> Forward:
+    """A reference for the backward of another: f(*incoming, *tensors, scalars) -> gradients.
+
+    `incoming` are the gradients of the forward's first `outputs` outputs, in those outputs' shapes
+    and dtypes; `tensors` are all of the forward's inputs. What comes out are the gradients of the
+    inputs at the places `inputs`, in that order. Further outputs have no incoming gradient.
+
+    Raises:
+        KernelError: when it is called, where a place is no real input of the forward.
+    """
+
+    def backward(*given: Tensor | Sequence[float]) -> tuple[Tensor, ...]:
+        *tensors, scalars = given
+        incoming, own = tensors[:outputs], list(tensors[outputs:])
+        _check(own, inputs)
+        with torch.enable_grad():
+            for place in inputs:
+                own[place] = own[place].detach().requires_grad_()  # type: ignore[union-attr]
+            answers = forward(*own, scalars)[:outputs]
+            wanted = [own[place] for place in inputs]
+            return torch.autograd.grad(answers, wanted, incoming)  # type: ignore[arg-type]
+
+    return backward
+
+
+def _check(own: Sequence[Tensor | Sequence[float]], inputs: Sequence[int]) -> None:
+    for place in inputs:
+        if not 0 <= place < len(own):
+            raise KernelError(
+                f"gradient_of: there is no input {place} beside the incoming gradients, only "
+                f"{len(own)} inputs: give the gradients of the outputs first, then every input"
+            )
+        if not own[place].is_floating_point():  # type: ignore[union-attr]
+            raise KernelError(f"gradient_of: input {place} is not real, so it has no gradient")
