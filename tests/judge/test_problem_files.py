@@ -132,7 +132,7 @@ def test_a_factor_shrinks_the_batch_by_it(tmp_path: Path) -> None:
 
 
 def test_a_file_that_ends_its_process_is_a_fault(tmp_path: Path) -> None:
-    text = "import os\nos.kill(os.getpid(), 9)\nclass Model: pass\n"
+    text = "import os\nos.kill(os.getpid(), 9)\nPROBLEM = None\n"
     assert "its process died" in load_problem(written(tmp_path, text)).fault
 
 
