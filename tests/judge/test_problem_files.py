@@ -171,16 +171,19 @@ def test_the_backward_of_the_docs_is_judged(
         assert verdict.status in statuses, verdict.reason
 
 
-def test_a_mistaken_backward_says_what_is_wrong(tmp_path: Path) -> None:
+def test_a_mistaken_backward_says_what_is_wrong(tmp_path: Path, judge: KernelJudge) -> None:
     ours = OURS.replace("TensorSpec\n", "TensorSpec, gradient_of\n", 1)
     ours = ours.replace(
         "def spec(", "backward = gradient_of(scaled, inputs=({place},))\n\ndef spec("
     )
     ours = ours.replace('reference="scaled"', 'reference="backward"')
-    far = load_problem(written(tmp_path, ours.replace("{place}", "1")))
-    assert "there is no input 1" in far.fault  # the gradient stands first, so one is missing
+    far = ours.replace("{place}", "1")  # the gradient stands first, so one is missing
     whole = ours.replace("{place}", "0").replace('dtype="float32"', 'dtype="int64", low=0, high=9')
-    assert "input 0 is not real" in load_problem(written(tmp_path, whole)).fault
+    for text, words in ((far, "there is no input 1"), (whole, "input 0 is not real")):
+        kernel = Kernel(name="mine", language="torch", source=BACKWARD, entry="gated_backward")
+        verdict = judge.judge(kernel, load_problem(written(tmp_path, text)))
+        assert verdict.status == "refused"
+        assert words in verdict.reason
 
 
 def test_our_own_form_with_a_mistake_in_it_is_a_fault(tmp_path: Path) -> None:
