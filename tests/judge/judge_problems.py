@@ -42,6 +42,14 @@ def silu(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
     return (scaled * (1 / (1 + torch.exp(-x))),)
 
 
+def wasteful_silu(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    """The same a hundred times over."""
+    total = torch.zeros_like(x)
+    for _ in range(100):
+        total = total + silu(x, scalars)[0]
+    return (total / 100,)
+
+
 def inplace_axpy(w: Tensor, g: Tensor, scalars: Sequence[float]) -> tuple[Tensor, Tensor]:
     """w += a g in place; also gives the sum of squares of each row of g."""
     return w + scalars[0] * g, g.square().sum(-1)
