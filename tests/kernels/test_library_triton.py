@@ -25,7 +25,7 @@ from ratchet.kernels.suites import find_problem
 from ratchet.optimize.suite_candidates import find_answer, kernelbench_suite
 
 HERE = Path(__file__).parent
-EVERYTHING = os.environ.get("RATCHET_TEST_LIBRARY_TRITON") == "all"
+EVERYTHING = os.environ.get("RATCHET_TEST") == "all"
 KERNELS = triton_kernels()
 OTHERS = ("tiles of", "chunks of", "no token of", "no rows of")
 """Checks of the worker beside the problems' cases."""
@@ -118,7 +118,7 @@ def test_the_judge_calls_it_correct(
     entry: str, judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not EVERYTHING and entry not in JUDGED:
-        pytest.skip("RATCHET_TEST_LIBRARY_TRITON=all judges every entry")
+        pytest.skip("thorough: RATCHET_TEST=all judges every entry")
     monkeypatch.setattr(inspection, "TARGETS", ())  # the profile has tests of its own
     verdict = judge.judge(KERNELS[entry], find_problem(entry), time_limit_s=250.0)
     assert verdict.status == "correct", verdict.reason
