@@ -138,7 +138,6 @@ def mistake(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 BAD_PROBLEMS = {
-    "raises": ("raise OSError('no')", "no"),
     "no Model": ("import torch\nx = 1\n", "Model"),
     "does not parse": ("def Model(:\n", "line 1"),
     "empty": ("", "Model"),
