@@ -25,8 +25,8 @@ class RivalsTurns:
     cores: list[set[int]] = field(default_factory=list)
     """On which cores the rival's process might run, at the end of each turn."""
     nice: list[int] = field(default_factory=list)
-    spent_s: float = 0.0
-    """Seconds on a core of the candidates that still stood at the last turn."""
+    fates: set[str] = field(default_factory=set)
+    """What became of the rival's outputs."""
 
     def assert_undisturbed(self) -> None:
         """There were turns, and no candidate ran in any of them."""
@@ -46,7 +46,7 @@ def watch_rivals_turns(monkeypatch: pytest.MonkeyPatch) -> RivalsTurns:
         seen.candidates_s.append(
             sum(time_ns - began.get(thread, 0) for thread, time_ns in ended.items()) / 1e9
         )
-        seen.spent_s = sum(ended.values()) / 1e9
+        seen.fates.add(self._outputs)
         rival = self._opened.reference.pid
         seen.cores.append(os.sched_getaffinity(rival))
         seen.nice.append(os.getpriority(os.PRIO_PROCESS, rival))

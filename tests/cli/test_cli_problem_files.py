@@ -92,7 +92,10 @@ def unreadable() -> Path:
 
 
 def test_a_file_that_may_not_be_read_is_one_line(unreadable: Path) -> None:
-    with as_nobody(), pytest.raises(KernelError, match=r"unreadable\.py.*Permission denied") as found:
+    with (
+        as_nobody(),
+        pytest.raises(KernelError, match=r"unreadable\.py.*Permission denied") as found,
+    ):
         read_source(unreadable)
     assert "\n" not in str(found.value)
     unreadable.chmod(0o644)
@@ -105,7 +108,9 @@ def test_a_file_that_may_not_be_read_is_one_line(unreadable: Path) -> None:
 def test_a_command_names_the_file_that_may_not_be_read(
     command: str, which: str, unreadable: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [str(unreadable), "kernel.py"] if which == "problem" else ["squared_relu", str(unreadable)]
+    words = (
+        [str(unreadable), "kernel.py"] if which == "problem" else ["squared_relu", str(unreadable)]
+    )
     main([command, "squared_relu", "missing.py"])  # imports all that is imported late
     capsys.readouterr()
     with as_nobody():

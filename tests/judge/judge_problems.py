@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,7 +84,7 @@ def no_tuple(x: Tensor, scalars: Sequence[float]) -> Tensor:
     return x * 2
 
 
-def case(name: str, *shape: int, timed: bool = False, hidden: bool = False, **kw: str) -> Case:
+def case(name: str, *shape: int, timed: bool = False, hidden: bool = False, **kw: Any) -> Case:
     spec = TensorSpec(shape=shape, dtype="float32", **kw)
     return Case(name=name, inputs=(spec,), scalars=(1.5,), timed=timed, hidden=hidden)
 

@@ -368,7 +368,9 @@ def test_a_candidate_sees_neither_the_machine_nor_root(judge: KernelJudge) -> No
             pytest.skip("all numbers are so low that the sandbox may have processes of its own")
         body = body.replace("HERE", str(Path(__file__)))
         body = body.replace("HOST_PIDS", ", ".join(map(str, pids)))
-        verdict = judge.judge(given.cpp("#include <errno.h>\n#include <signal.h>\n" + body), small())
+        verdict = judge.judge(
+            given.cpp("#include <errno.h>\n#include <signal.h>\n" + body), small()
+        )
         assert judge.reference_pid == own
         other.kill()
     assert verdict.status in RIGHT, verdict.reason
