@@ -10,7 +10,7 @@ import pytest
 
 from ratchet.cli import main
 from ratchet.errors import CompilerMissing
-from ratchet.judge import isolation
+from ratchet.judge import isolation, kernel_timing
 from ratchet.kernels.languages import cpp
 
 MATMUL = """
@@ -25,7 +25,7 @@ class Model(nn.Module):
     def forward(self, A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
         return torch.matmul(A, B)
 
-N = 2048
+N = 512
 
 def get_inputs():
     A = torch.rand(N, N)
@@ -72,6 +72,10 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Laid out as KernelBench's repository is; the problems are our own."""
     monkeypatch.setenv("RATCHET_LEDGER", str(tmp_path / "ledger.db"))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(kernel_timing, "LAUNCHES", 2)
+    monkeypatch.setattr(kernel_timing, "MIN_ROUNDS", 2)
+    monkeypatch.setattr(kernel_timing, "MAX_ROUNDS", 2)
+    monkeypatch.setattr(kernel_timing, "LOOKS", 1)
     root = tmp_path / "KernelBench"
     for level in (1, 2):
         (root / "KernelBench" / f"level{level}").mkdir(parents=True)
