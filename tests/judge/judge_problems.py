@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,6 +43,14 @@ def silu(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
     return (scaled * (1 / (1 + torch.exp(-x))),)
 
 
+def wasteful_silu(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    """The same a hundred times over."""
+    total = torch.zeros_like(x)
+    for _ in range(100):
+        total = total + silu(x, scalars)[0]
+    return (total / 100,)
+
+
 def inplace_axpy(w: Tensor, g: Tensor, scalars: Sequence[float]) -> tuple[Tensor, Tensor]:
     """w += a g in place; also gives the sum of squares of each row of g."""
     return w + scalars[0] * g, g.square().sum(-1)
@@ -75,7 +84,7 @@ def no_tuple(x: Tensor, scalars: Sequence[float]) -> Tensor:
     return x * 2
 
 
-def case(name: str, *shape: int, timed: bool = False, hidden: bool = False, **kw: str) -> Case:
+def case(name: str, *shape: int, timed: bool = False, hidden: bool = False, **kw: Any) -> Case:
     spec = TensorSpec(shape=shape, dtype="float32", **kw)
     return Case(name=name, inputs=(spec,), scalars=(1.5,), timed=timed, hidden=hidden)
 

@@ -218,10 +218,9 @@ FAULTS = {
             if (!calls++)
                 for (int i = 0; i < 4; ++i)
                     if (!fork()) { pthread_create(&other, nullptr, burn, nullptr); burn(nullptr); }
-            usleep(2000);
             return silu_scale(t, s);
         }""",
-        "correct",
+        *RIGHT,  # whether it gains by it is asked of the exploits: sleeper, headless process
     ),
     "stops itself": fault("ENTRY { for (;;) raise(SIGSTOP); }", "timed_out"),
 }

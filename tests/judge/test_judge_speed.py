@@ -19,7 +19,7 @@ from ratchet.judge import kernel_timing, timed_arms
 from ratchet.judge.isolation import arm_environment
 from ratchet.judge.kernel_checks import CaseFacts, verdict_of_call
 from ratchet.judge.kernel_timing import CaseTiming
-from ratchet.judge.speed import CEILING_SLACK, conclude, floor_time_s
+from ratchet.judge.speed import CEILING_SLACK, SHORTEST_IN_PYTHON_S, conclude, floor_time_s
 from ratchet.judge.timed_arms import CANDIDATE, ONE_THREAD, REFERENCE, TWIN
 from ratchet.judge.verdict import Evidence
 from ratchet.measure.arm import Timing
@@ -102,6 +102,55 @@ def test_the_reference_is_beaten_where_it_is_faster_on_one_thread_too(
     both = replace(base, samples=base.samples + samples)
     found, reason, _ = conclude([both], opened(SLOW_ENOUGH), [])
     assert found == status, reason
+
+
+SHORT_S, LONG_S = 0.5 * SHORTEST_IN_PYTHON_S, 2 * SHORTEST_IN_PYTHON_S
+
+
+@pytest.mark.parametrize(
+    ("times_s", "by_dispatch", "status"),
+    [
+        ([SHORT_S], True, "correct"),
+        ([SHORT_S], False, "proven"),
+        ([LONG_S], True, "proven"),
+        ([LONG_S, SHORT_S], True, "correct"),
+    ],
+)
+def test_a_gain_on_short_calls_in_python_may_be_one_of_dispatch(
+    times_s: list[float], by_dispatch: bool, status: str
+) -> None:
+    evidence: list[Evidence] = []
+    timings = [timing(2.0, seed=seed, time_s=time_s) for seed, time_s in enumerate(times_s)]
+    found, reason, speedup = conclude(
+        timings, opened(SLOW_ENOUGH), evidence, by_dispatch=by_dispatch
+    )
+    assert found == status, reason
+    assert speedup.vs_reference is not None
+    long_enough = [one.passed for one in evidence if one.check == "long enough"]
+    if status == "correct":
+        assert "larger case" in reason and long_enough == [False]
+        assert speedup.vs_reference.high <= 1
+    else:
+        assert not long_enough
+        assert speedup.vs_reference.low > 1
+
+
+def test_how_short_a_call_is_tells_the_reference_that_must_be_beaten() -> None:
+    """On one thread it takes 150 us, with all of them 300 us: that is too short."""
+    base = timing(3.0, time_s=3e-4)
+    alone = timing(2.0, time_s=3e-4)
+    samples = [replace(s, arm=ONE_THREAD) for s in alone.samples if s.arm == CANDIDATE]
+    both = replace(base, samples=base.samples + samples)
+    found, reason, _ = conclude([both], opened(SLOW_ENOUGH), [], by_dispatch=True)
+    assert found == "correct", reason
+    assert "a call of the reference on timed takes 1" in reason
+
+
+def test_what_is_slower_and_short_is_slower() -> None:
+    _, reason, _ = conclude(
+        [timing(0.5, time_s=SHORT_S)], opened(SLOW_ENOUGH), [], by_dispatch=True
+    )
+    assert "slower" in reason
 
 
 def test_a_time_that_cannot_be_is_unmeasured_and_no_win() -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ratchet.errors import RatchetError
-from ratchet.judge import isolation
+from ratchet.judge import isolation, timed_arms
 from ratchet.judge.kernel_trial import KernelJudge
 from ratchet.judge.static_profile import inspection
 from ratchet.kernels.library import LIBRARY
@@ -25,7 +25,7 @@ from ratchet.kernels.suites import find_problem
 from ratchet.optimize.suite_candidates import find_answer, kernelbench_suite
 
 HERE = Path(__file__).parent
-EVERYTHING = os.environ.get("RATCHET_TEST_LIBRARY_TRITON") == "all"
+EVERYTHING = os.environ.get("RATCHET_TEST") == "all"
 KERNELS = triton_kernels()
 OTHERS = ("tiles of", "chunks of", "no token of", "no rows of")
 """Checks of the worker beside the problems' cases."""
@@ -118,8 +118,10 @@ def test_the_judge_calls_it_correct(
     entry: str, judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not EVERYTHING and entry not in JUDGED:
-        pytest.skip("RATCHET_TEST_LIBRARY_TRITON=all judges every entry")
+        pytest.skip("thorough: RATCHET_TEST=all judges every entry")
     monkeypatch.setattr(inspection, "TARGETS", ())  # the profile has tests of its own
+    # On a busy machine a look finds the candidate waiting for a core, and more are needed.
+    monkeypatch.setattr(timed_arms, "PATIENCE_S", 100.0)
     verdict = judge.judge(KERNELS[entry], find_problem(entry), time_limit_s=250.0)
     assert verdict.status == "correct", verdict.reason
     assert all(one.passed for one in verdict.evidence)

@@ -15,7 +15,7 @@ from ratchet.judge.static_profile import TARGETS, inspect_kernel
 from ratchet.kernels.library_triton import triton_kernels
 from ratchet.kernels.suites import find_problem
 
-EVERYTHING = os.environ.get("RATCHET_TEST_LIBRARY_TRITON") == "all"
+EVERYTHING = os.environ.get("RATCHET_TEST") == "all"
 KERNELS = triton_kernels()
 QUICK = ("attention_forward",)
 """Compiled in every run, for `CHECKED` alone."""
@@ -45,7 +45,7 @@ pytestmark = [
 def profile(entry: str) -> dict[str, Any]:
     """Each entry is compiled once, at the sizes of an 8 B model."""
     if not EVERYTHING and entry not in QUICK:
-        pytest.skip("RATCHET_TEST_LIBRARY_TRITON=all compiles every entry for five targets")
+        pytest.skip("thorough: RATCHET_TEST=all compiles every entry for five targets")
     targets = TARGETS if EVERYTHING else CHECKED
     found = inspect_kernel(KERNELS[entry], find_problem(entry), targets, time_limit_s=280.0)
     return found["targets"]  # type: ignore[no-any-return]

@@ -1,0 +1,81 @@
+"""What candidates' processes do while it is their rival's turn: they must stand still.
+
+A slower rival is hard to see in a few rounds on a busy machine; time on a core is not.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import pytest
+
+from ratchet.judge import processes
+from ratchet.judge.timed_arms import ReferenceArm
+from ratchet.measure.arm import Timing
+
+
+@dataclass(kw_only=True, slots=True)
+class RivalsTurns:
+    """What was seen of every turn of the rival, from its start to its answer."""
+
+    count: int = 0
+    candidates_s: list[float] = field(default_factory=list)
+    """Seconds on a core of all candidates' threads, of each turn."""
+    cores: list[set[int]] = field(default_factory=list)
+    """On which cores the rival's process might run, at the end of each turn."""
+    nice: list[int] = field(default_factory=list)
+    fates: set[str] = field(default_factory=set)
+    """What became of the rival's outputs."""
+
+    def assert_undisturbed(self) -> None:
+        """There were turns, and no candidate ran in any of them."""
+        assert self.count > 0
+        assert max(self.candidates_s) < processes.WAKING_S, self.candidates_s
+
+
+def watch_rivals_turns(monkeypatch: pytest.MonkeyPatch) -> RivalsTurns:
+    """Note all turns of the reference in this process's judges."""
+    seen, run = RivalsTurns(), ReferenceArm.run
+
+    def noted(self: ReferenceArm, iterations: int) -> Timing:
+        began = candidates_work()
+        timing = run(self, iterations)
+        ended = candidates_work()
+        seen.count += 1
+        seen.candidates_s.append(
+            sum(time_ns - began.get(thread, 0) for thread, time_ns in ended.items()) / 1e9
+        )
+        seen.fates.add(self._outputs)
+        rival = self._opened.reference.pid
+        seen.cores.append(os.sched_getaffinity(rival))
+        seen.nice.append(os.getpriority(os.PRIO_PROCESS, rival))
+        return timing
+
+    monkeypatch.setattr(ReferenceArm, "run", noted)
+    return seen
+
+
+def candidates_work() -> dict[tuple[int, int], int]:
+    """Nanoseconds on a core of each thread of the candidates that this process has started."""
+    found = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    states = [state for pid in found if (state := processes.read_state(pid)) and state.alive]
+    heads = [one.pid for one in states if one.parent == os.getpid() and runs_candidate(one.pid)]
+    pids = {pid for head in heads for pid in processes.family(head)}
+    return {thread: done[0] for thread, done in processes.work_done([*pids]).items()}
+
+
+def runs_candidate(pid: int) -> bool:
+    """Whether a process is a candidate's worker, or stands at its head."""
+    command = processes._read(f"/proc/{pid}/cmdline")
+    return b"ratchet.judge.workers.candidate" in command
+
+
+def let_candidates_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a control: no candidate is stopped any more, and nobody looks whether one has run."""
+    stop = processes.stop
+
+    def unless_candidate(root: int, **named: object) -> list[int] | None:
+        return [] if runs_candidate(root) else stop(root, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(processes, "stop", unless_candidate)
