@@ -105,7 +105,11 @@ def test_a_file_that_loops_as_it_is_imported_holds_no_verdict_up(
 )
 def test_whoever_reads_may_be_killed(number: signal.Signals, tmp_path: Path) -> None:
     path, pids = written(tmp_path, *SLEEPS)
-    code = f"from ratchet.kernels.problem_file import load_problem; load_problem({str(path)!r})"
+    code = (
+        # A shell may start its background work with SIGINT ignored.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"from ratchet.kernels.problem_file import load_problem; load_problem({str(path)!r})"
+    )
     reader = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while not (pids.exists() and len(pids.read_text().split()) >= 2):
