@@ -227,7 +227,8 @@ class Watch:
             raise Decided(
                 "unmeasured",
                 "right, but it runs too shortly to say whose code works: it was seen at "
-                f"{self.moments} moments, and {ENOUGH} are needed; give the problem a larger case",
+                f"{self.moments} moments, and {ENOUGH} are needed; give the problem a larger "
+                "case, or judge where less else is going on",
             )
 
 
