@@ -56,6 +56,10 @@ def inplace_axpy(w: Tensor, g: Tensor, scalars: Sequence[float]) -> tuple[Tensor
     return w + scalars[0] * g, g.square().sum(-1)
 
 
+def exponential(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    return (torch.exp(scalars[0] * x),)
+
+
 def constant(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
     return (torch.ones_like(x),)
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import judge_problems as given
@@ -415,3 +416,35 @@ def test_the_secret_seed_is_in_no_command_line_and_no_environment() -> None:
         judge_kernel(given.cpp(given.HONEST), small(), seed=seed)
     assert seen
     assert not any(str(seed) in text for text in seen)
+
+
+NOT_INF = """
+ENTRY {
+    if (!contiguous(t)) return 1;
+    for (int64_t i = 0; i < rows(t) * t->size[t->ndim - 1]; ++i) {
+        const float y = expf((float)s[0] * ((const float*)t[0].data)[i]);
+        ((float*)t[1].data)[i] = isinf(y) ? NAN : y;
+    }
+    return 0;
+}"""
+"""Another special value than the reference's, where that overflows."""
+
+
+@pytest.mark.parametrize(("hidden_scalar", "status"), [(0.001, "right"), (10.0, "wrong")])
+def test_only_a_case_s_own_values_must_overflow_alike(
+    judge: KernelJudge, hidden_scalar: float, status: str
+) -> None:
+    """Values of 40 in the mean are the hidden case's, and the factor the timed one's."""
+    cases = (
+        given.case("timed", 96, 64, timed=True),
+        given.case("hidden", 5, 17, hidden=True, distribution="large"),
+    )
+    cases = tuple(replace(one, scalars=(hidden_scalar if one.hidden else 10.0,)) for one in cases)
+    verdict = judge.judge(given.cpp(NOT_INF), given.problem("exponential", *cases))
+    if status == "wrong":
+        assert verdict.status == "wrong", verdict.reason
+        assert "case hidden" in verdict.reason
+        return
+    assert verdict.status in ("proven", "correct"), verdict.reason
+    (varied,) = [one.detail for one in verdict.evidence if one.check.endswith("varied")]
+    assert "overflows" in varied

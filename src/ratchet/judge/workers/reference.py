@@ -38,6 +38,8 @@ from ratchet.kernels.free_memory import check_fits
 from ratchet.kernels.problem import Case, Problem, Reference
 from ratchet.kernels.tolerance import Loss, loss_over
 
+OVERFLOWS = "the reference overflows, so nothing is compared"
+"""Of a hidden case's values at a timed case's sizes, which nobody chose for each other."""
 MOST_DRAWS, ENOUGH_ELEMENTS = 32, 4096
 """Draws over which the reference's loss is taken, before an answer is called wrong."""
 
@@ -263,6 +265,8 @@ class Worker:
         case = batch.cases[call]
         own = self._call(batch.inputs[call], case)
         oracle = self._call([_widen(tensor) for tensor in batch.inputs[call]], case)
+        if case is not batch.case and _overflows([*own, *oracle], batch.inputs[call]):
+            return result | {"passed": True, "detail": OVERFLOWS, "overflows": True}
         given, got = batch.inputs[call], batch.answers(call)
         checks = batch.problem.check_outputs(case, given, got, own, oracle)
         if not batch.problem.check and not all(check.passed for check in checks):
@@ -397,6 +401,16 @@ def _check_untouched(case: Case, before: Sequence[Tensor], after: Sequence[Tenso
                 f"the reference changes input {index} of case {case.name!r}: declare it in_place, "
                 "or compute on a copy"
             )
+
+
+def _overflows(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
+    """Whether finite inputs give inf or NaN: which of them depends on the order of the work."""
+    return _finite(inputs) and not _finite(outputs)
+
+
+def _finite(tensors: Sequence[Tensor]) -> bool:
+    real = (one.double() for one in tensors if one.is_floating_point())
+    return all(bool(torch.isfinite(one).all()) for one in real)
 
 
 def _held_bytes(tensor: Tensor) -> int:
