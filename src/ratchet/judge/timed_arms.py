@@ -32,7 +32,7 @@ WARM_CALLS, WARM_S = 3, 0.5
 """Untimed calls at the start of a launch, as many as take about this long: a call's results of many
 megabytes lie on pages that are new to the process until the third (see `arm_environment`)."""
 
-PROBING_S = 1.0
+PROBING_S = 3.0
 """What more probes may take, where a kernel is so short that it was hardly seen at work."""
 
 Fate = Literal["mapped", "kept", "copied"]
