@@ -324,7 +324,7 @@ def _check_variations(
 ) -> None:
     """As many kinds of values, in random order, as VARIED_S allows: one at least."""
     began, tried = time.perf_counter(), 0
-    opened.overflows = 0
+    before = opened.overflows
     kinds = opened.unchecked(index)
     censuses, candidate.censuses = candidate.censuses, None  # which is of the case's own values
     name = opened.problem.cases[index].name
@@ -339,8 +339,9 @@ def _check_variations(
             raise Decided("wrong", f"case {name} with values of a hidden case: {detail}")
     candidate.censuses = censuses
     detail = f"{tried} of {len(kinds)} kinds of hidden cases' values at its sizes"
-    if opened.overflows:
-        detail += f"; with {opened.overflows} the reference overflows, so nothing is compared"
+    overflows = opened.overflows - before
+    if overflows:
+        detail += f"; with {overflows} the reference overflows, so nothing is compared"
     evidence.append(Evidence(check=f"correct on {name}, varied", passed=True, detail=detail))
 
 

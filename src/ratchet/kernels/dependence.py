@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ratchet.kernels.problem import Case, Reference
-from ratchet.kernels.tolerance import coded, same_codes
+from ratchet.kernels.tolerance import coded, same_bits
 
 Draw = Callable[[Case, int], list[Tensor]]
 FIRST, OTHERS = 5, (6, 7)
@@ -68,5 +68,5 @@ def _effects(
 
 def _same(one: Tensor, other: Tensor) -> bool:
     if coded(one.dtype):
-        return same_codes(one, other)
+        return same_bits(one, other)
     return torch.equal(one.nan_to_num(), other.nan_to_num())

@@ -22,7 +22,7 @@ from ratchet.kernels.model_file import ModelFile, model_of, seeded
 from ratchet.kernels.on_cores import on_cores
 from ratchet.kernels.problem import Case, ModelForm, Problem, TensorSpec
 from ratchet.kernels.source_module import source_module
-from ratchet.kernels.tolerance import Tolerance, coded, same_codes
+from ratchet.kernels.tolerance import Tolerance, coded, same_bits
 
 GIVEN = "given"
 CODES = Tolerance(code_slack=1, code_share=0.05)
@@ -151,7 +151,7 @@ def _close(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape:
         return False
     if coded(one.dtype):
-        return same_codes(one, other)
+        return same_bits(one, other)
     scale = float(one.double().nan_to_num().square().mean().sqrt()) if one.numel() else 0.0
     return torch.allclose(one, other, rtol=CLOSE, atol=CLOSE * scale, equal_nan=True)
 

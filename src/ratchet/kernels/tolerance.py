@@ -234,11 +234,12 @@ def coded(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point or dtype.itemsize == 1
 
 
-def same_codes(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of codes are equal bit for bit; torch's own `equal` refuses fp8."""
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are alike, bit for bit; torch's own `equal` refuses fp8 and tells NaN
+    from itself."""
     import torch
 
-    return torch.equal(_bits(one), _bits(other))
+    return one.dtype == other.dtype and torch.equal(_bits(one), _bits(other))
 
 
 def _places(codes: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ from ratchet.judge.workers.soundness import check_repeats
 from ratchet.kernels.dependence import inert_input
 from ratchet.kernels.free_memory import check_fits
 from ratchet.kernels.problem import Case, Problem, Reference
-from ratchet.kernels.tolerance import Loss, loss_over
+from ratchet.kernels.tolerance import Loss, loss_over, same_bits
 
 OVERFLOWS = "the reference overflows, so nothing is compared"
 """Of a hidden case's values at a timed case's sizes, which nobody chose for each other."""
@@ -287,7 +287,7 @@ class Worker:
         """Whether the first two calls of a batch wrote the same bits."""
         batch = self._batches[message["batch"]]
         pairs = zip(batch.answers(0), batch.answers(1), strict=True)
-        same = all(torch.equal(_bytes(one), _bytes(two)) for one, two in pairs)
+        same = all(same_bits(one, two) for one, two in pairs)
         return {"same": same}, []
 
     def _losses(self, case: Case) -> list[Loss]:
@@ -401,7 +401,7 @@ def _check_inputs(case: Case, inputs: Sequence[Tensor]) -> None:
 
 def _check_untouched(case: Case, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
     for index, (old, new) in enumerate(zip(before, after, strict=True)):
-        if not torch.equal(_bytes(old), _bytes(new)):
+        if not same_bits(old, new):
             raise KernelError(
                 f"the reference changes input {index} of case {case.name!r}: declare it in_place, "
                 "or compute on a copy"
@@ -422,11 +422,6 @@ def _held_bytes(tensor: Tensor) -> int:
     """What a tensor holds in memory: one that is broadcast has each value once."""
     elements = min(tensor.numel(), span(tensor.shape, tensor.stride()))
     return elements * tensor.element_size()
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """A tensor's values as flat bytes: fp8 has no `equal` of its own."""
-    return tensor.reshape(-1).contiguous().view(torch.uint8)
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from ratchet.errors import KernelError
 from ratchet.kernels.problem import Case, Problem
-from ratchet.kernels.tolerance import Loss
+from ratchet.kernels.tolerance import Loss, same_bits
 
 Outputs = Sequence[Tensor]
 
@@ -29,7 +28,7 @@ def check_repeats(
     answers of `oracle`, which computes in float64, must agree, where the order is lost in rounding.
     """
     one, other = calls
-    if len(one) == len(other) and all(map(_same_bits, one, other)):
+    if len(one) == len(other) and all(map(same_bits, one, other)):
         return
     if not _passes(problem, case, inputs, other, one):
         wide, again = oracle(), oracle()
@@ -55,13 +54,3 @@ def _passes(problem: Problem, case: Case, inputs: Outputs, got: Outputs, own: Ou
 
 def _like(wide: Outputs, own: Outputs) -> list[Tensor]:
     return [one.to(two.dtype) for one, two in zip(wide, own, strict=False)]
-
-
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return not one.numel() or torch.equal(_bytes(one), _bytes(other))
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1).contiguous().view(torch.uint8)
