@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import mistake
 
 from ratchet.cli import main
 
@@ -83,16 +84,6 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RATCHET_LEDGER", str(tmp_path / "ledger.db"))
     monkeypatch.chdir(tmp_path)
     Path("kernel.cpp").write_text(KERNEL)
-
-
-def mistake(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Run a command that must fail; its one line."""
-    assert main(list(words)) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1, captured.err
-    assert "Traceback" not in captured.err
-    return captured.err
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
+from answers import RIGHT, is_right_answer
+from commands import mistake, needs_judge
 
 from ratchet.cli import main
-from ratchet.errors import CompilerMissing
-from ratchet.judge import isolation, kernel_timing
-from ratchet.kernels.languages import cpp
+from ratchet.judge import kernel_timing
 
+TRIES = 3
+"""Machines may be busy."""
 LIKE = Path(__file__).parents[1] / "judge" / "kernelbench_like"
 SQUARED_RELU = r"""
 #include <cstdint>
@@ -65,29 +65,14 @@ def kernel(tmp_path: Path) -> Path:
     return path
 
 
-def compiler_is_there() -> bool:
-    try:
-        return cpp.find_compiler() is not None
-    except CompilerMissing:
-        return False
-
-
-needs_judge = pytest.mark.skipif(
-    not compiler_is_there()
-    or (
-        isolation.bubblewrap() is None
-        and os.geteuid() == 0
-        and not isolation._enterable(sys.base_prefix)
-    ),
-    reason="no C++ compiler, or no bubblewrap and a Python that no candidate's uid may read",
-)
-
-
 @needs_judge
 def test_a_verdict_as_json(kernel: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["judge", "squared_relu", str(kernel), "--tier", "ci", "--json"])
-    verdict = json.loads(capsys.readouterr().out)
-    assert verdict["status"] in ("proven", "correct"), verdict["reason"]
+    for _ in range(TRIES):
+        code = main(["judge", "squared_relu", str(kernel), "--tier", "ci", "--json"])
+        verdict = json.loads(capsys.readouterr().out)
+        if verdict["status"] != "unmeasured":
+            break
+    assert verdict["status"] in RIGHT, verdict["reason"]
     assert code == (0 if verdict["status"] == "proven" else 1)
     assert {"reason", "evidence", "speedup", "static", "environment"} <= set(verdict)
     assert {"check", "passed", "detail"} == set(verdict["evidence"][0])
@@ -121,20 +106,11 @@ def test_a_clone_of_kernelbench_comes_to_a_table(
     code = main([*command, "--scale", "auto", "--candidate", str(answers), "--json"])
     table = json.loads(capsys.readouterr().out)
     rows = {row["name"]: row for row in table["rows"]}
-    assert rows["1_relu"]["status"] in ("proven", "correct"), rows["1_relu"]
+    row = rows["1_relu"]
+    assert is_right_answer(row["status"], row["reason"]), row
     assert rows["3_softmax"]["status"] == "unanswered"
     assert all(row["reason"] for row in rows.values())
     assert "4_broken" in rows and code == 1
-
-
-def mistake(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Run a command that must fail; its one line."""
-    assert main(list(words)) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1, captured.err
-    assert "Traceback" not in captured.err
-    return captured.err
 
 
 @pytest.mark.parametrize(

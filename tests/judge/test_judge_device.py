@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answers import assert_right
 from fake_gpu import FLAVOURS, FakeDriver, build_driver, open_to_all
 
 from ratchet.errors import JudgeError
@@ -21,7 +22,6 @@ from ratchet.kernels.problem import Case, Problem, TensorSpec
 from ratchet.kernels.problem_file import built_in_kernel, load_problem
 
 pytestmark = pytest.mark.compiler
-RIGHT = ("proven", "correct")
 THOROUGH = pytest.mark.thorough
 LIKE = Path(__file__).parent / "kernelbench_like"
 HONEST = "def silu(x, s):\n    return (s[0] * torch.nn.functional.silu(x),)\n"
@@ -70,7 +70,7 @@ def test_an_honest_kernel_is_right_and_timed(
     fake = build_driver(flavour, open_to_all(tmp_path))
     verdict = judge.judge(python(HONEST), problem(), device=fake.accelerator)
     # On loaded cores the clocks' checks may find too much; a wrong answer they cannot make.
-    assert verdict.status in (*RIGHT, "unmeasured"), verdict.reason
+    assert_right(verdict)
     assert verdict.environment["device"] == "a fake GPU"
     assert "the GPU's device files" in verdict.isolation or "no namespaces" in verdict.isolation
     assert {one.check for one in verdict.evidence} >= {
@@ -96,7 +96,7 @@ def test_in_place_tensors_and_gradients_of_rows(fake: FakeDriver, judge: KernelJ
     source = "import torch\ndef axpy(w, g, s):\n    return w + s[0] * g, g.square().sum(-1)\n"
     kernel = Kernel(name="answer", language="torch", source=source, entry="axpy")
     verdict = judge.judge(kernel, asked, device=fake.accelerator)
-    assert verdict.status in (*RIGHT, "unmeasured"), verdict.reason
+    assert_right(verdict)
     assert "correct on one" in {one.check for one in verdict.evidence if one.passed}
 
 
@@ -119,7 +119,7 @@ def test_a_source_in_triton_is_loaded_as_a_file(
     pytest.importorskip("triton")
     monkeypatch.setattr(inspection, "TARGETS", ())
     verdict = judge.judge(python(TRITON, "triton"), problem(), device=fake.accelerator)
-    assert verdict.status in (*RIGHT, "unmeasured"), verdict.reason
+    assert_right(verdict)
     assert "right while timed on timed" in {one.check for one in verdict.evidence if one.passed}
 
 
@@ -128,7 +128,7 @@ def test_a_model_is_built_on_the_device(fake: FakeDriver, judge: KernelJudge) ->
     asked = load_problem(path, scale=None)
     kernel = built_in_kernel(asked, "eager")
     verdict = judge.judge(kernel, asked, device=fake.accelerator)
-    assert verdict.status in (*RIGHT, "unmeasured"), verdict.reason
+    assert_right(verdict)
     assert [one for one in verdict.evidence if one.check.startswith("right while timed")]
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from answers import assert_right
 
 from ratchet.judge.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Verdict
@@ -87,7 +88,7 @@ def short(gains_are_seen: None) -> None:
 def usable(judge: KernelJudge) -> None:
     """An honest kernel is right in the sandbox: else every other would win nothing either."""
     verdict = judge.judge(kernel(HONEST), problem(), time_limit_s=300, device="cuda")
-    assert verdict.status in ("proven", "correct"), shown(verdict)
+    assert_right(verdict)
     assert verdict.environment["device"], shown(verdict)
 
 
@@ -115,14 +116,14 @@ def shown(verdict: Verdict) -> str:
 def test_an_honest_triton_kernel_is_right(task: str, judge: KernelJudge) -> None:
     asked = replace(problem(), task=task)  # type: ignore[arg-type]
     verdict = judge.judge(kernel(TRITON, "triton"), asked, time_limit_s=300)
-    assert verdict.status in ("proven", "correct"), shown(verdict)
+    assert_right(verdict)
     assert verdict.environment["device"], shown(verdict)
     assert "silu_kernel" in shown(verdict)
 
 
 def test_an_honest_torch_kernel_is_right(judge: KernelJudge) -> None:
     verdict = judge.judge(kernel(HONEST), problem(), time_limit_s=300, device="cuda")
-    assert verdict.status in ("proven", "correct"), shown(verdict)
+    assert_right(verdict)
 
 
 def test_library_work_is_not_its_own(judge: KernelJudge) -> None:

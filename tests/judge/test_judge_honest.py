@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from answers import assert_right
 
 from ratchet.errors import CompilerMissing
 from ratchet.judge import isolation
@@ -65,13 +66,13 @@ def test_there_are_many() -> None:
 @pytest.mark.parametrize("honest", spread(compiled(), COMPILED), ids=named)
 def test_an_honest_kernel_is_right(judge: KernelJudge, honest: honest_kernels.Honest) -> None:
     verdict = judge.judge(honest.kernel, honest.problem)
-    assert verdict.status in ("proven", "correct"), verdict.reason
+    assert_right(verdict)
 
 
 @pytest.mark.parametrize("honest", spread(textbook(), TEXTBOOK), ids=named)
 def test_a_textbook_s_sums_are_right(judge: KernelJudge, honest: honest_kernels.Honest) -> None:
     verdict = judge.judge(honest.kernel, honest.problem)
-    assert verdict.status in ("proven", "correct"), verdict.reason
+    assert_right(verdict)
 
 
 @pytest.mark.skipif(
@@ -85,4 +86,4 @@ def test_a_reference_answers_its_own_problem(
     judge: KernelJudge, honest: honest_kernels.Honest
 ) -> None:
     verdict = judge.judge(honest.kernel, honest.problem)
-    assert verdict.status in ("proven", "correct"), verdict.reason
+    assert_right(verdict)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import judge_problems as given
 import pytest
+from answers import assert_right
 
 from ratchet.errors import JudgeError
 from ratchet.judge import group_sequential, isolation, kernel_checks, processes, speed
@@ -22,7 +23,6 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Case, Problem, TensorSpec
 
 pytestmark = pytest.mark.compiler
-RIGHT = ("proven", "correct")
 PIDS_OF_A_SANDBOX = 50
 """It counts its own processes from 1."""
 python_sandbox = pytest.mark.skipif(
@@ -78,7 +78,7 @@ def failed(verdict: Verdict) -> list[str]:
 
 def test_an_honest_kernel_is_right_and_its_samples_are_kept(judge: KernelJudge) -> None:
     verdict = judge.judge(given.cpp(given.HONEST), given.problem())
-    assert verdict.status in RIGHT, verdict.reason
+    assert_right(verdict)
     assert verdict.speedup.vs_reference is not None
     arms = {sample.arm for sample in verdict.samples}
     # One thread where a call took under a millisecond, which a test cannot know.
@@ -189,7 +189,7 @@ def test_a_daemon_does_not_survive_and_a_flood_that_ends_is_no_fault(judge: Kern
         return silu_scale(t, s);
     }"""
     verdict = judge.judge(given.cpp(body), small())
-    assert verdict.status in RIGHT, verdict.reason
+    assert_right(verdict)
     assert others_alive(judge) == []
 
 
@@ -274,7 +274,7 @@ def axpy_problem() -> Problem:
 
 
 def test_tensors_changed_in_place_are_judged_by_their_new_values(judge: KernelJudge) -> None:
-    assert judge.judge(axpy("1.0f"), axpy_problem()).status in RIGHT
+    assert_right(judge.judge(axpy("1.0f"), axpy_problem()))
     verdict = judge.judge(axpy("1.001f"), axpy_problem())
     assert verdict.status == "wrong"
 
@@ -282,7 +282,7 @@ def test_tensors_changed_in_place_are_judged_by_their_new_values(judge: KernelJu
 @python_sandbox
 def test_a_kernel_in_python_is_judged_in_the_same_sandbox(judge: KernelJudge) -> None:
     right = "import torch\ndef silu(x, s): return (s[0] * torch.nn.functional.silu(x),)"
-    assert judge.judge(given.python(right), small()).status in RIGHT
+    assert_right(judge.judge(given.python(right), small()))
     wrong = "import torch\ndef silu(x, s): return (torch.nn.functional.silu(x),)"
     assert judge.judge(given.python(wrong), small()).status == "wrong"
 
@@ -317,7 +317,7 @@ def test_a_fault_of_the_judge_is_unmeasured_and_the_next_verdict_is_well(
             verdict = judge.judge(given.cpp(given.HONEST), small())
         assert verdict.status == "unmeasured"
         assert "died during 'check'" in verdict.reason
-        assert judge.judge(given.cpp(given.HONEST), small()).status in RIGHT
+        assert_right(judge.judge(given.cpp(given.HONEST), small()))
 
 
 def test_a_measurement_that_fails_is_never_a_win(
@@ -361,7 +361,7 @@ def test_a_candidate_sees_neither_the_machine_nor_root(judge: KernelJudge) -> No
             if (kill(pid, 0) == 0 || errno != ESRCH) return -6;
         return silu_scale(t, s);
     }"""
-    assert judge.judge(given.cpp(given.HONEST), small()).status in RIGHT
+    assert_right(judge.judge(given.cpp(given.HONEST), small()))
     own = judge.reference_pid
     assert own is not None and own != os.getpid()
     with subprocess.Popen(["sleep", "60"]) as other:  # of nobody's namespace
@@ -375,7 +375,7 @@ def test_a_candidate_sees_neither_the_machine_nor_root(judge: KernelJudge) -> No
         )
         assert judge.reference_pid == own
         other.kill()
-    assert verdict.status in RIGHT, verdict.reason
+    assert_right(verdict)
 
 
 def test_without_bubblewrap_the_verdict_says_so_and_faults_are_still_caught(
@@ -384,7 +384,7 @@ def test_without_bubblewrap_the_verdict_says_so_and_faults_are_still_caught(
     monkeypatch.setattr(isolation, "bubblewrap", lambda: None)
     with KernelJudge() as judge:
         verdict = judge.judge(given.cpp(given.HONEST), small())
-        assert verdict.status in RIGHT, verdict.reason
+        assert_right(verdict)
         assert verdict.isolation.startswith("no namespaces")
         body, statuses, _ = MISBEHAVING["loop"]
         assert judge.judge(given.cpp(body), small()).status in statuses
@@ -445,6 +445,6 @@ def test_only_a_case_s_own_values_must_overflow_alike(
         assert verdict.status == "wrong", verdict.reason
         assert "case hidden" in verdict.reason
         return
-    assert verdict.status in ("proven", "correct"), verdict.reason
+    assert_right(verdict)
     (varied,) = [one.detail for one in verdict.evidence if one.check.endswith("varied")]
     assert "overflows" in varied

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from answers import assert_right
 
 from ratchet.errors import CompilerMissing
 from ratchet.judge import isolation, kernel_timing
@@ -19,7 +20,6 @@ from ratchet.kernels.problem_file import built_in_kernel, load_problem
 
 LIKE = Path(__file__).parent / "kernelbench_like"
 FILES = sorted(LIKE.glob("level*/*.py"))
-RIGHT = ("proven", "correct")
 HEAD = "import torch\nfrom torch import nn\n"
 THOROUGH = (pytest.mark.thorough,)
 TYPICAL = ("2_matmul", "3_attention_block", "8_batch_norm", "9_embedding")
@@ -60,7 +60,7 @@ def new(body: str) -> Kernel:
 def test_a_model_answers_itself(judge: KernelJudge, path: Path) -> None:
     asked = load_problem(path)
     verdict = judge.judge(built_in_kernel(asked, "eager"), asked)
-    assert verdict.status in RIGHT, verdict.reason
+    assert_right(verdict)
     assert "correct on given" in {entry.check for entry in verdict.evidence}
 
 
@@ -180,7 +180,7 @@ def test_a_shrunk_problem_says_so_in_the_verdict(judge: KernelJudge) -> None:
     (path,) = LIKE.glob("level*/1_relu.py")
     small = load_problem(path, scale=0.5)
     verdict = judge.judge(new(RELU.format(answer="torch.relu(x)")), small)
-    assert verdict.status in RIGHT, verdict.reason
+    assert_right(verdict)
     (sizes,) = [entry.detail for entry in verdict.evidence if entry.check == "sizes"]
     assert "batch_size 32 -> 16" in sizes
 
@@ -207,7 +207,7 @@ def test_a_problem_in_our_own_form_is_judged_from_its_text(
         source="def double(x, scalars):\n    return (x + x,)\n",
         entry="double",
     )
-    assert judge.judge(right, asked).status in RIGHT
+    assert_right(judge.judge(right, asked))
     wrong = Kernel(
         name="wrong",
         language="torch",
@@ -232,7 +232,7 @@ def test_torch_compile_is_timed_as_a_rival(judge: KernelJudge) -> None:
     verdict: Verdict = judge.judge(
         built_in_kernel(asked, "eager"), asked, against_compile=True, time_limit_s=240.0
     )
-    assert verdict.status in RIGHT, verdict.reason
+    assert_right(verdict)
     assert verdict.speedup.vs_compile is not None
     assert verdict.speedup.vs_compile.low <= verdict.speedup.vs_compile.ratio
     assert "torch.compile of the reference" in {sample.arm for sample in verdict.samples}

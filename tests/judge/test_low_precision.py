@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import low_precision_kernels as given
 import pytest
+from answers import assert_right
 
 from ratchet.errors import CompilerMissing
 from ratchet.judge import isolation, static_profile
@@ -19,7 +20,6 @@ from ratchet.kernels.problem import reference_text
 from ratchet.kernels.problem_file import built_in_kernel
 from ratchet.kernels.suites import find_problem
 
-RIGHT = ("proven", "correct")
 python_sandbox = pytest.mark.skipif(
     isolation.bubblewrap() is None
     and os.geteuid() == 0
@@ -47,7 +47,7 @@ def compiler() -> None:
 def test_an_honest_kernel_is_right_and_a_wrong_one_is_wrong(judge: KernelJudge, name: str) -> None:
     problem = find_problem(name).at("ci")
     verdict = judge.judge(given.honest(name), problem)
-    assert verdict.status in RIGHT, verdict.reason
+    assert_right(verdict)
     verdict = judge.judge(given.wrong(name), problem)
     assert verdict.status == "wrong", verdict.reason
 
@@ -85,7 +85,7 @@ USUAL = ("quantise_rows", "quantise_fp8_blocks", "adam_8_bit", "embedding_bag_ba
 def test_the_reference_answers_its_own_problem(judge: KernelJudge, name: str) -> None:
     problem = replace(find_problem(name).at("ci"), task="any")
     verdict = judge.judge(built_in_kernel(problem, "eager"), problem)
-    assert verdict.status in RIGHT, verdict.reason
+    assert_right(verdict)
 
 
 @python_sandbox
@@ -113,4 +113,4 @@ def test_triton_s_interpreter_takes_them(
     monkeypatch.setattr(static_profile.inspection, "TARGETS", ())
     problem = find_problem(name).at("ci")
     verdict = judge.judge(given.in_triton(name), problem, time_limit_s=90.0)
-    assert verdict.status in RIGHT, verdict.reason
+    assert_right(verdict)

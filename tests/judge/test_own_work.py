@@ -14,6 +14,7 @@ from typing import Any
 import judge_problems as given
 import numpy as np
 import pytest
+from answers import assert_right
 
 from ratchet.errors import CompilerMissing
 from ratchet.judge import code_places, kernel_timing, looks, own_work
@@ -298,7 +299,7 @@ LARGER = replace(
 @pytest.mark.compiler
 def test_the_run_time_of_its_language_is_its_own(judge: KernelJudge) -> None:
     verdict = judge.judge(given.cpp(HONEST), LARGER)
-    assert verdict.status in ("proven", "correct"), verdict.reason
+    assert_right(verdict)
     (seen,) = [one for one in verdict.evidence if one.check == "own work"]
     assert seen.passed
     assert "its own code" in seen.detail

@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from answers import assert_right
 
 from ratchet.errors import CompilerMissing
 from ratchet.judge import isolation, kernel_timing, shared_compilations
@@ -19,7 +20,6 @@ from ratchet.kernels.problem import Problem
 from ratchet.kernels.problem_file import built_in_kernel, load_problem
 
 SOFTMAX = Path(__file__).parent / "kernelbench_like" / "level1" / "3_softmax.py"
-RIGHT = ("proven", "correct")
 pytestmark = [
     pytest.mark.compiler,
     pytest.mark.skipif(isolation.bubblewrap() is None, reason="bubblewrap does not work here"),
@@ -56,7 +56,7 @@ def answer(asked: Problem, body: str) -> Kernel:
 
 def test_torch_compile_is_right_and_compiled_once(judge: KernelJudge, asked: Problem) -> None:
     verdict = judge.judge(built_in_kernel(asked, "torch.compile"), asked, time_limit_s=240)
-    assert verdict.status in RIGHT, verdict.reason
+    assert_right(verdict)
     (ahead,) = [one for one in verdict.evidence if one.check == "compiled ahead"]
     assert ahead.passed and "once" in ahead.detail
 
@@ -77,7 +77,7 @@ class ModelNew(Model):
         ),
         asked,
     )
-    assert verdict.status in RIGHT, verdict.reason
+    assert_right(verdict)
     assert "compiled ahead" not in {one.check for one in verdict.evidence}
 
 
@@ -101,7 +101,7 @@ class ModelNew(torch.nn.Module):
 
 def test_a_process_finds_every_graph(judge: KernelJudge, asked: Problem, for_anyone: None) -> None:
     verdict = judge.judge(answer(asked, FOUND), asked, time_limit_s=240)
-    assert verdict.status in RIGHT, verdict.reason
+    assert_right(verdict)
 
 
 HOSTILE = f"""
@@ -160,7 +160,7 @@ def test_a_hostile_kernel_cannot_write_what_others_read(
 
     monkeypatch.setattr(shared_compilations.SharedCompilations, "of", remembering)
     verdict = judge.judge(answer(asked, HOSTILE), asked, time_limit_s=240)
-    assert verdict.status in RIGHT, verdict.reason
+    assert_right(verdict)
     ((folder, before),) = folders.items()
     assert before and digests(folder) == before
     judge.close()
