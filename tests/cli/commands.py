@@ -1,4 +1,4 @@
-"""What tests of `ratchet judge` share: where it can run, and how it answers a mistake."""
+"""What tests of commands share: where `ratchet judge` can run, and how a mistake is answered."""
 
 from __future__ import annotations
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import commands
 import pytest
 
 from ratchet.cli import main
@@ -16,19 +18,12 @@ COMMANDS = sorted(command.name or command.callback.__name__ for command in app.r
 
 
 @pytest.fixture
-def mistake(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def mistake(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> functools.partial[str]:
     """Run a command that must fail; its one line."""
     monkeypatch.setenv("RATCHET_LEDGER", str(tmp_path / "ledger.db"))
-
-    def run(*words: str) -> str:
-        assert main(list(words)) == 2
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert captured.err.count("\n") == 1, captured.err
-        assert "Traceback" not in captured.err
-        return captured.err
-
-    return run
+    return functools.partial(commands.mistake, capsys)
 
 
 def test_the_commands_are_these() -> None:
