@@ -15,6 +15,7 @@ from ratchet.ledger.place import resolve, shown
 from ratchet.ledger.schema import metadata
 from ratchet.measure.samples import Sample
 
+JUDGE = "judge-a"
 HERE = Fingerprint(device="dev-a", software="soft-a")
 SERVER = os.environ.get("RATCHET_TEST_POSTGRES", "")
 HAS_DRIVER = importlib.util.find_spec("psycopg") is not None
@@ -78,6 +79,11 @@ def test_a_turn_on_a_real_server() -> None:
         assert found.payload == {"budget_s": float("inf")}
         ledger.finish_turn(turn)
         assert ledger.unfinished_turn("llama-8m") is None
-        verdict = {"kernel_hash": "k", "problem_hash": "p", "status": "proven"}
+        verdict = {
+            "kernel_hash": "k",
+            "problem_hash": "p",
+            "status": "proven",
+            "environment": {"judge": JUDGE},
+        }
         ledger.record_verdict(verdict, fingerprint=HERE)
-        assert ledger.proven("k", HERE)
+        assert ledger.proven("k", HERE, judge=JUDGE)

@@ -15,6 +15,7 @@ from ratchet.ledger import SCHEMA_VERSION, Fingerprint, Ledger, default_path
 from ratchet.ledger.payload import dumps, loads
 from ratchet.measure.samples import Sample
 
+JUDGE = "judge-a"
 HERE = Fingerprint(device="dev-a", software="soft-a")
 ELSEWHERE = Fingerprint(device="dev-b", software="soft-a")
 
@@ -31,8 +32,9 @@ def _sample(round: int, arm: str = "ratchet") -> Sample:
     )
 
 
-def _verdict(status: str, problem: str = "p") -> dict[str, object]:
-    return {"kernel_hash": "k", "problem_hash": problem, "status": status, "reason": "because"}
+def _verdict(status: str, problem: str = "p", judge: str = JUDGE) -> dict[str, object]:
+    said = {"status": status, "reason": "because", "environment": {"judge": judge}}
+    return {"kernel_hash": "k", "problem_hash": problem, **said}
 
 
 @pytest.fixture
@@ -67,33 +69,54 @@ def test_nothing_is_ever_changed_or_deleted(ledger: Ledger) -> None:
 
 def test_a_verdict_counts_only_on_its_own_device(ledger: Ledger) -> None:
     ledger.record_verdict(_verdict("proven"), fingerprint=HERE)
-    assert ledger.verdict("k", "p", HERE) == _verdict("proven")
-    assert ledger.verdict("k", "p", ELSEWHERE) is None
-    assert ledger.proven("k", HERE)
-    assert not ledger.proven("k", ELSEWHERE)
+    assert ledger.verdict("k", "p", HERE, judge=JUDGE) == _verdict("proven")
+    assert ledger.verdict("k", "p", ELSEWHERE, judge=JUDGE) is None
+    assert ledger.proven("k", HERE, judge=JUDGE)
+    assert not ledger.proven("k", ELSEWHERE, judge=JUDGE)
+
+
+def test_what_another_judge_proved_proves_nothing(ledger: Ledger) -> None:
+    ledger.record_verdict(_verdict("proven", judge="judge-b"), fingerprint=HERE)
+    without = {
+        name: value for name, value in _verdict("proven", "q").items() if name != "environment"
+    }
+    ledger.record_verdict(without, fingerprint=HERE)
+    assert ledger.verdict("k", "p", HERE, judge=JUDGE) is None
+    assert ledger.verdict("k", "q", HERE, judge=JUDGE) is None
+    assert not ledger.proven("k", HERE, judge=JUDGE)
+    ledger.record_verdict(_verdict("proven"), fingerprint=HERE)
+    assert ledger.proven("k", HERE, judge=JUDGE)
+
+
+def test_what_another_judge_disproved_stands_until_it_is_judged_again(ledger: Ledger) -> None:
+    ledger.record_verdict(_verdict("wrong", judge="judge-b"), fingerprint=HERE)
+    ledger.record_verdict(_verdict("proven", "q"), fingerprint=HERE)
+    assert not ledger.proven("k", HERE, judge=JUDGE)
+    ledger.record_verdict(_verdict("correct"), fingerprint=HERE)
+    assert ledger.proven("k", HERE, judge=JUDGE)
 
 
 @pytest.mark.parametrize("status", ["wrong", "cheating", "crashed", "timed_out", "refused"])
 def test_a_kernel_disproven_on_one_problem_is_not_proven(ledger: Ledger, status: str) -> None:
     ledger.record_verdict(_verdict("proven", "p"), fingerprint=HERE)
     ledger.record_verdict(_verdict(status, "q"), fingerprint=HERE)
-    assert not ledger.proven("k", HERE)
+    assert not ledger.proven("k", HERE, judge=JUDGE)
 
 
 def test_the_newest_verdict_on_a_problem_replaces_the_older(ledger: Ledger) -> None:
     ledger.record_verdict(_verdict("proven"), fingerprint=HERE)
     ledger.record_verdict(_verdict("wrong"), fingerprint=HERE)
-    assert not ledger.proven("k", HERE)
+    assert not ledger.proven("k", HERE, judge=JUDGE)
     ledger.record_verdict(_verdict("proven"), fingerprint=HERE)
-    assert ledger.proven("k", HERE)
+    assert ledger.proven("k", HERE, judge=JUDGE)
 
 
 @pytest.mark.parametrize("status", ["correct", "unmeasured"])
 def test_a_kernel_is_not_proven_by_less_than_a_proof(ledger: Ledger, status: str) -> None:
     ledger.record_verdict(_verdict(status), fingerprint=HERE)
-    assert not ledger.proven("k", HERE)
+    assert not ledger.proven("k", HERE, judge=JUDGE)
     ledger.record_verdict(_verdict("proven", "q"), fingerprint=HERE)
-    assert ledger.proven("k", HERE)
+    assert ledger.proven("k", HERE, judge=JUDGE)
 
 
 def test_a_turn_is_unfinished_until_it_is_finished(ledger: Ledger) -> None:

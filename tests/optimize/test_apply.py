@@ -16,6 +16,7 @@ import pytest
 
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
+from ratchet.judge.revision import revision
 from ratchet.kernels.library import LIBRARY
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.optimize.recipe import Recipe, RecipeKernel
@@ -56,7 +57,12 @@ def believe(ledger: Path, kernels: tuple[RecipeKernel, ...]) -> None:
     fingerprint = Fingerprint(device=probe("cpu").fingerprint, software=software().fingerprint)
     with Ledger.open(f"sqlite:///{ledger}") as opened:
         for kernel in kernels:
-            verdict = {"status": "proven", "kernel_hash": kernel.hash, "problem_hash": "p"}
+            verdict = {
+                "status": "proven",
+                "kernel_hash": kernel.hash,
+                "problem_hash": "p",
+                "environment": {"judge": revision()},
+            }
             opened.record_verdict(verdict, fingerprint=fingerprint)
 
 
@@ -153,7 +159,9 @@ def test_a_kernel_unknown_to_the_ledger_is_judged_first(tmp_path: Path) -> None:
     said = answer(run("refused.py", tmp_path, made))
     fingerprint = Fingerprint(device=probe("cpu").fingerprint, software=software().fingerprint)
     with Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
-        proven = [ledger.proven(kernel.hash, fingerprint) for kernel in made.kernels]
+        proven = [
+            ledger.proven(kernel.hash, fingerprint, judge=revision()) for kernel in made.kernels
+        ]
     if all(proven):
         assert sorted(said["active"]) == sorted(kernel.entry for kernel in made.kernels)
     else:

@@ -36,6 +36,7 @@ from ratchet.judge.launches import Launches
 from ratchet.judge.library_ops import judge_census, read_census
 from ratchet.judge.model_answer import runnable
 from ratchet.judge.own_work import places_of, watch_for
+from ratchet.judge.revision import revision
 from ratchet.judge.shared_compilations import SharedCompilations
 from ratchet.judge.speed import conclude
 from ratchet.judge.timed_arms import CANDIDATE, REFERENCE, TWIN
@@ -407,6 +408,7 @@ class _Trial:
             problem_hash=self._problem_hash,
             samples=self.samples,
             environment={
+                "judge": revision(),
                 "threads": self.threads,
                 "language": self.kernel.language,
                 **({"device": self.accelerator.name} if self.accelerator else {}),

@@ -122,25 +122,32 @@ class Ledger:
         )
 
     def verdict(
-        self, kernel_hash: str, problem_hash: str, fingerprint: Fingerprint
+        self, kernel_hash: str, problem_hash: str, fingerprint: Fingerprint, *, judge: str
     ) -> dict[str, Any] | None:
-        """The newest verdict on this kernel for this problem, from this device and software."""
-        table = schema.verdicts
-        kernel, problem = table.c.kernel_hash == kernel_hash, table.c.problem_hash == problem_hash
-        return self._newest(table, fingerprint, kernel, problem)
+        """The newest verdict on this kernel for this problem, from this device and software.
 
-    def proven(self, kernel_hash: str, fingerprint: Fingerprint) -> bool:
-        """Whether this kernel may be loaded here: proven for a problem, disproven for none.
-
-        Only the newest verdict on each problem counts, and only this device's and software's.
+        None as well where another judge than this revision said it (`ratchet.judge.revision`).
         """
         table = schema.verdicts
-        statuses = {
-            row.problem_hash: row.status
+        kernel, problem = table.c.kernel_hash == kernel_hash, table.c.problem_hash == problem_hash
+        found = self._newest(table, fingerprint, kernel, problem)
+        return found if found is not None and _judge_of(found) == judge else None
+
+    def proven(self, kernel_hash: str, fingerprint: Fingerprint, *, judge: str) -> bool:
+        """Whether this kernel may be loaded here: proven for a problem, disproven for none.
+
+        Only the newest verdict on each problem counts, and only this device's and software's. What
+        another revision of the judge proved may have come through a hole that is closed now; what
+        it disproved stands until this one has judged it again.
+        """
+        table = schema.verdicts
+        newest = {
+            row.problem_hash: row
             for row in self._rows(table, fingerprint, table.c.kernel_hash == kernel_hash)
-        }
-        said = set(statuses.values())
-        return "proven" in said and not said & _DISPROVEN
+        }.values()
+        proofs = [row for row in newest if row.status == "proven"]
+        disproven = any(row.status in _DISPROVEN for row in newest)
+        return not disproven and any(_judge_of(row.payload) == judge for row in proofs)
 
     # Turns, their samples and their recipes.
 
@@ -309,6 +316,12 @@ def _query(
     return query.where(
         table.c.device == fingerprint["device"], table.c.software == fingerprint["software"]
     )
+
+
+def _judge_of(verdict: Mapping[str, Any]) -> str | None:
+    """Which revision of the judge a verdict is of; they did not always say so."""
+    found: str | None = verdict.get("environment", {}).get("judge")
+    return found
 
 
 def _stamp(fingerprint: Fingerprint) -> dict[str, str]:

@@ -17,6 +17,7 @@ from ratchet.errors import RecipeError
 from ratchet.graph.install import compile_options
 from ratchet.graph.steps import build_step
 from ratchet.judge.kernel_trial import judge_kernel
+from ratchet.judge.revision import revision
 from ratchet.kernels.languages import cpp
 from ratchet.kernels.library import LIBRARY, WorkloadShapes, activate
 from ratchet.kernels.library.adamw import KernelAdamW
@@ -86,7 +87,7 @@ def _ready(recipe: str | Path | Recipe, ledger_url: str | None) -> Recipe:
     installed = [InstalledKernel(**kernel.model_dump()) for kernel in loaded.kernels]
     with Ledger.open(ledger_url) as ledger:
         for kernel in installed:
-            if not ledger.proven(kernel.hash, fingerprint):
+            if not ledger.proven(kernel.hash, fingerprint, judge=revision()):
                 _prove_again(kernel, ledger, fingerprint)
     for kernel in installed:
         found = find_kernel(kernel)
@@ -101,7 +102,7 @@ def _prove_again(installed: InstalledKernel, ledger: Ledger, fingerprint: Finger
         if problem.name == kernel.entry:
             verdict = judge_kernel(kernel, problem)
             ledger.record_verdict(verdict.model_dump(mode="json"), fingerprint=fingerprint)
-    if not ledger.proven(kernel.hash, fingerprint):
+    if not ledger.proven(kernel.hash, fingerprint, judge=revision()):
         raise RecipeError(
             f"kernel {installed.entry} is not proven on this machine and could not be proved "
             "again: run `ratchet optimize` here"

@@ -11,6 +11,7 @@ from ratchet.errors import CompilerMissing
 from ratchet.graph.capture import CapturedSite, problems_for
 from ratchet.judge.arms import ArmProcess
 from ratchet.judge.kernel_trial import KernelJudge
+from ratchet.judge.revision import revision
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.cpp import find_compiler
 from ratchet.kernels.library import LIBRARY
@@ -149,13 +150,16 @@ class _Court:
         self, judge: KernelJudge, kernel: Kernel, problem: Problem
     ) -> dict[str, Any] | None:
         turn = self.turn
-        known = turn.ledger.verdict(kernel.hash, problem.hash, turn.fingerprint)
+        known = turn.ledger.verdict(kernel.hash, problem.hash, turn.fingerprint, judge=revision())
         place = f"{kernel.hash}:{problem.hash}"
-        if known is not None:
-            turn.recalled += not turn.is_own("judged", place)
+        own, time_left = turn.is_own("judged", place), turn.left_s(self.until_share) > 0
+        # What a busy machine left unmeasured once says nothing of the kernel.
+        again = known is None or (known["status"] == "unmeasured" and not own and time_left)
+        if not again:
+            turn.recalled += not own
             turn.known("judged", place)
             return known
-        if not turn.left_s(self.until_share):
+        if not time_left:
             return None
         turn.tell("judging", kernel=kernel.entry)
         judged = judge.judge(kernel, problem, time_limit_s=KERNEL_LIMIT_S)
@@ -171,7 +175,8 @@ class _Court:
         return verdict
 
     def _may_be_loaded(self, kernel: Kernel) -> bool:
-        return self.turn.ledger.proven(kernel.hash, self.turn.fingerprint)
+        turn = self.turn
+        return turn.ledger.proven(kernel.hash, turn.fingerprint, judge=revision())
 
     def _installed(self, library: str, kernel: Kernel) -> InstalledKernel:
         isa = self.turn.device.target

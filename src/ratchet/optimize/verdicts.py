@@ -13,6 +13,7 @@ from ratchet.devices.probe import describe_device, probe
 from ratchet.errors import DeviceError, RatchetError
 from ratchet.judge.accelerator import may_use_gpu
 from ratchet.judge.kernel_trial import KernelJudge
+from ratchet.judge.revision import revision
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
 from ratchet.ledger import Fingerprint, Ledger
@@ -115,7 +116,7 @@ class RecordedJudge:
     def known(self, kernel: Kernel, problem: Problem, terms: Terms) -> JudgedKernel | None:
         """The newest verdict of this device and software, if it answers what is asked now."""
         here = self.fingerprint_for(kernel, terms)
-        found = self._ledger.verdict(kernel.hash, problem.hash, here)
+        found = self._ledger.verdict(kernel.hash, problem.hash, here, judge=revision())
         if found is None:
             return None
         trial = found.pop("trial", None)

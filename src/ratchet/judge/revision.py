@@ -1,0 +1,22 @@
+"""Which judge said it: a verdict of a judge that has changed since proves nothing any more."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from pathlib import Path
+from typing import Final
+
+PARTS: Final = ("judge/**/*.py", "measure/*.py", "kernels/*.py", "kernels/languages/*.py")
+"""What a verdict depends on beside the kernel and the problem, which have hashes of their own."""
+
+
+@functools.cache
+def revision() -> str:
+    """The first 16 hex digits of the SHA-256 of the judge's own code."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted({path for part in PARTS for path in package.glob(part)}):
+        name = path.relative_to(package).as_posix().encode()
+        digest.update(b"%s\0%s\0" % (name, hashlib.sha256(path.read_bytes()).digest()))
+    return digest.hexdigest()[:16]
