@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+from ratchet.judge.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Verdict
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Problem
 
 RIGHT: Final = ("proven", "correct")
+PATIENCE_S: Final = 240.0
+
+
+class PatientJudge(KernelJudge):
+    """One whose time limit a busy machine does not reach, where a test sets none."""
+
+    def judge(
+        self, kernel: Kernel, problem: Problem, *, time_limit_s: float = PATIENCE_S, **others: Any
+    ) -> Verdict:
+        return super().judge(kernel, problem, time_limit_s=time_limit_s, **others)
 
 
 def is_right_answer(status: str, reason: str) -> bool:

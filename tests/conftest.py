@@ -9,7 +9,10 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 EVERYTHING = os.environ.get("RATCHET_TEST") == "all"
 SKIPPED = pytest.mark.skip(reason="thorough: RATCHET_TEST=all runs it too")
 MORE_EXAMPLES = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from answers import PatientJudge
 
 from ratchet.judge import kernel_timing
 from ratchet.judge.kernel_trial import KernelJudge
@@ -13,7 +14,7 @@ from ratchet.judge.kernel_trial import KernelJudge
 @pytest.fixture(scope="session")
 def judge() -> Iterator[KernelJudge]:
     """A judge whose reference worker is kept."""
-    with KernelJudge() as kept:
+    with PatientJudge() as kept:
         yield kept
 
 

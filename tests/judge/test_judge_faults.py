@@ -30,7 +30,7 @@ from ratchet.kernels.problem import Problem
 from ratchet.ledger import Ledger
 
 pytestmark = pytest.mark.compiler
-LIMIT_S, GRACE_S = 15.0, 5.0
+LIMIT_S, GRACE_S = 40.0, 5.0
 HEAD = r"""
 #include <errno.h>
 #include <fcntl.h>
@@ -274,13 +274,16 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rounds and short patience: these tests ask for answers, not for speed."""
+def short(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Few rounds, and little patience where a kernel may never answer."""
     monkeypatch.setattr(kernel_timing, "LAUNCHES", 2)
     monkeypatch.setattr(kernel_timing, "MAX_ROUNDS", 4)
     monkeypatch.setattr(kernel_timing, "LOOKS", 1)
     monkeypatch.setattr(kernel_timing, "MAX_CALLS", 4)
-    monkeypatch.setattr(kernel_checks, "SLOWEST_FLOOR_S", 1.0)
+    asked = getattr(request.node, "callspec", None)
+    how = asked.params.get("how") if asked else None
+    if how in FAULTS and "timed_out" in FAULTS[how].statuses:
+        monkeypatch.setattr(kernel_checks, "SLOWEST_FLOOR_S", 1.0)
 
 
 def small() -> Problem:

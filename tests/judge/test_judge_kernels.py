@@ -34,9 +34,14 @@ python_sandbox = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def short(few_rounds: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short patience too: these tests ask for answers, not for speed."""
-    monkeypatch.setattr(kernel_checks, "SLOWEST_FLOOR_S", 1.5)
+def short(
+    few_rounds: None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Few rounds, and little patience where a kernel may never answer."""
+    asked = getattr(request.node, "callspec", None)
+    how = asked.params.get("how") if asked else None
+    if how in MISBEHAVING and "timed_out" in MISBEHAVING[how][1]:
+        monkeypatch.setattr(kernel_checks, "SLOWEST_FLOOR_S", 1.5)
 
 
 def small() -> Problem:
@@ -79,7 +84,7 @@ def failed(verdict: Verdict) -> list[str]:
 def test_an_honest_kernel_is_right_and_its_samples_are_kept(judge: KernelJudge) -> None:
     verdict = judge.judge(given.cpp(given.HONEST), given.problem())
     assert_right(verdict)
-    assert verdict.speedup.vs_reference is not None
+    assert (verdict.speedup.vs_reference is None) == (verdict.status == "unmeasured")
     arms = {sample.arm for sample in verdict.samples}
     # One thread where a call took under a millisecond, which a test cannot know.
     assert arms - {"reference on one thread"} == {"reference", "reference again", "candidate"}
@@ -172,11 +177,11 @@ def test_what_misbehaves_gets_a_verdict_and_leaves_nothing_behind(
 ) -> None:
     body, statuses, words = MISBEHAVING[how]
     began = time.monotonic()
-    verdict = judge.judge(given.cpp("#include <signal.h>\n" + body), small(), time_limit_s=20)
+    verdict = judge.judge(given.cpp("#include <signal.h>\n" + body), small(), time_limit_s=60)
     assert verdict.status in statuses, verdict.reason
     assert words in verdict.reason
     assert verdict.speedup.vs_reference is None
-    assert time.monotonic() - began < 25
+    assert time.monotonic() - began < 65
     assert others_alive(judge) == []
 
 

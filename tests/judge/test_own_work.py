@@ -291,7 +291,7 @@ ENTRY {
 }
 """
 LARGER = replace(
-    given.problem("silu", given.case("timed", 256, 512, timed=True)),
+    given.problem("silu", given.case("timed", 1024, 1024, timed=True)),
     task="own",
 )
 

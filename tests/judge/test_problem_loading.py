@@ -20,8 +20,10 @@ LIMIT_S, GRACE_S = 8.0, 5.0
 FILE = """
 import os, time
 
+PIDS = {pids!r}
+
 def note():
-    with open({pids!r}, "a") as file:
+    with open(PIDS, "a") as file:
         print(os.getpid(), file=file)
 
 def loop():
@@ -48,7 +50,11 @@ def get_inputs():
 """
 LOOPS = ("pass", "loop()")
 LEAVES = ("leave()\n    time.sleep(1000)", "")
-RAISES = ("pass", "leave()\ntime.sleep(0.3)\nraise OSError('no')\nPROBLEM = 0")
+RAISES = (
+    "pass",
+    "leave()\nwhile len(open(PIDS).readlines()) < 2: time.sleep(0.01)\n"
+    "raise OSError('no')\nPROBLEM = 0",
+)
 SLEEPS = ("pass", "leave()\ntime.sleep(1000)\nPROBLEM = 0")
 """In our own form, which is read sooner."""
 

@@ -9,7 +9,7 @@ import pytest
 from answers import assert_right
 
 from ratchet.errors import CompilerMissing
-from ratchet.judge import isolation, kernel_timing, shared_compilations
+from ratchet.judge import isolation, kernel_checks, kernel_timing, shared_compilations
 from ratchet.judge.kernel_checks import OpenProblem
 from ratchet.judge.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Evidence
@@ -33,6 +33,7 @@ def short(few_rounds: None, monkeypatch: pytest.MonkeyPatch) -> None:
         cpp.find_compiler()
     except CompilerMissing as error:
         pytest.skip(str(error))
+    monkeypatch.setattr(kernel_checks, "COMPILE_LIMIT_S", 200.0)
     monkeypatch.setattr(kernel_timing, "LAUNCHES", 1)
     monkeypatch.setattr(kernel_timing, "MIN_LAUNCHES", 1)
     monkeypatch.setattr(kernel_timing, "MIN_ROUNDS", 2)
@@ -55,7 +56,7 @@ def answer(asked: Problem, body: str) -> Kernel:
 
 
 def test_torch_compile_is_right_and_compiled_once(judge: KernelJudge, asked: Problem) -> None:
-    verdict = judge.judge(built_in_kernel(asked, "torch.compile"), asked, time_limit_s=240)
+    verdict = judge.judge(built_in_kernel(asked, "torch.compile"), asked, time_limit_s=500)
     assert_right(verdict)
     (ahead,) = [one for one in verdict.evidence if one.check == "compiled ahead"]
     assert ahead.passed and "once" in ahead.detail
@@ -100,7 +101,7 @@ class ModelNew(torch.nn.Module):
 
 
 def test_a_process_finds_every_graph(judge: KernelJudge, asked: Problem, for_anyone: None) -> None:
-    verdict = judge.judge(answer(asked, FOUND), asked, time_limit_s=240)
+    verdict = judge.judge(answer(asked, FOUND), asked, time_limit_s=500)
     assert_right(verdict)
 
 
@@ -159,7 +160,7 @@ def test_a_hostile_kernel_cannot_write_what_others_read(
         return folder
 
     monkeypatch.setattr(shared_compilations.SharedCompilations, "of", remembering)
-    verdict = judge.judge(answer(asked, HOSTILE), asked, time_limit_s=240)
+    verdict = judge.judge(answer(asked, HOSTILE), asked, time_limit_s=500)
     assert_right(verdict)
     ((folder, before),) = folders.items()
     assert before and digests(folder) == before

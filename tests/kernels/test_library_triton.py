@@ -53,7 +53,7 @@ def checks() -> list[dict[str, Any]]:
         [sys.executable, str(HERE / "library_triton_worker.py"), "all" if EVERYTHING else "few"],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=550,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert run.returncode == 0, run.stderr[-2000:]

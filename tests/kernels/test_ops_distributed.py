@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -68,12 +67,12 @@ def train(model: nn.Module, shard: slice) -> None:
         optimizer.step(clip_norm=0.05, set_to_none=True)
 
 
-def rank_main(rank: int, port: int, kind: str, folder: str) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def rank_main(rank: int, kind: str, folder: str) -> None:
     torch.set_num_threads(1)
     register_ops()
     activate()
-    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=RANKS)
     model = make()
     if kind == "ddp":
         from torch.nn.parallel import DistributedDataParallel
@@ -100,15 +99,9 @@ def rank_main(rank: int, port: int, kind: str, folder: str) -> None:
     os._exit(0)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_two_ranks_learn_what_one_learns(kind: str, tmp_path: Path) -> None:
-    mp.spawn(rank_main, (free_port(), kind, str(tmp_path)), nprocs=RANKS)
+    mp.spawn(rank_main, (kind, str(tmp_path)), nprocs=RANKS)
     values, fallbacks = torch.load(tmp_path / "rank0.pt")
     assert fallbacks == {}
     alone = make()

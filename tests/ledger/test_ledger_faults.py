@@ -31,7 +31,8 @@ sys.stdin.read()
 
 _WRITE = """
 import sys
-from ratchet.ledger import Ledger
+from ratchet.ledger import Ledger, connect
+connect.BUSY_TIMEOUT_S = 60.0
 here = {"device": "d", "software": "s"}
 with Ledger.open(sys.argv[1]) as ledger:
     for index in range(int(sys.argv[3])):

@@ -22,7 +22,7 @@ from ratchet.ledger import Fingerprint, Ledger
 from ratchet.optimize.recipe import Recipe, RecipeKernel
 from ratchet.workloads.config import StepConfig
 
-pytestmark = [pytest.mark.compiler, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.compiler, pytest.mark.timeout(600)]
 
 STEPS = 4
 KERNELS = ("rms_norm", "adamw")
@@ -75,7 +75,7 @@ def run(script: str, folder: Path, found: Recipe | None = None) -> subprocess.Co
         capture_output=True,
         text=True,
         env=environment,
-        timeout=220,
+        timeout=550,
         cwd=folder,
     )
 

@@ -22,6 +22,9 @@ from ratchet.judge.channel import (
 
 Failure = Literal["died", "timed_out", "nonsense", "greedy", "woke"]
 SEND_TIMEOUT_S = 10.0
+EXIT_S, LAST_WORDS_S, SETTLE_S = 3.0, 1.0, 0.2
+"""How long is waited for the exit of a child whose channel has closed; for what it printed if it
+has ended, and if it has not."""
 
 
 class ChildFailure(JudgeError):
@@ -183,16 +186,13 @@ class Child:
         elif isinstance(error, ChannelNonsense):
             how, words = "nonsense", f"answered '{what}' with nonsense"
         code = self._settled_exit_code() if how == "died" else None
-        line = self._output.last_line()
+        line = self._output.last_line(settle_s=SETTLE_S if code is None else LAST_WORDS_S)
         self.close()
         raise ChildFailure(how, words, code=code, line=line) from error
 
     def _settled_exit_code(self) -> int | None:
         """The exit code of a child whose channel has closed; it may still be on its way out."""
-        deadline = time.monotonic() + 1.0
-        while time.monotonic() < deadline:
-            code = processes.exit_code(self.pid)
-            if code is not None:
-                return code
+        deadline = time.monotonic() + EXIT_S
+        while (code := processes.exit_code(self.pid)) is None and time.monotonic() < deadline:
             time.sleep(0.002)
-        return None
+        return code

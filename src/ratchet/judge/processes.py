@@ -27,6 +27,8 @@ SWEEPS = 100
 STANDING = "TtZX"
 """States of a thread that runs no code: stopped, traced, dead."""
 SETTLE_S = 0.0002
+STANDING_S = 3.0
+"""How long a family may take to stand still; on a busy machine a signal comes late."""
 WAKING_S = 0.001
 """A thread that ran this long while it was stopped was woken; less is the end of its stopping."""
 
@@ -151,7 +153,7 @@ def threads_of(uid: int) -> int:
     return sum(state.threads for state in states if state is not None)
 
 
-def stop(root: int, *, settle_s: float = 1.0, enclosed: bool = False) -> list[int] | None:
+def stop(root: int, *, settle_s: float = STANDING_S, enclosed: bool = False) -> list[int] | None:
     """SIGSTOP the whole family until all threads stand; its pids, or None if one still runs."""
     deadline = time.monotonic() + settle_s
     while True:
@@ -172,15 +174,16 @@ def hold(child: int) -> bool:
     return found is not None and found.si_code == os.CLD_STOPPED
 
 
-def halt(members: Sequence[int], *, settle_s: float = 1.0) -> bool:
+def halt(members: Sequence[int], *, settle_s: float = STANDING_S) -> bool:
     """SIGSTOP these processes alone until all their threads stand; whether they do in time."""
     deadline = time.monotonic() + settle_s
     running = list(members)
     while running:
-        if time.monotonic() > deadline:
-            return False
+        late = time.monotonic() > deadline
         _signal_each(running, signal.SIGSTOP)
         running = [pid for pid in running if not _stands(pid)]
+        if late and running:  # looked at once more, as this process too may have had to wait
+            return False
     return True
 
 
@@ -328,12 +331,13 @@ class OutputTail:
         os.close(self._descriptor)
 
     def text(self, *, settle_s: float = 0.2) -> str:
-        """The last 16 KiB; waits a moment for a child that has just died."""
+        """The last 16 KiB; waits so long for what a child that has just died may have said."""
         self._thread.join(settle_s)
         with self._lock:
             return self._kept.decode(errors="replace")
 
-    def last_line(self) -> str:
-        """The last line that is not blank, at most 300 characters."""
-        lines = [line.strip() for line in self.text().splitlines() if line.strip()]
+    def last_line(self, *, settle_s: float = 0.2) -> str:
+        """The last line that is not blank, at most 300 characters; waits as `text` does."""
+        text = self.text(settle_s=settle_s)
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
         return lines[-1][-300:] if lines else ""
