@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,28 +54,33 @@ def small() -> Problem:
     )
 
 
-def others_alive(judge: KernelJudge) -> list[int]:
-    """What runs under this process beside the reference worker."""
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        kept = judge._reference._child.pid if judge._reference else -1
-        left = [pid for pid in processes.family(os.getpid()) if pid != kept]
-        mine = [pid for pid in left if _descends(pid, os.getpid())]
-        if not mine:
-            return []
-        time.sleep(0.05)
-    return mine
+def below() -> set[int]:
+    """Every living process that this one, or one of those below it, has started."""
+    return set(processes._descendants(os.getpid())) - {os.getpid()}
 
 
-def _descends(pid: int, ancestor: int) -> bool:
-    while pid > 1:
-        state = processes.read_state(pid)
-        if state is None:
-            return False
-        if state.parent == ancestor:
-            return True
-        pid = state.parent
-    return False
+@pytest.fixture
+def others(judge: KernelJudge) -> Callable[[], set[int]]:
+    """What came to run since, beside the reference worker, and still runs after five seconds."""
+    before = below()
+
+    def alive() -> set[int]:
+        deadline = time.monotonic() + 5
+        while True:
+            kept = {judge._reference._child.pid} if judge._reference else set()
+            left = below() - before - kept
+            if not left or time.monotonic() > deadline:
+                return left
+            time.sleep(0.05)
+
+    return alive
+
+
+def test_what_still_runs_is_seen(others: Callable[[], set[int]]) -> None:
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as process:
+        assert others() == {process.pid}
+        process.kill()
+    assert others() == set()
 
 
 def failed(verdict: Verdict) -> list[str]:
@@ -173,7 +179,7 @@ MISBEHAVING = {
 
 @pytest.mark.parametrize("how", list(MISBEHAVING))
 def test_what_misbehaves_gets_a_verdict_and_leaves_nothing_behind(
-    judge: KernelJudge, how: str
+    judge: KernelJudge, how: str, others: Callable[[], set[int]]
 ) -> None:
     body, statuses, words = MISBEHAVING[how]
     began = time.monotonic()
@@ -182,10 +188,12 @@ def test_what_misbehaves_gets_a_verdict_and_leaves_nothing_behind(
     assert words in verdict.reason
     assert verdict.speedup.vs_reference is None
     assert time.monotonic() - began < 65
-    assert others_alive(judge) == []
+    assert others() == set()
 
 
-def test_a_daemon_does_not_survive_and_a_flood_that_ends_is_no_fault(judge: KernelJudge) -> None:
+def test_a_daemon_does_not_survive_and_a_flood_that_ends_is_no_fault(
+    judge: KernelJudge, others: Callable[[], set[int]]
+) -> None:
     body = r"""
     ENTRY {
         static char b[65536];
@@ -195,7 +203,7 @@ def test_a_daemon_does_not_survive_and_a_flood_that_ends_is_no_fault(judge: Kern
     }"""
     verdict = judge.judge(given.cpp(body), small())
     assert_right(verdict)
-    assert others_alive(judge) == []
+    assert others() == set()
 
 
 @pytest.mark.parametrize(
@@ -384,7 +392,7 @@ def test_a_candidate_sees_neither_the_machine_nor_root(judge: KernelJudge) -> No
 
 
 def test_without_bubblewrap_the_verdict_says_so_and_faults_are_still_caught(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, others: Callable[[], set[int]]
 ) -> None:
     monkeypatch.setattr(isolation, "bubblewrap", lambda: None)
     with KernelJudge() as judge:
@@ -393,7 +401,7 @@ def test_without_bubblewrap_the_verdict_says_so_and_faults_are_still_caught(
         assert verdict.isolation.startswith("no namespaces")
         body, statuses, _ = MISBEHAVING["loop"]
         assert judge.judge(given.cpp(body), small()).status in statuses
-        assert others_alive(judge) == []
+    assert others() == set()
 
 
 def test_the_candidates_worker_imports_neither_torch_nor_numpy() -> None:
