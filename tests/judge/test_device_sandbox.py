@@ -16,6 +16,7 @@ import pytest
 from ratchet.errors import RatchetError
 from ratchet.judge import accelerator, isolation
 from ratchet.judge.accelerator import Accelerator, groups_of, may_use_gpu
+from ratchet.judge.worker_modules import TORCH_WORKER
 from ratchet.judge.workers import system_calls
 from ratchet.judge.workers.system_calls import AF_UNIX, NUMBERS, Instruction
 from ratchet.kernels.kernel import Kernel
@@ -45,7 +46,7 @@ def words_of(gpu: Accelerator | None) -> list[str]:
     if isolation.bubblewrap() is None:
         pytest.skip("bubblewrap does not work on this machine")
     made = isolation.make_sandbox(
-        "some.worker",
+        TORCH_WORKER,
         threads=2,
         memory_bytes=1 << 30,
         time_limit_s=10,

@@ -12,8 +12,9 @@ import pytest
 from answers import assert_right
 
 from ratchet.errors import CompilerMissing
-from ratchet.judge import isolation, static_profile
+from ratchet.judge import isolation
 from ratchet.judge.kernel_trial import KernelJudge
+from ratchet.judge.static_profile import inspection
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
 from ratchet.kernels.problem import reference_text
@@ -110,7 +111,7 @@ def test_codes_that_are_one_off_are_wrong_where_they_are_many(judge: KernelJudge
 def test_triton_s_interpreter_takes_them(
     judge: KernelJudge, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(static_profile.inspection, "TARGETS", ())
+    monkeypatch.setattr(inspection, "TARGETS", ())
     problem = find_problem(name).at("ci")
     verdict = judge.judge(given.in_triton(name), problem, time_limit_s=90.0)
     assert_right(verdict)

@@ -12,9 +12,9 @@ import pytest
 import static_kernels as given
 import torch
 
-from ratchet.judge import isolation, static_profile
+from ratchet.judge import isolation
 from ratchet.judge.kernel_trial import KernelJudge
-from ratchet.judge.static_profile import TARGETS
+from ratchet.judge.static_profile import TARGETS, inspection
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.problem_file import load_kernel, load_problem
 
@@ -37,7 +37,7 @@ pytestmark = [
 def no_profile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five targets take seconds: one test asks for them."""
     if "profile" not in request.node.name:
-        monkeypatch.setattr(static_profile.inspection, "TARGETS", ())
+        monkeypatch.setattr(inspection, "TARGETS", ())
 
 
 def verdict_on(judge: KernelJudge, name: str, body: str) -> Verdict:

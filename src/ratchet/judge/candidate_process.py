@@ -26,12 +26,11 @@ from ratchet.judge.isolation import Sandbox, arm_environment, make_sandbox
 from ratchet.judge.late_writes import OutputSpots, Read
 from ratchet.judge.returned_outputs import ReturnedOutputs, Unreadable, readable
 from ratchet.judge.verdict import Status
+from ratchet.judge.worker_modules import CPP_WORKER, TORCH_WORKER
 from ratchet.judge.workers.mapping import seal
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.precompiled_headers import NAME
 
-CPP_WORKER = "ratchet.judge.workers.candidate"
-TORCH_WORKER = "ratchet.judge.workers.candidate_torch"
 REFERENCE_WORKER = "ratchet.judge.workers.reference"
 MAX_LIBRARY_BYTES = 64 << 20
 MAX_ANSWER_BYTES = 1 << 20

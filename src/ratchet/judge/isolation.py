@@ -28,6 +28,7 @@ import ratchet
 from ratchet.errors import CompilerMissing, JudgeError
 from ratchet.judge import processes
 from ratchet.judge.accelerator import Accelerator, groups_of
+from ratchet.judge.worker_modules import package_files
 from ratchet.judge.workers import system_calls
 from ratchet.judge.workers.compilations import ENVIRONMENT, SEEN
 from ratchet.kernels.languages.cpp import find_compiler
@@ -190,18 +191,13 @@ def make_sandbox(
         if accelerator is not None:
             binds += [*accelerator.folders, *_compiler_if_any()]
         inside = [
-            "--perms",
-            "0755",
-            "--dir",
-            CODE_FOLDER,
-            "--ro-bind",
-            str(package),
-            f"{CODE_FOLDER}/ratchet",
+            *_code(module),
             *(["--ro-bind", str(compilations), SEEN] if compilations is not None else []),
             "--remount-ro",
             "/",
         ]
-        program_start = [wrapped, *_namespaces(), *_binds(binds, accelerator), *inside]
+        hidden = _hidden(package, [*SYSTEM_FOLDERS, *binds])
+        program_start = [wrapped, *_namespaces(), *_binds(binds, accelerator), *hidden, *inside]
         program = [*program_start, *_privileges(uid, limits.groups), *program]
     scratch = None if wrapped else private_folder(limits.uid)
     return Sandbox(
@@ -256,6 +252,28 @@ def _binds(folders: Sequence[str], accelerator: Accelerator | None = None) -> li
     for folder in accelerator.system_folders if accelerator else ():
         arguments += [*_ancestors(folder), "--ro-bind-try", folder, folder]
     return [*arguments, "--proc", "/proc", *devices, "--chdir", "/tmp"]
+
+
+def _code(module: str) -> list[str]:
+    """The files of Ratchet's that a worker needs, each where Python looks for it."""
+    files = {f"{CODE_FOLDER}/{place}": str(path) for path, place in package_files(module)}
+    folders = sorted({str(folder) for place in files for folder in Path(place).parents} - {"/"})
+    made = [word for folder in folders for word in ("--perms", "0755", "--dir", folder)]
+    return made + [word for place, path in files.items() for word in ("--ro-bind", path, place)]
+
+
+def _hidden(package: Path, folders: Sequence[str]) -> list[str]:
+    """An empty folder in the place of our package, where it is installed in a folder that is bound.
+
+    Its place there is told by the folder's own name: that may be a link.
+    """
+    installed, arguments = package.resolve(), []
+    for folder in dict.fromkeys(folders):
+        real = Path(folder).resolve()
+        if installed.is_relative_to(real):
+            place = str(Path(folder) / installed.relative_to(real))
+            arguments += ["--perms", "0755", "--tmpfs", place, "--remount-ro", place]
+    return arguments
 
 
 def _ancestors(folder: str) -> list[str]:

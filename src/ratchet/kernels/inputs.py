@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from ratchet.kernels.problem import TensorSpec
+from ratchet.kernels.case import TensorSpec
 
 _OUTLIERS_PER_TENSOR = 4
 _OUTLIER_SCALE = 1e3

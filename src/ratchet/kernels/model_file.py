@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from ratchet.errors import KernelError
+from ratchet.kernels.case import Case, ModelForm, TensorSpec
 from ratchet.kernels.model_state import StatefulCall
 from ratchet.kernels.on_cores import on_cores
-from ratchet.kernels.problem import Case, ModelForm, TensorSpec
 from ratchet.kernels.source_module import source_module
 
 TEMPLATE_SEED = 1

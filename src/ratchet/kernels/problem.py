@@ -6,118 +6,43 @@ import hashlib
 import importlib
 import importlib.util
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ratchet.errors import KernelError
-from ratchet.kernels.abi import DTYPE_CODES
+from ratchet.kernels.case import (
+    DISTRIBUTIONS,
+    LAYOUTS,
+    Case,
+    ModelForm,
+    TensorSpec,
+    Tier,
+    case_from_json,
+    model_from_json,
+)
 from ratchet.kernels.tolerance import OutputCheck, Tolerance
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-DISTRIBUTIONS: Final = (
-    "normal",
-    "shifted",
-    "heavy_tailed",
-    "outliers",
-    "specials",
-    "zeros",
-    "ones",
-    "tiny",
-    "large",
-    "uniform",
-    "positive",
-    "integers",
-    "from_file",
-    "from_file_signed",
-    "from_file_shifted",
-    "from_file_large",
-    "from_file_heavy_tailed",
-    "state",
-)
-"""`outliers` plants a few values of 1000, `specials` inf, -inf and NaN: for references that define
-what becomes of them. What a problem's file draws itself is `from_file`, as it is or varied; `state`
-are the parameters and buffers of its model."""
-BYTE_RANGES: Final = {"int8": (-128.0, 127.0), "uint8": (0.0, 255.0), "bool": (0.0, 1.0)}
-LAYOUTS: Final = ("contiguous", "transposed", "strided", "broadcast", "heads")
+__all__ = [
+    "DISTRIBUTIONS",
+    "LAYOUTS",
+    "Case",
+    "ModelForm",
+    "Problem",
+    "Reference",
+    "Task",
+    "TensorSpec",
+    "Tier",
+    "load_function",
+    "reference_text",
+]
 
 Reference = Callable[..., "tuple[Tensor, ...]"]
-Tier = Literal["ci", "cpu", "gpu"]
 Task = Literal["own", "any"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorSpec:
-    """One input: its shape, dtype, how its values are drawn and how it lies in memory."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    """torch's name: float32, bfloat16, float16, float64, float8_e4m3fn, float8_e5m2, int64, int32,
-    int8, uint8 or bool. Real distributions are drawn in float32 and rounded to the dtype (e4m3
-    saturates at 448); whole numbers below 0 or above 127 want `integers` in their range."""
-    distribution: str = "normal"
-    """One of DISTRIBUTIONS."""
-    layout: str = "contiguous"
-    """One of LAYOUTS: `transposed` swaps the last two dimensions in memory, `strided` leaves
-    gaps between rows, `broadcast` repeats the first row with stride 0, `heads` is a
-    [B, H, T, D] view of [B, T, H, D] memory."""
-    low: float | None = None
-    high: float | None = None
-    """Bounds of `uniform` ([low, high)) and `integers` (low inclusive, high exclusive)."""
-    in_place: bool = False
-    """The kernel changes this tensor; its new value is an output of the reference."""
-
-    def __post_init__(self) -> None:
-        _one_of("dtype", self.dtype, tuple(DTYPE_CODES))
-        _one_of("distribution", self.distribution, DISTRIBUTIONS)
-        _one_of("layout", self.layout, LAYOUTS)
-        if self.distribution in ("uniform", "integers") and (self.low is None or self.high is None):
-            raise KernelError(f"{self.distribution} inputs need low and high: give both")
-        least, most = BYTE_RANGES.get(self.dtype, (-math.inf, math.inf))
-        if self.distribution == "integers" and not (
-            least <= float(self.low or 0) and float(self.high or 0) - 1 <= most
-        ):
-            raise KernelError(
-                f"integers from {self.low} to below {self.high} are not all {self.dtype}: it holds "
-                f"{least:.0f} to {most:.0f}"
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
-    """One set of inputs for a problem."""
-
-    name: str
-    inputs: tuple[TensorSpec, ...]
-    scalars: tuple[float, ...] = ()
-    timed: bool = False
-    """The speed is judged on this case."""
-    hidden: bool = False
-    """Authors do not see this case."""
-    tier: Tier = "cpu"
-    """The smallest machine it is meant for: `ci` takes milliseconds, `gpu` fills an accelerator.
-    Hidden cases are judged at every tier."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelForm:
-    """How the model of a file in KernelBench's format is built and called.
-
-    The inputs of the problem's cases are its state, then the tensors that it is called with.
-    """
-
-    init: str
-    """The constructor's arguments, a Python literal: a list."""
-    arguments: tuple[str | None, ...]
-    """Of a call: None where a tensor stands, else a Python literal."""
-    state: tuple[str, ...]
-    """Names of the parameters and buffers that the harness sets, in the order of the inputs."""
-    training: bool = True
-    """The mode it is in: KernelBench leaves models in training mode."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,13 +171,13 @@ class Problem:
             return Problem(
                 name=document["name"],
                 reference=document["reference"],
-                cases=tuple(_case_from_json(case) for case in document["cases"]),
+                cases=tuple(case_from_json(case) for case in document["cases"]),
                 tolerance=Tolerance(**document["tolerance"]),
                 task=document["task"],
                 libraries=tuple(document["libraries"]),
                 check=document["check"],
                 text=document.get("text", ""),
-                model=_model_from_json(document.get("model")),
+                model=model_from_json(document.get("model")),
                 notes=tuple(document.get("notes", ())),
                 fault=document.get("fault", ""),
             )
@@ -274,20 +199,6 @@ def load_function(name: str) -> Callable[..., Any]:
     return found
 
 
-def _case_from_json(document: dict[str, Any]) -> Case:
-    inputs = tuple(
-        TensorSpec(**{**spec, "shape": tuple(spec["shape"])}) for spec in document["inputs"]
-    )
-    return Case(**{**document, "inputs": inputs, "scalars": tuple(document["scalars"])})
-
-
-def _model_from_json(document: dict[str, Any] | None) -> ModelForm | None:
-    if document is None:
-        return None
-    arguments, state = tuple(document["arguments"]), tuple(document["state"])
-    return ModelForm(**{**document, "arguments": arguments, "state": state})
-
-
 def _with_values(spec: TensorSpec, other: TensorSpec) -> TensorSpec:
     """A spec with another's distribution, where both draw real numbers alike."""
     if spec.dtype != other.dtype or _kind(spec.distribution) != _kind(other.distribution):
@@ -299,11 +210,6 @@ def _kind(distribution: str) -> str:
     if distribution.startswith("from_file"):
         return "from_file"
     return distribution if distribution in ("uniform", "integers", "state") else "real"
-
-
-def _one_of(what: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise KernelError(f"{what} {value!r} is not known: use one of {', '.join(known)}")
 
 
 def reference_text(reference: str) -> str:

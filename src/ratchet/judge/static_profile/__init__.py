@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
-from ratchet.judge.static_profile.architectures import ARCHITECTURES, TARGETS
-from ratchet.judge.static_profile.inspection import inspect_kernel
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ratchet.judge.static_profile.architectures import ARCHITECTURES, TARGETS
+    from ratchet.judge.static_profile.inspection import inspect_kernel
 
 __all__ = ["ARCHITECTURES", "TARGETS", "inspect_kernel"]
+
+# Imported when first asked for: sandboxes hold parts of this package, and never `inspection`.
+_HOMES = {
+    "ARCHITECTURES": "architectures",
+    "TARGETS": "architectures",
+    "inspect_kernel": "inspection",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)

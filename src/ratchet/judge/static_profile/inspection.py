@@ -12,6 +12,7 @@ import importlib.util
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +20,7 @@ from ratchet.errors import JudgeError, KernelError, RatchetError
 from ratchet.judge.candidate_process import Clock
 from ratchet.judge.child import Child, ChildFailure
 from ratchet.judge.isolation import Sandbox, isolation_name, make_sandbox
+from ratchet.judge.model_answer import runnable
 from ratchet.judge.static_profile import bound, kernel_facts, nvidia
 from ratchet.judge.static_profile.answers import CompiledKernel, Launch, Profile, read_profile
 from ratchet.judge.static_profile.architectures import (
@@ -27,10 +29,10 @@ from ratchet.judge.static_profile.architectures import (
     find_architectures,
 )
 from ratchet.judge.static_profile.dot_work import DotCounter, DotWork
+from ratchet.judge.worker_modules import PROFILE_WORKER
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Case, Problem
 
-WORKER = "ratchet.judge.workers.static_profile"
 MEMORY_BYTES = 64 << 30
 """Address space, most of it never touched: LLVM and torch reserve much more than they use."""
 MAX_ANSWER_BYTES = 64 << 20
@@ -39,6 +41,15 @@ TRITON_PACKAGES = ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-trit
 DOT_TIME_LIMIT_S = 8.0
 LEAST_TIME_S = 0.5
 ACTIONS = {"triton": "python", "torch": "python", "hip": "hip"}
+LOADED = """\
+import tempfile
+from pathlib import Path
+from ratchet.judge.workers.candidate_triton import load_source
+
+folder = Path(tempfile.mkdtemp(prefix="kernel-"))
+{entry} = load_source({source!r}, {entry!r}, folder / "kernel_{target}.py")
+"""
+"""Triton looks its kernels' text up in a file: a new one for each target."""
 
 
 def inspect_kernel(
@@ -235,12 +246,14 @@ class _Workers:
         """Ask for one target; ChildFailure, JudgeError or KernelError where it fails."""
         if self._clock.left_s < LEAST_TIME_S:
             raise JudgeError("no time was left to compile for this target")
+        chosen, model = self._problem.cases[case], self._problem.model
         message = {
             "do": action,
-            "kernel": self._kernel.as_json(),
-            "problem": self._problem.as_json(),
-            "case": case,
-            "elements": _elements(self._problem.cases[case]),
+            "kernel": self._called(action, architecture).as_json(),
+            "case": asdict(chosen),
+            "model": None if model is None else asdict(model),
+            "text": "" if model is None else self._problem.text,  # it draws its inputs
+            "elements": _elements(chosen),
             "target": architecture.name,
             "units": bound.compute_units(architecture.name),
         }
@@ -253,10 +266,19 @@ class _Workers:
             raise KernelError(_words(reply["error"] if isinstance(reply["error"], dict) else {}))
         return read_profile(reply)
 
+    def _called(self, action: str, architecture: Architecture) -> Kernel:
+        """The kernel as the worker takes it; Python's is f(*tensors, scalars), from a file."""
+        kernel = self._kernel
+        if action != "python":
+            return kernel
+        names = {"entry": kernel.entry, "source": kernel.source, "target": architecture.name}
+        loaded = replace(kernel, language="torch", source=LOADED.format(**names))
+        return runnable(loaded, self._problem)
+
     def _started(self) -> Child:
         if self._child is None:
             self._sandbox = make_sandbox(
-                WORKER,
+                PROFILE_WORKER,
                 threads=len(os.sched_getaffinity(0)),
                 memory_bytes=MEMORY_BYTES,
                 time_limit_s=self._clock.left_s,

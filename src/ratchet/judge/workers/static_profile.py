@@ -11,29 +11,21 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet.judge.channel import inherited
-from ratchet.judge.model_answer import runnable
 from ratchet.judge.static_profile import assembly, tools
 from ratchet.judge.static_profile.architectures import ARCHITECTURES, Architecture
 from ratchet.judge.static_profile.fake_driver import CompiledTexts, FakeDriver
 from ratchet.judge.workers.candidate import Reply, describe_error, serve
 from ratchet.judge.workers.confine import confine
+from ratchet.kernels.case import Case, ModelForm, case_from_json, model_from_json
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Case, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-LOADED = """\
-from pathlib import Path
-from ratchet.judge.workers.candidate_triton import load_source
-
-{entry} = load_source({source!r}, {entry!r}, Path({path!r}))
-"""
 ENVIRONMENT = {
     "TRITON_DISABLE_LINE_INFO": "1",  # line tables double the text and say nothing here
     "TRITON_ALWAYS_COMPILE": "0",
@@ -87,14 +79,11 @@ class Worker:
     def _call(self, message: dict[str, Any], architecture: Architecture, *, values: bool) -> None:
         from ratchet.judge.static_profile import fake_device
 
-        problem = Problem.from_json(message["problem"])
-        case = problem.cases[message["case"]]
-        drawn = _inputs(problem, case, values=values)
+        case, form = case_from_json(message["case"]), model_from_json(message["model"])
+        drawn = _inputs(case, form, message["text"], values=values)
         with fake_device.pretended_device(architecture, message["units"], values=values):
             inputs = fake_device.moved(drawn, values=values)
-            kernel = Kernel.from_json(message["kernel"])
-            path = self._folder / f"kernel_{architecture.name}.py"
-            entry = _load(kernel, problem, path)
+            entry = _load(Kernel.from_json(message["kernel"]), is_model=form is not None)
             entry(*inputs, case.scalars)
 
     def _hip(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -122,34 +111,41 @@ class Worker:
             texts["ptxas"] = tools.run_ptxas(texts["ptx"], self._folder)
 
 
-def _load(kernel: Kernel, problem: Problem, path: Path) -> Callable[..., Any]:
+def _load(kernel: Kernel, *, is_model: bool) -> Callable[..., Any]:
     """The entry as f(*tensors, scalars), read anew for each target: an autotuner remembers."""
     import torch
 
-    source = LOADED.format(entry=kernel.entry, source=kernel.source, path=str(path))
-    called = runnable(replace(kernel, language="torch", source=source), problem)
     namespace: dict[str, Any] = {"__name__": "candidate"}
     # A model's parameters must lie where the state that replaces them lies.
-    with torch.device("cuda") if problem.model is not None else contextlib.nullcontext():
-        exec(compile(called.source, "candidate.py", "exec"), namespace)
+    with torch.device("cuda") if is_model else contextlib.nullcontext():
+        exec(compile(kernel.source, "candidate.py", "exec"), namespace)
     entry: Callable[..., Any] = namespace[kernel.entry]
     return entry
 
 
-def _inputs(problem: Problem, case: Case, *, values: bool) -> list[Tensor]:
-    """The inputs of a case; without values they take no memory, however large."""
-    if values:
-        return problem.build_inputs(case, seed=0)
+def _inputs(case: Case, form: ModelForm | None, text: str, *, values: bool) -> list[Tensor]:
+    """The inputs of a case; without values they take no memory, however large.
+
+    `text` is the file of a model, which draws its inputs.
+    """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    if problem.model is not None:
+    from ratchet.kernels.inputs import build
+
+    if form is not None and values:
+        from ratchet.kernels.model_file import model_of
+
+        return model_of(text, form).draw(case, seed=0)
+    if values:
+        return build(case.inputs, seed=0)
+    if form is not None:
         return [
             torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
             for spec in case.inputs
         ]
     with FakeTensorMode():
-        return problem.build_inputs(case, seed=0)
+        return build(case.inputs, seed=0)
 
 
 def _install_driver(architecture: Architecture, units: int) -> FakeDriver:

@@ -1,0 +1,134 @@
+"""What a kernel is called with: the cases of a problem, their inputs, a model's form. No torch.
+
+Nothing here says what the right answer is, nor how far one may lie from it: the sandbox of the
+static profile draws inputs, and holds this file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from ratchet.errors import KernelError
+from ratchet.kernels.abi import DTYPE_CODES
+
+DISTRIBUTIONS: Final = (
+    "normal",
+    "shifted",
+    "heavy_tailed",
+    "outliers",
+    "specials",
+    "zeros",
+    "ones",
+    "tiny",
+    "large",
+    "uniform",
+    "positive",
+    "integers",
+    "from_file",
+    "from_file_signed",
+    "from_file_shifted",
+    "from_file_large",
+    "from_file_heavy_tailed",
+    "state",
+)
+"""`outliers` plants a few values of 1000, `specials` inf, -inf and NaN: for references that define
+what becomes of them. What a problem's file draws itself is `from_file`, as it is or varied; `state`
+are the parameters and buffers of its model."""
+BYTE_RANGES: Final = {"int8": (-128.0, 127.0), "uint8": (0.0, 255.0), "bool": (0.0, 1.0)}
+LAYOUTS: Final = ("contiguous", "transposed", "strided", "broadcast", "heads")
+
+Tier = Literal["ci", "cpu", "gpu"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorSpec:
+    """One input: its shape, dtype, how its values are drawn and how it lies in memory."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """torch's name: float32, bfloat16, float16, float64, float8_e4m3fn, float8_e5m2, int64, int32,
+    int8, uint8 or bool. Real distributions are drawn in float32 and rounded to the dtype (e4m3
+    saturates at 448); whole numbers below 0 or above 127 want `integers` in their range."""
+    distribution: str = "normal"
+    """One of DISTRIBUTIONS."""
+    layout: str = "contiguous"
+    """One of LAYOUTS: `transposed` swaps the last two dimensions in memory, `strided` leaves
+    gaps between rows, `broadcast` repeats the first row with stride 0, `heads` is a
+    [B, H, T, D] view of [B, T, H, D] memory."""
+    low: float | None = None
+    high: float | None = None
+    """Bounds of `uniform` ([low, high)) and `integers` (low inclusive, high exclusive)."""
+    in_place: bool = False
+    """The kernel changes this tensor; its new value is an output of the reference."""
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, tuple(DTYPE_CODES))
+        _one_of("distribution", self.distribution, DISTRIBUTIONS)
+        _one_of("layout", self.layout, LAYOUTS)
+        if self.distribution in ("uniform", "integers") and (self.low is None or self.high is None):
+            raise KernelError(f"{self.distribution} inputs need low and high: give both")
+        least, most = BYTE_RANGES.get(self.dtype, (-math.inf, math.inf))
+        if self.distribution == "integers" and not (
+            least <= float(self.low or 0) and float(self.high or 0) - 1 <= most
+        ):
+            raise KernelError(
+                f"integers from {self.low} to below {self.high} are not all {self.dtype}: it holds "
+                f"{least:.0f} to {most:.0f}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One set of inputs for a problem."""
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    scalars: tuple[float, ...] = ()
+    timed: bool = False
+    """The speed is judged on this case."""
+    hidden: bool = False
+    """Authors do not see this case."""
+    tier: Tier = "cpu"
+    """The smallest machine it is meant for: `ci` takes milliseconds, `gpu` fills an accelerator.
+    Hidden cases are judged at every tier."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelForm:
+    """How the model of a file in KernelBench's format is built and called.
+
+    The inputs of the problem's cases are its state, then the tensors that it is called with.
+    """
+
+    init: str
+    """The constructor's arguments, a Python literal: a list."""
+    arguments: tuple[str | None, ...]
+    """Of a call: None where a tensor stands, else a Python literal."""
+    state: tuple[str, ...]
+    """Names of the parameters and buffers that the harness sets, in the order of the inputs."""
+    training: bool = True
+    """The mode it is in: KernelBench leaves models in training mode."""
+
+
+def case_from_json(document: dict[str, Any]) -> Case:
+    """The case that `asdict` made a JSON object of."""
+    inputs = tuple(
+        TensorSpec(**{**spec, "shape": tuple(spec["shape"])}) for spec in document["inputs"]
+    )
+    return Case(**{**document, "inputs": inputs, "scalars": tuple(document["scalars"])})
+
+
+def model_from_json(document: dict[str, Any] | None) -> ModelForm | None:
+    """The same for a model's form, where there is one."""
+    if document is None:
+        return None
+    arguments, state = tuple(document["arguments"]), tuple(document["state"])
+    return ModelForm(**{**document, "arguments": arguments, "state": state})
+
+
+def _one_of(what: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise KernelError(f"{what} {value!r} is not known: use one of {', '.join(known)}")
