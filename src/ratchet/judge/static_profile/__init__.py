@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from ratchet.judge.static_profile.architectures import ARCHITECTURES, TARGETS
-from ratchet.judge.static_profile.inspection import inspect_kernel
+from ratchet.judge.static_profile.inspection import all_compiled, inspect_kernel
 
-__all__ = ["ARCHITECTURES", "TARGETS", "inspect_kernel"]
+__all__ = ["ARCHITECTURES", "TARGETS", "all_compiled", "inspect_kernel"]
