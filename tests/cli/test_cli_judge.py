@@ -77,7 +77,10 @@ def test_a_verdict_as_json(kernel: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert {"reason", "evidence", "speedup", "static", "environment"} <= set(verdict)
     assert {"check", "passed", "detail"} == set(verdict["evidence"][0])
     assert {"vs_reference", "vs_compile"} == set(verdict["speedup"])
-    assert {"ratio", "low", "high"} == set(verdict["speedup"]["vs_reference"])
+    against = verdict["speedup"]["vs_reference"]
+    assert {"ratio", "low", "high", "confidence"} == set(against)
+    assert round(against["confidence"], 3) == 0.983
+    assert verdict["environment"]["tier"] == "ci"
     assert Path(verdict["paths"]["page"]).read_text().startswith("<!doctype html>")
 
 

@@ -143,7 +143,7 @@ def test_our_own_form_keeps_its_cases_by_tier(tmp_path: Path) -> None:
     problem = load_problem(path)
     assert problem.fault == ""
     assert [case.name for case in problem.cases] == ["rows", "gaps"]
-    assert [case.name for case in load_problem(path, tier="ci").cases] == ["tiny", "gaps"]
+    assert [case.name for case in load_problem(path, tiers=("ci",)).cases] == ["tiny", "gaps"]
     assert Problem.from_json(problem.as_json()) == problem
 
 

@@ -468,8 +468,8 @@ def test_without_triton_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_problem_without_cases_has_none_to_launch() -> None:
-    with pytest.raises(KernelError, match="problem 'p' has no case: it raised"):
-        find_case(Problem(name="p", reference="file:", cases=(), fault="it raised"))
+    with pytest.raises(KernelError, match="problem 'p' has no case: give one"):
+        find_case(Problem(name="p", reference="m:f", cases=()))
 
 
 def test_the_largest_timed_case_of_the_largest_tier_is_taken() -> None:

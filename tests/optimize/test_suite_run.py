@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from ratchet.errors import CompilerMissing, KernelError, RatchetError
+from ratchet.judge.choices import parse_time_limit_s
 from ratchet.judge.verdict import Ratio, Speedup, Status, Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Case, Problem, TensorSpec
@@ -17,7 +18,7 @@ from ratchet.optimize.suite import Question, Suite, SuiteRun, all_right
 from ratchet.optimize.suite_candidates import find_answer, kernelbench_suite, level_folder
 from ratchet.optimize.suite_score import SuiteRow
 from ratchet.optimize.verdict_files import check_out, write_suite, write_verdict
-from ratchet.optimize.verdicts import JudgedKernel, RecordedJudge, Terms, parse_time_limit_s
+from ratchet.optimize.verdicts import JudgedKernel, RecordedJudge, Terms
 
 REFERENCE = "judge_problems:silu"
 

@@ -8,14 +8,9 @@ from typing import Annotated
 import typer
 
 from ratchet.cli.app import Debug, Json, app, print_json
-from ratchet.cli.judging import (
-    PROBLEM_HELP,
-    EntryName,
-    ScaleFactor,
-    TierName,
-    parse_scale,
-    parse_tier,
-)
+from ratchet.cli.judging import PROBLEM_HELP, EntryName, ScaleFactor
+
+COMPILED, NOT_COMPILED = 0, 1
 
 
 @app.command()
@@ -35,21 +30,41 @@ def inspect(
         typer.Option(help="The case whose launches are taken. Default: the largest timed one."),
     ] = None,
     entry: EntryName = None,
-    tier: TierName = "gpu",
+    tier: Annotated[
+        str | None,
+        typer.Option(
+            "--tier",
+            metavar="TIER",
+            help="Sizes to launch on: ci, cpu or gpu. Default: the largest that PROBLEM has.",
+        ),
+    ] = None,
     scale: ScaleFactor = "1",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """What a kernel compiles to on AMD targets, without a GPU: registers, spills, occupancy."""
+    """What a kernel compiles to on AMD targets, without a GPU: registers, spills, occupancy.
+
+    Exit code 0: it compiled on every target asked for. 1: on one of them it did not, it launches
+    nothing, or the problem is no good. 2: a mistake in the call.
+    """
     from ratchet.judge.api import as_kernel, as_problem
-    from ratchet.judge.static_profile import TARGETS, inspect_kernel
+    from ratchet.judge.choices import parse_scale, parse_tier
+    from ratchet.judge.static_profile import TARGETS, all_compiled, inspect_kernel
+    from ratchet.kernels.problem import LARGEST_FIRST
     from ratchet.report.static_table import print_inspection
 
-    asked = as_problem(problem, tier=parse_tier(tier), scale=parse_scale(scale))
+    tiers = LARGEST_FIRST if tier is None else (parse_tier(tier),)
+    asked = as_problem(problem, tiers=tiers, scale=parse_scale(scale))
     found = inspect_kernel(
         as_kernel(kernel, asked, entry=entry),
         asked,
         [name.strip() for name in target.split(",") if name.strip()] or TARGETS,
         case=case,
     )
-    (print_json if as_json else print_inspection)(found)
+    if as_json:
+        print_json(found)
+    elif found["targets"]:
+        print_inspection(found)
+    else:
+        typer.echo(f"ratchet: {found['reason']}", err=True)
+    raise typer.Exit(COMPILED if all_compiled(found) else NOT_COMPILED)

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
-from ratchet.cli.judging import (
-    PROBLEM_HELP,
-    EntryName,
-    ScaleFactor,
-    TierName,
-    parse_device,
-    parse_scale,
-    parse_tier,
-)
+from ratchet.cli.judging import PROBLEM_HELP, EntryName, ScaleFactor
 from ratchet.errors import RatchetError
 
 if TYPE_CHECKING:
@@ -37,7 +29,13 @@ def judge(
         str | None,
         typer.Argument(help=PROBLEM_HELP),
     ] = None,
-    kernel: Annotated[Path | None, typer.Argument(help="A file: .cpp, .py or .hip.")] = None,
+    kernel: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A file: .cpp or .py (torch or Triton). A .hip file is only inspected so far: "
+            "ratchet inspect."
+        ),
+    ] = None,
     suite: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Judge every problem of a suite that ships: training."),
@@ -56,7 +54,14 @@ def judge(
         ),
     ] = None,
     entry: EntryName = None,
-    tier: TierName = "cpu",
+    tier: Annotated[
+        str | None,
+        typer.Option(
+            "--tier",
+            metavar="TIER",
+            help="Sizes to judge on: ci, cpu or gpu. Default: cpu, or what tier PROBLEM has.",
+        ),
+    ] = None,
     scale: ScaleFactor = "auto",
     time_limit: Annotated[
         str | None,
@@ -99,14 +104,15 @@ def judge(
     Exit code 0: proven; for a suite: every kernel that was judged is right. 1: anything else.
     """
     from ratchet.judge.api import as_kernel, as_problem
+    from ratchet.judge.choices import parse_device, parse_scale, parse_tier, parse_time_limit_s
     from ratchet.optimize.suite_candidates import kernelbench_suite, training_suite
     from ratchet.optimize.verdict_files import check_out
-    from ratchet.optimize.verdicts import RecordedJudge, Terms, parse_time_limit_s
+    from ratchet.optimize.verdicts import RecordedJudge, Terms
 
     who = candidate or ("torch.compile" if kernelbench is not None else "library")
     default = COMPILING_LIMIT if who == "torch.compile" else LIMIT
     limit_s = parse_time_limit_s(time_limit or default)
-    sizes, factor = parse_tier(tier), parse_scale(scale)
+    sizes, factor = None if tier is None else parse_tier(tier), parse_scale(scale)
     _check_form(problem, kernel, suite, kernelbench)
     device = parse_device(device)
     if problem is not None and candidate is not None:
@@ -116,7 +122,8 @@ def judge(
     if problem is not None and kernel is not None:
         task: Task | None = None if own is None else "own" if own else "any"
         began = time.monotonic()
-        asked = as_problem(problem, tier=sizes, scale=factor, task=task, time_limit_s=limit_s)
+        tiers = None if sizes is None else (sizes,)
+        asked = as_problem(problem, tiers=tiers, scale=factor, task=task, time_limit_s=limit_s)
         given = as_kernel(kernel, asked, entry=entry)
         terms = Terms(time_limit_s=limit_s, against_compile=bool(against_compile), device=device)
         check_out(out)
@@ -130,7 +137,7 @@ def judge(
         )
     else:
         assert suite is not None
-        questions = training_suite(suite, tier=sizes, candidate=who)
+        questions = training_suite(suite, tier=sizes or "cpu", candidate=who)
     compiled = who != "torch.compile" if against_compile is None else against_compile
     terms = Terms(time_limit_s=limit_s, against_compile=compiled, device=device)
     check_out(out)

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from ratchet.errors import KernelError
+from ratchet.judge.choices import (
+    Scale,
+    parse_device,
+    parse_scale,
+    parse_task,
+    parse_threads,
+    parse_tier,
+    parse_time_limit_s,
+)
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem, Task, Tier
+from ratchet.kernels.problem import JUDGED_AT, Problem, Task, Tier
 
 if TYPE_CHECKING:
     from ratchet.judge.verdict import Verdict
 
 TIME_LIMIT_S = 60.0
-Scale = float | Literal["auto"] | None
 
 
 def judge(
@@ -23,10 +33,10 @@ def judge(
     problem: Problem | str | os.PathLike[str],
     *,
     entry: str | None = None,
-    tier: Tier = "cpu",
+    tier: Tier | None = None,
     scale: Scale = "auto",
     task: Task | None = None,
-    time_limit_s: float = TIME_LIMIT_S,
+    time_limit_s: float | str = TIME_LIMIT_S,
     against_compile: bool = False,
     threads: int | None = None,
     seed: int | None = None,
@@ -34,27 +44,33 @@ def judge(
 ) -> Verdict:
     """Judge one kernel on one problem; nothing is stored.
 
-    `kernel` is a file (.cpp, .py, .hip) or a Kernel; `problem` a file in KernelBench's form or
-    ours, the name of a suite's problem, or a Problem. `tier` picks the cases of a problem that is
-    named or read; a Problem is judged on the cases that it has. `entry` is the function to call
-    where the file does not say it by its problem's name. `scale` shrinks a KernelBench problem.
-    `time_limit_s` is for reading a problem's file and judging together.
-    `task` says whether the work must run in the kernel's own code, where it is not to be as the
-    problem says. `device` is `cpu`, `cuda` or `cuda:N` (ROCm too): by default a kernel in Triton
-    takes a GPU where there is one, and every other the machine's cores.
+    `kernel` is a file (.cpp, .py) or a Kernel; `problem` a file in KernelBench's form or ours, the
+    name of a suite's problem, or a Problem, such as the `PROBLEM` that is imported from its file.
+    `tier` picks its cases: by default those of tier cpu of a problem that is named or read, or of
+    what other tier it has, and all that a Problem has. `entry` is the function to call where the
+    file does not say it by its problem's name. `scale` shrinks a KernelBench problem.
+    `time_limit_s`, seconds or a text such as `5m`, is for reading a problem's file and judging
+    together. `task` says whether the work must run in the kernel's own code, where it is not to be
+    as the problem says. `device` is `cpu`, `cuda` or `cuda:N` (ROCm too): by default a kernel in
+    Triton takes a GPU where there is one, and every other the machine's cores.
 
     Raises:
-        RatchetError: a file that cannot be read or is not what it should be, an unknown name.
+        RatchetError: a file that cannot be read or is not what it should be, an unknown name, a
+            value that an argument cannot have.
     """
     from ratchet.judge.kernel_trial import KernelJudge
 
     began = time.monotonic()
-    asked = as_problem(problem, tier=tier, scale=scale, task=task, time_limit_s=time_limit_s)
+    limit_s, device = parse_time_limit_s(time_limit_s), parse_device(device)
+    threads = parse_threads(threads)
+    tiers = None if tier is None else (parse_tier(tier),)
+    asked = as_problem(problem, tiers=tiers, scale=scale, task=task, time_limit_s=limit_s)
+    given = as_kernel(kernel, asked, entry=entry)
     with KernelJudge(threads=threads) as court:
         return court.judge(
-            as_kernel(kernel, asked, entry=entry),
+            given,
             asked,
-            time_limit_s=time_limit_s,
+            time_limit_s=limit_s,
             spent_s=time.monotonic() - began,
             seed=seed,
             against_compile=against_compile,
@@ -65,18 +81,33 @@ def judge(
 def as_problem(
     problem: Problem | str | os.PathLike[str],
     *,
-    tier: Tier = "cpu",
+    tiers: Sequence[Tier] | None = None,
     scale: Scale = "auto",
     task: Task | None = None,
     time_limit_s: float | None = None,
 ) -> Problem:
-    """The problem of a file or a name, a Problem as it is; with the task that is asked for."""
-    if not isinstance(problem, Problem):
-        from ratchet.kernels.problem_file import LOADING_LIMIT_S, load_problem
+    """The problem of a file or a name, or a Problem; with the task that is asked for.
 
-        limit_s = LOADING_LIMIT_S if time_limit_s is None else time_limit_s
-        problem = load_problem(os.fspath(problem), scale=scale, tier=tier, time_limit_s=limit_s)
-    return problem if task is None else replace(problem, task=task)
+    Its cases are those of the first of `tiers` that it has. Without tiers they are those of the
+    tier that is judged by default (JUDGED_AT), or all that a Problem has.
+    """
+    from ratchet.kernels.problem_file import LOADING_LIMIT_S, load_problem, with_text
+
+    scale, task = parse_scale(scale), None if task is None else parse_task(task)
+    if isinstance(problem, Problem):
+        found = with_text(problem)
+        if tiers and found.model is None:
+            found = found.at(*tiers)
+    elif isinstance(problem, (str, os.PathLike)):
+        found = load_problem(
+            problem,
+            scale=scale,
+            tiers=tiers or JUDGED_AT,
+            time_limit_s=LOADING_LIMIT_S if time_limit_s is None else time_limit_s,
+        )
+    else:
+        raise KernelError(f"{problem!r:.60} is no problem: give a file, a name or a Problem")
+    return found if task is None else replace(found, task=task)
 
 
 def as_kernel(
@@ -85,6 +116,8 @@ def as_kernel(
     """The kernel of a file; its entry is the problem's name where the file holds one of it."""
     if isinstance(kernel, Kernel):
         return kernel
+    if not isinstance(kernel, (str, os.PathLike)):
+        raise KernelError(f"{kernel!r:.60} is no kernel: give a file or a Kernel")
     from ratchet.kernels.problem_file import load_kernel
 
     wanted = entry or default_entry(problem)

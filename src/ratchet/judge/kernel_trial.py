@@ -139,6 +139,8 @@ class KernelJudge:
         """The GPU to judge on, or None for the machine's cores. Decided where it cannot be used."""
         if isinstance(asked, Accelerator):
             return asked
+        if kernel.language not in LANGUAGES:
+            return None  # the trial says so
         if asked not in ("auto", "cpu") and kernel.language not in WITH_TORCH:
             raise Decided(
                 "refused",
@@ -200,6 +202,10 @@ class _Trial:
         self.shared, self.compilations = SharedCompilations(), cast("Path | None", None)
         self.evidence += [Evidence(check="sizes", passed=True, detail=one) for one in problem.notes]
 
+    @property
+    def _has_tiers(self) -> bool:
+        return self.problem.model is None and bool(self.problem.tiers)
+
     def use(self, accelerator: Accelerator | None) -> None:
         """Judge on a GPU, or, without one, on the machine's cores."""
         self.accelerator = accelerator
@@ -214,7 +220,8 @@ class _Trial:
         if self.kernel.language not in LANGUAGES:
             raise Decided(
                 "unmeasured",
-                f"kernels in {self.kernel.language} need a GPU, and none is judged yet",
+                f"{self.kernel.language.upper()} kernels are only inspected so far: "
+                "ratchet inspect PROBLEM KERNEL",
             )
         if self.kernel.language == "triton" and self.accelerator is None:
             self._interpret(reference)
@@ -412,6 +419,7 @@ class _Trial:
                 "threads": self.threads,
                 "language": self.kernel.language,
                 **({"device": self.accelerator.name} if self.accelerator else {}),
+                **({"tier": ", ".join(self.problem.tiers)} if self._has_tiers else {}),
                 **arm_environment(self.threads),
             },
         )

@@ -82,7 +82,8 @@ def _no_gain(speedup: Speedup) -> Speedup:
     def cut(one: Ratio | None) -> Ratio | None:
         if one is None:
             return None
-        return Ratio(ratio=min(1.0, one.ratio), low=min(1.0, one.low), high=min(1.0, one.high))
+        ends = {name: min(1.0, getattr(one, name)) for name in ("ratio", "low", "high")}
+        return one.model_copy(update=ends)
 
     return Speedup(vs_reference=cut(speedup.vs_reference), vs_compile=cut(speedup.vs_compile))
 
@@ -150,6 +151,7 @@ def _together(comparisons: Sequence[Comparison]) -> Ratio:
         ratio=mean([one.ratio for one in comparisons]),
         low=mean([one.low for one in comparisons]),
         high=mean([one.high for one in comparisons]),
+        confidence=min(one.confidence for one in comparisons),
     )
 
 

@@ -36,7 +36,8 @@ def describe(request: dict[str, Any]) -> Problem:
     problem = replace(declared, text=text)
     if not problem.cases:
         raise RatchetError("it has no case: give it at least one")
-    problem = problem.at(request["tier"])
+    if not problem.tiers:
+        raise RatchetError("all of its cases are hidden: give it one that authors see")
     problem.load_reference()
     return problem
 

@@ -8,8 +8,9 @@ import importlib.util
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ratchet.errors import KernelError
 from ratchet.kernels.case import (
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DISTRIBUTIONS",
+    "JUDGED_AT",
+    "LARGEST_FIRST",
     "LAYOUTS",
     "Case",
     "ModelForm",
@@ -42,6 +45,9 @@ __all__ = [
 ]
 
 Reference = Callable[..., "tuple[Tensor, ...]"]
+LARGEST_FIRST: Final[tuple[Tier, ...]] = ("gpu", "cpu", "ci")
+JUDGED_AT: Final[tuple[Tier, ...]] = ("cpu", "ci", "gpu")
+"""Where nobody names a tier, a problem is judged at the first of these that it has."""
 Task = Literal["own", "any"]
 
 
@@ -74,11 +80,24 @@ class Problem:
     fault: str = ""
     """Why it cannot be judged: the judge refuses it."""
 
-    def at(self, tier: Tier) -> Problem:
-        """The same problem with the cases of one tier and all hidden ones."""
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """The tiers of the cases that are not hidden, the largest first."""
+        there = {case.tier for case in self.cases if not case.hidden}
+        return tuple(tier for tier in LARGEST_FIRST if tier in there)
+
+    def at(self, *tiers: Tier) -> Problem:
+        """The same problem with the cases of the first of `tiers` that it has, and all hidden ones.
+
+        Raises:
+            KernelError: it has none of them.
+        """
+        tier = next((one for one in tiers if one in self.tiers), None)
+        if tier is None:
+            has = f"it has {', '.join(self.tiers)}" if self.tiers else "all of its cases are hidden"
+            asked = " or ".join(repr(one) for one in tiers)
+            raise KernelError(f"problem {self.name!r} has no case of tier {asked}: {has}")
         kept = tuple(case for case in self.cases if case.tier == tier or case.hidden)
-        if all(case.hidden for case in kept):
-            raise KernelError(f"problem {self.name!r} has no case of tier {tier!r}")
         return replace(self, cases=kept)
 
     def varied(self, case: Case) -> tuple[Case, ...]:
@@ -214,13 +233,40 @@ def _kind(distribution: str) -> str:
 
 def reference_text(reference: str) -> str:
     """The source of the module that a "module:function" names; a KernelError if there is none."""
-    module_name = reference.partition(":")[0]
+    module_name, colon, function = reference.partition(":")
+    if module_name == "__main__":
+        raise KernelError(
+            f"reference {reference!r} stands in the script or notebook that runs now, and no other "
+            "process may run that again: put it into a file of its own, and give ratchet.judge "
+            f"that file with its PROBLEM, or the reference as MODULE:{function}"
+        )
+    if not colon:
+        raise KernelError(
+            f"reference {reference!r} names a function of the problem's own file, which is not "
+            "known here: give that file, the PROBLEM imported from it, or module:function"
+        )
     try:
         spec = importlib.util.find_spec(module_name)
-    except ModuleNotFoundError:
+    except (ImportError, ValueError):
         spec = None
     if spec is None or spec.origin is None:
         raise KernelError(
             f"reference {reference!r} names no module that can be found: give module:function"
         )
-    return Path(spec.origin).read_text(encoding="utf-8")
+    text = _source_of(spec)
+    if text is None:
+        raise KernelError(
+            f"reference {reference!r} names a module without text in Python ({spec.origin}): call "
+            "it from a function in a .py file, and name that"
+        )
+    return text
+
+
+def _source_of(spec: ModuleSpec) -> str | None:
+    """The text of a module; None where it is compiled, or not in its encoding."""
+    if not isinstance(spec.loader, InspectLoader):
+        return None
+    try:
+        return spec.loader.get_source(spec.name)
+    except (ImportError, SyntaxError):
+        return None

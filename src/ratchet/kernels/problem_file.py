@@ -38,12 +38,13 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from ratchet.errors import KernelError
 from ratchet.kernels.kernel import Kernel, Language
-from ratchet.kernels.problem import Problem, Tier, reference_text
+from ratchet.kernels.problem import JUDGED_AT, Problem, Tier, reference_text
 
 Scale = float | Literal["auto"] | None
 MAX_SOURCE_BYTES: Final = 4 << 20
@@ -68,24 +69,25 @@ def load_problem(
     path_or_name: str | os.PathLike[str],
     *,
     scale: Scale = "auto",
-    tier: Tier = "cpu",
+    tiers: Sequence[Tier] = JUDGED_AT,
     time_limit_s: float = LOADING_LIMIT_S,
 ) -> Problem:
     """The problem of a file, or of a suite by its name.
 
-    `scale` shrinks a problem in KernelBench's format; `tier` picks cases in ours. A file that is
-    read but cannot be judged, or takes longer than the limit, gives a problem with a `fault`, which
-    the judge refuses.
+    `scale` shrinks a problem in KernelBench's format; in ours the cases are those of the first of
+    `tiers` that there is. A file that is read but cannot be judged, or takes longer than the limit,
+    gives a problem with a `fault`, which the judge refuses.
 
     Raises:
-        KernelError: what is no readable Python file with a problem in it, or an unknown name.
+        KernelError: what is no readable Python file with a problem in it, an unknown name, or a
+            problem with none of the tiers.
     """
     given = os.fspath(path_or_name)
     path = Path(given)
     if not (path.suffix or os.sep in given or path.exists()):
         from ratchet.kernels.suites import find_problem
 
-        return find_problem(given).at(tier)
+        return find_problem(given).at(*tiers)
     text = read_source(path)
     names = list(_python_names(_parsed(path, text).body, deep=True))
     _check_names(given, names)
@@ -93,14 +95,30 @@ def load_problem(
         "text": text,
         "name": path.stem,
         "scale": scale,
-        "tier": tier,
         "declared": DECLARED in names,
         "threads": len(os.sched_getaffinity(0)),
     }
     found = _described(request, time_limit_s)
     if "problem" in found:
-        return Problem.from_json(found["problem"])
+        problem = Problem.from_json(found["problem"])
+        return problem if problem.model is not None else problem.at(*tiers)
     return Problem(name=path.stem, reference="file:", cases=(), text=text, fault=found["fault"])
+
+
+def with_text(problem: Problem) -> Problem:
+    """A Problem that was imported from its file, with that file's text; any other as it is.
+
+    Such a one names functions of its file alone, so the file is looked for among the modules that
+    were imported: it is the one whose PROBLEM this is.
+    """
+    if problem.text or ":" in problem.reference:
+        return problem
+    for name, module in list(sys.modules.items()):
+        defined = getattr(module, "__dict__", {})
+        declares = bool(defined.get(DECLARED) is problem) and problem.reference in defined
+        if declares and name != "__main__" and defined.get("__file__"):
+            return replace(problem, text=read_source(Path(defined["__file__"])))
+    return problem
 
 
 def load_kernel(

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ratchet.errors import RatchetError
-from ratchet.judge.api import Scale, as_kernel, as_problem
+from ratchet.judge.api import as_kernel, as_problem
+from ratchet.judge.choices import Scale
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library_triton import triton_kernels
 from ratchet.kernels.problem import Problem, Tier
@@ -68,7 +69,7 @@ def kernelbench_suite(
 
     def question(path: Path) -> Question:
         def read() -> tuple[Problem, Kernel | None]:
-            problem = as_problem(path, tier="cpu", scale=scale, time_limit_s=time_limit_s)
+            problem = as_problem(path, scale=scale, time_limit_s=time_limit_s)
             return answer(path.stem, problem)
 
         return Question(name=path.stem, read=read)

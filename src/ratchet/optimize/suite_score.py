@@ -57,9 +57,12 @@ class Score(_Model):
     measured: int
     """Right kernels with a measured ratio."""
     fast_p: dict[str, float]
-    """Share of the problems whose kernel is right and whose whole 95 % interval lies above p."""
+    """Share of the problems whose kernel is proven and whose whole interval against this rival lies
+    above p; `Ratio.confidence` is the interval's. An interval over several cases may lie above p
+    where one of them is undecided, so the interval alone is not enough."""
     fast_p_by_estimate: dict[str, float]
-    """The same by the ratio alone, as KernelBench counts it: noise can lift a kernel over p."""
+    """As KernelBench publishes it: right, and the ratio alone above p. Noise can lift a kernel
+    over p."""
     geometric_mean: float | None
     """Over all problems; one without a measured ratio counts as FAILED_RATIO."""
     geometric_mean_of_measured: float | None
@@ -93,10 +96,15 @@ def score(rows: Sequence[SuiteRow], rival: Rival) -> Score:
     """fast_p and the means against one rival."""
     ratios = [row.ratio(rival) for row in rows]
     found = [ratio for ratio in ratios if ratio is not None]
+    proven = [
+        ratio.low
+        for row, ratio in zip(rows, ratios, strict=True)
+        if ratio is not None and row.status == "proven"
+    ]
     all_ratios = [FAILED_RATIO if ratio is None else ratio.ratio for ratio in ratios]
     return Score(
         measured=len(found),
-        fast_p=_shares([ratio.low for ratio in found], len(rows)),
+        fast_p=_shares(proven, len(rows)),
         fast_p_by_estimate=_shares([ratio.ratio for ratio in found], len(rows)),
         geometric_mean=_mean(all_ratios),
         geometric_mean_of_measured=_mean([ratio.ratio for ratio in found]),

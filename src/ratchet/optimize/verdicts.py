@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from ratchet import __version__
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import describe_device, probe
-from ratchet.errors import DeviceError, RatchetError
+from ratchet.errors import DeviceError
 from ratchet.judge.accelerator import may_use_gpu
 from ratchet.judge.kernel_trial import KernelJudge
 from ratchet.judge.revision import revision
@@ -18,9 +17,6 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.ledger.connect import utc_now
-
-SHORTEST_LIMIT_S = 1.0
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,17 +146,6 @@ def _judged(
         judged_at=judged_at,
         recalled=recalled,
     )
-
-
-def parse_time_limit_s(text: str) -> float:
-    """Seconds from `30`, `60s` or `5m`; at least a second."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text)
-    if match is None:
-        raise RatchetError(f"time limit {text!r} is not a duration: write 30s or 5m")
-    seconds = float(match[1]) * _UNITS[match[2]]
-    if seconds < SHORTEST_LIMIT_S:
-        raise RatchetError(f"time limit {text!r} is under a second: give at least 1s")
-    return seconds
 
 
 def judged_on(judge: RecordedJudge) -> tuple[dict[str, Any], dict[str, str]]:

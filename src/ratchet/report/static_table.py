@@ -32,7 +32,8 @@ class StaticTable:
 def print_inspection(document: Mapping[str, Any], console: Console | None = None) -> None:
     """The answer of `ratchet inspect`; `document` is what `inspect_kernel` returns."""
     out = console or make_console()
-    case = f", launched as on case {document['case']}" if document.get("case") else ""
+    tier = f" (tier {document['tier']})" if document.get("tier") else ""
+    case = f", launched as on case {document['case']}{tier}" if document.get("case") else ""
     out.print(f"{document['kernel']} ({document['language']}){case}; {document['compiler']}")
     if document.get("reason"):
         out.print(str(document["reason"]))

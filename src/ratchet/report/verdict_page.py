@@ -12,6 +12,7 @@ from ratchet.report.verdict_words import (
     MEANING,
     measured_speedups,
     short_hash,
+    show_confidence,
     show_status,
     tone,
 )
@@ -47,6 +48,7 @@ def render_verdict_page(judged: Mapping[str, Any]) -> str:
         cases=_case_rows(problem["cases"]),
         environment=_facts(verdict["environment"]),
         short_hash=short_hash,
+        show_confidence=show_confidence,
     )
 
 

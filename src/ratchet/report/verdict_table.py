@@ -12,6 +12,7 @@ from ratchet.report.static_table import print_static
 from ratchet.report.verdict_words import (
     MEANING,
     measured_speedups,
+    show_confidence,
     show_speedup,
     show_status,
 )
@@ -35,9 +36,12 @@ def print_verdict(judged: Mapping[str, Any], console: Console | None = None) -> 
     heading(out, "Speed-up")
     speedups = measured_speedups(verdict)
     for title, ratio in speedups:
-        out.print(f"against {title}: {show_speedup(ratio)}")
+        out.print(f"against {title}: {show_speedup(ratio)}, {show_confidence(ratio)}")
     if not speedups:
         out.print("none: nothing was timed, or no time counts")
+    if verdict["environment"].get("tier"):
+        heading(out, "Sizes")
+        out.print(f"tier {verdict['environment']['tier']}")
     heading(out, "Isolation")
     out.print(verdict["isolation"])
     print_static(out, verdict.get("static"))

@@ -42,6 +42,12 @@ def show_speedup(ratio: Mapping[str, float] | None) -> str:
     return f"{show_ratio(ratio['ratio'])} ({show_interval(ratio['low'], ratio['high'])})"
 
 
+def show_confidence(ratio: Mapping[str, float | None]) -> str:
+    """`98.3 % interval`; `interval` in a verdict from before its confidence was kept."""
+    confidence = ratio.get("confidence")
+    return "interval" if confidence is None else f"{100 * confidence:.3g} % interval"
+
+
 def measured_speedups(verdict: Mapping[str, Any]) -> list[tuple[str, Mapping[str, float]]]:
     """Each rival that the kernel was timed against, and the ratio."""
     speedup = verdict.get("speedup") or {}

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ratchet.judge.static_profile.architectures import ARCHITECTURES, TARGETS
-    from ratchet.judge.static_profile.inspection import inspect_kernel
+    from ratchet.judge.static_profile.inspection import all_compiled, inspect_kernel
 
-__all__ = ["ARCHITECTURES", "TARGETS", "inspect_kernel"]
+__all__ = ["ARCHITECTURES", "TARGETS", "all_compiled", "inspect_kernel"]
 
 # Imported when first asked for: sandboxes hold parts of this package, and never `inspection`.
 _HOMES = {
     "ARCHITECTURES": "architectures",
     "TARGETS": "architectures",
+    "all_compiled": "inspection",
     "inspect_kernel": "inspection",
 }
 

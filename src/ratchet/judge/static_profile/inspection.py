@@ -31,7 +31,7 @@ from ratchet.judge.static_profile.architectures import (
 from ratchet.judge.static_profile.dot_work import DotCounter, DotWork
 from ratchet.judge.worker_modules import PROFILE_WORKER
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Case, Problem
+from ratchet.kernels.problem import LARGEST_FIRST, Case, Problem
 
 MEMORY_BYTES = 64 << 30
 """Address space, most of it never touched: LLVM and torch reserve much more than they use."""
@@ -63,8 +63,9 @@ def inspect_kernel(
     """The static profile of a kernel on each target, as a JSON object; see docs/inspect.md.
 
     The launches are those of `case`, by default the largest timed case of the problem's largest
-    tier. What goes wrong on one target stands in its `error`; KernelError where nothing could be
-    compiled at all: an unknown target or case, a language without GPU code, no compiler.
+    tier. What goes wrong on one target stands in its `error`. A problem with a fault has no targets
+    and a `reason`. KernelError where nothing could be compiled at all: an unknown target or case, a
+    language without GPU code, no compiler.
     """
     architectures = find_architectures(targets)
     action = ACTIONS.get(kernel.language)
@@ -76,6 +77,11 @@ def inspect_kernel(
         raise KernelError(
             "triton is not installed, and it compiles the kernels: pip install triton==3.7.1"
         )
+    if problem.fault:
+        return _document_of(kernel, action, None) | {
+            "targets": {},
+            "reason": f"the problem cannot be judged: {problem.fault}",
+        }
     chosen = find_case(problem, case)
     clock = Clock.of(time_limit_s)
     counter = DotCounter(DOT_TIME_LIMIT_S)
@@ -84,19 +90,34 @@ def inspect_kernel(
             one.name: _target(workers, action, one, problem.cases.index(chosen), counter)
             for one in architectures
         }
-    document: dict[str, Any] = {
-        "kernel": kernel.name,
-        "kernel_hash": kernel.hash,
-        "language": kernel.language,
-        "case": chosen.name if action == "python" else None,
-        "compiler": _compiler(action),
-        "isolation": isolation_name(),
-        "assumes": bound.ASSUMES,
+    has_tiers = action == "python" and problem.model is None
+    document = _document_of(kernel, action, chosen if action == "python" else None) | {
+        "tier": chosen.tier if has_tiers else None,
         "targets": found,
     }
     if not any(one["kernels"] or one["error"] for one in found.values()):
         document["reason"] = "the kernel launches nothing: its entry started no Triton kernel"
     return document
+
+
+def _document_of(kernel: Kernel, action: str, case: Case | None) -> dict[str, Any]:
+    """What stands in every answer."""
+    return {
+        "kernel": kernel.name,
+        "kernel_hash": kernel.hash,
+        "language": kernel.language,
+        "case": case.name if case else None,
+        "tier": None,
+        "compiler": _compiler(action),
+        "isolation": isolation_name(),
+        "assumes": bound.ASSUMES,
+    }
+
+
+def all_compiled(document: dict[str, Any]) -> bool:
+    """Whether there is a profile on every target that was asked for."""
+    targets = document["targets"].values()
+    return bool(targets) and all(one["kernels"] and not one["error"] for one in targets)
 
 
 def profile_in_verdict(kernel: Kernel, problem: Problem, clock: Clock) -> dict[str, Any]:
@@ -116,9 +137,9 @@ def find_case(problem: Problem, name: str | None = None) -> Case:
             raise KernelError(f"problem {problem.name!r} has no case {name!r}: it has {known}")
         return found
     if not problem.cases:
-        raise KernelError(f"problem {problem.name!r} has no case: {problem.fault or 'give one'}")
+        raise KernelError(f"problem {problem.name!r} has no case: give one")
     timed = [one for one in problem.cases if one.timed] or list(problem.cases)
-    tier = next(tier for tier in ("gpu", "cpu", "ci") if any(one.tier == tier for one in timed))
+    tier = next(tier for tier in LARGEST_FIRST if any(one.tier == tier for one in timed))
     return max((one for one in timed if one.tier == tier), key=_elements)
 
 
