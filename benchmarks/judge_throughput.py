@@ -4,11 +4,11 @@
 
 Every kernel is compiled anew (the sandbox has no compile cache) and has a source of its own.
 `verdict_s` is from source to answer with the reference worker already running, each verdict by
-itself; `first_verdict_s` also starts that worker, which imports torch. `verdicts_per_minute` is of
-a second pass over the same problems, as `ratchet judge --suite` makes it: two kernels' compilers
-share the cores. `judge_peak_mb` is the peak
-resident memory of the process that judges, `reference_peak_mb` of its reference worker. The last
-line is one JSON object.
+itself, as a median with the shortest and the longest; `first_verdict_s` also starts that worker,
+which imports torch. `verdicts_per_minute` is of a second pass over the same problems, as `ratchet
+judge --suite` makes it: two kernels' compilers share the cores. `judge_peak_mb` is the peak
+resident memory of the judging process alone, `reference_peak_mb` that of its reference worker,
+which stands beside it; candidates' processes are in neither. The last line is one JSON object.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -164,3 +165,9 @@ def test_a_problem_that_is_read_and_no_good(
     verdict = json.loads(capsys.readouterr().out)
     assert verdict["status"] == "refused"
     assert word in verdict["reason"], verdict["reason"]
+
+
+def test_the_help_says_where_a_hip_kernel_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["judge", "--help"]) == 0
+    words = " ".join(re.sub(r"[^\w.]+", " ", capsys.readouterr().out).split())
+    assert ".hip file is only inspected so far ratchet inspect" in words

@@ -19,7 +19,13 @@ from ratchet.judge import kernel_timing, timed_arms
 from ratchet.judge.isolation import arm_environment
 from ratchet.judge.kernel_checks import CaseFacts, verdict_of_call
 from ratchet.judge.kernel_timing import CaseTiming
-from ratchet.judge.speed import CEILING_SLACK, SHORTEST_IN_PYTHON_S, conclude, floor_time_s
+from ratchet.judge.speed import (
+    CEILING_SLACK,
+    LOOK_CONFIDENCE,
+    SHORTEST_IN_PYTHON_S,
+    conclude,
+    floor_time_s,
+)
 from ratchet.judge.timed_arms import CANDIDATE, ONE_THREAD, REFERENCE, TWIN
 from ratchet.judge.verdict import Evidence
 from ratchet.measure.arm import Timing
@@ -90,6 +96,7 @@ def test_the_status_follows_the_intervals_of_every_timed_case(
     assert words in reason
     assert speedup.vs_reference is not None
     assert speedup.vs_reference.low <= speedup.vs_reference.ratio <= speedup.vs_reference.high
+    assert speedup.vs_reference.confidence == LOOK_CONFIDENCE
 
 
 @pytest.mark.parametrize(("alone", "status"), [(0.5, "correct"), (3.0, "proven")])
@@ -130,6 +137,7 @@ def test_a_gain_on_short_calls_in_python_may_be_one_of_dispatch(
     if status == "correct":
         assert "larger case" in reason and long_enough == [False]
         assert speedup.vs_reference.high <= 1
+        assert speedup.vs_reference.confidence == LOOK_CONFIDENCE
     else:
         assert not long_enough
         assert speedup.vs_reference.low > 1

@@ -35,6 +35,14 @@ def test_fast_p_counts_right_kernels_whose_interval_lies_above_p() -> None:
     assert found.measured == 3
 
 
+def test_fast_p_wants_a_proof_for_every_case_and_not_a_mean_alone() -> None:
+    """The mean over two cases lies above p, and one of them is undecided."""
+    found = score([row("correct", 2.5), row("proven", 1.3)], "vs_reference")
+    assert found.fast_p == {"1": 0.5, "1.2": 0.0, "1.5": 0.0, "2": 0.0}
+    assert found.fast_p_by_estimate == {"1": 1.0, "1.2": 1.0, "1.5": 0.5, "2": 0.5}
+    assert found.measured == 2
+
+
 def test_a_fast_time_of_a_wrong_kernel_counts_for_nothing() -> None:
     found = score([row("wrong", 50.0), row("cheating", 50.0)], "vs_reference")
     assert found.measured == 0

@@ -10,8 +10,10 @@ import pytest
 from ratchet.judge.verdict import Ratio, Speedup
 from ratchet.optimize.suite_score import SuiteResult, SuiteRow, answered, summarise
 from ratchet.report.suite_page import render_suite_page
+from ratchet.report.suite_table import definitions
 
-FAST = Speedup(vs_reference=Ratio(ratio=2.0, low=1.8, high=2.2), vs_compile=None)
+RATIO = Ratio(ratio=2.0, low=1.8, high=2.2, confidence=0.983)
+FAST = Speedup(vs_reference=RATIO, vs_compile=None)
 ROWS = [
     SuiteRow(name="gelu", status="proven", reason="right, and faster", speedup=FAST),
     SuiteRow(name="silu", status="wrong", reason="case <b>ci</b>: off by 3"),
@@ -48,6 +50,14 @@ def test_every_problem_is_in_the_page_with_its_reason(interrupted: bool) -> None
     assert 'href="verdicts/gelu.html"' in page
     assert "off by 3" in page and "<b>ci</b>" not in page
     assert ("was interrupted" in page) == interrupted
+
+
+def test_the_table_says_what_its_intervals_and_fast_p_are() -> None:
+    new, old = document(interrupted=False), document(interrupted=False)
+    assert "is proven and whose whole 98.3 % interval lies above p" in " ".join(definitions(new))
+    old["rows"][0]["speedup"]["vs_reference"].pop("confidence")  # a verdict from before
+    assert SuiteResult.model_validate(old).rows[0].speedup.vs_reference is not None
+    assert "is proven and whose whole interval lies above p" in " ".join(definitions(old))
 
 
 def test_the_page_loads_nothing() -> None:

@@ -129,6 +129,17 @@ def test_every_text_of_a_verdict_is_escaped() -> None:
     )
 
 
+def test_an_interval_says_its_confidence_where_it_is_known() -> None:
+    judged = make_judged()
+    page = render_verdict_page(judged)
+    assert "95 % interval 1.90 to 2.12" in page
+    assert '"note">interval 1.50 to 1.71' in page
+    out, file = console()
+    print_verdict(judged, out)
+    assert "2.01x (1.90 to 2.12), 95 % interval" in file.getvalue()
+    assert "1.60x (1.50 to 1.71), interval" in file.getvalue()
+
+
 def test_a_verdict_with_nothing_in_it_is_still_a_page() -> None:
     page = render_verdict_page(
         make_judged(
