@@ -18,6 +18,7 @@ from ratchet.errors import RatchetError
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library import LIBRARY, WorkloadShapes
 from ratchet.kernels.problem import Case, Problem, TensorSpec
+from ratchet.kernels.problem_file import built_in_kernel
 
 DISTRIBUTIONS = ("heavy_tailed", "shifted", "tiny", "large")
 SHAPES = {
@@ -337,12 +338,7 @@ def _suite_references() -> Iterator[Honest]:
 
 
 def _as_candidate(asked: Problem, name: str) -> Honest:
-    module, _, function = asked.reference.partition(":")
-    source = (
-        f"from {module} import {function} as reference\n"
-        "def answer(*given):\n    return reference(*given)\n"
-    )
-    kernel = Kernel(name="honest", language="torch", source=source, entry="answer")
+    kernel = built_in_kernel(asked, "eager")
     # It is torch's work: right, and no answer to a problem that asks for the kernel's own.
     return Honest(name=name, kernel=kernel, problem=replace(asked, task="any"))
 

@@ -15,6 +15,7 @@ from ratchet.errors import CompilerMissing
 from ratchet.judge import isolation
 from ratchet.judge.kernel_trial import KernelJudge
 from ratchet.judge.static_profile import inspection
+from ratchet.kernels.carried_modules import with_modules
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
 from ratchet.kernels.problem import reference_text
@@ -92,7 +93,7 @@ def test_the_reference_answers_its_own_problem(judge: KernelJudge, name: str) ->
 @python_sandbox
 def test_codes_that_are_one_off_are_wrong_where_they_are_many(judge: KernelJudge) -> None:
     problem = replace(find_problem("quantise_fp8").at("ci"), task="any")
-    source = reference_text(problem.reference) + (
+    source = with_modules(reference_text(problem.reference)) + (
         "\n\ndef off(x, scale, scalars):\n"
         "    codes, amax = quantise_fp8(x, scale, scalars)\n"
         "    bits = codes.view(torch.uint8).clone()\n"

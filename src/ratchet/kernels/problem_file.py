@@ -43,6 +43,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from ratchet.errors import KernelError
+from ratchet.kernels.carried_modules import with_modules
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.kernels.problem import JUDGED_AT, Problem, Tier, reference_text
 
@@ -161,7 +162,7 @@ def built_in_kernel(problem: Problem, candidate: str) -> Kernel:
     if problem.model is not None:
         ending = _COMPILED_MODEL if compiled else f"\n\n{ANSWER} = {MODEL}\n"
         return Kernel(name=candidate, language="torch", source=problem.text + ending, entry=ANSWER)
-    source = problem.text or reference_text(problem.reference)
+    source = with_modules(problem.text or reference_text(problem.reference))
     function = problem.reference.rpartition(":")[2]
     ending = _COMPILED_FUNCTION if compiled else "\n\n_answer = {function}\n"
     return Kernel(
