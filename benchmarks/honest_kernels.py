@@ -1,4 +1,4 @@
-"""Honest kernels and their problems: variations in C++, what ships, and references in Python.
+"""Honest kernels and their problems: in C++ and torch by hand, what ships, and torch's references.
 
 The same sum in another order, with other threads and other widths is as right as the reference's:
 a judge that calls one of these wrong has too narrow a bound.
@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
+import honest_backwards
+import honest_backwards_torch
 import torch
+from honest_case import Honest
 from torch import Tensor
 
 from ratchet.errors import RatchetError
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library import LIBRARY, WorkloadShapes
+from ratchet.kernels.library_triton import triton_kernels
 from ratchet.kernels.problem import Case, Problem, TensorSpec
 from ratchet.kernels.problem_file import built_in_kernel
+from ratchet.kernels.suites import find_problem, load_suite
 
 DISTRIBUTIONS = ("heavy_tailed", "shifted", "tiny", "large")
 SHAPES = {
@@ -131,15 +136,6 @@ LONGEST = {"attention": 256}
 THREADS = {"one thread": "", "threads": '_Pragma("omp parallel for")'}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Honest:
-    """A kernel that is right, and the problem it answers."""
-
-    name: str
-    kernel: Kernel
-    problem: Problem
-
-
 def scaled_silu(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
     return (scalars[0] * x / (1 + torch.exp(-x)),)
 
@@ -229,9 +225,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scalars: Sequence[float]) -> tupl
 
 def honest_kernels(*, with_python: bool = True) -> list[Honest]:
     """Every honest kernel that this CPU can run; those in C++ do the work themselves (`own`)."""
-    compiled = [*_elementwise(), *_rows(), *textbook_kernels(), *_shipped()]
+    compiled = [*_elementwise(), *_rows(), *textbook_kernels(), *honest_backwards.compiled()]
+    compiled += _shipped()
     found = [replace(one, problem=replace(one.problem, task="own")) for one in compiled]
-    return [*found, *_references(), *_suite_references()] if with_python else found
+    if not with_python:
+        return found
+    in_python = (honest_backwards_torch.kernels(), _shipped_triton(), _references())
+    return [*found, *(one for kernels in in_python for one in kernels), *_suite_references()]
 
 
 def problem(
@@ -317,6 +317,14 @@ def _shipped() -> Iterator[Honest]:
                     yield Honest(name=title, kernel=kernel, problem=one)
 
 
+def _shipped_triton() -> Iterator[Honest]:
+    """The library in Triton at the suite's smallest sizes; without a GPU it is interpreted."""
+    if importlib.util.find_spec("triton") is None:
+        return
+    for entry, kernel in triton_kernels().items():
+        yield Honest(name=f"triton: {entry}", kernel=kernel, problem=find_problem(entry).at("ci"))
+
+
 def _references() -> Iterator[Honest]:
     """The library's references, called from Python."""
     for library in LIBRARY.values():
@@ -326,10 +334,6 @@ def _references() -> Iterator[Honest]:
 
 def _suite_references() -> Iterator[Honest]:
     """The references of the suite of training work, at its smallest sizes."""
-    if importlib.util.find_spec("ratchet.kernels.suites") is None:
-        return
-    from ratchet.kernels.suites import load_suite
-
     for one in load_suite("training"):
         try:
             yield _as_candidate(one.at("ci"), f"suite: {one.name}")

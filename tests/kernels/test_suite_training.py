@@ -21,6 +21,37 @@ SUITE = {problem.name: problem for problem in load_suite("training")}
 SHIPPED = {kernel.entry for one in LIBRARY.values() for kernel in one.kernels("portable")}
 OWN_CHECKS = [name for name, problem in SUITE.items() if problem.check]
 
+OTHERWISE_NAMED = {
+    "embedding": "embedding_gradient",
+    "linear_forward": "linear_dgrad",
+}
+"""Backwards that are not called `_backward`."""
+IN_CODES = "its outputs are codes or whole numbers"
+FORWARD_ONLY = {
+    "it is itself a part of a backward": (
+        *("embedding_gradient", "linear_dgrad", "linear_wgrad"),
+        *("input_gradient", "weight_gradient", "input_gradient_bf16", "weight_gradient_bf16"),
+    ),
+    "it gives the gradients beside the loss": ("linear_cross_entropy", "cross_entropy_rows"),
+    "a step's own work on weights and gradients, which nothing differentiates": (
+        *("gradient_square_sum", "adamw_step", "adam_w", "lion", "sgd_momentum", "adam_8_bit"),
+        *("row_factored_second_moment", "clip_by_norm", "moving_average", "accumulate", "unscale"),
+        "newton_schulz",
+    ),
+    "its gradient is the same movement the other way": (
+        *("transpose", "transpose_heads", "cast_transpose"),
+    ),
+    "its gradient is a copy of one value to a whole row or column": ("row_sum", "column_sum"),
+    IN_CODES: (
+        *("arg_max", "expert_counts", "quantise_rows", "quantise_groups"),
+        *("quantise_fp8", "quantise_fp8_gradient", "quantise_fp8_blocks"),
+    ),
+    "its codes have no gradient, and its scales are statistics that nothing trains": (
+        *("dequantise_groups", "dequantise_fp8", "dequantise_fp8_blocks", "dequantise_fp8_weight"),
+    ),
+}
+"""The problems without a backward in the suite, by the reason why."""
+
 
 def widened(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [one.double() if one.dtype.is_floating_point else one for one in tensors]
@@ -37,8 +68,33 @@ def answers(problem: Problem, inputs: Sequence[Tensor], scalars: Sequence[float]
 
 
 def test_there_are_enough_and_each_has_its_own_name() -> None:
-    assert len(SUITE) == len(load_suite("training")) >= 80
-    assert sum(name.endswith("_backward") for name in SUITE) >= 40
+    assert len(SUITE) == len(load_suite("training")) >= 230
+    assert sum(name.endswith("_backward") for name in SUITE) >= 98
+
+
+def has_gradient(name: str) -> bool:
+    """Whether the suite holds the backward of a problem."""
+    base = name.removesuffix("_forward")
+    return f"{base}_backward" in SUITE or OTHERWISE_NAMED.get(name, "") in SUITE
+
+
+def test_what_has_no_backward_has_a_reason() -> None:
+    forward = {name for name in SUITE if not name.endswith("_backward")}
+    alone = {name for name in forward if not has_gradient(name)}
+    reasons = [name for names in FORWARD_ONLY.values() for name in names]
+    assert len(reasons) == len(set(reasons))
+    assert alone == set(reasons), "write the backward, or why there is none, into FORWARD_ONLY"
+    for name in SUITE.keys() - forward:
+        base = name.removesuffix("_backward")
+        assert {base, f"{base}_forward"} & forward, f"{name} is the backward of no problem"
+
+
+@pytest.mark.parametrize("name", FORWARD_ONLY[IN_CODES])
+def test_what_has_codes_has_no_gradient(name: str) -> None:
+    problem = SUITE[name].at("ci")
+    case = next(case for case in problem.cases if case.timed)
+    first = answers(problem, problem.build_inputs(case, 1), case.scalars)[0]
+    assert not first.dtype.is_floating_point or first.dtype.itemsize == 1
 
 
 @pytest.mark.parametrize("name", SUITE)

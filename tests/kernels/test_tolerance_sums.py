@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -137,6 +138,53 @@ def test_products_of_fewer_bits_are_wrong(dropped: int, length: int, seed: int) 
     got = (_rounded(x, dropped).double() @ _rounded(y, dropped).double().T).float()
     assert not Tolerance().check(got, own, exact, usual).passed
     assert Tolerance().check(own, own, exact, usual).passed
+
+
+def class_gradient(logits: Tensor, targets: Tensor) -> Tensor:
+    right = F.one_hot(targets, logits.shape[-1])
+    return F.softmax(logits, -1) - right.to(logits.dtype)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_sum_s_log_may_be_kept_where_logits_are_large(seed: int) -> None:
+    """exp(x - log of the sum) loses eps times the log, exp(x - largest) / sum does not: both right.
+
+    The function carries an error of its inputs just as far, so fewer bits of them are still wrong.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(13, 77, generator=generator)
+    logits[0, 5], logits[0, 9], logits[4, 7] = 1000.0, 1000.5, -1000.0
+    targets = torch.randint(0, 77, (13,), generator=generator)
+    call = outputs_of(lambda x: class_gradient(x, targets))
+    own, exact = class_gradient(logits, targets), class_gradient(logits.double(), targets)
+    (condition,) = rounding.conditions(call, [logits.double()], random.Random(seed))
+    usual = replace(loss_over([(own, exact)]), terms=77.0, condition=condition)
+    kept = torch.exp(logits - logits.logsumexp(-1, keepdim=True)) - F.one_hot(targets, 77)
+    assert Tolerance().check(kept, own, exact, usual).passed
+    for dropped in (16, 13):
+        low = class_gradient(_rounded(logits, dropped), targets)
+        assert not Tolerance().check(low, own, exact, usual).passed
+
+
+def test_without_a_condition_the_reference_s_own_loss_counts() -> None:
+    """The gate's widest bound: a condition that nobody measured widens nothing by itself."""
+    unknown = Loss(terms=64.0, condition=math.inf)
+    assert unknown.sequential(EPS, 0.0) == Loss(terms=64.0).sequential(EPS, 0.0)
+    assert unknown.sequential(EPS, 4 * EPS) == pytest.approx(8 * unknown.sequential(EPS, 0.0))
+    assert unknown.sequential(EPS, 1.0) == pytest.approx(16 * unknown.sequential(EPS, 0.0))
+
+
+def test_one_element_may_lose_more_where_large_terms_cancel() -> None:
+    exact = torch.full((64,), 1.0, dtype=torch.float64)
+    own = exact.float()
+    own[0] += 30 * EPS
+    usual = Loss(largest=30 * EPS, typical=4 * EPS, terms=64.0)
+    for times, right in ((10, True), (14, False)):
+        got = exact.float()
+        got[0] += times * 30 * EPS
+        found = Tolerance().check(got, own, exact, usual)
+        assert (found.element_ratio <= 1) == right
+    assert Tolerance().check(got, own, exact, replace(usual, terms=1.0)).element_ratio > 4
 
 
 def _rounded(x: Tensor, dropped: int) -> Tensor:

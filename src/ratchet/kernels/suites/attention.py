@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -10,11 +11,15 @@ from torch import Tensor
 
 from ratchet.kernels.gradients import gradient_of
 from ratchet.kernels.problem import Problem, TensorSpec
-from ratchet.kernels.suites.forms import Form, backward, problem, real, sizes, whole
+from ratchet.kernels.suites.forms import Form, backward, in_bfloat16, problem, real, sizes, whole
+from ratchet.kernels.suites.precision import wide
 from ratchet.kernels.suites.scalars import Scalars
 
 MODEST = (("shifted", "contiguous"), ("heavy_tailed", "heads"))
 """Large values would make each softmax a choice of one key."""
+CENTRED = (("positive", "contiguous"), ("heavy_tailed", "heads"))
+"""Keys that lie 8 off 0 leave nothing of a gradient in bf16: the rounded shares of a row no longer
+add up to 0, and torch's own dq is off by its own size."""
 HEADS = sizes((1, 4, 32, 32), (2, 8, 256, 64), (4, 32, 4096, 128))
 RAGGED = (2, 2, 37, 16)
 GROUPED = sizes((1, 4, 2, 32, 32), (2, 8, 2, 256, 64), (4, 32, 8, 4096, 128))
@@ -57,18 +62,19 @@ def attention_alibi(q: Tensor, k: Tensor, v: Tensor, scalars: Scalars) -> tuple[
     """Causal with a linear bias for each head (arXiv:2108.12409)."""
     heads, length = q.shape[1], q.shape[-2]
     place = torch.arange(length, device=q.device)
-    distance = (place.unsqueeze(0) - place.unsqueeze(1)).to(q.dtype)
+    distance = place.unsqueeze(0) - place.unsqueeze(1)
     slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1, device=q.device) / heads)
-    bias = slopes.to(q.dtype).view(-1, 1, 1) * distance
+    exact = torch.promote_types(q.dtype, torch.float32)
+    bias = (slopes.to(exact).view(-1, 1, 1) * distance).to(q.dtype)
     return (_attend(q, k, v, bias.masked_fill(distance > 0, float("-inf"))),)
 
 
 def attention_capped(q: Tensor, k: Tensor, v: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
     """Causal with scores cap tanh(s / cap), cap scalars[0] (Gemma 2)."""
-    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    scores = wide(q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
     scores = scalars[0] * torch.tanh(scores / scalars[0])
     future = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)
-    return (F.softmax(scores.masked_fill(future, float("-inf")), dim=-1) @ v,)
+    return (F.softmax(scores.masked_fill(future, float("-inf")), dim=-1).to(v.dtype) @ v,)
 
 
 def _window(length: int, width: int, device: torch.device) -> Tensor:
@@ -175,10 +181,11 @@ def problems() -> tuple[Problem, ...]:
         for form in rotary
         for one in (form, backward(form, outputs=_first(form), kept=(1,)))
     ]
-    attended = (
-        problem(one) for form in forms for one in (form, backward(form, outputs=_first(form)))
-    )
-    return (*attended, *turned)
+    attended = [one for form in forms for one in (form, backward(form, outputs=_first(form)))]
+    for form in forms:
+        low = in_bfloat16(backward(form, outputs=_first(form)))
+        attended += [in_bfloat16(form), replace(low, variations=CENTRED)]
+    return (*map(problem, attended), *turned)
 
 
 def _first(form: Form) -> Callable[..., tuple[TensorSpec, ...]]:

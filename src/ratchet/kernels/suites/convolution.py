@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ratchet.kernels.gradients import gradient_of
 from ratchet.kernels.problem import Problem, TensorSpec
-from ratchet.kernels.suites.forms import Form, backward, problem, real, sizes
+from ratchet.kernels.suites.forms import Form, Make, backward, in_bfloat16, problem, real, sizes
 from ratchet.kernels.suites.scalars import Scalars
 
 TAPS = 4
 SEQUENCES = sizes((2, 32, 32), (4, 512, 512), (8, 4096, 4096))
 IMAGES = sizes((1, 8, 12), (4, 32, 28), (64, 256, 56))
+FP32_ONLY = ("pointwise_residual_backward",)
+"""In bf16 the product is rounded before the residual is added, and some sums become 0 or change
+their sign: there torch's gradient is off by all of it. The one in bf16 is given the output."""
 SHAPED = (("shifted", "contiguous"), ("heavy_tailed", "contiguous"), ("large", "contiguous"))
 
 
@@ -43,6 +47,19 @@ def pointwise_residual(
     return (F.relu(F.conv2d(x, weight) + residual),)
 
 
+def pointwise_residual_bf16_backward(
+    grad: Tensor, y: Tensor, x: Tensor, weight: Tensor, scalars: Scalars
+) -> tuple[Tensor, ...]:
+    """Of x, of the weight and of the residual; `y` is the output, which a step keeps."""
+    kept = torch.where(y > 0, grad, torch.zeros_like(grad))
+    return (*_pointwise_gradient(kept, x, weight, scalars), kept)
+
+
+def _pointwise_product(x: Tensor, weight: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    return (F.conv2d(x, weight),)
+
+
+_pointwise_gradient = gradient_of(_pointwise_product, inputs=(0, 1))
 causal_depthwise_backward = gradient_of(causal_depthwise, inputs=(0, 1, 2))
 conv_bias_relu_backward = gradient_of(conv_bias_relu, inputs=(0, 1, 2))
 conv_scale_silu_backward = gradient_of(conv_scale_silu, inputs=(0, 1, 2, 3))
@@ -66,6 +83,23 @@ def _pointwise(batch: int, channels: int, side: int) -> tuple[TensorSpec, ...]:
     return (x, real(channels, channels, 1, 1), x)
 
 
+def _pointwise_kept(batch: int, channels: int, side: int) -> tuple[TensorSpec, ...]:
+    x = real(batch, channels, side, side, dtype="bfloat16")
+    return (x, x, x, real(channels, channels, 1, 1, dtype="bfloat16"))
+
+
+def _form(name: str, make: Make) -> Form:
+    return Form(
+        name=name,
+        module=__name__,
+        make=make,
+        sizes=SEQUENCES if make is _sequence else IMAGES,
+        ragged=(2, 5, 11),
+        task="own" if make is _sequence else "any",
+        variations=SHAPED,
+    )
+
+
 def problems() -> tuple[Problem, ...]:
     """Every convolution, forward and backward."""
     makes = {
@@ -74,20 +108,12 @@ def problems() -> tuple[Problem, ...]:
         "conv_scale_silu": _scaled,
         "pointwise_residual": _pointwise,
     }
+    forms = [_form(name, make) for name, make in makes.items()]
     forms = [
-        Form(
-            name=name,
-            module=__name__,
-            make=make,
-            sizes=SEQUENCES if make is _sequence else IMAGES,
-            ragged=(2, 5, 11),
-            task="own" if make is _sequence else "any",
-            variations=SHAPED,
-        )
-        for name, make in makes.items()
-    ]
-    return tuple(
-        problem(one)
+        one
         for form in forms
         for one in (form, backward(form, outputs=lambda *given, f=form: f.make(*given)[:1]))
-    )
+    ]
+    low = [in_bfloat16(form) for form in forms if form.name not in FP32_ONLY]
+    low.append(_form("pointwise_residual_bf16_backward", _pointwise_kept))
+    return tuple(problem(one) for one in (*forms, *low))

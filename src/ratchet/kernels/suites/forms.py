@@ -29,6 +29,8 @@ class Form:
     name: str
     module: str
     """The family's module, which holds a function of that name."""
+    function: str = ""
+    """The function in it, where that has another name."""
     make: Make
     sizes: Mapping[Tier, tuple[int, ...]]
     ragged: tuple[int, ...]
@@ -68,7 +70,7 @@ def problem(form: Form) -> Problem:
         )
     return Problem(
         name=form.name,
-        reference=f"{form.module}:{form.name}",
+        reference=f"{form.module}:{form.function or form.name}",
         cases=tuple(cases),
         tolerance=form.tolerance,
         task=form.task,
@@ -102,6 +104,27 @@ def backward(
         varied=(0,) if kept is not None else tuple(place + count for place in form.varied),
         check="",
     )
+
+
+def in_bfloat16(form: Form, *, keep: Sequence[int] = ()) -> Form:
+    """The same computation as a step in bf16 has it: a problem of its own, `name_bf16`.
+
+    Inputs in fp32 become bf16, but those at the places `keep`, such as the gradient of a loss. The
+    reference is the same function: torch adds up in fp32 what it is given in bf16, and a loss is
+    computed in fp32 from logits in bf16.
+    """
+
+    def make(*given: int) -> tuple[TensorSpec, ...]:
+        return tuple(
+            replace(spec, dtype="bfloat16")
+            if spec.dtype == "float32" and place not in keep
+            else spec
+            for place, spec in enumerate(form.make(*given))
+        )
+
+    forward = form.name.removesuffix("_backward")
+    ending = form.name.removeprefix(forward)
+    return replace(form, name=f"{forward}_bf16{ending}", function=form.name, make=make)
 
 
 def _varied(

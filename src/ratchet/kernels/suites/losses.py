@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -10,12 +11,16 @@ from torch import Tensor
 
 from ratchet.kernels.gradients import gradient_of
 from ratchet.kernels.problem import Problem, TensorSpec
-from ratchet.kernels.suites.forms import Form, backward, problem, real, sizes, whole
+from ratchet.kernels.suites.forms import Form, backward, in_bfloat16, problem, real, sizes, whole
+from ratchet.kernels.suites.precision import wide
 from ratchet.kernels.suites.scalars import Scalars
+from ratchet.kernels.tolerance import OutputCheck, Tolerance, checked
 
 ROWS = sizes((32, 256), (1024, 2048), (8192, 8192))
 LOGITS = sizes((32, 320), (256, 8192), (8192, 128256))
 PAIRS = sizes((64, 64), (1024, 1024), (16384, 4096))
+FROM_LOGITS = ("cross_entropy", "smoothed_cross_entropy", "cross_entropy_z_loss", "kl_distillation")
+"""Losses that a step in bf16 computes from logits in bf16."""
 NO_TINY = (
     ("shifted", "contiguous"),
     ("heavy_tailed", "strided"),
@@ -41,21 +46,22 @@ def masked_softmax(x: Tensor, mask: Tensor, scalars: Scalars) -> tuple[Tensor, .
 
 def capped_softmax(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
     """Softmax of cap tanh(x / cap), as in Gemma 2 (arXiv:2408.00118)."""
-    return (F.softmax(scalars[0] * torch.tanh(x / scalars[0]), dim=-1),)
+    return (F.softmax(scalars[0] * torch.tanh(wide(x) / scalars[0]), dim=-1).to(x.dtype),)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
     """A loss for each row, so that a wrong row shows."""
-    return (F.cross_entropy(logits, targets, reduction="none"),)
+    return (F.cross_entropy(wide(logits), targets, reduction="none"),)
 
 
 def smoothed_cross_entropy(logits: Tensor, targets: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
     """Label smoothing by scalars[0] (arXiv:1512.00567)."""
-    return (F.cross_entropy(logits, targets, reduction="none", label_smoothing=scalars[0]),)
+    return (F.cross_entropy(wide(logits), targets, reduction="none", label_smoothing=scalars[0]),)
 
 
 def cross_entropy_z_loss(logits: Tensor, targets: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
     """Cross-entropy plus scalars[0] times the squared log of the partition sum (PaLM)."""
+    logits = wide(logits)
     total = torch.logsumexp(logits, dim=-1)
     chosen = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     return (total - chosen + scalars[0] * total.square(),)
@@ -67,6 +73,7 @@ def binary_cross_entropy(logits: Tensor, targets: Tensor, scalars: Scalars) -> t
 
 def kl_distillation(student: Tensor, teacher: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
     """Row by row, at temperature scalars[0] (arXiv:1503.02531)."""
+    student, teacher = wide(student), wide(teacher)
     log_p = F.log_softmax(student / scalars[0], dim=-1)
     q = F.softmax(teacher / scalars[0], dim=-1)
     log_q = F.log_softmax(teacher / scalars[0], dim=-1)
@@ -91,6 +98,28 @@ def clipped_policy(log_ratio: Tensor, advantage: Tensor, scalars: Scalars) -> tu
     ratio = torch.exp(log_ratio.clamp(-20.0, 20.0))
     clipped = ratio.clamp(1 - scalars[0], 1 + scalars[0])
     return (-torch.minimum(ratio * advantage, clipped * advantage),)
+
+
+def check_classes(
+    inputs: Sequence[Tensor],
+    got: Sequence[Tensor],
+    own: Sequence[Tensor],
+    oracle: Sequence[Tensor],
+    scalars: Scalars,
+) -> list[OutputCheck]:
+    """The right classes' gradients and the others', each at a scale of its own.
+
+    The first are near 1 and the others 1 over the number of words: one ulp of bf16 at the scale of
+    both would be more than all of the others' own. The worse of the two checks counts.
+    """
+    targets = inputs[2].unsqueeze(-1)
+    if got[0].shape != own[0].shape or got[0].dtype != own[0].dtype:
+        return [checked(False, "a gradient of another form")]
+    three = (got[0], own[0], oracle[0])
+    right = [one.gather(-1, targets) for one in three]
+    others = [one.scatter(-1, targets, 0.0) for one in three]
+    found = [Tolerance().check(part[0], part[1], part[2]) for part in (right, others)]
+    return [max(found, key=lambda one: (not one.passed, one.element_ratio))]
 
 
 softmax_backward = gradient_of(softmax, inputs=(0,))
@@ -174,6 +203,11 @@ def problems() -> tuple[Problem, ...]:
     Outputs = Callable[..., tuple[TensorSpec, ...]]
     pairs: list[tuple[Form, Outputs]] = [(form, _same) for form in (*rows, *alike)]
     pairs += [(form, _per_row) for form in per_row]
-    return tuple(
-        problem(one) for form, outputs in pairs for one in (form, backward(form, outputs=outputs))
-    )
+    forms = [one for form, outputs in pairs for one in (form, backward(form, outputs=outputs))]
+    forms += [in_bfloat16(one) for form in rows for one in (form, backward(form, outputs=_same))]
+    for form in (one for one in per_row if one.name in FROM_LOGITS):
+        # The loss of a step in bf16 is fp32, and so is its gradient.
+        low = in_bfloat16(backward(form, outputs=_per_row), keep=(0,))
+        check = "" if form.name == "kl_distillation" else f"{__name__}:check_classes"
+        forms += [in_bfloat16(form), replace(low, check=check)]
+    return tuple(problem(form) for form in forms)

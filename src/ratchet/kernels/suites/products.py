@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ratchet.kernels.gradients import gradient_of
 from ratchet.kernels.problem import Problem, TensorSpec
-from ratchet.kernels.suites.forms import Form, Make, backward, problem, real, sizes
+from ratchet.kernels.suites.forms import Form, Make, backward, in_bfloat16, problem, real, sizes
 from ratchet.kernels.suites.scalars import Scalars
 
 PRODUCTS = sizes((32, 64, 48), (512, 512, 1024), (8192, 4096, 14336))
@@ -140,4 +140,4 @@ def problems() -> tuple[Problem, ...]:
         _form("input_gradient", _to_input),
         _form("weight_gradient", _to_weight),
     ]
-    return tuple(problem(form) for form in forms)
+    return tuple(problem(one) for one in (*forms, *map(in_bfloat16, forms)))

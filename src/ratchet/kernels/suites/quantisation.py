@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ratchet.kernels.problem import Problem, TensorSpec
 from ratchet.kernels.suites.forms import Form, Make, problem, real, sizes, whole
+from ratchet.kernels.suites.precision import wide
 from ratchet.kernels.suites.scalars import Scalars
 from ratchet.kernels.tolerance import OutputCheck, Tolerance, checked
 
@@ -35,7 +36,7 @@ VALUES = (("shifted", "contiguous"), ("heavy_tailed", "strided"), ("outliers", "
 
 def quantise_rows(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
     """Symmetric int8 with a scale for each row: x [R, C] bf16 -> codes [R, C] int8, scales [R]."""
-    x = _wide(x)
+    x = wide(x)
     scale = x.abs().amax(-1, keepdim=True).clamp(min=LEAST_SCALE) / INT8_MAX
     return _int8(x / scale), scale.squeeze(-1)
 
@@ -108,7 +109,7 @@ def dequantise_rows(codes: Tensor, scales: Tensor, scalars: Scalars) -> tuple[Te
 
 def dequantise_rows_backward(grad: Tensor, codes: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
     """The gradient of the scales [R] fp32; codes have none. grad: [R, C] bf16."""
-    return ((_wide(grad) * codes).sum(-1),)
+    return ((wide(grad) * codes).sum(-1),)
 
 
 def dequantise_groups(codes: Tensor, scales: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
@@ -171,13 +172,13 @@ def quantise_fp8(x: Tensor, scale: Tensor, scalars: Scalars) -> tuple[Tensor, ..
 
     x [R, C] bf16, scale [1] fp32 -> codes e4m3, amax [1] fp32: delayed scaling (arXiv:2209.05433).
     """
-    x = _wide(x)
+    x = wide(x)
     return (x / scale).clamp(-E4M3_MAX, E4M3_MAX).to(E4M3), x.abs().amax().reshape(1)
 
 
 def quantise_fp8_gradient(x: Tensor, scale: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
     """The same to e5m2, whose range gradients need."""
-    x = _wide(x)
+    x = wide(x)
     return (x / scale).clamp(-E5M2_MAX, E5M2_MAX).to(E5M2), x.abs().amax().reshape(1)
 
 
@@ -191,7 +192,7 @@ def quantise_fp8_blocks(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
 
     How DeepSeek-V3 trains on activations (arXiv:2412.19437, section 3.3.2).
     """
-    blocks = _blocks(_wide(x))
+    blocks = _blocks(wide(x))
     scale = blocks.abs().amax(-1, keepdim=True).clamp(min=LEAST_SCALE) / E4M3_MAX
     codes = (blocks / scale).clamp(-E4M3_MAX, E4M3_MAX).to(E4M3)
     return _rows(codes, x), scale.squeeze(-1)
@@ -206,11 +207,6 @@ def dequantise_fp8_weight(codes: Tensor, scales: Tensor, scalars: Scalars) -> tu
     """A scale for each 128 x 128 values (arXiv:2412.19437): codes [R, C] e4m3, scales -> bf16."""
     tall = scales.repeat_interleave(BLOCK, 0)[: codes.shape[0]]
     return (_narrow(codes.to(scales.dtype) * _spread(tall, codes)),)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """bf16 as fp32; float64 stays what it is."""
-    return x if x.dtype == torch.float64 else x.float()
 
 
 def _narrow(x: Tensor) -> Tensor:

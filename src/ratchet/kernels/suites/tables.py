@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,6 +36,17 @@ def embedding_with_positions(
     indices: Tensor, table: Tensor, positions: Tensor, scalars: Scalars
 ) -> tuple[Tensor, ...]:
     return (F.embedding(indices, table) + positions[: indices.shape[0]],)
+
+
+def embedding_with_positions_backward(
+    grad: Tensor, indices: Tensor, table: Tensor, positions: Tensor, scalars: Scalars
+) -> tuple[Tensor, ...]:
+    """Added to the gradients of the table and of the positions, in place.
+
+    grad: [N, D], indices: [N], table: [words, D], positions: [at least N, D].
+    """
+    positions[: indices.shape[0]] += grad
+    return table.index_add_(0, indices, grad), positions
 
 
 def embedding_bag(indices: Tensor, table: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
@@ -83,6 +95,20 @@ def check_route(
     ]
 
 
+def check_route_backward(
+    inputs: Sequence[Tensor],
+    got: Sequence[Tensor],
+    own: Sequence[Tensor],
+    oracle: Sequence[Tensor],
+    scalars: Scalars,
+) -> list[OutputCheck]:
+    """Tokens whose best logits are equal may have been routed either way, and are not compared."""
+    if got[0].shape != own[0].shape or got[0].dtype != own[0].dtype:
+        return [checked(False, "a gradient of another form")]
+    clear = (inputs[1].topk(CHOSEN + 1, dim=-1).values.diff(dim=-1) != 0).all(-1)
+    return [Tolerance().check(got[0][clear], own[0][clear], oracle[0][clear])]
+
+
 def expert_counts(experts: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
     """How many tokens each of scalars[0] experts was given."""
     return (torch.bincount(experts, minlength=int(scalars[0])),)
@@ -114,6 +140,7 @@ def balance_loss(logits: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
     return (first.mean(0) * shares.mean(0) * logits.shape[-1],)
 
 
+route_top_k_backward = gradient_of(route_top_k, inputs=(0,))
 combine_experts_backward = gradient_of(combine_experts, inputs=(0, 2))
 balance_loss_backward = gradient_of(balance_loss, inputs=(0,))
 
@@ -147,6 +174,15 @@ def _gradient(tokens: int, words: int, width: int) -> tuple[TensorSpec, ...]:
 
 def _with_positions(tokens: int, words: int, width: int) -> tuple[TensorSpec, ...]:
     return (*_looked_up(tokens, words, width), real(tokens + 3, width))
+
+
+def _with_positions_backward(tokens: int, words: int, width: int) -> tuple[TensorSpec, ...]:
+    table, positions = real(words, width, in_place=True), real(tokens + 3, width, in_place=True)
+    return (real(tokens, width), whole(tokens, below=words), table, positions)
+
+
+def _chosen(tokens: int, experts: int, width: int) -> tuple[TensorSpec, ...]:
+    return (real(tokens, CHOSEN),)
 
 
 def _bags(tokens: int, words: int, width: int) -> tuple[TensorSpec, ...]:
@@ -183,6 +219,7 @@ def problems() -> tuple[Problem, ...]:
     """Tables, routing and permutation; gradients where they are more than a copy."""
     ragged, few = (13, 29, 7), (37, 5, 7)
     positions = _form("embedding_with_positions", _with_positions, LOOKUP, ragged, varied=(1, 2))
+    routed = _form("route_top_k", _logits, TOKENS, few, check=f"{__name__}:check_route")
     bags = _form("embedding_bag", _bags, LOOKUP, ragged, varied=(1,))
     combine = _form("combine_experts", _combined, TOKENS, few, varied=(0, 2))
     permuted = _form("permute_tokens", _permuted, TOKENS, few, tolerance=COPY)
@@ -201,9 +238,15 @@ def problems() -> tuple[Problem, ...]:
         _form("embedding", _looked_up, LOOKUP, ragged, tolerance=COPY, varied=(1,)),
         _form("embedding_gradient", _gradient, LOOKUP, ragged, scalars=(64.0,)),
         positions,
+        _form("embedding_with_positions_backward", _with_positions_backward, LOOKUP, ragged),
         bags,
         _form("embedding_bag_backward", _bags_backward, LOOKUP, ragged),
-        _form("route_top_k", _logits, TOKENS, few, check=f"{__name__}:check_route"),
+        routed,
+        replace(
+            backward(routed, outputs=_chosen),
+            check=f"{__name__}:check_route_backward",
+            variations=DISTRIBUTIONS[:2],
+        ),
         counted,
         *(permuted, backward(permuted, outputs=_rows, kept=(1,))),
         *(combine, backward(combine, outputs=_rows)),

@@ -1,0 +1,36 @@
+"""The backwards of `honest_formulas` as kernels in torch, each with the problems it answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from honest_case import Honest
+
+from ratchet.errors import KernelError
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.suites import find_problem
+
+SOURCE = Path(__file__).with_name("honest_formulas.py")
+
+
+def kernels() -> Iterator[Honest]:
+    """Every formula on its problem, and on the same one in bf16 where there is one.
+
+    They are torch's operations, and no answer to a problem that asks for the kernel's own.
+    """
+    source = SOURCE.read_text(encoding="utf-8")
+    formulas = re.findall(r"^def ([a-z]\w*)", source, re.MULTILINE)
+    for entry in formulas:
+        base = entry.removesuffix("_backward")
+        low = f"{base}_bf16{entry.removeprefix(base)}"
+        kernel = Kernel(name="honest", language="torch", source=source, entry=entry)
+        for name in (entry, low) if low not in formulas else (entry,):
+            try:
+                asked = find_problem(name).at("ci")
+            except KernelError:
+                continue  # in fp32 only
+            title = f"backward in torch, {name}"
+            yield Honest(name=title, kernel=kernel, problem=replace(asked, task="any"))

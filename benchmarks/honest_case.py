@@ -1,0 +1,17 @@
+"""A kernel that is right, and the problem it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Honest:
+    """A kernel that is right, and the problem it answers."""
+
+    name: str
+    kernel: Kernel
+    problem: Problem
