@@ -22,8 +22,8 @@ LIKE = Path(__file__).parent / "kernelbench_like"
 FILES = sorted(LIKE.glob("level*/*.py"))
 HEAD = "import torch\nfrom torch import nn\n"
 THOROUGH = (pytest.mark.thorough,)
-TYPICAL = ("2_matmul", "3_attention_block", "8_batch_norm", "9_embedding")
-"""One of each kind: no state, parameters, buffers, integers."""
+TYPICAL = ("2_matmul", "3_attention_block", "8_batch_norm", "9_embedding", "2_gru_outputs")
+"""One of each kind: no state, parameters, buffers, integers, plain attributes."""
 pytestmark = pytest.mark.skipif(
     isolation.bubblewrap() is None
     and os.geteuid() == 0
@@ -116,6 +116,76 @@ WRONG = {
 def test_a_wrong_answer_is_wrong(judge: KernelJudge, what: str) -> None:
     name, source = WRONG[what]
     assert judge.judge(new(source), problem(name)).status == "wrong"
+
+
+TRIANGLES = """
+class ModelNew(nn.Module):
+    def forward(self, a, b):
+        half = a.shape[0] // 2
+        c = torch.zeros_like(a)
+        c[:half, :half] = a[:half, :half] @ b[:half, :half]
+        c[:half, half:] = a[:half] @ b[:, half:]
+        c[half:, half:] = a[half:, half:] @ b[half:, half:]
+        return c.triu()
+"""
+SYMMETRIC = """
+class ModelNew(nn.Module):
+    def forward(self, a, b):
+        return (a.triu() + a.triu(1).T) @ b.T
+"""
+HALF = "class ModelNew(nn.Module):\n    def forward(self, a, b): return a.triu() @ b"
+
+
+@pytest.mark.parametrize(
+    ("name", "source"), [("10_triangles", TRIANGLES), ("11_symmetric", SYMMETRIC)]
+)
+def test_a_kernel_may_use_what_all_inputs_are(judge: KernelJudge, name: str, source: str) -> None:
+    verdict = judge.judge(new(source), problem(name))
+    assert_right(verdict)
+    assert {"correct on signed", "correct on shifted"} <= {one.check for one in verdict.evidence}
+
+
+@pytest.mark.parametrize("name", ["2_matmul", "11_symmetric"])
+def test_half_of_a_dense_input_is_not_enough(judge: KernelJudge, name: str) -> None:
+    assert judge.judge(new(HALF), problem(name)).status == "wrong"
+
+
+LSTM = """
+class ModelNew(nn.Module):
+    def __init__(self, width, hidden, layers, outputs):
+        super().__init__()
+        {state}
+        self.lstm = nn.LSTM(width, hidden, layers, batch_first=True)
+        self.out = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        return self.out(self.lstm(x, {given})[0][:, -1])
+"""
+DRAWN = "self.h0, self.c0 = torch.randn(2, 6, hidden), torch.randn(2, 6, hidden)"
+STATES = {
+    "plain attributes": (DRAWN, "(self.h0, self.c0)", "right"),
+    "buffers": (
+        "[self.register_buffer(name, torch.zeros(2, 6, hidden)) for name in ('h0', 'c0')]",
+        "(self.h0, self.c0)",
+        "right",
+    ),
+    "one left out": (DRAWN, "(self.h0, 0 * self.c0)", "wrong"),
+    "none": ("pass", "None", "wrong"),
+    "of another shape": (DRAWN.replace("2, 6", "2, 1"), "(self.h0, self.c0)", "refused"),
+}
+
+
+@pytest.mark.parametrize("what", STATES)
+def test_state_in_plain_attributes_is_set(judge: KernelJudge, what: str) -> None:
+    state, given, wanted = STATES[what]
+    source = LSTM.format(state=state, given=given)
+    verdict = judge.judge(new(source), problem("1_lstm_kept_state"))
+    if wanted == "right":
+        assert_right(verdict)
+        return
+    assert verdict.status == wanted, verdict.reason
+    if wanted == "refused":
+        assert "c0 is (2, 1, 24)" in verdict.reason or "h0 is (2, 1, 24)" in verdict.reason
 
 
 REFUSED = {

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ratchet.errors import KernelError
 from ratchet.kernels.abi import DTYPE_CODES
+from ratchet.kernels.structure import Structure
 from ratchet.kernels.tolerance import OutputCheck, Tolerance
 
 if TYPE_CHECKING:
@@ -115,9 +116,15 @@ class ModelForm:
     arguments: tuple[str | None, ...]
     """Of a call: None where a tensor stands, else a Python literal."""
     state: tuple[str, ...]
-    """Names of the parameters and buffers that the harness sets, in the order of the inputs."""
+    """Names of the parameters and buffers that the harness sets, in the order of the inputs, and
+    then `attributes`."""
     training: bool = True
     """The mode it is in: KernelBench leaves models in training mode."""
+    structures: tuple[Structure, ...] = ()
+    """Of each tensor that it is called with: what hidden variations keep."""
+    attributes: tuple[str, ...] = ()
+    """Of the state, the tensors that the model draws at random and keeps as plain attributes, or
+    in buffers that are not persistent. A kernel need not have them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -285,7 +292,16 @@ def _model_from_json(document: dict[str, Any] | None) -> ModelForm | None:
     if document is None:
         return None
     arguments, state = tuple(document["arguments"]), tuple(document["state"])
-    return ModelForm(**{**document, "arguments": arguments, "state": state})
+    structures = tuple(Structure(**one) for one in document.get("structures", ()))
+    return ModelForm(
+        **{
+            **document,
+            "arguments": arguments,
+            "state": state,
+            "structures": structures,
+            "attributes": tuple(document.get("attributes", ())),
+        }
+    )
 
 
 def _with_values(spec: TensorSpec, other: TensorSpec) -> TensorSpec:
