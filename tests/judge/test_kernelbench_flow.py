@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from answers import assert_right
 
-from ratchet.errors import CompilerMissing
+from ratchet.errors import CompilerMissing, KernelError
 from ratchet.judge import isolation, kernel_timing
+from ratchet.judge.api import as_kernel
 from ratchet.judge.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
@@ -293,6 +294,67 @@ def _compiler() -> bool:
     except CompilerMissing:
         return False
     return True
+
+
+LAYER_NORM = """
+#include <cmath>
+#include <cstdint>
+struct tensor { void* data; int64_t dtype, ndim, size[6], stride[6]; };
+extern "C" int64_t helper() { return 0; }
+extern "C" int64_t kernel_4_layer_norm(
+    const tensor* t, int64_t count, const double*, int64_t scalars) {
+    if (count != 4 || scalars != 0) return 1;
+    const float *weight = (const float*)t[0].data, *bias = (const float*)t[1].data;
+    const float* x = (const float*)t[2].data;
+    float* y = (float*)t[3].data;
+    const int64_t width = t[0].size[0];
+    int64_t elements = 1;
+    for (int64_t d = 0; d < t[2].ndim; ++d) elements *= t[2].size[d];
+    for (int64_t row = 0; row < elements; row += width) {
+        double sum = 0, squares = 0;
+        for (int64_t i = 0; i < width; ++i) sum += x[row + i];
+        const double mean = sum / width;
+        for (int64_t i = 0; i < width; ++i) squares += (x[row + i] - mean) * (x[row + i] - mean);
+        const double scale = 1 / std::sqrt(squares / width + 1e-5);
+        for (int64_t i = 0; i < width; ++i)
+            y[row + i] = float((x[row + i] - mean) * scale * weight[i] + BIAS);
+    }
+    return 0;
+}
+"""
+
+
+@pytest.mark.compiler
+@pytest.mark.skipif(not _compiler(), reason="needs a C++ compiler")
+def test_a_kernel_in_cpp_gets_the_state_and_then_the_inputs(
+    judge: KernelJudge, tmp_path: Path
+) -> None:
+    asked, path = problem("4_layer_norm"), tmp_path / "norm.cpp"
+    path.write_text(LAYER_NORM.replace("BIAS", "bias[i]"))
+    kernel = as_kernel(path, asked)
+    assert kernel.entry == "kernel_4_layer_norm"
+    assert_right(judge.judge(kernel, asked))
+    path.write_text(LAYER_NORM.replace("BIAS", "0 * bias[i]"))
+    assert judge.judge(as_kernel(path, asked), asked).status == "wrong"
+
+
+def test_the_entry_of_a_kernel_in_cpp(tmp_path: Path) -> None:
+    path, head = tmp_path / "mine.cpp", 'extern "C" long {}(const void*, long) {{ return 0; }}\n'
+    for name, wanted in (
+        ("1_relu", "kernel_1_relu"),
+        ("3-D conv.v2", "kernel_3_D_conv_v2"),
+        ("relu-6", "relu_6"),
+        ("relu", "relu"),
+    ):
+        asked = Problem(name=name, reference="file:", cases=())
+        path.write_text(head.format("other") + head.format(wanted))
+        assert as_kernel(path, asked).entry == wanted
+    asked = Problem(name="1_relu", reference="file:", cases=())
+    path.write_text(head.format("mine"))
+    assert as_kernel(path, asked).entry == "mine"
+    path.write_text(head.format("mine") + head.format("other"))
+    with pytest.raises(KernelError, match="has no 'kernel_1_relu': name the function"):
+        as_kernel(path, asked)
 
 
 @pytest.mark.compiler

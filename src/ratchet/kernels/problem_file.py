@@ -110,12 +110,14 @@ def load_kernel(
     entry: str | None = None,
     language: Language | None = None,
     called: bool = True,
+    or_only_one: bool = False,
 ) -> Kernel:
     """The kernel of a file; nothing of it is run.
 
     The language follows from the file's ending; a .py file that imports triton is in triton.
-    `entry` is taken where the file has it, else `ModelNew`, else the only function there is. A
-    kernel that will not be `called`, as its problem has a fault, needs none.
+    `entry` is taken where the file has it, else `ModelNew`. The only function there is is taken
+    where no entry is given, or with `or_only_one`. A kernel that will not be `called`, as its
+    problem has a fault, needs none.
 
     Raises:
         KernelError: a file that cannot be read or parsed, an ending or entry that is not known.
@@ -134,6 +136,8 @@ def load_kernel(
             spoken = "triton"
     else:
         names = _C_ENTRY.findall(source)
+    if or_only_one and len(names) == 1:
+        entry = names[0]
     chosen = _entry(path, names, source, entry) if called else ""
     return Kernel(name=path.stem, language=spoken, source=source, entry=chosen)
 
