@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from answers import assert_right
 
-from ratchet.errors import CompilerMissing
+from ratchet.errors import CompilerMissing, KernelError
 from ratchet.judge import isolation, kernel_checks, kernel_timing
+from ratchet.judge.api import as_kernel
 from ratchet.judge.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
@@ -22,8 +23,8 @@ LIKE = Path(__file__).parent / "kernelbench_like"
 FILES = sorted(LIKE.glob("level*/*.py"))
 HEAD = "import torch\nfrom torch import nn\n"
 THOROUGH = (pytest.mark.thorough,)
-TYPICAL = ("2_matmul", "3_attention_block", "8_batch_norm", "9_embedding")
-"""One of each kind: no state, parameters, buffers, integers."""
+TYPICAL = ("2_matmul", "3_attention_block", "8_batch_norm", "9_embedding", "2_gru_outputs")
+"""One of each kind: no state, parameters, buffers, integers, plain attributes."""
 pytestmark = pytest.mark.skipif(
     isolation.bubblewrap() is None
     and os.geteuid() == 0
@@ -116,6 +117,76 @@ WRONG = {
 def test_a_wrong_answer_is_wrong(judge: KernelJudge, what: str) -> None:
     name, source = WRONG[what]
     assert judge.judge(new(source), problem(name)).status == "wrong"
+
+
+TRIANGLES = """
+class ModelNew(nn.Module):
+    def forward(self, a, b):
+        half = a.shape[0] // 2
+        c = torch.zeros_like(a)
+        c[:half, :half] = a[:half, :half] @ b[:half, :half]
+        c[:half, half:] = a[:half] @ b[:, half:]
+        c[half:, half:] = a[half:, half:] @ b[half:, half:]
+        return c.triu()
+"""
+SYMMETRIC = """
+class ModelNew(nn.Module):
+    def forward(self, a, b):
+        return (a.triu() + a.triu(1).T) @ b.T
+"""
+HALF = "class ModelNew(nn.Module):\n    def forward(self, a, b): return a.triu() @ b"
+
+
+@pytest.mark.parametrize(
+    ("name", "source"), [("10_triangles", TRIANGLES), ("11_symmetric", SYMMETRIC)]
+)
+def test_a_kernel_may_use_what_all_inputs_are(judge: KernelJudge, name: str, source: str) -> None:
+    verdict = judge.judge(new(source), problem(name))
+    assert_right(verdict)
+    assert {"correct on signed", "correct on shifted"} <= {one.check for one in verdict.evidence}
+
+
+@pytest.mark.parametrize("name", ["2_matmul", "11_symmetric"])
+def test_half_of_a_dense_input_is_not_enough(judge: KernelJudge, name: str) -> None:
+    assert judge.judge(new(HALF), problem(name)).status == "wrong"
+
+
+LSTM = """
+class ModelNew(nn.Module):
+    def __init__(self, width, hidden, layers, outputs):
+        super().__init__()
+        {state}
+        self.lstm = nn.LSTM(width, hidden, layers, batch_first=True)
+        self.out = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        return self.out(self.lstm(x, {given})[0][:, -1])
+"""
+DRAWN = "self.h0, self.c0 = torch.randn(2, 6, hidden), torch.randn(2, 6, hidden)"
+STATES = {
+    "plain attributes": (DRAWN, "(self.h0, self.c0)", "right"),
+    "buffers": (
+        "[self.register_buffer(name, torch.zeros(2, 6, hidden)) for name in ('h0', 'c0')]",
+        "(self.h0, self.c0)",
+        "right",
+    ),
+    "one left out": (DRAWN, "(self.h0, 0 * self.c0)", "wrong"),
+    "none": ("pass", "None", "wrong"),
+    "of another shape": (DRAWN.replace("2, 6", "2, 1"), "(self.h0, self.c0)", "refused"),
+}
+
+
+@pytest.mark.parametrize("what", STATES)
+def test_state_in_plain_attributes_is_set(judge: KernelJudge, what: str) -> None:
+    state, given, wanted = STATES[what]
+    source = LSTM.format(state=state, given=given)
+    verdict = judge.judge(new(source), problem("1_lstm_kept_state"))
+    if wanted == "right":
+        assert_right(verdict)
+        return
+    assert verdict.status == wanted, verdict.reason
+    if wanted == "refused":
+        assert "c0 is (2, 1, 24)" in verdict.reason or "h0 is (2, 1, 24)" in verdict.reason
 
 
 REFUSED = {
@@ -223,6 +294,67 @@ def _compiler() -> bool:
     except CompilerMissing:
         return False
     return True
+
+
+LAYER_NORM = """
+#include <cmath>
+#include <cstdint>
+struct tensor { void* data; int64_t dtype, ndim, size[6], stride[6]; };
+extern "C" int64_t helper() { return 0; }
+extern "C" int64_t kernel_4_layer_norm(
+    const tensor* t, int64_t count, const double*, int64_t scalars) {
+    if (count != 4 || scalars != 0) return 1;
+    const float *weight = (const float*)t[0].data, *bias = (const float*)t[1].data;
+    const float* x = (const float*)t[2].data;
+    float* y = (float*)t[3].data;
+    const int64_t width = t[0].size[0];
+    int64_t elements = 1;
+    for (int64_t d = 0; d < t[2].ndim; ++d) elements *= t[2].size[d];
+    for (int64_t row = 0; row < elements; row += width) {
+        double sum = 0, squares = 0;
+        for (int64_t i = 0; i < width; ++i) sum += x[row + i];
+        const double mean = sum / width;
+        for (int64_t i = 0; i < width; ++i) squares += (x[row + i] - mean) * (x[row + i] - mean);
+        const double scale = 1 / std::sqrt(squares / width + 1e-5);
+        for (int64_t i = 0; i < width; ++i)
+            y[row + i] = float((x[row + i] - mean) * scale * weight[i] + BIAS);
+    }
+    return 0;
+}
+"""
+
+
+@pytest.mark.compiler
+@pytest.mark.skipif(not _compiler(), reason="needs a C++ compiler")
+def test_a_kernel_in_cpp_gets_the_state_and_then_the_inputs(
+    judge: KernelJudge, tmp_path: Path
+) -> None:
+    asked, path = problem("4_layer_norm"), tmp_path / "norm.cpp"
+    path.write_text(LAYER_NORM.replace("BIAS", "bias[i]"))
+    kernel = as_kernel(path, asked)
+    assert kernel.entry == "kernel_4_layer_norm"
+    assert_right(judge.judge(kernel, asked))
+    path.write_text(LAYER_NORM.replace("BIAS", "0 * bias[i]"))
+    assert judge.judge(as_kernel(path, asked), asked).status == "wrong"
+
+
+def test_the_entry_of_a_kernel_in_cpp(tmp_path: Path) -> None:
+    path, head = tmp_path / "mine.cpp", 'extern "C" long {}(const void*, long) {{ return 0; }}\n'
+    for name, wanted in (
+        ("1_relu", "kernel_1_relu"),
+        ("3-D conv.v2", "kernel_3_D_conv_v2"),
+        ("relu-6", "relu_6"),
+        ("relu", "relu"),
+    ):
+        asked = Problem(name=name, reference="file:", cases=())
+        path.write_text(head.format("other") + head.format(wanted))
+        assert as_kernel(path, asked).entry == wanted
+    asked = Problem(name="1_relu", reference="file:", cases=())
+    path.write_text(head.format("mine"))
+    assert as_kernel(path, asked).entry == "mine"
+    path.write_text(head.format("mine") + head.format("other"))
+    with pytest.raises(KernelError, match="has no 'kernel_1_relu': name the function"):
+        as_kernel(path, asked)
 
 
 @pytest.mark.compiler

@@ -94,11 +94,17 @@ def test_a_model_that_is_random_in_training_is_judged_in_eval_mode() -> None:
 
 
 BAD = {
-    "nondeterministic": ("x + y + torch.rand(())", "nondeterministic"),
+    "nondeterministic": ("x + y + torch.rand(())", "its forward draws random numbers; give it"),
     "an input left out": ("x + 1", "does not depend on input 1"),
     "always zero": ("torch.relu(-x - y - 1)", "does not depend on input 0"),
     "raises": ("x @ y", "it raises RuntimeError"),
-    "returns no tensor": ("'text'", "returns tensors, not str"),
+    "returns no tensor": ("'text'", "returns tensors, alone or in tuples and lists, not str"),
+    "returns a dict": ("{'sum': x + y}", "not dict: have its forward return the tensors"),
+    "returns None beside": ("(x + y, None)", "not NoneType: have its forward return"),
+    "reads a clock": (
+        "x + y + __import__('time').perf_counter_ns() % 1000",
+        "a second call on the same inputs and with the same seed differs",
+    ),
 }
 
 
@@ -115,6 +121,63 @@ def test_a_problem_that_cannot_be_judged_says_why(what: str, tmp_path: Path) -> 
     assert words in problem.fault
     assert "\n" not in problem.fault
     assert problem.cases == ()
+
+
+CONSTRUCTED = """
+import torch
+from torch import nn
+{imported}
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {state}
+
+    def forward(self, x):
+        return x * {factor}
+
+def get_inputs():
+    return {inputs}
+
+def get_init_inputs():
+    return []
+"""
+
+
+def constructed(folder: Path, **parts: str) -> Problem:
+    usual = {"imported": "", "state": "pass", "factor": "2", "inputs": "[torch.rand(8, 32)]"}
+    return load_problem(written(folder, CONSTRUCTED.format(**{**usual, **parts})), scale=None)
+
+
+def test_what_a_model_draws_and_keeps_is_its_state(tmp_path: Path) -> None:
+    problem = constructed(
+        tmp_path,
+        state="self.mask = torch.ones(32); self.noise = torch.rand(32); "
+        "self.register_buffer('hidden', torch.rand(32), persistent=False)",
+        factor="self.noise * self.mask + self.hidden",
+    )
+    assert problem.fault == "" and problem.model is not None
+    assert problem.model.state == ("noise", "hidden") == problem.model.attributes
+    assert Problem.from_json(problem.as_json()) == problem
+
+
+def test_what_is_drawn_and_kept_as_a_number_is_named(tmp_path: Path) -> None:
+    problem = constructed(tmp_path, state="self.f = torch.rand(()).item()", factor="self.f")
+    assert "keep what __init__ draws at random in one of these" in problem.fault
+
+
+def test_a_package_that_is_not_there_is_named(tmp_path: Path) -> None:
+    problem = constructed(tmp_path, imported="from no_such_package.layers import Mixer")
+    assert "it imports 'no_such_package', which is not installed here" in problem.fault
+    assert "install it" in problem.fault
+    problem = constructed(tmp_path, imported="import torch.no_such_module")
+    assert "it raises ModuleNotFoundError: No module named 'torch.no_such" in problem.fault
+
+
+def test_inputs_that_cannot_be_handed_on_say_so_in_one_line(tmp_path: Path) -> None:
+    problem = constructed(tmp_path, inputs="[(torch.rand(8, 32), torch.rand(8, 32))]")
+    assert "give each tensor as an input of its own" in problem.fault
+    assert "\n" not in problem.fault
 
 
 def test_a_problem_that_is_too_large_is_refused_or_shrunk(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -113,7 +114,10 @@ def as_problem(
 def as_kernel(
     kernel: Kernel | str | os.PathLike[str], problem: Problem, *, entry: str | None = None
 ) -> Kernel:
-    """The kernel of a file; its entry is the problem's name where the file holds one of it."""
+    """The kernel of a file; its entry is the problem's name where the file holds one of it.
+
+    Where that name is no identifier, a file's only function may have any name.
+    """
     if isinstance(kernel, Kernel):
         return kernel
     if not isinstance(kernel, (str, os.PathLike)):
@@ -121,9 +125,14 @@ def as_kernel(
     from ratchet.kernels.problem_file import load_kernel
 
     wanted = entry or default_entry(problem)
-    return load_kernel(Path(kernel), entry=wanted, called=not problem.fault)
+    made_up = entry is None and wanted != problem.name
+    return load_kernel(Path(kernel), entry=wanted, called=not problem.fault, or_only_one=made_up)
 
 
-def default_entry(problem: Problem) -> str | None:
-    """What a kernel of this problem is called where nobody says otherwise."""
-    return problem.name if problem.name.isidentifier() else None
+def default_entry(problem: Problem) -> str:
+    """What a kernel of this problem is called where nobody says otherwise.
+
+    A name that is no identifier is made one: `1_relu-like` is `kernel_1_relu_like`.
+    """
+    word = re.sub(r"\W", "_", problem.name)
+    return word if word.isidentifier() else f"kernel_{word}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ratchet.errors import JudgeError
-from ratchet.judge import processes
+from ratchet.judge import built_extensions, processes
 from ratchet.judge.accelerator import Accelerator
 from ratchet.judge.arms import import_path
 from ratchet.judge.candidate_languages import WITH_TORCH
@@ -99,9 +99,10 @@ class CandidateProcess:
         accelerator: Accelerator | None = None,
         headers: Path | None = None,
         compilations: Path | None = None,
+        built: Path | None = None,
     ) -> None:
         """`headers` is a folder of precompiled headers for its compiler, `compilations` one of what
-        torch.compile has compiled for it.
+        torch.compile has compiled for it, `built` one of extensions that it has built before.
         """
         self._clock = clock
         self._accelerator = accelerator
@@ -122,6 +123,7 @@ class CandidateProcess:
             accelerator=accelerator,
             headers=headers,
             compilations=compilations,
+            built=built,
         )
         self._headers = headers
         self._spots = OutputSpots({"calls": []}, ())
@@ -181,9 +183,35 @@ class CandidateProcess:
             reply = self._child.ask(
                 message, () if library is None else (library,), timeout_s=self._clock.left_s
             )
+        if "error" in reply and built_extensions.uses_extensions(kernel):
+            raise Decided(
+                "refused",
+                f"the kernel cannot be loaded: {_words(reply['error'])}; {built_extensions.REMEDY}",
+            )
         _raise_refusal(reply, "cannot be loaded")
         if self.returns_outputs and not self.copies_outputs:
             self.copies_outputs = not readable(self._child.sender)
+
+    def extensions(self) -> Path | None:
+        """A folder with what it has built as it loaded the kernel, which the caller removes."""
+        with _decides(self._clock):
+            self._child.send({"do": "extensions"}, timeout_s=self._clock.left_s)
+            reply, handed = self._child.receive("extensions", timeout_s=self._clock.left_s)
+        try:
+            _raise_refusal(reply, "told nothing of what it built", status="crashed")
+            if len(handed) != 1:
+                raise Decided("crashed", "the candidate's process handed out no extensions")
+            packed = _sealed_copy(handed[0])
+        finally:
+            close_descriptors(handed)
+        try:
+            return built_extensions.keep(reply.get("files"), packed)
+        except built_extensions.NoFiles as error:
+            raise Decided(
+                "crashed", f"the candidate's process answered nonsense: {error}"
+            ) from error
+        finally:
+            os.close(packed)
 
     def prepare(
         self, layout: Mapping[str, Any], memories: Sequence[int], read: Read | None = None

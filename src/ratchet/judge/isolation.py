@@ -29,7 +29,7 @@ from ratchet.errors import CompilerMissing, JudgeError
 from ratchet.judge import processes
 from ratchet.judge.accelerator import Accelerator, groups_of
 from ratchet.judge.worker_modules import package_files
-from ratchet.judge.workers import system_calls
+from ratchet.judge.workers import extensions, system_calls
 from ratchet.judge.workers.compilations import ENVIRONMENT, SEEN
 from ratchet.kernels.languages.cpp import find_compiler
 
@@ -156,11 +156,12 @@ def make_sandbox(
     accelerator: Accelerator | None = None,
     headers: Path | None = None,
     compilations: Path | None = None,
+    built: Path | None = None,
 ) -> Sandbox:
     """How to start the worker `module` as strictly as this machine allows.
 
     `headers` is a folder that its compiler may read, `compilations` one that torch.compile may
-    read where there is bubblewrap.
+    read where there is bubblewrap, `built` one of extensions, likewise.
     """
     wrapped = bubblewrap()
     root = os.geteuid() == 0
@@ -193,6 +194,7 @@ def make_sandbox(
         inside = [
             *_code(module),
             *(["--ro-bind", str(compilations), SEEN] if compilations is not None else []),
+            *(["--ro-bind", str(built), extensions.SEEN] if built is not None else []),
             "--remount-ro",
             "/",
         ]
@@ -403,6 +405,8 @@ def _environment(threads: int, with_torch: bool, home: Path) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     if with_torch:
+        own["PATH"] += f":{Path(sys.prefix) / 'bin'}"  # ninja may lie there
+        own[extensions.FOLDER] = str(home / "extensions")
         passed = ("CUDA_VISIBLE_DEVICES",)
         return own | {name: os.environ[name] for name in passed if name in os.environ}
     with contextlib.suppress(CompilerMissing):  # the verdict says so; its PATH is not ours

@@ -233,6 +233,9 @@ class _Trial:
                 self._launches(opened, kernel_timing.LAUNCHES if opened.timed else 1)
             )
             candidate = launches.load(library.fetch())
+            if launches.built is not None:
+                detail = "once, by its first process; those after it have a copy"
+                self.evidence.append(Evidence(check="extensions", passed=True, detail=detail))
             # No look from outside tells whose kernel runs on a GPU: there the census decides alone.
             looked_at = replace(self.problem, task="any") if self.accelerator else self.problem
             places = stack.enter_context(places_of(looked_at, self.kernel, library.fetch()))

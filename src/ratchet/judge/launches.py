@@ -9,11 +9,14 @@ when its turn comes and ends after it.
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from ratchet.judge.accelerator import Accelerator
+from ratchet.judge.built_extensions import uses_extensions
 from ratchet.judge.candidate_process import CandidateProcess, Clock, Decided, OutOfTime
+from ratchet.judge.isolation import bubblewrap
 from ratchet.kernels.kernel import Kernel
 
 
@@ -38,6 +41,9 @@ class Launches:
         self._clock = clock
         self._accelerator = accelerator
         self._compilations = compilations
+        self.built: Path | None = None
+        """What the first process has built (`load_inline`), for those after it."""
+        self._builds = uses_extensions(kernel) and accelerator is None and bubblewrap() is not None
         self._library: int | None = None
         self._standing: list[CandidateProcess] = []
         self._together = count if kernel.language == "cpp" else 1
@@ -57,6 +63,9 @@ class Launches:
         """Kill what still stands, and remove what it left."""
         while self._standing:
             self._standing.pop().close()
+        if self.built is not None:
+            shutil.rmtree(self.built, ignore_errors=True)
+            self.built = None
 
     def load(self, library: int | None) -> CandidateProcess:
         """Load the kernel into every process that has started; each is stopped at once."""
@@ -103,10 +112,13 @@ class Launches:
             clock=self._clock,
             accelerator=self._accelerator,
             compilations=self._compilations,
+            built=self.built,
         )
 
     def _load(self, process: CandidateProcess) -> None:
         process.load(self._kernel, self._library)
+        if self._builds and self.built is None:
+            self.built = process.extensions()
         process.pause()
 
 

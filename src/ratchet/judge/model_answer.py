@@ -31,6 +31,7 @@ def runnable(kernel: Kernel, problem: Problem, device: str | None = None) -> Ker
         "state": [
             (name, spec.shape, spec.dtype) for name, spec in zip(form.state, specs, strict=True)
         ],
+        "attributes": form.attributes,
         "training": form.training,
     }
     if device is not None:

@@ -58,6 +58,7 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
         "ratchet.judge.workers.device",
         "ratchet.judge.workers.device_census",
         "ratchet.judge.workers.driver_memory",
+        "ratchet.judge.workers.extensions",
         "ratchet.judge.workers.memory",
         "ratchet.judge.workers.results",
     ),
@@ -70,10 +71,12 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
         "ratchet.judge.static_profile.tools",
         "ratchet.judge.workers.static_profile",
         "ratchet.kernels.case",
+        "ratchet.kernels.input_structure",
         "ratchet.kernels.inputs",
         "ratchet.kernels.model_file",
         "ratchet.kernels.on_cores",
         "ratchet.kernels.source_module",
+        "ratchet.kernels.structure",
     ),
 }
 """Of each worker. Beside what it imports itself stands what the sources do that it is sent: those

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from ratchet.errors import KernelError
 from ratchet.kernels.abi import DTYPE_CODES
+from ratchet.kernels.structure import Structure
 
 DISTRIBUTIONS: Final = (
     "normal",
@@ -108,9 +109,15 @@ class ModelForm:
     arguments: tuple[str | None, ...]
     """Of a call: None where a tensor stands, else a Python literal."""
     state: tuple[str, ...]
-    """Names of the parameters and buffers that the harness sets, in the order of the inputs."""
+    """Names of the parameters and buffers that the harness sets, in the order of the inputs, and
+    then `attributes`."""
     training: bool = True
     """The mode it is in: KernelBench leaves models in training mode."""
+    structures: tuple[Structure, ...] = ()
+    """Of each tensor that it is called with: what hidden variations keep."""
+    attributes: tuple[str, ...] = ()
+    """Of the state, the tensors that the model draws at random and keeps as plain attributes, or
+    in buffers that are not persistent. A kernel need not have them."""
 
 
 def case_from_json(document: dict[str, Any]) -> Case:
@@ -126,7 +133,16 @@ def model_from_json(document: dict[str, Any] | None) -> ModelForm | None:
     if document is None:
         return None
     arguments, state = tuple(document["arguments"]), tuple(document["state"])
-    return ModelForm(**{**document, "arguments": arguments, "state": state})
+    structures = tuple(Structure(**one) for one in document.get("structures", ()))
+    return ModelForm(
+        **{
+            **document,
+            "arguments": arguments,
+            "state": state,
+            "structures": structures,
+            "attributes": tuple(document.get("attributes", ())),
+        }
+    )
 
 
 def _one_of(what: str, value: str, known: Sequence[str]) -> None:

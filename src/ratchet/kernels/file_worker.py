@@ -50,8 +50,20 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             return {"problem": describe(request).as_json()}
     except RatchetError as error:
         return {"fault": str(error)}
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in sys.modules:
+            return {"fault": _raised(error)}
+        package = error.name.partition(".")[0]
+        return {
+            "fault": f"it imports {package!r}, which is not installed here: install it beside "
+            "Ratchet (pip install), or write the file without it"
+        }
     except (Exception, SystemExit) as error:  # the process boundary: the file is foreign code
-        return {"fault": f"it raises {type(error).__name__}: {' '.join(str(error).split()):.300}"}
+        return {"fault": _raised(error)}
+
+
+def _raised(error: BaseException) -> str:
+    return f"it raises {type(error).__name__}: {' '.join(str(error).split()):.300}"
 
 
 def main(descriptor: int) -> None:

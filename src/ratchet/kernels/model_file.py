@@ -3,7 +3,8 @@
 The model is built once for each dtype that it is asked in. Its parameters are drawn anew for each
 call, with the mean and spread that its own initialisation gave them; a parameter that starts as a
 constant (the scale and shift of a norm, a bias of zeros) is spread, so that no kernel may leave it
-out. Running statistics are drawn too; other buffers (masks, tables) stay as the model made them.
+out. Running statistics are drawn too; other buffers (masks, tables) and tensors that are plain
+attributes stay as the model made them.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from torch import Tensor, nn
 
 from ratchet.errors import KernelError
 from ratchet.kernels.case import Case, ModelForm, TensorSpec
-from ratchet.kernels.model_state import StatefulCall
+from ratchet.kernels.input_structure import PLAIN, restored
+from ratchet.kernels.model_state import StatefulCall, plain_tensors, widen_plain
 from ratchet.kernels.on_cores import on_cores
 from ratchet.kernels.source_module import source_module
+from ratchet.kernels.structure import Structure
 
 TEMPLATE_SEED = 1
 SPREAD = 0.5
@@ -51,12 +54,16 @@ class ModelFile:
             model = self._module.Model(*ast.literal_eval(self._form.init))
         assert isinstance(model, nn.Module)
         model.train(self._form.training)
-        return model.double() if double else model
+        if double:
+            model.double()
+            widen_plain(model)
+        return model
 
     def call(self, *, double: bool = False, seed: int = TEMPLATE_SEED) -> StatefulCall:
         """A fresh model as a function of its state and inputs."""
         model = self._build(double=double, seed=seed)
-        return StatefulCall(model, self._form.state, self._form.arguments)
+        form = self._form
+        return StatefulCall(model, form.state, form.arguments, form.attributes)
 
     def on_this_machine(self) -> contextlib.AbstractContextManager[Any]:
         """For calls of its model: where there is a GPU it may make tensors there itself."""
@@ -87,7 +94,7 @@ class ModelFile:
         generator = torch.Generator().manual_seed(seed)
         count = len(self._form.state)
         names, specs = self._form.state, case.inputs[count:]
-        found = self._template.state_dict()
+        found = {**plain_tensors(self._template), **self._template.state_dict()}
         tied: dict[tuple[int, torch.Size], Tensor] = {}  # one tensor under two names
         state = []
         for name in names:
@@ -99,8 +106,9 @@ class ModelFile:
             tensors = [one for one in self._module.get_inputs() if isinstance(one, Tensor)]
         if len(tensors) != len(specs):
             raise KernelError("get_inputs gives another number of tensors each time: fix it")
-        pairs = zip(tensors, specs, strict=True)
-        return [*state, *(vary(tensor, spec, generator) for tensor, spec in pairs)]
+        structures = self._form.structures or (PLAIN,) * len(specs)
+        triples = zip(tensors, specs, structures, strict=True)
+        return [*state, *(vary(one, spec, kept, generator) for one, spec, kept in triples)]
 
     def _draw_state(self, name: str, like: Tensor, generator: torch.Generator) -> Tensor:
         last = name.rpartition(".")[2]
@@ -121,8 +129,13 @@ def model_of(text: str, form: ModelForm) -> ModelFile:
     return ModelFile(text, form)
 
 
-def vary(tensor: Tensor, spec: TensorSpec, generator: torch.Generator) -> Tensor:
-    """An input as the file drew it, with fewer rows or other values; integers keep theirs."""
+def vary(
+    tensor: Tensor, spec: TensorSpec, structure: Structure, generator: torch.Generator
+) -> Tensor:
+    """An input as the file drew it, with fewer rows or other values of the same structure.
+
+    Integers keep their values.
+    """
     tensor = tensor.detach()
     if tuple(tensor.shape) != spec.shape:
         for dimension, extent in enumerate(spec.shape):
@@ -131,7 +144,8 @@ def vary(tensor: Tensor, spec: TensorSpec, generator: torch.Generator) -> Tensor
     if not tensor.dtype.is_floating_point or spec.distribution == "from_file":
         return tensor
     wide = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # fp8 has no arithmetic
-    return _VARIED[spec.distribution](wide, generator).to(tensor.dtype)
+    varied = _VARIED[spec.distribution](wide, generator)
+    return restored(varied, wide, structure).to(tensor.dtype)
 
 
 def _signed(tensor: Tensor, generator: torch.Generator) -> Tensor:

@@ -1,27 +1,33 @@
 """Makes a problem of a file in KernelBench's format; runs the file, so for worker processes only.
 
 Beside the case that the file itself draws stand hidden ones: the same inputs with signs, shifted,
-large, with heavy tails, and fewer rows, each where the model takes it and its answer is finite.
+large, with heavy tails, and fewer rows, each where the model takes it and its answer is finite, and
+with the structure that all draws of an input show (`input_structure`).
 """
 
 from __future__ import annotations
 
 import ast
+import types
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ratchet.errors import KernelError
 from ratchet.kernels import model_scale
 from ratchet.kernels.abi import DTYPE_CODES
 from ratchet.kernels.dependence import inert_input
 from ratchet.kernels.free_memory import COPIES, check_room
+from ratchet.kernels.input_structure import PLAIN, structure_of
 from ratchet.kernels.model_file import ModelFile, model_of, seeded
+from ratchet.kernels.model_state import plain_tensors
 from ratchet.kernels.on_cores import on_cores
 from ratchet.kernels.problem import Case, ModelForm, Problem, TensorSpec
 from ratchet.kernels.source_module import source_module
+from ratchet.kernels.structure import Structure
 from ratchet.kernels.tolerance import Tolerance, coded, same_bits
 
 GIVEN = "given"
@@ -29,6 +35,8 @@ CODES = Tolerance(code_slack=1, code_share=0.05)
 """A file cannot say whether its bytes are rounded reals, nor whether those come from bfloat16."""
 CLOSE = 1e-3
 """Two calls of a deterministic model differ by less, of the output's scale."""
+STRUCTURE_SEEDS = (11, 12)
+"""Further draws of the inputs, by which their structure is known."""
 VARIATIONS = ("signed", "shifted", "large", "heavy_tailed")
 
 
@@ -37,6 +45,7 @@ def model_problem(text: str, name: str, *, scale: float | str | None, threads: i
     torch.set_num_threads(threads)
     text, notes = _scaled(text, scale, threads)
     form, case = _form(text)
+    notes += _kept(form.structures)
     if "cuda" in text:
         notes.append("what its file makes on cuda is made on the cores")
     problem = Problem(
@@ -89,17 +98,55 @@ def _form(text: str) -> tuple[ModelForm, Case]:
     with seeded(1), on_cores(text):
         init, given = list(module.get_init_inputs()), list(module.get_inputs())
         model = module.Model(*init)
-    state = model.state_dict()
+    state = dict(model.state_dict())
+    attributes = _random_attributes(module, text, init, model)
+    state.update(attributes)
     form = ModelForm(
         init=_literal(init, "get_init_inputs gives"),
         arguments=tuple(
             None if isinstance(one, Tensor) else _literal(one, "get_inputs gives") for one in given
         ),
         state=tuple(state),
+        structures=_structures(module, text, given),
+        attributes=tuple(attributes),
     )
     specs = [_spec(tensor, "state") for tensor in state.values()]
     specs += [_spec(one, "from_file") for one in given if isinstance(one, Tensor)]
     return form, Case(name=GIVEN, inputs=tuple(specs), timed=True)
+
+
+def _structures(module: types.ModuleType, text: str, given: list[Any]) -> tuple[Structure, ...]:
+    """What the draws of each tensor input have in common."""
+    draws = [[one.detach() for one in given if isinstance(one, Tensor)]]
+    for seed in STRUCTURE_SEEDS:
+        with seeded(seed), on_cores(text):
+            draws.append([one.detach() for one in module.get_inputs() if isinstance(one, Tensor)])
+    if len({len(one) for one in draws}) != 1:
+        return ()  # drawing says so
+    return tuple(map(structure_of, zip(*draws, strict=True)))
+
+
+def _random_attributes(
+    module: types.ModuleType, text: str, init: list[Any], model: nn.Module
+) -> dict[str, Tensor]:
+    """Its plain tensors that come out otherwise when it is built with another seed."""
+    own = plain_tensors(model)
+    if not own:
+        return {}
+    with seeded(2), on_cores(text):
+        other = plain_tensors(module.Model(*init))
+    return {
+        name: tensor.detach()
+        for name, tensor in own.items()
+        if name not in other or not same_bits(tensor.detach(), other[name].detach())
+    }
+
+
+def _kept(structures: Sequence[Structure]) -> list[str]:
+    """What hidden variations keep, in words."""
+    named = [(at, one.words()) for at, one in enumerate(structures)]
+    kept = [f"input {at}'s {words}" for at, words in named if words]
+    return [f"its hidden variations keep {'; '.join(kept)}"] if kept else []
 
 
 def _spec(tensor: Tensor, distribution: str) -> TensorSpec:
@@ -118,7 +165,11 @@ def _literal(value: Any, what: str) -> str:
     except (ValueError, SyntaxError, TypeError):
         same = False
     if not same:
-        raise KernelError(f"{what} {text:.80}: only tensors and plain values can be handed on")
+        shown = " ".join(text.split())
+        raise KernelError(
+            f"{what} {shown:.80}: only tensors and plain values can be handed on; "
+            "give each tensor as an input of its own"
+        )
     return text
 
 
@@ -130,8 +181,30 @@ def _deterministic(problem: Problem) -> Problem:
     still = replace(problem, model=replace(problem.model, training=False))
     if _agrees(still):
         return replace(still, notes=(*still.notes, "in eval mode: in training mode it is random"))
-    raise KernelError(
-        "it is nondeterministic: two calls with the same inputs, parameters and buffers differ"
+    raise KernelError(f"it is nondeterministic: {_randomness(still)}")
+
+
+def _randomness(problem: Problem) -> str:
+    """What makes a model's answers differ, and what to do."""
+    assert problem.model is not None
+    file = model_of(problem.text, problem.model)
+    tensors, call = file.draw(problem.cases[0], 2), file.call()
+
+    def answer(seed: int) -> tuple[Tensor, ...]:
+        with seeded(seed), file.on_this_machine():
+            return call(*(one.clone() for one in tensors), ())
+
+    first = answer(3)
+    if not _alike(first, answer(3)):
+        return (
+            "a second call on the same inputs and with the same seed differs; "
+            "let it depend on its inputs and state alone"
+        )
+    if not _alike(first, answer(4)):
+        return "its forward draws random numbers; give it what it draws as an input"
+    return (
+        "two models with the same inputs, parameters, buffers and tensor attributes differ; "
+        "keep what __init__ draws at random in one of these"
     )
 
 
@@ -144,7 +217,11 @@ def _agrees(problem: Problem) -> bool:
         call = file.call(seed=seed)
         with seeded(seed), file.on_this_machine():
             answers.append(call(*(one.clone() for one in tensors), ()))
-    return len(answers[0]) == len(answers[1]) and all(map(_close, *answers))
+    return _alike(*answers)
+
+
+def _alike(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return len(one) == len(other) and all(map(_close, one, other))
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
@@ -166,15 +243,23 @@ def _hidden_cases(file: ModelFile, form: ModelForm, given: Case) -> list[Case]:
 def _varied(given: Case, form: ModelForm, variation: str) -> Case | None:
     count = len(form.state)
     state, inputs = given.inputs[:count], given.inputs[count:]
-    floats = [getattr(torch, spec.dtype).is_floating_point for spec in inputs]
-    if not any(floats):
-        return None
-    distribution = f"from_file_{variation}"
+    structures = form.structures or (PLAIN,) * len(inputs)
     varied = [
-        replace(spec, distribution=distribution) if is_float else spec
-        for spec, is_float in zip(inputs, floats, strict=True)
+        replace(spec, distribution=f"from_file_{variation}")
+        if _may_vary(spec, structure, variation)
+        else spec
+        for spec, structure in zip(inputs, structures, strict=True)
     ]
+    if varied == list(inputs):
+        return None
     return Case(name=variation, inputs=(*state, *varied), hidden=True)
+
+
+def _may_vary(spec: TensorSpec, structure: Structure, variation: str) -> bool:
+    """Whether an input's structure leaves anything to be varied so."""
+    if not getattr(torch, spec.dtype).is_floating_point or structure.codes:
+        return False
+    return variation == "large" or not structure.definite  # a factor, and nothing else, keeps it
 
 
 def _fewer_rows(given: Case, form: ModelForm) -> Case | None:
@@ -183,6 +268,9 @@ def _fewer_rows(given: Case, form: ModelForm) -> Case | None:
     inputs = given.inputs[count:]
     rows = {spec.shape[0] for spec in inputs if spec.shape}
     if len(rows) != 1 or any(not spec.shape for spec in inputs) or max(rows) < 4:
+        return None
+    pairs = zip(inputs, form.structures, strict=False)
+    if any(len(spec.shape) == 2 and kept.rows_belong_together for spec, kept in pairs):
         return None
     (number,) = rows
     fewer = [replace(spec, shape=(number // 2 + 1, *spec.shape[1:])) for spec in inputs]

@@ -18,16 +18,30 @@ class StatefulCall:
     """A model as a function of its state and its tensor inputs; returns a tuple of tensors.
 
     Parameters are pointed at the given memory. Buffers, which a model in training mode changes,
-    are copied. Both arms of a trial do this in the same way, inside the clock.
+    are copied, and so are tensors that are plain attributes. Both arms of a trial do this in the
+    same way, inside the clock.
     """
 
     def __init__(
-        self, model: nn.Module, state: Sequence[str], arguments: Sequence[str | None]
+        self,
+        model: nn.Module,
+        state: Sequence[str],
+        arguments: Sequence[str | None],
+        attributes: Sequence[str] = (),
     ) -> None:
-        """Raises KernelError where the model's parameters and buffers have other names."""
+        """`attributes` are those of the state that are no parameters: set where the model has them.
+
+        Raises KernelError where the model's parameters and buffers have other names.
+        """
         self.model = model
-        _check_names(model, state)
+        _check_names(model, state, attributes)
         self._parameters, self._buffers = _places(model, state)
+        position = {name: index for index, name in enumerate(state)}
+        self._attributes = [
+            (position[name], owner, last)
+            for name, owner, last in _plain_places(model)
+            if name in position
+        ]
         self._count = len(state)
         self._arguments = [
             None if literal is None else (ast.literal_eval(literal),) for literal in arguments
@@ -39,6 +53,8 @@ class StatefulCall:
             parameter.data = tensors[position]
         for position, owner, name in self._buffers:
             owner._buffers[name] = tensors[position].clone()
+        for position, owner, name in self._attributes:
+            setattr(owner, name, tensors[position].clone())
         rest = iter(tensors[self._count :])
         values = [next(rest) if one is None else one[0] for one in self._arguments]
         return flatten(self.model(*values))
@@ -50,7 +66,36 @@ def flatten(found: Any) -> tuple[Tensor, ...]:
         return (found,)
     if isinstance(found, (tuple, list)):
         return tuple(tensor for one in found for tensor in flatten(one))
-    raise KernelError(f"a model returns tensors, not {type(found).__name__}")
+    raise KernelError(
+        f"a model returns tensors, alone or in tuples and lists, not {type(found).__name__}: "
+        "have its forward return the tensors"
+    )
+
+
+def plain_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What is no part of its state_dict: tensors that are plain attributes of it or of a submodule,
+    and buffers that are not persistent."""
+    return {name: getattr(owner, last) for name, owner, last in _plain_places(model)}
+
+
+def widen_plain(model: nn.Module) -> None:
+    """Make its plain real tensors float64, which `model.double()` leaves as they are."""
+    for _, owner, name in _plain_places(model):
+        value = getattr(owner, name)
+        if value.is_floating_point():
+            setattr(owner, name, value.double())
+
+
+def _plain_places(model: nn.Module) -> list[tuple[str, nn.Module, str]]:
+    return [
+        (f"{prefix}.{name}" if prefix else name, owner, name)
+        for prefix, owner in model.named_modules()
+        for name, value in (
+            *vars(owner).items(),
+            *((one, owner._buffers[one]) for one in sorted(owner._non_persistent_buffers_set)),
+        )
+        if isinstance(value, Tensor)
+    ]
 
 
 def _places(
@@ -72,9 +117,10 @@ def _places(
     return parameters, buffers
 
 
-def _check_names(model: nn.Module, state: Sequence[str]) -> None:
+def _check_names(model: nn.Module, state: Sequence[str], attributes: Sequence[str]) -> None:
     own = set(model.state_dict())
-    missing, extra = sorted(set(state) - own), sorted(own - set(state))
+    missing = sorted(set(state) - set(attributes) - own)
+    extra = sorted(own - set(state))
     if missing or extra:
         words = [
             f"{what} {', '.join(names[:SHOWN])}{' ...' if len(names) > SHOWN else ''}"
@@ -87,10 +133,12 @@ def _check_names(model: nn.Module, state: Sequence[str]) -> None:
 
 
 def check_shapes(model: nn.Module, wanted: Sequence[tuple[str, Sequence[int], str]]) -> None:
-    """KernelError where a parameter or buffer has another shape or dtype: name, shape, dtype."""
-    found = model.state_dict()
+    """KernelError where a part of the state has another shape or dtype: name, shape, dtype."""
+    found = {**plain_tensors(model), **model.state_dict()}
     for name, shape, dtype in wanted:
-        own = found[name]
+        own = found.get(name)
+        if own is None:
+            continue  # a plain attribute, which a model need not have
         if tuple(own.shape) != tuple(shape) or own.dtype != getattr(torch, dtype):
             raise KernelError(
                 f"{name} is {tuple(own.shape)} {own.dtype}, and the problem's {tuple(shape)} "

@@ -3,8 +3,9 @@
 A problem's file has one of two forms. KernelBench's: `class Model(nn.Module)`, `get_inputs()` and
 `get_init_inputs()`; a kernel for it is a file with `class ModelNew(nn.Module)`, built with the same
 arguments and with parameters and buffers of the same names, whose values the harness sets before
-each call. The model is in training mode, as in KernelBench, or in eval mode where it is random in
-training mode; new values of buffers are not compared. Ours:
+each call (docs/judge.md says what else is state, and how a kernel in C++ is called). The model is
+in training mode, as in KernelBench, or in eval mode where it is random in training mode; new values
+of buffers are not compared. Ours:
 
     from ratchet import Case, Problem, TensorSpec
 
@@ -128,12 +129,14 @@ def load_kernel(
     entry: str | None = None,
     language: Language | None = None,
     called: bool = True,
+    or_only_one: bool = False,
 ) -> Kernel:
     """The kernel of a file; nothing of it is run.
 
     The language follows from the file's ending; a .py file that imports triton is in triton.
-    `entry` is taken where the file has it, else `ModelNew`, else the only function there is. A
-    kernel that will not be `called`, as its problem has a fault, needs none.
+    `entry` is taken where the file has it, else `ModelNew`. The only function there is is taken
+    where no entry is given, or with `or_only_one`. A kernel that will not be `called`, as its
+    problem has a fault, needs none.
 
     Raises:
         KernelError: a file that cannot be read or parsed, an ending or entry that is not known.
@@ -152,6 +155,8 @@ def load_kernel(
             spoken = "triton"
     else:
         names = _C_ENTRY.findall(source)
+    if or_only_one and len(names) == 1:
+        entry = names[0]
     chosen = _entry(path, names, source, entry) if called else ""
     return Kernel(name=path.stem, language=spoken, source=source, entry=chosen)
 

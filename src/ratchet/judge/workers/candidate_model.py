@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ratchet.errors import KernelError
-from ratchet.kernels.model_state import StatefulCall, check_shapes
+from ratchet.kernels.model_state import StatefulCall, check_shapes, plain_tensors
 
 
 def load_model(
@@ -22,12 +22,14 @@ def load_model(
     arguments: Sequence[str | None],
     state: Sequence[tuple[str, Sequence[int], str]],
     training: bool,
+    attributes: Sequence[str] = (),
     warm_up: Sequence[tuple[Sequence[int], str]] = (),
     device: str | None = None,
 ) -> Callable[..., tuple[Tensor, ...]]:
     """The model of a source as f(*state, *inputs, scalars).
 
-    `state` gives name, shape and dtype of each parameter and buffer; `warm_up` shape and dtype of
+    `state` gives name, shape and dtype of each part of the state, `attributes` the names of those
+    that are plain attributes; `warm_up` shape and dtype of
     each tensor input, where the model is to be called once now, on zeros. It is built on `device`.
     Raises KernelError where the source has no such class, or its parameters and buffers are others.
     """
@@ -44,10 +46,11 @@ def load_model(
         model.to(device)
     model.train(training)
     with torch.no_grad():
-        call = StatefulCall(model, [name for name, _, _ in state], arguments)
+        call = StatefulCall(model, [name for name, _, _ in state], arguments, attributes)
         check_shapes(model, state)
         if warm_up:
-            held = [model.state_dict()[name].clone() for name, _, _ in state]
+            own = {**plain_tensors(model), **model.state_dict()}
+            held = [own[name].clone() for name, _, _ in state]
             call(
                 *held,
                 *(

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ratchet.errors import JudgeError, KernelError
 from ratchet.judge.channel import inherited
-from ratchet.judge.workers import compilations
+from ratchet.judge.workers import compilations, extensions
 from ratchet.judge.workers.candidate import IN_PLACE, INPUTS, OUTPUTS, Reply, serve
 from ratchet.judge.workers.confine import confine
 from ratchet.judge.workers.device import Device, Host, open_device
@@ -114,6 +114,7 @@ class Worker:
         """Do what the judge asks."""
         actions: dict[str, Callable[[dict[str, Any], list[int]], Reply]] = {
             "load": self._load,
+            "extensions": self._extensions,
             "prepare": self._prepare,
             "go": self._go,
         }
@@ -132,6 +133,10 @@ class Worker:
             return {"no_device": str(error)}, []
         self._entry = _loaded(kernel)
         return {"value": None}, []
+
+    def _extensions(self, _: dict[str, Any], __: list[int]) -> Reply:
+        files, descriptor = extensions.packed()
+        return {"files": files}, [descriptor]
 
     def _prepare(self, message: dict[str, Any], _: list[int]) -> Reply:
         batch = Batch(message["layout"], self._device, copy_out=message["copy_out"])
@@ -186,6 +191,7 @@ def main() -> None:
     channel = inherited(int(sys.argv[2]))
     confine(sys.argv[1])
     compilations.copy_own()
+    extensions.copy_own()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     serve(channel, Worker().answer)
     os._exit(0)
