@@ -130,7 +130,7 @@ def test_settings_that_choose_a_gpu_reach_the_sandbox(
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     made = isolation.make_sandbox(
-        "w", threads=1, memory_bytes=1, time_limit_s=1, with_torch=True, accelerator=AMD
+        TORCH_WORKER, threads=1, memory_bytes=1, time_limit_s=1, with_torch=True, accelerator=AMD
     )
     made.clean()
     assert made.environment["HIP_VISIBLE_DEVICES"] == "1"
