@@ -311,7 +311,7 @@ def test_a_language_that_cannot_run_here_is_unmeasured(judge: KernelJudge) -> No
     kernel = Kernel(name="t", language="hip", source="", entry="silu")
     verdict = judge.judge(kernel, small())
     assert verdict.status == "unmeasured"
-    assert "hip" in verdict.reason
+    assert "ratchet inspect" in verdict.reason
 
 
 def test_a_fault_of_the_judge_is_unmeasured_and_the_next_verdict_is_well(

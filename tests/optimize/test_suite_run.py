@@ -10,6 +10,7 @@ import pytest
 
 from ratchet.errors import CompilerMissing, KernelError, RatchetError
 from ratchet.judge.choices import parse_time_limit_s
+from ratchet.judge.revision import revision
 from ratchet.judge.verdict import Ratio, Speedup, Status, Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Case, Problem, TensorSpec
@@ -29,6 +30,7 @@ class FakeJudge:
     said: Status = "proven"
     asked: ClassVar[list[str]] = []
     raises: BaseException | None = None
+    revision = revision()
 
     def __init__(self, *, threads: int | None = None) -> None:
         self.threads = threads
@@ -43,6 +45,7 @@ class FakeJudge:
             reason=f"it is {FakeJudge.said}",
             speedup=Speedup(vs_reference=ratio),
             isolation="none",
+            environment={"judge": FakeJudge.revision},
             kernel_hash=kernel.hash,
             problem_hash=problem.hash,
         )
@@ -110,6 +113,17 @@ def test_a_second_run_finds_the_verdicts_of_the_first(court: Callable[[], Record
     assert FakeJudge.asked == ["a", "b", "c"]
     assert [row.recalled for row in second.rows] == [True, True, False]
     assert second.rows[0].speedup == first.rows[0].speedup
+
+
+def test_what_another_judge_said_is_asked_again(
+    court: Callable[[], RecordedJudge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(FakeJudge, "revision", "an older one")
+        run(court(), suite("a"))
+    again = run(court(), suite("a")).result()
+    assert FakeJudge.asked == ["a", "a"]
+    assert not again.rows[0].recalled
 
 
 def test_fresh_judges_anew(court: Callable[[], RecordedJudge]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ratchet.errors import KernelError
@@ -264,9 +265,11 @@ def reference_text(reference: str) -> str:
 
 def _source_of(spec: ModuleSpec) -> str | None:
     """The text of a module; None where it is compiled, or not in its encoding."""
-    if not isinstance(spec.loader, InspectLoader):
-        return None
     try:
-        return spec.loader.get_source(spec.name)
-    except (ImportError, SyntaxError):
+        if isinstance(spec.loader, InspectLoader):
+            return spec.loader.get_source(spec.name)
+        if spec.origin is not None and spec.origin.endswith(".py"):  # such as pytest's own loader
+            return importlib.util.decode_source(Path(spec.origin).read_bytes())
+    except (ImportError, SyntaxError, OSError, UnicodeDecodeError):
         return None
+    return None
