@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ratchet.judge.workers import rounding
-from ratchet.kernels.tolerance import MOST_AMPLIFIED, MOST_TERMS, Loss, Tolerance, loss_over
+from ratchet.kernels.case import TensorSpec
+from ratchet.kernels.inputs import build
+from ratchet.kernels.tolerance import ALONE, MOST_AMPLIFIED, MOST_TERMS, Loss, Tolerance, loss_over
 
 EPS = torch.finfo(torch.float32).eps
 Function = Callable[..., Tensor]
@@ -71,7 +74,7 @@ def test_integers_are_left_alone() -> None:
     call = outputs_of(lambda at, table: table[at].sum(-1))
     assert 1 <= rounding.terms(call, given, random.Random(1))[0] <= 9
     wide = [given[0], given[1].double()]
-    assert rounding.conditions(call, wide, random.Random(1))[0] >= 1
+    assert rounding.conditions(call, wide, random.Random(1))[0][0] >= 1
 
 
 @pytest.mark.parametrize(
@@ -88,9 +91,9 @@ def test_the_condition_says_how_far_errors_are_carried(
     function: Function, low: float, high: float
 ) -> None:
     x = torch.randn(32, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    (found,) = rounding.conditions(outputs_of(function), [x], random.Random(1))
-    assert low <= found <= high
-    (shifted,) = rounding.conditions(
+    ((found, single),) = rounding.conditions(outputs_of(function), [x], random.Random(1))
+    assert low <= found <= min(high, single)
+    ((shifted, _),) = rounding.conditions(
         outputs_of(lambda x: x - x.mean(-1, keepdim=True)), [x + 8], random.Random(1)
     )
     assert 6 < shifted < 10
@@ -157,13 +160,53 @@ def test_a_sum_s_log_may_be_kept_where_logits_are_large(seed: int) -> None:
     targets = torch.randint(0, 77, (13,), generator=generator)
     call = outputs_of(lambda x: class_gradient(x, targets))
     own, exact = class_gradient(logits, targets), class_gradient(logits.double(), targets)
-    (condition,) = rounding.conditions(call, [logits.double()], random.Random(seed))
+    ((condition, _),) = rounding.conditions(call, [logits.double()], random.Random(seed))
     usual = replace(loss_over([(own, exact)]), terms=77.0, condition=condition)
     kept = torch.exp(logits - logits.logsumexp(-1, keepdim=True)) - F.one_hot(targets, 77)
     assert Tolerance().check(kept, own, exact, usual).passed
     for dropped in (16, 13):
         low = class_gradient(_rounded(logits, dropped), targets)
         assert not Tolerance().check(low, own, exact, usual).passed
+
+
+def shares_gradient(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *, kept: bool) -> Tensor:
+    """Of an attention's queries; `kept`: by way of the log of each row's sum, which is kept."""
+    scores = q @ k.T / q.shape[-1] ** 0.5
+    shares = torch.exp(scores - scores.logsumexp(-1, keepdim=True)) if kept else scores.softmax(-1)
+    down = grad @ v.T
+    delta = (shares @ v * grad).sum(-1, keepdim=True) if kept else (shares * down).sum(-1, True)
+    return shares * (down - delta) @ k / q.shape[-1] ** 0.5
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_one_element_of_heavy_tailed_values_carries_errors_far(seed: int) -> None:
+    """Right kernels lie inside the bound of every element; fewer bits lie outside of the norm's."""
+    generator = torch.Generator().manual_seed(seed)
+    spec = TensorSpec(shape=(37, 16), dtype="float32", distribution="heavy_tailed")
+    given = [torch.randn(37, 16, generator=generator)]
+    given += [build([spec], seed=10 * seed + at)[0] for at in range(3)]
+    wide = [one.double() for one in given]
+    reference = partial(shares_gradient, kept=False)
+    own, exact = reference(*given), reference(*wide)
+    ((condition, single),) = rounding.conditions(outputs_of(reference), wide, random.Random(seed))
+    usual = loss_over([(own, exact)])
+    usual = replace(usual, terms=37.0 * 16, condition=condition, single=single)
+    other = Tolerance().check(shares_gradient(*given, kept=True), own, exact, usual)
+    assert other.passed and other.element_ratio < 0.4, other.detail
+    low = reference(*(_rounded(one, 16) for one in given))
+    assert not Tolerance().check(low, own, exact, usual).passed
+
+
+def test_one_element_s_condition_widens_no_norm() -> None:
+    exact = torch.ones(1 << 16, dtype=torch.float64)
+    usual = Loss(terms=64.0, condition=2.0, single=32.0)
+    bound = ALONE * usual.sequential(EPS, 0.0, single=True)
+    assert bound == pytest.approx(ALONE * 16 * usual.sequential(EPS, 0.0))
+    one = exact.float()
+    one[7] += 0.9 * bound
+    assert Tolerance().check(one, exact.float(), exact, usual).passed
+    all_of_them = (exact + 0.9 * bound).float()
+    assert not Tolerance().check(all_of_them, exact.float(), exact, usual).passed
 
 
 def test_without_a_condition_the_reference_s_own_loss_counts() -> None:

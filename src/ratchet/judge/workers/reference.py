@@ -313,7 +313,7 @@ class Worker:
         wide = [_widen(tensor) for tensor in inputs]
         conditions = rounding.conditions(lambda given: self._call(given, case), wide, self._rng)
         losses = zip(self._losses(case), conditions, strict=True)
-        return [replace(loss, condition=condition) for loss, condition in losses]
+        return [replace(loss, condition=one, single=single) for loss, (one, single) in losses]
 
     def _prepare(self, message: dict[str, Any]) -> Reply:
         self._prepared = self._batches[message["batch"]].prepare()

@@ -75,24 +75,30 @@ def _place(element: int, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(place))
 
 
-def conditions(call: Call, inputs: Sequence[Tensor], rng: random.Random) -> list[float]:
+def conditions(
+    call: Call, inputs: Sequence[Tensor], rng: random.Random
+) -> list[tuple[float, float]]:
     """By how much each output's change exceeds that of inputs which all change a little.
 
     `inputs` are float64 and move by the same share up or down at random: each element for itself,
     which shows what cancels (in the root mean square), and whole rows, which shows what sums of one
     sign are put into, such as an exp (the largest of all elements). Changes are in shares of the
     scale: 1 for a sum, 2 for a product of matrices, 8 for what subtracts a mean of 8 spreads. The
-    larger of the two counts.
+    larger of the two counts. Second is the largest of all elements, however the inputs moved.
     """
     generator = torch.Generator().manual_seed(rng.getrandbits(48))
     before = call(inputs)
-    found = [1.0] * len(before)
+    found = [(1.0, 1.0)] * len(before)
     for _ in range(NUDGES):
         by_element, by_row = (
             call([_nudged(one, generator, rows=rows) for one in inputs]) for rows in (False, True)
         )
         four = zip(found, before, by_element, by_row, strict=True)
-        found = [max(most, _condition(*three)) for most, *three in four]
+        found = [
+            (max(one, old_one), max(single, old_single))
+            for (old_one, old_single), *three in four
+            for one, single in [_condition(*three)]
+        ]
     return found
 
 
@@ -104,14 +110,18 @@ def _nudged(tensor: Tensor, generator: torch.Generator, *, rows: bool) -> Tensor
     return tensor * (1 + NUDGE * (2 * up - 1))
 
 
-def _condition(before: Tensor, by_element: Tensor, by_row: Tensor) -> float:
+def _condition(before: Tensor, by_element: Tensor, by_row: Tensor) -> tuple[float, float]:
     if coded(before.dtype):
-        return 1.0
+        return 1.0, 1.0
     finite = torch.isfinite(before) & torch.isfinite(by_element) & torch.isfinite(by_row)
     old = before[finite].double()
     scale = float(old.square().mean().sqrt()) if old.numel() else 0.0
     if not scale:
-        return 1.0
+        return 1.0, 1.0
+    sizes = old.abs().clamp(min=scale)
     spread = float((by_element[finite] - old).square().mean().sqrt()) / scale
-    moved = float(((by_row[finite] - old) / old.abs().clamp(min=scale)).abs().max())
-    return max(1.0, spread / NUDGE, moved / NUDGE)
+    moved, alone = (
+        float(((new[finite] - old) / sizes).abs().max()) for new in (by_row, by_element)
+    )
+    condition = max(1.0, spread / NUDGE, moved / NUDGE)
+    return condition, max(condition, alone / NUDGE)
