@@ -193,7 +193,7 @@ def test_one_element_of_heavy_tailed_values_carries_errors_far(seed: int) -> Non
     usual = replace(usual, terms=37.0 * 16, condition=condition, single=single)
     other = Tolerance().check(shares_gradient(*given, kept=True), own, exact, usual)
     assert other.passed and other.element_ratio < 0.4, other.detail
-    low = reference(*(_rounded(one, 16) for one in given))
+    low = reference(*(_rounded(one, 13) for one in given))  # TF32
     assert not Tolerance().check(low, own, exact, usual).passed
 
 
