@@ -25,7 +25,8 @@ Measured sums of 16,384 such terms pass all the same; one accumulator for many m
 MOST_AMPLIFIED: Final = 512.0
 """How many times more may be lost where a function is ill-conditioned. Keys that lie 8 off 0 carry
 an error of theirs 1000 times further to an attention's gradient. float32 sums are still held to
-0.6 % of the scale, and inputs of fewer bits are carried as far: TF32's lie 25 times outside."""
+0.6 % of the scale in norm, and inputs of fewer bits are carried as far: TF32's lie 25 times
+outside."""
 WELL_CONDITIONED: Final = 2.0
 """A function that changes by this share of its inputs' change is (a product)."""
 UNKNOWN_LOSS: Final = (0.5, 16.0)
@@ -259,6 +260,11 @@ def _failed(detail: str) -> OutputCheck:
 def coded(dtype: torch.dtype) -> bool:
     """Whether values are compared as codes: whole numbers, bools and fp8."""
     return not dtype.is_floating_point or dtype.itemsize == 1
+
+
+def same_form(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have one shape and one dtype."""
+    return one.shape == other.shape and one.dtype == other.dtype
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

@@ -16,7 +16,7 @@ from ratchet.kernels.problem import Problem, TensorSpec
 from ratchet.kernels.suites.forms import Form, Make, problem, real, sizes, whole
 from ratchet.kernels.suites.precision import wide
 from ratchet.kernels.suites.scalars import Scalars
-from ratchet.kernels.tolerance import OutputCheck, Tolerance, checked
+from ratchet.kernels.tolerance import OutputCheck, Tolerance, checked, same_form
 
 ROWS = sizes((32, 256), (2048, 1024), (16384, 8192))
 RAGGED = (13, 300)
@@ -138,7 +138,7 @@ def check_fake_quantise(
     scalars: Scalars,
 ) -> list[OutputCheck]:
     """Whole multiples of the scale, and of those the nearest."""
-    if got[0].shape != own[0].shape or got[0].dtype != own[0].dtype:
+    if not same_form(got[0], own[0]):
         return [checked(False, "an output of another form")]
     x, scales = (tensor.double() for tensor in inputs)
     codes = got[0].double() / scales
@@ -156,7 +156,7 @@ def check_fake_quantise_backward(
     scalars: Scalars,
 ) -> list[OutputCheck]:
     """`grad` or 0; either where the code lies between the last and being cut off."""
-    if got[0].shape != own[0].shape or got[0].dtype != own[0].dtype:
+    if not same_form(got[0], own[0]):
         return [checked(False, "an output of another form")]
     grad, x, scales = inputs
     place = (x.double() / scales.double()).abs() - INT8_MAX
