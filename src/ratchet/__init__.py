@@ -1,8 +1,9 @@
 """Ratchet: PyTorch training that only gets faster.
 
-`Workload` is what your own `file.py:function` returns; `apply` and `compile` put a proven recipe
-into a training script; `optimize` finds one. `judge` says whether a `Kernel` is a right and faster
-answer to a `Problem`.
+`Workload` is what your own `file.py:function` returns; `optimize` finds a `Recipe` for it and
+returns an `Outcome`; `apply` and `compile` put a proven recipe into a training script. `judge` says
+whether a `Kernel` is a right and faster answer to a `Problem`. `trace.read` and `trace.report` say
+where the time of a profiler trace goes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ratchet import trace
+    from ratchet.api import optimize
     from ratchet.errors import RatchetError
     from ratchet.judge.api import judge
     from ratchet.judge.verdict import Verdict
@@ -18,7 +21,8 @@ if TYPE_CHECKING:
     from ratchet.kernels.problem import Case, Problem, TensorSpec
     from ratchet.kernels.tolerance import Tolerance
     from ratchet.optimize.apply import apply, compile
-    from ratchet.optimize.loop import optimize
+    from ratchet.optimize.loop import Outcome
+    from ratchet.optimize.recipe import Recipe
     from ratchet.optimize.settings import Settings
     from ratchet.workloads.workload import AdamWSpec, Workload
 
@@ -28,8 +32,10 @@ __all__ = [
     "AdamWSpec",
     "Case",
     "Kernel",
+    "Outcome",
     "Problem",
     "RatchetError",
+    "Recipe",
     "Settings",
     "TensorSpec",
     "Tolerance",
@@ -40,6 +46,7 @@ __all__ = [
     "gradient_of",
     "judge",
     "optimize",
+    "trace",
 ]
 
 # Imported when first asked for: the sandboxed worker imports ratchet without torch.
@@ -47,8 +54,10 @@ _HOMES = {
     "AdamWSpec": "ratchet.workloads.workload",
     "Case": "ratchet.kernels.problem",
     "Kernel": "ratchet.kernels.kernel",
+    "Outcome": "ratchet.optimize.loop",
     "Problem": "ratchet.kernels.problem",
     "RatchetError": "ratchet.errors",
+    "Recipe": "ratchet.optimize.recipe",
     "Settings": "ratchet.optimize.settings",
     "TensorSpec": "ratchet.kernels.problem",
     "Tolerance": "ratchet.kernels.tolerance",
@@ -57,8 +66,10 @@ _HOMES = {
     "apply": "ratchet.optimize.apply",
     "compile": "ratchet.optimize.apply",
     "gradient_of": "ratchet.kernels.gradients",
-    "judge": "ratchet.judge",  # the package itself can be called
-    "optimize": "ratchet.optimize.loop",
+    # These are packages; those two can be called.
+    "judge": "ratchet.judge",
+    "optimize": "ratchet.optimize",
+    "trace": "ratchet.trace",
 }
 
 

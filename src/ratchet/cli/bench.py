@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,7 +12,6 @@ from ratchet.cli.options import (
     PrecisionName,
     SequenceLength,
     TextFile,
-    workload_options,
 )
 
 
@@ -35,11 +33,10 @@ def bench(
 ) -> None:
     """Step time, tokens/s, MFU and peak memory; kept in the ledger."""
     from ratchet.optimize.bench import bench_all
+    from ratchet.optimize.settings import workload_options
     from ratchet.report.terminal import print_bench
 
-    options = workload_options(
-        batch_size, sequence, precision, Path(text) if text else None, device
-    )
+    options = workload_options(batch_size, sequence, precision, text, device)
     results = bench_all(workloads or [], options=options, steps=steps, ledger=ledger)
     if as_json:
         print_json({"results": results})

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
-from ratchet.cli.options import (
-    BatchSize,
-    PrecisionName,
-    SequenceLength,
-    TextFile,
-    workload_options,
-)
+from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
 
 
 @app.command()
@@ -53,35 +47,32 @@ def optimize(
     debug: Debug = False,
 ) -> None:
     """Measure a training step, try changes, prove them, and write the recipe."""
-    from ratchet.optimize.compose import write
-    from ratchet.optimize.loop import optimize as run_turn
+    from ratchet import api
     from ratchet.optimize.loop import plan
-    from ratchet.optimize.settings import Settings, parse_duration_s
-    from ratchet.report.page import render_page
+    from ratchet.optimize.settings import make_settings, parse_duration_s
     from ratchet.report.progress import Progress
     from ratchet.report.terminal import print_plan, print_result
 
-    options = workload_options(
-        batch_size, sequence, precision, Path(text) if text else None, device
-    )
-    settings = Settings(
-        workload=workload,
-        options={**options, "seed": seed},
-        budget_s=parse_duration_s(budget),
-        keep_precision=keep_precision,
-        try_lever=try_lever,
-        resume=resume,
-        out=out,
-        ledger=ledger,
-        seed=seed,
-        launches=launches,
-    )
-    with Progress(settings.budget_s) as progress:
+    asked: dict[str, Any] = {
+        "budget": budget,
+        "out": out,
+        "keep_precision": keep_precision,
+        "try_lever": try_lever,
+        "resume": resume,
+        "launches": launches,
+        "batch_size": batch_size,
+        "sequence": sequence,
+        "precision": precision,
+        "text": text,
+        "seed": seed,
+        "device": device,
+        "ledger": ledger,
+    }
+    with Progress(parse_duration_s(budget)) as progress:
         if dry_run:
-            found = plan(settings, progress)
+            found = plan(make_settings(workload, **asked), progress)
         else:
-            outcome = run_turn(settings, progress)
-            write(outcome.result, outcome.recipe, render_page)
+            outcome = api.optimize(workload, **asked, listener=progress)
     if dry_run:
         (print_json if as_json else print_plan)(found.to_json())
     else:

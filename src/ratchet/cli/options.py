@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-
-from ratchet.devices.probe import probe
-from ratchet.errors import WorkloadError
 
 BatchSize = Annotated[
     int | None, typer.Option("--batch-size", min=1, help="Sequences (or images) in a batch.")
@@ -24,27 +20,3 @@ TextFile = Annotated[
     str | None,
     typer.Option("--text", metavar="FILE", help="Text to train on. Default: Python's own sources."),
 ]
-
-PRECISIONS = ("fp32", "bf16_autocast", "bf16_master")
-
-
-def workload_options(
-    batch_size: int | None,
-    sequence: int | None,
-    precision: str | None,
-    text: Path | None,
-    device: str,
-) -> dict[str, Any]:
-    """The keyword arguments of `workloads.load` that were given; JSON, for another process."""
-    if precision is not None and precision not in PRECISIONS:
-        raise WorkloadError(f"unknown precision {precision!r}: use one of {', '.join(PRECISIONS)}")
-    options: dict[str, Any] = {"device": probe(device).kind}
-    if batch_size is not None:
-        options["batch_size"] = batch_size
-    if sequence is not None:
-        options["sequence"] = sequence
-    if precision is not None:
-        options["precision"] = precision
-    if text is not None:
-        options["text"] = str(text.absolute())
-    return options

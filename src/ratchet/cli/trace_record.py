@@ -16,7 +16,6 @@ from ratchet.cli.options import (
     PrecisionName,
     SequenceLength,
     TextFile,
-    workload_options,
 )
 from ratchet.errors import TraceError
 
@@ -82,12 +81,11 @@ def record(
             + ("none was given" if workload is None else "both were given")
         )
     if command is None:
+        from ratchet.optimize.settings import workload_options
         from ratchet.workloads.run_steps import steps_command
 
         assert workload is not None
-        options = workload_options(
-            batch_size, sequence, precision, Path(text) if text else None, device
-        )
+        options = workload_options(batch_size, sequence, precision, text, device)
         command = steps_command(workload, 1 + wait + warmup + steps, options)
     else:
         _check_command(command, batch_size, sequence, precision, text)

@@ -36,8 +36,7 @@ def make_arm(
     activate_proven(kernels)
     built = load(workload, **options)
     if config is None:
-        check(built)
-        return StepArm(built, built.as_written())
+        return StepArm(built, built.as_written(), warnings=check(built))
     return StepArm(built, StepConfig.model_validate(config))
 
 
@@ -58,13 +57,15 @@ class StepArm:
 
     calls = ("workload", "gradients", "profile", "sites")
 
-    def __init__(self, workload: Any, config: StepConfig) -> None:
+    def __init__(self, workload: Any, config: StepConfig, *, warnings: Sequence[str] = ()) -> None:
         from ratchet.graph.steps import build_step
+        from ratchet.workloads.blame import batch_of
 
         self._workload = workload
         self._config = config
         self._step = build_step(workload, config)
-        self._batches = [workload.batch(index) for index in range(BATCHES)]
+        self._warnings = list(warnings)
+        self._batches = [batch_of(workload, index) for index in range(BATCHES)]
         self._next = 0
         self._loss: Any = None
 
@@ -83,7 +84,7 @@ class StepArm:
         elsewhere the model no longer is as its author made it."""
         from ratchet.optimize.describe import describe_workload
 
-        return describe_workload(self._workload)
+        return {**describe_workload(self._workload), "warnings": self._warnings}
 
     def gradients(self, path: str) -> dict[str, Any]:
         """Write the first step's gradients (fp32, by parameter name) as safetensors to `path`."""
@@ -152,10 +153,11 @@ class ShrunkArm:
         """The loss at each of `steps` steps of the copy grown from `seed`."""
         from ratchet.graph.steps import build_step
         from ratchet.workloads import load
+        from ratchet.workloads.blame import batch_of
 
         options = {**self._options, "seed": seed}
         workload = load(self._spec, **options)
         if workload.shrink is not None:
             workload = workload.shrink(seed)
         step = build_step(workload, self._config)
-        return [float(step(workload.batch(index)).detach()) for index in range(steps)]
+        return [float(step(batch_of(workload, index)).detach()) for index in range(steps)]

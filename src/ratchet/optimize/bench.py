@@ -20,8 +20,9 @@ class BenchArm:
 
     calls = ("bench",)
 
-    def __init__(self, workload: Any) -> None:
+    def __init__(self, workload: Any, warnings: Sequence[str]) -> None:
         self._workload = workload
+        self._warnings = list(warnings)
 
     def step(self, iterations: int) -> None:
         self.bench(iterations)
@@ -33,7 +34,8 @@ class BenchArm:
         """Time `steps` steps of the workload as written (JSON of a BenchResult)."""
         from ratchet.workloads.bench import bench
 
-        return asdict(bench(self._workload, self._workload.as_written(), steps))
+        found = bench(self._workload, self._workload.as_written(), steps)
+        return {**asdict(found), "warnings": self._warnings}
 
 
 def make_bench(*, workload: str, options: dict[str, Any]) -> BenchArm:
@@ -41,8 +43,7 @@ def make_bench(*, workload: str, options: dict[str, Any]) -> BenchArm:
     from ratchet.workloads import check, load
 
     built = load(workload, **options)
-    check(built)
-    return BenchArm(built)
+    return BenchArm(built, check(built))
 
 
 def bench_all(

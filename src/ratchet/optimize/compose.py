@@ -68,12 +68,12 @@ def compose(
         report=str(out / "report.html"),
     )
     return OptimizeResult(
-        workload=turn.settings.workload,
+        workload=turn.settings.title,
         source=str(description["source"]),
         unit=str(description["unit"]),
         device=describe_device(turn.device),
         versions=turn.software,
-        command=f"ratchet optimize {turn.settings.workload}",
+        command=turn.settings.command,
         started_at=started_at,
         duration_s=turn.elapsed_s,
         resumed=turn.recalled > 0,
@@ -114,7 +114,7 @@ def ceilings_above(turn: Turn, flops_per_s: float) -> Ceilings | None:
 def make_recipe(turn: Turn, result: OptimizeResult, best: Candidate, written: Candidate) -> Recipe:
     """The recipe of the turn's best, sealed."""
     return Recipe(
-        workload=turn.settings.workload,
+        workload=turn.settings.title,
         device=turn.device.fingerprint,
         device_name=turn.device.model,
         software=turn.software_fingerprint,

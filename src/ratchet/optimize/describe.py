@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ratchet.workloads.counting import count
 from ratchet.workloads.flops import step_flops
 from ratchet.workloads.workload import Workload
 
@@ -11,14 +12,15 @@ from ratchet.workloads.workload import Workload
 def describe_workload(workload: Workload) -> dict[str, Any]:
     """Parameters, tokens and FLOPs of one step, and how the step was written (JSON)."""
     parameters = [p for p in workload.model.parameters() if p.requires_grad]
+    counted = count(workload, workload.batch(0))
     return {
         "name": workload.name,
         "source": workload.source,
-        "unit": workload.unit,
+        "unit": counted.unit,
         "device": workload.device,
         "parameters": sum(p.numel() for p in parameters),
         "trainable_bytes": sum(p.numel() * p.element_size() for p in parameters),
-        "tokens_per_batch": workload.tokens_per_batch,
+        "tokens_per_batch": counted.per_batch,
         "flops_per_step": step_flops(workload),
         "optimizer_is_adamw": is_adamw(workload),
         "has_attention": has_attention(workload),

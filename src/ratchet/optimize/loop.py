@@ -89,7 +89,7 @@ def optimize(settings: Settings, listener: Listener = lambda event, details: Non
     with _open(settings, listener) as turn:
         _check_resume(turn)
         identity = turn.ledger.start_turn(
-            settings.key(), {"workload": settings.workload}, fingerprint=turn.fingerprint
+            settings.key(), {"workload": settings.title}, fingerprint=turn.fingerprint
         )
         outcome = _run(turn, describe(turn), started_at)
         turn.ledger.record_measurements(identity, outcome.samples, purpose="proof")
@@ -129,6 +129,7 @@ def describe(turn: Turn) -> dict[str, Any]:
 
     description = turn.memo("workload", "describe", compute)
     turn.peak_memory_bytes = int(description["peak_memory_bytes"])
+    turn.warnings += description.get("warnings", [])
     return description
 
 
@@ -361,6 +362,6 @@ def _check_resume(turn: Turn) -> None:
         return
     if turn.ledger.unfinished_turn(turn.settings.key(), fingerprint=turn.fingerprint) is None:
         raise RatchetError(
-            f"there is no unfinished turn of {turn.settings.workload!r} in this ledger: "
+            f"there is no unfinished turn of {turn.settings.title!r} in this ledger: "
             "run it without --resume"
         )

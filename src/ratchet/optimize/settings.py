@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ratchet.errors import RatchetError
+from ratchet.devices.probe import probe
+from ratchet.errors import RatchetError, WorkloadError
 
 DEFAULT_BUDGET_S = 1800.0
 SMALLEST_BUDGET_S = 30.0
+PRECISIONS = ("fp32", "bf16_autocast", "bf16_master")
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -34,16 +36,76 @@ class Settings:
     loss_steps: int = 200
     loss_seeds: int = 3
 
+    @property
+    def title(self) -> str:
+        """The workload's name for people; a Workload object has its own."""
+        from ratchet.workloads.saved import title_of
+
+        return title_of(self.workload)
+
+    @property
+    def command(self) -> str:
+        """What was called, for the report."""
+        called = f"ratchet optimize {self.workload}"
+        return called if self.title == self.workload else "ratchet.optimize(workload)"
+
     def key(self) -> str:
         """What the answer depends on, hashed: the workload's text among it, the budget not."""
         content = {
-            "workload": self.workload,
+            "workload": self.title,
             "source": _source_hash(self.workload),
             "options": {name: str(value) for name, value in sorted(self.options.items())},
             "keep_precision": self.keep_precision,
             "try": self.try_lever,
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def make_settings(
+    workload: str,
+    *,
+    budget: str | float,
+    out: str | Path,
+    batch_size: int | None = None,
+    sequence: int | None = None,
+    precision: str | None = None,
+    text: str | Path | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    **rest: Any,
+) -> Settings:
+    """Settings from what a caller gives; `rest` are fields of `Settings` by name."""
+    options = workload_options(batch_size, sequence, precision, text, device)
+    return Settings(
+        workload=workload,
+        options={**options, "seed": seed},
+        budget_s=parse_duration_s(str(budget)),
+        out=Path(out),
+        seed=seed,
+        **rest,
+    )
+
+
+def workload_options(
+    batch_size: int | None,
+    sequence: int | None,
+    precision: str | None,
+    text: str | Path | None,
+    device: str,
+) -> dict[str, Any]:
+    """The keyword arguments of `workloads.load` that were given; JSON, for another process."""
+    if precision is not None and precision not in PRECISIONS:
+        raise WorkloadError(f"unknown precision {precision!r}: use one of {', '.join(PRECISIONS)}")
+    options: dict[str, Any] = {"device": probe(device).kind}
+    if batch_size is not None:
+        options["batch_size"] = batch_size
+    if sequence is not None:
+        options["sequence"] = sequence
+    if precision is not None:
+        options["precision"] = precision
+    if text is not None:
+        options["text"] = str(Path(text).absolute())
+    return options
 
 
 def parse_duration_s(text: str) -> float:
@@ -62,6 +124,10 @@ def parse_duration_s(text: str) -> float:
 
 def _source_hash(workload: str) -> str:
     """The content of the user's own file, so that an edited script is a new workload."""
+    from ratchet.workloads.saved import is_saved_spec
+
+    if is_saved_spec(workload) and Path(workload).is_file():
+        return hashlib.sha256(Path(workload).read_bytes()).hexdigest()
     file, _, function = workload.rpartition(":")
     path = Path(file)
     if function and path.suffix == ".py" and path.is_file():

@@ -179,6 +179,8 @@ def print_bench(results: Sequence[Mapping[str, Any]], console: Console | None = 
     units = {str(row.get("unit", "tokens")) for row in results}
     rate = f"{' or '.join(sorted(units, reverse=True))}/s"
     out.print(table(("workload", f"step, {unit.name}", rate, "MFU", "peak memory"), rows))
+    for warning in (line for row in results for line in row.get("warnings", ())):
+        out.print(f"warning: {warning}")
 
 
 def print_device(report: Mapping[str, Any], console: Console | None = None) -> None:

@@ -12,7 +12,9 @@ import torch
 
 from ratchet.devices.ceilings import measure
 from ratchet.devices.probe import probe
+from ratchet.workloads.blame import batch_of
 from ratchet.workloads.config import StepConfig
+from ratchet.workloads.counting import count
 from ratchet.workloads.flops import step_flops
 from ratchet.workloads.step import TrainingStep
 from ratchet.workloads.workload import Workload
@@ -38,6 +40,7 @@ class BenchResult:
     """Nine tenths of the steps took at most this."""
     first_step_s: float
     tokens_per_s: float
+    """Of what `unit` says: tokens, images or samples."""
     unit: str
     flops_per_step: int
     mfu: float
@@ -49,6 +52,7 @@ class BenchResult:
 def bench(workload: Workload, config: StepConfig, steps: int = 10) -> BenchResult:
     """Run `steps` timed steps after a warm-up, on fresh batches. Trains the workload in place."""
     flops = step_flops(workload)
+    counted = count(workload, batch_of(workload, 0))
     step = TrainingStep(workload, config)
     first_step_s, loss = _timed(step, 0)
     for index in range(1, WARMUP_STEPS):
@@ -71,8 +75,8 @@ def bench(workload: Workload, config: StepConfig, steps: int = 10) -> BenchResul
         low_s=times_s[len(times_s) // 10],
         high_s=times_s[(9 * len(times_s)) // 10],
         first_step_s=first_step_s,
-        tokens_per_s=workload.tokens_per_batch / median_s,
-        unit=workload.unit,
+        tokens_per_s=counted.per_batch / median_s,
+        unit=counted.unit,
         flops_per_step=flops,
         mfu=flops / median_s / rate if rate else 0.0,
         peak_memory_bytes=peak_memory_bytes(workload.device),
@@ -91,7 +95,7 @@ def peak_memory_bytes(device: str) -> int:
 
 def _timed(step: TrainingStep, index: int) -> tuple[float, float]:
     """(time_s, loss) of one step; the batch is made before the clock starts."""
-    batch = step.workload.batch(index)
+    batch = batch_of(step.workload, index)
     _settle(step.workload.device)
     start_s = time.perf_counter()
     loss = step(batch)

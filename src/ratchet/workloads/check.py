@@ -3,39 +3,47 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from ratchet.errors import DeviceError, WorkloadError
+from ratchet.workloads.blame import SMALLER, blamed_on, does_not_fit, is_out_of_memory
 from ratchet.workloads.fake import saved_bytes
 from ratchet.workloads.memory import require, state_bytes
 from ratchet.workloads.place import place
+from ratchet.workloads.randomness import buffers_of, noise_in, put_back, seeded
 from ratchet.workloads.step import compiled_loss
-from ratchet.workloads.user import blamed_on, is_user_spec, user_file
+from ratchet.workloads.user import is_user_spec, user_file
 from ratchet.workloads.workload import Workload
 
 BYTES_PER_ID = 8
 """A token is an int64 id, in the inputs and in the targets: a batch holds no less."""
-SMALLER = "use a smaller batch or sequence, activation checkpointing, or a larger device"
 
 
-def check(workload: Workload) -> None:
-    """Run one forward and backward pass, and leave the workload as it was.
+def check(workload: Workload) -> tuple[str, ...]:
+    """Run one forward and backward pass, leave the workload as it was, and return warnings.
 
     Raises WorkloadError when a field has the wrong type, the user's code raises, the same index
     gives two batches, or the loss is no scalar, not finite or without a gradient; DeviceError when
-    the device is missing or the batch does not fit in its memory.
+    the device is missing or the batch does not fit in its memory. A loss that is random is a
+    warning.
     """
     device = place(workload.device)
     _check_fields(workload)
-    _check_memory(workload, device)
+    needed_bytes = (workload.tokens_per_batch or 0) * BYTES_PER_ID * 2
+    require(needed_bytes, device, f"a step of {workload.name!r}", SMALLER)
     batch, again = _guarded(workload, lambda: (workload.batch(0), workload.batch(0)))
     _check_batch(workload, batch, again)
-    _check_loss(workload, batch)
+    _check_memory(workload, batch, device)
+    _check_optimizer(workload)
+    warning = _check_loss(workload, batch, device)
+    return (warning,) if warning else ()
 
 
 def _check_fields(workload: Workload) -> None:
@@ -47,10 +55,11 @@ def _check_fields(workload: Workload) -> None:
     for field in ("loss", "batch", "optimizer"):
         if not callable(getattr(workload, field)):
             raise WorkloadError(f"workload {name!r}: {field} cannot be called; pass a function")
-    if not isinstance(workload.tokens_per_batch, int) or workload.tokens_per_batch < 1:
+    tokens = workload.tokens_per_batch
+    if tokens is not None and (not isinstance(tokens, int) or tokens < 1):
         raise WorkloadError(
-            f"workload {name!r}: tokens_per_batch is {workload.tokens_per_batch!r}; give the "
-            "number of tokens (or images) in a batch, 1 or more"
+            f"workload {name!r}: tokens_per_batch is {tokens!r}; give the number of tokens in a "
+            "batch, 1 or more, or leave it out to count samples"
         )
     if workload.clip_norm is not None and not workload.clip_norm > 0:
         raise WorkloadError(
@@ -63,26 +72,44 @@ def _check_fields(workload: Workload) -> None:
         raise WorkloadError(
             f"workload {name!r}: {first['loc'][0]} is {first['input']!r}; {first['msg']}"
         ) from None
+    _refuse_meta(workload, "the model", list(workload.model.parameters()))
     if not any(parameter.requires_grad for parameter in workload.model.parameters()):
         raise WorkloadError(f"workload {name!r}: no parameter requires a gradient; train some")
 
 
-def _check_memory(workload: Workload, device: torch.device) -> None:
-    """Refuse a batch that cannot fit, from lower bounds, before any of it is allocated."""
-    what = f"a step of {workload.name!r}"
-    require(workload.tokens_per_batch * BYTES_PER_ID * 2, device, what, SMALLER)
-    batch = _guarded(workload, lambda: workload.batch(0))
+def _refuse_meta(workload: Workload, what: str, tensors: Sequence[Tensor]) -> None:
+    if any(tensor.is_meta for tensor in tensors):
+        raise WorkloadError(
+            f"workload {workload.name!r}: {what} is on the meta device, where tensors have no "
+            f"values; make it on {workload.device!r}"
+        )
+
+
+def _check_memory(workload: Workload, batch: Any, device: torch.device) -> None:
+    """Refuse a batch whose step cannot fit, from a lower bound, before any of it is allocated."""
     saved = saved_bytes(workload, batch)
     if saved is None:
         return
     # The weights are there already; their gradients and two moments are still to come.
     needed_bytes = saved + state_bytes(workload.model) * 3 // 4
-    require(needed_bytes, device, what, SMALLER)
+    require(needed_bytes, device, f"a step of {workload.name!r}", SMALLER)
+
+
+def _check_optimizer(workload: Workload) -> None:
+    """Make the optimizer once, on the real parameters: nothing is stepped."""
+    parameters = [p for p in workload.model.parameters() if p.requires_grad]
+    made: Any = _guarded(workload, lambda: workload.optimizer(parameters))
+    if not isinstance(made, Optimizer):
+        raise WorkloadError(
+            f"workload {workload.name!r}: optimizer gave {type(made).__name__} {made!r}, not a "
+            "torch.optim.Optimizer; return one over the parameters that it is given"
+        )
 
 
 def _check_batch(workload: Workload, batch: Any, again: Any) -> None:
     tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
     others = [leaf for leaf in pytree.tree_leaves(again) if isinstance(leaf, Tensor)]
+    _refuse_meta(workload, "batch(0)", tensors)
     same = len(tensors) == len(others) and all(
         a.shape == b.shape and torch.equal(a, b) for a, b in zip(tensors, others, strict=False)
     )
@@ -93,11 +120,31 @@ def _check_batch(workload: Workload, batch: Any, again: Any) -> None:
         )
 
 
-def _check_loss(workload: Workload, batch: Any) -> None:
+def _check_loss(workload: Workload, batch: Any, device: torch.device) -> str | None:
+    """Check the loss and its gradients; a warning where the loss is random."""
+    model, loss_of = workload.model.train(), compiled_loss(workload, workload.as_written())
+    before = buffers_of(model)
+
+    def value() -> float:
+        put_back(model, before)
+        return float(_guarded(workload, lambda: loss_of(model, batch)).detach())
+
+    def first_again() -> float:
+        with seeded(device):
+            return value()
+
+    try:
+        with seeded(device):
+            loss = _guarded(workload, lambda: loss_of(model, batch))
+            _check_differentiable(workload, loss)
+            first, second = float(loss.detach()), value()
+        return noise_in(workload.name, first, second, first_again)
+    finally:
+        put_back(model, before)
+
+
+def _check_differentiable(workload: Workload, loss: Any) -> None:
     parameters = [p for p in workload.model.parameters() if p.requires_grad]
-    loss_of = compiled_loss(workload, workload.as_written())
-    workload.model.train()
-    loss = _guarded(workload, lambda: loss_of(workload.model, batch))
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise WorkloadError(
@@ -133,25 +180,14 @@ def _no_gradient(workload: Workload) -> str:
     )
 
 
-def _guarded(workload: Workload, call: Any) -> Any:
+def _guarded(workload: Workload, call: Callable[[], Any]) -> Any:
     """`call()`, with what it raises as one line; a failed allocation is a DeviceError."""
     source = workload.source
     path = user_file(source) if is_user_spec(source) else None
     try:
-        with blamed_on(path, source or workload.name):
+        with blamed_on(f"workload {source or workload.name!r}", file=path):
             return call()
     except WorkloadError as error:
-        if error.__cause__ is not None and _is_out_of_memory(error.__cause__):
-            raise DeviceError(_does_not_fit(workload)) from error
+        if error.__cause__ is not None and is_out_of_memory(error.__cause__):
+            raise DeviceError(does_not_fit(workload)) from error
         raise
-
-
-def _does_not_fit(workload: Workload) -> str:
-    return f"a step of {workload.name!r} does not fit in the memory of {workload.device}; {SMALLER}"
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    # The CPU allocator has no exception of its own.
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -99,7 +100,7 @@ def _build(spec: str, config: Any, batching: Batching, request: Request) -> Work
         tokens_per_batch=tokens,
         unit=head.unit,
         device=str(request.device),
-        shrink=lambda seed: _shrink(spec, config, request, seed),
+        shrink=partial(_shrink, spec, config, request),
         source=spec,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,6 +20,7 @@ from ratchet.workloads.hf import PREFIX, load_hf
 from ratchet.workloads.memory import require, state_bytes
 from ratchet.workloads.place import place
 from ratchet.workloads.request import Request
+from ratchet.workloads.saved import is_saved_spec, load_saved
 from ratchet.workloads.user import is_user_spec, load_user
 from ratchet.workloads.workload import AdamWSpec, Workload
 
@@ -53,6 +55,8 @@ def load(
     )
     if spec.startswith(PREFIX):
         return load_hf(spec, request)
+    if is_saved_spec(spec):
+        return load_saved(spec, request)
     if is_user_spec(spec):
         return load_user(spec, request)
     if spec in (names := _built_in()):
@@ -111,7 +115,7 @@ def _build(family: Family, size_name: str, spec: str, request: Request) -> Workl
         tokens_per_batch=size.batch_size * (size.sequence if family.unit == "tokens" else 1),
         unit=family.unit,
         device=str(request.device),
-        shrink=lambda seed: _shrink(family, request, seed),
+        shrink=partial(_shrink, family, request),
         source=spec,
     )
 

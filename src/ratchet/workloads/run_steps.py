@@ -25,12 +25,13 @@ def steps_command(spec: str, steps: int, options: Mapping[str, Any]) -> list[str
 def run_steps(spec: str, steps: int, options: Mapping[str, Any]) -> None:
     """Load the workload and train it; every batch is a fresh one."""
     from ratchet.workloads import TrainingStep, check, load
+    from ratchet.workloads.blame import batch_of
 
     workload = load(spec, **options)
     check(workload)
     step = TrainingStep(workload, workload.as_written())
     for index in range(steps):
-        step(workload.batch(index))
+        step(batch_of(workload, index))
 
 
 def main(words: Sequence[str]) -> int:

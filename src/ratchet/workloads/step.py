@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from ratchet.errors import WorkloadError
 from ratchet.workloads import process
+from ratchet.workloads.blame import blamed_step
 from ratchet.workloads.checkpointing import apply_checkpointing
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.masters import MasterWeights, lower_weights
@@ -73,13 +74,17 @@ class TrainingStep:
 
     def forward_backward(self, batch: Any) -> Tensor:
         """The detached loss; afterwards the gradients are in the parameters."""
-        with self._attention():
+        with blamed_step(self.workload), self._attention():
             loss = self.loss(self.model, batch)
             torch.autograd.backward(loss)
         return loss.detach()
 
     def update(self) -> None:
         """Clip the gradients, step the optimizer, drop the gradients."""
+        with blamed_step(self.workload):
+            self._update()
+
+    def _update(self) -> None:
         if not isinstance(self.optimizer, Optimizer | MasterWeights):
             self.optimizer.step()
             return

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -14,12 +12,13 @@ from typing import Any
 
 import torch
 
-from ratchet.errors import RatchetError, WorkloadError
+from ratchet.errors import WorkloadError
+from ratchet.workloads.blame import blamed_on
 from ratchet.workloads.request import Request
 from ratchet.workloads.workload import Workload
 
-OWN_REMEDY = "correct it there"
-MODEL_REMEDY = "this model cannot be trained with these settings; change them or choose another"
+_importing: list[str] = []
+"""The files that are being imported, the innermost last."""
 
 
 def is_user_spec(spec: str) -> bool:
@@ -45,51 +44,27 @@ def load_user(spec: str, request: Request) -> Workload:
         raise WorkloadError(f"workload {spec!r} names no function; write {path}:FUNCTION")
     if not path.is_file():
         raise WorkloadError(f"workload {spec!r}: there is no file {str(path)!r}; check the path")
-    _refuse_options(spec, request)
+    refuse_options(spec, request)
     make = _function(path, function_name, spec)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(request.seed)
-        with blamed_on(path, spec):
+        with blamed_on(f"workload {spec!r}", file=path):
             result = make()
-    return _accepted(result, spec, request)
+    return replace(accepted(result, spec, request), source=spec)
 
 
-@contextmanager
-def blamed_on(path: Path | None, spec: str) -> Iterator[None]:
-    """Turn whatever a model's code raises into one line that names the place in the user's file.
-
-    Without a file the place is the innermost frame.
-    """
-    try:
-        yield
-    except RatchetError:
-        raise
-    # The user's code may raise anything at all, SystemExit included; Ctrl-C is not theirs.
-    except (Exception, SystemExit) as error:
-        raise WorkloadError(
-            f"workload {spec!r} raised {type(error).__name__}: {error or 'no message'} "
-            f"({_place(error, path)}); {OWN_REMEDY if path else MODEL_REMEDY}"
-        ) from error
-
-
-def _place(error: BaseException, path: Path | None) -> str:
-    """file:line of the innermost frame in the user's file, or of the syntax error."""
-    if isinstance(error, SyntaxError) and error.filename == str(path):
-        return f"{path}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if path is None or frame.filename == str(path)]
-    return f"{own[-1].filename}:{own[-1].lineno}" if own else str(path)
-
-
-def _refuse_options(spec: str, request: Request) -> None:
+def refuse_options(spec: str, request: Request) -> None:
+    """Raise WorkloadError for options that a workload of the user's does not take."""
     given = {"batch size": request.batch_size, "sequence": request.sequence, "text": request.text}
     for name, value in given.items():
         if value is not None:
-            raise WorkloadError(f"{name} {value} cannot be set for {spec!r}; set it in that file")
+            raise WorkloadError(
+                f"{name} {value} cannot be set for {spec!r}; set it in the workload itself"
+            )
 
 
 def _function(path: Path, name: str, spec: str) -> Callable[[], Any]:
-    module = _module(path, spec)
+    module = import_file(path, spec)
     function = getattr(module, name, None)
     if callable(function):
         result: Callable[[], Any] = function
@@ -104,8 +79,13 @@ def _function(path: Path, name: str, spec: str) -> Callable[[], Any]:
     )
 
 
-def _module(path: Path, spec: str) -> ModuleType:
-    """The user's file as a module under its own name, with its folder importable as in a script."""
+def importing() -> str | None:
+    """Return the file that `import_file` is importing now, where it is at that."""
+    return _importing[-1] if _importing else None
+
+
+def import_file(path: Path, spec: str) -> ModuleType:
+    """Import a file as a module under its own name, with its folder importable as in a script."""
     name = path.stem
     module_spec = importlib.util.spec_from_file_location(name, path)
     if module_spec is None or module_spec.loader is None:
@@ -118,22 +98,26 @@ def _module(path: Path, spec: str) -> ModuleType:
     # Pickling and dataclasses look a module up by name; another module's place is never taken.
     if known is None or getattr(known, "__file__", None) == str(path):
         sys.modules[name] = module
-    with blamed_on(path, spec):
-        module_spec.loader.exec_module(module)
+    _importing.append(str(path))
+    try:
+        with blamed_on(f"workload {spec!r}", file=path):
+            module_spec.loader.exec_module(module)
+    finally:
+        _importing.pop()
     return module
 
 
-def _accepted(result: Any, spec: str, request: Request) -> Workload:
+def accepted(result: Any, spec: str, request: Request) -> Workload:
+    """Return what was loaded in the precision asked for; WorkloadError where it will not do."""
     if not isinstance(result, Workload):
         raise WorkloadError(
             f"workload {spec!r} returned {type(result).__name__}, not a ratchet.Workload; "
-            "return ratchet.Workload(name=..., model=..., loss=..., batch=..., "
-            "tokens_per_batch=...)"
+            "return ratchet.Workload(name=..., model=..., loss=..., batch=...)"
         )
     place = str(request.device)
     if result.device.split(":")[0] != request.device.type:
         raise WorkloadError(
             f"workload {spec!r} puts its model on {result.device!r}, and {place!r} was asked for; "
-            "change the device in that file or in the call"
+            "change one of the two"
         )
-    return replace(result, precision=request.precision or result.precision, source=spec)
+    return replace(result, precision=request.precision or result.precision)

@@ -13,6 +13,7 @@ from ratchet.workloads.config import Precision, StepConfig
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 BatchFunction = Callable[[int], Any]
+Unit = Literal["tokens", "images", "samples"]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
@@ -52,9 +53,10 @@ class Workload:
     """Largest global gradient norm; None does not clip."""
     precision: Precision = "fp32"
     """What the author trains in."""
-    tokens_per_batch: int
-    """Tokens, or images when `unit` says so, in one batch."""
-    unit: Literal["tokens", "images"] = "tokens"
+    tokens_per_batch: int | None = None
+    """Tokens in one batch, or images when `unit` says so. None counts samples: the leading
+    dimension of the batch's first tensor."""
+    unit: Unit = "tokens"
     checkpointing: str = "none"
     """What the author recomputes; see `config.Checkpointing`."""
     device: str = "cpu"

@@ -1,0 +1,76 @@
+"""Library calls that need several rooms: `ratchet.optimize`, and behind it the command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ratchet.errors import RatchetError
+from ratchet.optimize.compose import write
+from ratchet.optimize.loop import Outcome
+from ratchet.optimize.loop import optimize as run_turn
+from ratchet.optimize.settings import make_settings
+from ratchet.optimize.turn import FOLDER_PREFIX, Listener
+from ratchet.report.page import render_page
+from ratchet.workloads.saved import as_spec
+from ratchet.workloads.user import importing
+from ratchet.workloads.workload import Workload
+
+
+def optimize(
+    workload: Workload | Callable[[], Workload] | str,
+    *,
+    budget: str | float = "30m",
+    out: str | Path = "ratchet-out",
+    keep_precision: bool = False,
+    try_lever: str | None = None,
+    resume: bool = False,
+    launches: int = 3,
+    batch_size: int | None = None,
+    sequence: int | None = None,
+    precision: str | None = None,
+    text: str | Path | None = None,
+    seed: int = 0,
+    device: str | None = None,
+    ledger: str | None = None,
+    listener: Listener | None = None,
+) -> Outcome:
+    """Measure a training step, try changes, prove them, and write the recipe.
+
+    `workload` is a Workload, the function that makes one, or text: a built-in name, `hf:NAME` or
+    `file.py:function`. The step runs in new processes, so what a Workload object refers to must
+    stand at the top level of a module, and a script must call this under
+    `if __name__ == "__main__":`.
+
+    `budget` is a duration (`"30m"`, or seconds). recipe.json, result.json and report.html are
+    written to the folder `out`. `device` is `cpu`, `cuda` or `auto`; the default is the Workload's
+    own, otherwise `auto`. `listener` is called with the name and the details of each event.
+
+    Raises a RatchetError, in one line, for anything that you can mend.
+    """
+    if (file := importing()) is not None:
+        raise RatchetError(
+            f"{file} calls ratchet.optimize while it is imported, and every process of the turn "
+            'imports it: put the call under `if __name__ == "__main__":`'
+        )
+    own = workload.device.split(":")[0] if isinstance(workload, Workload) else "auto"
+    with as_spec(workload, prefix=FOLDER_PREFIX) as spec:
+        settings = make_settings(
+            spec,
+            budget=budget,
+            out=out,
+            keep_precision=keep_precision,
+            try_lever=try_lever,
+            resume=resume,
+            launches=launches,
+            batch_size=batch_size,
+            sequence=sequence,
+            precision=precision,
+            text=text,
+            seed=seed,
+            device=device or own,
+            ledger=ledger,
+        )
+        outcome = run_turn(settings, listener or (lambda event, details: None))
+    write(outcome.result, outcome.recipe, render_page)
+    return outcome

@@ -1,0 +1,38 @@
+"""Modules that can be called as the function whose name they share.
+
+Importing a submodule binds its name in its package, over a function of the same name. So where a
+module and a public function share a name (`ratchet.judge`, `ratchet.trace.read`), the module itself
+is what is called, whatever was imported before and in whatever order.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from types import ModuleType
+from typing import Any
+
+
+class CallableModule(ModuleType):
+    """A module that passes calls on to the function that `_called` names (`module:function`)."""
+
+    _called: str
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return _function(self)(*arguments, **named)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(_function(self))
+
+
+def make_callable(name: str, function: str) -> None:
+    """Let the module `name` be called as `function`, `module:function`, imported at the call."""
+    module = importlib.import_module(name)
+    module.__class__ = CallableModule
+    vars(module)["_called"] = function
+
+
+def _function(module: CallableModule) -> Any:
+    home, _, name = module._called.partition(":")
+    return getattr(importlib.import_module(home), name)

@@ -1,0 +1,114 @@
+"""Whose code raised: a user's mistake as one line that names their file and line."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ratchet.errors import DeviceError, RatchetError, WorkloadError
+from ratchet.workloads.workload import Workload
+
+OWN_REMEDY = "correct it there"
+MODEL_REMEDY = "this model cannot be trained with these settings; change them or choose another"
+SMALLER = "use a smaller batch or sequence, activation checkpointing, or a larger device"
+
+
+@contextmanager
+def blamed_on(what: str, *, file: Path | None = None) -> Iterator[None]:
+    """Turn whatever `what`'s code raises into one line with its place; RatchetErrors pass.
+
+    `file` is named where no frame of the user's own is found (a file that does not parse).
+    """
+    try:
+        yield
+    except RatchetError:
+        raise
+    # The user's code may raise anything at all, SystemExit included; Ctrl-C is not theirs.
+    except (Exception, SystemExit) as error:
+        place = user_place(error, file)
+        remedy = OWN_REMEDY if place else MODEL_REMEDY
+        raise WorkloadError(
+            f"{what} raised {type(error).__name__}: {str(error) or 'no message'} "
+            f"({place or _innermost(error)}); {remedy}"
+        ) from error
+
+
+@contextmanager
+def blamed_step(workload: Workload) -> Iterator[None]:
+    """As `blamed_on`, while a step runs: an exception that no line of the user's leads to passes.
+
+    What does not fit in memory is a DeviceError.
+    """
+    try:
+        yield
+    except RatchetError:
+        raise
+    except (Exception, SystemExit) as error:
+        if is_out_of_memory(error):
+            raise DeviceError(does_not_fit(workload)) from error
+        place = user_place(error)
+        if place is None:
+            raise
+        raise WorkloadError(
+            f"workload {workload.name!r} raised {type(error).__name__}: "
+            f"{str(error) or 'no message'} ({place}); {OWN_REMEDY}"
+        ) from error
+
+
+def batch_of(workload: Workload, index: int) -> Any:
+    """Return batch number `index`; what the user's function raises names its place."""
+    with blamed_step(workload):
+        return workload.batch(index)
+
+
+def user_place(error: BaseException, file: Path | None = None) -> str | None:
+    """Return file:line of the innermost frame in the user's code; `file` where there is none."""
+    if isinstance(error, SyntaxError) and error.filename and is_users_file(error.filename):
+        return f"{error.filename}:{error.lineno}"
+    own = [f for f in traceback.extract_tb(error.__traceback__) if is_users_file(f.filename)]
+    if own:
+        return f"{own[-1].filename}:{own[-1].lineno}"
+    return str(file) if file else None
+
+
+def does_not_fit(workload: Workload) -> str:
+    """Return the line for a step that needs more memory than there is."""
+    return f"a step of {workload.name!r} does not fit in the memory of {workload.device}; {SMALLER}"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True for a failed allocation, on the CPU or on a GPU."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    # The CPU allocator has no exception of its own.
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+def _innermost(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}"
+
+
+def is_users_file(filename: str) -> bool:
+    """Tell a file of the user's from Python's, an installed package's, Ratchet's or a made one."""
+    if filename.startswith("<") or "torchinductor_" in filename:
+        return False
+    return not any(filename.startswith(folder) for folder in others_folders())
+
+
+@cache
+def others_folders() -> tuple[str, ...]:
+    """Return the folders of code that is not the user's, each ending in a separator."""
+    paths = sysconfig.get_paths()
+    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders |= {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
+    folders.add(str(Path(__file__).parents[1]))
+    return tuple(sorted(f"{folder}/" for folder in folders if folder))

@@ -1,0 +1,33 @@
+"""How much one batch holds, for rates: tokens where the author counts them, otherwise samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ratchet.workloads.workload import Unit, Workload
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counted:
+    """The number of `unit` in one batch."""
+
+    per_batch: int
+    unit: Unit
+
+
+def count(workload: Workload, batch: Any) -> Counted:
+    """Count what one batch holds.
+
+    Without `tokens_per_batch`, the leading dimension of the batch's first tensor is the number of
+    samples.
+    """
+    if workload.tokens_per_batch is not None:
+        return Counted(per_batch=workload.tokens_per_batch, unit=workload.unit)
+    shapes = [leaf.shape for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+    samples = next((shape[0] for shape in shapes if shape), 1)
+    unit: Unit = "samples" if workload.unit == "tokens" else workload.unit
+    return Counted(per_batch=max(samples, 1), unit=unit)

@@ -1,0 +1,99 @@
+"""The public names work as the docs use them, whatever was imported before."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import ratchet
+
+IMPORT_EVERYTHING = """
+import importlib, pkgutil, ratchet
+# What runs when imported: a command, and the hook of a recorded process.
+SKIPPED = (".__main__", ".sitecustomize")
+for found in pkgutil.walk_packages(ratchet.__path__, "ratchet."):
+    if not found.name.endswith(SKIPPED) and ".library_triton" not in found.name:
+        importlib.import_module(found.name)
+"""
+CALL_EVERYTHING = """
+from pathlib import Path
+import torch
+import ratchet
+
+def mistake(call, *arguments, **named):
+    try:
+        call(*arguments, **named)
+    except ratchet.RatchetError as error:
+        return str(error)
+    raise AssertionError(f"{call} raised nothing")
+
+def step():
+    return torch.zeros(())
+
+for _ in range(2):  # an access must not change what the next one gives
+    spec = ratchet.TensorSpec(shape=(4, 16), dtype="float32")
+    case = ratchet.Case(name="rows", inputs=(spec,), timed=True)
+    problem = ratchet.Problem(
+        name="p", reference="def reference(x, scalars):\\n    return (x,)\\n", cases=(case,)
+    )
+    ratchet.Kernel(name="k", language="cpp", source="", entry="p")
+    ratchet.Tolerance()
+    ratchet.Settings(workload="llama-tiny")
+    assert ratchet.Outcome.__name__ == "Outcome" and ratchet.Verdict.__name__ == "Verdict"
+    workload = ratchet.Workload(
+        name="w", model=torch.nn.Linear(4, 1), loss=step, batch=step, optimizer=ratchet.AdamWSpec()
+    )
+    assert callable(ratchet.gradient_of)
+    assert "missing.json" in mistake(ratchet.apply, workload, "missing.json")
+    assert "missing.json" in mistake(
+        ratchet.compile, step, workload.model, torch.optim.SGD(workload.model.parameters()),
+        recipe="missing.json",
+    )
+    assert "missing.json" in mistake(ratchet.Recipe.load, "missing.json")
+    assert "not a duration" in mistake(ratchet.optimize, "llama-tiny", budget="soon")
+    assert "missing.cpp" in mistake(ratchet.judge, "missing.cpp", "squared_relu")
+    assert "missing.json" in mistake(ratchet.trace.read, "missing.json")
+    for function in (ratchet.trace.report, ratchet.trace.diff, ratchet.trace.record):
+        assert callable(function)
+"""
+
+
+def run(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_public_name_is_what_the_docs_call_once_everything_is_imported() -> None:
+    run(IMPORT_EVERYTHING + CALL_EVERYTHING)
+
+
+FIRST = (
+    "import ratchet.optimize.settings",
+    "import ratchet; ratchet.compile, ratchet.apply, ratchet.Settings",
+    "from ratchet import *",
+    "from ratchet import optimize, judge, trace",
+    "import ratchet.trace.report, ratchet.judge.api",
+)
+IN_A_FORK_EACH = """
+import os, sys, torch  # imported once, for all of them
+for first in {first!r}:
+    if os.fork() == 0:
+        exec(first)
+        import ratchet
+        called = (ratchet.optimize, ratchet.judge, ratchet.trace.read, ratchet.trace.report)
+        os._exit(0 if all(map(callable, called)) else 1)
+    assert os.wait()[1] == 0, first
+"""
+
+
+def test_the_names_are_the_same_whatever_is_imported_first() -> None:
+    run(IN_A_FORK_EACH.format(first=FIRST))
+
+
+def test_a_callable_module_has_the_signature_of_its_function() -> None:
+    assert list(inspect.signature(ratchet.optimize).parameters)[:2] == ["workload", "budget"]
+    assert list(inspect.signature(ratchet.trace.read).parameters) == ["path"]
+    from ratchet.trace.read import read
+
+    assert inspect.isfunction(read)
