@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 import ratchet.workloads.bench as bench_module
-from ratchet.workloads import StepConfig, Workload, load
+from ratchet.workloads import StepConfig, Workload, check, load
 from ratchet.workloads.bench import bench, peak_memory_bytes
 from ratchet.workloads.fake import saved_bytes
 from ratchet.workloads.flops import step_flops
@@ -87,3 +90,15 @@ def test_peak_memory_never_falls() -> None:
     kept = torch.ones(10**6)
     assert peak_memory_bytes("cpu") >= before
     del kept
+
+
+@pytest.mark.parametrize(("unit", "expected"), [("tokens", "samples"), ("images", "images")])
+def test_without_tokens_samples_are_counted(
+    monkeypatch: pytest.MonkeyPatch, unit: Any, expected: str
+) -> None:
+    monkeypatch.setattr(bench_module, "gemm_rate", lambda workload, config: 0.0)
+    workload = replace(linear(), tokens_per_batch=None, unit=unit)
+    check(workload)
+    result = bench(workload, StepConfig(), steps=3)
+    assert result.unit == expected
+    assert result.tokens_per_s == pytest.approx(32 / result.step_time_s)

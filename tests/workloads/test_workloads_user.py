@@ -2,13 +2,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from ratchet.errors import DeviceError, WorkloadError
-from ratchet.workloads import StepConfig, TrainingStep, Workload, check, load
+from ratchet.workloads import AdamWSpec, StepConfig, TrainingStep, Workload, check, load
+from ratchet.workloads.bench import bench
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_own.py"
 SCRIPT = """
@@ -156,6 +159,94 @@ def test_a_wrong_field_is_one_line(changes: dict[str, object], expected: str) ->
     with pytest.raises(WorkloadError) as error:
         check(own(**changes))
     assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"optimizer": 5}, "optimizer cannot be called"),
+        ({"optimizer": lambda parameters: 5}, "optimizer gave int 5, not a torch.optim.Optimizer"),
+        ({"optimizer": lambda p: torch.optim.AdamW(p, betas=5)}, "raised TypeError"),
+        ({"optimizer": AdamWSpec(betas=5)}, "raised TypeError"),  # type: ignore[arg-type]
+        (
+            {"batch": lambda index: torch.ones(2, 4, device="meta")},
+            "batch(0) is on the meta device",
+        ),
+        ({"model": nn.Linear(4, 1, device="meta")}, "the model is on the meta device"),
+    ],
+)
+def test_an_optimizer_or_a_tensor_that_cannot_be_used_is_one_line(
+    changes: dict[str, object], expected: str
+) -> None:
+    with pytest.raises(WorkloadError) as error:
+        check(own(**changes))
+    assert expected in str(error.value)
+    if "raised" in expected and not isinstance(changes["optimizer"], AdamWSpec):
+        assert f"({__file__}:" in str(error.value)
+
+
+class Late:
+    """Raises from its third call on."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.calls = 0
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.calls += 1
+        if self.calls > 6:
+            raise KeyError("late")
+        return self.value(*arguments)
+
+
+@pytest.mark.parametrize("field", ["loss", "batch"])
+def test_a_late_exception_names_its_line(field: str) -> None:
+    workload = own()
+    late = replace(workload, **{field: Late(getattr(workload, field))})
+    check(late)
+    with pytest.raises(WorkloadError, match=r"raised KeyError: 'late' \(.*user\.py:\d+\)"):
+        bench(late, late.as_written(), steps=8)
+
+
+def test_a_fault_of_ours_in_a_step_is_not_blamed_on_the_user() -> None:
+    step = TrainingStep(own(), StepConfig())
+    step.loss = None  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+        step(torch.ones(2, 4))
+
+
+def unseeded(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).square().mean() + float(np.random.default_rng().random())
+
+
+def dropped(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.dropout(model(x), 0.5).square().mean()
+
+
+def test_noise_in_a_loss_is_a_warning() -> None:
+    assert check(own()) == ()
+    (warning,) = check(own(loss=unseeded))
+    assert "two runs with the same seed and batch gave the losses" in warning
+    assert "seed it from the batch's index" in warning
+
+
+def test_dropout_is_another_warning_and_leaves_the_generators_as_they_were() -> None:
+    x = torch.arange(4000.0).view(1000, 4)
+    workload = own(loss=dropped, batch=lambda index: x)
+    before = torch.random.get_rng_state()
+    (warning,) = check(workload)
+    assert "the loss is random" in warning and "set dropout to 0" in warning
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_check_leaves_running_means_as_they_were() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    assert check(own(model=model, batch=lambda index: torch.randn(8, 4, generator=seed(0)))) == ()
+    assert torch.equal(model[1].running_mean, torch.zeros(4))
+
+
+def seed(value: int) -> torch.Generator:
+    return torch.Generator().manual_seed(value)
 
 
 def test_a_device_of_the_users_that_is_not_there_is_one_line() -> None:
