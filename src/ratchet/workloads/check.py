@@ -138,7 +138,7 @@ def _check_loss(workload: Workload, batch: Any, device: torch.device) -> str | N
             loss = _guarded(workload, lambda: loss_of(model, batch))
             _check_differentiable(workload, loss)
             first, second = float(loss.detach()), value()
-        return noise_in(workload.name, first, second, first_again)
+        return noise_in(workload.name, device, first, second, first_again)
     finally:
         put_back(model, before)
 
