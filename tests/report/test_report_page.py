@@ -11,7 +11,7 @@ from made_up_result import make_result
 
 from ratchet.optimize.result import OptimizeResult
 from ratchet.report import breakdown, figures, shape
-from ratchet.report.page import changed_settings, render_page
+from ratchet.report.page import changed_settings, render_page, tiles
 from ratchet.report.shape import as_result
 
 
@@ -42,6 +42,55 @@ def test_the_page_says_everything(result: dict[str, Any]) -> None:
         "A/A floor",
         "ratchet optimize llama-60m",
         "2026-01-31 09:14 UTC",
+    ):
+        assert words in page
+
+
+def test_only_what_is_decided_is_large(result: dict[str, Any]) -> None:
+    speedup = result["speedup"]
+    speedup["vs_compile"] = {"ratio": 1.16, "low": 0.97, "high": 1.38, "answer": "undecided"}
+    speedup["vs_written"] |= {"ratio": 1.16, "low": 1.02, "high": 1.3}
+    result["floor"] = {"low": 0.8, "high": 1.25}
+    found = {tile.title: tile for tile in tiles(as_result(result))}
+    assert [tile.large for tile in found.values()] == ["", "", ""]
+    assert {tile.words for tile in found.values()} == {"no clear difference"}
+    page = render_page(result)
+    assert '<b class="undecided">no clear difference</b>' in page
+    assert "<b>1.16x</b>" not in page
+    assert "1.16x, 95 % interval 0.97 to 1.38" in page
+
+
+def test_what_the_turn_left_out_and_what_is_left_stand_on_the_page(result: dict[str, Any]) -> None:
+    row = {"category": "convolution", "time_s": 0.2, "least_s": 0.1, "unknown_s": 0.0}
+    result |= {
+        "recipe_because": "The final run called it faster.",
+        "limit": {
+            "arm": "ratchet",
+            "title": "Ratchet",
+            "step_time_s": 0.3,
+            "least_s": 0.2,
+            "share": 0.67,
+            "most": 1.5,
+            "categories": [row | {"winnable_s": 0.1}],
+        },
+        "budget": {
+            "budget_s": 60.0,
+            "spent_s": 59.0,
+            "reserved_for_proof_s": 20.0,
+            "launches": 2,
+            "launches_asked": 3,
+            "omissions": [
+                {"what": "a third launch", "reason": "no time", "for_want_of_budget": True}
+            ],
+        },
+    }
+    OptimizeResult.model_validate(result)
+    page = render_page(result)
+    for words in (
+        "The final run called it faster.",
+        "at 67% of what",
+        "convolution",
+        "a third launch",
     ):
         assert words in page
 

@@ -63,15 +63,83 @@ def test_a_share_is_a_percentage(share: float, expected: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        ("faster", "1.10x as fast as X (95 % interval 1.00 to 1.20)"),
-        ("slower", "slower than X, at 1.10x its speed (95 % interval 1.00 to 1.20)"),
-        ("equivalent", "as fast as X, within noise (1.10x, 95 % interval 1.00 to 1.20)"),
-        ("undecided", "with no clear difference from X (1.10x, 95 % interval 1.00 to 1.20)"),
+        ("faster", "1.10x as fast as X (95 % interval 1.01 to 1.20)"),
+        ("slower", "slower than X, at 1.10x its speed (95 % interval 1.01 to 1.20)"),
+        ("equivalent", "as fast as X, within noise (1.10x, 95 % interval 1.01 to 1.20)"),
+        ("undecided", "with no clear difference from X (1.10x, 95 % interval 1.01 to 1.20)"),
     ],
 )
 def test_each_answer_has_its_words(answer: str, expected: str) -> None:
-    speedup: Any = {"ratio": 1.1, "low": 1.0, "high": 1.2, "answer": answer}
-    assert words.speedup_words(speedup, "X") == expected
+    speedup: Any = {"ratio": 1.1, "low": 1.01, "high": 1.2, "answer": answer}
+    assert words.speedup_words(speedup, "X", {"low": 0.99, "high": 1.01}) == expected
+
+
+def test_a_ratio_inside_the_floor_is_undecided_whatever_it_is_called() -> None:
+    speedup: Any = {"ratio": 1.1, "low": 1.01, "high": 1.2, "answer": "faster"}
+    said = words.speedup_words(speedup, "X", {"low": 0.8, "high": 1.25})
+    assert said == "with no clear difference from X (1.10x, 95 % interval 1.01 to 1.20)"
+
+
+SAME: Any = {"ratio": 1.0, "low": 1.0, "high": 1.0, "answer": "equivalent"}
+
+
+def test_a_recipe_that_is_its_rival_says_so_in_words() -> None:
+    assert words.speedup_words(SAME, "X", {}) == "the same step as X, as nothing faster was proven"
+    speedup = make_result()["speedup"]
+    said = words.headline(as_result(make_result(speedup=speedup | {"vs_compile": SAME})))
+    assert said == (
+        "Nothing was proven faster for llama-60m than torch.compile's best: the recipe is that. "
+        "It runs 7.22x as fast as the step as written."
+    )
+    said = words.headline(as_result(make_result(speedup=speedup | {"vs_written": SAME})))
+    assert (
+        said == "Nothing was proven faster than a step of llama-60m as written; it stays as it is."
+    )
+
+
+def drifting(low_s: float, high_s: float) -> dict[str, Any]:
+    result = make_result()
+    (arm,) = (arm for arm in result["arms"] if arm["key"] == "as_written")
+    arm |= {"low_s": low_s, "high_s": high_s}
+    return result
+
+
+def test_drift_is_told_apart_from_the_ratio() -> None:
+    assert words.drift_words(as_result(make_result())) is None
+    assert words.drift_words(as_result(drifting(2.0, 2.3))) is None
+    said = words.drift_words(as_result(drifting(0.018, 0.265)))
+    assert said is not None
+    assert "the median step as written lies between 18.0 ms and 265 ms" in said
+    assert "drift cancels in the ratios" in said
+
+
+def test_a_wide_ratio_is_no_drift() -> None:
+    result = drifting(1.0, 2.0)
+    for speedup in result["speedup"].values():
+        speedup |= {"low": speedup["ratio"] / 1.3, "high": speedup["ratio"] * 1.3}
+    assert words.drift_words(as_result(result)) is None
+
+
+def test_the_limit_says_what_is_left_and_where() -> None:
+    rows = [("attention", 0.1, 0.04, 0.0), ("matmul", 0.2, 0.16, 0.03)]
+    names = ("category", "time_s", "least_s", "unknown_s")
+    categories = [
+        dict(zip(names, row, strict=True)) | {"winnable_s": row[1] - row[2]} for row in rows
+    ]
+    limit: Any = {
+        "arm": "ratchet",
+        "title": "Ratchet",
+        "step_time_s": 0.3,
+        "least_s": 0.2,
+        "share": 0.67,
+        "most": 1.5,
+        "categories": categories,
+    }
+    assert words.limit_words(limit) == (
+        "Ratchet: the step runs at 67% of what this machine can do; at most 1.50x is left, 60% of "
+        "it in attention (10% of its time has no known bound and counts as left)."
+    )
+    assert words.limit_words(limit | {"most": None}).endswith("of what this machine can do.")
 
 
 def test_the_headline_names_both_baselines() -> None:

@@ -36,7 +36,8 @@ def page_environment() -> Environment:
         "compile_words": words.compile_words,
         "floor_words": words.floor_words,
         "device_words": words.device_words,
-        "speedup_words": words.speedup_words,
+        "is_decided": words.is_decided,
+        "limit_words": words.limit_words,
         "identity_words": breakdown.identity_words,
         "finding_words": breakdown.finding_words,
     }

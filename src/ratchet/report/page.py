@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ratchet.report import breakdown, figures, words
@@ -18,6 +19,20 @@ _DECISIONS = {
 }
 
 
+_TILE_WORDS = {
+    "same": "the same step",
+    "equivalent": "no difference beyond noise",
+    "undecided": "no clear difference",
+}
+_TILE_TITLES = {
+    "vs_compile": "against torch.compile's best",
+    "vs_written": "against the step as written",
+    "vs_compile_same_arithmetic": (
+        "arithmetic kept, against torch.compile's best in the same arithmetic"
+    ),
+}
+
+
 def render_page(document: Mapping[str, Any]) -> str:
     """The whole page of one turn, as HTML.
 
@@ -29,6 +44,11 @@ def render_page(document: Mapping[str, Any]) -> str:
     return page.render(
         result=result,
         headline=words.headline(result),
+        tiles=tiles(result),
+        drift=words.drift_words(result),
+        because=result.get("recipe_because"),
+        limit=result.get("limit"),
+        omissions=(result.get("budget") or {}).get("omissions", []),
         unit=words.unit_words(result),
         time_unit=words.common_unit([arm["step_time_s"] for arm in result["arms"]]),
         bars=figures.arm_bars(result["arms"]),
@@ -44,6 +64,38 @@ def render_page(document: Mapping[str, Any]) -> str:
         against=words.AGAINST,
         decisions=_DECISIONS,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tile:
+    """One comparison at the top of the page; only a decided one has its ratio in large print."""
+
+    large: str
+    words: str
+    title: str
+    note: str
+
+
+def tiles(result: Result) -> tuple[Tile, ...]:
+    """The comparisons that were made, each as large as it is certain."""
+    found = []
+    for key, answer in words.answers_of(result).items():
+        speedup = result["speedup"][key]
+        decided = answer in words.DECIDED
+        interval = f"95 % interval {words.show_interval(speedup['low'], speedup['high'])}"
+        measured = f"{words.show_ratio(speedup['ratio'])}, {interval}"
+        note = {"same": "nothing faster was proven"}.get(
+            answer, f"{answer}; {interval}" if decided else measured
+        )
+        found.append(
+            Tile(
+                large=words.show_ratio(speedup["ratio"]) if decided else "",
+                words=_TILE_WORDS.get(answer, ""),
+                title=_TILE_TITLES[key],
+                note=note,
+            )
+        )
+    return tuple(found)
 
 
 def device_rows(device: Mapping[str, Any]) -> list[tuple[str, str]]:

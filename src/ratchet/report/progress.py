@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from ratchet.report.words import show_ratio, show_time
+from ratchet.report.words import DECIDED, show_ratio, show_time
 
 
 class Progress:
@@ -114,5 +114,7 @@ def _done(event: str, details: dict[str, Any]) -> str:
     if event == "judged":
         return f"kernel {details['kernel']}: {details['status']}"
     if event == "screened" and details.get("ratio"):
-        return f"{details['title']}: {show_ratio(float(details['ratio']))}"
+        ratio = show_ratio(float(details["ratio"]))
+        clear = details.get("answer", "faster") in DECIDED
+        return f"{details['title']}: {ratio if clear else f'no clear difference ({ratio})'}"
     return ""

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ratchet.report.breakdown import finding_words, identity_words
 from ratchet.report.console import heading, make_console, table, verbatim
-from ratchet.report.shape import Arm, Change, Result, as_result
+from ratchet.report.shape import Arm, BudgetUse, Change, Result, as_result
 from ratchet.report.words import (
     ABSENT,
     AGAINST,
@@ -18,8 +18,10 @@ from ratchet.report.words import (
     common_unit,
     compile_words,
     device_words,
+    drift_words,
     floor_words,
     headline,
+    limit_words,
     show_bytes,
     show_rate,
     show_share,
@@ -45,6 +47,9 @@ def print_result(document: Mapping[str, Any], console: Console | None = None) ->
     result = as_result(document)
     out.print(headline(result))
     out.print(f"{device_words(result['device'])} · {_turn_words(result)}")
+    for line in (result.get("recipe_because"), _limit_words(result)):
+        if line:
+            out.print(line)
     for warning in result["warnings"]:
         out.print(f"warning: {warning}")
     out.print()
@@ -52,6 +57,7 @@ def print_result(document: Mapping[str, Any], console: Console | None = None) ->
     _print_comparisons(out, result)
     _print_profiles(out, result)
     _print_changes(out, result["changes"])
+    _print_omissions(out, result.get("budget"))
     _print_checks(out, result)
     heading(out, "Compile time")
     out.print(compile_words(result["compile"]))
@@ -90,6 +96,7 @@ def _turn_words(result: Result) -> str:
 
 
 def _print_comparisons(out: Console, result: Result) -> None:
+    floor = result["floor"]
     out.print()
     out.print(f"torch.compile's best here: {result['best_compile']}.")
     rows = {
@@ -99,8 +106,15 @@ def _print_comparisons(out: Console, result: Result) -> None:
     }
     for key, who in rows.items():
         if key in result["speedup"]:
-            out.print(f"{who}: {speedup_words(result['speedup'][key], AGAINST[key])}.")
-    out.print(floor_words(result["floor"]))
+            out.print(f"{who}: {speedup_words(result['speedup'][key], AGAINST[key], floor)}.")
+    out.print(floor_words(floor))
+    if (drift := drift_words(result)) is not None:
+        out.print(drift)
+
+
+def _limit_words(result: Result) -> str | None:
+    limit = result.get("limit")
+    return limit_words(limit) if limit else None
 
 
 def _print_profiles(out: Console, result: Result) -> None:
@@ -126,6 +140,13 @@ def _print_changes(out: Console, changes: Sequence[Change]) -> None:
         out.print("Nothing: no change was proven to help.")
     for decision, title in _WHY_NOT.items():
         _print_rest(out, title, [c for c in changes if c["decision"] == decision])
+
+
+def _print_omissions(out: Console, budget: BudgetUse | None) -> None:
+    if budget and budget["omissions"]:
+        heading(out, "Left out")
+        rows = [(omission["what"], omission["reason"]) for omission in budget["omissions"]]
+        out.print(table(("what", "why"), rows))
 
 
 def _print_rest(out: Console, title: str, changes: Sequence[Change]) -> None:

@@ -8,13 +8,22 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from ratchet.report.shape import Change, CompileCost, Result, Speedup
+from ratchet.report.shape import Change, CompileCost, Result, Speedup, StepLimit
 
 AGAINST = {
     "vs_written": "the step as written",
     "vs_compile": "torch.compile's best",
     "vs_compile_same_arithmetic": "torch.compile's best in the same arithmetic",
 }
+COMPARED = {
+    "vs_written": ("as_written", "ratchet"),
+    "vs_compile": ("best_compile", "ratchet"),
+    "vs_compile_same_arithmetic": ("best_compile_same", "same_arithmetic"),
+}
+"""The two arms behind each comparison."""
+DECIDED = ("faster", "slower")
+DRIFT, DRIFT_TO_RATIO = 1.2, 2.0
+"""A step's own interval that is this wide, and this many times the ratio's, is told as drift."""
 ABSENT = "-"
 
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
@@ -105,34 +114,120 @@ def _digits(value: float) -> str:
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
-def speedup_words(speedup: Speedup, against: str) -> str:
+def speedup_words(speedup: Speedup, against: str, floor: Mapping[str, float]) -> str:
     """One comparison as a clause, its interval in it."""
+    answer = answer_of(speedup, floor)
+    if answer == "same":
+        return f"the same step as {against}, as nothing faster was proven"
     interval = f"95 % interval {show_interval(speedup['low'], speedup['high'])}"
-    if speedup["answer"] in ("equivalent", "undecided"):
+    if answer not in DECIDED:
         interval = f"{show_ratio(speedup['ratio'])}, {interval}"
-    return f"{_clause(speedup, against)} ({interval})"
+    return f"{_clause(speedup, answer, against)} ({interval})"
 
 
 def headline(result: Result) -> str:
-    """The turn's answer in one sentence."""
-    speedup = result["speedup"]
-    clauses = [
-        _clause(speedup[key], AGAINST[key])
-        for key in ("vs_compile", "vs_written")
-        if key in speedup
-    ]
+    """The turn's answer in one sentence, with figures only where they are decided."""
+    workload, answers = result["workload"], answers_of(result)
+    if answers.get("vs_written") == "same":
+        return f"Nothing was proven faster than a step of {workload} as written; it stays as it is."
+    clauses = {
+        key: _clause(result["speedup"][key], answer, AGAINST[key])
+        for key, answer in answers.items()
+        if key in ("vs_compile", "vs_written")
+    }
     if not clauses:
-        return f"{result['workload']} was timed, and compared with nothing."
-    return f"With Ratchet, a step of {result['workload']} runs {' and '.join(clauses)}."
+        return f"{workload} was timed, and compared with nothing."
+    if answers.get("vs_compile") == "same":
+        also = f" It runs {clauses['vs_written']}." if "vs_written" in clauses else ""
+        best = AGAINST["vs_compile"]
+        return f"Nothing was proven faster for {workload} than {best}: the recipe is that.{also}"
+    return f"With Ratchet, a step of {workload} runs {' and '.join(clauses.values())}."
 
 
-def _clause(speedup: Speedup, against: str) -> str:
+def answers_of(result: Result) -> dict[str, str]:
+    """The answer of each comparison that was made, the one with torch.compile first."""
+    found, floor = result["speedup"], result["floor"]
+    order = ("vs_compile", "vs_written", "vs_compile_same_arithmetic")
+    return {key: answer_of(found[key], floor) for key in order if key in found}
+
+
+def answer_of(speedup: Speedup, floor: Mapping[str, float]) -> str:
+    """The comparison's answer; `same` where both are one step, `undecided` inside the floor."""
+    if speedup["ratio"] == speedup["low"] == speedup["high"] == 1.0:
+        return "same"
+    decided = is_decided(speedup["ratio"], speedup["low"], speedup["high"], floor)
+    return speedup["answer"] if decided or speedup["answer"] not in DECIDED else "undecided"
+
+
+def is_decided(
+    ratio: float | None, low: float | None, high: float | None, floor: Mapping[str, float]
+) -> bool:
+    """Return True where the interval leaves out 1 and the ratio lies outside the A/A floor."""
+    if ratio is None or low is None or high is None or low <= 1.0 <= high:
+        return False
+    return not floor.get("low", 1.0) <= ratio <= floor.get("high", 1.0)
+
+
+def _clause(speedup: Speedup, answer: str, against: str) -> str:
     ratio = show_ratio(speedup["ratio"])
     return {
         "faster": f"{ratio} as fast as {against}",
         "slower": f"slower than {against}, at {ratio} its speed",
         "equivalent": f"as fast as {against}, within noise",
-    }.get(speedup["answer"], f"with no clear difference from {against}")
+    }.get(answer, f"with no clear difference from {against}")
+
+
+def drift_words(result: Result) -> str | None:
+    """A remark where a step's own time spreads far more than the ratios that were measured.
+
+    None where it does not.
+    """
+    answers = answers_of(result)
+    widths = {
+        key: _width(result["speedup"][key]["low"], result["speedup"][key]["high"])
+        for key, answer in answers.items()
+        if answer != "same"
+    }
+    arms = {arm["key"]: arm for arm in result["arms"]}
+    drifted: dict[float, str] = {}
+    for key, width in widths.items():
+        for arm in (arms[name] for name in COMPARED[key] if name in arms):
+            spread = _width(arm["low_s"], arm["high_s"])
+            if spread > max(math.log(DRIFT), DRIFT_TO_RATIO * width):
+                times = f"{show_time(arm['low_s'])} and {show_time(arm['high_s'])}"
+                drifted[spread] = f"the median step {arm['title']} lies between {times}"
+    if not drifted:
+        return None
+    return (
+        f"The machine drifted during the run: {drifted[max(drifted)]}. The steps of a pair ran one "
+        "right after the other, so drift cancels in the ratios: read those, not the times."
+    )
+
+
+def _width(low: float, high: float) -> float:
+    """The width of an interval of positive numbers, in the logarithm."""
+    return math.log(high / low) if 0 < low <= high and math.isfinite(high) else 0.0
+
+
+def limit_words(limit: StepLimit) -> str:
+    """How far the step is from what this machine can do, and what holds the rest."""
+    said = f"{_capitalised(limit['title'])}: the step runs at {show_share(limit['share'])} of what "
+    said += "this machine can do"
+    most, categories = limit["most"], limit["categories"]
+    winnable_s = sum(max(0.0, row["winnable_s"]) for row in categories)
+    if most is None or not categories or winnable_s <= 0:
+        return f"{said}."
+    top = categories[0]
+    part = show_share(top["winnable_s"] / winnable_s)
+    said += f"; at most {show_ratio(most)} is left, {part} of it in {top['category']}"
+    unknown = sum(row["unknown_s"] for row in categories) / limit["step_time_s"]
+    if unknown >= 0.1:
+        said += f" ({show_share(unknown)} of its time has no known bound and counts as left)"
+    return f"{said}."
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def change_gave(change: Change) -> str:
