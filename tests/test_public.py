@@ -5,8 +5,17 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 import ratchet
+from ratchet import api
+from ratchet.cli import main
+from ratchet.report.page import render_page
+from ratchet.workloads import load
 
 IMPORT_EVERYTHING = """
 import importlib, pkgutil, ratchet
@@ -97,3 +106,53 @@ def test_a_callable_module_has_the_signature_of_its_function() -> None:
     from ratchet.trace.read import read
 
     assert inspect.isfunction(read)
+
+
+@pytest.fixture
+def turn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A turn that finds nothing: the settings that it was given, then what was written."""
+    seen: list[Any] = []
+    outcome = SimpleNamespace(result="result", recipe="recipe")
+    monkeypatch.setattr(api, "run_turn", lambda settings, _: seen.append(settings) or outcome)
+    monkeypatch.setattr(api, "write", lambda *given: seen.append(given))
+    return seen
+
+
+def test_optimize_takes_a_name_and_writes_what_the_command_writes(turn: list[Any]) -> None:
+    outcome = ratchet.optimize("llama-tiny", budget=90, out="there", batch_size=3, device="cpu")
+    settings, written = turn
+    assert (settings.workload, settings.title) == ("llama-tiny", "llama-tiny")
+    assert (settings.budget_s, settings.out) == (90.0, Path("there"))
+    assert settings.options == {"device": "cpu", "batch_size": 3, "seed": 0}
+    assert written == (outcome.result, outcome.recipe, render_page)
+
+
+def test_optimize_takes_an_object_and_the_function_that_makes_it(turn: list[Any]) -> None:
+    ratchet.optimize(load("llama-tiny"))
+    ratchet.optimize(make_workload)
+    saved, _, made, _ = turn
+    assert (saved.title, saved.command) == ("llama-tiny", "ratchet.optimize(workload)")
+    assert saved.options["device"] == "cpu"
+    assert not Path(saved.workload).exists()
+    assert made.workload == f"{__file__}:make_workload"
+
+
+def test_the_command_is_the_library_call(
+    turn: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ratchet.report.terminal.print_result", lambda document: None)
+    monkeypatch.setattr(
+        api,
+        "run_turn",
+        lambda settings, _: (
+            turn.append(settings)
+            or SimpleNamespace(result=SimpleNamespace(model_dump=lambda mode: {}), recipe=None)
+        ),
+    )
+    assert main(["optimize", "llama-tiny", "--budget", "2m", "--device", "cpu"]) == 0
+    ratchet.optimize("llama-tiny", budget="2m", device="cpu")
+    assert turn[0] == turn[2]
+
+
+def make_workload() -> ratchet.Workload:
+    raise NotImplementedError

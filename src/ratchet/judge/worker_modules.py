@@ -19,6 +19,7 @@ PROFILE_WORKER: Final = "ratchet.judge.workers.static_profile"
 
 _CONFINED: Final = (
     "ratchet",
+    "ratchet.callable_module",
     "ratchet.errors",
     "ratchet.judge",
     "ratchet.judge.channel",
