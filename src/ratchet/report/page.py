@@ -40,6 +40,7 @@ def render_page(document: Mapping[str, Any]) -> str:
     policy forbids scripts and loads.
     """
     result = as_result(document)
+    budget = result.get("budget")
     page = page_environment().get_template("page.html")
     return page.render(
         result=result,
@@ -48,7 +49,7 @@ def render_page(document: Mapping[str, Any]) -> str:
         drift=words.drift_words(result),
         because=result.get("recipe_because"),
         limit=result.get("limit"),
-        omissions=(result.get("budget") or {}).get("omissions", []),
+        omissions=budget["omissions"] if budget else [],
         unit=words.unit_words(result),
         time_unit=words.common_unit([arm["step_time_s"] for arm in result["arms"]]),
         bars=figures.arm_bars(result["arms"]),
