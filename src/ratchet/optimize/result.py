@@ -7,6 +7,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Decision = Literal["kept", "dropped", "refused", "not_applicable", "not_tried"]
+RecipeIs = Literal["proven", "rival", "as_written"]
+Basis = Literal["alone", "bundle", "rival"]
 
 
 class _Model(BaseModel):
@@ -60,6 +62,11 @@ class Change(_Model):
     expected: str = ""
     source: str = ""
     changes_arithmetic: bool = False
+    basis: Basis | None = None
+    """What a kept change rests on: a measurement of its own, the bundle that was proven whole, or
+    the rival, which has it too. None where it was not kept."""
+    winnable_s: float | None = None
+    """At most this much of a step could be won by it, by the profile; None where not known."""
 
 
 class OpTime(_Model):
@@ -71,6 +78,8 @@ class OpTime(_Model):
     calls: int
     share: float
     bound: str
+    least_s: float | None = None
+    """The roofline's bound at measured ceilings; None where the work is not known."""
 
 
 class IdentityResult(_Model):
@@ -103,6 +112,61 @@ class StepProfile(_Model):
     findings: list[FindingResult]
     trace: str
     """The trace's file, for `ratchet trace report`."""
+
+
+class CategoryLimit(_Model):
+    """One category's part of a step, in seconds of an unprofiled step."""
+
+    category: str
+    time_s: float
+    least_s: float
+    """The roofline's bound of the operators whose work is known."""
+    unknown_s: float
+    """Time of operators whose bound is not known: counted as winnable, so that `most` holds."""
+    winnable_s: float
+    """`time_s - least_s`."""
+
+
+class StepLimit(_Model):
+    """How far one way of running the step is from what this machine can do.
+
+    The bound is the sum of each operator's roofline at the measured ceilings, in the arithmetic of
+    this step. An operator whose work is not known has a bound of 0.
+    """
+
+    arm: Literal["as_written", "best_compile", "best_compile_same", "same_arithmetic", "ratchet"]
+    title: str
+    step_time_s: float
+    least_s: float
+    share: float
+    """`least_s / step_time_s`: the step runs at this share of what the machine can do."""
+    most: float | None
+    """A step can become at most this many times faster; None where no bound is known."""
+    categories: list[CategoryLimit]
+    """The one with most time to win first."""
+
+
+class Omission(_Model):
+    """Something that the turn left out, and why."""
+
+    what: str
+    """A noun phrase: `a third launch of the final run`."""
+    reason: str
+    for_want_of_budget: bool = True
+    """False where a measurement ruled it out."""
+
+
+class BudgetUse(_Model):
+    """Where the turn's budget went, in seconds."""
+
+    budget_s: float
+    spent_s: float
+    """Recalled evidence counts with the time it once took."""
+    reserved_for_proof_s: float
+    launches: int
+    """Of the final run; 0 where there was no time for one."""
+    launches_asked: int
+    omissions: list[Omission]
 
 
 class GradientResult(_Model):
@@ -165,3 +229,11 @@ class OptimizeResult(_Model):
     paths: Paths
     verdicts: list[dict[str, Any]]
     warnings: list[str]
+    recipe_is: RecipeIs = "proven"
+    """`proven`: the final run called it faster than its rival. `rival`: torch.compile's best, as
+    nothing was proven faster. `as_written`: the step as written was faster still."""
+    recipe_because: str = ""
+    """Why, in one sentence."""
+    limit: StepLimit | None = None
+    """Of the recipe where it was profiled, else of the rival; None without a profile."""
+    budget: BudgetUse | None = None

@@ -45,6 +45,8 @@ class Change(TypedDict):
     expected: str
     source: str
     changes_arithmetic: bool
+    basis: NotRequired[str | None]
+    winnable_s: NotRequired[float | None]
 
 
 class Op(TypedDict):
@@ -54,6 +56,7 @@ class Op(TypedDict):
     calls: int
     share: float
     bound: str
+    least_s: NotRequired[float | None]
 
 
 class Identity(TypedDict):
@@ -78,6 +81,39 @@ class Profile(TypedDict):
     identity: Identity
     findings: list[Finding]
     trace: str
+
+
+class CategoryLimit(TypedDict):
+    category: str
+    time_s: float
+    least_s: float
+    unknown_s: float
+    winnable_s: float
+
+
+class StepLimit(TypedDict):
+    arm: str
+    title: str
+    step_time_s: float
+    least_s: float
+    share: float
+    most: float | None
+    categories: list[CategoryLimit]
+
+
+class Omission(TypedDict):
+    what: str
+    reason: str
+    for_want_of_budget: bool
+
+
+class BudgetUse(TypedDict):
+    budget_s: float
+    spent_s: float
+    reserved_for_proof_s: float
+    launches: int
+    launches_asked: int
+    omissions: list[Omission]
 
 
 class Gradients(TypedDict):
@@ -139,6 +175,10 @@ class Result(TypedDict):
     """tokens or images; tokens where it is not said."""
     verdicts: list[dict[str, Any]]
     warnings: list[str]
+    recipe_is: NotRequired[str]
+    recipe_because: NotRequired[str]
+    limit: NotRequired[StepLimit | None]
+    budget: NotRequired[BudgetUse | None]
 
 
 def as_result(document: Mapping[str, Any]) -> Result:
