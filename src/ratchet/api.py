@@ -9,7 +9,7 @@ from ratchet.errors import RatchetError
 from ratchet.optimize.compose import write
 from ratchet.optimize.loop import Outcome
 from ratchet.optimize.loop import optimize as run_turn
-from ratchet.optimize.settings import make_settings
+from ratchet.optimize.settings import Settings, make_settings
 from ratchet.optimize.turn import FOLDER_PREFIX, Listener
 from ratchet.report.page import render_page
 from ratchet.workloads.saved import as_spec
@@ -71,6 +71,11 @@ def optimize(
             device=device or own,
             ledger=ledger,
         )
-        outcome = run_turn(settings, listener or (lambda event, details: None))
+        return run(settings, listener or (lambda event, details: None))
+
+
+def run(settings: Settings, listener: Listener) -> Outcome:
+    """Run one turn and write its three files: what `optimize` and the command both do."""
+    outcome = run_turn(settings, listener)
     write(outcome.result, outcome.recipe, render_page)
     return outcome

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -49,30 +49,31 @@ def optimize(
     """Measure a training step, try changes, prove them, and write the recipe."""
     from ratchet import api
     from ratchet.optimize.loop import plan
-    from ratchet.optimize.settings import make_settings, parse_duration_s
+    from ratchet.optimize.settings import make_settings
     from ratchet.report.progress import Progress
     from ratchet.report.terminal import print_plan, print_result
 
-    asked: dict[str, Any] = {
-        "budget": budget,
-        "out": out,
-        "keep_precision": keep_precision,
-        "try_lever": try_lever,
-        "resume": resume,
-        "launches": launches,
-        "batch_size": batch_size,
-        "sequence": sequence,
-        "precision": precision,
-        "text": text,
-        "seed": seed,
-        "device": device,
-        "ledger": ledger,
-    }
-    with Progress(parse_duration_s(budget)) as progress:
+    settings = make_settings(
+        workload,
+        budget=budget,
+        out=out,
+        keep_precision=keep_precision,
+        try_lever=try_lever,
+        resume=resume,
+        launches=launches,
+        batch_size=batch_size,
+        sequence=sequence,
+        precision=precision,
+        text=text,
+        seed=seed,
+        device=device,
+        ledger=ledger,
+    )
+    with Progress(settings.budget_s) as progress:
         if dry_run:
-            found = plan(make_settings(workload, **asked), progress)
+            found = plan(settings, progress)
         else:
-            outcome = api.optimize(workload, **asked, listener=progress)
+            outcome = api.run(settings, progress)
     if dry_run:
         (print_json if as_json else print_plan)(found.to_json())
     else:
