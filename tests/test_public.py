@@ -9,13 +9,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import ratchet
 from ratchet import api
 from ratchet.cli import main
+from ratchet.optimize.loop import plan
+from ratchet.optimize.settings import make_settings
 from ratchet.report.page import render_page
 from ratchet.workloads import load
+from ratchet.workloads.saved import as_spec
 
 IMPORT_EVERYTHING = """
 import importlib, pkgutil, ratchet
@@ -155,4 +160,23 @@ def test_the_command_is_the_library_call(
 
 
 def make_workload() -> ratchet.Workload:
-    raise NotImplementedError
+    model = torch.nn.Conv2d(3, 4, 3)
+    return ratchet.Workload(name="pictures/1", model=model, loss=loss, batch=batch)
+
+
+def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).square().mean() + 0.1 * float(np.random.default_rng().random())
+
+
+def batch(index: int) -> torch.Tensor:
+    return torch.full((8, 3, 16, 16), index + 1.0)
+
+
+@pytest.mark.slow
+def test_an_object_is_built_in_the_processes_of_a_turn(tmp_path: Path) -> None:
+    with as_spec(make_workload(), prefix="ratchet-test-") as spec:
+        ledger = f"sqlite:///{tmp_path / 'ledger.db'}"
+        settings = make_settings(spec, budget="60s", out=tmp_path, device="cpu", ledger=ledger)
+        found = plan(settings).workload
+    assert (found["name"], found["unit"], found["tokens_per_batch"]) == ("pictures/1", "samples", 8)
+    assert "two runs with the same seed and batch" in found["warnings"][0]
