@@ -93,9 +93,7 @@ def test_a_number_that_changes_at_every_call_does_not_recompile_for_ever(
     assert ran == ["fixed"] * 4 + ["dynamic"] * 24
 
 
-def test_an_unused_number_keeps_the_graph(
-    ran: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unused_number_keeps_the_graph(ran: list[str], caplog: pytest.LogCaptureFixture) -> None:
     def step(x: Tensor, index: int) -> Tensor:
         return x.sum()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.errors import RatchetError
+from ratchet.optimize.sources import source_hash
 
 DEFAULT_BUDGET_S = 1800.0
 SMALLEST_BUDGET_S = 30.0
@@ -61,9 +62,9 @@ def parse_duration_s(text: str) -> float:
 
 
 def _source_hash(workload: str) -> str:
-    """The content of the user's own file, so that an edited script is a new workload."""
+    """Hash the user's own file and what it imports, so that an edited script is a new workload."""
     file, _, function = workload.rpartition(":")
-    path = Path(file)
+    path = Path(file).expanduser()
     if function and path.suffix == ".py" and path.is_file():
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return source_hash(path)
     return ""
