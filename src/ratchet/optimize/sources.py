@@ -17,7 +17,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -28,13 +28,34 @@ IMPORTERS = ("import_module", "__import__")
 STAR = "*"
 
 
+class Folder:
+    """A folder that may hold modules; its names are read once, and none where there is none."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        try:
+            return frozenset(os.listdir(self.path))
+        except OSError:
+            return frozenset()
+
+    def first(self, module: str) -> Path | None:
+        """The file that holds `module` here: its source before a compiled one."""
+        for suffix in SUFFIXES:
+            if f"{module}{suffix}" in self.names and (self.path / f"{module}{suffix}").is_file():
+                return self.path / f"{module}{suffix}"
+        return None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Module:
     """A module by its dotted name; `file` is None for a namespace package."""
 
     name: str
     file: Path | None
-    folders: tuple[Path, ...] = ()
+    folders: tuple[Folder, ...] = ()
     """Where a package keeps its submodules; empty for a plain module."""
 
     @property
@@ -65,7 +86,7 @@ def source_hash(file: Path) -> str:
 def project_files(file: Path) -> list[Path]:
     """List the workload's file and every file of the project that it imports, sorted."""
     file = file.resolve()
-    search = _Search(roots=_roots(file))
+    search = _Search(roots=tuple(Folder(path) for path in _roots(file)))
     search.follow(Module(name=file.stem, file=file))
     return sorted(search.files)
 
@@ -73,7 +94,7 @@ def project_files(file: Path) -> list[Path]:
 class _Search:
     """Follows imports from module to module, each one once."""
 
-    def __init__(self, roots: tuple[Path, ...]) -> None:
+    def __init__(self, roots: tuple[Folder, ...]) -> None:
         self.roots = roots
         self.files: set[Path] = set()
         self._seen: dict[str, Module | None] = {}
@@ -128,18 +149,16 @@ class _Search:
         return found if found and found.file else _elsewhere(name) or found
 
 
-def _in_folders(name: str, own: str, folders: Iterable[Path]) -> Module | None:
+def _in_folders(name: str, own: str, folders: Iterable[Folder]) -> Module | None:
     """A module as Python's path finder would choose it; packages before plain modules."""
     portions = []
     for folder in folders:
-        package = folder / own
-        for start in (package / f"__init__{suffix}" for suffix in SUFFIXES):
-            if start.is_file():
-                return Module(name=name, file=start.resolve(), folders=(package,))
-        for plain in (folder / f"{own}{suffix}" for suffix in SUFFIXES):
-            if plain.is_file():
-                return Module(name=name, file=plain.resolve())
-        if package.is_dir():
+        package = Folder(folder.path / own) if own in folder.names else None
+        if package and (start := package.first("__init__")):
+            return Module(name=name, file=start.resolve(), folders=(package,))
+        if plain := folder.first(own):
+            return Module(name=name, file=plain.resolve())
+        if package and package.path.is_dir():
             portions.append(package)
     return Module(name=name, file=None, folders=tuple(portions)) if portions else None
 
@@ -159,7 +178,7 @@ def _elsewhere(name: str) -> Module | None:
     places = [origin] if origin else [folder.resolve() for folder in folders]
     if not places or any(_is_installed(place) for place in places):
         return None
-    return Module(name=name, file=origin, folders=folders)
+    return Module(name=name, file=origin, folders=tuple(Folder(path) for path in folders))
 
 
 def _is_installed(path: Path) -> bool:
@@ -200,10 +219,10 @@ def _submodules(package: Module) -> list[str]:
     """The submodules of a package that `import *` may run."""
     return sorted(
         {
-            path.name.partition(".")[0]
+            name.partition(".")[0]
             for folder in package.folders
-            for path in folder.glob("*")
-            if path.name.endswith(SUFFIXES) or (path / "__init__.py").is_file()
+            for name in folder.names
+            if name.endswith(SUFFIXES) or Folder(folder.path / name).first("__init__")
         }
         - {"__init__"}
     )
