@@ -67,7 +67,7 @@ def check_device(recipe: Recipe, model: nn.Module, *, software: str) -> Device:
         ) from error
     recipe.check_here(
         device=device.fingerprint,
-        device_name=f"{device.model} ({place}), where the model is",
+        device_name=f"{device.model} ({place})",
         software=software,
     )
     return device
