@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from own_recipes import MadeUpJudge, batch, believe, make, recipe, step_of
 
 import ratchet
-from own_recipes import MadeUpJudge, batch, believe, make, recipe, step_of
 from ratchet.errors import CompilerMissing, JudgeError, KernelError, LedgerError, RecipeError
 from ratchet.kernels.library import registry
 from ratchet.ledger import Ledger
