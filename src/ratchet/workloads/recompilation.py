@@ -27,9 +27,9 @@ Shapes = tuple[object, ...]
 class BoundedCompile:
     """`function` compiled with `options` for the first few shapes, dynamically for later ones.
 
-    Half of `torch._dynamo.config.recompile_limit` goes to graphs of fixed shapes, half of the rest
-    to graphs of dynamic shapes, and what is left to shapes that compile once more later. `options`
-    hold for the fixed graphs alone.
+    Half of `torch._dynamo.config.recompile_limit` goes to graphs of fixed shapes, the rest but one
+    to graphs of dynamic shapes, and the last one to a known shape that compiles once more later.
+    `options` hold for the fixed graphs alone.
     """
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -39,7 +39,7 @@ class BoundedCompile:
         self._fixed = torch.compile(function, dynamic=False, options=dict(options) or None)
         self._dynamic = torch.compile(function, dynamic=True)
         self._fixed_left = max(1, limit // 2)
-        self._dynamic_left = (limit - self._fixed_left) // 2
+        self._dynamic_left = max(0, limit - self._fixed_left - 1)
         self._spare = limit - self._fixed_left - self._dynamic_left
         self._compiled: Counter[Shapes] = Counter()
         """Compiling calls of the fixed graphs, by the shapes that they had."""
