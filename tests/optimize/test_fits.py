@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,10 @@ from ratchet.errors import RecipeError
 from ratchet.kernels.library import registry
 from ratchet.optimize import fits
 from ratchet.optimize import own_optimizer as own_optimizers
+from ratchet.optimize.candidate import with_config
+from ratchet.optimize.compose import make_recipe
+from ratchet.optimize.describe import describe_workload
+from ratchet.optimize.recipe import RecipeModel
 from ratchet.workloads import load
 from ratchet.workloads.config import StepConfig
 
@@ -103,6 +109,14 @@ def test_a_model_of_as_many_parameters_in_other_shapes() -> None:
     assert "of other shapes" in said
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
+def test_a_model_without_shapes_yet() -> None:
+    model = nn.LazyLinear(3)
+    optimizer = torch.optim.AdamW(MODEL.parameters())
+    said = refused(lambda: ratchet.compile(print, model, optimizer, recipe=recipe(PLAIN)))
+    assert "run one batch through it first" in said
+
+
 def test_a_wrapped_model_is_the_recipe_s() -> None:
     wrapped = nn.ModuleDict({"module": Model()})
     assert fits.signature_of(wrapped) == fits.signature_of(Model())
@@ -169,6 +183,29 @@ def test_a_device_that_recipes_are_not_for() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     said = refused(lambda: ratchet.compile(print, model, optimizer, recipe=recipe(PLAIN)))
     assert "'meta'" in said
+
+
+def test_a_turn_describes_what_its_recipe_keeps() -> None:
+    workload = load("llama-tiny")
+    description = json.loads(json.dumps(describe_workload(workload)))
+    assert description["optimizer"] == "AdamW"
+    assert RecipeModel(**description["model"]) == fits.signature_of(workload.model)
+
+
+@pytest.mark.parametrize("described", [True, False])
+def test_a_turn_s_recipe_holds_its_model_and_optimizer(described: bool) -> None:
+    """An older ledger's description has neither."""
+    model = fits.signature_of(MODEL)
+    turn = SimpleNamespace(
+        settings=SimpleNamespace(workload="w"),
+        device=SimpleNamespace(fingerprint="d", model="m"),
+        software_fingerprint="s",
+    )
+    result = SimpleNamespace(versions={}, speedup={})
+    written = with_config(PLAIN, {})
+    description = {"model": model.model_dump(), "optimizer": "SGD"} if described else {}
+    made = make_recipe(turn, result, written, written, description)  # type: ignore[arg-type]
+    assert (made.model, made.optimizer) == ((model, "SGD") if described else (None, ""))
 
 
 class TestBesideAGpu:

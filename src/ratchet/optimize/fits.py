@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ratchet.devices.probe import Device, probe
 from ratchet.errors import DeviceError, KernelError, RecipeError
@@ -81,7 +82,9 @@ def torch_device(model: nn.Module) -> torch.device:
 
 
 def check_model(recipe: Recipe, model: nn.Module) -> None:
-    """Refuse a model whose parameters are not those of the recipe's."""
+    """Refuse a model whose parameters are not those of the recipe's, or have no shapes yet."""
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        raise RecipeError("the model has lazy parameters: run one batch through it first")
     found = signature_of(model)
     if recipe.model is not None and recipe.model != found:
         shapes = "" if str(found) != str(recipe.model) else ", of other shapes"
