@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from ratchet.errors import RecipeError
-from ratchet.optimize.recipe import SCHEMA, Recipe, RecipeKernel
+from ratchet.optimize.recipe import SCHEMA, Recipe, RecipeKernel, RecipeModel
 from ratchet.workloads.config import StepConfig
 
 
@@ -47,6 +49,63 @@ def test_a_missing_recipe_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
     assert "cannot be read" in refused(tmp_path)
+
+
+def test_a_pipe_without_a_writer_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "no regular file" in refused(tmp_path / "pipe")
+
+
+def test_a_device_is_refused() -> None:
+    assert "no regular file" in refused(Path("/dev/zero"))
+
+
+def test_a_huge_file_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "recipe.json").open("wb") as file:
+        file.truncate(1 << 33)
+    assert "more than 1048576 bytes" in refused(tmp_path / "recipe.json")
+
+
+def test_a_path_with_a_null_byte_is_refused() -> None:
+    assert "cannot be read" in refused(Path("a\0b"))
+
+
+@pytest.mark.parametrize("depth", [100, 500, 5_000, 200_000])
+def test_deep_nesting_is_refused(tmp_path: Path, depth: int) -> None:
+    path = tmp_path / "recipe.json"
+    path.write_text("[" * depth)
+    assert "damaged" in refused(path)
+    document = make().sealed().model_dump_json()
+    nested = '{"a":' * depth + "1" + "}" * depth
+    path.write_text(document.replace('{"ratio":1.5}', nested))
+    refused(path)
+
+
+def test_a_number_of_many_digits_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.json"
+    path.write_text(make().sealed().model_dump_json().replace("1.5", "9" * 5000))
+    assert "damaged" in refused(path)
+
+
+def test_a_recipe_from_before_the_model_was_kept_still_loads(tmp_path: Path) -> None:
+    document = make().sealed().model_dump(mode="json")
+    del document["model"], document["optimizer"]
+    content = {name: value for name, value in document.items() if name != "checksum"}
+    text = json.dumps(content, sort_keys=True)
+    document["checksum"] = hashlib.sha256(text.encode()).hexdigest()
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(document))
+    assert Recipe.load(path).model is None
+
+
+def test_the_model_and_the_optimizer_are_under_the_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.json"
+    model = RecipeModel(tensors=2, parameters=12, shapes="s")
+    recipe = make().model_copy(update={"model": model, "optimizer": "AdamW"})
+    recipe.save(path)
+    assert Recipe.load(path).model == model
+    path.write_text(path.read_text().replace('"AdamW"', '"SGD"'))
+    assert "changed after it was written" in refused(path)
 
 
 @pytest.mark.parametrize("keep", [0, 1, 40, 400])

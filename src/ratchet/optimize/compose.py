@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ from ratchet.optimize.baseline import Baseline, oracle_for
 from ratchet.optimize.candidate import Candidate
 from ratchet.optimize.prove import Proof
 from ratchet.optimize.prove_kernels import ProvenKernels
-from ratchet.optimize.recipe import Recipe, RecipeKernel
+from ratchet.optimize.recipe import Recipe, RecipeKernel, RecipeModel
 from ratchet.optimize.result import (
     ArmResult,
     Change,
@@ -111,7 +111,13 @@ def ceilings_above(turn: Turn, flops_per_s: float) -> Ceilings | None:
     return again
 
 
-def make_recipe(turn: Turn, result: OptimizeResult, best: Candidate, written: Candidate) -> Recipe:
+def make_recipe(
+    turn: Turn,
+    result: OptimizeResult,
+    best: Candidate,
+    written: Candidate,
+    description: Mapping[str, Any],
+) -> Recipe:
     """The recipe of the turn's best, sealed."""
     return Recipe(
         workload=turn.settings.title,
@@ -121,6 +127,9 @@ def make_recipe(turn: Turn, result: OptimizeResult, best: Candidate, written: Ca
         versions=result.versions,
         config=best.config,
         kernels=tuple(RecipeKernel(**kernel.as_json()) for kernel in best.kernels),
+        # A ledger from before they were described lacks both.
+        model=RecipeModel(**model) if (model := description.get("model")) else None,
+        optimizer=str(description.get("optimizer", "")),
         speedup={name: speedup.model_dump() for name, speedup in result.speedup.items()},
         changes_arithmetic=best.config.precision != written.config.precision,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ratchet.workloads.counting import count
+from ratchet.optimize.fits import signature_of
 from ratchet.workloads.flops import step_flops
 from ratchet.workloads.workload import Workload
 
@@ -23,6 +24,8 @@ def describe_workload(workload: Workload) -> dict[str, Any]:
         "tokens_per_batch": counted.per_batch,
         "flops_per_step": step_flops(workload),
         "optimizer_is_adamw": is_adamw(workload),
+        "optimizer": type(_optimizer(workload)).__name__,
+        "model": signature_of(workload.model).model_dump(),
         "has_attention": has_attention(workload),
         "can_shrink": workload.shrink is not None,
         "written": workload.as_written().model_dump(),
@@ -54,5 +57,10 @@ def is_adamw(workload: Workload) -> bool:
     """Whether the optimizer is AdamW as torch has it, so that another AdamW may stand in."""
     import torch
 
-    probe = workload.optimizer([torch.nn.Parameter(torch.zeros(1))])
-    return type(probe) is torch.optim.AdamW
+    return type(_optimizer(workload)) is torch.optim.AdamW
+
+
+def _optimizer(workload: Workload) -> object:
+    import torch
+
+    return workload.optimizer([torch.nn.Parameter(torch.zeros(1))])

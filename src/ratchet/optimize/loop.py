@@ -204,9 +204,8 @@ def _run(turn: Turn, description: dict[str, Any], started_at: str) -> Outcome:
         proof=proof,
         started_at=started_at,
     )
-    return Outcome(
-        result=result, recipe=make_recipe(turn, result, best, written), samples=proof.samples
-    )
+    recipe = make_recipe(turn, result, best, written, description)
+    return Outcome(result=result, recipe=recipe, samples=proof.samples)
 
 
 def _lateness(spent_share: float) -> float:

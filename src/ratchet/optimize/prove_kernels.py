@@ -85,7 +85,7 @@ def _problems(turn: Turn, candidate: Candidate) -> dict[str, list[Problem]]:
     return problems
 
 
-def _untimed(problem: Problem) -> Problem:
+def untimed(problem: Problem) -> Problem:
     """The same problem, judged for its answers alone."""
     return replace(problem, cases=tuple(replace(case, timed=False) for case in problem.cases))
 
@@ -136,7 +136,7 @@ class _Court:
                 if problem.name != kernel.entry:
                     continue
                 verdict = self._known_or_judged(
-                    judge, kernel, problem if timed else _untimed(problem)
+                    judge, kernel, problem if timed else untimed(problem)
                 )
                 if verdict is None:
                     return "the budget ended before the judge came to it"

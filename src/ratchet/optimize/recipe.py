@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,10 @@ from ratchet.errors import RecipeError
 from ratchet.workloads.config import StepConfig
 
 SCHEMA = 1
+MOST_BYTES = 1 << 20
+"""Recipes have a few thousand bytes."""
+ADDED = ("model", "optimizer")
+"""Fields that older recipes lack: where they are empty, the checksum is over the rest."""
 
 
 class RecipeKernel(BaseModel):
@@ -24,6 +30,20 @@ class RecipeKernel(BaseModel):
     entry: str
     hash: str
     isa: str
+
+
+class RecipeModel(BaseModel):
+    """The model that a recipe was proven for, by its parameters' shapes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tensors: int
+    parameters: int
+    shapes: str
+    """A hash of all shapes, in an order of their own: a wrapped model's names do not count."""
+
+    def __str__(self) -> str:
+        return f"a model of {self.tensors:,} tensors with {self.parameters:,} parameters"
 
 
 class Recipe(BaseModel):
@@ -41,6 +61,10 @@ class Recipe(BaseModel):
     versions: dict[str, str]
     config: StepConfig
     kernels: tuple[RecipeKernel, ...]
+    model: RecipeModel | None = None
+    """None in recipes from before it was kept: any model is taken."""
+    optimizer: str = ""
+    """The class of the workload's optimizer; empty in recipes from before it was kept."""
     speedup: dict[str, dict[str, Any]]
     changes_arithmetic: bool
     created_at: str
@@ -52,6 +76,7 @@ class Recipe(BaseModel):
 
     def _digest(self) -> str:
         content = self.model_dump(mode="json", exclude={"checksum"})
+        content = {name: value for name, value in content.items() if value or name not in ADDED}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def save(self, path: Path) -> None:
@@ -66,15 +91,14 @@ class Recipe(BaseModel):
         """Read a recipe; a RecipeError where it is missing, damaged or from a newer version."""
         path = Path(path)
         try:
-            text = path.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not text"
+            recipe = cls._parse(path, read_text(path))
+            intact = recipe.checksum == recipe._digest()
+        except (RecursionError, ValueError) as error:
+            # Also pydantic's own error for values that are nested too deeply to be written again.
             raise RecipeError(
-                f"recipe {path} cannot be read ({reason}): give the recipe.json that "
-                "`ratchet optimize` wrote"
+                f"recipe {path} is damaged (it is nested too deeply): run `ratchet optimize` again"
             ) from error
-        recipe = cls._parse(path, text)
-        if recipe.checksum != recipe._digest():
+        if not intact:
             raise RecipeError(
                 f"recipe {path} was changed after it was written (its checksum does not match): "
                 "run `ratchet optimize` again"
@@ -85,10 +109,10 @@ class Recipe(BaseModel):
     def _parse(cls, path: Path, text: str) -> Recipe:
         try:
             document = json.loads(text)
-        except json.JSONDecodeError as error:
+        except ValueError as error:
+            where = f" at line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
             raise RecipeError(
-                f"recipe {path} is damaged (not JSON at line {error.lineno}): "
-                "run `ratchet optimize` again"
+                f"recipe {path} is damaged (not JSON{where}): run `ratchet optimize` again"
             ) from error
         version = document.get("schema_version") if isinstance(document, dict) else None
         if isinstance(version, int) and version > SCHEMA:
@@ -118,3 +142,27 @@ class Recipe(BaseModel):
                 f"the recipe was proven with {known}, which are not the versions here: "
                 "run `ratchet optimize` again"
             )
+
+
+def read_text(path: Path) -> str:
+    """Read a recipe's text; a RecipeError where the path is no regular file of a recipe's size."""
+    remedy = "give the recipe.json that `ratchet optimize` wrote"
+    try:
+        # A FIFO without a writer would keep a plain open waiting.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            if regular:
+                with open(descriptor, "rb", closefd=False) as file:
+                    content = file.read(MOST_BYTES + 1)
+        finally:
+            os.close(descriptor)
+        text = content.decode() if regular else ""
+    except (OSError, ValueError) as error:  # ValueError: no text, or a path with a null byte
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise RecipeError(f"recipe {path} cannot be read ({reason}): {remedy}") from error
+    if not regular:
+        raise RecipeError(f"recipe {path} cannot be read (it is no regular file): {remedy}")
+    if len(content) > MOST_BYTES:
+        raise RecipeError(f"recipe {path} has more than {MOST_BYTES} bytes: {remedy}")
+    return text

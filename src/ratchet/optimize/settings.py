@@ -11,6 +11,7 @@ from typing import Any
 
 from ratchet.devices.probe import probe
 from ratchet.errors import RatchetError, WorkloadError
+from ratchet.optimize.sources import source_hash
 
 DEFAULT_BUDGET_S = 1800.0
 SMALLEST_BUDGET_S = 30.0
@@ -123,13 +124,13 @@ def parse_duration_s(text: str) -> float:
 
 
 def _source_hash(workload: str) -> str:
-    """The content of the user's own file, so that an edited script is a new workload."""
+    """Hash the user's own file and what it imports, so that an edited script is a new workload."""
     from ratchet.workloads.saved import is_saved_spec
 
     if is_saved_spec(workload) and Path(workload).is_file():
         return hashlib.sha256(Path(workload).read_bytes()).hexdigest()
     file, _, function = workload.rpartition(":")
-    path = Path(file)
+    path = Path(file).expanduser()
     if function and path.suffix == ".py" and path.is_file():
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return source_hash(path)
     return ""

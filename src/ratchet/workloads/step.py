@@ -19,6 +19,7 @@ from ratchet.workloads.blame import blamed_step
 from ratchet.workloads.checkpointing import apply_checkpointing
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.masters import MasterWeights, lower_weights
+from ratchet.workloads.recompilation import BoundedCompile
 from ratchet.workloads.workload import Workload
 
 ATTENTION_BACKENDS = {
@@ -135,8 +136,7 @@ def compiled_loss(
     if config.compile_mode is None:
         return loss
     # torch.compile takes a mode or options, not both: a mode is a name for some options.
-    settings = {**mode_options(config.compile_mode), **(options or {})}
-    return torch.compile(loss, fullgraph=False, dynamic=False, options=settings or None)
+    return BoundedCompile(loss, {**mode_options(config.compile_mode), **(options or {})})
 
 
 def mode_options(mode: str) -> dict[str, Any]:

@@ -73,8 +73,7 @@ class KernelAdamW(torch.optim.Optimizer):
                 "use torch.optim.AdamW, or leave the optimizer as written"
             )
         kept = ("params", "lr", "betas", "eps", "weight_decay")
-        for group in optimizer.param_groups:
-            _check_group(group)
+        check_groups(optimizer)
         groups = [{key: group[key] for key in kept} for group in optimizer.param_groups]
         made = cls(groups, masters=masters, master_values=master_values)
         if optimizer.state:
@@ -235,6 +234,12 @@ def _check_settings(lr: float, betas: tuple[float, float], eps: float, weight_de
             f"AdamW settings lr={lr}, betas={betas}, eps={eps}, weight_decay={weight_decay} are "
             "out of range: lr, eps and weight_decay are at least 0, betas in [0, 1)"
         )
+
+
+def check_groups(optimizer: torch.optim.Optimizer) -> None:
+    """Raise KernelError where a group asks for what the kernel does not do."""
+    for group in optimizer.param_groups:
+        _check_group(group)
 
 
 def _check_group(group: Mapping[str, Any]) -> None:

@@ -1,0 +1,145 @@
+"""A small model of a script's own, and recipes for it on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ratchet.devices.fingerprint import software
+from ratchet.devices.probe import probe
+from ratchet.judge.revision import revision
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.library import LIBRARY
+from ratchet.kernels.problem import Problem
+from ratchet.ledger import Fingerprint, Ledger
+from ratchet.optimize.fits import signature_of
+from ratchet.optimize.recipe import Recipe, RecipeKernel
+from ratchet.workloads.config import StepConfig
+
+EAGER = StepConfig(optimizer="kernel", kernels=("rms_norm",))
+"""No compilation: what is tested comes before it."""
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(64, 32)
+        self.norm = nn.RMSNorm(32, eps=1e-6)
+        self.head = nn.Linear(32, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.norm(self.embedding(x)))
+        return out
+
+
+def make() -> tuple[Model, torch.optim.AdamW]:
+    torch.manual_seed(0)
+    model = Model()
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    def step(x: Tensor) -> Tensor:
+        loss = nn.functional.cross_entropy(model(x).view(-1, 64), (x.view(-1) + 1) % 64)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def batch(index: int, rows: int = 4) -> Tensor:
+    return torch.randint(64, (rows, 16), generator=torch.Generator().manual_seed(index))
+
+
+def kernels_of(*libraries: str) -> tuple[RecipeKernel, ...]:
+    isa = probe("cpu").target
+    return tuple(
+        RecipeKernel(library=name, entry=kernel.entry, hash=kernel.hash, isa=isa)
+        for name in libraries
+        for kernel in LIBRARY[name].kernels(isa)
+    )
+
+
+def recipe(config: StepConfig = EAGER, **changes: Any) -> Recipe:
+    here = probe("cpu")
+    wanted = (*config.kernels, *(("adamw",) if config.optimizer == "kernel" else ()))
+    values: dict[str, Any] = {
+        "workload": "train.py:make",
+        "device": here.fingerprint,
+        "device_name": here.model,
+        "software": software().fingerprint,
+        "versions": {},
+        "config": config,
+        "kernels": kernels_of(*wanted),
+        "model": signature_of(Model()),
+        "optimizer": "AdamW",
+        "speedup": {},
+        "changes_arithmetic": False,
+        "created_at": "2026-01-01T00:00:00+00:00",
+    }
+    return Recipe(**{**values, **changes}).sealed()
+
+
+def believe(ledger: str, kernels: tuple[RecipeKernel, ...]) -> None:
+    """Make the kernels proven in this ledger."""
+    fingerprint = Fingerprint(device=probe("cpu").fingerprint, software=software().fingerprint)
+    with Ledger.open(ledger) as opened:
+        for kernel in kernels:
+            opened.record_verdict(said("proven", kernel.hash, "p"), fingerprint=fingerprint)
+
+
+def said(status: str, kernel: str, problem: str) -> dict[str, Any]:
+    """The part of a verdict that a ledger asks for."""
+    return {
+        "status": status,
+        "reason": f"this one says {status}",
+        "kernel_hash": kernel,
+        "problem_hash": problem,
+        "environment": {"judge": revision()},
+    }
+
+
+@dataclass
+class MadeUpJudge:
+    """Stands in for KernelJudge: answers at once, and keeps what it was asked."""
+
+    right: dict[str, str] = field(default_factory=dict)
+    """Entry -> status where nothing is timed; `correct` without one."""
+    fast: dict[str, str] = field(default_factory=dict)
+    """Entry -> status where the problem is timed; `proven` without one."""
+    raises: Exception | None = None
+    asked: list[tuple[str, bool]] = field(default_factory=list)
+
+    def __call__(self) -> MadeUpJudge:
+        return self
+
+    def __enter__(self) -> MadeUpJudge:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def judge(self, kernel: Kernel, problem: Problem) -> MadeUpVerdict:
+        timed = any(case.timed for case in problem.cases)
+        self.asked.append((kernel.entry, timed))
+        if self.raises is not None:
+            raise self.raises
+        status = (
+            self.fast.get(kernel.entry, "proven")
+            if timed
+            else self.right.get(kernel.entry, "correct")
+        )
+        return MadeUpVerdict(said(status, kernel.hash, problem.hash))
+
+
+@dataclass
+class MadeUpVerdict:
+    said: dict[str, Any]
+
+    def model_dump(self, mode: str) -> dict[str, Any]:
+        return self.said
