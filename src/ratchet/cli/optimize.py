@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,7 @@ from ratchet.cli.options import (
 
 @app.command()
 def optimize(
+    context: typer.Context,
     workload: Annotated[
         str,
         typer.Argument(
@@ -75,6 +77,7 @@ def optimize(
         ledger=ledger,
         seed=seed,
         launches=launches,
+        gone_s=time.monotonic() - context.obj if isinstance(context.obj, float) else 0.0,
     )
     with Progress(settings.budget_s) as progress:
         if dry_run:
