@@ -18,6 +18,7 @@ from ratchet.workloads.config import StepConfig
 MODES = ("default", "max-autotune")
 RIVAL_SHARE = 0.5
 """Of the search's time: what a further rival may take of it."""
+NO_ROOM = "not timed: the budget has no room for it"
 MOST_WORDS = 300
 """Characters of torch's own reason that are shown."""
 
@@ -34,6 +35,8 @@ class Baseline:
     rivals: tuple[Rival, ...]
     written_is_faster: bool = False
     """Whether the screenings say that the step as written beats `best`."""
+    modes: frozenset[str] = frozenset()
+    """The compile modes that were timed."""
 
 
 RuleOut = Callable[[Candidate, StepConfig], str | None]
@@ -71,10 +74,14 @@ def find_baseline(
     rivals: list[Rival] = []
     best: dict[str, Candidate] = {}
     slower: list[str] = []
+    modes: set[str] = set()
     for config in _configs(turn, written, situation, rivals):
         rival = with_config(config, {})
         known = best.get(config.precision) or next(iter(best.values()), None)
         reason = rule_out(known, config) if known is not None else None
+        if known is None and any(one.reason == NO_ROOM for one in rivals):
+            rivals.append(_not_timed(rival, NO_ROOM))
+            continue
         if reason is not None:
             rivals.append(_not_timed(rival, f"not timed: {reason}"))
             turn.leave_out(f"the rival {rival.title}", reason, for_want_of_budget=False)
@@ -83,8 +90,9 @@ def find_baseline(
             with turn.stage(_rival_ends_s(turn, written, rival, known)):
                 expect(turn, [(best.get(config.precision, written), rival)], None)
                 rivals.append(_time_rival(turn, rival, written, best, slower))
+            modes.add(str(config.compile_mode))
         except DeadlinePassed:
-            rivals.append(_not_timed(rival, "not timed: the budget has no room for it"))
+            rivals.append(_not_timed(rival, NO_ROOM))
             turn.leave_out(f"the rival {rival.title}", "the budget has no room for it")
     if not best:
         return _without_rival(turn, written, rivals)
@@ -99,6 +107,7 @@ def find_baseline(
         best_same=same,
         rivals=tuple(rivals),
         written_is_faster=fastest.key() in slower,
+        modes=frozenset(modes),
     )
 
 
@@ -139,21 +148,15 @@ def _rival_ends_s(
 
 def search_ends_s(turn: Turn, written: Candidate, rival: Candidate) -> float:
     """When the search must have ended, in seconds spent: what is left is the final run's."""
-    found = rival.config.model_copy(update={"preallocate": not rival.config.preallocate})
-    arms = {"as_written": written, "best_compile": rival, "ratchet": with_config(found, {})}
     settings = turn.settings
     return turn.ends_s - reserve_s(
-        turn.costs,
-        arms,
-        rival="best_compile",
-        budget_s=settings.budget_s,
-        launches=settings.launches,
+        turn.costs, written, rival, budget_s=settings.budget_s, launches=settings.launches
     )
 
 
 def _without_rival(turn: Turn, written: Candidate, rivals: list[Rival]) -> Baseline:
     """The step as written in the rivals' place where the budget ended before the first."""
-    if any(rival.reason.endswith("no room for it") for rival in rivals):
+    if any(rival.reason == NO_ROOM for rival in rivals):
         return Baseline(written=written, best=written, best_same=written, rivals=tuple(rivals))
     if turn.device.kind == "cpu":
         find_compiler()

@@ -19,8 +19,12 @@ START_TOGETHER = 2
 """Arms that start at a time: imports and tracing use one core each."""
 PROOF_SHARE, MOST_PROOF_SHARE = 0.3, 0.6
 """Of the budget: what a whole proof may keep, and what the smallest one may."""
-MARGIN = 1.2
+MARGIN = 1.15
 """A launch of the proof may take this many times what the starts so far suggest."""
+BESIDE = 0.2
+"""How much of its own time an arm adds to the start of a longer one beside it, on two cores."""
+WARM = 0.5
+"""What compiling takes again with warm caches, where that was not seen yet."""
 COMPILED_START, AUTOTUNED_START = 3.0, 2.5
 """Where none was seen: a compiled start in plain ones, and an autotuned one in compiled ones."""
 
@@ -34,7 +38,7 @@ def together_s(setups_s: Iterable[float], at_a_time: int = START_TOGETHER) -> fl
     """How long arms take to start, `at_a_time` beside each other on shared cores."""
     ordered = sorted(setups_s, reverse=True)
     groups = [ordered[first : first + at_a_time] for first in range(0, len(ordered), at_a_time)]
-    return sum((max(group) + sum(group)) / 2 for group in groups)
+    return sum((1 - BESIDE) * max(group) + BESIDE * sum(group) for group in groups)
 
 
 @dataclass(kw_only=True)
@@ -48,12 +52,21 @@ class Costs:
     verdict_s: float = 0.0
     """The longest verdict on a kernel so far."""
     _modes: dict[str | None, float] = field(default_factory=dict)
+    _warm: float | None = None
 
     def note_setup(self, candidate: Candidate, setup_s: float) -> None:
         if setup_s > 0:
+            self._learn_warm(candidate, setup_s)
             self.setups_s[candidate.key()] = setup_s
             mode = candidate.config.compile_mode
             self._modes[mode] = max(setup_s, self._modes.get(mode, 0.0))
+
+    def _learn_warm(self, candidate: Candidate, setup_s: float) -> None:
+        """How much of compiling a second start takes, when one is seen."""
+        first_s, plain_s = self.setups_s.get(candidate.key()), self._modes.get(None)
+        if first_s is not None and plain_s is not None and first_s > plain_s:
+            share = (setup_s - plain_s) / (first_s - plain_s)
+            self._warm = min(1.0, max(self._warm or 0.0, share))
 
     def note_step(self, candidate: Candidate, step_s: float) -> None:
         if step_s > 0:
@@ -73,6 +86,13 @@ class Costs:
             return AUTOTUNED_START * self._modes["default"]
         return COMPILED_START * self._modes.get(None, 0.0)
 
+    def restart_s(self, candidate: Candidate) -> float:
+        """What another start takes: its compilation finds warm caches where it was started."""
+        setup_s, plain_s = self.setup_s(candidate), self._modes.get(None, 0.0)
+        if candidate.key() not in self.setups_s or setup_s <= plain_s:
+            return setup_s
+        return plain_s + (WARM if self._warm is None else self._warm) * (setup_s - plain_s)
+
     def step_s(self, candidate: Candidate) -> float:
         """The time of its step, or the longest of any so far; 0 where none was timed."""
         return self.steps_s.get(candidate.key()) or max(self.steps_s.values(), default=0.0)
@@ -80,7 +100,7 @@ class Costs:
     def launch_s(self, candidates: Sequence[Candidate], rounds: int) -> float:
         """One launch of these arms: their starts, warm-ups and rounds."""
         steps_s = sum(self.step_s(one) for one in candidates)
-        started_s = together_s(self.setup_s(one) for one in candidates)
+        started_s = together_s(self.restart_s(one) for one in candidates)
         return MARGIN * (started_s + (WARMUP_STEPS - 1 + rounds) * steps_s)
 
     def rounds_in(self, left_s: float, candidates: Sequence[Candidate]) -> int:
@@ -160,14 +180,14 @@ def _fewer(launches: int, asked: int) -> Omission:
 
 
 def reserve_s(
-    costs: Costs, arms: dict[str, Candidate], *, rival: str, budget_s: float, launches: int
+    costs: Costs, written: Candidate, rival: Candidate, *, budget_s: float, launches: int
 ) -> float:
-    """Seconds of the budget that are the final run's, whatever the search would still like."""
-    all_arms = timed(arms, tuple(arms), rival)
-    fewest = {role: one for role, one in arms.items() if role in ("best_compile", "ratchet")}
-    least = min(launches, LEAST_LAUNCHES) * costs.launch_s(
-        timed(fewest, tuple(fewest), rival), FEWEST_ROUNDS
-    )
-    most = launches * costs.launch_s(all_arms, MOST_ROUNDS)
-    wanted = max(least, min(most, PROOF_SHARE * budget_s))
-    return min(wanted, MOST_PROOF_SHARE * budget_s)
+    """Seconds of the budget that are the final run's, whatever the search would still like.
+
+    What the search finds is taken to cost what the rival does; the third one is the twin.
+    """
+    fewest = min(launches, LEAST_LAUNCHES)
+    least_s = fewest * costs.launch_s([rival] * 3, FEWEST_ROUNDS)
+    most_s = launches * costs.launch_s([written, *[rival] * 3], MOST_ROUNDS)
+    wanted_s = max(least_s, min(most_s, PROOF_SHARE * budget_s))
+    return min(wanted_s, MOST_PROOF_SHARE * budget_s)

@@ -42,6 +42,8 @@ class Climber:
     turn: Turn
     situation: Situation
     proven: dict[str, tuple[InstalledKernel, ...]]
+    modes: frozenset[str] = frozenset()
+    """The compile modes that were timed as rivals."""
     worth: dict[str, float | None] = field(default_factory=dict)
     """Seconds of a step that each lever can win at most, by name; None where not known."""
     step_time_s: float = 0.0
@@ -184,8 +186,12 @@ class Climber:
             return list(levers)
         chosen = []
         for lever in levers:
-            if lever.set(StepConfig(), self.situation).compile_mode is None:
+            own = lever.set(StepConfig(), self.situation).compile_mode
+            if own is None:
                 chosen.append(lever)
+                continue
+            if own not in self.modes and own != mode:
+                changes.append(_change(lever, "not_tried", "it was not timed among the rivals"))
                 continue
             kept = lever.set(start.config, self.situation) == start.config
             reason = "the fastest of torch.compile's modes" if kept else "another mode was faster"

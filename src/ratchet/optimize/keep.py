@@ -65,6 +65,8 @@ def keep(baseline: Baseline, found: Found, proof: Proof | None) -> Kept:
     if _written_is_faster(baseline, recipe, proof):
         recipe, recipe_is = baseline.written, "as_written"
         because = f"{because}, and the step as written was faster than the rival"
+    elif recipe.key() == baseline.written.key():
+        recipe_is = "as_written"
     elif climb is same and climb is not best:
         because = "only the part that keeps the arithmetic was proven faster than the rival"
     changes = _changes(climb, best, recipe_is, because)
@@ -95,7 +97,7 @@ def _written_is_faster(baseline: Baseline, recipe: Candidate, proof: Proof | Non
     if proof is not None and proof.decides and proof.timed("as_written"):
         role = next(role for role, one in proof.arms.items() if one.key() == recipe.key())
         return proof.is_faster("as_written", role)
-    return recipe.key() == baseline.best.key() and baseline.written_is_faster
+    return recipe is baseline.best and baseline.written_is_faster
 
 
 def _because(baseline: Baseline, best: Climb, proof: Proof | None) -> str:
@@ -103,6 +105,8 @@ def _because(baseline: Baseline, best: Climb, proof: Proof | None) -> str:
     if baseline.best.key() == baseline.written.key():
         return "the budget ended before torch.compile's step was timed"
     if best.best.key() == baseline.best.key():
+        if not any(change.ratio is not None for change in best.changes):
+            return "the budget had no room to try a change: the rival, torch.compile's best, stays"
         return "no change looked faster than the rival, torch.compile's best"
     if proof is None:
         return "the budget ended before anything could be proven: the rival stays"

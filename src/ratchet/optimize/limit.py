@@ -110,7 +110,8 @@ def winnable_s(
     if "system" in lever.acts_on:
         scale = limit.step_time_s / profile.identity.window_s
         return min(limit.step_time_s, profile.system_s * scale) if profile.system_s else None
-    return sum(times[name].winnable_s for name in lever.acts_on if name in times)
+    found = [times[name].winnable_s for name in lever.acts_on if name in times]
+    return sum(found) if found else None
 
 
 def _by_precision(lever: Lever, limit: StepLimit, ceilings: Ceilings) -> float:

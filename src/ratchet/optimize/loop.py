@@ -18,6 +18,7 @@ from ratchet.judge.arms import ArmProcess
 from ratchet.ledger import Ledger
 from ratchet.measure.samples import Sample
 from ratchet.optimize.baseline import Baseline, find_baseline, search_ends_s
+from ratchet.optimize.budget import MARGIN
 from ratchet.optimize.candidate import Candidate, with_config
 from ratchet.optimize.climb import Climb, Climber, applicable
 from ratchet.optimize.compose import compose, make_folder, make_recipe
@@ -32,6 +33,7 @@ from ratchet.optimize.prove import prove
 from ratchet.optimize.prove_kernels import ProvenKernels, prove_kernels
 from ratchet.optimize.recipe import Recipe
 from ratchet.optimize.result import Change, Decision, LossResult, OptimizeResult
+from ratchet.optimize.screen import screening_s
 from ratchet.optimize.settings import Settings
 from ratchet.optimize.steer import Steering, Worth
 from ratchet.optimize.turn import Listener, Turn
@@ -208,13 +210,16 @@ def _search(turn: Turn, situation: Situation, baseline: Baseline, steering: Stee
     with turn.stage(ends_s):
         worth = steering.worth(baseline)
         kernels = _kernels(turn, situation, baseline, worth, ends_s)
+        modes = baseline.modes
         changing = _may_change(turn, situation)
         with turn.stage(_part(turn, ends_s, BEST_SHARE if changing else 1.0)):
-            best = _climb(turn, situation, baseline.best, kernels, worth, keep=False)
+            best = _climb(turn, situation, baseline.best, kernels, worth, modes=modes, keep=False)
         if _keeps_arithmetic(best.best, baseline.written):
             return Found(same=best, best=best, kernels=kernels, losses=None, reserved_s=reserved_s)
         with turn.stage(_part(turn, ends_s, SAME_SHARE)):
-            same = _climb(turn, situation, baseline.best_same, kernels, worth, keep=True)
+            same = _climb(
+                turn, situation, baseline.best_same, kernels, worth, modes=modes, keep=True
+            )
         losses = _losses(turn, baseline.written, best.best)
         if losses is None or not losses.passed:
             best = _without_arithmetic(turn, same, best, losses)
@@ -241,7 +246,9 @@ def _kernels(
     levers = [one for one in kernel_levers() if one.name in _wanted_kernels(turn, situation)]
     names = [lever.name.removeprefix(PREFIX) for lever in ranked(levers, worth.by_lever)]
     reasons = {name: too_small(PREFIX + name, worth.by_lever, worth.step_time_s) for name in names}
-    with turn.stage(_part(turn, ends_s, KERNELS_SHARE)):
+    like = baseline.best.config.model_copy(update={"preallocate": True})
+    climb_s = screening_s(turn, baseline.best, with_config(like, {}), None)
+    with turn.stage(min(_part(turn, ends_s, KERNELS_SHARE), ends_s - MARGIN * climb_s)):
         return prove_kernels(
             turn,
             _to_capture(baseline, situation, turn.settings),
@@ -287,6 +294,7 @@ def _climb(
     kernels: ProvenKernels,
     worth: Worth,
     *,
+    modes: frozenset[str],
     keep: bool,
 ) -> Climb:
     keep = keep or turn.settings.keep_precision
@@ -305,6 +313,7 @@ def _climb(
         turn=turn,
         situation=situation,
         proven=kernels.of(precision),
+        modes=modes,
         worth=worth.by_lever,
         step_time_s=worth.step_time_s,
     )

@@ -147,7 +147,8 @@ def _launches(
             break
         done.append(payload)
         for role, setup_s in payload["setup_s"].items():
-            turn.costs.note_setup(distinct.get(role, distinct[rival]), float(setup_s))
+            if role in distinct:
+                turn.costs.note_setup(distinct[role], float(setup_s))
     return done
 
 

@@ -126,7 +126,7 @@ def screening_s(
     if turn.holds("screening", _key(incumbent, challenger, oracle)):
         return 0.0
     missing = [one for one in (incumbent, challenger) if not turn.is_live(one)]
-    started_s = together_s(turn.costs.setup_s(one) for one in missing)
+    started_s = together_s(turn.costs.restart_s(one) for one in missing)
     pair_s = turn.costs.step_s(incumbent) + turn.costs.step_s(challenger)
     timed_s = max(_screen_time_s(turn), (FEWEST_ROUNDS + WARMUP_STEPS) * pair_s)
     return MARGIN * started_s + timed_s
