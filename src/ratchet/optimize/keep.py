@@ -59,7 +59,7 @@ def keep(baseline: Baseline, found: Found, proof: Proof | None) -> Kept:
     if proof is None or not proof.is_faster("same_arithmetic", "best_compile_same"):
         kept_same = baseline.best_same
     climb = _proven(same, best, proof)
-    recipe = climb.best if climb is not None else baseline.best
+    recipe = climb.best if climb is not None else _rival(baseline, found)
     recipe_is: RecipeIs = "proven" if climb is not None else "rival"
     because = _because(baseline, best, proof)
     if _written_is_faster(baseline, recipe, proof):
@@ -79,6 +79,22 @@ def keep(baseline: Baseline, found: Found, proof: Proof | None) -> Kept:
         changes=changes,
         proof=proof.recast(cast) if proof is not None else None,
     )
+
+
+def keeps_arithmetic(candidate: Candidate, written: Candidate) -> bool:
+    """Whether a candidate computes in the arithmetic of the step as written."""
+    ours, theirs = candidate.config, written.config
+    return (ours.precision, ours.matmul_precision) == (theirs.precision, theirs.matmul_precision)
+
+
+def _rival(baseline: Baseline, found: Found) -> Candidate:
+    """The fastest rival that may be a recipe: in another arithmetic only where that one's losses
+    were compared."""
+    losses, compared = found.losses, found.best.best.config.precision
+    passed = losses is not None and losses.passed and baseline.best.config.precision == compared
+    if passed or keeps_arithmetic(baseline.best, baseline.written):
+        return baseline.best
+    return baseline.best_same
 
 
 def _proven(same: Climb, best: Climb, proof: Proof | None) -> Climb | None:

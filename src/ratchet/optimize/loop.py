@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from ratchet import __version__
@@ -23,7 +23,7 @@ from ratchet.optimize.candidate import Candidate, with_config
 from ratchet.optimize.climb import Climb, Climber, applicable
 from ratchet.optimize.compose import compose, make_folder, make_recipe
 from ratchet.optimize.installed import InstalledKernel
-from ratchet.optimize.keep import Found, Kept, keep, roles
+from ratchet.optimize.keep import Found, Kept, keep, keeps_arithmetic, roles
 from ratchet.optimize.levers import LEVERS, Lever, Situation, all_levers, kernel_levers
 from ratchet.optimize.levers.base import why_bf16_is_slow
 from ratchet.optimize.levers.kernels import PREFIX
@@ -44,6 +44,8 @@ KERNELS_SHARE = 0.5
 BEST_SHARE, SAME_SHARE = 0.5, 0.6
 """Of what is left then, where the arithmetic may change: for the climb that may change it, and for
 the one that may not. What remains is for comparing losses."""
+SHRUNK_STEP_S = 0.02
+"""A step of a shrunk copy takes about this long, or as long as the step itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,16 +212,16 @@ def _search(turn: Turn, situation: Situation, baseline: Baseline, steering: Stee
     with turn.stage(ends_s):
         worth = steering.worth(baseline)
         kernels = _kernels(turn, situation, baseline, worth, ends_s)
-        modes = baseline.modes
-        changing = _may_change(turn, situation)
-        with turn.stage(_part(turn, ends_s, BEST_SHARE if changing else 1.0)):
-            best = _climb(turn, situation, baseline.best, kernels, worth, modes=modes, keep=False)
-        if _keeps_arithmetic(best.best, baseline.written):
+        climb = partial(_climb, turn, situation, kernels, worth, baseline.modes)
+        if not _may_change(turn, situation, baseline, ends_s):
+            same = climb(baseline.best_same, keep=True)
+            return Found(same=same, best=same, kernels=kernels, losses=None, reserved_s=reserved_s)
+        with turn.stage(_part(turn, ends_s, BEST_SHARE)):
+            best = climb(baseline.best, keep=False)
+        if keeps_arithmetic(best.best, baseline.written):
             return Found(same=best, best=best, kernels=kernels, losses=None, reserved_s=reserved_s)
         with turn.stage(_part(turn, ends_s, SAME_SHARE)):
-            same = _climb(
-                turn, situation, baseline.best_same, kernels, worth, modes=modes, keep=True
-            )
+            same = climb(baseline.best_same, keep=True)
         losses = _losses(turn, baseline.written, best.best)
         if losses is None or not losses.passed:
             best = _without_arithmetic(turn, same, best, losses)
@@ -231,12 +233,32 @@ def _part(turn: Turn, ends_s: float, share: float) -> float:
     return turn.spent_s + share * max(0.0, ends_s - turn.spent_s)
 
 
-def _may_change(turn: Turn, situation: Situation) -> bool:
-    """Whether a climb may end in another arithmetic, which must then be trained both ways."""
-    return not turn.settings.keep_precision and any(
+def _may_change(turn: Turn, situation: Situation, baseline: Baseline, ends_s: float) -> bool:
+    """Whether a climb may end in another arithmetic, which must then be trained both ways.
+
+    Not where the budget has no room for two climbs and the comparison of losses.
+    """
+    changing = not turn.settings.keep_precision and any(
         lever.changes_arithmetic and lever.applies(situation) is None
         for lever in chosen_levers(turn.settings)
     )
+    if not changing:
+        return False
+    settings, costs = turn.settings, turn.costs
+    curves_s = (
+        settings.loss_seeds * settings.loss_steps * min(SHRUNK_STEP_S, costs.step_s(baseline.best))
+    )
+    losses_s = 2 * (costs.setup_s(baseline.best) + curves_s)
+    if 2 * _bundle_s(turn, baseline) + losses_s <= ends_s - turn.spent_s:
+        return True
+    turn.leave_out("changes of the arithmetic", "the budget has no room to compare their losses")
+    return False
+
+
+def _bundle_s(turn: Turn, baseline: Baseline) -> float:
+    """What it takes to screen one candidate beside the rival."""
+    like = baseline.best.config.model_copy(update={"preallocate": True})
+    return MARGIN * screening_s(turn, baseline.best, with_config(like, {}), None)
 
 
 def _kernels(
@@ -246,9 +268,8 @@ def _kernels(
     levers = [one for one in kernel_levers() if one.name in _wanted_kernels(turn, situation)]
     names = [lever.name.removeprefix(PREFIX) for lever in ranked(levers, worth.by_lever)]
     reasons = {name: too_small(PREFIX + name, worth.by_lever, worth.step_time_s) for name in names}
-    like = baseline.best.config.model_copy(update={"preallocate": True})
-    climb_s = screening_s(turn, baseline.best, with_config(like, {}), None)
-    with turn.stage(min(_part(turn, ends_s, KERNELS_SHARE), ends_s - MARGIN * climb_s)):
+    kernels_end_s = min(_part(turn, ends_s, KERNELS_SHARE), ends_s - _bundle_s(turn, baseline))
+    with turn.stage(kernels_end_s):
         return prove_kernels(
             turn,
             _to_capture(baseline, situation, turn.settings),
@@ -290,11 +311,11 @@ def _prove(turn: Turn, baseline: Baseline, found: Found) -> Kept:
 def _climb(
     turn: Turn,
     situation: Situation,
-    start: Candidate,
     kernels: ProvenKernels,
     worth: Worth,
-    *,
     modes: frozenset[str],
+    start: Candidate,
+    *,
     keep: bool,
 ) -> Climb:
     keep = keep or turn.settings.keep_precision
@@ -349,14 +370,6 @@ def _to_capture(baseline: Baseline, situation: Situation, settings: Settings) ->
 
 def _may_use_bf16_weights(situation: Situation) -> bool:
     return situation.optimizer_is_adamw and situation.bf16_is_slow is None
-
-
-def _keeps_arithmetic(candidate: Candidate, written: Candidate) -> bool:
-    fields: Callable[[StepConfig], tuple[str, str]] = lambda config: (  # noqa: E731
-        config.precision,
-        config.matmul_precision,
-    )
-    return fields(candidate.config) == fields(written.config)
 
 
 def _open(settings: Settings, listener: Listener) -> Turn:

@@ -20,6 +20,7 @@ from ratchet.report.words import (
     device_words,
     floor_words,
     headline,
+    limit_words,
     show_bytes,
     show_rate,
     show_share,
@@ -50,8 +51,10 @@ def print_result(document: Mapping[str, Any], console: Console | None = None) ->
     out.print()
     out.print(main_table(result))
     _print_comparisons(out, result)
+    _print_limit(out, result)
     _print_profiles(out, result)
     _print_changes(out, result["changes"])
+    _print_omissions(out, result)
     _print_checks(out, result)
     heading(out, "Compile time")
     out.print(compile_words(result["compile"]))
@@ -101,6 +104,24 @@ def _print_comparisons(out: Console, result: Result) -> None:
         if key in result["speedup"]:
             out.print(f"{who}: {speedup_words(result['speedup'][key], AGAINST[key])}.")
     out.print(floor_words(result["floor"]))
+
+
+def _print_limit(out: Console, result: Result) -> None:
+    """Why the recipe is what it is, and how far its step is from the machine's limit."""
+    if result.get("recipe_because"):
+        out.print(result["recipe_because"])
+    limit = result.get("limit")
+    if limit is not None:
+        out.print(limit_words(limit))
+
+
+def _print_omissions(out: Console, result: Result) -> None:
+    budget = result.get("budget")
+    if budget is None or not budget["omissions"]:
+        return
+    heading(out, "Left out")
+    rows = [(one["what"], one["reason"]) for one in budget["omissions"]]
+    out.print(table(("what", "why"), rows))
 
 
 def _print_profiles(out: Console, result: Result) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from ratchet.report.shape import Change, CompileCost, Result, Speedup
+from ratchet.report.shape import Change, CompileCost, Result, Speedup, StepLimit
 
 AGAINST = {
     "vs_written": "the step as written",
@@ -136,10 +136,36 @@ def _clause(speedup: Speedup, against: str) -> str:
 
 
 def change_gave(change: Change) -> str:
-    """What a change gave, with its interval; a dash where it was not timed alone."""
+    """What a change gave, with its interval; a dash where it was not timed."""
     if change["ratio"] is None:
-        return ABSENT
+        return {"bundle": "with the bundle", "rival": "the rival has it"}.get(
+            change.get("basis") or "", ABSENT
+        )
     return f"{show_ratio(change['ratio'])} ({show_interval(change['low'], change['high'])})"
+
+
+def limit_words(limit: StepLimit) -> str:
+    """How far a step is from what the machine can do, and what holds the rest."""
+    most, left_s = limit["most"], limit["step_time_s"] - limit["least_s"]
+    if most is None:
+        return f"How far {limit['title']} is from this machine's limit is not known."
+    said = (
+        f"{limit['title']} runs at {show_share(limit['share'])} of what this machine can do in "
+        f"this arithmetic; at most {most:.1f}x is left"
+    )
+    parts = [
+        f"{show_share(one['winnable_s'] / left_s)} of it in {one['category']}"
+        for one in limit["categories"][:3]
+        if left_s > 0 and one["winnable_s"] >= 0.05 * left_s
+    ]
+    unknown_s = sum(one["unknown_s"] for one in limit["categories"])
+    note = (
+        f" Operators whose bound is not known take {show_share(unknown_s / limit['step_time_s'])} "
+        "of the step and count as winnable."
+        if unknown_s > 0
+        else ""
+    )
+    return f"{', '.join([said, *parts])}.{note}"
 
 
 def compile_words(cost: CompileCost) -> str:
