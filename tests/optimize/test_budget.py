@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -126,6 +130,25 @@ def test_what_a_longer_turn_found_leaves_a_short_one_its_proof(tmp_path: Path) -
     short = run(world, tmp_path, 150.0).result
     assert world.now_s - began_s <= 165.0
     assert short.recipe_is == "proven"
+
+
+@pytest.mark.slow
+@pytest.mark.compiler
+@pytest.mark.timeout(400)
+def test_a_real_turn_of_two_minutes_ends_in_time(tmp_path: Path) -> None:
+    """From the start of the process to its end, whatever else the machine does."""
+    command = [sys.executable, "-m", "ratchet.cli", "optimize", "llama-tiny", "--budget", "2m"]
+    command += ["--device", "cpu", "--json", "--out", str(tmp_path / "out")]
+    command += ["--ledger", str(tmp_path / "ledger.db")]
+    began_s = time.monotonic()
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    took_s = time.monotonic() - began_s
+    assert ended.returncode == 0, ended.stderr
+    assert took_s <= 132.0
+    result = json.loads(ended.stdout)
+    changed = [one for one in result["changes"] if one["basis"] in ("alone", "bundle")]
+    assert not changed or result["speedup"]["vs_compile"]["answer"] == "faster"
+    assert (tmp_path / "out" / "recipe.json").exists()
 
 
 def test_launches_go_before_arms_and_arms_before_the_proof() -> None:

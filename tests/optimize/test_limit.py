@@ -110,7 +110,7 @@ def test_what_can_win_next_to_nothing_says_so() -> None:
 def test_max_autotune_is_not_timed_where_the_roofline_leaves_it_nothing(tmp_path: Path) -> None:
     world = World(categories={"matmul": (0.9, 0.9), "attention": (0.1, 0.01)})
     result = run(world, tmp_path, 1800.0).result
-    rival = next(one for one in result.rivals if "max-autotune" in one.title)
+    rival = next(one for one in result.rivals if "max-autotune, fp32" in one.title)
     assert rival.step_time_s is None and "could be won" in rival.reason
     assert result.limit is not None and result.limit.share == pytest.approx(0.91, abs=0.02)
     assert result.limit.categories[0].category == "attention"
