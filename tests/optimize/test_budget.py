@@ -95,6 +95,8 @@ def test_without_time_for_a_rival_the_step_as_written_is_the_recipe(tmp_path: Pa
     assert result.budget is not None
     assert any("rival" in omission.what for omission in result.budget.omissions)
     assert result.speedup == {} and result.samples == []
+    assert [arm.key for arm in result.arms] == ["as_written"]
+    assert result.best_compile == "not timed"
 
 
 def test_without_time_for_a_proof_the_rival_is_the_recipe(tmp_path: Path) -> None:

@@ -38,6 +38,11 @@ class Baseline:
     modes: frozenset[str] = frozenset()
     """The compile modes that were timed."""
 
+    @property
+    def has_rival(self) -> bool:
+        """Whether any step of torch.compile was timed."""
+        return self.best.key() != self.written.key()
+
 
 RuleOut = Callable[[Candidate, StepConfig], str | None]
 """Why a config need not be timed beside the fastest rival so far; None where it must be."""

@@ -31,7 +31,7 @@ COMPILED_START, AUTOTUNED_START = 3.0, 2.5
 
 def closing_s(budget_s: float) -> float:
     """Seconds kept for putting the result together, writing it and leaving."""
-    return min(10.0, 1.5 + 0.025 * budget_s)
+    return min(15.0, 1.5 + 0.04 * budget_s)
 
 
 def together_s(setups_s: Iterable[float], at_a_time: int = START_TOGETHER) -> float:

@@ -61,7 +61,10 @@ def compose(
 ) -> OptimizeResult:
     """Put the document together from what the stages found."""
     flops = float(description["flops_per_step"] or 0.0)
-    timed = _timed(turn, roles(baseline, kept.same, kept.recipe), kept.proof)
+    arms = roles(baseline, kept.same, kept.recipe)
+    if not baseline.has_rival:
+        arms = {"as_written": baseline.written}
+    timed = _timed(turn, arms, kept.proof)
     if "ratchet" in timed:
         turn.ceilings = ceilings_above(turn, flops / timed["ratchet"].step_time_s)
     out = turn.settings.out
@@ -84,7 +87,7 @@ def compose(
         arms=[_arm(turn, role, one, description) for role, one in timed.items()],
         speedup=_speedups(proof) if proof is not None else {},
         floor={"low": proof.floor.low, "high": proof.floor.high} if proof is not None else {},
-        best_compile=baseline.best.title,
+        best_compile=baseline.best.title if baseline.has_rival else "not timed",
         rivals=list(baseline.rivals),
         changes=list(kept.changes),
         profile_before=before,

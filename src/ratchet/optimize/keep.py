@@ -118,7 +118,7 @@ def _written_is_faster(baseline: Baseline, recipe: Candidate, proof: Proof | Non
 
 def _because(baseline: Baseline, best: Climb, proof: Proof | None) -> str:
     """Why the recipe is what it is, by the comparison with the rival; a clause."""
-    if baseline.best.key() == baseline.written.key():
+    if not baseline.has_rival:
         return "the budget ended before torch.compile's step was timed"
     if best.best.key() == baseline.best.key():
         if not any(change.ratio is not None for change in best.changes):

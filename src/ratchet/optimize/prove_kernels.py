@@ -86,6 +86,8 @@ def _problems(turn: Turn, candidate: Candidate) -> dict[str, list[Problem]]:
     """The problems of a step by the name of the library kernel that answers them."""
 
     def compute() -> dict[str, Any]:
+        if turn.left_s() <= 0:
+            raise DeadlinePassed("no time is left to look for call sites")
         # The graphs are traced anyway: an arm that compiles nothing is ready sooner.
         eager = candidate.config.model_copy(update={"compile_mode": None})
         turn.tell("start", title=f"looking for call sites, {eager.precision}")
