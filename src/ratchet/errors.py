@@ -8,6 +8,7 @@ RatchetError                 one line: the value, the rule, the remedy; the CLI 
 │   └── CompilerMissing      no C++ compiler on this machine
 ├── JudgeError               the judge itself could not do its work
 │   └── ArmFailure           the process of an arm died, timed out or answered nonsense
+│       └── DeadlinePassed   an arm was ended since the time for it was over
 ├── LedgerError              a ledger that is locked, read-only, full or from a newer schema
 ├── GraphError               a pattern that cannot be installed in this graph
 ├── TraceError               a profiler trace that cannot be read, or two that cannot be compared
@@ -50,6 +51,10 @@ class JudgeError(RatchetError):
 
 class ArmFailure(JudgeError):
     """The process of an arm died, timed out or answered nonsense."""
+
+
+class DeadlinePassed(ArmFailure):
+    """An arm was ended at its deadline: this says nothing of the arm."""
 
 
 class LedgerError(RatchetError):

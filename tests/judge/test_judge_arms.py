@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ratchet.errors import ArmFailure, JudgeError, WorkloadError
+from ratchet.errors import ArmFailure, DeadlinePassed, JudgeError, WorkloadError
 from ratchet.judge import processes
 from ratchet.judge.arms import ArmProcess, ArmSpec
 from ratchet.judge.recipe_trial import TrialEvent, time_arms
@@ -92,6 +93,20 @@ def test_a_step_that_fails_is_named(fault: str, words: str) -> None:
         arm.run(1)
         with pytest.raises(ArmFailure, match=words):
             arm.run(1)
+
+
+def test_at_its_deadline_an_arm_is_ended_whatever_it_does() -> None:
+    begun = spec("make_spinner", step_time_s=0.01, label="a")
+    with pytest.raises(DeadlinePassed, match="during 'start'"):
+        ArmProcess(replace(begun, deadline_s=time.monotonic())).start()
+    with ArmProcess(begun) as arm:
+        pid = arm.pid
+        arm.run(1)
+        arm.deadline_s = time.monotonic()
+        with pytest.raises(DeadlinePassed, match="during 'run'"):
+            arm.run(1000)
+        assert arm.pid is None
+        assert pid is not None and wait_until_gone([pid])
 
 
 def test_a_step_that_hangs_is_killed_at_its_timeout() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from ratchet.errors import ArmFailure, CompilerMissing
 from ratchet.optimize import baseline as baseline_module
 from ratchet.optimize.baseline import find_baseline
+from ratchet.optimize.budget import Costs
 from ratchet.optimize.candidate import Candidate, with_config
 from ratchet.optimize.levers import Situation
 from ratchet.optimize.screen import Screening
@@ -37,9 +39,15 @@ def situation(bf16_is_slow: str | None = None) -> Situation:
 
 def turn(keep_precision: bool = False) -> Any:
     return SimpleNamespace(
-        settings=SimpleNamespace(keep_precision=keep_precision),
+        settings=SimpleNamespace(keep_precision=keep_precision, budget_s=1000.0, launches=3),
         device=SimpleNamespace(kind="cpu"),
         drop=lambda candidate: None,
+        stage=lambda until_s: contextlib.nullcontext(),
+        holds=lambda kind, key: True,
+        leave_out=lambda *what, **more: None,
+        costs=Costs(),
+        ends_s=1000.0,
+        spent_s=0.0,
     )
 
 

@@ -84,18 +84,25 @@ class Fake:
 
 
 def climb(
-    monkeypatch: pytest.MonkeyPatch, fake: Fake, tried: list[Lever], left_s: float = 100.0
+    monkeypatch: pytest.MonkeyPatch,
+    fake: Fake,
+    tried: list[Lever],
+    fits: int = 100,
+    worth: Any = None,
 ) -> climb_module.Climb:
     monkeypatch.setattr(climb_module, "screen", fake.screen)
     monkeypatch.setattr(climb_module, "expect", lambda turn, pairs, oracle: None)
-    turn: Any = SimpleNamespace(left_s=lambda share: left_s, drop=lambda candidate: None)
-    climber = Climber(turn=turn, situation=situation(), proven={}, until_share=0.5)
+    monkeypatch.setattr(climb_module, "fits", lambda *asked: fake.screened < fits)
+    turn: Any = SimpleNamespace(drop=lambda candidate: None)
+    climber = Climber(
+        turn=turn, situation=situation(), proven={}, worth=worth or {}, step_time_s=1.0
+    )
     return climber.climb(with_config(StepConfig(), {}), tried)
 
 
 @pytest.fixture
 def patched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., climb_module.Climb]:
-    return lambda fake, tried, left_s=100.0: climb(monkeypatch, fake, tried, left_s)
+    return lambda fake, tried, **more: climb(monkeypatch, fake, tried, **more)
 
 
 def test_what_helps_is_kept_and_what_hurts_is_dropped(patched: Any) -> None:
@@ -154,11 +161,32 @@ def test_where_the_arithmetic_is_wrong_the_rest_of_the_bundle_is_kept(patched: A
     assert fake.screened == 3  # the bundle, the bundle without it, and the allocator alone
 
 
-def test_without_time_the_bundle_stands_and_nothing_else_is_tried(patched: Any) -> None:
+def test_without_more_time_the_bundle_stands_as_a_bundle(patched: Any) -> None:
     fake = Fake({"allocator": 0.5, "huge_pages": 1.1})
-    found = patched(fake, levers(fields={"allocator": "mallopt", "huge_pages": True}), left_s=0.0)
+    found = patched(fake, levers(fields={"allocator": "mallopt", "huge_pages": True}), fits=1)
     assert fake.screened == 1
     assert {change.decision for change in found.changes} == {"kept"}
+    assert {change.basis for change in found.changes} == {"bundle"}
+    assert all("proven whole" in change.reason for change in found.changes)
+
+
+def test_without_any_time_nothing_is_kept(patched: Any) -> None:
+    fake = Fake({"allocator": 0.5, "huge_pages": 1.1})
+    found = patched(fake, levers(fields={"allocator": "mallopt", "huge_pages": True}), fits=0)
+    assert fake.screened == 0
+    assert found.best.config == StepConfig()
+    assert {change.decision for change in found.changes} == {"not_tried"}
+
+
+def test_the_most_promising_comes_first_and_the_hopeless_not_at_all(patched: Any) -> None:
+    fake = Fake({"allocator": 0.9, "huge_pages": 0.9, "affinity": 0.9})
+    worth = {"allocator": 0.1, "huge_pages": 0.001, "affinity": 0.4}
+    fields = {name: FIELDS[name] for name in worth}
+    found = patched(fake, levers(default=False, fields=fields), worth=worth)
+    decisions = [(change.name, change.decision) for change in found.changes]
+    assert decisions == [("huge_pages", "not_tried"), ("affinity", "kept"), ("allocator", "kept")]
+    assert "at most 0.1% of the step" in found.changes[0].reason
+    assert found.changes[1].winnable_s == 0.4
 
 
 def test_levers_that_are_not_expected_to_help_are_tried_on_top(patched: Any) -> None:

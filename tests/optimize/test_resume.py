@@ -18,7 +18,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.compiler, pytest.mark.timeout(900)]
 
 TURN = ["optimize", "llama-tiny", "--try", "allocator-mallopt", "--keep-precision"]
-TURN += ["--launches", "1", "--budget", "2m", "--device", "cpu", "--json"]
+TURN += ["--launches", "1", "--budget", "15m", "--device", "cpu", "--json"]
 KILLS = 2
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from ratchet.optimize import compose
 from ratchet.optimize.baseline import Baseline
+from ratchet.optimize.budget import Costs
 from ratchet.optimize.candidate import Candidate, with_config
 from ratchet.optimize.screen import FEWEST_ROUNDS, MOST_ROUNDS, Oracle, check_gradients, rounds_for
 from ratchet.optimize.turn import FOLDER_PREFIX, clear_folders_of_the_dead
@@ -30,6 +31,7 @@ class FakeTurn:
         self.folder, self.scales = folder, scales
         self.started: list[str] = []
         self.memory: dict[str, dict[str, Any]] = {}
+        self.costs = Costs()
 
     def memo(self, kind: str, key: str, compute: Any) -> dict[str, Any]:
         return self.memory.setdefault(f"{kind}:{key}", compute())
@@ -41,6 +43,12 @@ class FakeTurn:
         self.started.append(candidate.key())
         gradient = torch.linspace(-1, 1, 64) * self.scales.get(candidate.key(), 1.0)
         save_file({"w": gradient}, self.gradients_path(candidate))
+
+    def holds(self, kind: str, key: str) -> bool:
+        return f"{kind}:{key}" in self.memory
+
+    def left_s(self) -> float:
+        return 100.0
 
     def drop(self, candidate: Candidate) -> None:
         pass
@@ -64,7 +72,7 @@ def test_a_recipe_that_fell_back_to_its_rival_is_checked_too(tmp_path: Path) -> 
     turn: Any = FakeTurn(tmp_path, {})
     baseline = Baseline(written=WRITTEN, best=COMPILED, best_same=COMPILED, rivals=())
     found = compose._gradients(turn, baseline, COMPILED)
-    assert found.passed
+    assert found is not None and found.passed
     assert set(turn.started) == {WRITTEN.key(), COMPILED.key()}
 
 

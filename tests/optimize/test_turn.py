@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from ratchet.devices.probe import probe
+from ratchet.errors import DeadlinePassed
 from ratchet.ledger import Ledger
-from ratchet.optimize import loop
+from ratchet.optimize.budget import closing_s
 from ratchet.optimize.settings import Settings
 from ratchet.optimize.turn import Turn
 
 FOUND: dict[str, Any] = {"found": 1}
+CLOSING_S = closing_s(100.0)
 
 
 class Clock:
@@ -54,14 +56,15 @@ def test_a_second_turn_spends_what_the_first_did_in_no_time(
     with start(tmp_path, clock) as turn:
         turn.memo("screening", "a", lambda: work(clock, 30.0))
         turn.memo("screening", "b", lambda: work(clock, 40.0))
-        assert turn.left_s() == pytest.approx(30.0)
+        assert turn.left_s() == pytest.approx(30.0 - CLOSING_S)
     with start(tmp_path, clock) as turn:
-        assert turn.left_s() == pytest.approx(100.0)
+        assert turn.left_s() == pytest.approx(100.0 - CLOSING_S)
         assert turn.memo("screening", "a", never) == FOUND
-        assert turn.left_s() == pytest.approx(70.0)
+        assert turn.left_s() == pytest.approx(70.0 - CLOSING_S)
         assert turn.memo("screening", "b", never) == FOUND
-        assert turn.left_s(0.5) == 0.0
-        assert turn.left_s() == pytest.approx(30.0)
+        with turn.stage(50.0):
+            assert turn.left_s() == 0.0
+        assert turn.left_s() == pytest.approx(30.0 - CLOSING_S)
         assert turn.elapsed_s == 0.0
         assert turn.recalled == 2
 
@@ -89,10 +92,44 @@ def test_the_clock_never_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert turn.spent_s == pytest.approx(50.0)
 
 
-@pytest.mark.parametrize("spent_share", [0.0, 0.3, 0.45, 0.5, 0.6, 0.75, 0.9, 1.2])
-def test_kernels_get_a_share_however_long_the_rivals_took(spent_share: float) -> None:
-    late = loop._lateness(spent_share)
-    end = loop.KERNELS_UNTIL + late
-    assert late >= 0
-    assert end >= min(spent_share + loop.KERNELS_LEAST, loop.KERNELS_LATEST)
-    assert loop.SAME_UNTIL + late < 1.0
+def test_a_stage_ends_with_the_one_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    with start(tmp_path, clock) as turn:
+        with turn.stage(40.0):
+            with turn.stage(60.0):
+                assert turn.left_s() == pytest.approx(40.0)
+            with turn.stage(20.0):
+                assert turn.deadline_s == pytest.approx(clock.now_s + 20.0)
+        assert turn.left_s() == pytest.approx(100.0 - CLOSING_S)
+
+
+def test_late_evidence_takes_no_more_than_its_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    with start(tmp_path, clock, budget_s=1000.0) as turn:
+        turn.memo("screening", "a", lambda: work(clock, 500.0))
+    with start(tmp_path, clock) as turn, turn.stage(40.0):
+        assert turn.memo("screening", "a", never) == FOUND
+        assert turn.spent_s == pytest.approx(40.0)
+
+
+def test_what_had_no_time_is_not_begun_again_in_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+
+    def cut() -> dict[str, Any]:
+        clock.now_s += 40.0
+        raise DeadlinePassed("the time is over")
+
+    with start(tmp_path, clock) as turn, turn.stage(40.0), pytest.raises(DeadlinePassed):
+        turn.memo("screening", "a", cut)
+    with start(tmp_path, clock) as turn:
+        with turn.stage(40.0), pytest.raises(DeadlinePassed):
+            turn.memo("screening", "a", never)
+        assert turn.spent_s == pytest.approx(40.0)
+        with turn.stage(90.0):
+            assert turn.memo("screening", "a", lambda: FOUND) == FOUND

@@ -120,28 +120,6 @@ def test_a_wide_ratio_is_no_drift() -> None:
     assert words.drift_words(as_result(result)) is None
 
 
-def test_the_limit_says_what_is_left_and_where() -> None:
-    rows = [("attention", 0.1, 0.04, 0.0), ("matmul", 0.2, 0.16, 0.03)]
-    names = ("category", "time_s", "least_s", "unknown_s")
-    categories = [
-        dict(zip(names, row, strict=True)) | {"winnable_s": row[1] - row[2]} for row in rows
-    ]
-    limit: Any = {
-        "arm": "ratchet",
-        "title": "Ratchet",
-        "step_time_s": 0.3,
-        "least_s": 0.2,
-        "share": 0.67,
-        "most": 1.5,
-        "categories": categories,
-    }
-    assert words.limit_words(limit) == (
-        "Ratchet: the step runs at 67% of what this machine can do; at most 1.50x is left, 60% of "
-        "it in attention (10% of its time has no known bound and counts as left)."
-    )
-    assert words.limit_words(limit | {"most": None}).endswith("of what this machine can do.")
-
-
 def test_the_headline_names_both_baselines() -> None:
     said = words.headline(as_result(make_result()))
     assert said == (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 done, 2 a mistake in the call (one line says which), 70 a fault of Ratchet's own,
     130 interrupted.
     """
+    began_s = time.monotonic()
     words = list(sys.argv[1:] if arguments is None else arguments)
     ours = words.index("--") if "--" in words else len(words)
     debug = "--debug" in words[:ours]
@@ -31,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # typer may carry its own copy of click, so its base class is reached through what it exports.
     usage_error: Any = typer.BadParameter.__mro__[1]
     try:
-        code = app(args=words or ["--help"], prog_name="ratchet", standalone_mode=False)
+        code = app(
+            args=words or ["--help"], prog_name="ratchet", standalone_mode=False, obj=began_s
+        )
     except typer.Abort:
         return _interrupted(words)
     except usage_error as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFi
 
 @app.command()
 def optimize(
+    context: typer.Context,
     workload: Annotated[
         str,
         typer.Argument(
@@ -68,6 +70,7 @@ def optimize(
         seed=seed,
         device=device,
         ledger=ledger,
+        gone_s=time.monotonic() - context.obj if isinstance(context.obj, float) else 0.0,
     )
     with Progress(settings.budget_s) as progress:
         if dry_run:

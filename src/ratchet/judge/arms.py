@@ -6,6 +6,7 @@ The judge knows no workload. It is given `module:function` and JSON arguments, a
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -15,7 +16,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from ratchet import errors
-from ratchet.errors import ArmFailure, RatchetError
+from ratchet.errors import ArmFailure, DeadlinePassed, RatchetError
 from ratchet.judge.channel import close_descriptors
 from ratchet.judge.child import Child, ChildFailure
 from ratchet.measure.arm import Timing
@@ -36,6 +37,8 @@ class ArmSpec:
     """Laid over this process's environment; an empty value takes the variable away."""
     start_timeout_s: float = 600.0
     call_timeout_s: float = 600.0
+    deadline_s: float = math.inf
+    """On the clock of `time.monotonic`: no wait for the arm is longer."""
 
 
 class ArmProcess:
@@ -43,12 +46,14 @@ class ArmProcess:
 
     Every failure is an ArmFailure that names the arm, except a RatchetError raised by the factory
     or a call, which comes back as itself. After an arm has died only `close` is of use. The process
-    dies with the thread that started it.
+    dies with the thread that started it. `deadline_s` may be moved: whatever still waits then is a
+    DeadlinePassed, and the arm is ended.
     """
 
     def __init__(self, spec: ArmSpec) -> None:
         self.spec = spec
         self.setup_time_s = 0.0
+        self.deadline_s = spec.deadline_s
         self.paused = False
         self._began_s = 0.0
         self._child: Child | None = None
@@ -180,9 +185,15 @@ class ArmProcess:
             self._fail(error)
 
     def _receive(self, what: str, timeout_s: float) -> dict[str, Any]:
+        left_s = self.deadline_s - time.monotonic()
         try:
-            reply, extra = self._running().receive(what, timeout_s=timeout_s)
+            reply, extra = self._running().receive(what, timeout_s=max(0.0, min(timeout_s, left_s)))
         except ChildFailure as error:
+            if error.how == "timed_out" and left_s < timeout_s:
+                self.close()
+                raise DeadlinePassed(
+                    f"arm '{self.name}' was ended at its deadline during '{what}'"
+                ) from error
             self._fail(error)
         close_descriptors(extra)
         if "error" in reply:

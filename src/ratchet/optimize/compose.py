@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,27 +13,31 @@ from ratchet.devices import ceilings
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.probe import describe_device
 from ratchet.devices.roofline import mfu
-from ratchet.errors import RatchetError
+from ratchet.errors import DeadlinePassed, RatchetError
 from ratchet.optimize import allocators
 from ratchet.optimize.baseline import Baseline, oracle_for
+from ratchet.optimize.budget import MARGIN
 from ratchet.optimize.candidate import Candidate
+from ratchet.optimize.keep import Found, Kept, roles
 from ratchet.optimize.prove import Proof
-from ratchet.optimize.prove_kernels import ProvenKernels
 from ratchet.optimize.recipe import Recipe, RecipeKernel, RecipeModel
 from ratchet.optimize.result import (
     ArmResult,
-    Change,
+    BudgetUse,
     CompileCost,
     GradientResult,
-    LossResult,
     OptimizeResult,
     Paste,
     Paths,
+    Speedup,
+    StepLimit,
     StepProfile,
 )
-from ratchet.optimize.screen import check_gradients
+from ratchet.optimize.screen import check_gradients, gradients_key
 from ratchet.optimize.turn import Turn
 
+CEILINGS_S = 8.0
+"""Measuring them takes under 5 s on free cores."""
 TITLES = {
     "as_written": "as written",
     "best_compile": "torch.compile's best",
@@ -48,25 +52,28 @@ def compose(
     *,
     description: dict[str, Any],
     baseline: Baseline,
-    same: Candidate,
-    best: Candidate,
-    kernels: ProvenKernels,
-    changes: Sequence[Change],
+    kept: Kept,
+    found: Found,
     before: StepProfile | None,
     after: StepProfile | None,
-    losses: LossResult | None,
-    proof: Proof,
+    limit: StepLimit | None,
     started_at: str,
 ) -> OptimizeResult:
     """Put the document together from what the stages found."""
     flops = float(description["flops_per_step"] or 0.0)
-    turn.ceilings = ceilings_above(turn, flops / proof.summary("ratchet").median_s)
+    arms = roles(baseline, kept.same, kept.recipe)
+    if not baseline.has_rival:
+        arms = {"as_written": baseline.written}
+    timed = _timed(turn, arms, kept.proof)
+    if "ratchet" in timed:
+        turn.ceilings = ceilings_above(turn, flops / timed["ratchet"].step_time_s)
     out = turn.settings.out
     paths = Paths(
         recipe=str(out / "recipe.json"),
         result=str(out / "result.json"),
         report=str(out / "report.html"),
     )
+    proof = kept.proof
     return OptimizeResult(
         workload=turn.settings.title,
         source=str(description["source"]),
@@ -77,33 +84,53 @@ def compose(
         started_at=started_at,
         duration_s=turn.elapsed_s,
         resumed=turn.recalled > 0,
-        arms=[_arm(turn, role, description, proof) for role in proof.arms],
-        speedup={
-            "vs_written": proof.speedup("as_written", "ratchet"),
-            "vs_compile": proof.speedup("best_compile", "ratchet"),
-            "vs_compile_same_arithmetic": proof.speedup("best_compile_same", "same_arithmetic"),
-        },
-        floor={"low": proof.floor.low, "high": proof.floor.high},
-        best_compile=baseline.best.title,
+        arms=[_arm(turn, role, one, description) for role, one in timed.items()],
+        speedup=_speedups(proof) if proof is not None else {},
+        floor={"low": proof.floor.low, "high": proof.floor.high} if proof is not None else {},
+        best_compile=baseline.best.title if baseline.has_rival else "not timed",
         rivals=list(baseline.rivals),
-        changes=list(changes),
+        changes=list(kept.changes),
         profile_before=before,
         profile_after=after,
-        gradients=_gradients(turn, baseline, best),
-        losses=losses,
-        samples=[asdict(sample) for sample in proof.samples],
-        compile=_compile_cost(turn, proof),
-        paste=paste_lines(best, paths.recipe),
+        gradients=_gradients(turn, baseline, kept.recipe),
+        losses=found.losses,
+        samples=[asdict(sample) for sample in proof.samples] if proof is not None else [],
+        compile=_compile_cost(timed),
+        paste=paste_lines(kept.recipe, paths.recipe),
         paths=paths,
-        verdicts=list(kernels.verdicts),
+        verdicts=list(found.kernels.verdicts),
         warnings=list(turn.warnings),
+        recipe_is=kept.recipe_is,
+        recipe_because=kept.because,
+        limit=limit,
+        budget=BudgetUse(
+            budget_s=turn.settings.budget_s,
+            spent_s=turn.spent_s,
+            reserved_for_proof_s=found.reserved_s,
+            launches=proof.launches if proof is not None else 0,
+            launches_asked=turn.settings.launches,
+            omissions=list(turn.omissions),
+        ),
     )
+
+
+def _speedups(proof: Proof) -> dict[str, Speedup]:
+    """The comparisons whose two sides the final run timed."""
+    pairs = {
+        "vs_written": ("as_written", "ratchet"),
+        "vs_compile": ("best_compile", "ratchet"),
+        "vs_compile_same_arithmetic": ("best_compile_same", "same_arithmetic"),
+    }
+    return {name: proof.speedup(*pair) for name, pair in pairs.items() if proof.timed(*pair)}
 
 
 def ceilings_above(turn: Turn, flops_per_s: float) -> Ceilings | None:
     """The ceilings, measured again where a step beat them: they were taken on busy cores."""
     known = turn.ceilings
     if known is None or flops_per_s <= max(known.gemm_flops_per_s.values()):
+        return known
+    if turn.left_s() < CEILINGS_S:
+        turn.leave_out("measuring the ceilings again", "the budget has no room for it")
         return known
     again = ceilings.measure(turn.device, cache=False)
     if flops_per_s > max(again.gemm_flops_per_s.values()):
@@ -171,47 +198,90 @@ def paste_lines(best: Candidate, recipe: str) -> Paste:
     return Paste(apply=apply, undo=["remove these lines: the script is as it was"])
 
 
-def _arm(turn: Turn, role: str, description: dict[str, Any], proof: Proof) -> ArmResult:
-    summary = proof.summary(role)
-    candidate = proof.arms[role]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Timed:
+    """One role's candidate with its figures, from the final run or else from a screening."""
+
+    candidate: Candidate
+    step_time_s: float
+    low_s: float
+    high_s: float
+    setup_s: float
+    peak_memory_bytes: int
+
+
+def _timed(turn: Turn, arms: dict[str, Candidate], proof: Proof | None) -> dict[str, _Timed]:
+    """The figures of each role; a role whose step was never timed is left out."""
+    found = {}
+    for role, candidate in arms.items():
+        cold_s = turn.setup_s(candidate) or turn.costs.setup_s(candidate)
+        if proof is not None and proof.timed(role):
+            summary = proof.summary(role)
+            found[role] = _Timed(
+                candidate=candidate,
+                step_time_s=summary.median_s,
+                low_s=summary.low_s,
+                high_s=summary.high_s,
+                setup_s=cold_s,
+                peak_memory_bytes=int(proof.descriptions[role].get("peak_memory_bytes", 0)),
+            )
+        elif step_s := turn.costs.steps_s.get(candidate.key()):
+            found[role] = _Timed(
+                candidate=candidate,
+                step_time_s=step_s,
+                low_s=step_s,
+                high_s=step_s,
+                setup_s=cold_s,
+                peak_memory_bytes=0,
+            )
+    return found
+
+
+def _arm(turn: Turn, role: str, timed: _Timed, description: dict[str, Any]) -> ArmResult:
     flops = float(description["flops_per_step"] or 0.0)
-    usage = proof.descriptions.get(_owner(proof, role), {})
     return ArmResult(
         key=role,  # type: ignore[arg-type]
         title=TITLES[role],
-        step_time_s=summary.median_s,
-        low_s=summary.low_s,
-        high_s=summary.high_s,
-        tokens_per_s=float(description["tokens_per_batch"]) / summary.median_s,
-        mfu=mfu(flops, summary.median_s, turn.ceilings) if turn.ceilings else 0.0,
-        peak_memory_bytes=int(usage.get("peak_memory_bytes", 0)),
-        setup_time_s=_cold_setup_s(turn, proof, role),
-        config=candidate.config.model_dump(mode="json"),
+        step_time_s=timed.step_time_s,
+        low_s=timed.low_s,
+        high_s=timed.high_s,
+        tokens_per_s=float(description["tokens_per_batch"]) / timed.step_time_s,
+        mfu=mfu(flops, timed.step_time_s, turn.ceilings) if turn.ceilings else 0.0,
+        peak_memory_bytes=timed.peak_memory_bytes,
+        setup_time_s=timed.setup_s,
+        config=timed.candidate.config.model_dump(mode="json"),
     )
 
 
-def _owner(proof: Proof, role: str) -> str:
-    """The role whose process ran this role's candidate."""
-    key = proof.arms[role].key()
-    return next(other for other in proof.arms if proof.arms[other].key() == key)
-
-
-def _cold_setup_s(turn: Turn, proof: Proof, role: str) -> float:
-    """The first start's time where it was seen (nothing cached), otherwise the final run's."""
-    return turn.setup_s(proof.arms[role]) or float(proof.setup_s.get(_owner(proof, role), 0.0))
-
-
-def _compile_cost(turn: Turn, proof: Proof) -> CompileCost:
-    extra_s = _cold_setup_s(turn, proof, "ratchet") - _cold_setup_s(turn, proof, "as_written")
-    gain_s = proof.summary("as_written").median_s - proof.summary("ratchet").median_s
+def _compile_cost(timed: dict[str, _Timed]) -> CompileCost:
+    """What the longer start costs, and when it has paid; the first starts where they were seen."""
+    if not {"ratchet", "as_written"} <= timed.keys():
+        return CompileCost(extra_setup_s=0.0, pays_after_steps=None)
+    ours, written = timed["ratchet"], timed["as_written"]
+    extra_s = ours.setup_s - written.setup_s
+    gain_s = written.step_time_s - ours.step_time_s
     steps = math.ceil(max(extra_s, 0.0) / gain_s) if gain_s > 0 else None
     return CompileCost(extra_setup_s=extra_s, pays_after_steps=steps)
 
 
-def _gradients(turn: Turn, baseline: Baseline, best: Candidate) -> GradientResult:
-    """The gradient gate's figures for what was kept, from the ledger or taken now."""
-    oracle = oracle_for(baseline.written, best.config)
-    found = check_gradients(turn, best, oracle)
+def _gradients(turn: Turn, baseline: Baseline, recipe: Candidate) -> GradientResult | None:
+    """The gradient gate's figures for the recipe, from the ledger or taken now; None without time.
+
+    Only arms that were started in this turn left their gradients: others must be started for it.
+    """
+    oracle = oracle_for(baseline.written, recipe.config)
+    wanted = {one.key(): one for one in (recipe, oracle.reference, oracle.allowed)}
+    missing = [one for one in wanted.values() if not turn.gradients_path(one).exists()]
+    needed_s = MARGIN * sum(turn.costs.setup_s(one) for one in missing)
+    known = turn.holds("gradients", gradients_key(recipe, oracle))
+    if not known and needed_s > turn.left_s():
+        turn.leave_out("the check of the recipe's gradients", "the budget has no room for it")
+        return None
+    try:
+        found = check_gradients(turn, recipe, oracle)
+    except DeadlinePassed:
+        turn.leave_out("the check of the recipe's gradients", "the budget ended during it")
+        return None
     good = "every parameter's first-step gradient is within the rule"
     return GradientResult(
         passed=found.passed,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ratchet.workloads.counting import count
 from ratchet.optimize.fits import signature_of
+from ratchet.workloads.counting import count
 from ratchet.workloads.flops import step_flops
 from ratchet.workloads.workload import Workload
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from ratchet import __version__
@@ -12,33 +13,39 @@ from ratchet.devices import ceilings as device_ceilings
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import Device, probe
-from ratchet.errors import DeviceError, RatchetError
+from ratchet.errors import DeadlinePassed, DeviceError, RatchetError
 from ratchet.judge.arms import ArmProcess
 from ratchet.ledger import Ledger
 from ratchet.measure.samples import Sample
-from ratchet.optimize.baseline import Baseline, find_baseline
+from ratchet.optimize.baseline import Baseline, find_baseline, search_ends_s
+from ratchet.optimize.budget import MARGIN
 from ratchet.optimize.candidate import Candidate, with_config
-from ratchet.optimize.climb import Climber, applicable
+from ratchet.optimize.climb import Climb, Climber, applicable
 from ratchet.optimize.compose import compose, make_folder, make_recipe
-from ratchet.optimize.explain import explain
 from ratchet.optimize.installed import InstalledKernel
+from ratchet.optimize.keep import Found, Kept, keep, keeps_arithmetic, roles
 from ratchet.optimize.levers import LEVERS, Lever, Situation, all_levers, kernel_levers
 from ratchet.optimize.levers.base import why_bf16_is_slow
 from ratchet.optimize.levers.kernels import PREFIX
+from ratchet.optimize.limit import ranked, too_small
 from ratchet.optimize.losses import compare_losses
-from ratchet.optimize.prove import Proof, prove
+from ratchet.optimize.prove import prove
 from ratchet.optimize.prove_kernels import ProvenKernels, prove_kernels
 from ratchet.optimize.recipe import Recipe
-from ratchet.optimize.result import Change, LossResult, OptimizeResult, StepProfile
+from ratchet.optimize.result import Change, Decision, LossResult, OptimizeResult
+from ratchet.optimize.screen import screening_s
 from ratchet.optimize.settings import Settings
+from ratchet.optimize.steer import Steering, Worth
 from ratchet.optimize.turn import Listener, Turn
 from ratchet.workloads.config import StepConfig
 
-# Shares of the budget by which each stage must have ended; the rest is the final proof's.
-KERNELS_UNTIL, CLIMB_UNTIL, SAME_UNTIL = 0.55, 0.65, 0.7
-KERNELS_LEAST, KERNELS_LATEST = 0.15, 0.75
-"""Where the rivals took longer, the kernels still get this share, but not beyond the latest."""
-PROFILED_STEPS = 2
+KERNELS_SHARE = 0.5
+"""Of the time between the rivals and the final run: the rest is for trying them in the step."""
+BEST_SHARE, SAME_SHARE = 0.5, 0.6
+"""Of what is left then, where the arithmetic may change: for the climb that may change it, and for
+the one that may not. What remains is for comparing losses."""
+SHRUNK_STEP_S = 0.02
+"""A step of a shrunk copy takes about this long, or as long as the step itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,11 +130,21 @@ def describe(turn: Turn) -> dict[str, Any]:
 
     def compute() -> dict[str, Any]:
         turn.tell("start", title="as written")
+        began_s = turn.elapsed_s
         with ArmProcess(turn.written_spec()) as arm:
-            arm.run(2)
-            return {**arm.call("workload"), **arm.describe()}
+            arm.run(1)
+            setup_s = turn.elapsed_s - began_s
+            step_time_s = arm.run(1).wall_time_s
+            told = {**arm.call("workload"), **arm.describe()}
+        return {**told, "setup_s": setup_s, "step_time_s": step_time_s}
 
-    description = turn.memo("workload", "describe", compute)
+    try:
+        description = turn.memo("workload", "describe", compute)
+    except DeadlinePassed as error:
+        raise RatchetError(
+            f"the budget of {turn.settings.budget_s:.0f} s ended before the step ran twice: "
+            "give a larger --budget"
+        ) from error
     turn.peak_memory_bytes = int(description["peak_memory_bytes"])
     turn.warnings += description.get("warnings", [])
     return description
@@ -163,65 +180,145 @@ def chosen_levers(settings: Settings) -> list[Lever]:
 def _run(turn: Turn, description: dict[str, Any], started_at: str) -> Outcome:
     situation = situation_of(turn, description)
     written = with_config(situation.written, {})
-    baseline = find_baseline(turn, written, situation)
-    before = _profile(turn, written, "before")
-    late = _lateness(turn.spent_s / turn.settings.budget_s)
-    kernels = prove_kernels(
-        turn,
-        _to_capture(baseline, situation, turn.settings),
-        _wanted_kernels(turn.settings, situation),
-        until_share=KERNELS_UNTIL + late,
-    )
-    best, changes = _climb(
-        turn, situation, baseline.best, kernels, keep=False, until=CLIMB_UNTIL + late
-    )
-    if _keeps_arithmetic(best, written):
-        same = best
-    else:
-        same, _ = _climb(
-            turn, situation, baseline.best_same, kernels, keep=True, until=SAME_UNTIL + late
-        )
-    losses: LossResult | None = None
-    if not _keeps_arithmetic(best, written):
-        losses = compare_losses(turn, written, best)
-        if not losses.passed:
-            turn.warnings.append(f"bf16 was dropped: {losses.detail}")
-            best = same
-    proof = _prove(turn, baseline, same, best)
-    best, same, proof = _never_slower(turn, baseline, same, best, proof)
-    after = _profile(turn, best, "after")
+    turn.costs.note_setup(written, float(description.get("setup_s", 0.0)))
+    turn.costs.note_step(written, float(description.get("step_time_s", 0.0)))
+    steering = Steering(turn, situation)
+    baseline = find_baseline(turn, written, situation, steering.rule_out)
+    found = _search(turn, situation, baseline, steering)
+    kept = _prove(turn, baseline, found)
+    after = steering.profile(kept.recipe, "after")
+    turn.close_arms()
     result = compose(
         turn,
         description=description,
         baseline=baseline,
-        same=same,
-        best=best,
-        kernels=kernels,
-        changes=changes,
-        before=before,
+        kept=kept,
+        found=found,
+        before=steering.before(written),
         after=after,
-        losses=losses,
-        proof=proof,
+        limit=steering.limit_after(baseline, kept, after),
         started_at=started_at,
     )
-    recipe = make_recipe(turn, result, best, written, description)
-    return Outcome(result=result, recipe=recipe, samples=proof.samples)
+    return Outcome(
+        result=result,
+        recipe=make_recipe(turn, result, kept.recipe, written, description),
+        samples=kept.proof.samples if kept.proof is not None else (),
+    )
 
 
-def _lateness(spent_share: float) -> float:
-    """By how much the later stages end later, as the share that is spent when the kernels begin."""
-    return max(0.0, min(spent_share + KERNELS_LEAST, KERNELS_LATEST) - KERNELS_UNTIL)
+def _search(turn: Turn, situation: Situation, baseline: Baseline, steering: Steering) -> Found:
+    """Judge the kernels and climb, in what the final run leaves of the budget."""
+    ends_s = search_ends_s(turn, baseline.written, baseline.best)
+    reserved_s = turn.ends_s - ends_s
+    with turn.stage(ends_s):
+        worth = steering.worth(baseline)
+        kernels = _kernels(turn, situation, baseline, worth, ends_s)
+        climb = partial(_climb, turn, situation, kernels, worth, baseline.modes)
+        if not _may_change(turn, situation, baseline, ends_s):
+            same = climb(baseline.best_same, keep=True)
+            return Found(same=same, best=same, kernels=kernels, losses=None, reserved_s=reserved_s)
+        with turn.stage(_part(turn, ends_s, BEST_SHARE)):
+            best = climb(baseline.best, keep=False)
+        if keeps_arithmetic(best.best, baseline.written):
+            return Found(same=best, best=best, kernels=kernels, losses=None, reserved_s=reserved_s)
+        with turn.stage(_part(turn, ends_s, SAME_SHARE)):
+            same = climb(baseline.best_same, keep=True)
+        losses = _losses(turn, baseline.written, best.best)
+        if losses is None or not losses.passed:
+            best = _without_arithmetic(turn, same, best, losses)
+        return Found(same=same, best=best, kernels=kernels, losses=losses, reserved_s=reserved_s)
+
+
+def _part(turn: Turn, ends_s: float, share: float) -> float:
+    """The moment at which this share of what is left until `ends_s` will be spent."""
+    return turn.spent_s + share * max(0.0, ends_s - turn.spent_s)
+
+
+def _may_change(turn: Turn, situation: Situation, baseline: Baseline, ends_s: float) -> bool:
+    """Whether a climb may end in another arithmetic, which must then be trained both ways.
+
+    Not where the budget has no room for two climbs and the comparison of losses.
+    """
+    changing = not turn.settings.keep_precision and any(
+        lever.changes_arithmetic and lever.applies(situation) is None
+        for lever in chosen_levers(turn.settings)
+    )
+    if not changing:
+        return False
+    settings, costs = turn.settings, turn.costs
+    curves_s = (
+        settings.loss_seeds * settings.loss_steps * min(SHRUNK_STEP_S, costs.step_s(baseline.best))
+    )
+    losses_s = 2 * (costs.setup_s(baseline.best) + curves_s)
+    if 2 * _bundle_s(turn, baseline) + losses_s <= ends_s - turn.spent_s:
+        return True
+    turn.leave_out("changes of the arithmetic", "the budget has no room to compare their losses")
+    return False
+
+
+def _bundle_s(turn: Turn, baseline: Baseline) -> float:
+    """What it takes to screen one candidate beside the rival."""
+    like = baseline.best.config.model_copy(update={"preallocate": True})
+    return MARGIN * screening_s(turn, baseline.best, with_config(like, {}), None)
+
+
+def _kernels(
+    turn: Turn, situation: Situation, baseline: Baseline, worth: Worth, ends_s: float
+) -> ProvenKernels:
+    """Judge the library's kernels, those with most time to win first."""
+    levers = [one for one in kernel_levers() if one.name in _wanted_kernels(turn, situation)]
+    names = [lever.name.removeprefix(PREFIX) for lever in ranked(levers, worth.by_lever)]
+    reasons = {name: too_small(PREFIX + name, worth.by_lever, worth.step_time_s) for name in names}
+    kernels_end_s = min(_part(turn, ends_s, KERNELS_SHARE), ends_s - _bundle_s(turn, baseline))
+    with turn.stage(kernels_end_s):
+        return prove_kernels(
+            turn,
+            _to_capture(baseline, situation, turn.settings),
+            names,
+            {name: reason for name, reason in reasons.items() if reason is not None},
+        )
+
+
+def _losses(turn: Turn, written: Candidate, best: Candidate) -> LossResult | None:
+    """Whether small copies learn as well; None where the budget ended before that was known."""
+    try:
+        return compare_losses(turn, written, best)
+    except DeadlinePassed:
+        turn.leave_out("the comparison of losses", "the budget ended during it")
+        return None
+
+
+def _without_arithmetic(turn: Turn, same: Climb, best: Climb, losses: LossResult | None) -> Climb:
+    """The same-arithmetic climb in the best one's place, with what was lost by that."""
+    reason = losses.detail if losses else "the budget ended before its losses were compared"
+    turn.warnings.append(f"bf16 was dropped: {reason}")
+    decision: Decision = "refused" if losses else "not_tried"
+    lost = {
+        one.name: one.model_copy(update={"decision": decision, "reason": reason, "basis": None})
+        for one in best.changes
+        if one.changes_arithmetic and one.decision == "kept"
+    }
+    changes = [lost.get(one.name, one) for one in same.changes]
+    return Climb(best=same.best, changes=tuple(changes))
+
+
+def _prove(turn: Turn, baseline: Baseline, found: Found) -> Kept:
+    """The final run, and what it lets stand."""
+    arms = roles(baseline, found.same.best, found.best.best)
+    proof = prove(turn, arms, rival="best_compile")
+    return keep(baseline, found, proof)
 
 
 def _climb(
     turn: Turn,
     situation: Situation,
-    start: Candidate,
     kernels: ProvenKernels,
+    worth: Worth,
+    modes: frozenset[str],
+    start: Candidate,
     *,
     keep: bool,
-    until: float,
-) -> tuple[Candidate, list[Change]]:
+) -> Climb:
     keep = keep or turn.settings.keep_precision
     precision = situation.written.precision
     if not keep and _may_use_bf16_weights(situation):
@@ -235,11 +332,16 @@ def _climb(
     if turn.settings.try_lever is not None:
         levers = [as_default(lever) for lever in levers]
     climber = Climber(
-        turn=turn, situation=situation, proven=kernels.of(precision), until_share=until
+        turn=turn,
+        situation=situation,
+        proven=kernels.of(precision),
+        modes=modes,
+        worth=worth.by_lever,
+        step_time_s=worth.step_time_s,
     )
     found = climber.climb(start, levers)
     turn.close_arms()
-    return found.best, [*found.changes, *skipped]
+    return Climb(best=found.best, changes=(*found.changes, *skipped))
 
 
 def as_default(lever: Lever) -> Lever:
@@ -248,11 +350,11 @@ def as_default(lever: Lever) -> Lever:
     return Lever(**{**fields, "default": True})
 
 
-def _wanted_kernels(settings: Settings, situation: Situation) -> set[str]:
-    """The library kernels whose levers apply here: the others are not judged."""
+def _wanted_kernels(turn: Turn, situation: Situation) -> set[str]:
+    """The kernels' levers that apply here: the others are not judged."""
     return {
-        lever.name.removeprefix(PREFIX)
-        for lever in chosen_levers(settings)
+        lever.name
+        for lever in chosen_levers(turn.settings)
         if lever.name.startswith(PREFIX) and lever.applies(situation) is None
     }
 
@@ -271,57 +373,8 @@ def _may_use_bf16_weights(situation: Situation) -> bool:
     return situation.optimizer_is_adamw and situation.bf16_is_slow is None
 
 
-def _keeps_arithmetic(candidate: Candidate, written: Candidate) -> bool:
-    fields: Callable[[StepConfig], tuple[str, str]] = lambda config: (  # noqa: E731
-        config.precision,
-        config.matmul_precision,
-    )
-    return fields(candidate.config) == fields(written.config)
-
-
-def _prove(turn: Turn, baseline: Baseline, same: Candidate, best: Candidate) -> Proof:
-    roles = {
-        "as_written": baseline.written,
-        "best_compile": baseline.best,
-        "best_compile_same": baseline.best_same,
-        "same_arithmetic": same,
-        "ratchet": best,
-    }
-    step_s = {rival.title: rival.step_time_s or 1.0 for rival in baseline.rivals}
-    known = {role: step_s.get(candidate.title, 0.0) for role, candidate in roles.items()}
-    slowest = max(known.values()) or 1.0
-    guesses = {role: value or 2 * slowest for role, value in known.items()}
-    return prove(turn, roles, rival="best_compile", step_s=guesses)
-
-
-def _never_slower(
-    turn: Turn, baseline: Baseline, same: Candidate, best: Candidate, proof: Proof
-) -> tuple[Candidate, Candidate, Proof]:
-    """A recipe that the proof calls slower than its rival is replaced by the rival."""
-    fallen = best
-    if proof.speedup("best_compile", "ratchet").answer == "slower":
-        turn.warnings.append("the climb's best was slower than torch.compile's in the final run")
-        fallen = baseline.best
-    fallen_same = same
-    if proof.speedup("best_compile_same", "same_arithmetic").answer == "slower":
-        fallen_same = baseline.best_same
-    if fallen is best and fallen_same is same:
-        return best, same, proof
-    return fallen, fallen_same, _prove(turn, baseline, fallen_same, fallen)
-
-
-def _profile(turn: Turn, candidate: Candidate, when: str) -> StepProfile:
-    def compute() -> dict[str, Any]:
-        turn.tell("profile", title=candidate.title)
-        path = turn.settings.out.resolve() / f"trace_{when}.json.gz"
-        turn.live(candidate).call("profile", path=str(path), steps=PROFILED_STEPS)
-        found = explain(path, PROFILED_STEPS, turn.device, turn.ceilings)
-        return found.model_dump(mode="json")
-
-    return StepProfile.model_validate(turn.memo("explain", candidate.key(), compute))
-
-
 def _open(settings: Settings, listener: Listener) -> Turn:
+    started_s = time.monotonic() - settings.gone_s
     device = probe(str(settings.options.get("device") or "auto"))
     ledger = Ledger.open(settings.ledger)
     return Turn(
@@ -332,6 +385,7 @@ def _open(settings: Settings, listener: Listener) -> Turn:
         software=versions(),
         software_fingerprint=software().fingerprint,
         listener=listener,
+        started_s=started_s,
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ratchet.errors import CompilerMissing
+from ratchet.errors import CompilerMissing, DeadlinePassed
 from ratchet.graph.capture import CapturedSite, problems_for
 from ratchet.judge.arms import ArmProcess
 from ratchet.judge.kernel_trial import KernelJudge
@@ -21,6 +21,9 @@ from ratchet.optimize.installed import InstalledKernel
 from ratchet.optimize.turn import Turn
 
 KERNEL_LIMIT_S = 180.0
+LEAST_VERDICT_S = 5.0
+"""No verdict is begun in less time than this."""
+NO_TIME = "the budget ended before the judge came to it"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,12 +44,16 @@ class ProvenKernels:
 
 
 def prove_kernels(
-    turn: Turn, candidates: list[Candidate], wanted: Collection[str], *, until_share: float
+    turn: Turn,
+    candidates: list[Candidate],
+    wanted: Sequence[str],
+    too_small: Mapping[str, str],
 ) -> ProvenKernels:
     """Judge the wanted kernels of the library on the call sites of the candidates' steps.
 
-    The first candidate's problems decide whether a kernel is faster. In the precision of another
-    one it need only be right: there the timing of the whole step decides.
+    They are judged in the order of `wanted`, until the turn's stage ends; those in `too_small` are
+    not, for the reason there. The first candidate's problems decide whether a kernel is faster. In
+    the precision of another one it need only be right: there the timing of the whole step decides.
     """
     if turn.device.kind != "cpu":
         return _none(candidates, "the kernels of the library run on CPUs")
@@ -55,9 +62,16 @@ def prove_kernels(
     except CompilerMissing as error:
         turn.warnings.append(str(error))
         return _none(candidates, "there is no C++ compiler on this machine")
-    court = _Court(turn=turn, wanted=frozenset(wanted), until_share=until_share)
+    court = _Court(turn=turn, wanted=tuple(name for name in wanted if name not in too_small))
     for place, candidate in enumerate(candidates):
-        court.hear(candidate.config.precision, _problems(turn, candidate), timed=place == 0)
+        precision = candidate.config.precision
+        court.refused[precision] = {name: too_small[name] for name in wanted if name in too_small}
+        try:
+            problems = _problems(turn, candidate)
+        except DeadlinePassed:
+            court.refused[precision] |= dict.fromkeys(court.wanted, NO_TIME)
+            continue
+        court.hear(precision, problems, timed=place == 0)
     return ProvenKernels(proven=court.proven, refused=court.refused, verdicts=tuple(court.verdicts))
 
 
@@ -72,6 +86,8 @@ def _problems(turn: Turn, candidate: Candidate) -> dict[str, list[Problem]]:
     """The problems of a step by the name of the library kernel that answers them."""
 
     def compute() -> dict[str, Any]:
+        if turn.left_s() <= 0:
+            raise DeadlinePassed("no time is left to look for call sites")
         # The graphs are traced anyway: an arm that compiles nothing is ready sooner.
         eager = candidate.config.model_copy(update={"compile_mode": None})
         turn.tell("start", title=f"looking for call sites, {eager.precision}")
@@ -95,8 +111,7 @@ class _Court:
     """The judge at work on one library after the other, until its share of the budget is spent."""
 
     turn: Turn
-    wanted: frozenset[str]
-    until_share: float
+    wanted: tuple[str, ...]
     proven: dict[str, dict[str, tuple[InstalledKernel, ...]]] = field(default_factory=dict)
     refused: dict[str, dict[str, str]] = field(default_factory=dict)
     verdicts: list[dict[str, Any]] = field(default_factory=list)
@@ -106,9 +121,8 @@ class _Court:
         proven = self.proven.setdefault(precision, {})
         refused = self.refused.setdefault(precision, {})
         with KernelJudge() as judge:
-            for name, library in LIBRARY.items():
-                if name not in self.wanted:
-                    continue
+            for name in self.wanted:
+                library = LIBRARY[name]
                 if name not in problems:
                     refused[name] = "the step has no call site for it"
                     continue
@@ -139,7 +153,7 @@ class _Court:
                     judge, kernel, problem if timed else untimed(problem)
                 )
                 if verdict is None:
-                    return "the budget ended before the judge came to it"
+                    return NO_TIME
                 about = {"library": library, "kernel": kernel.entry, "problem": problem.name}
                 self.verdicts.append({**verdict, **about})
                 if verdict["status"] not in ("proven", "correct"):
@@ -152,7 +166,8 @@ class _Court:
         turn = self.turn
         known = turn.ledger.verdict(kernel.hash, problem.hash, turn.fingerprint, judge=revision())
         place = f"{kernel.hash}:{problem.hash}"
-        own, time_left = turn.is_own("judged", place), turn.left_s(self.until_share) > 0
+        own = turn.is_own("judged", place)
+        time_left = turn.left_s() > max(LEAST_VERDICT_S, turn.costs.verdict_s)
         # What a busy machine left unmeasured once says nothing of the kernel.
         again = known is None or (known["status"] == "unmeasured" and not own and time_left)
         if not again:
@@ -162,7 +177,11 @@ class _Court:
         if not time_left:
             return None
         turn.tell("judging", kernel=kernel.entry)
-        judged = judge.judge(kernel, problem, time_limit_s=KERNEL_LIMIT_S)
+        limit_s, began_s = min(KERNEL_LIMIT_S, turn.left_s()), turn.elapsed_s
+        judged = judge.judge(kernel, problem, time_limit_s=limit_s)
+        turn.costs.verdict_s = max(turn.costs.verdict_s, turn.elapsed_s - began_s)
+        if limit_s < KERNEL_LIMIT_S and judged.status in ("timed_out", "unmeasured"):
+            return None
         verdict: dict[str, Any] = judged.model_dump(mode="json")
         ledger, fingerprint = turn.ledger, turn.fingerprint
         ledger.record_kernel(kernel.hash, kernel.name, kernel.as_json(), fingerprint=fingerprint)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Decision = Literal["kept", "dropped", "refused", "not_applicable", "not_tried"]
 RecipeIs = Literal["proven", "rival", "as_written"]
 Basis = Literal["alone", "bundle", "rival"]
+ArmKey = Literal["as_written", "best_compile", "best_compile_same", "same_arithmetic", "ratchet"]
 
 
 class _Model(BaseModel):
@@ -27,7 +28,7 @@ class Speedup(_Model):
 class ArmResult(_Model):
     """One way of running the step, as the final paired run timed it."""
 
-    key: Literal["as_written", "best_compile", "best_compile_same", "same_arithmetic", "ratchet"]
+    key: ArmKey
     title: str
     step_time_s: float
     low_s: float
@@ -112,6 +113,9 @@ class StepProfile(_Model):
     findings: list[FindingResult]
     trace: str
     """The trace's file, for `ratchet trace report`."""
+    system_s: float = 0.0
+    """CPU time of one step inside the operating system, of all threads: page faults are in it. It
+    overlaps with the operators' times; 0 where it is not known."""
 
 
 class CategoryLimit(_Model):
@@ -134,7 +138,7 @@ class StepLimit(_Model):
     this step. An operator whose work is not known has a bound of 0.
     """
 
-    arm: Literal["as_written", "best_compile", "best_compile_same", "same_arithmetic", "ratchet"]
+    arm: ArmKey
     title: str
     step_time_s: float
     least_s: float

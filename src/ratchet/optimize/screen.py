@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ratchet.errors import RatchetError
+from ratchet.errors import DeadlinePassed, RatchetError
 from ratchet.judge.numerics import judge_gradients
 from ratchet.measure.estimate import compare
 from ratchet.measure.rounds import run_rounds
+from ratchet.optimize.budget import MARGIN, WARMUP_STEPS, together_s
 from ratchet.optimize.candidate import Candidate
 from ratchet.optimize.turn import Turn
 
@@ -38,6 +39,7 @@ class Screening:
     setup_s: float
     worst_parameter: str = ""
     worst_ratio: float = 0.0
+    incumbent_step_s: float = 0.0
 
     @property
     def looks_faster(self) -> bool:
@@ -78,17 +80,28 @@ def check_gradients(turn: Turn, candidate: Candidate, oracle: Oracle) -> Gradien
             "worst_ratio": check.worst_ratio,
         }
 
-    key = f"{candidate.key()}:{oracle.reference.key()}:{oracle.allowed.key()}"
-    return GradientAnswer(**turn.memo("gradients", key, compute))
+    return GradientAnswer(**turn.memo("gradients", gradients_key(candidate, oracle), compute))
+
+
+def gradients_key(candidate: Candidate, oracle: Oracle) -> str:
+    """The key under which the ledger holds the answer."""
+    return f"{candidate.key()}:{oracle.reference.key()}:{oracle.allowed.key()}"
 
 
 def screen(
     turn: Turn, incumbent: Candidate, challenger: Candidate, oracle: Oracle | None
 ) -> Screening:
-    """Time a challenger beside the incumbent, gradients first; remembered in the ledger."""
+    """Time a challenger beside the incumbent, gradients first; remembered in the ledger.
+
+    DeadlinePassed where the stage at work ends first.
+    """
     key = _key(incumbent, challenger, oracle)
     payload = turn.memo("screening", key, lambda: _screen(turn, incumbent, challenger, oracle))
     screening = Screening(**payload)
+    if not turn.is_live(challenger):
+        turn.costs.note_setup(challenger, screening.setup_s)
+    turn.costs.note_step(challenger, screening.step_time_s)
+    turn.costs.note_step(incumbent, screening.incumbent_step_s)
     turn.tell("screened", title=challenger.title, **payload)
     return screening
 
@@ -96,8 +109,31 @@ def screen(
 def expect(turn: Turn, pairs: Sequence[tuple[Candidate, Candidate]], oracle: Oracle | None) -> None:
     """Start what will be screened next (incumbent, challenger) at the same time."""
     unknown = [pair for pair in pairs if not turn.holds("screening", _key(*pair, oracle))]
-    incumbents = [incumbent for incumbent, _ in unknown]
-    turn.start_together([challenger for _, challenger in unknown], beside=incumbents)
+    wanted = {one.key(): one for pair in unknown for one in pair}
+    turn.start_together(list(wanted.values()))
+
+
+def fits(turn: Turn, incumbent: Candidate, challenger: Candidate, oracle: Oracle | None) -> bool:
+    """Whether the stage at work has time to screen the challenger."""
+    left_s = turn.left_s()
+    return left_s > 0 and screening_s(turn, incumbent, challenger, oracle) <= left_s
+
+
+def screening_s(
+    turn: Turn, incumbent: Candidate, challenger: Candidate, oracle: Oracle | None
+) -> float:
+    """What screening it would take, by what starts and steps took so far; 0 where it is known."""
+    if turn.holds("screening", _key(incumbent, challenger, oracle)):
+        return 0.0
+    missing = [one for one in (incumbent, challenger) if not turn.is_live(one)]
+    started_s = together_s(turn.costs.restart_s(one) for one in missing)
+    pair_s = turn.costs.step_s(incumbent) + turn.costs.step_s(challenger)
+    timed_s = max(_screen_time_s(turn), (FEWEST_ROUNDS + WARMUP_STEPS) * pair_s)
+    return MARGIN * started_s + timed_s
+
+
+def _screen_time_s(turn: Turn) -> float:
+    return min(SCREEN_S, turn.settings.budget_s / 60)
 
 
 def _key(incumbent: Candidate, challenger: Candidate, oracle: Oracle | None) -> str:
@@ -111,6 +147,8 @@ def _screen(
     turn.live(incumbent)
     try:
         arm = turn.live(challenger)
+    except DeadlinePassed:
+        raise
     except RatchetError as error:
         turn.drop(challenger)
         return _failed(str(error))
@@ -123,13 +161,15 @@ def _screen(
         worst = (check.worst_parameter, check.worst_ratio)
     base = turn.live(incumbent)
     arm = turn.live(challenger)
-    screen_s = min(SCREEN_S, turn.settings.budget_s / 60)
     step_s = base.run(1).wall_time_s, min(arm.run(1).wall_time_s for _ in range(2))
-    rounds = rounds_for(*step_s, screen_s)
+    rounds = rounds_for(*step_s, _screen_time_s(turn))
     rng = np.random.default_rng(turn.settings.seed)
     samples = run_rounds([base, arm], rounds=rounds, launch=0, rng=rng)
     found = compare(samples, baseline=base.name, new=arm.name, floor=None)
-    times = [sample.wall_time_s for sample in samples if sample.arm == arm.name]
+    times = {
+        name: [sample.wall_time_s for sample in samples if sample.arm == name]
+        for name in (base.name, arm.name)
+    }
     return {
         "passed": True,
         "reason": "",
@@ -137,7 +177,8 @@ def _screen(
         "low": found.low,
         "high": found.high,
         "answer": found.answer,
-        "step_time_s": float(np.median(times)),
+        "step_time_s": float(np.median(times[arm.name])),
+        "incumbent_step_s": float(np.median(times[base.name])),
         "setup_s": turn.setup_s(challenger),
         "worst_parameter": worst[0],
         "worst_ratio": worst[1],

@@ -36,6 +36,8 @@ class Settings:
     launches: int = 3
     loss_steps: int = 200
     loss_seeds: int = 3
+    gone_s: float = 0.0
+    """Of the budget, before the turn was asked for: a command's imports."""
 
     @property
     def title(self) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -15,19 +16,22 @@ from typing import Any
 
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.probe import Device
-from ratchet.errors import RatchetError
+from ratchet.errors import DeadlinePassed, RatchetError
 from ratchet.judge.arms import ArmProcess, ArmSpec
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.optimize import allocators
 from ratchet.optimize.arm import FACTORY
+from ratchet.optimize.budget import WARMUP_STEPS, Costs, closing_s
 from ratchet.optimize.candidate import Candidate
+from ratchet.optimize.result import Omission
 from ratchet.optimize.settings import Settings
 
 Listener = Callable[[str, dict[str, Any]], None]
 FOLDER_PREFIX = "ratchet-turn-"
 MOST_LIVE_ARMS = 4
 MEMORY_SHARE = 0.8
-WARMUP_STEPS = 3
+SAME_END_S = 2.0
+"""Two stages of turns with one budget end this close together."""
 
 
 @dataclass(kw_only=True)
@@ -43,9 +47,13 @@ class Turn:
     listener: Listener
     started_s: float = field(default_factory=time.monotonic)
     warnings: list[str] = field(default_factory=list)
+    omissions: list[Omission] = field(default_factory=list)
+    costs: Costs = field(default_factory=Costs)
     peak_memory_bytes: int = 0
     """Of one arm of the step as written, once it is known."""
     recalled: int = 0
+    _until_s: float = math.inf
+    """When the stage at work must have ended, in seconds spent."""
     _skipped_s: float = 0.0
     """What recalled evidence once took, beyond what this turn took to recall it."""
     _own: set[str] = field(default_factory=set)
@@ -91,9 +99,35 @@ class Turn:
         """
         return self.elapsed_s + self._skipped_s
 
-    def left_s(self, share: float = 1.0) -> float:
-        """Seconds left of the first `share` of the budget; not below zero."""
-        return max(0.0, self.settings.budget_s * share - self.spent_s)
+    @property
+    def ends_s(self) -> float:
+        """Seconds spent when the last measurement must have ended."""
+        return self.settings.budget_s - closing_s(self.settings.budget_s)
+
+    def left_s(self) -> float:
+        """Seconds left to the stage at work; not below zero."""
+        return max(0.0, min(self.ends_s, self._until_s) - self.spent_s)
+
+    @property
+    def deadline_s(self) -> float:
+        """When the stage at work must have ended, on the clock of `time.monotonic`."""
+        return time.monotonic() + self.left_s()
+
+    @contextlib.contextmanager
+    def stage(self, until_s: float) -> Iterator[None]:
+        """Let what is done inside end at `until_s` seconds spent, or with the stage around it."""
+        outer = self._until_s
+        self._until_s = min(outer, until_s)
+        try:
+            yield
+        finally:
+            self._until_s = outer
+
+    def leave_out(self, what: str, reason: str, *, for_want_of_budget: bool = True) -> None:
+        """Say in the result that something was left out."""
+        found = Omission(what=what, reason=reason, for_want_of_budget=for_want_of_budget)
+        if found not in self.omissions:
+            self.omissions.append(found)
 
     def tell(self, event: str, **details: Any) -> None:
         self.listener(event, details)
@@ -101,25 +135,52 @@ class Turn:
     # The memory.
 
     def memo(self, kind: str, key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What the ledger holds for this workload, device and software, or what `compute` gives."""
+        """What the ledger holds for this workload, device and software, or what `compute` gives.
+
+        DeadlinePassed where the stage ended before `compute` did, now or in an earlier turn whose
+        stage ended no sooner.
+        """
         found = self.known(kind, key)
         if found is not None:
             self.recalled += not self.is_own(kind, key)
             return found
-        payload = compute()
+        self._check_cut(kind, key)
+        try:
+            payload = compute()
+        except DeadlinePassed:
+            self._live = {name: arm for name, arm in self._live.items() if arm.pid is not None}
+            self._remember("cut", f"{kind}:{key}", {"until_s": min(self.ends_s, self._until_s)})
+            raise
+        self._remember(kind, key, payload)
+        return payload
+
+    def _remember(self, kind: str, key: str, payload: dict[str, Any]) -> None:
         self._own.add(f"{kind}:{key}")
         evidence = {"answer": payload, "spent_s": self.spent_s}
         self.ledger.remember(kind, self._full_key(key), evidence, fingerprint=self.fingerprint)
-        return payload
+
+    def _check_cut(self, kind: str, key: str) -> None:
+        found = self.ledger.recall("cut", self._full_key(f"{kind}:{key}"))
+        ends_s = min(self.ends_s, self._until_s)
+        if found is not None and float(found["answer"]["until_s"]) > ends_s - SAME_END_S:
+            self._move_to(ends_s)
+            raise DeadlinePassed(f"an earlier turn had no time for this {kind} either")
 
     def known(self, kind: str, key: str) -> dict[str, Any] | None:
-        """What the ledger holds; the clock moves on to where it stood when this was found out."""
+        """What the ledger holds; the clock moves on to where it stood when this was found out.
+
+        It moves no further than to the end of the stage at work: what a turn with a larger budget
+        found out late leaves the final run its share.
+        """
         found = self.ledger.recall(kind, self._full_key(key))
         if found is None:
             return None
-        self._skipped_s += max(0.0, float(found["spent_s"]) - self.spent_s)
+        self._move_to(min(float(found["spent_s"]), self.ends_s, self._until_s))
         answer: dict[str, Any] = found["answer"]
         return answer
+
+    def _move_to(self, spent_s: float) -> None:
+        self._skipped_s += max(0.0, spent_s - self.spent_s)
 
     def is_own(self, kind: str, key: str) -> bool:
         """Whether this turn found it out itself."""
@@ -148,7 +209,9 @@ class Turn:
             "config": None,
             "kernels": [],
         }
-        return ArmSpec(name="as written", factory=FACTORY, arguments=arguments)
+        return ArmSpec(
+            name="as written", factory=FACTORY, arguments=arguments, deadline_s=self.deadline_s
+        )
 
     def spec(self, candidate: Candidate, *, factory: str = FACTORY, name: str = "") -> ArmSpec:
         """How the judge starts a candidate in a process of its own."""
@@ -157,6 +220,7 @@ class Turn:
             factory=factory,
             arguments=candidate.arguments(self.settings.workload, self.settings.options),
             environment=allocators.environment(candidate.config),
+            deadline_s=self.deadline_s,
         )
 
     def live(self, candidate: Candidate) -> ArmProcess:
@@ -164,17 +228,19 @@ class Turn:
         key = candidate.key()
         if key not in self._live:
             self._start([candidate])
-        return self._live[key]
+        arm = self._live[key]
+        arm.deadline_s = self.deadline_s
+        return arm
 
-    def start_together(
-        self, candidates: Sequence[Candidate], *, beside: Sequence[Candidate]
-    ) -> None:
+    def is_live(self, candidate: Candidate) -> bool:
+        return candidate.key() in self._live
+
+    def start_together(self, candidates: Sequence[Candidate]) -> None:
         """Start arms at the same time, since each imports and traces on one core.
 
-        Those of `beside` are kept alive. Where it does not work out, `live` starts the arms one by
-        one and says why.
+        Where it does not work out, `live` starts the arms one by one and says why.
         """
-        wanted = {one.key() for one in (*candidates, *beside)}
+        wanted = {one.key() for one in candidates}
         missing = [one for one in candidates if one.key() not in self._live]
         if len(missing) < 2 or len(wanted) > self.most_live or self.device.kind != "cpu":
             return
@@ -222,6 +288,7 @@ class Turn:
         return float(known["setup_s"]) if known else 0.0
 
     def _note_setup(self, candidate: Candidate, setup_s: float) -> None:
+        self.costs.note_setup(candidate, setup_s)
         self.memo("setup", candidate.key(), lambda: {"setup_s": setup_s})
 
     def gradients_path(self, candidate: Candidate) -> Path:

@@ -10,14 +10,18 @@ from ratchet.report.words import ABSENT, TimeUnit, common_unit, show_share, show
 
 CATEGORIES = (
     "matmul",
+    "convolution",
     "attention",
     "loss",
     "norm",
     "elementwise",
     "embedding",
+    "pooling",
     "optimizer",
     "memory",
+    "view",
     "compiled",
+    "overhead",
     "other",
 )
 """The order of a stacked bar; a category that is not among them counts as `other`."""

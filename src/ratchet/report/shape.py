@@ -81,6 +81,7 @@ class Profile(TypedDict):
     identity: Identity
     findings: list[Finding]
     trace: str
+    system_s: NotRequired[float]
 
 
 class CategoryLimit(TypedDict):

@@ -210,30 +210,35 @@ def _width(low: float, high: float) -> float:
 
 
 def limit_words(limit: StepLimit) -> str:
-    """How far the step is from what this machine can do, and what holds the rest."""
-    said = f"{_capitalised(limit['title'])}: the step runs at {show_share(limit['share'])} of what "
-    said += "this machine can do"
-    most, categories = limit["most"], limit["categories"]
-    winnable_s = sum(max(0.0, row["winnable_s"]) for row in categories)
-    if most is None or not categories or winnable_s <= 0:
-        return f"{said}."
-    top = categories[0]
-    part = show_share(top["winnable_s"] / winnable_s)
-    said += f"; at most {show_ratio(most)} is left, {part} of it in {top['category']}"
-    unknown = sum(row["unknown_s"] for row in categories) / limit["step_time_s"]
-    if unknown >= 0.1:
-        said += f" ({show_share(unknown)} of its time has no known bound and counts as left)"
-    return f"{said}."
-
-
-def _capitalised(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    """How far a step is from what the machine can do, and what holds the rest."""
+    most, left_s = limit["most"], limit["step_time_s"] - limit["least_s"]
+    if most is None:
+        return f"How far {limit['title']} is from this machine's limit is not known."
+    said = (
+        f"{limit['title']} runs at {show_share(limit['share'])} of what this machine "
+        f"can do in this arithmetic; at most {most:.1f}x is left"
+    )
+    parts = [
+        f"{show_share(one['winnable_s'] / left_s)} of it in {one['category']}"
+        for one in limit["categories"][:3]
+        if left_s > 0 and one["winnable_s"] >= 0.05 * left_s
+    ]
+    unknown_s = sum(one["unknown_s"] for one in limit["categories"])
+    note = (
+        f" Operators whose bound is not known take {show_share(unknown_s / limit['step_time_s'])} "
+        "of the step and count as winnable."
+        if unknown_s > 0
+        else ""
+    )
+    return f"{', '.join([said, *parts])}.{note}"
 
 
 def change_gave(change: Change) -> str:
-    """What a change gave, with its interval; a dash where it was not timed alone."""
+    """What a change gave, with its interval; a dash where it was not timed."""
     if change["ratio"] is None:
-        return ABSENT
+        return {"bundle": "with the bundle", "rival": "the rival has it"}.get(
+            change.get("basis") or "", ABSENT
+        )
     return f"{show_ratio(change['ratio'])} ({show_interval(change['low'], change['high'])})"
 
 

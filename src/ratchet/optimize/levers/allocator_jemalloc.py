@@ -19,4 +19,5 @@ LEVER = field_lever(
     source="PyTorch documentation, Performance Tuning Guide, memory allocators",
     applies=_applies,
     default=False,
+    acts_on=("system",),
 )

@@ -21,4 +21,5 @@ LEVER = field_lever(
     expected="fresh 64 MB outputs cost their page faults once, not each step (67 ms against 23)",
     source="mallopt(3), M_MMAP_MAX and M_TRIM_THRESHOLD; measured on two AVX-512 cores",
     applies=_applies,
+    acts_on=("system",),
 )

@@ -28,4 +28,5 @@ LEVER = field_lever(
     "check_flash_attention_hardware_support; github.com/pytorch/pytorch/pull/134498",
     applies=_applies,
     default=False,
+    acts_on=("attention",),
 )

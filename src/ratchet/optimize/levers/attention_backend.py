@@ -17,4 +17,5 @@ LEVER = field_lever(
     changes_arithmetic=False,
     applies=_applies,
     default=False,
+    acts_on=("attention",),
 )

@@ -48,6 +48,9 @@ class Lever:
     """The config with this lever as the user wrote it."""
     default: bool = True
     """Part of the first bundle; False for one that is tried only alone (it may cost time)."""
+    acts_on: tuple[str, ...] = ()
+    """The categories of a step's time that it can shorten, as the profile names them; `step` for
+    all of it. Empty where no profile says so: such a lever is tried last."""
 
 
 def field_lever(
@@ -61,6 +64,7 @@ def field_lever(
     changes_arithmetic: bool = False,
     applies: Callable[[Situation], str | None] = lambda situation: None,
     default: bool = True,
+    acts_on: tuple[str, ...] = (),
 ) -> Lever:
     """A lever that sets one field of the config, and unsets it to what the user wrote."""
 
@@ -80,6 +84,7 @@ def field_lever(
         set=pull,
         unset=release,
         default=default,
+        acts_on=acts_on,
     )
 
 

@@ -20,4 +20,5 @@ LEVER = field_lever(
     source="Micikevicius et al. 2018 (Mixed Precision Training), section 3.1: fp32 master copy",
     changes_arithmetic=True,
     applies=_applies,
+    acts_on=("step",),
 )

@@ -9,4 +9,5 @@ LEVER = field_lever(
     summary="torch.compile over the model and its loss, default mode",
     expected="element-wise chains fused; most of an eager step's memory traffic goes",
     source="PyTorch documentation, torch.compile",
+    acts_on=("step",),
 )

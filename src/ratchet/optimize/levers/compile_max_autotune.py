@@ -10,4 +10,5 @@ LEVER = field_lever(
     expected="faster matrix products for odd shapes; a much longer compile",
     source="PyTorch documentation, torch.compile modes; inductor's CppGemmTemplate on CPU",
     default=False,
+    acts_on=("matmul", "convolution", "overhead"),
 )

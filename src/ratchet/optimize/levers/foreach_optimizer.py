@@ -12,4 +12,5 @@ LEVER = field_lever(
     source="PyTorch documentation, torch.optim.AdamW(foreach=)",
     applies=needs_adamw,
     default=False,
+    acts_on=("optimizer",),
 )

@@ -16,4 +16,5 @@ LEVER = field_lever(
     source="PyTorch documentation, torch.optim.AdamW(fused=)",
     applies=needs_adamw,
     default=False,
+    acts_on=("optimizer",),
 )

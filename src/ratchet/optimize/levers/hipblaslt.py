@@ -24,4 +24,5 @@ LEVER = field_lever(
     "aten/src/ATen/Context.h",
     applies=_applies,
     default=False,
+    acts_on=("matmul",),
 )

@@ -29,4 +29,5 @@ LEVER = field_lever(
     expected="one page fault and one TLB entry for 2 MiB instead of 4 KiB",
     source="PyTorch source, c10/core/impl/alloc_cpu.cpp; Linux admin guide, transhuge",
     applies=_applies,
+    acts_on=("system",),
 )

@@ -7,6 +7,19 @@ from ratchet.optimize.levers.base import Lever, Situation, only_cpu
 from ratchet.workloads.config import StepConfig
 
 PREFIX = "kernel:"
+FUSED = ("elementwise", "compiled", "memory")
+"""Where inductor puts what it fuses, and eager the parts of it."""
+ACTS_ON: dict[str, tuple[str, ...]] = {
+    "adamw": ("optimizer",),
+    "attention": ("attention",),
+    "gated_activation": FUSED,
+    "layer_norm": ("norm", *FUSED),
+    "linear": ("matmul",),
+    "linear_cross_entropy": ("loss", "matmul", *FUSED),
+    "rms_norm": ("norm", *FUSED),
+    "rope": FUSED,
+}
+"""The categories of a step's time that each library kernel can shorten."""
 
 
 def kernel_levers() -> tuple[Lever, ...]:
@@ -26,6 +39,7 @@ def _lever(kernel: LibraryKernel) -> Lever:
             applies=_adamw_applies,
             set=lambda config, _: config.model_copy(update={"optimizer": "kernel"}),
             unset=lambda config, _: config.model_copy(update={"optimizer": "fused"}),
+            acts_on=ACTS_ON[name],
         )
     return Lever(
         name=PREFIX + name,
@@ -36,6 +50,7 @@ def _lever(kernel: LibraryKernel) -> Lever:
         applies=_linear_applies if name == "linear" else only_cpu,
         set=lambda config, _: _with(config, name),
         unset=lambda config, _: _without(config, name),
+        acts_on=ACTS_ON.get(name, ()),
     )
 
 

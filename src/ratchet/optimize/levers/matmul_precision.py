@@ -21,4 +21,5 @@ LEVER = field_lever(
     changes_arithmetic=True,
     applies=_applies,
     default=False,
+    acts_on=("matmul", "convolution"),
 )

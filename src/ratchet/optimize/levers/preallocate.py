@@ -11,4 +11,5 @@ LEVER = field_lever(
     source="PyTorch documentation, Optimizer.zero_grad(set_to_none=)",
     applies=only_cpu,
     default=False,
+    acts_on=("system",),
 )

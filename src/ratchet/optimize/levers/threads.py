@@ -31,4 +31,5 @@ LEVER = Lever(
     applies=_applies,
     set=_set,
     unset=_unset,
+    acts_on=("step",),
 )

@@ -12,4 +12,5 @@ LEVER = field_lever(
     "using PyTorch TunableOp",
     applies=only_rocm,
     default=False,
+    acts_on=("matmul",),
 )

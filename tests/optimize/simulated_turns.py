@@ -1,0 +1,281 @@
+"""Whole turns with made-up arms on a made-up clock: what a turn decides, without running a step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ratchet.devices.ceilings import Ceilings
+from ratchet.errors import DeadlinePassed
+from ratchet.judge import recipe_trial
+from ratchet.judge.arms import ArmSpec
+from ratchet.judge.numerics import GradientCheck
+from ratchet.measure.arm import Timing
+from ratchet.optimize import compose, loop, losses, screen, steer
+from ratchet.optimize import turn as turn_module
+from ratchet.optimize.loop import Outcome
+from ratchet.optimize.prove_kernels import ProvenKernels
+from ratchet.optimize.result import IdentityResult, OpTime, StepProfile
+from ratchet.optimize.settings import Settings
+from ratchet.workloads.config import StepConfig
+
+CEILINGS = Ceilings(
+    gemm_flops_per_s={"fp32": 1e11, "bf16": 2e11},
+    copy_bytes_per_s={"dram": 1e10},
+    triad_bytes_per_s={"dram": 1e10},
+)
+NO_BF16 = CEILINGS.model_copy(update={"gemm_flops_per_s": {"fp32": 1e11, "bf16": 1e10}})
+
+
+@dataclass(kw_only=True)
+class World:
+    """What everything costs, in seconds of the made-up clock, and what each lever does."""
+
+    start_s: float = 5.0
+    compile_s: float = 10.0
+    autotune_s: float = 30.0
+    warm: float = 0.5
+    """What compiling a config again takes of the first time."""
+    step_s: float = 0.1
+    compiled: float = 0.8
+    """A compiled step's time in written ones."""
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """What a field of the config, changed from what was written, does to a step's time."""
+    wobble: float = 0.001
+    """How far single steps lie from their time."""
+    verdict_s: float = 20.0
+    side_by_side: bool = True
+    """Whether starting two arms together takes no longer than one."""
+    categories: Mapping[str, tuple[float, float | None]] = field(
+        default_factory=lambda: {
+            "matmul": (0.6, 0.3),
+            "optimizer": (0.2, None),
+            "loss": (0.2, None),
+        }
+    )
+    """By category: its share of the step, and the roofline's share."""
+    ceilings: Ceilings = NO_BF16
+    system: float = 0.1
+    now_s: float = 1000.0
+    arms_started: int = 0
+    busy_until_s: float = 0.0
+    compiled_before: set[str] = field(default_factory=set)
+
+    def spend(self, takes_s: float) -> dict[str, Any]:
+        self.now_s += takes_s
+        return {"status": "wrong"}
+
+    def step_time_s(self, config: StepConfig) -> float:
+        time_s = self.step_s * (1.0 if config.compile_mode is None else self.compiled)
+        for name, factor in self.factors.items():
+            if getattr(config, name) != getattr(StepConfig(), name):
+                time_s *= factor
+        return time_s
+
+    def compile_time_s(self, config: StepConfig) -> float:
+        key = config.model_dump_json()
+        again = self.warm if key in self.compiled_before else 1.0
+        self.compiled_before.add(key)
+        times_s = {None: 0.0, "default": self.compile_s}
+        return again * times_s.get(config.compile_mode, self.autotune_s)
+
+
+class MadeUpArm:
+    """An arm whose every answer takes the time that its world says."""
+
+    def __init__(self, world: World, spec: ArmSpec) -> None:
+        self.world, self.spec = world, spec
+        self.name, self.deadline_s = spec.name, spec.deadline_s
+        self.config = StepConfig.model_validate(spec.arguments["config"] or {})
+        self.pid: int | None = None
+        self.setup_time_s = 0.0
+        self._ready_s, self._ran, self._answer = 0.0, 0, None
+
+    def __enter__(self) -> MadeUpArm:
+        self.begin_start()
+        self.finish_start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _begin(self, takes_s: float) -> None:
+        assert self.pid is not None, "the arm does not run"
+        world = self.world
+        begins_s = world.now_s if world.side_by_side else max(world.now_s, world.busy_until_s)
+        self._ready_s = world.busy_until_s = begins_s + takes_s
+
+    def _finish(self) -> None:
+        if self._ready_s > self.deadline_s:
+            self.world.now_s = max(self.world.now_s, self.deadline_s)
+            self.world.busy_until_s = self.world.now_s
+            self.close()
+            raise DeadlinePassed(f"arm '{self.name}' was ended at its deadline")
+        self.world.now_s = max(self.world.now_s, self._ready_s)
+
+    def begin_start(self) -> None:
+        self.world.arms_started += 1
+        self.pid = self.world.arms_started
+        self._begin(self.world.start_s)
+
+    def finish_start(self) -> None:
+        self._finish()
+
+    def begin_run(self, iterations: int) -> None:
+        first_s = 0.0 if self._ran else self.world.compile_time_s(self.config)
+        sign = 1 if (self.world.arms_started + self._ran) % 2 else -1
+        step_s = self.world.step_time_s(self.config) * (1 + sign * self.world.wobble)
+        self._ran += iterations
+        self._took_s = first_s + iterations * step_s
+        self._begin(self._took_s)
+
+    def finish_run(self) -> Timing:
+        self._finish()
+        return Timing(wall_time_s=self._took_s, cpu_time_s=self._took_s)
+
+    def run(self, iterations: int) -> Timing:
+        self.begin_run(iterations)
+        return self.finish_run()
+
+    def begin_call(self, method: str, **arguments: Any) -> None:
+        self._answer = None
+        takes_s = self.world.step_time_s(self.config)
+        if method == "gradients":
+            Path(arguments["path"]).touch()
+        elif method == "curve":
+            takes_s = 0.2 * arguments["steps"] * self.world.step_s
+            self._answer = [1.0] * arguments["steps"]
+        elif method == "profile":
+            takes_s *= 3 * arguments["steps"]
+            self._answer = {"system_s": self.world.system * self.world.step_s}
+            Path(arguments["path"]).write_text(json.dumps(self.config.model_dump(mode="json")))
+        elif method == "workload":
+            self._answer = description()
+        self._begin(takes_s)
+
+    def finish_call(self) -> Any:
+        self._finish()
+        return self._answer
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        self.begin_call(method, **arguments)
+        return self.finish_call()
+
+    def describe(self) -> dict[str, Any]:
+        return {"peak_memory_bytes": 1 << 20}
+
+    def pause(self) -> None:
+        assert self.pid is not None
+
+    def resume(self) -> None:
+        assert self.pid is not None
+
+    def close(self) -> None:
+        self.pid = None
+
+
+def description() -> dict[str, Any]:
+    return {
+        "source": "made up",
+        "unit": "tokens",
+        "written": StepConfig().model_dump(mode="json"),
+        "optimizer_is_adamw": True,
+        "has_attention": True,
+        "trainable_bytes": 4 << 20,
+        "flops_per_step": 1e6,
+        "tokens_per_batch": 100,
+    }
+
+
+def _profile(world: World, path: Path) -> StepProfile:
+    world.now_s += 1.0
+    step_s = world.step_time_s(StepConfig.model_validate(json.loads(path.read_text())))
+    ops = [
+        OpTime(
+            name=f"aten::{category}",
+            category=category,
+            time_s=share * step_s,
+            calls=1,
+            share=share,
+            bound="",
+            least_s=None if least is None else least * step_s,
+        )
+        for category, (share, least) in world.categories.items()
+    ]
+    identity = IdentityResult(
+        window_s=step_s,
+        compute_s=step_s,
+        exposed_communication_s=0.0,
+        exposed_copy_s=0.0,
+        idle_s=0.0,
+    )
+    return StepProfile(
+        total_s=sum(op.time_s for op in ops),
+        ops=ops,
+        identity=identity,
+        findings=[],
+        trace=str(path),
+        system_s=world.system * step_s,
+    )
+
+
+def _kernels(world: World, turn: Any, wanted: Any, too_small: Any) -> ProvenKernels:
+    """Each verdict takes its time, and none is begun without it: none is proven."""
+    refused = dict(too_small)
+    for name in wanted:
+        if name not in refused:
+            if turn.left_s() <= 5.0:
+                refused[name] = "the budget ended before the judge came to it"
+                continue
+            takes_s = min(world.verdict_s, turn.left_s())
+            turn.memo("judged", name, lambda: world.spend(takes_s))  # noqa: B023
+            refused[name] = "wrong"
+    return ProvenKernels(proven={}, refused={"fp32": refused, "bf16_master": refused}, verdicts=())
+
+
+@contextmanager
+def patched(world: World) -> Iterator[pytest.MonkeyPatch]:
+    """Everything that would run, or look at a clock, made up."""
+    clock = SimpleNamespace(monotonic=lambda: world.now_s, perf_counter=lambda: world.now_s)
+    right = GradientCheck(
+        passed=True, detail="", worst_parameter="w", worst_ratio=0.1, parameters=()
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (turn_module, loop, losses, recipe_trial):
+            patch.setattr(module, "ArmProcess", lambda spec: MadeUpArm(world, spec))
+        for module in (turn_module, loop, recipe_trial):
+            patch.setattr(module, "time", clock)
+        patch.setattr(loop, "_ceilings", lambda device: world.ceilings)
+        patch.setattr(compose.ceilings, "measure", lambda *a, **k: world.ceilings)
+        patch.setattr(
+            steer, "explain", lambda path, steps, device, ceilings, system_s: _profile(world, path)
+        )
+        patch.setattr(
+            loop, "prove_kernels", lambda turn, found, *more: _kernels(world, turn, *more)
+        )
+        patch.setattr(screen, "judge_gradients", lambda **kind: right)
+        patch.setattr(
+            losses, "judge_losses", lambda **kind: SimpleNamespace(passed=True, detail="")
+        )
+        yield patch
+
+
+def run(world: World, folder: Path, budget_s: float, **settings: Any) -> Outcome:
+    """One turn in this world; `world.now_s` moves on by what it took."""
+    asked = Settings(
+        workload="llama-tiny",
+        options={"device": "cpu"},
+        budget_s=budget_s,
+        out=folder / "out",
+        ledger=f"sqlite:///{folder / 'ledger.db'}",
+        **settings,
+    )
+    with patched(world):
+        return loop.optimize(asked)

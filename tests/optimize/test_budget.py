@@ -1,0 +1,190 @@
+"""`--budget` is a promise: simulated turns never end late, and the final run keeps its share."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated_turns import CEILINGS, NO_BF16, World, run
+
+from ratchet.errors import RatchetError
+from ratchet.optimize.budget import WARM, Costs, plan_proof, together_s
+from ratchet.optimize.candidate import Candidate, with_config
+from ratchet.workloads.config import StepConfig
+
+WRITTEN = with_config(StepConfig(), {})
+RIVAL = with_config(StepConfig(compile_mode="default", optimizer="fused"), {})
+BEST = with_config(StepConfig(compile_mode="default", allocator="mallopt"), {})
+SAME = with_config(StepConfig(compile_mode="default", huge_pages=True), {})
+ARMS = {"as_written": WRITTEN, "best_compile": RIVAL, "ratchet": BEST}
+WORLDS = st.builds(
+    World,
+    start_s=st.floats(0.2, 60.0),
+    compile_s=st.floats(0.0, 200.0),
+    autotune_s=st.floats(0.0, 900.0),
+    warm=st.floats(0.1, 1.0),
+    step_s=st.floats(0.002, 4.0),
+    compiled=st.floats(0.3, 1.5),
+    factors=st.fixed_dictionaries(
+        {
+            "allocator": st.floats(0.6, 1.2),
+            "huge_pages": st.floats(0.6, 1.2),
+            "preallocate": st.floats(0.6, 1.2),
+            "precision": st.floats(0.4, 1.2),
+        }
+    ),
+    verdict_s=st.floats(1.0, 180.0),
+    side_by_side=st.booleans(),
+    system=st.sampled_from([0.0, 0.001, 0.3]),
+    ceilings=st.sampled_from([CEILINGS, NO_BF16]),
+)
+
+
+def seen(*, setup_s: float = 10.0, step_s: float = 1.0) -> Costs:
+    costs = Costs()
+    for candidate in (WRITTEN, RIVAL, BEST, SAME):
+        costs.note_setup(candidate, setup_s)
+        costs.note_step(candidate, step_s)
+    return costs
+
+
+@settings(max_examples=40)
+@given(WORLDS, st.sampled_from([30.0, 60.0, 120.0, 240.0, 720.0, 1800.0]))
+def test_no_turn_is_late_and_the_final_run_has_its_share(world: World, budget_s: float) -> None:
+    began_s = world.now_s
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            outcome = run(world, Path(folder), budget_s)
+        except RatchetError as error:
+            assert "give a larger --budget" in str(error)
+            outcome = None
+    assert world.now_s - began_s <= 1.1 * budget_s
+    if outcome is None:
+        return
+    result = outcome.result
+    assert result.budget is not None and result.budget.budget_s == budget_s
+    if any(change.decision == "kept" and change.basis != "rival" for change in result.changes):
+        assert result.recipe_is == "proven"
+        assert result.budget.launches >= 2
+    if world.side_by_side and world.warm <= WARM:
+        assert "before anything could be proven" not in result.recipe_because
+        assert "too few for a proof" not in result.recipe_because
+
+
+def test_two_minutes_are_enough_for_a_small_step(tmp_path: Path) -> None:
+    world = World(factors={"allocator": 0.7})
+    began_s = world.now_s
+    result = run(world, tmp_path, 120.0).result
+    assert world.now_s - began_s <= 120.0
+    assert result.recipe_is == "proven"
+    assert result.speedup["vs_compile"].answer == "faster"
+
+
+def test_without_time_for_a_rival_the_step_as_written_is_the_recipe(tmp_path: Path) -> None:
+    world = World(compile_s=500.0)
+    result = run(world, tmp_path, 60.0).result
+    assert result.recipe_is == "as_written"
+    assert "before torch.compile's step was timed" in result.recipe_because
+    assert result.budget is not None
+    assert any("rival" in omission.what for omission in result.budget.omissions)
+    assert result.speedup == {} and result.samples == []
+    assert [arm.key for arm in result.arms] == ["as_written"]
+    assert result.best_compile == "not timed"
+
+
+def test_without_time_for_a_proof_the_rival_is_the_recipe(tmp_path: Path) -> None:
+    world = World(start_s=8.0, compile_s=70.0, factors={"allocator": 0.7})
+    result = run(world, tmp_path, 120.0).result
+    assert result.recipe_is == "rival"
+    assert result.arms and not result.speedup
+    assert [change.name for change in result.changes if change.decision == "kept"] == ["compile"]
+
+
+def test_a_step_that_does_not_run_within_the_budget_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RatchetError, match="give a larger --budget"):
+        run(World(start_s=100.0), tmp_path, 30.0)
+
+
+def test_a_second_turn_decides_as_the_first_did(tmp_path: Path) -> None:
+    world = World(factors={"allocator": 0.7, "huge_pages": 1.2})
+    first = run(world, tmp_path, 200.0).result
+    began_s, started = world.now_s, world.arms_started
+    second = run(world, tmp_path, 200.0).result
+    assert second.resumed
+    assert second.speedup == first.speedup
+    assert second.changes == first.changes
+    assert second.recipe_is == first.recipe_is == "proven"
+    assert world.arms_started == started
+    assert world.now_s - began_s < 5.0
+
+
+def test_what_a_longer_turn_found_leaves_a_short_one_its_proof(tmp_path: Path) -> None:
+    world = World(factors={"allocator": 0.7, "huge_pages": 1.2})
+    run(world, tmp_path, 1800.0)
+    began_s = world.now_s
+    short = run(world, tmp_path, 150.0).result
+    assert world.now_s - began_s <= 165.0
+    assert short.recipe_is == "proven"
+
+
+@pytest.mark.slow
+@pytest.mark.compiler
+@pytest.mark.timeout(400)
+def test_a_real_turn_of_two_minutes_ends_in_time(tmp_path: Path) -> None:
+    """From the start of the process to its end, whatever else the machine does."""
+    command = [sys.executable, "-m", "ratchet.cli", "optimize", "llama-tiny", "--budget", "2m"]
+    command += ["--device", "cpu", "--json", "--out", str(tmp_path / "out")]
+    command += ["--ledger", str(tmp_path / "ledger.db")]
+    began_s = time.monotonic()
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    took_s = time.monotonic() - began_s
+    assert ended.returncode == 0, ended.stderr
+    assert took_s <= 132.0
+    result = json.loads(ended.stdout)
+    changed = [one for one in result["changes"] if one["basis"] in ("alone", "bundle")]
+    assert not changed or result["speedup"]["vs_compile"]["answer"] == "faster"
+    assert (tmp_path / "out" / "recipe.json").exists()
+
+
+def test_launches_go_before_arms_and_arms_before_the_proof() -> None:
+    costs = seen()
+    arms = {**ARMS, "best_compile_same": RIVAL, "same_arithmetic": SAME}
+    whole = plan_proof(costs, arms, rival="best_compile", left_s=1000.0, launches=3)
+    assert whole is not None and whole.launches == 3 and not whole.omissions
+    fewer = plan_proof(costs, arms, rival="best_compile", left_s=220.0, launches=3)
+    assert fewer is not None and fewer.launches == 2 and set(fewer.roles) == set(arms)
+    assert "1 of 3 launches" in fewer.omissions[0].what
+    small = plan_proof(costs, arms, rival="best_compile", left_s=150.0, launches=3)
+    assert small is not None and "as_written" in small.roles
+    assert "same_arithmetic" not in small.roles
+    assert plan_proof(costs, arms, rival="best_compile", left_s=30.0, launches=3) is None
+
+
+def test_one_launch_is_enough_where_one_is_asked_for() -> None:
+    found = plan_proof(seen(), ARMS, rival="best_compile", left_s=90.0, launches=1)
+    assert found is not None and found.launches == 1
+
+
+@given(st.lists(st.floats(0.1, 100.0), min_size=1, max_size=6))
+def test_starting_together_lies_between_the_longest_and_the_sum(setups_s: list[float]) -> None:
+    found_s = together_s(setups_s)
+    assert max(setups_s) <= found_s * 1.0001
+    assert found_s <= sum(setups_s) * 1.0001
+
+
+def test_a_start_that_was_not_seen_is_guessed_from_those_like_it() -> None:
+    costs = Costs()
+    assert costs.setup_s(WRITTEN) == 0.0
+    costs.note_setup(WRITTEN, 5.0)
+    assert costs.setup_s(RIVAL) == 15.0
+    costs.note_setup(RIVAL, 40.0)
+    assert costs.setup_s(BEST) == 40.0
+    autotuned = Candidate(title="", config=StepConfig(compile_mode="max-autotune"))
+    assert costs.setup_s(autotuned) == 100.0
