@@ -43,6 +43,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from ratchet import watchdog
 from ratchet.errors import KernelError
 from ratchet.kernels.carried_modules import with_modules
 from ratchet.kernels.kernel import Kernel, Language
@@ -256,6 +257,7 @@ def _described(request: dict[str, Any], limit_s: float) -> dict[str, Any]:
             stderr=subprocess.DEVNULL,
             pass_fds=(answer,),
             start_new_session=True,
+            env=watchdog.environment(),
             text=True,
         )
         try:
