@@ -14,6 +14,7 @@ import pytest
 import ratchet
 from ratchet import watchdog
 
+Run = Callable[[str], "subprocess.Popen[bytes]"]
 TOKEN = "RATCHET_TEST_TOKEN"
 FOR_EVER = "import time\ntime.sleep(1 << 20)\n"
 A_CHILD = """
@@ -94,9 +95,7 @@ def kill(program: subprocess.Popen[bytes], folder: Path, *, after: int) -> None:
 
 
 @pytest.mark.parametrize("after", [1, 1, 1, 4])
-def test_a_killed_process_leaves_nothing(
-    run: Callable[[str], subprocess.Popen[bytes]], tmp_path: Path, after: int
-) -> None:
+def test_a_killed_process_leaves_nothing(run: Run, tmp_path: Path, after: int) -> None:
     kill(run(A_CHILD), tmp_path, after=after)
 
 
@@ -111,9 +110,7 @@ def test_a_killed_process_leaves_nothing(
     ],
     ids=["reference", "arm", "keeper", "file", "compiler"],
 )
-def test_a_killed_judge_leaves_no_worker(
-    run: Callable[[str], subprocess.Popen[bytes]], tmp_path: Path, code: str, after: int
-) -> None:
+def test_a_killed_judge_leaves_no_worker(run: Run, tmp_path: Path, code: str, after: int) -> None:
     kill(run(code), tmp_path, after=after)
 
 

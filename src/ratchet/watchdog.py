@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import secrets
 import select
 import signal
 import sys
@@ -20,7 +19,7 @@ from collections.abc import Iterator, Mapping
 
 MARK = "RATCHET_STARTED_BY"
 QUIET_SWEEPS, BETWEEN_S = 10, 0.05
-"""So often nothing must be found: what was being started as its starter died shows its mark late."""
+"""So often nothing must be found: what is only being started then shows its mark a little later."""
 
 
 def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -35,7 +34,7 @@ def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
 @functools.cache
 def _watched(pid: int) -> str:
     """Start the watchdog of this process and return the mark that it looks for."""
-    mark = f"{pid}-{secrets.token_hex(8)}"
+    mark = f"{pid}-{os.urandom(8).hex()}"
     watched = os.pidfd_open(pid)  # inherited, so that no death is too early to be seen
     silent = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (1, 2)]
     try:

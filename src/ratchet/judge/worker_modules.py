@@ -20,6 +20,7 @@ PROFILE_WORKER: Final = "ratchet.judge.workers.static_profile"
 _CONFINED: Final = (
     "ratchet",
     "ratchet.errors",
+    "ratchet.watchdog",
     "ratchet.judge",
     "ratchet.judge.channel",
     "ratchet.judge.processes",
