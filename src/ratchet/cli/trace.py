@@ -27,7 +27,7 @@ commands.command("record", cls=RecordCommand)(record)
 def trace(context: typer.Context) -> None:
     """Profiler traces: record one, see where its time goes, compare, merge, replay."""
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        print(context.get_help())
 
 
 Page = Annotated[
@@ -171,7 +171,7 @@ def _write_page(path: Path, page: str) -> None:
 def _say_written(out: Path | None, parquet: Path | None) -> None:
     for path in (out, parquet):
         if path is not None:
-            typer.echo(f"written: {path}")
+            print(f"written: {path}")
 
 
 commands.command()(merge)

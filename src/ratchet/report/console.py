@@ -76,7 +76,7 @@ class FittedTable:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> FittedTable:
-    """A table whose first `left` columns (and a last one named `why`) are text, the rest figures."""
+    """A table: its first `left` columns and a last one named `why` are text, the rest figures."""
     return FittedTable(columns=tuple(columns), rows=tuple(tuple(row) for row in rows), left=left)
 
 
