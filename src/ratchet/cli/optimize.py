@@ -46,7 +46,7 @@ def optimize(
     sequence: SequenceLength = None,
     precision: PrecisionName = None,
     text: TextFile = None,
-    seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of weights and data.")] = 0,
     device: DeviceName = "auto",
     ledger: LedgerUrl = None,
     as_json: Json = False,

@@ -43,7 +43,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from ratchet import watchdog
+from ratchet import files, watchdog
 from ratchet.errors import KernelError
 from ratchet.kernels.carried_modules import with_modules
 from ratchet.kernels.kernel import Kernel, Language
@@ -214,8 +214,7 @@ def read_source(path: Path) -> str:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         os.close(descriptor)
-        kind = "a directory" if stat.S_ISDIR(found.st_mode) else "no regular file"
-        raise KernelError(f"{str(path)!r} is {kind}: give a source file")
+        raise KernelError(f"{str(path)!r} is {files.kind(found.st_mode)}: give a source file")
     with os.fdopen(descriptor, "rb") as file:
         if found.st_size > MAX_SOURCE_BYTES:
             raise KernelError(

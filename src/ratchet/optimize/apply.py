@@ -83,9 +83,9 @@ def _ready(recipe: str | Path | Recipe, ledger_url: str | None) -> Recipe:
     device = probe("auto")
     here = software().fingerprint
     loaded.check_here(device=device.fingerprint, device_name=device.model, software=here)
-    fingerprint = Fingerprint(device=device.fingerprint, software=here)
     installed = [InstalledKernel(**kernel.model_dump()) for kernel in loaded.kernels]
     with Ledger.open(ledger_url) as ledger:
+        fingerprint = ledger.here(device)
         for kernel in installed:
             if not ledger.proven(kernel.hash, fingerprint, judge=revision()):
                 _prove_again(kernel, ledger, fingerprint)

@@ -13,6 +13,7 @@ from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import Device, probe
 from ratchet.errors import DeviceError, RatchetError
+from ratchet.files import why_not_new_folder
 from ratchet.judge.arms import ArmProcess
 from ratchet.ledger import Ledger
 from ratchet.measure.samples import Sample
@@ -30,7 +31,7 @@ from ratchet.optimize.prove import Proof, prove
 from ratchet.optimize.prove_kernels import ProvenKernels, prove_kernels
 from ratchet.optimize.recipe import Recipe
 from ratchet.optimize.result import Change, LossResult, OptimizeResult, StepProfile
-from ratchet.optimize.settings import Settings
+from ratchet.optimize.settings import LARGEST_SEED, Settings
 from ratchet.optimize.turn import Listener, Turn
 from ratchet.workloads.config import StepConfig
 
@@ -91,7 +92,8 @@ def optimize(settings: Settings, listener: Listener = lambda event, details: Non
         identity = turn.ledger.start_turn(
             settings.key(), {"workload": settings.workload}, fingerprint=turn.fingerprint
         )
-        outcome = _run(turn, describe(turn), started_at)
+        with turn.ledger.failing(identity):
+            outcome = _run(turn, describe(turn), started_at)
         turn.ledger.record_measurements(identity, outcome.samples, purpose="proof")
         turn.ledger.record_recipe(identity, outcome.recipe.model_dump(mode="json"))
         turn.ledger.finish_turn(identity, {"speedup": outcome.recipe.speedup})
@@ -324,6 +326,7 @@ def _profile(turn: Turn, candidate: Candidate, when: str) -> StepProfile:
 def _open(settings: Settings, listener: Listener) -> Turn:
     device = probe(str(settings.options.get("device") or "auto"))
     ledger = Ledger.open(settings.ledger)
+    ledger.here(device)
     return Turn(
         settings=settings,
         ledger=ledger,
@@ -349,8 +352,10 @@ def _ceilings(device: Device) -> Ceilings | None:
 
 def check_settings(settings: Settings) -> None:
     """Refuse at once what could only fail at the end: an unknown lever, a folder that is a file."""
-    if settings.out.exists() and not settings.out.is_dir():
-        raise RatchetError(f"{settings.out} is not a folder: give another with --out")
+    if why := why_not_new_folder(settings.out):
+        raise RatchetError(f"--out {settings.out} {why}: name a folder")
+    if not 0 <= settings.seed <= LARGEST_SEED:
+        raise RatchetError(f"seed {settings.seed}: give one from 0 to {LARGEST_SEED}")
     if settings.try_lever is not None and settings.try_lever not in all_levers():
         known = ", ".join(all_levers())
         raise RatchetError(f"unknown lever {settings.try_lever!r}: the levers are {known}")

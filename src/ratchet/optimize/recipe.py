@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from ratchet import files
 from ratchet.errors import RecipeError
 from ratchet.workloads.config import StepConfig
 
@@ -65,6 +66,11 @@ class Recipe(BaseModel):
     def load(cls, path: str | Path) -> Recipe:
         """Read a recipe; a RecipeError where it is missing, damaged or from a newer version."""
         path = Path(path)
+        why = files.why_not_file(path)
+        if why:
+            raise RecipeError(
+                f"recipe {path} {why}: give the recipe.json that `ratchet optimize` wrote"
+            )
         try:
             text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:

@@ -13,6 +13,8 @@ from ratchet.errors import RatchetError
 
 DEFAULT_BUDGET_S = 1800.0
 SMALLEST_BUDGET_S = 30.0
+LARGEST_SEED = 2**32 - 1
+"""NumPy's generators take no larger one, and a workload may seed those too."""
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
