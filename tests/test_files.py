@@ -86,12 +86,18 @@ TAKEN: dict[str, tuple[Callable[[Path], object], type[RatchetError], str]] = {
     "ledger": (Ledger.open, LedgerError, ""),
     "text": (file_text, WorkloadError, ""),
 }
+
+
+def kernelbench(folder: Path) -> object:
+    return kernelbench_suite(folder, level=1, scale=None, candidate="eager", time_limit_s=1.0)
+
+
 MADE: dict[str, tuple[Callable[[Path], object], type[RatchetError]]] = {
     "trace": (report_run, TraceError),
     "record": (lambda path: record(["true"], path), TraceError),
     "judge": (check_out, RatchetError),
     "optimize": (lambda path: check_settings(Settings(workload="x", out=path)), RatchetError),
-    "kernelbench": (lambda path: kernelbench_suite(path, level=1, candidate="eager"), RatchetError),
+    "kernelbench": (lambda path: kernelbench(path), RatchetError),
 }
 
 

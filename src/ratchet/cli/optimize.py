@@ -17,6 +17,18 @@ from ratchet.cli.options import (
 )
 
 
+def _checked_seed(seed: int) -> int:
+    from ratchet.optimize.settings import check_seed
+
+    check_seed(seed)
+    return seed
+
+
+SeedNumber = Annotated[
+    int, typer.Option("--seed", callback=_checked_seed, help="Seed of weights and data.")
+]
+
+
 @app.command()
 def optimize(
     workload: Annotated[
@@ -46,7 +58,9 @@ def optimize(
     sequence: SequenceLength = None,
     precision: PrecisionName = None,
     text: TextFile = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of weights and data.")] = 0,
+    seed: Annotated[
+        int, typer.Option(callback=_checked_seed, help="Seed of weights and data.")
+    ] = 0,
     device: DeviceName = "auto",
     ledger: LedgerUrl = None,
     as_json: Json = False,

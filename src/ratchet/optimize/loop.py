@@ -31,7 +31,7 @@ from ratchet.optimize.prove import Proof, prove
 from ratchet.optimize.prove_kernels import ProvenKernels, prove_kernels
 from ratchet.optimize.recipe import Recipe
 from ratchet.optimize.result import Change, LossResult, OptimizeResult, StepProfile
-from ratchet.optimize.settings import LARGEST_SEED, Settings
+from ratchet.optimize.settings import Settings, check_seed
 from ratchet.optimize.turn import Listener, Turn
 from ratchet.workloads.config import StepConfig
 
@@ -354,8 +354,7 @@ def check_settings(settings: Settings) -> None:
     """Refuse at once what could only fail at the end: an unknown lever, a folder that is a file."""
     if why := why_not_new_folder(settings.out):
         raise RatchetError(f"--out {settings.out} {why}: name a folder")
-    if not 0 <= settings.seed <= LARGEST_SEED:
-        raise RatchetError(f"seed {settings.seed}: give one from 0 to {LARGEST_SEED}")
+    check_seed(settings.seed)
     if settings.try_lever is not None and settings.try_lever not in all_levers():
         known = ", ".join(all_levers())
         raise RatchetError(f"unknown lever {settings.try_lever!r}: the levers are {known}")

@@ -48,6 +48,12 @@ class Settings:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
 
+def check_seed(seed: int) -> None:
+    """Refuse a seed that a random number generator could not take."""
+    if not 0 <= seed <= LARGEST_SEED:
+        raise RatchetError(f"seed {seed} is out of range: give one from 0 to {LARGEST_SEED}")
+
+
 def parse_duration_s(text: str) -> float:
     """Seconds from `90`, `90s`, `30m` or `2h`; at least 30 s."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text)
