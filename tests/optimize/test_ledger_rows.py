@@ -14,6 +14,7 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.suites import find_problem
 from ratchet.optimize import bench, loop
 from ratchet.optimize.settings import Settings
+from ratchet.optimize.suite import Question, Suite, SuiteRun
 from ratchet.optimize.verdicts import RecordedJudge, Terms
 
 TABLES = ("problems", "kernels", "verdicts", "measurements", "evidence", "recipes", "turns")
@@ -54,7 +55,7 @@ class FakeJudge:
         return self
 
     def model_dump(self, mode: str) -> dict[str, Any]:
-        return {**self.verdict, "status": "correct", "environment": {}}
+        return {**self.verdict, "status": "correct", "reason": "", "speedup": {}, "environment": {}}
 
     def close(self) -> None: ...
 
@@ -100,3 +101,17 @@ def test_a_mistake_leaves_no_turn_to_be_resumed(
 def test_a_seed_that_is_none_is_refused_at_once(seed: int, tmp_path: Path) -> None:
     with pytest.raises(RatchetError, match=f"seed {seed}"):
         loop.check_settings(Settings(workload="llama-tiny", seed=seed, out=tmp_path))
+
+
+def test_a_verdict_is_reported_once_it_is_in_the_ledger(tmp_path: Path) -> None:
+    ledger, reported = tmp_path / "ledger.db", []
+    kernel = Kernel(name="k", language="cpp", source="", entry="k")
+    problem = find_problem("squared_relu").at("ci")
+    questions = tuple(Question(name=name, read=lambda: (problem, kernel)) for name in "ab")
+    asked = Suite(name="two", candidate="mine", tier="ci", questions=questions)
+    with RecordedJudge(str(ledger)) as court:
+        court._judge.close()
+        court._judge = FakeJudge()  # type: ignore[assignment]
+        run = SuiteRun(suite=asked, judge=court, terms=Terms(device="cpu"), fresh=True)
+        run.run(lambda row, _: reported.append(len(rows(ledger, "SELECT id FROM verdicts"))))
+    assert reported == [1, 2]

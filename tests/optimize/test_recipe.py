@@ -46,7 +46,7 @@ def test_a_missing_recipe_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
-    assert "cannot be read" in refused(tmp_path)
+    assert "is a folder" in refused(tmp_path)
 
 
 @pytest.mark.parametrize("keep", [0, 1, 40, 400])
