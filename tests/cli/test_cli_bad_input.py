@@ -188,3 +188,13 @@ def test_a_source_that_the_compiler_rejects_is_refused(capsys: pytest.CaptureFix
 def test_a_seed_that_is_none_is_one_line(seed: str, capsys: pytest.CaptureFixture[str]) -> None:
     line = mistake(capsys, "optimize", "llama-tiny", "--seed", seed)
     assert f"seed {seed} is out of range" in line and "0 to 4294967295" in line
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "directory"])
+@pytest.mark.parametrize("command", ["bench", "optimize"])
+def test_a_text_that_is_none_is_one_line(
+    command: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, words = ANY_FILE[kind]
+    make(Path("text"))
+    assert f"text' {words}" in mistake(capsys, command, "llama-tiny", "--text", "text")

@@ -9,6 +9,7 @@ import typer
 
 from ratchet.devices.probe import probe
 from ratchet.errors import WorkloadError
+from ratchet.files import why_not_file
 
 BatchSize = Annotated[
     int | None, typer.Option("--batch-size", min=1, help="Sequences (or images) in a batch.")
@@ -38,6 +39,8 @@ def workload_options(
     """The keyword arguments of `workloads.load` that were given; JSON, for another process."""
     if precision is not None and precision not in PRECISIONS:
         raise WorkloadError(f"unknown precision {precision!r}: use one of {', '.join(PRECISIONS)}")
+    if text is not None and (why := why_not_file(text)):
+        raise WorkloadError(f"text {str(text)!r} {why}; give the path of a text file")
     options: dict[str, Any] = {"device": probe(device).kind}
     if batch_size is not None:
         options["batch_size"] = batch_size

@@ -89,11 +89,13 @@ class Ledger:
         """
         versions = software()
         found = Fingerprint(device=device.fingerprint, software=versions.fingerprint)
-        tables = {"device": schema.devices, "software": schema.software}
-        payloads = {"device": describe_device(device), "software": asdict(versions)}
-        for part, table in tables.items():
-            if self._newest(table, None, table.c[part] == found[part]) is None:
-                self._append_once(table, found, payload=payloads[part])
+        kept: tuple[tuple[Table, ColumnElement[bool], Mapping[str, object]], ...] = (
+            (schema.devices, schema.devices.c.device == found["device"], describe_device(device)),
+            (schema.software, schema.software.c.software == found["software"], asdict(versions)),
+        )
+        for table, same, payload in kept:
+            if self._newest(table, None, same) is None:
+                self._append_once(table, found, payload=payload)
         return found
 
     def record_problem(
