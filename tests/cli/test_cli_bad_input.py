@@ -47,9 +47,9 @@ def gigabytes(path: Path) -> None:
 
 ANY_FILE: dict[str, tuple[Make, str]] = {
     "missing": (lambda path: None, "No such file"),
-    "directory": (Path.mkdir, "is a directory"),
-    "FIFO": (os.mkfifo, "no regular file"),
-    "device": (lambda path: path.symlink_to("/dev/zero"), "no regular file"),
+    "directory": (Path.mkdir, "is a folder"),
+    "FIFO": (os.mkfifo, "is a FIFO"),
+    "device": (lambda path: path.symlink_to("/dev/zero"), "is a device"),
     "link to itself": (lambda path: path.symlink_to(path.name), "symbolic links"),
     "gigabytes": (gigabytes, "has 8589934592 bytes"),
     "binary": (octets(b"\x7fELF\xff\xfe\x00"), "not UTF-8"),
@@ -182,3 +182,19 @@ def test_a_source_that_the_compiler_rejects_is_refused(capsys: pytest.CaptureFix
     assert main(["judge", "squared_relu", "kernel.cpp", "--tier", "ci", "--json"]) == 1
     verdict = json.loads(capsys.readouterr().out)
     assert verdict["status"] == "refused" and "\n" not in verdict["reason"]
+
+
+@pytest.mark.parametrize("seed", ["-1", "4294967296", "9" * 24])
+def test_a_seed_that_is_none_is_one_line(seed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = mistake(capsys, "optimize", "llama-tiny", "--seed", seed)
+    assert f"seed {seed} is out of range" in line and "0 to 4294967295" in line
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "directory"])
+@pytest.mark.parametrize("command", ["bench", "optimize"])
+def test_a_text_that_is_none_is_one_line(
+    command: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, words = ANY_FILE[kind]
+    make(Path("text"))
+    assert f"text' {words}" in mistake(capsys, command, "llama-tiny", "--text", "text")

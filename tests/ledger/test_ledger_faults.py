@@ -123,13 +123,13 @@ def test_a_ledger_that_turns_read_only(file: Path) -> None:
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     message = _message(lambda: Ledger.open(tmp_path / "file" / "deeper" / "ledger.db"))
-    assert "cannot be made" in message
+    assert "lies below" in message and "which is a file" in message
     assert "point --ledger or RATCHET_LEDGER at a file in a folder that can be written" in message
 
 
 def test_a_folder_in_the_place_of_the_file(tmp_path: Path) -> None:
     message = _message(lambda: Ledger.open(tmp_path))
-    assert "cannot be opened; check its folder's permissions" in message
+    assert "is a folder; point --ledger or RATCHET_LEDGER at a file" in message
 
 
 def test_a_full_disk_keeps_what_was_committed(file: Path) -> None:

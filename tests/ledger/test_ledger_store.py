@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import select
 
-from ratchet.errors import LedgerError
-from ratchet.ledger import SCHEMA_VERSION, Fingerprint, Ledger, default_path
+from ratchet.devices.fingerprint import software
+from ratchet.devices.probe import probe
+from ratchet.errors import LedgerError, WorkloadError
+from ratchet.ledger import SCHEMA_VERSION, Fingerprint, Ledger, default_path, schema
 from ratchet.ledger.payload import dumps, loads
 from ratchet.measure.samples import Sample
 
@@ -170,13 +174,40 @@ def test_content_is_kept_once_under_its_hash(ledger: Ledger) -> None:
     for _ in range(2):
         ledger.record_kernel("k", "rope", {"source": "int x;"}, fingerprint=HERE)
         ledger.record_problem("p", "rope", {"cases": []}, fingerprint=HERE)
-        ledger.describe_device({"model": "EPYC"}, fingerprint=HERE)
-        ledger.describe_software({"torch": "2.13.0"}, fingerprint=HERE)
     assert ledger.kernel("k") == {"source": "int x;"}
     assert ledger.problem("p") == {"cases": []}
     assert ledger.kernel("other") is None
     counts = ledger.counts()
-    assert [counts[name] for name in ("kernels", "problems", "devices", "software")] == [1] * 4
+    assert [counts[name] for name in ("kernels", "problems")] == [1] * 2
+
+
+def test_a_fingerprint_from_here_is_described_once(ledger: Ledger) -> None:
+    device = probe("cpu")
+    found = [ledger.here(device) for _ in range(2)]
+    other = ledger.here(replace(device, model="another"))
+    assert found == [Fingerprint(device=device.fingerprint, software=software().fingerprint)] * 2
+    assert other["device"] != found[0]["device"] and other["software"] == found[0]["software"]
+    assert ledger.counts()["devices"] == 2 and ledger.counts()["software"] == 1
+    with ledger._engine.connect() as connection:
+        (row, _) = connection.execute(select(schema.devices)).all()
+    assert (row.device, row.payload["model"]) == (device.fingerprint, device.model)
+
+
+def test_a_turn_that_a_mistake_ended_is_not_resumed(ledger: Ledger) -> None:
+    turn = ledger.start_turn("llama-8m", fingerprint=HERE)
+    with pytest.raises(WorkloadError), ledger.failing(turn):
+        raise WorkloadError("no such workload")
+    assert ledger.unfinished_turn("llama-8m") is None
+    assert ledger.counts()["turns"] == 2
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, LedgerError, MemoryError])
+def test_a_turn_that_something_else_ended_is(ledger: Ledger, error: type[BaseException]) -> None:
+    turn = ledger.start_turn("llama-8m", fingerprint=HERE)
+    with pytest.raises(error), ledger.failing(turn):
+        raise error
+    found = ledger.unfinished_turn("llama-8m")
+    assert found is not None and found.turn == turn
 
 
 def test_a_ledger_stays_between_openings(tmp_path: Path) -> None:

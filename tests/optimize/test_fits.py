@@ -86,7 +86,7 @@ def test_a_pipe_in_the_recipe_s_place(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "recipe.json")
     path = tmp_path / "recipe.json"
     said = refused(lambda: ratchet.compile(print, MODEL, OPTIMIZER, recipe=path))
-    assert "no regular file" in said
+    assert "is a FIFO" in said
 
 
 def test_what_is_no_workload() -> None:
@@ -197,7 +197,7 @@ def test_a_turn_s_recipe_holds_its_model_and_optimizer(described: bool) -> None:
     """An older ledger's description has neither."""
     model = fits.signature_of(MODEL)
     turn = SimpleNamespace(
-        settings=SimpleNamespace(workload="w"),
+        settings=SimpleNamespace(title="w"),
         device=SimpleNamespace(fingerprint="d", model="m"),
         software_fingerprint="s",
     )

@@ -48,16 +48,16 @@ def test_a_missing_recipe_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
-    assert "cannot be read" in refused(tmp_path)
+    assert "is a folder" in refused(tmp_path)
 
 
 def test_a_pipe_without_a_writer_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    assert "no regular file" in refused(tmp_path / "pipe")
+    assert "is a FIFO" in refused(tmp_path / "pipe")
 
 
 def test_a_device_is_refused() -> None:
-    assert "no regular file" in refused(Path("/dev/zero"))
+    assert "is a device" in refused(Path("/dev/zero"))
 
 
 def test_a_huge_file_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from made_up_result import make_result
 from rich.console import Console
 
-from ratchet.report.console import make_console
+from ratchet.report.console import make_console, table
 from ratchet.report.progress import Progress
 from ratchet.report.terminal import print_bench, print_device, print_plan, print_result
 
@@ -205,3 +205,40 @@ def test_progress_follows_a_turn_on_a_terminal() -> None:
 def test_the_default_console_is_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     make_console().print("[bold]plain[/bold] :smile:")
     assert capsys.readouterr().out == "[bold]plain[/bold] :smile:\n"
+
+
+FIGURES = ("step", "2,200,123", "12,345,678", "101.50%", "1,022.25 GiB", "301.5 - 313.7")
+
+
+@pytest.mark.parametrize("width", [24, 30, 40, 50, 60, 80])
+@pytest.mark.parametrize("left", [1, 2])
+def test_no_figure_is_cut_on_a_narrow_terminal(width: int, left: int) -> None:
+    console, file = _console(width)
+    texts = ("a workload with a long name", "a second text of some length")[:left]
+    columns = (
+        *("name", "what it is")[:left],
+        "runs",
+        "step, ms",
+        "rate/s",
+        "MFU",
+        "memory",
+        "95 %",
+    )
+    console.print(table((*columns, "why"), [(*texts, *FIGURES, "a reason in words")], left=left))
+    lines = file.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines)
+    for figure in FIGURES:
+        assert any(figure in line for line in lines), figure
+
+
+@pytest.mark.parametrize("width", [32, 40])
+def test_every_table_is_whole_at_forty_columns(result: dict[str, Any], width: int) -> None:
+    said = _said(result, width)
+    for figure in ("301 - 313", "3,339", "38%", "2.14 GiB"):
+        assert any(figure in line for line in said.splitlines()), figure
+    console, file = _console(width)
+    row = {"tokens_per_s": 465678.0, "mfu": 0.41, "peak_memory_bytes": 2**31, "unit": "images"}
+    print_bench([row | {"workload": "a-workload-of-mine.py:f", "step_time_s": 2.2}], console)
+    for figure in ("2.20", "465,678", "41%", "2.00 GiB"):
+        assert any(figure in line for line in file.getvalue().splitlines()), figure
+    assert "…" not in said + file.getvalue()

@@ -109,7 +109,7 @@ def test_a_missing_function_lists_those_that_are_there(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_or_name_is_one_line(tmp_path: Path) -> None:
-    assert "there is no file" in message(f"{tmp_path}/none.py:make")
+    assert "No such file" in message(f"{tmp_path}/none.py:make")
     assert "names no function" in message(str(script(tmp_path)))
 
 

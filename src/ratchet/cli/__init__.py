@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from ratchet.cli.streams import LostOutput, fill_closed, forget_stdout, standing_in
+
 __all__ = ["main", "run"]
 
-INTERNAL, MISTAKE, INTERRUPTED = 70, 2, 130
+INTERNAL, MISTAKE, INTERRUPTED, PIPE_CLOSED = 70, 2, 130, 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -17,11 +20,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     It may stand anywhere before a `--`; what follows one belongs to the command that is run.
 
-    0 done, 2 a mistake in the call (one line says which), 70 a fault of Ratchet's own,
-    130 interrupted.
+    0 done, 2 a mistake in the call or a stdout that cannot be written (one line says which), 70 a
+    fault of Ratchet's own, 130 interrupted, 141 nobody reads stdout any more.
     """
     began_s = time.monotonic()
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not fill_closed():
+        return _say("ratchet: stdout is closed: leave it open, or send it to a file", MISTAKE)
+    with standing_in():
+        try:
+            code = _main(list(sys.argv[1:] if arguments is None else arguments), began_s)
+            sys.stdout.flush()
+        except LostOutput as lost:
+            return _lost(lost)
+        return code
+
+
+def _main(words: list[str], began_s: float) -> int:
     ours = words.index("--") if "--" in words else len(words)
     debug = "--debug" in words[:ours]
     words = [word for word in words[:ours] if word != "--debug"] + words[ours:]
@@ -36,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app(
             args=words or ["--help"], prog_name="ratchet", standalone_mode=False, obj=began_s
         )
+    except LostOutput:
+        raise
     except typer.Abort:
         return _interrupted(words)
     except usage_error as error:
@@ -49,9 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say(f"ratchet: {error}", MISTAKE)
     except KeyboardInterrupt:
         return _interrupted(words)
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 0
     except Exception as error:  # the outermost boundary: a fault of our own is said in one line
         if debug:
             raise
@@ -74,6 +87,14 @@ def _interrupted(words: Sequence[str]) -> int:
         "judge": "; verdicts that were reached are in the ledger",
     }
     return _say(f"ratchet: interrupted{left.get(words[0], '') if words else ''}", INTERRUPTED)
+
+
+def _lost(lost: LostOutput) -> int:
+    """Stop quietly as `cat` does where nobody reads on (128 + SIGPIPE); else say what failed."""
+    forget_stdout()
+    if lost.number == errno.EPIPE:
+        return PIPE_CLOSED
+    return _say(f"ratchet: stdout cannot be written ({lost}): send it elsewhere", MISTAKE)
 
 
 def _say(line: str, code: int) -> int:

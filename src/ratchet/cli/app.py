@@ -38,12 +38,12 @@ DeviceName = Annotated[
 
 def print_json(document: dict[str, Any]) -> None:
     """One JSON document on stdout, and nothing else there."""
-    typer.echo(json.dumps(document, indent=2, sort_keys=False))
+    print(json.dumps(document, indent=2, sort_keys=False))
 
 
 def _version(value: bool) -> None:
     if value:
-        typer.echo(f"ratchet {__version__}")
+        print(f"ratchet {__version__}")
         raise typer.Exit()
 
 

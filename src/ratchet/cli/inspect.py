@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -66,5 +67,5 @@ def inspect(
     elif found["targets"]:
         print_inspection(found)
     else:
-        typer.echo(f"ratchet: {found['reason']}", err=True)
+        print(f"ratchet: {found['reason']}", file=sys.stderr)
     raise typer.Exit(COMPILED if all_compiled(found) else NOT_COMPILED)

@@ -12,6 +12,18 @@ from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
 from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
 
 
+def _checked_seed(seed: int) -> int:
+    from ratchet.optimize.settings import check_seed
+
+    check_seed(seed)
+    return seed
+
+
+SeedNumber = Annotated[
+    int, typer.Option("--seed", callback=_checked_seed, help="Seed of weights and data.")
+]
+
+
 @app.command()
 def optimize(
     context: typer.Context,
@@ -42,7 +54,9 @@ def optimize(
     sequence: SequenceLength = None,
     precision: PrecisionName = None,
     text: TextFile = None,
-    seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = 0,
+    seed: Annotated[
+        int, typer.Option(callback=_checked_seed, help="Seed of weights and data.")
+    ] = 0,
     device: DeviceName = "auto",
     ledger: LedgerUrl = None,
     as_json: Json = False,

@@ -27,7 +27,7 @@ commands.command("record", cls=RecordCommand)(record)
 def trace(context: typer.Context) -> None:
     """Profiler traces: record one, see where its time goes, compare, merge, replay."""
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        print(context.get_help())
 
 
 Page = Annotated[
@@ -148,9 +148,10 @@ def _ceilings(device: str | None) -> Ceilings | None:
 def _check_outputs(out: Path | None, parquet: Path | None) -> None:
     """Say what cannot be written before a long trace is read."""
     from ratchet.errors import TraceError
+    from ratchet.files import why_not_new_file
 
-    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
-        raise TraceError(f"--out {out} is not a file in a folder that exists: name one")
+    if out is not None and (why := why_not_new_file(out)):
+        raise TraceError(f"--out {out} {why}: name a file in a folder that exists")
     if parquet is not None:
         from ratchet.trace.parquet import check_parquet
 
@@ -171,7 +172,7 @@ def _write_page(path: Path, page: str) -> None:
 def _say_written(out: Path | None, parquet: Path | None) -> None:
     for path in (out, parquet):
         if path is not None:
-            typer.echo(f"written: {path}")
+            print(f"written: {path}")
 
 
 commands.command()(merge)

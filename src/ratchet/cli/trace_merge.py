@@ -24,18 +24,17 @@ def merge(
     debug: Debug = False,
 ) -> None:
     """Put the traces of a run's ranks into one Chrome trace: a process for each, on one clock."""
+    from ratchet import files
     from ratchet.errors import TraceError
     from ratchet.report.console import working
     from ratchet.report.trace_terminal_more import print_merged
     from ratchet.trace.documents import plainly
     from ratchet.trace.merge import merge as merge_ranks
-    from ratchet.trace.runs import check
 
-    check(folder)
-    if not folder.is_dir():
-        raise TraceError(f"{folder} is no folder: give one that holds a trace for each rank")
-    if out.is_dir() or not out.absolute().parent.is_dir():
-        raise TraceError(f"--out {out} is not a file in a folder that exists: name one")
+    if why := files.why_not_folder(folder):
+        raise TraceError(f"{folder} {why}: give a folder that holds a trace for each rank")
+    if why := files.why_not_new_file(out):
+        raise TraceError(f"--out {out} {why}: name a file in a folder that exists")
     with working(f"merging {folder}"):
         merged = merge_ranks(folder, out)
     plain = plainly(merged) | {"path": str(merged.path), "size_bytes": out.stat().st_size}

@@ -105,8 +105,8 @@ def record(
         )
         return
     for path in paths:
-        typer.echo(f"recorded: {path}")
-    typer.echo(f"next: ratchet trace report {shlex.quote(str(out))} --out trace.html")
+        print(f"recorded: {path}")
+    print(f"next: ratchet trace report {shlex.quote(str(out))} --out trace.html")
 
 
 def _check_command(command: list[str], *options: object) -> None:

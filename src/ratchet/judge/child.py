@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
+from ratchet import watchdog
 from ratchet.errors import JudgeError
 from ratchet.judge import processes
 from ratchet.judge.channel import (
@@ -43,9 +44,10 @@ class ChildFailure(JudgeError):
 class Child:
     """One running child. After a ChildFailure it has been killed with all that it started.
 
-    `command` is given the number of the channel's descriptor in the child. The child dies with the
-    thread that started it, if its program asks for that (all of the judge's workers do). `shortage`
-    is asked while the judge waits for it: where it gives a text, the child is ended for it.
+    `command` is given the number of the channel's descriptor in the child. The child and all that
+    it starts end with this process, even by SIGKILL (`ratchet.watchdog`), and with the thread that
+    started it where its program asks for that. `shortage` is asked while the judge waits for it:
+    where it gives a text, the child is ended for it.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class Child:
                 stdout=writable,
                 stderr=writable,
                 pass_fds=(theirs.fileno(),),
-                env=dict(environment),
+                env=watchdog.environment(environment),
                 start_new_session=True,
             )
         except OSError:

@@ -21,6 +21,7 @@ _CONFINED: Final = (
     "ratchet",
     "ratchet.callable_module",
     "ratchet.errors",
+    "ratchet.watchdog",
     "ratchet.judge",
     "ratchet.judge.channel",
     "ratchet.judge.processes",

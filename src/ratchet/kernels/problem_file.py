@@ -43,6 +43,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from ratchet import files, watchdog
 from ratchet.errors import KernelError
 from ratchet.kernels.carried_modules import with_modules
 from ratchet.kernels.kernel import Kernel, Language
@@ -213,8 +214,7 @@ def read_source(path: Path) -> str:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         os.close(descriptor)
-        kind = "a directory" if stat.S_ISDIR(found.st_mode) else "no regular file"
-        raise KernelError(f"{str(path)!r} is {kind}: give a source file")
+        raise KernelError(f"{str(path)!r} is {files.kind(found.st_mode)}: give a source file")
     with os.fdopen(descriptor, "rb") as file:
         if found.st_size > MAX_SOURCE_BYTES:
             raise KernelError(
@@ -256,6 +256,7 @@ def _described(request: dict[str, Any], limit_s: float) -> dict[str, Any]:
             stderr=subprocess.DEVNULL,
             pass_fds=(answer,),
             start_new_session=True,
+            env=watchdog.environment(),
             text=True,
         )
         try:

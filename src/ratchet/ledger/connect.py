@@ -12,6 +12,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
+from ratchet import files
 from ratchet.errors import LedgerError
 from ratchet.ledger import payload, schema
 from ratchet.ledger.faults import BUSY_TIMEOUT_S, code_of, explained
@@ -51,10 +52,13 @@ def _make_folder(url: URL) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
+        why = files.why_not_new_folder(file.parent) or f"cannot be made ({error.strerror})"
         raise LedgerError(
-            f"the ledger's folder {file.parent} cannot be made ({error.strerror}); point --ledger "
+            f"the ledger's folder {file.parent} {why}; point --ledger "
             "or RATCHET_LEDGER at a file in a folder that can be written"
         ) from error
+    if why := files.why_not_new_file(file):
+        raise LedgerError(f"the ledger {file} {why}; point --ledger or RATCHET_LEDGER at a file")
 
 
 def _engine(url: URL) -> Engine:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any
@@ -13,7 +13,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Engine, Row, Select, Table, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from ratchet.errors import LedgerError
+from ratchet.devices.fingerprint import software
+from ratchet.devices.probe import Device, describe_device
+from ratchet.errors import LedgerError, RatchetError
 from ratchet.ledger import schema
 from ratchet.ledger.connect import connect, utc_now
 from ratchet.ledger.faults import explained
@@ -80,13 +82,21 @@ class Ledger:
 
     # What the machine, the problems and the kernels are.
 
-    def describe_device(self, payload: Mapping[str, Any], *, fingerprint: Fingerprint) -> None:
-        """Keep what a device's fingerprint stands for; a second time changes nothing."""
-        self._append_once(schema.devices, fingerprint, payload=payload)
+    def here(self, device: Device) -> Fingerprint:
+        """Return the fingerprint of a device and of this software; keep what both stand for.
 
-    def describe_software(self, payload: Mapping[str, Any], *, fingerprint: Fingerprint) -> None:
-        """Keep what a software's fingerprint stands for; a second time changes nothing."""
-        self._append_once(schema.software, fingerprint, payload=payload)
+        Rows that a command appends carry a fingerprint from here, so that none is without meaning.
+        """
+        versions = software()
+        found = Fingerprint(device=device.fingerprint, software=versions.fingerprint)
+        kept: tuple[tuple[Table, ColumnElement[bool], Mapping[str, object]], ...] = (
+            (schema.devices, schema.devices.c.device == found["device"], describe_device(device)),
+            (schema.software, schema.software.c.software == found["software"], asdict(versions)),
+        )
+        for table, same, payload in kept:
+            if self._newest(table, None, same) is None:
+                self._append_once(table, found, payload=payload)
+        return found
 
     def record_problem(
         self, hash: str, name: str, payload: Mapping[str, Any], *, fingerprint: Fingerprint
@@ -175,6 +185,24 @@ class Ledger:
             turn, "finished", started.command, started.workload, payload, started.fingerprint
         )
 
+    @contextmanager
+    def failing(self, turn: str) -> Iterator[None]:
+        """Append that a turn failed where its work raises a mistake: nothing is to be resumed.
+
+        A turn that is killed or interrupted, or whose ledger fails, stays unfinished.
+        """
+        try:
+            yield
+        except LedgerError:
+            raise
+        except RatchetError as error:
+            started = self.turn(turn)
+            payload = {"error": str(error)}
+            self._append_turn(
+                turn, "failed", started.command, started.workload, payload, started.fingerprint
+            )
+            raise
+
     def turn(self, turn: str) -> Turn:
         """The turn of this identity as it was started.
 
@@ -190,14 +218,14 @@ class Ledger:
     def unfinished_turn(
         self, workload: str, *, fingerprint: Fingerprint | None = None, command: str = "optimize"
     ) -> Turn | None:
-        """The newest turn of a workload, if it was started and never finished; else None."""
+        """The newest turn of a workload, if it was started and neither finished nor failed."""
         table = schema.turns
         rows = self._rows(
             table, fingerprint, table.c.workload == workload, table.c.command == command
         )
         started = [row for row in rows if row.event == "started"]
-        finished = {row.turn for row in rows if row.event == "finished"}
-        if not started or started[-1].turn in finished:
+        ended = {row.turn for row in rows if row.event != "started"}
+        if not started or started[-1].turn in ended:
             return None
         return _as_turn(started[-1])
 

@@ -21,7 +21,6 @@ from ratchet.devices.probe import Device
 from ratchet.errors import RecipeError
 from ratchet.graph.install import compile_options
 from ratchet.graph.steps import build_step
-from ratchet.ledger import Fingerprint
 from ratchet.optimize import allocators, fits
 from ratchet.optimize.candidate import wanted_libraries
 from ratchet.optimize.installed import InstalledKernel
@@ -113,8 +112,7 @@ def _with_kernels(
         for kernel in recipe.kernels
         if kernel.library in wanted
     ]
-    here = Fingerprint(device=device.fingerprint, software=software().fingerprint)
-    ready = ready_kernels(installed, here, ledger)
+    ready = ready_kernels(installed, device, ledger)
     for name in sorted(wanted - {kernel.library for kernel in installed}):
         ready.left_out[name] = "the recipe holds no kernel for it"
     if ready.left_out and strict:

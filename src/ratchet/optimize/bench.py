@@ -9,7 +9,7 @@ from typing import Any
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
 from ratchet.judge.arms import ArmProcess, ArmSpec
-from ratchet.ledger import Fingerprint, Ledger
+from ratchet.ledger import Ledger
 
 FACTORY = "ratchet.optimize.bench:make_bench"
 MIDDLE_SIZES = ("llama-60m", "gpt2", "moe", "bert", "vit")
@@ -51,9 +51,9 @@ def bench_all(
 ) -> list[dict[str, Any]]:
     """Bench each workload by itself, one after the other, and keep each result in the ledger."""
     device = probe(str(options.get("device", "auto")))
-    fingerprint = Fingerprint(device=device.fingerprint, software=software().fingerprint)
     results = []
     with Ledger.open(ledger) as book:
+        fingerprint = book.here(device)
         for workload in workloads or MIDDLE_SIZES:
             spec = ArmSpec(
                 name=workload,

@@ -14,6 +14,7 @@ from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import Device, probe
 from ratchet.errors import DeadlinePassed, DeviceError, RatchetError
+from ratchet.files import why_not_new_folder
 from ratchet.judge.arms import ArmProcess
 from ratchet.ledger import Ledger
 from ratchet.measure.samples import Sample
@@ -34,7 +35,7 @@ from ratchet.optimize.prove_kernels import ProvenKernels, prove_kernels
 from ratchet.optimize.recipe import Recipe
 from ratchet.optimize.result import Change, Decision, LossResult, OptimizeResult
 from ratchet.optimize.screen import screening_s
-from ratchet.optimize.settings import Settings
+from ratchet.optimize.settings import Settings, check_seed
 from ratchet.optimize.steer import Steering, Worth
 from ratchet.optimize.turn import Listener, Turn
 from ratchet.workloads.config import StepConfig
@@ -98,7 +99,8 @@ def optimize(settings: Settings, listener: Listener = lambda event, details: Non
         identity = turn.ledger.start_turn(
             settings.key(), {"workload": settings.title}, fingerprint=turn.fingerprint
         )
-        outcome = _run(turn, describe(turn), started_at)
+        with turn.ledger.failing(identity):
+            outcome = _run(turn, describe(turn), started_at)
         turn.ledger.record_measurements(identity, outcome.samples, purpose="proof")
         turn.ledger.record_recipe(identity, outcome.recipe.model_dump(mode="json"))
         turn.ledger.finish_turn(identity, {"speedup": outcome.recipe.speedup})
@@ -377,6 +379,7 @@ def _open(settings: Settings, listener: Listener) -> Turn:
     started_s = time.monotonic() - settings.gone_s
     device = probe(str(settings.options.get("device") or "auto"))
     ledger = Ledger.open(settings.ledger)
+    ledger.here(device)
     return Turn(
         settings=settings,
         ledger=ledger,
@@ -403,8 +406,9 @@ def _ceilings(device: Device) -> Ceilings | None:
 
 def check_settings(settings: Settings) -> None:
     """Refuse at once what could only fail at the end: an unknown lever, a folder that is a file."""
-    if settings.out.exists() and not settings.out.is_dir():
-        raise RatchetError(f"{settings.out} is not a folder: give another with --out")
+    if why := why_not_new_folder(settings.out):
+        raise RatchetError(f"--out {settings.out} {why}: name a folder")
+    check_seed(settings.seed)
     if settings.try_lever is not None and settings.try_lever not in all_levers():
         known = ", ".join(all_levers())
         raise RatchetError(f"unknown lever {settings.try_lever!r}: the levers are {known}")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import stat
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from ratchet import files
 from ratchet.errors import RecipeError
 from ratchet.workloads.config import StepConfig
 
@@ -148,21 +147,14 @@ def read_text(path: Path) -> str:
     """Read a recipe's text; a RecipeError where the path is no regular file of a recipe's size."""
     remedy = "give the recipe.json that `ratchet optimize` wrote"
     try:
-        # A FIFO without a writer would keep a plain open waiting.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-            if regular:
-                with open(descriptor, "rb", closefd=False) as file:
-                    content = file.read(MOST_BYTES + 1)
-        finally:
-            os.close(descriptor)
-        text = content.decode() if regular else ""
+        if why := files.why_not_file(path):
+            raise RecipeError(f"recipe {path} {why}: {remedy}")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        text = content.decode()
     except (OSError, ValueError) as error:  # ValueError: no text, or a path with a null byte
         reason = getattr(error, "strerror", None) or "it is not text"
         raise RecipeError(f"recipe {path} cannot be read ({reason}): {remedy}") from error
-    if not regular:
-        raise RecipeError(f"recipe {path} cannot be read (it is no regular file): {remedy}")
     if len(content) > MOST_BYTES:
         raise RecipeError(f"recipe {path} has more than {MOST_BYTES} bytes: {remedy}")
     return text

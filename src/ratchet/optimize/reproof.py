@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ratchet.devices.probe import Device
 from ratchet.errors import RatchetError, RecipeError
 from ratchet.judge.kernel_trial import KernelJudge
 from ratchet.judge.revision import revision
@@ -54,7 +55,7 @@ class ReadyKernels:
 
 
 def ready_kernels(
-    installed: Sequence[InstalledKernel], fingerprint: Fingerprint, ledger_url: str | None
+    installed: Sequence[InstalledKernel], device: Device, ledger_url: str | None
 ) -> ReadyKernels:
     """Find, prove and compile a recipe's kernels; nothing is loaded yet.
 
@@ -72,7 +73,7 @@ def ready_kernels(
             ready.left_out[name] = str(error)
     try:
         with Ledger.open(ledger_url) as ledger:
-            reasons = _Reproof(ledger=ledger, fingerprint=fingerprint).of_all(found)
+            reasons = _Reproof(ledger=ledger, fingerprint=ledger.here(device)).of_all(found)
     except (RatchetError, OSError) as error:
         reasons = dict.fromkeys(found, _line(error))
     ready.left_out |= {name: reason for name, reason in reasons.items() if reason}

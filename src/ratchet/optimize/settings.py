@@ -11,11 +11,14 @@ from typing import Any
 
 from ratchet.devices.probe import probe
 from ratchet.errors import RatchetError, WorkloadError
+from ratchet.files import why_not_file
 from ratchet.optimize.sources import source_hash
 
 DEFAULT_BUDGET_S = 1800.0
 SMALLEST_BUDGET_S = 30.0
 PRECISIONS = ("fp32", "bf16_autocast", "bf16_master")
+LARGEST_SEED = 2**32 - 1
+"""NumPy's generators take no larger one, and a workload may seed those too."""
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -64,6 +67,12 @@ class Settings:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
 
+def check_seed(seed: int) -> None:
+    """Refuse a seed that a random number generator could not take."""
+    if not 0 <= seed <= LARGEST_SEED:
+        raise RatchetError(f"seed {seed} is out of range: give one from 0 to {LARGEST_SEED}")
+
+
 def make_settings(
     workload: str,
     *,
@@ -78,6 +87,7 @@ def make_settings(
     **rest: Any,
 ) -> Settings:
     """Settings from what a caller gives; `rest` are fields of `Settings` by name."""
+    check_seed(seed)
     options = workload_options(batch_size, sequence, precision, text, device)
     return Settings(
         workload=workload,
@@ -99,6 +109,8 @@ def workload_options(
     """The keyword arguments of `workloads.load` that were given; JSON, for another process."""
     if precision is not None and precision not in PRECISIONS:
         raise WorkloadError(f"unknown precision {precision!r}: use one of {', '.join(PRECISIONS)}")
+    if text is not None and (why := why_not_file(Path(text))):
+        raise WorkloadError(f"text {str(text)!r} {why}; give the path of a text file")
     options: dict[str, Any] = {"device": probe(device).kind}
     if batch_size is not None:
         options["batch_size"] = batch_size

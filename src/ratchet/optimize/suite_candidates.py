@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ratchet.errors import RatchetError
+from ratchet.files import why_not_folder
 from ratchet.judge.api import as_kernel, as_problem
 from ratchet.judge.choices import Scale
 from ratchet.kernels.kernel import Kernel
@@ -85,6 +86,8 @@ def kernelbench_suite(
 
 def level_folder(folder: Path, level: int) -> Path:
     """Where the problems of a level lie in a clone, or in a copy of its inner folder."""
+    if why := why_not_folder(folder):
+        raise RatchetError(f"{str(folder)!r} {why}: give a clone of KernelBench")
     places = (folder / "KernelBench", folder)
     for place in places:
         found = place / f"level{level}"

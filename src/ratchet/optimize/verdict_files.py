@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.errors import RatchetError
+from ratchet.files import why_not_new_folder
 from ratchet.optimize.suite_score import SuiteResult
 from ratchet.optimize.verdicts import JudgedKernel
 
@@ -21,6 +22,8 @@ SuitePage = Callable[[Mapping[str, Any], Mapping[str, str]], str]
 
 def check_out(out: Path) -> None:
     """Refuse a folder that cannot be one before anything is judged."""
+    if why := why_not_new_folder(out):
+        raise RatchetError(f"--out {out} {why}: name a folder")
     try:
         (out / VERDICTS).mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -53,9 +53,7 @@ class RecordedJudge:
         self._ledger = Ledger.open(ledger)
         self._judge = KernelJudge(threads=threads)
         self.device = probe("cpu")
-        self.fingerprint = Fingerprint(
-            device=self.device.fingerprint, software=software().fingerprint
-        )
+        self.fingerprint = self._ledger.here(self.device)
 
     def __enter__(self) -> RecordedJudge:
         return self
@@ -77,7 +75,7 @@ class RecordedJudge:
             found = probe(terms.device)
         except DeviceError:  # the judge says in its verdict that there is none
             return self.fingerprint
-        return Fingerprint(device=found.fingerprint, software=self.fingerprint["software"])
+        return self._ledger.here(found)
 
     def judge(
         self,

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from rich import box
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
+
+LEAST_TEXT, BETWEEN = 10, 3
+"""Columns that a folded text needs at least; columns between two of a table."""
 
 
 def make_console() -> Console:
@@ -16,20 +21,63 @@ def make_console() -> Console:
     return Console(markup=False, emoji=False, highlight=False)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> Table:
-    """A table whose first `left` columns (and a last one named `why`) are text, the rest numbers.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FittedTable:
+    """A table that never cuts a figure: it takes the first form that fits the terminal.
 
-    Numbers never wrap; texts fold, so that nothing is cut off on a narrow terminal.
+    All on one line; headings of figures on several lines; a block for each row. Texts fold.
     """
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=any(columns))
-    for index, name in enumerate(columns):
-        if index < left or name == "why":
-            made.add_column(name, overflow="fold")
-        else:
-            made.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        made.add_row(*(Text(cell) for cell in row))
-    return made
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left: int
+    """Columns that are text; so is a last one named `why`."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        broken = tuple("\n".join(name.split()) for name in self.columns)
+        for columns in (self.columns, broken):
+            if self._least_width(columns) <= options.max_width:
+                yield self._table(columns)
+                return
+        for row in self.rows:
+            yield from self._block(row)
+
+    def _is_text(self, index: int) -> bool:
+        return index < self.left or self.columns[index] == "why"
+
+    def _least_width(self, columns: Sequence[str]) -> int:
+        """The width below which a figure would be cut, or a text be a column of letters."""
+        widths = [
+            max(cell_len(line) for cell in cells for line in cell.split("\n"))
+            for cells in zip(columns, *self.rows, strict=True)
+        ]
+        needed = (
+            min(width, LEAST_TEXT) if self._is_text(index) else width
+            for index, width in enumerate(widths)
+        )
+        return sum(needed) + BETWEEN * (len(widths) - 1)
+
+    def _table(self, columns: Sequence[str]) -> Table:
+        made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=any(columns))
+        for index, name in enumerate(columns):
+            if self._is_text(index):
+                made.add_column(name.replace("\n", " "), overflow="fold")
+            else:
+                made.add_column(name, justify="right", no_wrap=True)
+        for row in self.rows:
+            made.add_row(*(Text(cell) for cell in row))
+        return made
+
+    def _block(self, row: Sequence[str]) -> Iterator[Text]:
+        title, *cells = row
+        yield Text(title, overflow="fold")
+        for name, cell in zip(self.columns[1:], cells, strict=True):
+            yield Text(f"  {name}  {cell}" if name else f"  {cell}", overflow="fold")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> FittedTable:
+    """A table: its first `left` columns and a last one named `why` are text, the rest figures."""
+    return FittedTable(columns=tuple(columns), rows=tuple(tuple(row) for row in rows), left=left)
 
 
 def heading(console: Console, title: str) -> None:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from ratchet.report.breakdown import finding_words, identity_words
-from ratchet.report.console import heading, make_console, table, verbatim
+from ratchet.report.console import FittedTable, heading, make_console, table, verbatim
 from ratchet.report.shape import Arm, BudgetUse, Change, Result, as_result
 from ratchet.report.words import (
     ABSENT,
@@ -71,7 +70,7 @@ def print_result(document: Mapping[str, Any], console: Console | None = None) ->
     verbatim(out, (f"    {path}" for path in [*result["paths"].values(), *traces]))
 
 
-def main_table(result: Result) -> Table:
+def main_table(result: Result) -> FittedTable:
     """Every way of running the step: time with interval, rate, MFU, peak memory."""
     arms = result["arms"]
     unit = common_unit([arm["step_time_s"] for arm in arms])

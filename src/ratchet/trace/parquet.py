@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.errors import TraceError
+from ratchet.files import why_not_new_folder
 from ratchet.trace.tables import Table
 
 UNITS = b"times in ns, sizes in bytes, rates in units a second"
@@ -46,8 +47,8 @@ def write_parquet(tables: Iterable[Table], folder: Path) -> list[Path]:
 def check_parquet(folder: Path) -> None:
     """TraceError where `write_parquet` could not begin: said before a long trace is read."""
     _pyarrow()
-    if folder.exists() and not folder.is_dir():
-        raise TraceError(f"--parquet {folder} is a file: name a folder")
+    if why := why_not_new_folder(folder):
+        raise TraceError(f"--parquet {folder} {why}: name a folder")
 
 
 def _pyarrow() -> tuple[Any, Any]:

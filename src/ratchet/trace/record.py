@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ratchet.errors import TraceError
+from ratchet.files import why_not_new_folder
 
 INJECTED = Path(__file__).with_name("inject")
 SUFFIX = ".json.gz"
@@ -81,6 +82,8 @@ def record(
 
 def _prepare(folder: Path) -> None:
     """Make the folder; traces of another run in it would be taken for ranks of this one."""
+    if why := why_not_new_folder(folder):
+        raise TraceError(f"--out {folder} {why}: name a folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(path.name.endswith(SUFFIX) for path in folder.iterdir()):

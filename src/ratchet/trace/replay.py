@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import psutil
 
+from ratchet import watchdog
 from ratchet.errors import TraceError
 from ratchet.trace.calls import Call, calls, costly_ops, traced_on
 from ratchet.trace.read import read
@@ -176,7 +177,7 @@ class _Workers:
         command = [sys.executable, "-m", WORKER, self.device, str(room)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            text=True,
+            text=True, env=watchdog.environment(),
         )  # fmt: skip
         self._lines = queue.Queue()
         assert self._process.stdout is not None

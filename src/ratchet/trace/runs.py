@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
+from ratchet import files
 from ratchet.errors import TraceError
 from ratchet.trace.columns import Trace
 from ratchet.trace.diff import Diff, Side, compare, side, together
@@ -68,12 +68,9 @@ def check(path: Path) -> None:
 
     A pipe or a device is refused before it is opened: reading it could wait for ever.
     """
-    if not path.exists():
-        raise TraceError(f"{path} is not there: give a trace's file, or a folder of them")
-    if not (path.is_file() or path.is_dir()):
-        raise TraceError(f"{path} is neither a file nor a folder: copy it to a file first")
-    if not os.access(path, os.R_OK | os.X_OK if path.is_dir() else os.R_OK):
-        raise TraceError(f"{path} may not be read: change its permissions")
+    why = files.why_not_folder(path) if path.is_dir() else files.why_not_file(path)
+    if why:
+        raise TraceError(f"{path} {why}: give a trace's file, or a folder of them")
 
 
 def _one(folder: Path, rank: int) -> tuple[Path, Trace, tuple[str, ...]]:

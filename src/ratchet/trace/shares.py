@@ -23,6 +23,7 @@ from typing import IO, Any
 
 import msgspec
 
+from ratchet import watchdog
 from ratchet.errors import TraceError
 from ratchet.trace.gather import Gatherer
 from ratchet.trace.split import Stream
@@ -152,6 +153,7 @@ def _start(path: Path, begin: int, end: int | None) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         pipesize=1 << 20,
+        env=watchdog.environment(),
     )
 
 

@@ -22,6 +22,7 @@ from platformdirs import user_cache_path
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from ratchet.errors import WorkloadError
+from ratchet.files import why_not_file
 
 TEXT_LIMIT_BYTES = 20_000_000
 """More text than this changes no step time; whatever is longer is cut."""
@@ -51,6 +52,8 @@ def standard_library_text(limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
 
 def file_text(path: Path, limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
     """The first `limit_bytes` of a UTF-8 text file; WorkloadError when it is not one."""
+    if why := why_not_file(path):
+        raise WorkloadError(f"text {str(path)!r} {why}; give the path of a text file")
     try:
         with path.open("rb") as file:
             data = file.read(limit_bytes)

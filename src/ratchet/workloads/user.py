@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ratchet.errors import WorkloadError
+from ratchet.files import why_not_file
 from ratchet.workloads.blame import blamed_on
 from ratchet.workloads.request import Request
 from ratchet.workloads.workload import Workload
@@ -42,8 +43,8 @@ def load_user(spec: str, request: Request) -> Workload:
     function_name = spec.rpartition(":")[2] if ".py:" in spec else ""
     if not function_name:
         raise WorkloadError(f"workload {spec!r} names no function; write {path}:FUNCTION")
-    if not path.is_file():
-        raise WorkloadError(f"workload {spec!r}: there is no file {str(path)!r}; check the path")
+    if why := why_not_file(path):
+        raise WorkloadError(f"workload {spec!r}: {str(path)!r} {why}; check the path")
     refuse_options(spec, request)
     make = _function(path, function_name, spec)
     with torch.random.fork_rng(devices=[]):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ratchet import watchdog
 from ratchet.errors import KernelError
 from ratchet.judge.static_profile.architectures import Architecture
 from ratchet.judge.static_profile.assembly import Instruction
@@ -126,6 +127,7 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
             errors="replace",
             timeout=TOOL_TIMEOUT_S,
             stdin=subprocess.DEVNULL,
+            env=watchdog.environment(),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(list(command), 1, "", f"error: {error}")

@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Final, cast
 
+from ratchet import watchdog
 from ratchet.errors import CompilerMissing, KernelError
 from ratchet.kernels.abi import Entry
 from ratchet.kernels.kernel import Kernel
@@ -208,7 +209,12 @@ def _keep(library: Path, target: Path) -> None:
 def _run_compiler(kernel: Kernel, command: list[str]) -> None:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=COMPILE_TIMEOUT_S,
+            check=False,
+            env=watchdog.environment(),
         )
     except subprocess.TimeoutExpired as error:
         raise KernelError(

@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from ratchet import watchdog
 from ratchet.errors import RatchetError
 from ratchet.kernels.languages import cpp
 
@@ -109,6 +110,7 @@ def _build(names: tuple[str, ...], compiler: Path, folder: Path) -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            env=watchdog.environment(),
         )
         with contextlib.suppress(FileExistsError):
             os.rename(made, folder)

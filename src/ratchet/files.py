@@ -1,0 +1,75 @@
+"""Why a path cannot be what it is given for: the one check of every path that a user names.
+
+Each answer goes on behind the path, such as "is a FIFO", and is empty where nothing is wrong. None
+of them opens the file: to open a FIFO could wait for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+_KINDS = {
+    stat.S_IFREG: "a file",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def kind(mode: int) -> str:
+    """Name the kind of a file by its mode: `a folder`."""
+    return _KINDS.get(stat.S_IFMT(mode), "no file")
+
+
+def why_not_file(path: Path) -> str:
+    """Say why a file cannot be read."""
+    return _why_not(path, stat.S_IFREG, os.R_OK)
+
+
+def why_not_folder(path: Path) -> str:
+    """Say why the files of a folder cannot be read."""
+    return _why_not(path, stat.S_IFDIR, os.R_OK | os.X_OK)
+
+
+def why_not_new_folder(path: Path) -> str:
+    """Say what stands where a folder is to be made, or where one above it would have to be."""
+    for place in (path, *path.parents):
+        try:
+            found = place.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            return f"cannot be made a folder ({error.strerror})"
+        if stat.S_ISDIR(found):
+            return ""
+        return (
+            f"is {kind(found)}" if place == path else f"lies below {place}, which is {kind(found)}"
+        )
+    return ""
+
+
+def why_not_new_file(path: Path) -> str:
+    """Say why a file cannot be written: it would need a folder that exists."""
+    try:
+        found = path.stat().st_mode
+    except FileNotFoundError:
+        return why_not_folder(path.absolute().parent) and "is in no folder that exists"
+    except OSError as error:
+        return f"cannot be written ({error.strerror})"
+    if stat.S_ISREG(found) or stat.S_ISCHR(found):  # /dev/null and /dev/stdout are devices
+        return ""
+    return f"is {kind(found)}"
+
+
+def _why_not(path: Path, wanted: int, access: int) -> str:
+    try:
+        found = path.stat().st_mode
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    if stat.S_IFMT(found) != wanted:
+        return f"is {kind(found)}"
+    return "" if os.access(path, access) else "may not be read"

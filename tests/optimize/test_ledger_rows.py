@@ -1,0 +1,117 @@
+"""The rows that commands append: each fingerprint described, and no turn left open by a mistake."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratchet.errors import RatchetError, WorkloadError
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.suites import find_problem
+from ratchet.optimize import bench, loop
+from ratchet.optimize.settings import Settings
+from ratchet.optimize.suite import Question, Suite, SuiteRun
+from ratchet.optimize.verdicts import RecordedJudge, Terms
+
+TABLES = ("problems", "kernels", "verdicts", "measurements", "evidence", "recipes", "turns")
+
+
+def rows(ledger: Path, query: str) -> list[Any]:
+    connection = sqlite3.connect(ledger)
+    try:
+        return list(connection.execute(query))
+    finally:
+        connection.close()
+
+
+def assert_described(ledger: Path) -> None:
+    """Every fingerprint that a row refers to has a row that says what it stands for."""
+    for column, table in (("device", "devices"), ("software", "software")):
+        described = {one for (one,) in rows(ledger, f"SELECT {column} FROM {table}")}
+        used = {one for name in TABLES for (one,) in rows(ledger, f"SELECT {column} FROM {name}")}
+        assert used and used <= described, (column, used, described)
+
+
+@dataclass
+class FakeArm:
+    spec: Any
+
+    def __enter__(self) -> FakeArm:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def call(self, method: str, **_: object) -> dict[str, Any]:
+        return {"step_time_s": 1.0}
+
+
+class FakeJudge:
+    def judge(self, kernel: Kernel, problem: Any, **_: object) -> FakeJudge:
+        self.verdict = {"kernel_hash": kernel.hash, "problem_hash": problem.hash}
+        return self
+
+    def model_dump(self, mode: str) -> dict[str, Any]:
+        return {**self.verdict, "status": "correct", "reason": "", "speedup": {}, "environment": {}}
+
+    def close(self) -> None: ...
+
+
+def test_bench_describes_what_its_rows_refer_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "ArmProcess", FakeArm)
+    ledger = tmp_path / "ledger.db"
+    bench.bench_all(["llama-tiny"], options={"device": "cpu"}, steps=3, ledger=str(ledger))
+    assert_described(ledger)
+
+
+def test_a_verdict_s_fingerprint_is_described(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.db"
+    kernel = Kernel(name="k", language="cpp", source="", entry="k")
+    with RecordedJudge(str(ledger)) as court:
+        court._judge.close()
+        court._judge = FakeJudge()  # type: ignore[assignment]
+        court.judge(kernel, find_problem("squared_relu").at("ci"), Terms(device="cpu"))
+    assert_described(ledger)
+
+
+def test_a_mistake_leaves_no_turn_to_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(turn: object) -> dict[str, Any]:
+        raise WorkloadError("no such workload")
+
+    monkeypatch.setattr(loop, "_ceilings", lambda device: None)
+    monkeypatch.setattr(loop, "describe", raises)
+    ledger = tmp_path / "ledger.db"
+    asked = Settings(
+        workload="llama-tinny", options={"device": "cpu"}, out=tmp_path, ledger=str(ledger)
+    )
+    with pytest.raises(WorkloadError):
+        loop.optimize(asked)
+    assert [event for (event,) in rows(ledger, "SELECT event FROM turns")] == ["started", "failed"]
+    assert_described(ledger)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 10**24])
+def test_a_seed_that_is_none_is_refused_at_once(seed: int, tmp_path: Path) -> None:
+    with pytest.raises(RatchetError, match=f"seed {seed}"):
+        loop.check_settings(Settings(workload="llama-tiny", seed=seed, out=tmp_path))
+
+
+def test_a_verdict_is_reported_once_it_is_in_the_ledger(tmp_path: Path) -> None:
+    ledger, reported = tmp_path / "ledger.db", []
+    kernel = Kernel(name="k", language="cpp", source="", entry="k")
+    problem = find_problem("squared_relu").at("ci")
+    questions = tuple(Question(name=name, read=lambda: (problem, kernel)) for name in "ab")
+    asked = Suite(name="two", candidate="mine", tier="ci", questions=questions)
+    with RecordedJudge(str(ledger)) as court:
+        court._judge.close()
+        court._judge = FakeJudge()  # type: ignore[assignment]
+        run = SuiteRun(suite=asked, judge=court, terms=Terms(device="cpu"), fresh=True)
+        run.run(lambda row, _: reported.append(len(rows(ledger, "SELECT id FROM verdicts"))))
+    assert reported == [1, 2]
