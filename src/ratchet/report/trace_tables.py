@@ -73,7 +73,7 @@ def make_table(
 def page_tables(ranks: Sequence[Row]) -> list[PageTable]:
     """Every table of one report, or of several ranks with a column that says which."""
     several = len(ranks) > 1
-    on_device = any(one["platform"] != "cpu" for one in ranks)
+    on_device = any(one["on_device"] for one in ranks)
     rank = [(Column(title="rank"), _number("rank"))] if several else []
 
     def table(key: str, title: str, order: str, shape: Shape, note: str = "") -> PageTable | None:

@@ -92,7 +92,7 @@ def _print_steps(out: Console, steps: Sequence[Mapping[str, Any]]) -> None:
 def _print_idle(out: Console, document: Mapping[str, Any]) -> None:
     idle = document["idle"]
     total = document["identity_ns"]["idle"]
-    if not total or document["platform"] == "cpu":
+    if not total or not document["on_device"]:
         return
     heading(out, "Why the device was idle")
     rows = [
@@ -149,7 +149,7 @@ def _print_ops(out: Console, document: Mapping[str, Any], top: int) -> None:
     ops = document["ops"]
     if not ops:
         return
-    on_device = document["platform"] != "cpu"
+    on_device = document["on_device"]
     rows = _by_name(ops)
     rows.sort(key=lambda row: (-row["device"], -row["cpu_own"]))
     heading(out, f"Ops: {_first(top, len(rows))}")
