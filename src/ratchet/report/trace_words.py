@@ -316,6 +316,10 @@ def across_words(document: Mapping[str, Any]) -> list[str]:
             f"{show_ns(sum(found['waiting_ns'].values()))} of waiting over all ranks."
         )
     if found["unmatched"]:
-        said.append(f"{found['unmatched']:,} collectives are not in every rank's trace.")
+        said.append(
+            f"{found['unmatched']:,} collectives are not counted: no run of every other rank "
+            "overlaps theirs in time."
+            + ("" if document["shared_collectives"] else " Do the ranks' clocks agree?")
+        )
     said.append(f"Compute differs by {share_of(document['skew'], 1)} of its mean over the ranks.")
     return said
