@@ -9,7 +9,7 @@ import pytest
 from made_up_trace import made_up_cpu_trace, made_up_diff, made_up_ranks, made_up_trace
 from rich.console import Console
 
-from ratchet.report.trace_names import last_modules, short_kernel, short_shapes
+from ratchet.report.trace_names import last_modules, short_shapes
 from ratchet.report.trace_terminal import print_diff, print_trace
 from ratchet.report.trace_terminal_more import print_merged, print_replay
 from ratchet.report.trace_words import bandwidth, share_of
@@ -122,22 +122,6 @@ def test_a_comparison_adds_up(tmp_path: Path) -> None:
     for words in ("Slower: 1", "New: 1", "Gone: 1", "Linear", "aten::relu", "+0.018"):
         assert words in said, words
     assert max(len(line) for line in said.splitlines()) <= 80
-
-
-@pytest.mark.parametrize(
-    ("name", "short"),
-    [
-        ("void at::native::elementwise_kernel<128, at::native::Add<float> >(int, char*)",
-         "elementwise_kernel<128, Add<float> >"),
-        ("(anonymous namespace)::CatArray<c10::BFloat16>", "CatArray<BFloat16>"),
-        ("_ZN2ck16tensor_operation6device17kernel_batch_normIfEEvT_", "kernel_batch_norm"),
-        ("Memcpy HtoD (Pageable -> Device)", "Memcpy HtoD (Pageable -> Device)"),
-        ("aten::mm", "aten::mm"),
-        ("Cijk_" + "x" * 80, "Cijk_" + "x" * 50 + "…"),
-    ],
-)  # fmt: skip
-def test_kernel_names(name: str, short: str) -> None:
-    assert short_kernel(name) == short
 
 
 def test_shapes_modules_shares_and_rates() -> None:
