@@ -6,9 +6,51 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich import box
-from rich.console import Console
-from rich.table import Table
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Column, Table
 from rich.text import Text
+
+_READABLE = 12
+"""Letters of a text's column below which it is a column of syllables."""
+
+
+class FigureTable(Table):
+    """A table whose figures are never cut: where they do not fit, each row becomes a few lines."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self._least(console, options) <= options.max_width:
+            yield from super().__rich_console__(console, options)
+        else:
+            yield from (self._lines(row) for row in range(self.row_count))
+
+    def _least(self, console: Console, options: ConsoleOptions) -> int:
+        """The width that leaves every figure whole, and the texts folded but readable."""
+        if not any(column.no_wrap for column in self.columns):
+            return 0
+        widest = [_widest(column, header=self.show_header) for column in self.columns]
+        unbound = options.update(max_width=sum(widest) + 10 * len(widest))
+        around = Measurement.get(console, unbound, self).maximum - sum(widest)
+        needed = (
+            width if column.no_wrap else min(width, _READABLE)
+            for column, width in zip(self.columns, widest, strict=True)
+        )
+        return around + sum(needed)
+
+    def _lines(self, row: int) -> Group:
+        """The row's first text, then a line for each of its other cells that is not empty."""
+        first, *others = ((str(column.header), list(column.cells)[row]) for column in self.columns)
+        width = max(cell_len(name) for name, _ in others)
+        lines = [Text(f"{name:<{width}}  {cell}") for name, cell in others if str(cell)]
+        inside = (Padding(line, (0, 0, 0, 2), expand=False) for line in lines)
+        return Group(Text(str(first[1]), overflow="fold"), *inside)
+
+
+def _widest(column: Column, *, header: bool) -> int:
+    texts = [str(cell) for cell in column.cells] + [str(column.header)] * header
+    return max(map(cell_len, texts), default=0)
 
 
 def make_console() -> Console:
@@ -19,9 +61,12 @@ def make_console() -> Console:
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> Table:
     """A table whose first `left` columns (and a last one named `why`) are text, the rest numbers.
 
-    Numbers never wrap; texts fold, so that nothing is cut off on a narrow terminal.
+    Numbers never wrap and are never cut; texts fold. Where that leaves the texts no room, a row
+    becomes a few lines.
     """
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=any(columns))
+    made = FigureTable(
+        box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=any(columns)
+    )
     for index, name in enumerate(columns):
         if index < left or name == "why":
             made.add_column(name, overflow="fold")
