@@ -360,6 +360,16 @@ def test_a_workload_that_is_not_there_is_said_once(
     assert capsys.readouterr() == ("", ""), "its process has said it"
 
 
+@pytest.mark.parametrize(("ends", "code"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), 15)", 143)])
+def test_a_command_s_exit_code_is_passed_on(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, ends: str, code: int
+) -> None:
+    command = [sys.executable, "-S", "-c", f"import os, sys; {ends}"]
+    assert main(["trace", "record", "--out", str(tmp_path / "out"), "--", *command]) == code
+    said = capfd.readouterr().err
+    assert said.startswith("ratchet: ") and said.count("\n") == 1 and "ended with code" in said
+
+
 def test_two_ranks_under_torchrun(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     script, out = tmp_path / "train.py", tmp_path / "out"
     script.write_text(TRAIN)

@@ -19,6 +19,7 @@ from ratchet.errors import KernelError
 from ratchet.judge import isolation
 from ratchet.judge.kernel_trial import judge_kernel
 from ratchet.judge.static_profile import TARGETS, inspect_kernel, tools
+from ratchet.judge.static_profile.architectures import ARCHITECTURES
 from ratchet.kernels.kernel import Kernel
 
 needs_sandbox = pytest.mark.skipif(
@@ -171,8 +172,8 @@ for name in ("gfx942", "gfx950", "sm_90"):
 
 @needs_triton
 def test_llvm_mca_gives_cycles_where_it_is_installed() -> None:
-    if tools.find_tool("llvm-mca") is None:
-        pytest.skip("llvm-mca is not installed")
+    if tools.find_mca(ARCHITECTURES["gfx942"]) is None:
+        pytest.skip("no llvm-mca that knows gfx942 is installed")
     kept = only(profile("matmul", *TARGETS), "gfx942")
     assert "error" not in kept["mca"], kept["mca"]
     assert kept["mca"]["cycles_per_pass"] > 0

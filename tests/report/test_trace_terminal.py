@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from made_up_trace import made_up_cpu_trace, made_up_diff, made_up_ranks, made_up_trace
 from rich.console import Console
 
-from ratchet.report.trace_names import last_modules, short_kernel, short_shapes
+from ratchet.report.console import table
+from ratchet.report.trace_names import last_modules, short_shapes
 from ratchet.report.trace_terminal import print_diff, print_trace
 from ratchet.report.trace_terminal_more import print_merged, print_replay
 from ratchet.report.trace_words import bandwidth, share_of
@@ -124,20 +127,33 @@ def test_a_comparison_adds_up(tmp_path: Path) -> None:
     assert max(len(line) for line in said.splitlines()) <= 80
 
 
-@pytest.mark.parametrize(
-    ("name", "short"),
-    [
-        ("void at::native::elementwise_kernel<128, at::native::Add<float> >(int, char*)",
-         "elementwise_kernel<128, Add<float> >"),
-        ("(anonymous namespace)::CatArray<c10::BFloat16>", "CatArray<BFloat16>"),
-        ("_ZN2ck16tensor_operation6device17kernel_batch_normIfEEvT_", "kernel_batch_norm"),
-        ("Memcpy HtoD (Pageable -> Device)", "Memcpy HtoD (Pageable -> Device)"),
-        ("aten::mm", "aten::mm"),
-        ("Cijk_" + "x" * 80, "Cijk_" + "x" * 50 + "…"),
-    ],
-)  # fmt: skip
-def test_kernel_names(name: str, short: str) -> None:
-    assert short_kernel(name) == short
+@pytest.mark.parametrize("width", [24, 40, 60])
+def test_no_figure_is_cut_on_a_narrow_terminal(tmp_path: Path, width: int) -> None:
+    def said(columns: int) -> str:
+        file = io.StringIO()
+        out = Console(file=file, width=columns, markup=False, emoji=False, highlight=False)
+        print_trace(trace, console=out)
+        print_trace(ranks, several=True, console=out)
+        print_diff(changed, console=out)
+        return file.getvalue()
+
+    trace, ranks = made_up_trace(tmp_path), made_up_ranks(tmp_path / "ranks")
+    changed = made_up_diff(tmp_path)
+    wide, narrow = said(200), said(width)
+    figures = re.compile(r"[+-]?[\d,]*\d\.\d+%?")
+    assert Counter(figures.findall(narrow)) == Counter(figures.findall(wide))
+    assert max(len(line) for line in narrow.splitlines() if "--try" not in line) <= width
+
+
+def test_a_row_that_does_not_fit_becomes_lines() -> None:
+    file = io.StringIO()
+    rows = [("a kernel with a long name", "150.250", "1,000", "", "it is late")]
+    made = table(("kernel", "window, ms", "count", "share", "why"), rows)
+    Console(file=file, width=30).print(made)
+    assert [line.rstrip() for line in file.getvalue().splitlines()] == [
+        "a kernel with a long name", "  window, ms  150.250", "  count       1,000",
+        "  why         it is late",
+    ]  # fmt: skip
 
 
 def test_shapes_modules_shares_and_rates() -> None:

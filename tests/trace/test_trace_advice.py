@@ -68,3 +68,14 @@ def test_reasons_that_a_recording_kept_are_named(tmp_path: Path) -> None:
     notes = json.dumps({"graph_break": {"call to print": 1}})
     found = report(mt.made(tmp_path, TRACES["graph-breaks"], ratchet_compile=notes))
     assert "call to print" in next(f for f in advise(found) if f.name == "graph-breaks").evidence
+
+
+def test_a_long_gap_is_not_small_kernels(tmp_path: Path) -> None:
+    """No number of kernels is behind a gap of 463 ms: only a turn-around of each gap counts."""
+    tiny = [mt.kernel("tiny", 6 * i, 5, 10 + i) for i in range(373)]
+    calls = [mt.launch(-500 + i, 0.5, 10 + i) for i in range(374)]
+    late = mt.kernel("late", 465_000, 5, 10 + 373)
+    found = report(mt.made(tmp_path, [*calls, *tiny, late]))
+    assert found.idle.kernel_gap == 372 * 1000 + (465_000 - 372 * 6 - 5) * 1000
+    assert found.idle.turn_around == 372 * 1000 + 10_000
+    assert "small-kernels" not in {finding.name for finding in advise(found)}

@@ -68,7 +68,7 @@ def record(
     """Record a workload's steps, or those of a command: `-- python train.py`, `-- torchrun ...`.
 
     The script is not edited: every Python process that steps a torch optimizer is profiled, with
-    shapes, stacks, modules and memory.
+    shapes, stacks, modules and memory. If the command fails, its exit code is passed on.
     """
     from ratchet.trace.record import CommandFailed, Schedule
     from ratchet.trace.record import record as run_and_record
@@ -92,9 +92,9 @@ def record(
     try:
         paths = run_and_record(command, out, schedule, stdout=sys.stderr if as_json else None)
     except CommandFailed as failed:
-        if workload is not None and failed.code == MISTAKE:
-            raise typer.Exit(MISTAKE) from None  # its one line is on stderr already
-        raise
+        if workload is None or failed.code != MISTAKE:  # else its own line is on stderr already
+            typer.echo(f"ratchet: {failed}", err=True)
+        raise typer.Exit(failed.exit_code) from None
     if as_json:
         print_json(
             {

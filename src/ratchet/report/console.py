@@ -70,9 +70,11 @@ class FittedTable:
 
     def _block(self, row: Sequence[str]) -> Iterator[Text]:
         title, *cells = row
+        width = max(map(cell_len, self.columns[1:]), default=0)
         yield Text(title, overflow="fold")
         for name, cell in zip(self.columns[1:], cells, strict=True):
-            yield Text(f"  {name}  {cell}" if name else f"  {cell}", overflow="fold")
+            if cell:
+                yield Text(f"  {name:<{width}}  {cell}" if width else f"  {cell}", overflow="fold")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> FittedTable:

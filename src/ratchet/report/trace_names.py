@@ -2,44 +2,170 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-_NAMESPACE = re.compile(r"(?:\b[A-Za-z_]\w*|\(anonymous namespace\)|\{[^}]*\})::(?=[\w~(<{])")
-_PART = re.compile(r"(\d+)(.*)", re.DOTALL)
-_RETURNS = re.compile(r"^(?:void|auto|decltype\(auto\)) ")
+from ratchet.report.mangled import demangled
+
+_NAMESPACE = re.compile(r"(?:\b[A-Za-z_]\w*|\(anonymous namespace\))::(?=[\w~(<{])")
+_CPP = re.compile(r"\w[(<]|^\(anonymous namespace\)")
+_CLONE = re.compile(r" \[clone [^\]]*\]$")
+_OPENS = {")": "(", ">": "<", "}": "{", "]": "["}
+_OF_A_CALL = ("::", " const::")
+"""What follows the parameters of a function that something is declared in."""
+_NOISE = (
+    (re.compile(r"::operator\(\)(?: const)?(?=::)"), ""),
+    (re.compile(r"(?:::\{lambda\([^{}]*\)#\d+\})*::\{lambda(\([^{}]*\))#\d+\}"), r"\1"),
+    (_NAMESPACE, ""),
+    (re.compile(r",? ?\b(?:[aA]rray<char ?\*, \d+(?:ul)?>|TrivialOffsetCalculator<[^<>]*>)"), ""),
+    (re.compile(r"\bTensorListMetadata<\d+>, "), ""),
+    (re.compile(r" +>"), ">"),
+)
+"""What stands in the names of many kernels and tells none of them from another."""
+_WRAPPER = re.compile(r"\b(?:gpu_kernel_impl(?:_nocast)?|Kernel2?(?=<cutlass_))<")
+"""Templates whose argument is the kernel: of PyTorch's elementwise ones, and of CUTLASS's."""
+_TENSILE = re.compile(
+    r"^(Cijk_\w+?_\w+?_[A-Z0-9]+(?:_[A-Z]+)*?)_(?=BH|HA|AS|Bias|SAV|UserArgs|MT|I8)"
+)
+"""Layouts and types of a product by Tensile; what follows says how it is done."""
+_TENSILE_FACTS = re.compile(r"(?<=_)(?:MT\d+x\d+x\d+|ISA\w+?)(?=_|$)")
+_READ = 2048
+"""Letters of a demangled name that are looked at: Composable Kernel's have tens of thousands."""
+_WORD = re.compile(r"[A-Za-z]*[^A-Za-z]?$")
+"""The word that a text ends in, as far as it goes."""
 
 
 def short_kernel(name: str, width: int = 56) -> str:
     """A kernel's name without namespaces, return type and argument list, cut to a width."""
-    if name.startswith("_ZN"):
-        name = _unmangled(name)
-    elif "<" in name or ("::" in name and "(" in name):
-        name = _NAMESPACE.sub("", _without_arguments(_RETURNS.sub("", name)))
-    return name if len(name) <= width else f"{name[: width - 1]}…"
+    return _cut(_plain(name), width)
 
 
-def _unmangled(name: str) -> str:
-    """The function of a mangled nested name, such as `_ZN2ck6device4gemmE`: its last part."""
-    rest, last = name[3:], name
-    while found := _PART.match(rest):
-        length = int(found[1])
-        last, rest = found[2][:length], found[2][length:]
-    return last
+def short_kernels(names: Iterable[str], width: int = 56) -> dict[str, str]:
+    """The short names of one table: those that would read the same show where they differ."""
+    plain = {name: _plain(name) for name in names}
+    short = {name: _cut(text, width) for name, text in plain.items()}
+    doubtful = {name: plain[name] for alike in _alike(short) for name in alike}
+    for same in _alike(doubtful):
+        doubtful |= {name: name for name in same}
+    heads = {name: _head(name, plain[name], width) for name in doubtful}
+    for alike in _alike(heads):
+        short |= _apart({name: doubtful[name] for name in alike}, heads[alike[0]], width)
+    return short
 
 
-def _without_arguments(name: str) -> str:
-    """A demangled name without the parameters that follow its template's."""
-    depth = 0
+def _alike(texts: dict[str, str]) -> list[list[str]]:
+    """Names whose texts are the same, where several have it."""
+    groups: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        groups.setdefault(text, []).append(name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def _head(name: str, plain: str, width: int) -> str:
+    """What names that read the same begin with: of Tensile's all but the ISA."""
+    if _TENSILE.match(name):
+        return plain.removeprefix("Cijk_").rpartition(" ")[0][: 2 * width // 3 - 1]
+    return plain[: width // 2]
+
+
+def _apart(texts: dict[str, str], head: str, width: int) -> dict[str, str]:
+    """A common head, then each name from the word on in which it first differs from the others."""
+    ends = min(texts.values()), max(texts.values())
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*ends, strict=False))
+    shared = ends[0][: len(list(same))]
+    room = width - len(head) - 1
+    context = _WORD.search(shared[-(room // 2) :])
+    begin = len(shared) - (len(context[0]) if context else 0)
+    short = {name: f"{head}…{_begun(text[begin:].lstrip(), room)}" for name, text in texts.items()}
+    for alike in _alike(short):
+        further = texts[alike[0]][len(shared) :][: width // 5]
+        known = {name: texts[name] for name in alike}
+        if len(known) < len(texts):
+            short |= _apart(known, f"{head[: width // 4]}…{further}", width)
+    return short
+
+
+def _begun(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _cut(text: str, width: int) -> str:
+    """A text that fits: its middle is left out, for kernels end in what tells them apart."""
+    if len(text) <= width:
+        return text
+    end = (width - 1) // 2
+    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
+
+
+def _plain(name: str) -> str:
+    """A kernel's name with what tells it from others: its own, its types, its tile."""
+    if tensile := _TENSILE.match(name):
+        return " ".join((tensile[1], *_TENSILE_FACTS.findall(name)))
+    if name.startswith("_Z"):
+        return demangled(name)
+    if not _CPP.search(name):
+        return name
+    name = _without_calls(_own_name(_CLONE.sub("", name[:_READ])))
+    for pattern, by in _NOISE:
+        name = pattern.sub(by, name)
+    return _unwrapped(name)
+
+
+def _own_name(name: str) -> str:
+    """A demangled function without its return type and its parameters.
+
+    Inside of parentheses a `>` compares: `enable_if<(((8)>(0))), void>::type kernel<8>(int)`.
+    """
+    begin = 0
+    for place, opened in _levels(name):
+        if opened:
+            continue
+        if name[place] == " ":
+            begin = place + 1
+        elif name[place] == "(" and begin < place and name[place - 1] != ":":
+            return name[begin:place]
+    return name[begin:]
+
+
+def _levels(name: str) -> Iterator[tuple[int, int]]:
+    """(place, brackets that are open before it) of each letter."""
+    opened: list[str] = []
     for place, letter in enumerate(name):
-        if letter == "<":
-            depth += 1
-        elif letter == ">":
-            depth -= 1
-        elif letter == "(" and depth == 0 and place and name[place - 1] not in " :":
-            return name[:place]
+        yield place, len(opened)
+        if letter in "(<{[":
+            opened.append(letter)
+        elif letter in _OPENS and _OPENS[letter] in opened and (letter, opened[-1]) != (">", "("):
+            while opened.pop() != _OPENS[letter]:
+                pass
+
+
+def _closing(name: str, place: int) -> int:
+    """The place of the bracket that closes the one here, or the end of a name that is cut off."""
+    levels = [level for _, level in _levels(name[place:] + " ")]
+    return next((place + at - 1 for at in range(1, len(levels)) if levels[at] == 0), len(name))
+
+
+def _without_calls(name: str) -> str:
+    """Without the parameters of functions that something is declared in."""
+    place = 0
+    while (place := name.find("(", place)) >= 0:
+        end = _closing(name, place) + 1
+        if name.startswith(_OF_A_CALL, end) and name[place:end] != "(anonymous namespace)":
+            name = name[:place] + name[end:].removeprefix(" const")
+        else:
+            place += 1
+    return name
+
+
+def _unwrapped(name: str) -> str:
+    """With the argument of a wrapping template in the template's place."""
+    while found := _WRAPPER.search(name):
+        end = _closing(name, found.end() - 1)
+        after = _closing(name, end + 1) + 1 if name.startswith("(", end + 1) else end + 1
+        name = name[: found.start()] + name[found.end() : end] + name[after:]
     return name
 
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ratchet.report import trace_words as words
-from ratchet.report.trace_names import last_modules, short_kernel, short_shapes
+from ratchet.report.trace_names import last_modules, short_kernel, short_kernels, short_shapes
 from ratchet.report.trace_path import PATH
 from ratchet.report.words import ABSENT
 
 ROWS = 400
+NAME = 90
+"""Letters of a kernel's name at most."""
 """Rows of a table on the page: the first in its order. `--json` and `--parquet` have all."""
 FITS = 34
 """Letters of a name that its column shows; a longer one is cut, and whole in its title."""
@@ -73,12 +75,15 @@ def make_table(
 def page_tables(ranks: Sequence[Row]) -> list[PageTable]:
     """Every table of one report, or of several ranks with a column that says which."""
     several = len(ranks) > 1
-    on_device = any(one["platform"] != "cpu" for one in ranks)
+    on_device = any(one["on_device"] for one in ranks)
     rank = [(Column(title="rank"), _number("rank"))] if several else []
 
     def table(key: str, title: str, order: str, shape: Shape, note: str = "") -> PageTable | None:
         rows = [{**row, "rank": one["rank"]} for one in ranks for row in one[key] or ()]
         rows.sort(key=lambda row: -row[order])
+        if key == "kernels":
+            shown = short_kernels((row["name"] for row in rows[:ROWS]), NAME)
+            rows = [{**row, "shown": shown[row["name"]]} for row in rows[:ROWS]] + rows[ROWS:]
         return make_table(key, title, rows, [*rank, *shape], note)
 
     device = "device, ms" if on_device else "own CPU, ms"
@@ -109,8 +114,8 @@ def change_cell(time_ns: int) -> Cell:
     return Cell(text=words.change_ms(time_ns), value=time_ns)
 
 
-def name_cell(name: str, width: int = 90) -> Cell:
-    shown = short_kernel(name, width)
+def name_cell(name: str, shown: str | None = None) -> Cell:
+    shown = short_kernel(name, NAME) if shown is None else shown
     return Cell(text=shown or ABSENT, full=name if len(shown) > FITS or shown != name else "")
 
 
@@ -180,7 +185,7 @@ def _attained(row: Row) -> Cell:
 
 
 _KERNELS: Shape = (
-    (Column(title="name", look="name"), _name("name")),
+    (Column(title="name", look="name"), lambda row: name_cell(row["name"], row["shown"])),
     (Column(title="sort", look="text"), _text("sort")),
     (Column(title="ms", look="time"), _time("total")),
     (Column(title="share", note="of all device work's summed time"), _share("share")),
@@ -396,7 +401,7 @@ def diff_table(rows: Iterable[Row]) -> PageTable | None:
 def _kernel_names(key: str) -> Maker:
     def make(row: Row) -> Cell:
         names = row[key]
-        shown = [short_kernel(name, 44) for name in names]
+        shown = list(short_kernels(names, 44).values())
         text = ", ".join(shown[:2]) + (f" and {len(shown) - 2} more" if len(shown) > 2 else "")
         return Cell(text=text or ABSENT, full="\n".join(names))
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from ratchet.report import trace_changes as changes
 from ratchet.report import trace_words as words
 from ratchet.report.console import heading, make_console, table
-from ratchet.report.trace_names import short_kernel, short_shapes
+from ratchet.report.trace_names import short_kernels, short_shapes
 from ratchet.report.trace_path import path_kinds
 from ratchet.report.words import ABSENT
 
@@ -92,7 +92,7 @@ def _print_steps(out: Console, steps: Sequence[Mapping[str, Any]]) -> None:
 def _print_idle(out: Console, document: Mapping[str, Any]) -> None:
     idle = document["idle"]
     total = document["identity_ns"]["idle"]
-    if not total or document["platform"] == "cpu":
+    if not total or not document["on_device"]:
         return
     heading(out, "Why the device was idle")
     rows = [
@@ -114,9 +114,10 @@ def _print_path(out: Console, document: Mapping[str, Any], top: int) -> None:
     out.print(table(("", "ms", "share"), [kind[:3] for kind in kinds]))
     named = [row for row in path["rows"] if row["name"]][: min(top, _PATH_ROWS)]
     if named:
+        names = short_kernels((row["name"] for row in named), _NAME)
         rows = [
             (
-                short_kernel(row["name"], _NAME),
+                names[row["name"]],
                 words.milliseconds(row["time"]),
                 words.milliseconds(row["gain"]) if row["gain"] is not None else ABSENT,
             )
@@ -129,9 +130,10 @@ def _print_kernels(out: Console, kernels: Sequence[Mapping[str, Any]], top: int)
     if not kernels:
         return
     heading(out, f"Kernels, copies and fills: {_first(top, len(kernels))}")
+    names = short_kernels((row["name"] for row in kernels[:top]), _NAME)
     rows = [
         (
-            short_kernel(row["name"], _NAME),
+            names[row["name"]],
             words.milliseconds(row["total"]),
             words.share_of(row["share"], 1),
             f"{row['count']:,}",
@@ -149,7 +151,7 @@ def _print_ops(out: Console, document: Mapping[str, Any], top: int) -> None:
     ops = document["ops"]
     if not ops:
         return
-    on_device = document["platform"] != "cpu"
+    on_device = document["on_device"]
     rows = _by_name(ops)
     rows.sort(key=lambda row: (-row["device"], -row["cpu_own"]))
     heading(out, f"Ops: {_first(top, len(rows))}")
@@ -297,9 +299,10 @@ def _print_rows(out: Console, rows: Sequence[Mapping[str, Any]], state: str, top
         return
     titles = {"slower": "Slower", "new": "New", "gone": "Gone", "faster": "Faster"}
     heading(out, f"{titles[state]}: {_first(top, len(rows))}")
+    names = short_kernels((row["op"] for row in rows[:top]), _NAME)
     shown = [
         (
-            short_kernel(row["op"], _NAME) or ABSENT,
+            names[row["op"]] or ABSENT,
             changes.module_words(row),
             words.milliseconds(row["before"]),
             words.milliseconds(row["after"]),

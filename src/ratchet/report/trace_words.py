@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ratchet.report.words import ABSENT, show_bytes, show_share, show_time
+from ratchet.trace.columns import PLATFORMS, Platform
 
 PARTS = {
     "compute": "compute",
@@ -108,12 +109,12 @@ def _joined(clauses: Sequence[str]) -> str:
 
 def part_means(document: Mapping[str, Any]) -> dict[str, str]:
     """What the identity's parts are on a device, or on a CPU-only trace."""
-    return ON_CPU_MEANS if document["platform"] == "cpu" else PART_MEANS
+    return PART_MEANS if document["on_device"] else ON_CPU_MEANS
 
 
 def _device(document: Mapping[str, Any]) -> str:
-    known = {"cpu": "CPU only", "cuda": "a CUDA device", "rocm": "a ROCm device"}
-    return document["device"] or known[document["platform"]]
+    platform: Platform = document["platform"]
+    return document["device"] or ("CPU only" if platform == "cpu" else PLATFORMS[platform])
 
 
 def ranks_words(ranks: Sequence[Mapping[str, Any]]) -> str:
@@ -315,6 +316,10 @@ def across_words(document: Mapping[str, Any]) -> list[str]:
             f"{show_ns(sum(found['waiting_ns'].values()))} of waiting over all ranks."
         )
     if found["unmatched"]:
-        said.append(f"{found['unmatched']:,} collectives are not in every rank's trace.")
+        said.append(
+            f"{found['unmatched']:,} collectives are not counted: no run of every other rank "
+            "overlaps theirs in time."
+            + ("" if document["shared_collectives"] else " Do the ranks' clocks agree?")
+        )
     said.append(f"Compute differs by {share_of(document['skew'], 1)} of its mean over the ranks.")
     return said

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Raw, Struct, field
 
 from ratchet.errors import TraceError
-from ratchet.trace.columns import Int64, Kind, Trace
+from ratchet.trace.columns import PLATFORMS, Int64, Kind, Trace
 from ratchet.trace.digits import nanoseconds
 from ratchet.trace.events import NOTHING
 from ratchet.trace.kernels import ops as op_rows
@@ -145,7 +145,4 @@ def _entries(text: bytes) -> tuple[Any, ...] | None:
 
 def traced_on(trace: Trace) -> str:
     """The device that a trace's times are of."""
-    named = trace.devices[0].name if trace.devices else ""
-    return (
-        named or {"cpu": "a CPU", "cuda": "a CUDA device", "rocm": "a ROCm device"}[trace.platform]
-    )
+    return trace.device_name or PLATFORMS[trace.platform]

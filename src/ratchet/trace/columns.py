@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
 Bool = NDArray[np.bool_]
-Platform = Literal["cuda", "rocm", "cpu"]
+Platform = Literal["cuda", "rocm", "xpu", "mtia", "cpu"]
+PLATFORMS: dict[Platform, str] = {
+    "cuda": "a CUDA device",
+    "rocm": "a ROCm device",
+    "xpu": "an XPU device",
+    "mtia": "an MTIA device",
+    "cpu": "a CPU",
+}
+EPOCH = "baseTimeNanoseconds"
+"""What Kineto calls the time from which its stamps count."""
 
 
 class Kind(IntEnum):
@@ -42,6 +51,13 @@ CATEGORIES = {
     "hip_runtime_api": Kind.RUNTIME,
     "hsa_api": Kind.RUNTIME,
     "runtime": Kind.RUNTIME,
+    "driver": Kind.RUNTIME,
+    "xpu_runtime": Kind.RUNTIME,
+    "xpu_driver": Kind.RUNTIME,
+    "mtia_runtime": Kind.RUNTIME,
+    "privateuse1_runtime": Kind.RUNTIME,
+    "privateuse1_driver": Kind.RUNTIME,
+    "mtia_ccp_events": Kind.KERNEL,
     "kernel": Kind.KERNEL,
     "gpu_memcpy": Kind.COPY,
     "memcpy": Kind.COPY,
@@ -55,7 +71,11 @@ CATEGORIES = {
     "cuda_sync": Kind.SYNC,
     "hip_sync": Kind.SYNC,
 }
-"""Category spellings of Kineto's versions, in lower case."""
+"""Category spellings of Kineto's versions, in lower case.
+
+Kineto's own list (libkineto/include/ActivityType.h) makes those of each accelerator aliases of
+runtime, driver and kernel.
+"""
 DEVICE_KINDS = (Kind.KERNEL, Kind.COPY, Kind.FILL)
 
 
@@ -166,6 +186,17 @@ class Trace:
         """For each string, whether the pattern is found in it."""
         search = pattern.search
         return np.fromiter((search(s) is not None for s in self.strings), bool, len(self.strings))
+
+    @property
+    def device_name(self) -> str:
+        """What the trace calls its first device with a name; empty where it names none."""
+        return next((device.name for device in self.devices if device.name), "")
+
+    @property
+    def epoch(self) -> int:
+        """When the trace's clock read 0, in ns; 0 where the trace does not say."""
+        said = self.metadata.get(EPOCH, "")
+        return int(said) if said.isdigit() else 0
 
     @property
     def on_device(self) -> bool:

@@ -256,7 +256,9 @@ def _waits(trace: Trace, work: _Work, activity: Activity) -> _Waits:
     waited &= trace.start[copying] + trace.duration[copying] <= activity.end
     found.append((copying[waited], copies[waited]))
     rows, ended = (np.concatenate(part) for part in zip(*found, strict=True))
-    keep = (ended >= 0) & (work.end[ended] > trace.start[rows])
+    # Without any device work every place is -1, and there is nothing that it could point into.
+    rows, ended = rows[ended >= 0], ended[ended >= 0]
+    keep = work.end[ended] > trace.start[rows]
     rows = rows[keep]
     return _Waits(
         lane=trace.lane[rows],

@@ -24,8 +24,9 @@ from ratchet.trace.digits import MISSING, nanoseconds
 from ratchet.trace.events import NO_ARGUMENTS, NOTHING, AnyEvent, Unused, Work
 from ratchet.trace.numbering import Kinds, Numbers, Parts, Written, integers, numbered
 
-GPU_DEVICE_TYPES = (1, 6, 12, 20)
-"""c10::DeviceType of CUDA, HIP, XPU and PrivateUse1: an allocation on one is device memory."""
+GPU_DEVICE_TYPES = (1, 6, 12, 15, 19, 20)
+"""c10::DeviceType of CUDA, HIP, XPU, HPU, MTIA and PrivateUse1: what is allocated on one is device
+memory."""
 _NO_OTHERS = (Work, Unused)
 _LONGEST = 2**59
 """18 years in ns: a longer duration is none."""
@@ -249,6 +250,7 @@ class Gatherer:
             "count": self.count,
             "strings": list(self.strings),
             "lanes": list(self.lanes),
+            "categories": list(self.kinds),
             "faults": self.faults,
         }
         for table in self._tables():
@@ -270,6 +272,7 @@ class Gatherer:
                 elif name in _STRINGS:
                     values = strings[values]
                 part.add(values)
+        numbered(self.kinds, about["categories"])
         self.count += about["count"]
         self.faults.update(about["faults"])
 

@@ -34,6 +34,8 @@ class Idle:
     """The next work was launched after the gap began: the CPU was late."""
     kernel_gap: int
     """The next work was already queued, or no launch is known."""
+    turn_around: int
+    """The kernel gaps with each counted up to 10 µs: a longer one is no kernel's turn-around."""
     gaps: int
     longest: int
 
@@ -69,6 +71,7 @@ def idle(trace: Trace, links: Links, activity: Activity) -> Idle:
             synchronisation=0,
             host_bound=gaps.length,
             kernel_gap=0,
+            turn_around=0,
             gaps=gaps.start.size,
             longest=_longest(gaps),
         )
@@ -85,6 +88,7 @@ def idle(trace: Trace, links: Links, activity: Activity) -> Idle:
     late = _late(trace, links, gaps)
     in_loader = gaps & loaded
     late = late - in_loader
+    queued = gaps - in_loader - late
     synchronised = late & waited
     data, waits = in_loader.length, synchronised.length
     host = late.length - waits
@@ -93,6 +97,7 @@ def idle(trace: Trace, links: Links, activity: Activity) -> Idle:
         synchronisation=waits,
         host_bound=host,
         kernel_gap=gaps.length - data - waits - host,
+        turn_around=int(np.minimum(queued.end - queued.start, KERNEL_GAP_NS).sum()),
         gaps=gaps.start.size,
         longest=_longest(gaps),
     )

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Raw
 
 from ratchet.errors import TraceError
-from ratchet.trace.columns import DEVICE_KINDS, Kind, Trace
+from ratchet.trace.columns import DEVICE_KINDS, EPOCH, Kind, Trace
 from ratchet.trace.digits import MISSING, nanoseconds
 from ratchet.trace.ranks import each_rank
 from ratchet.trace.raw import raw_events
@@ -23,8 +23,6 @@ from ratchet.trace.report import analyse
 from ratchet.trace.rocpd import is_database
 from ratchet.trace.rocprof import is_rocprof
 
-BASE = "baseTimeNanoseconds"
-"""Kineto's zero: its stamps count from there."""
 _FLOWS = ("s", "t", "f")
 _PACKED = 3
 """gzip's level: 1.2 times the size of the best in a quarter of its time."""
@@ -108,14 +106,13 @@ def merge(folder: Path, out: Path) -> Merged:
 def _source(rank: int, path: Path, trace: Trace, faults: list[str]) -> _Source:
     faults += [f"{path.name}: {fault}" for fault in trace.faults]
     window = analyse(trace).activity
-    base = trace.metadata.get(BASE, "")
     return _Source(
         rank=rank,
         path=path,
         start=window.start,
         end=window.end,
-        base=int(base) if base.isdigit() else 0,
-        device=trace.devices[0].name if trace.devices else "",
+        base=trace.epoch,
+        device=trace.device_name,
     )
 
 
@@ -144,7 +141,7 @@ def _write(
         {"rank": s.rank, "file": s.path.name, "shift_ns": shift}
         for s, shift in zip(sources, shifts, strict=True)
     ]
-    head = {"schemaVersion": 1, "displayTimeUnit": "ms", BASE: sources[0].base, "merged": about}
+    head = {"schemaVersion": 1, "displayTimeUnit": "ms", EPOCH: sources[0].base, "merged": about}
     file.write(json.dumps(head)[:-1].encode() + b', "traceEvents": [\n')
     written, flows = [], 0
     for source, shift in zip(sources, shifts, strict=True):

@@ -14,14 +14,16 @@ from ratchet.trace.kernels import device_rows
 from ratchet.trace.links import Links
 from ratchet.trace.timeline import bin_edges
 
-QUEUE_LIMITS: dict[Platform, int] = {"cuda": 1024, "rocm": 16_384, "cpu": 1024}
+QUEUE_LIMITS: dict[Platform, int] = {"cuda": 1024, "rocm": 16_384}
 """Pieces of work that one queue holds before a launch waits.
 
 CUDA: about 1,000 launches of a stream return at once and the next wait (NVIDIA's forum, thread
 68937; HolisticTraceAnalysis counts 1,024, having seen 1,022 to 1,024). NVIDIA documents no figure.
 ROCm: AQL packets of a queue, the default of ROC_AQL_QUEUE_SIZE in HIP's list of environment
 variables; a piece of work takes one packet or a few, and streams may share a queue.
+Of other platforms no figure is known: there no queue counts as full.
 """
+_NO_LIMIT = 2**62
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +58,7 @@ class QueueRow:
     end: int
     longest: int
     limit: int
-    """The length that counts as full."""
+    """The length that counts as full; 0 where it is not known."""
     full: int
     """Time at or above the limit."""
     blocked: int
@@ -79,14 +81,14 @@ def queues(
 
     The window is the activity's. Work without a known launch is not counted.
     """
-    limit = QUEUE_LIMITS[trace.platform] if limit is None else limit
+    limit = QUEUE_LIMITS.get(trace.platform, 0) if limit is None else limit
     start, end = activity.start, activity.end
     edges = bin_edges(start, end)
     table = []
     for key, rows in _streams(trace, links):
         called, begun = waits(trace, links, rows)
         series = _series(key, called, begun)
-        full = series.at_least(limit, start, end)
+        full = series.at_least(limit or _NO_LIMIT, start, end)
         waited = np.diff(_waited_before(called, begun, edges))
         width = np.maximum(np.diff(edges), 1)
         inside = (series.time >= start) & (series.time < end)

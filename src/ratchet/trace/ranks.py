@@ -10,6 +10,7 @@ from pathlib import Path
 from ratchet.errors import TraceError
 from ratchet.trace.columns import Trace
 from ratchet.trace.counter_files import kernel_runs
+from ratchet.trace.pairing import Run, paired, runs_by_key
 from ratchet.trace.read import read
 from ratchet.trace.report import Report, report
 from ratchet.trace.roofline import Ceilings
@@ -24,7 +25,7 @@ class SharedCollective:
     operation: str
     group: str
     index: int
-    """Its number in the group's order."""
+    """Its number among the group's that were paired, in order of time."""
     wire: int
     """The shortest duration over ranks: from the arrival of the last."""
     waiting: dict[int, int]
@@ -46,7 +47,7 @@ class Ranks:
     straggler: int | None
     """The rank that the others waited for longest; None where nothing was waited for."""
     unmatched: int
-    """Collectives that not every rank recorded."""
+    """Collectives that no run of every other rank overlaps in time: they are in no figure here."""
     skew: float
     """(Longest - shortest compute time over ranks) / mean."""
     faults: tuple[str, ...] = ()
@@ -109,26 +110,20 @@ def read_ranks(folder: Path, ceilings: Ceilings | None = None) -> Ranks:
 
 
 def across(reports: dict[int, Report]) -> Ranks:
-    """Match the collectives of several ranks: the n-th of an operation and group is one."""
-    seen: dict[tuple[str, str, int], dict[int, int]] = {}
-    for rank, answers in reports.items():
-        count: Counter[tuple[str, str]] = Counter()
-        for row in answers.collectives:
-            key = (row.operation, row.group)
-            seen.setdefault((*key, count[key]), {})[rank] = row.duration
-            count[key] += 1
-    shared = []
-    for (operation, group, index), durations in seen.items():
-        if len(durations) == len(reports) and len(reports) > 1:
-            wire = min(durations.values())
-            waiting = {rank: time - wire for rank, time in sorted(durations.items())}
-            late = min(waiting, key=lambda rank: (waiting[rank], rank))
-            shared.append(
-                SharedCollective(
-                    operation=operation, group=group, index=index, wire=wire, waiting=waiting,
-                    late=late,
-                )
-            )  # fmt: skip
+    """Match the collectives of several ranks: the runs of one that overlap in time are one."""
+    runs = {rank: runs_by_key(one.collectives, one.epoch) for rank, one in reports.items()}
+    pairs: dict[tuple[str, str], list[dict[int, Run]]] = {}
+    known = 0
+    for key in dict.fromkeys(key for own in runs.values() for key in own):
+        of_key = {rank: own.get(key, []) for rank, own in runs.items()}
+        known += max(map(len, of_key.values()))
+        if len(reports) > 1:
+            pairs.setdefault(key[:2], []).extend(paired(of_key))
+    shared = [
+        _shared(operation, group, index, of)
+        for (operation, group), found in pairs.items()
+        for index, of in enumerate(sorted(found, key=lambda of: max(r.start for r in of.values())))
+    ]
     waiting = {rank: sum(c.waiting[rank] for c in shared) for rank in sorted(reports)}
     return Ranks(
         reports=tuple(reports[rank] for rank in sorted(reports)),
@@ -136,9 +131,18 @@ def across(reports: dict[int, Report]) -> Ranks:
         wire=sum(c.wire for c in shared),
         waiting=waiting,
         straggler=_straggler(shared),
-        unmatched=len(seen) - len(shared),
+        unmatched=known - len(shared),
         skew=_skew([answers.identity.compute for answers in reports.values()]),
     )
+
+
+def _shared(operation: str, group: str, index: int, runs: dict[int, Run]) -> SharedCollective:
+    wire = min(run.duration for run in runs.values())
+    waiting = {rank: run.duration - wire for rank, run in sorted(runs.items())}
+    return SharedCollective(
+        operation=operation, group=group, index=index, wire=wire, waiting=waiting,
+        late=min(waiting, key=lambda rank: (waiting[rank], rank)),
+    )  # fmt: skip
 
 
 def _straggler(shared: Sequence[SharedCollective]) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,17 @@ from ratchet.trace.shares import gather, gather_shared
 _RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
 _HIP = re.compile(r"^(hip|hsa_|__hip)")
 _CUDA = re.compile(r"^(cuda|cu[A-Z])")
+_OF_CATEGORY: dict[str, Platform] = {"mtia_": "mtia", "xpu_": "xpu"}
+_CAUSES: dict[Platform, str] = {
+    "rocm": "torch built without roctracer or rocprofiler-sdk, rocprof or another profiler "
+    "attached to the process, /dev/kfd not readable, or ROCPROFILER/HSA_TOOLS_LIB set",
+    "cuda": "ProfilerActivity.CUDA left out, CUPTI's range profiler on (it takes counters, not "
+    "times), another CUPTI client (nsys, ncu, dcgm) attached, or no permission for performance "
+    "counters",
+    "xpu": "ProfilerActivity.XPU left out",
+    "mtia": "ProfilerActivity.MTIA left out",
+}
+"""Why a run on an accelerator can leave no device work in its trace."""
 
 
 def read(path: str | Path) -> Trace:
@@ -44,7 +56,7 @@ def read_chrome(path: Path) -> Trace:
     about = _around(gathered.header) | _around(gathered.footer)
     columns = gatherer.finish()
     devices = _devices(about.get("deviceProperties"))
-    platform = _platform(about, columns["strings"], bool(devices))
+    platform = _platform(about, gatherer.kinds, columns["strings"], bool(devices))
     rank, world = _place(about.get("distributedInfo"), path)
     trace = Trace(
         name=path.name,
@@ -63,15 +75,9 @@ def without_device_work(trace: Trace) -> Trace:
     launches = trace.rows(Kind.RUNTIME).size
     if trace.on_device or trace.platform == "cpu" or not (launches or trace.devices):
         return trace
-    causes = {
-        "rocm": "torch built without roctracer or rocprofiler-sdk, rocprof or another profiler "
-        "attached to the process, /dev/kfd not readable, or ROCPROFILER/HSA_TOOLS_LIB set",
-        "cuda": "ProfilerActivity.CUDA left out, another CUPTI client (nsys, ncu, dcgm) attached, "
-        "or no permission for performance counters",
-    }[trace.platform]
     what = (
         f"no GPU events on a {trace.platform} run with {launches:,} runtime calls; "
-        f"likely causes: {causes}"
+        f"likely causes: {_CAUSES[trace.platform]}"
     )
     return replace(trace, faults=(*trace.faults, Fault(what=what)))
 
@@ -106,7 +112,15 @@ def _whole(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _platform(about: dict[str, Any], strings: list[str], devices: bool) -> Platform:
+def _platform(
+    about: dict[str, Any], categories: Iterable[Any], strings: list[str], devices: bool
+) -> Platform:
+    place = about.get("distributedInfo")
+    backend = str(place.get("backend", "")) if isinstance(place, dict) else ""
+    for written in (backend.replace(":", "_"), *map(str, categories)):
+        for prefix, platform in _OF_CATEGORY.items():
+            if written.lower().startswith(prefix):
+                return platform
     if any(key.startswith(("hip_", "roctracer", "rocprof")) for key in about):
         return "rocm"
     if any(key.startswith(("cuda_", "cupti")) for key in about):

@@ -37,11 +37,16 @@ class Schedule:
 
 
 class CommandFailed(TraceError):
-    """The recorded command ended with another code than 0."""
+    """The recorded command ended with another code than 0; below 0, by that signal."""
 
     def __init__(self, said: str, code: int) -> None:
         super().__init__(f"{said} ended with code {code}: make it run by itself first")
         self.code = code
+
+    @property
+    def exit_code(self) -> int:
+        """The code for whoever ran us: of a command that a signal ended, 128 + the signal."""
+        return self.code if self.code > 0 else 128 - self.code
 
 
 def record(

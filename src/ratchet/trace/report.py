@@ -58,8 +58,12 @@ class Report:
 
     name: str
     platform: str
+    on_device: bool
+    """Whether device work was recorded; without any, every time is a CPU's."""
     device: str
     rank: int | None
+    epoch: int
+    """When the trace's clock read 0, in ns, where it says so; else 0."""
     events: int
     window_is: str
     steps_are: str
@@ -135,8 +139,10 @@ def report(
     return Report(
         name=trace.name,
         platform=trace.platform,
-        device=trace.devices[0].name if trace.devices else "",
+        on_device=trace.on_device,
+        device=trace.device_name,
         rank=trace.rank,
+        epoch=trace.epoch,
         events=len(trace),
         window_is=whole.window_is,
         steps_are=marked.how if marked else "",

@@ -79,12 +79,12 @@ class Ceilings:
 
 def paper_ceilings(trace: Trace) -> Ceilings:
     """The catalogue's peaks of the trace's device; none where it is not in the catalogue."""
-    if not trace.devices:
+    device = next((one for one in trace.devices if one.name), None)
+    if device is None:
         return Ceilings(of={}, source="the trace names no device")
     # These bring torch in, which a trace without shapes does not need.
     from ratchet.devices import catalogue
 
-    device = trace.devices[0]
     entry = catalogue.load().match(device.name, compute_units=device.compute_units)
     if entry is None:
         return Ceilings(of={}, source=f"{device.name} is not in the catalogue")

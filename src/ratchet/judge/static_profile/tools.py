@@ -5,10 +5,11 @@ They run in the sandbox of the candidate, since its source may be made to fool o
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ LLVM_VERSIONS = range(24, 16, -1)
 ROCM_FOLDERS = ("/opt/rocm/bin", "/opt/rocm/llvm/bin")
 HEADERS = Path(__file__).parent / "headers"
 TOOL_TIMEOUT_S = 60.0
+TRIPLE = "amdgcn-amd-amdhsa"
+REFUSALS = ("not a recognized processor", "unable to get target")
+"""What an LLVM says that is too old for a GPU, or was built without AMD's."""
 MCA_ITERATIONS = 20
 MAX_MCA_INSTRUCTIONS = 4000
 MAX_OUTPUT_BYTES = 1 << 20
@@ -30,20 +34,39 @@ REJECTED = re.compile(r"^[^:\n]*:(\d+):\d+: error:", re.MULTILINE)
 
 def find_tool(name: str) -> str | None:
     """The newest `name` or `name-NN` of LLVM on this machine, ROCm's own first."""
+    return next(_installed(name), None)
+
+
+def _installed(name: str) -> Iterator[str]:
+    """Every `name` and `name-NN` on this machine: ROCm's, then by version, the newest first."""
     for folder in ROCM_FOLDERS:
         if found := shutil.which(name, path=folder):
-            return found
-    versioned = (f"{name}-{version}" for version in LLVM_VERSIONS)
-    return next((found for one in (*versioned, name) if (found := shutil.which(one))), None)
+            yield found
+    for one in (*(f"{name}-{version}" for version in LLVM_VERSIONS), name):
+        if found := shutil.which(one):
+            yield found
+
+
+def find_mca(architecture: Architecture) -> str | None:
+    """The newest llvm-mca on this machine that knows the architecture."""
+    return next((one for one in _installed("llvm-mca") if _knows(one, architecture.name)), None)
+
+
+@functools.cache
+def _knows(program: str, target: str) -> bool:
+    said = _run([program, f"-mtriple={TRIPLE}", f"-mcpu={target}", "-"]).stderr
+    return not any(refusal in said for refusal in REFUSALS)
 
 
 def run_mca(
     architecture: Architecture, body: Sequence[Instruction], folder: Path
 ) -> dict[str, Any]:
     """What llvm-mca says of a straight run through `body`: its JSON, or why there is none."""
-    program = find_tool("llvm-mca")
+    program = find_mca(architecture)
     if program is None:
-        return {"error": "llvm-mca is not installed"}
+        installed = ", ".join(Path(one).name for one in _installed("llvm-mca"))
+        unknown = f"{installed}: not one knows {architecture.name}"
+        return {"error": unknown if installed else "llvm-mca is not installed"}
     if len(body) > MAX_MCA_INSTRUCTIONS:
         return {"error": f"the part is longer than {MAX_MCA_INSTRUCTIONS} instructions"}
     readable = [line for one in body if (line := _readable(one)) is not None]
@@ -53,8 +76,6 @@ def run_mca(
     if rejected:  # an older LLVM than Triton's does not know every instruction
         kept = [line for index, line in enumerate(lines) if index not in rejected]
         done = _mca(program, architecture, kept, folder)
-    if "not a recognized processor" in done.stderr:
-        return {"error": f"{Path(program).name} does not know {architecture.name}"}
     if done.returncode != 0:
         return {"error": f"{Path(program).name} failed: {_last_line(done.stderr)}"}
     return {
@@ -82,7 +103,7 @@ def _mca(
 ) -> subprocess.CompletedProcess[str]:
     source = folder / "part.s"
     source.write_text("\n".join(lines) + "\n")
-    command = [program, "-mtriple=amdgcn-amd-amdhsa", f"-mcpu={architecture.name}", "--json"]
+    command = [program, f"-mtriple={TRIPLE}", f"-mcpu={architecture.name}", "--json"]
     command += [f"--iterations={MCA_ITERATIONS}", "--instruction-info=false", str(source)]
     return _run(command)
 

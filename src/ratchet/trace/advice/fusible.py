@@ -39,7 +39,7 @@ def find(report: Report) -> Finding | None:
     if not worth(gain, report.identity.window):
         return None
     runs.sort(key=lambda row: -row.could_win)
-    what = "ops" if report.platform == "cpu" else "kernels"
+    what = "kernels" if report.on_device else "ops"
     said = "; ".join(_words(row, what) for row in runs[:_NAMED])
     more = len(runs) - _NAMED
     return Finding(

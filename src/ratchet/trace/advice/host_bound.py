@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def find(report: Report) -> Finding | None:
     """Idle time that ends with a launch that came late."""
     gain = report.idle.host_bound
-    if report.platform == "cpu" or not worth(gain, report.identity.window):
+    if not report.on_device or not worth(gain, report.identity.window):
         return None
     return Finding(
         name="host-bound",

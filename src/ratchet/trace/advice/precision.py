@@ -19,7 +19,7 @@ def find(report: Report) -> Finding | None:
     slow = [row for row in report.matmuls if row.kernel == "fp32" and row.inputs in ("fp32", "")]
     time = min(sum(row.time for row in slow), report.identity.compute)
     gain = time - time // ASSUMED_SPEEDUP
-    if report.platform == "cpu" or not worth(gain, report.identity.window):
+    if not report.on_device or not worth(gain, report.identity.window):
         return None
     return Finding(
         name="fp32-matmuls",
