@@ -68,7 +68,7 @@ PROBLEMS = ANY_FILE | {
 }
 KERNELS = ANY_FILE | {
     "empty": (text(""), "no 'squared_relu'"),
-    "another entry": (text(KERNEL.replace("squared", "cubed")), "it defines cubed_relu"),
+    "another entry": (text(KERNEL.replace("squared", "cubed")), "its entries are cubed_relu"),
 }
 PYTHON_KERNELS = {
     "empty": ("", "no 'squared_relu'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -53,20 +54,10 @@ def optimize(
     debug: Debug = False,
 ) -> None:
     """Measure a training step, try changes, prove them, and write the recipe."""
-    from ratchet.optimize.compose import write
-    from ratchet.optimize.loop import optimize as run_turn
-    from ratchet.optimize.loop import plan
-    from ratchet.optimize.settings import Settings, parse_duration_s
-    from ratchet.report.page import render_page
-    from ratchet.report.progress import Progress
-    from ratchet.report.terminal import print_plan, print_result
+    from ratchet.optimize.settings import Settings, check_settings, parse_duration_s
 
-    options = workload_options(
-        batch_size, sequence, precision, Path(text) if text else None, device
-    )
     settings = Settings(
         workload=workload,
-        options={**options, "seed": seed},
         budget_s=parse_duration_s(budget),
         keep_precision=keep_precision,
         try_lever=try_lever,
@@ -76,6 +67,20 @@ def optimize(
         seed=seed,
         launches=launches,
     )
+    check_settings(settings)
+    options = workload_options(
+        [workload], batch_size, sequence, precision, Path(text) if text else None, device
+    )
+    settings = replace(settings, options={**options, "seed": seed})
+
+    # From here on torch is imported: what text can show was said.
+    from ratchet.optimize.compose import write
+    from ratchet.optimize.loop import optimize as run_turn
+    from ratchet.optimize.loop import plan
+    from ratchet.report.page import render_page
+    from ratchet.report.progress import Progress
+    from ratchet.report.terminal import print_plan, print_result
+
     with Progress(settings.budget_s) as progress:
         if dry_run:
             found = plan(settings, progress)

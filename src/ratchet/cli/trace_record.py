@@ -86,7 +86,7 @@ def record(
 
         assert workload is not None
         options = workload_options(
-            batch_size, sequence, precision, Path(text) if text else None, device
+            [workload], batch_size, sequence, precision, Path(text) if text else None, device
         )
         command = steps_command(workload, 1 + wait + warmup + steps, options)
     else:

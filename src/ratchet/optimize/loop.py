@@ -30,7 +30,7 @@ from ratchet.optimize.prove import Proof, prove
 from ratchet.optimize.prove_kernels import ProvenKernels, prove_kernels
 from ratchet.optimize.recipe import Recipe
 from ratchet.optimize.result import Change, LossResult, OptimizeResult, StepProfile
-from ratchet.optimize.settings import Settings
+from ratchet.optimize.settings import Settings, check_settings
 from ratchet.optimize.turn import Listener, Turn
 from ratchet.workloads.config import StepConfig
 
@@ -345,15 +345,6 @@ def _ceilings(device: Device) -> Ceilings | None:
         return device_ceilings.measure(device)
     except DeviceError:
         return None
-
-
-def check_settings(settings: Settings) -> None:
-    """Refuse at once what could only fail at the end: an unknown lever, a folder that is a file."""
-    if settings.out.exists() and not settings.out.is_dir():
-        raise RatchetError(f"{settings.out} is not a folder: give another with --out")
-    if settings.try_lever is not None and settings.try_lever not in all_levers():
-        known = ", ".join(all_levers())
-        raise RatchetError(f"unknown lever {settings.try_lever!r}: the levers are {known}")
 
 
 def _check_resume(turn: Turn) -> None:

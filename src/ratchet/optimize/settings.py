@@ -46,6 +46,21 @@ class Settings:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
 
+def check_settings(settings: Settings) -> None:
+    """Refuse what its text shows to be a mistake: no torch is imported for it.
+
+    Raises a RatchetError for an unknown workload or lever, and for a folder that is a file.
+    """
+    from ratchet.optimize.levers import check_lever
+    from ratchet.workloads.names import check_name
+
+    check_name(settings.workload)
+    if settings.try_lever is not None:
+        check_lever(settings.try_lever)
+    if settings.out.exists() and not settings.out.is_dir():
+        raise RatchetError(f"{settings.out} is not a folder: give another with --out")
+
+
 def parse_duration_s(text: str) -> float:
     """Seconds from `90`, `90s`, `30m` or `2h`; at least 30 s."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text)

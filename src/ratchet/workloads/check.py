@@ -13,9 +13,10 @@ from torch.utils import _pytree as pytree
 from ratchet.errors import DeviceError, WorkloadError
 from ratchet.workloads.fake import saved_bytes
 from ratchet.workloads.memory import require, state_bytes
+from ratchet.workloads.names import is_user_spec, user_file
 from ratchet.workloads.place import place
 from ratchet.workloads.step import compiled_loss
-from ratchet.workloads.user import blamed_on, is_user_spec, user_file
+from ratchet.workloads.user import blamed_on
 from ratchet.workloads.workload import Workload
 
 BYTES_PER_ID = 8

@@ -15,21 +15,12 @@ from typing import Any
 import torch
 
 from ratchet.errors import RatchetError, WorkloadError
+from ratchet.workloads.names import user_file, user_function
 from ratchet.workloads.request import Request
 from ratchet.workloads.workload import Workload
 
 OWN_REMEDY = "correct it there"
 MODEL_REMEDY = "this model cannot be trained with these settings; change them or choose another"
-
-
-def is_user_spec(spec: str) -> bool:
-    """Whether `spec` looks like `file.py:function`."""
-    return ".py:" in spec or spec.endswith(".py")
-
-
-def user_file(spec: str) -> Path:
-    """The file that `file.py:function` names."""
-    return Path(spec.rpartition(":")[0] if ".py:" in spec else spec).expanduser()
 
 
 def load_user(spec: str, request: Request) -> Workload:
@@ -39,13 +30,7 @@ def load_user(spec: str, request: Request) -> Workload:
     WorkloadError, in one line, for a missing file or function, an exception in the user's code
     (with its file and line), or a result that is not a Workload.
     """
-    path = user_file(spec)
-    function_name = spec.rpartition(":")[2] if ".py:" in spec else ""
-    if not function_name:
-        raise WorkloadError(f"workload {spec!r} names no function; write {path}:FUNCTION")
-    if not path.is_file():
-        raise WorkloadError(f"workload {spec!r}: there is no file {str(path)!r}; check the path")
-    _refuse_options(spec, request)
+    path, function_name = user_file(spec), user_function(spec)
     make = _function(path, function_name, spec)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(request.seed)
@@ -79,13 +64,6 @@ def _place(error: BaseException, path: Path | None) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if path is None or frame.filename == str(path)]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else str(path)
-
-
-def _refuse_options(spec: str, request: Request) -> None:
-    given = {"batch size": request.batch_size, "sequence": request.sequence, "text": request.text}
-    for name, value in given.items():
-        if value is not None:
-            raise WorkloadError(f"{name} {value} cannot be set for {spec!r}; set it in that file")
 
 
 def _function(path: Path, name: str, spec: str) -> Callable[[], Any]:

@@ -9,6 +9,11 @@ from ratchet.workloads.config import StepConfig
 PREFIX = "kernel:"
 
 
+def kernel_lever_names() -> tuple[str, ...]:
+    """The names of `kernel_levers`, in order, known without importing a kernel and torch."""
+    return tuple(PREFIX + name for name in LIBRARY)
+
+
 def kernel_levers() -> tuple[Lever, ...]:
     """One lever for each kernel of the library, in the library's order."""
     return tuple(_lever(kernel) for kernel in LIBRARY.values())
