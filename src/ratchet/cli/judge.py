@@ -11,6 +11,7 @@ import typer
 
 from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
 from ratchet.cli.judging import PROBLEM_HELP, EntryName, ScaleFactor
+from ratchet.cli.problems import list_problems, show_problem
 from ratchet.errors import RatchetError
 
 if TYPE_CHECKING:
@@ -34,6 +35,28 @@ def judge(
         typer.Argument(
             help="A file: .cpp or .py (torch or Triton). A .hip file is only inspected so far: "
             "ratchet inspect."
+        ),
+    ] = None,
+    listed: Annotated[
+        bool,
+        typer.Option(
+            "--list",
+            help="List the problems that ship; PROBLEM is then a pattern: --list 'softmax*'.",
+        ),
+    ] = False,
+    show: Annotated[
+        bool,
+        typer.Option(
+            "--show",
+            help="Print PROBLEM's signature, cases, tolerance and reference, and judge nothing.",
+        ),
+    ] = False,
+    language: Annotated[
+        str | None,
+        typer.Option(
+            "--template",
+            metavar="cpp|triton|torch",
+            help="With --show: print a file to start a kernel from instead.",
         ),
     ] = None,
     suite: Annotated[
@@ -111,6 +134,14 @@ def judge(
     default = COMPILING_LIMIT if who == "torch.compile" else LIMIT
     limit_s = parse_time_limit_s(time_limit or default)
     sizes, factor = None if tier is None else parse_tier(tier), parse_scale(scale)
+    if language is not None and not show:
+        raise RatchetError("--template goes with --show PROBLEM")
+    if listed or show:
+        if kernel is not None or (listed and show):
+            raise RatchetError("--list and --show judge nothing: give one, and no KERNEL")
+        if listed:
+            return list_problems(problem, as_json=as_json)
+        return show_problem(problem, language, scale=factor, limit_s=limit_s, as_json=as_json)
     _check_form(problem, kernel, suite, kernelbench)
     device = parse_device(device)
     if problem is not None and candidate is not None:

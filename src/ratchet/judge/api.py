@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -122,7 +121,7 @@ def check_texts(
 
     The kernel is returned where it is a file; it has no entry yet where only its problem names one.
     """
-    from ratchet.kernels.problem_file import load_kernel, problem_name
+    from ratchet.kernels.problem_file import default_entry, load_kernel, problem_name
 
     if not isinstance(problem, (str, os.PathLike)) or not isinstance(kernel, (str, os.PathLike)):
         return None
@@ -143,17 +142,8 @@ def as_kernel(
         return kernel
     if not isinstance(kernel, (str, os.PathLike)):
         raise KernelError(f"{kernel!r:.60} is no kernel: give a file or a Kernel")
-    from ratchet.kernels.problem_file import load_kernel
+    from ratchet.kernels.problem_file import default_entry, load_kernel
 
     wanted = entry or default_entry(problem.name)
     made_up = entry is None and wanted != problem.name
     return load_kernel(Path(kernel), entry=wanted, called=not problem.fault, or_only_one=made_up)
-
-
-def default_entry(problem: str) -> str:
-    """What a kernel of the problem of that name is called where nobody says otherwise.
-
-    A name that is no identifier is made one: `1_relu-like` is `kernel_1_relu_like`.
-    """
-    word = re.sub(r"\W", "_", problem)
-    return word if word.isidentifier() else f"kernel_{word}"

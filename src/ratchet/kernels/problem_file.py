@@ -47,6 +47,7 @@ from ratchet.errors import KernelError
 from ratchet.kernels.carried_modules import with_modules
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.kernels.problem import JUDGED_AT, Problem, Tier, reference_text
+from ratchet.kernels.problem_card import ANSWER, ProblemCard, card_of
 
 Scale = float | Literal["auto"] | None
 MAX_SOURCE_BYTES: Final = 4 << 20
@@ -54,7 +55,7 @@ LOADING_LIMIT_S: Final = 180.0
 """Where nobody gives another."""
 KEEPER: Final = "ratchet.kernels.file_keeper"
 KEEPER_GRACE_S: Final = 3.0
-MODEL, ANSWER, DECLARED, STAR = "Model", "ModelNew", "PROBLEM", "*"
+MODEL, DECLARED, STAR = "Model", "PROBLEM", "*"
 _DEVICE_DECORATORS: Final = ("jit", "autotune", "heuristics")
 MODEL_FORM: Final = ("get_inputs", "get_init_inputs")
 """What else a file in KernelBench's format defines."""
@@ -97,18 +98,59 @@ def load_problem(
 
         return find_problem(given).at(*tiers)
     text, _, names = _read_problem(given)
-    request = {
+    found = _described(_request(path, text, names, scale), time_limit_s)
+    if "problem" in found:
+        problem = Problem.from_json(found["problem"])
+        return problem if problem.model is not None else problem.at(*tiers)
+    return Problem(name=path.stem, reference="file:", cases=(), text=text, fault=found["fault"])
+
+
+def load_card(
+    path_or_name: str | os.PathLike[str],
+    *,
+    scale: Scale = "auto",
+    time_limit_s: float = LOADING_LIMIT_S,
+) -> tuple[Problem, ProblemCard]:
+    """A problem with all its cases, and what one must know to write a kernel for it.
+
+    Raises what `load_problem` does, and a KernelError for a problem with a fault.
+    """
+    given = os.fspath(path_or_name)
+    if _names_a_suites(given):
+        from ratchet.kernels.suites import find_problem
+
+        problem = find_problem(given)
+        return problem, card_of(problem, given=given, entry=default_entry(given))
+    text, tree, names = _read_problem(given)
+    name = (_declared_name(tree) if DECLARED in names else None) or Path(given).stem
+    request = _request(Path(given), text, names, scale) | {
+        "given": given,
+        "entry": default_entry(name),
+    }
+    found = _described(request, time_limit_s)
+    if "fault" in found:
+        raise KernelError(f"problem {given!r} cannot be shown: {found['fault']}")
+    return Problem.from_json(found["problem"]), ProblemCard.from_json(found["card"])
+
+
+def default_entry(problem: str) -> str:
+    """What a kernel of the problem of that name is called where nobody says otherwise.
+
+    A name that is no identifier is made one: `1_relu-like` is `kernel_1_relu_like`.
+    """
+    word = re.sub(r"\W", "_", problem)
+    return word if word.isidentifier() else f"kernel_{word}"
+
+
+def _request(path: Path, text: str, names: Sequence[str], scale: Scale) -> dict[str, Any]:
+    """What a file's own process is asked."""
+    return {
         "text": text,
         "name": path.stem,
         "scale": scale,
         "declared": DECLARED in names,
         "threads": len(os.sched_getaffinity(0)),
     }
-    found = _described(request, time_limit_s)
-    if "problem" in found:
-        problem = Problem.from_json(found["problem"])
-        return problem if problem.model is not None else problem.at(*tiers)
-    return Problem(name=path.stem, reference="file:", cases=(), text=text, fault=found["fault"])
 
 
 def problem_name(path_or_name: str | os.PathLike[str]) -> str | None:

@@ -84,7 +84,7 @@ def _check_text(path: Path, function: str, spec: str) -> None:
         tree = ast.parse(path.read_bytes(), filename=str(path))
     except SyntaxError as error:
         raise WorkloadError(
-            f"workload {spec!r} raised {type(error).__name__}: {error.msg} "
+            f"workload {spec!r} raised {type(error).__name__}: {error} "
             f"({path}:{error.lineno}); correct it there"
         ) from error
     except (OSError, ValueError, RecursionError, MemoryError) as error:
