@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ratchet.kernels.case import TensorSpec, Tier
+from ratchet.kernels.case import Case, TensorSpec, Tier
 from ratchet.kernels.problem import JUDGED_AT, Problem, Task
 
 if TYPE_CHECKING:
@@ -86,6 +86,9 @@ class ProblemCard:
     """New tensors; those that are changed in place stand among the inputs."""
     cases: tuple[CardCase, ...]
     tolerance: str
+    varies: bool
+    """The number, dtypes or dimensions of its tensors differ between cases: the main one's are
+    given."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -96,8 +99,7 @@ class ProblemCard:
     @property
     def main_case(self) -> CardCase:
         """The case that a verdict is mostly about: a timed one of the tier judged by default."""
-        order = {tier: place for place, tier in enumerate(JUDGED_AT)}
-        return min(self.cases, key=lambda case: (order[case.tier], not case.timed))
+        return min(self.cases, key=_rank)
 
     def as_json(self) -> dict[str, Any]:
         """The card as plain data."""
@@ -123,11 +125,15 @@ def card_of(problem: Problem, *, given: str, entry: str) -> ProblemCard:
 
     Where it needs values, it runs on the cases that are small.
     """
-    specs = problem.cases[0].inputs
+    main = _main_case(problem)
+    specs = main.inputs
+    alike = {tuple((one.dtype, len(one.shape)) for one in case.inputs) for case in problem.cases}
     places = {case: _output_forms(problem, index) for index, case in enumerate(problem.cases)}
     names = _argument_names(problem, len(specs))
     changed = sum(spec.in_place for spec in specs)
     known = [(case, forms[changed:]) for case, forms in places.items() if forms is not None]
+    if len(alike) > 1:  # sizes of one case say nothing on another
+        known = [one for one in known if one[0] == main] or known[:1]
     outputs = known[0][1] if known else ()
     return ProblemCard(
         name=problem.name,
@@ -160,8 +166,17 @@ def card_of(problem: Problem, *, given: str, entry: str) -> ProblemCard:
             if not case.hidden
         ),
         tolerance=_tolerance(problem),
+        varies=len(alike) > 1,
         notes=problem.notes,
     )
+
+
+def _main_case(problem: Problem) -> Case:
+    return min((case for case in problem.cases if not case.hidden), key=_rank)
+
+
+def _rank(case: Case | CardCase) -> tuple[int, bool]:
+    return JUDGED_AT.index(case.tier), not case.timed
 
 
 def _output_forms(problem: Problem, index: int) -> tuple[TensorForm, ...] | None:

@@ -62,6 +62,12 @@ static inline uint16_t to_bf16(float value) {
     return (uint16_t)((wide + 0x7fff + (wide >> 16 & 1)) >> 16);
 }
 """
+_CPP_VARIED: Final = """\
+    // The number, dtypes or dimensions of the tensors differ between cases: read count and t[i].
+    // TODO: compute the outputs. What stands here is wrong: nothing is written.
+    return RATCHET_DONE;
+}
+"""
 _TRITON: Final = """\
 {introduction}import torch
 import triton
@@ -109,6 +115,11 @@ def template(problem: Problem, card: ProblemCard, language: TemplateLanguage) ->
         return _torch(problem, card)
     if language == "cpp":
         return _cpp(card)
+    if card.varies:
+        raise KernelError(
+            f"the tensors of {card.name!r} differ in number or dtype between cases: start from "
+            "--template cpp or torch"
+        )
     if card.is_model:
         raise KernelError(
             f"a kernel in Triton for {card.name!r} is a {ANSWER} that launches it: start from "
@@ -165,8 +176,10 @@ def _cpp(card: ProblemCard) -> str:
     parts.append(
         f"\nRATCHET_ENTRY {card.entry}(const ratchet_tensor* t, int64_t count,\n"
         f"{' ' * (len(card.entry) + 15)}const double* scalars, int64_t scalar_count) {{\n"
-        f"    if (count != {len(tensors)}) return RATCHET_DECLINED;\n"
     )
+    if card.varies:
+        return "".join([*parts, _CPP_VARIED])
+    parts.append(f"    if (count != {len(tensors)}) return RATCHET_DECLINED;\n")
     for index, one in enumerate(tensors):
         kind, code = C_TYPES[one.dtype]
         const = "" if one.in_place or one in card.outputs else "const "

@@ -96,6 +96,8 @@ def _print_facts(out: Console, card: ProblemCard) -> None:
     if card.libraries:
         out.print(f"allowed of libraries: {', '.join(card.libraries)}")
     out.print(f"tolerance: {card.tolerance}")
+    if card.varies:
+        out.print("note: the number, dtypes or dimensions of the tensors differ between cases")
     for note in card.notes:
         out.print(f"note: {note}")
 
