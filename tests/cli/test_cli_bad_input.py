@@ -168,8 +168,8 @@ def test_a_problem_that_is_read_and_no_good_is_refused(
 ) -> None:
     source, words = REFUSED[name]
     Path("problem.py").write_text(source)
-    words = ["judge", "problem.py", "kernel.cpp", "--entry", "squared_relu", "--json"]
-    assert main(words) == 1
+    call = ["judge", "problem.py", "kernel.cpp", "--entry", "squared_relu", "--json"]
+    assert main(call) == 1
     captured = capsys.readouterr()
     verdict = json.loads(captured.out)
     assert verdict["status"] == "refused", verdict["reason"]
