@@ -1,19 +1,22 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+COMMA := ,
 
 # An installed torch (ROCm, CUDA or CPU) is used as it is, with the triton that it brings; only without
-# one are the pinned builds installed.
+# one are the pinned builds installed. Triton is installed where it is missing and has a wheel: it also
+# compiles for GPUs that are not here.
 HAS_TORCH := $(shell $(PYTHON) -c "import torch" 2>/dev/null && echo yes)
 ifeq ($(HAS_TORCH),yes)
 VENV_FLAGS := --system-site-packages
 CONSTRAINTS :=
-DEV_EXTRAS := dev
+HAS_TRITON := $(shell $(PYTHON) -c "import triton" 2>/dev/null && echo yes)
 else
 VENV_FLAGS :=
 CONSTRAINTS := -c constraints.txt
-DEV_EXTRAS := dev,triton
 endif
+EXTRAS := $(if $(HAS_TRITON),,[triton])
+DEV_EXTRAS := dev$(if $(HAS_TRITON),,$(COMMA)triton)
 
 .PHONY: install install-dev demo test lint docs bench clean
 .DEFAULT_GOAL := test
@@ -25,7 +28,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) --editable .
+	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) --editable ".$(EXTRAS)"
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python

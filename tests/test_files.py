@@ -27,8 +27,8 @@ from ratchet.optimize.suite_candidates import kernelbench_suite
 from ratchet.optimize.verdict_files import check_out
 from ratchet.trace.record import record
 from ratchet.trace.runs import report_run
+from ratchet.workloads.names import user_file
 from ratchet.workloads.text import file_text
-from ratchet.workloads.user import user_file
 
 
 @pytest.fixture
@@ -96,7 +96,10 @@ MADE: dict[str, tuple[Callable[[Path], object], type[RatchetError]]] = {
     "trace": (report_run, TraceError),
     "record": (lambda path: record(["true"], path), TraceError),
     "judge": (check_out, RatchetError),
-    "optimize": (lambda path: check_settings(Settings(workload="x", out=path)), RatchetError),
+    "optimize": (
+        lambda path: check_settings(Settings(workload="llama-tiny", out=path)),
+        RatchetError,
+    ),
     "kernelbench": (lambda path: kernelbench(path), RatchetError),
 }
 

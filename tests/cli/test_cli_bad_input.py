@@ -68,7 +68,7 @@ PROBLEMS = ANY_FILE | {
 }
 KERNELS = ANY_FILE | {
     "empty": (text(""), "no 'squared_relu'"),
-    "another entry": (text(KERNEL.replace("squared", "cubed")), "it defines cubed_relu"),
+    "another entry": (text(KERNEL.replace("squared", "cubed")), "its entries are cubed_relu"),
 }
 PYTHON_KERNELS = {
     "empty": ("", "no 'squared_relu'"),
@@ -168,7 +168,8 @@ def test_a_problem_that_is_read_and_no_good_is_refused(
 ) -> None:
     source, words = REFUSED[name]
     Path("problem.py").write_text(source)
-    assert main(["judge", "problem.py", "kernel.cpp", "--json"]) == 1
+    call = ["judge", "problem.py", "kernel.cpp", "--entry", "squared_relu", "--json"]
+    assert main(call) == 1
     captured = capsys.readouterr()
     verdict = json.loads(captured.out)
     assert verdict["status"] == "refused", verdict["reason"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,30 @@ def test_the_two_commands_of_the_readme_are_targets_of_the_makefile() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in ("install", "demo", "test", "lint", "docs", "bench"):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+@pytest.mark.parametrize(
+    ("has", "extras"), [((), ".[triton]"), (("torch",), ".[triton]"), (("torch", "triton"), ".")]
+)
+def test_install_brings_triton_where_it_is_missing(
+    has: tuple[str, ...], extras: str, tmp_path: Path
+) -> None:
+    """With a torch that is there nothing is pinned, so it stays."""
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    python = tmp_path / "python"
+    known = " | ".join(f'"import {name}"' for name in has) or '"nothing"'
+    python.write_text(f'#!/bin/sh\ncase "$2" in {known}) ;; *) exit 1 ;; esac\n')
+    python.chmod(0o755)
+    venv = tmp_path / "venv"
+    done = subprocess.run(
+        ["make", "-n", "install", f"PYTHON={python}", f"VENV={venv}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert f'--editable "{extras}"' in done.stdout
+    assert ("-c constraints.txt" in done.stdout) is ("torch" not in has)
+    assert ("--system-site-packages" in done.stdout) is ("torch" in has)

@@ -32,9 +32,17 @@ RATCHET_ENTRY report(const ratchet_tensor* t, int64_t count, const double* s, in
 
 @pytest.fixture
 def kernel() -> Kernel:
-    header = sources.self_contained("ratchet_abi.h")
-    source = COPY.replace('#include "ratchet_abi.h"', header)
-    return Kernel(name="report", language="cpp", source=source, entry="report")
+    return Kernel(name="report", language="cpp", source=COPY, entry="report")
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("header", ['"ratchet_abi.h"', "<ratchet_abi.h>"])
+def test_a_source_includes_the_header_by_its_name(
+    header: str, kernel: Kernel, tmp_path: Path
+) -> None:
+    source = "#include <cmath>\n" + COPY.replace('"ratchet_abi.h"', header)
+    path = cpp.compile_kernel(replace(kernel, source=source), cache=tmp_path)
+    assert cpp.load(path, "report")
 
 
 @pytest.mark.compiler

@@ -32,11 +32,14 @@ def bench(
     debug: Debug = False,
 ) -> None:
     """Step time, tokens/s, MFU and peak memory; kept in the ledger."""
-    from ratchet.optimize.bench import bench_all
     from ratchet.optimize.settings import workload_options
+
+    options = workload_options(workloads or [], batch_size, sequence, precision, text, device)
+
+    # From here on numpy and torch are imported: what text can show was said.
+    from ratchet.optimize.bench import bench_all
     from ratchet.report.terminal import print_bench
 
-    options = workload_options(batch_size, sequence, precision, text, device)
     results = bench_all(workloads or [], options=options, steps=steps, ledger=ledger)
     if as_json:
         print_json({"results": results})

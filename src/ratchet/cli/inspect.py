@@ -48,20 +48,24 @@ def inspect(
     Exit code 0: it compiled on every target asked for. 1: on one of them it did not, it launches
     nothing, or the problem is no good. 2: a mistake in the call.
     """
-    from ratchet.judge.api import as_kernel, as_problem
+    from ratchet.judge.api import as_kernel, as_problem, check_texts
     from ratchet.judge.choices import parse_scale, parse_tier
-    from ratchet.judge.static_profile import TARGETS, all_compiled, inspect_kernel
+    from ratchet.judge.static_profile import TARGETS, find_architectures
     from ratchet.kernels.problem import LARGEST_FIRST
-    from ratchet.report.static_table import print_inspection
 
     tiers = LARGEST_FIRST if tier is None else (parse_tier(tier),)
-    asked = as_problem(problem, tiers=tiers, scale=parse_scale(scale))
-    found = inspect_kernel(
-        as_kernel(kernel, asked, entry=entry),
-        asked,
-        [name.strip() for name in target.split(",") if name.strip()] or TARGETS,
-        case=case,
-    )
+    factor = parse_scale(scale)
+    targets = [name.strip() for name in target.split(",") if name.strip()] or TARGETS
+    find_architectures(targets)
+    read = check_texts(problem, kernel, entry=entry)
+
+    from ratchet.judge.static_profile import all_compiled, find_action, inspect_kernel
+    from ratchet.report.static_table import print_inspection
+
+    if read is not None:
+        find_action(read.language)
+    asked = as_problem(problem, tiers=tiers, scale=factor)
+    found = inspect_kernel(as_kernel(kernel, asked, entry=entry), asked, targets, case=case)
     if as_json:
         print_json(found)
     elif found["targets"]:

@@ -11,6 +11,7 @@ import typer
 
 from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
 from ratchet.cli.judging import PROBLEM_HELP, EntryName, ScaleFactor
+from ratchet.cli.problems import list_problems, show_problem
 from ratchet.errors import RatchetError
 
 if TYPE_CHECKING:
@@ -34,6 +35,28 @@ def judge(
         typer.Argument(
             help="A file: .cpp or .py (torch or Triton). A .hip file is only inspected so far: "
             "ratchet inspect."
+        ),
+    ] = None,
+    listed: Annotated[
+        bool,
+        typer.Option(
+            "--list",
+            help="List the problems that ship; PROBLEM is then a pattern: --list 'softmax*'.",
+        ),
+    ] = False,
+    show: Annotated[
+        bool,
+        typer.Option(
+            "--show",
+            help="Print PROBLEM's signature, cases, tolerance and reference, and judge nothing.",
+        ),
+    ] = False,
+    language: Annotated[
+        str | None,
+        typer.Option(
+            "--template",
+            metavar="cpp|triton|torch",
+            help="With --show: print a file to start a kernel from instead.",
         ),
     ] = None,
     suite: Annotated[
@@ -103,22 +126,39 @@ def judge(
 
     Exit code 0: proven; for a suite: every kernel that was judged is right. 1: anything else.
     """
-    from ratchet.judge.api import as_kernel, as_problem
+    from ratchet.judge.api import as_kernel, as_problem, check_texts
     from ratchet.judge.choices import parse_device, parse_scale, parse_tier, parse_time_limit_s
-    from ratchet.optimize.suite_candidates import kernelbench_suite, training_suite
-    from ratchet.optimize.verdict_files import check_out
-    from ratchet.optimize.verdicts import RecordedJudge, Terms
+    from ratchet.kernels.suites import check_suite
 
     who = candidate or ("torch.compile" if kernelbench is not None else "library")
     default = COMPILING_LIMIT if who == "torch.compile" else LIMIT
     limit_s = parse_time_limit_s(time_limit or default)
     sizes, factor = None if tier is None else parse_tier(tier), parse_scale(scale)
+    if language is not None and not show:
+        raise RatchetError("--template goes with --show PROBLEM")
+    if listed or show:
+        if kernel is not None or (listed and show):
+            raise RatchetError("--list and --show judge nothing: give one, and no KERNEL")
+        if listed:
+            return list_problems(problem, as_json=as_json)
+        return show_problem(problem, language, scale=factor, limit_s=limit_s, as_json=as_json)
     _check_form(problem, kernel, suite, kernelbench)
     device = parse_device(device)
     if problem is not None and candidate is not None:
         raise RatchetError("--candidate answers a suite: with PROBLEM KERNEL leave it out")
     if problem is None and own is not None:
         raise RatchetError("--own and --any are for one PROBLEM: a suite says it for each of its")
+    if suite is not None:
+        check_suite(suite)
+    if problem is not None and kernel is not None:
+        check_texts(problem, kernel, entry=entry)
+
+    # From here on numpy, the ledger and torch are imported: what text can show was said.
+    from ratchet.optimize.suite_candidates import kernelbench_suite, training_suite
+    from ratchet.optimize.verdict_files import check_out
+    from ratchet.optimize.verdicts import RecordedJudge, Terms
+
+    check_out(out)
     if problem is not None and kernel is not None:
         task: Task | None = None if own is None else "own" if own else "any"
         began = time.monotonic()
@@ -126,7 +166,6 @@ def judge(
         asked = as_problem(problem, tiers=tiers, scale=factor, task=task, time_limit_s=limit_s)
         given = as_kernel(kernel, asked, entry=entry)
         terms = Terms(time_limit_s=limit_s, against_compile=bool(against_compile), device=device)
-        check_out(out)
         with RecordedJudge(ledger) as court:
             judged = court.judge(given, asked, terms, spent_s=time.monotonic() - began)
             code = _report_one(judged, out, as_json)
@@ -140,7 +179,6 @@ def judge(
         questions = training_suite(suite, tier=sizes or "cpu", candidate=who)
     compiled = who != "torch.compile" if against_compile is None else against_compile
     terms = Terms(time_limit_s=limit_s, against_compile=compiled, device=device)
-    check_out(out)
     with RecordedJudge(ledger) as court:
         code = _judge_suite(questions, court, terms, fresh, out, as_json)
     raise typer.Exit(code)

@@ -63,11 +63,7 @@ def optimize(
     debug: Debug = False,
 ) -> None:
     """Measure a training step, try changes, prove them, and write the recipe."""
-    from ratchet import api
-    from ratchet.optimize.loop import plan
     from ratchet.optimize.settings import make_settings
-    from ratchet.report.progress import Progress
-    from ratchet.report.terminal import print_plan, print_result
 
     settings = make_settings(
         workload,
@@ -86,6 +82,13 @@ def optimize(
         ledger=ledger,
         gone_s=time.monotonic() - context.obj if isinstance(context.obj, float) else 0.0,
     )
+
+    # From here on torch is imported: what text can show was said.
+    from ratchet import api
+    from ratchet.optimize.loop import plan
+    from ratchet.report.progress import Progress
+    from ratchet.report.terminal import print_plan, print_result
+
     with Progress(settings.budget_s) as progress:
         if dry_run:
             found = plan(settings, progress)

@@ -85,7 +85,7 @@ def record(
         from ratchet.workloads.run_steps import steps_command
 
         assert workload is not None
-        options = workload_options(batch_size, sequence, precision, text, device)
+        options = workload_options([workload], batch_size, sequence, precision, text, device)
         command = steps_command(workload, 1 + wait + warmup + steps, options)
     else:
         _check_command(command, batch_size, sequence, precision, text)

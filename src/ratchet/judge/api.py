@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -65,6 +64,7 @@ def judge(
     limit_s, device = parse_time_limit_s(time_limit_s), parse_device(device)
     threads = parse_threads(threads)
     tiers = None if tier is None else (parse_tier(tier),)
+    check_texts(problem, kernel, entry=entry)
     asked = as_problem(problem, tiers=tiers, scale=scale, task=task, time_limit_s=limit_s)
     given = as_kernel(kernel, asked, entry=entry)
     with KernelJudge(threads=threads) as court:
@@ -111,6 +111,26 @@ def as_problem(
     return found if task is None else replace(found, task=task)
 
 
+def check_texts(
+    problem: Problem | str | os.PathLike[str],
+    kernel: Kernel | str | os.PathLike[str],
+    *,
+    entry: str | None = None,
+) -> Kernel | None:
+    """Raise the KernelError that a name and two files show before anything is loaded or run.
+
+    The kernel is returned where it is a file; it has no entry yet where only its problem names one.
+    """
+    from ratchet.kernels.problem_file import default_entry, load_kernel, problem_name
+
+    if not isinstance(problem, (str, os.PathLike)) or not isinstance(kernel, (str, os.PathLike)):
+        return None
+    name = problem_name(problem)
+    wanted = entry or (default_entry(name) if name else None)
+    made_up = entry is None and wanted != name
+    return load_kernel(kernel, entry=wanted, called=wanted is not None, or_only_one=made_up)
+
+
 def as_kernel(
     kernel: Kernel | str | os.PathLike[str], problem: Problem, *, entry: str | None = None
 ) -> Kernel:
@@ -122,17 +142,8 @@ def as_kernel(
         return kernel
     if not isinstance(kernel, (str, os.PathLike)):
         raise KernelError(f"{kernel!r:.60} is no kernel: give a file or a Kernel")
-    from ratchet.kernels.problem_file import load_kernel
+    from ratchet.kernels.problem_file import default_entry, load_kernel
 
-    wanted = entry or default_entry(problem)
+    wanted = entry or default_entry(problem.name)
     made_up = entry is None and wanted != problem.name
     return load_kernel(Path(kernel), entry=wanted, called=not problem.fault, or_only_one=made_up)
-
-
-def default_entry(problem: Problem) -> str:
-    """What a kernel of this problem is called where nobody says otherwise.
-
-    A name that is no identifier is made one: `1_relu-like` is `kernel_1_relu_like`.
-    """
-    word = re.sub(r"\W", "_", problem.name)
-    return word if word.isidentifier() else f"kernel_{word}"

@@ -84,6 +84,7 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
 """Of each worker. Beside what it imports itself stands what the sources do that it is sent: those
 of a model, and of Triton."""
 DATA: Final[Mapping[str, tuple[str, ...]]] = {
+    CPP_WORKER: ("kernels/languages/ratchet_abi.h",),
     PROFILE_WORKER: ("judge/static_profile/headers",),
 }
 """Other files and folders of the package that a worker reads."""

@@ -43,11 +43,17 @@ def describe(request: dict[str, Any]) -> Problem:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """`problem`, or `fault`: one line that says why there is none."""
+    """`problem`, and its `card` where that is asked for; or `fault`: why there is none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return {"problem": describe(request).as_json()}
+            problem = describe(request)
+            if "entry" not in request:
+                return {"problem": problem.as_json()}
+            from ratchet.kernels.problem_card import card_of
+
+            card = card_of(problem, given=request["given"], entry=request["entry"])
+            return {"problem": problem.as_json(), "card": card.as_json()}
     except RatchetError as error:
         return {"fault": str(error)}
     except ModuleNotFoundError as error:

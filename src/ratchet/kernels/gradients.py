@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 
 import torch
@@ -34,7 +35,17 @@ def gradient_of(forward: Forward, *, inputs: Sequence[int], outputs: int = 1) ->
             wanted = [own[place] for place in inputs]
             return torch.autograd.grad(answers, wanted, incoming)  # type: ignore[arg-type]
 
+    backward.__signature__ = _signature(forward, outputs)  # type: ignore[attr-defined]
     return backward
+
+
+def _signature(forward: Forward, outputs: int) -> inspect.Signature:
+    """The forward's, with the incoming gradients in front."""
+    names = ["grad"] if outputs == 1 else [f"grad_{place}" for place in range(outputs)]
+    plain = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    incoming = [inspect.Parameter(name, plain) for name in names]
+    own = inspect.signature(forward).parameters.values()
+    return inspect.Signature([*incoming, *(one for one in own if one.name not in names)])
 
 
 def _check(own: Sequence[Tensor | Sequence[float]], inputs: Sequence[int]) -> None:

@@ -48,6 +48,7 @@ from ratchet.errors import KernelError
 from ratchet.kernels.carried_modules import with_modules
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.kernels.problem import JUDGED_AT, Problem, Tier, reference_text
+from ratchet.kernels.problem_card import ANSWER, ProblemCard, card_of
 
 Scale = float | Literal["auto"] | None
 MAX_SOURCE_BYTES: Final = 4 << 20
@@ -55,7 +56,8 @@ LOADING_LIMIT_S: Final = 180.0
 """Where nobody gives another."""
 KEEPER: Final = "ratchet.kernels.file_keeper"
 KEEPER_GRACE_S: Final = 3.0
-MODEL, ANSWER, DECLARED, STAR = "Model", "ModelNew", "PROBLEM", "*"
+MODEL, DECLARED, STAR = "Model", "PROBLEM", "*"
+_DEVICE_DECORATORS: Final = ("jit", "autotune", "heuristics")
 MODEL_FORM: Final = ("get_inputs", "get_init_inputs")
 """What else a file in KernelBench's format defines."""
 LANGUAGES: Final[dict[str, Language]] = {
@@ -65,6 +67,11 @@ LANGUAGES: Final[dict[str, Language]] = {
     ".py": "torch",
     ".hip": "hip",
 }
+_C_ASIDE = re.compile(
+    r"//[^\n]*|/\*.*?\*/|^[ \t]*#[ \t]*define\b[^\n]*|__attribute__\s*\(\(.*?\)\)",
+    re.DOTALL | re.MULTILINE,
+)
+"""Comments, macros and attributes, which hold the words of an entry and are none."""
 _C_ENTRY = re.compile(r'(?:RATCHET_ENTRY|extern\s+"C"\s+[\w\s]+?)\s*\b(\w+)\s*\(')
 
 
@@ -87,25 +94,111 @@ def load_problem(
     """
     given = os.fspath(path_or_name)
     path = Path(given)
-    if not (path.suffix or os.sep in given or path.exists()):
+    if _names_a_suites(given):
         from ratchet.kernels.suites import find_problem
 
         return find_problem(given).at(*tiers)
-    text = read_source(path)
-    names = list(_python_names(_parsed(path, text).body, deep=True))
-    _check_names(given, names)
-    request = {
+    text, _, names = _read_problem(given)
+    found = _described(_request(path, text, names, scale), time_limit_s)
+    if "problem" in found:
+        problem = Problem.from_json(found["problem"])
+        return problem if problem.model is not None else problem.at(*tiers)
+    return Problem(name=path.stem, reference="file:", cases=(), text=text, fault=found["fault"])
+
+
+def load_card(
+    path_or_name: str | os.PathLike[str],
+    *,
+    scale: Scale = "auto",
+    time_limit_s: float = LOADING_LIMIT_S,
+) -> tuple[Problem, ProblemCard]:
+    """A problem with all its cases, and what one must know to write a kernel for it.
+
+    Raises what `load_problem` does, and a KernelError for a problem with a fault.
+    """
+    given = os.fspath(path_or_name)
+    if _names_a_suites(given):
+        from ratchet.kernels.suites import find_problem
+
+        problem = find_problem(given)
+        return problem, card_of(problem, given=given, entry=default_entry(given))
+    text, tree, names = _read_problem(given)
+    name = (_declared_name(tree) if DECLARED in names else None) or Path(given).stem
+    request = _request(Path(given), text, names, scale) | {
+        "given": given,
+        "entry": default_entry(name),
+    }
+    found = _described(request, time_limit_s)
+    if "fault" in found:
+        raise KernelError(f"problem {given!r} cannot be shown: {found['fault']}")
+    return Problem.from_json(found["problem"]), ProblemCard.from_json(found["card"])
+
+
+def default_entry(problem: str) -> str:
+    """What a kernel of the problem of that name is called where nobody says otherwise.
+
+    A name that is no identifier is made one: `1_relu-like` is `kernel_1_relu_like`.
+    """
+    word = re.sub(r"\W", "_", problem)
+    return word if word.isidentifier() else f"kernel_{word}"
+
+
+def _request(path: Path, text: str, names: Sequence[str], scale: Scale) -> dict[str, Any]:
+    """What a file's own process is asked."""
+    return {
         "text": text,
         "name": path.stem,
         "scale": scale,
         "declared": DECLARED in names,
         "threads": len(os.sched_getaffinity(0)),
     }
-    found = _described(request, time_limit_s)
-    if "problem" in found:
-        problem = Problem.from_json(found["problem"])
-        return problem if problem.model is not None else problem.at(*tiers)
-    return Problem(name=path.stem, reference="file:", cases=(), text=text, fault=found["fault"])
+
+
+def problem_name(path_or_name: str | os.PathLike[str]) -> str | None:
+    """The name of a problem as its text shows it, before anything of it is loaded or run.
+
+    None where a file in our form does not spell it out. Raises what `load_problem` raises for a
+    text that holds no problem and for an unknown name.
+    """
+    given = os.fspath(path_or_name)
+    if _names_a_suites(given):
+        from ratchet.kernels.suites import family_of
+
+        return given if family_of(given) else None
+    _, tree, names = _read_problem(given)
+    return _declared_name(tree) if DECLARED in names else Path(given).stem
+
+
+def _names_a_suites(given: str) -> bool:
+    """Whether a text is the name of a suite's problem, rather than a path."""
+    path = Path(given)
+    return not (path.suffix or os.sep in given or path.exists())
+
+
+def _read_problem(given: str) -> tuple[str, ast.Module, list[str]]:
+    """The text of a problem's file, parsed, and the names that it defines."""
+    path = Path(given)
+    text = read_source(path)
+    tree = _parsed(path, text)
+    names = list(_python_names(tree.body, deep=True))
+    _check_names(given, names)
+    return text, tree, names
+
+
+def _declared_name(tree: ast.Module) -> str | None:
+    """The `name` of the one `PROBLEM = Problem(...)`, where it is a plain text."""
+    declared = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and DECLARED in map(ast.unparse, node.targets)
+    ]
+    call = declared[0] if len(declared) == 1 else None
+    if not isinstance(call, ast.Call) or ast.unparse(call.func).split(".")[-1] != "Problem":
+        return None
+    named = [one.value for one in call.keywords if one.arg == "name"]
+    if len(named) != 1 or not isinstance(named[0], ast.Constant):
+        return None
+    return named[0].value if isinstance(named[0].value, str) else None
 
 
 def with_text(problem: Problem) -> Problem:
@@ -135,8 +228,8 @@ def load_kernel(
     """The kernel of a file; nothing of it is run.
 
     The language follows from the file's ending; a .py file that imports triton is in triton.
-    `entry` is taken where the file has it, else `ModelNew`. The only function there is is taken
-    where no entry is given, or with `or_only_one`. A kernel that will not be `called`, as its
+    `entry` is taken where the file has it, else `ModelNew`. The file's only public function is
+    taken where no entry is given, or with `or_only_one`. A kernel that will not be `called`, as its
     problem has a fault, needs none.
 
     Raises:
@@ -150,15 +243,16 @@ def load_kernel(
         )
     source = read_source(path)
     if path.suffix == ".py":
-        names = list(_python_names(_parsed(path, source).body))
+        body = _parsed(path, source).body
+        names, offered = list(_python_names(body)), _python_entries(body)
         imported = _imports(source)
         if language is None and "triton" in imported:
             spoken = "triton"
     else:
-        names = _C_ENTRY.findall(source)
-    if or_only_one and len(names) == 1:
-        entry = names[0]
-    chosen = _entry(path, names, source, entry) if called else ""
+        names = offered = _C_ENTRY.findall(_C_ASIDE.sub(" ", source))
+    if or_only_one and len(offered) == 1:
+        entry = offered[0]
+    chosen = _entry(path, names, offered, source, entry) if called else ""
     return Kernel(name=path.stem, language=spoken, source=source, entry=chosen)
 
 
@@ -325,16 +419,49 @@ def _imports(text: str) -> set[str]:
     return found
 
 
-def _entry(path: Path, names: list[str], source: str, wanted: str | None) -> str:
+def _python_entries(body: Sequence[ast.stmt]) -> list[str]:
+    """The names in a Python file that are meant to be called as kernels, in order.
+
+    Public functions that are no kernels of Triton's, and `ModelNew`; where there are none, what a
+    call made, such as `torch.compile(f)`.
+    """
+    found = [
+        node.name
+        for node in body
+        if (isinstance(node, ast.FunctionDef) and not _runs_on_the_device(node))
+        or (isinstance(node, ast.ClassDef) and node.name == ANSWER)
+    ]
+    made = [
+        target.id
+        for node in body
+        if isinstance(node, ast.Assign) and isinstance(node.value, (ast.Call, ast.Name))
+        for target in node.targets
+        if isinstance(target, ast.Name) and (target.id.islower() or target.id == ANSWER)
+    ]
+    public = [name for name in found if not name.startswith("_")]
+    return public or [name for name in made if not name.startswith("_")]
+
+
+def _runs_on_the_device(node: ast.FunctionDef) -> bool:
+    """Whether a function is launched by Triton instead of called: `@triton.jit` and its like."""
+    called = (one.func if isinstance(one, ast.Call) else one for one in node.decorator_list)
+    return any(ast.unparse(one).split(".")[-1] in _DEVICE_DECORATORS for one in called)
+
+
+def _entry(
+    path: Path, names: list[str], offered: list[str], source: str, wanted: str | None
+) -> str:
     in_macro = path.suffix != ".py" and re.search(rf"\b{re.escape(wanted or '')}\b", source)
     if wanted is not None and (wanted in names or in_macro):
         return wanted
     if ANSWER in names:
         return ANSWER
-    if wanted is None and len(names) == 1:
-        return names[0]
+    if wanted is None and len(offered) == 1:
+        return offered[0]
     shown = f"no {wanted!r}" if wanted else "no entry that is obvious"
     raise KernelError(
-        f"{str(path)!r} has {shown}: name the function with --entry; it defines "
-        f"{', '.join(names[:8]) or 'nothing'}"
+        f"{str(path)!r} has {shown}: name the function with --entry; its entries are "
+        f"{', '.join(offered[:8])}"
+        if offered
+        else f"{str(path)!r} has {shown}: it defines no entry, so write that function"
     )

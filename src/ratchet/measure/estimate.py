@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from ratchet.errors import MeasureError
 from ratchet.measure.samples import FloatArray, Sample, log_ratios, of_arm
@@ -188,7 +188,7 @@ def _interval(
         raise MeasureError(f"{resamples} resamples are too few for an interval: use 100 or more")
     between, within = _variances(launches, resamples, seed)
     freedom = _degrees_of_freedom(between, within, [len(launch) for launch in launches])
-    quantile = float(stats.t.ppf((1 + confidence) / 2, freedom))
+    quantile = float(special.stdtrit(freedom, (1 + confidence) / 2))
     return float(np.median(np.concatenate(launches))), quantile * math.sqrt(between + within)
 
 

@@ -14,7 +14,6 @@ from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import Device, probe
 from ratchet.errors import DeadlinePassed, DeviceError, RatchetError
-from ratchet.files import why_not_new_folder
 from ratchet.judge.arms import ArmProcess
 from ratchet.ledger import Ledger
 from ratchet.measure.samples import Sample
@@ -35,7 +34,7 @@ from ratchet.optimize.prove_kernels import ProvenKernels, prove_kernels
 from ratchet.optimize.recipe import Recipe
 from ratchet.optimize.result import Change, Decision, LossResult, OptimizeResult
 from ratchet.optimize.screen import screening_s
-from ratchet.optimize.settings import Settings, check_seed
+from ratchet.optimize.settings import Settings, check_settings
 from ratchet.optimize.steer import Steering, Worth
 from ratchet.optimize.turn import Listener, Turn
 from ratchet.workloads.config import StepConfig
@@ -402,16 +401,6 @@ def _ceilings(device: Device) -> Ceilings | None:
         return device_ceilings.measure(device)
     except DeviceError:
         return None
-
-
-def check_settings(settings: Settings) -> None:
-    """Refuse at once what could only fail at the end: an unknown lever, a folder that is a file."""
-    if why := why_not_new_folder(settings.out):
-        raise RatchetError(f"--out {settings.out} {why}: name a folder")
-    check_seed(settings.seed)
-    if settings.try_lever is not None and settings.try_lever not in all_levers():
-        known = ", ".join(all_levers())
-        raise RatchetError(f"unknown lever {settings.try_lever!r}: the levers are {known}")
 
 
 def _check_resume(turn: Turn) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ratchet.devices.probe import probe
 from ratchet.errors import RatchetError, WorkloadError
-from ratchet.files import why_not_file
+from ratchet.files import why_not_new_folder
 from ratchet.optimize.sources import source_hash
+from ratchet.workloads.names import check_name, check_options, is_saved_spec, title_of
 
 DEFAULT_BUDGET_S = 1800.0
 SMALLEST_BUDGET_S = 30.0
@@ -45,8 +47,6 @@ class Settings:
     @property
     def title(self) -> str:
         """The workload's name for people; a Workload object has its own."""
-        from ratchet.workloads.saved import title_of
-
         return title_of(self.workload)
 
     @property
@@ -73,6 +73,22 @@ def check_seed(seed: int) -> None:
         raise RatchetError(f"seed {seed} is out of range: give one from 0 to {LARGEST_SEED}")
 
 
+def check_settings(settings: Settings) -> None:
+    """Refuse what its text shows to be a mistake: no torch is imported for it.
+
+    Raises a RatchetError for an unknown workload or lever, for a seed out of range and for an
+    output folder that cannot be one.
+    """
+    from ratchet.optimize.levers import check_lever
+
+    check_name(settings.workload)
+    check_seed(settings.seed)
+    if settings.try_lever is not None:
+        check_lever(settings.try_lever)
+    if why := why_not_new_folder(settings.out):
+        raise RatchetError(f"--out {settings.out} {why}: name a folder")
+
+
 def make_settings(
     workload: str,
     *,
@@ -87,30 +103,33 @@ def make_settings(
     **rest: Any,
 ) -> Settings:
     """Settings from what a caller gives; `rest` are fields of `Settings` by name."""
-    check_seed(seed)
-    options = workload_options(batch_size, sequence, precision, text, device)
-    return Settings(
-        workload=workload,
-        options={**options, "seed": seed},
-        budget_s=parse_duration_s(str(budget)),
-        out=Path(out),
-        seed=seed,
-        **rest,
+    made = Settings(
+        workload=workload, budget_s=parse_duration_s(str(budget)), out=Path(out), seed=seed, **rest
     )
+    check_settings(made)
+    options = workload_options([workload], batch_size, sequence, precision, text, device)
+    return replace(made, options={**options, "seed": seed})
 
 
 def workload_options(
+    workloads: Sequence[str],
     batch_size: int | None,
     sequence: int | None,
     precision: str | None,
     text: str | Path | None,
     device: str,
 ) -> dict[str, Any]:
-    """The keyword arguments of `workloads.load` that were given; JSON, for another process."""
+    """The keyword arguments of `workloads.load` that were given; JSON, for another process.
+
+    Raises a RatchetError for an unknown workload and for what one of them cannot take, before torch
+    is imported.
+    """
     if precision is not None and precision not in PRECISIONS:
         raise WorkloadError(f"unknown precision {precision!r}: use one of {', '.join(PRECISIONS)}")
-    if text is not None and (why := why_not_file(Path(text))):
-        raise WorkloadError(f"text {str(text)!r} {why}; give the path of a text file")
+    path = Path(text) if text is not None else None
+    for workload in workloads:
+        check_name(workload)
+        check_options(workload, batch_size=batch_size, sequence=sequence, text=path)
     options: dict[str, Any] = {"device": probe(device).kind}
     if batch_size is not None:
         options["batch_size"] = batch_size
@@ -118,8 +137,8 @@ def workload_options(
         options["sequence"] = sequence
     if precision is not None:
         options["precision"] = precision
-    if text is not None:
-        options["text"] = str(Path(text).absolute())
+    if path is not None:
+        options["text"] = str(path.absolute())
     return options
 
 
@@ -139,8 +158,6 @@ def parse_duration_s(text: str) -> float:
 
 def _source_hash(workload: str) -> str:
     """Hash the user's own file and what it imports, so that an edited script is a new workload."""
-    from ratchet.workloads.saved import is_saved_spec
-
     if is_saved_spec(workload) and Path(workload).is_file():
         return hashlib.sha256(Path(workload).read_bytes()).hexdigest()
     file, _, function = workload.rpartition(":")

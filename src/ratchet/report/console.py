@@ -40,7 +40,7 @@ class FittedTable:
                 yield self._table(columns)
                 return
         for row in self.rows:
-            yield from self._block(row)
+            yield from self._block(row, options.max_width)
 
     def _is_text(self, index: int) -> bool:
         return index < self.left or self.columns[index] == "why"
@@ -68,13 +68,16 @@ class FittedTable:
             made.add_row(*(Text(cell) for cell in row))
         return made
 
-    def _block(self, row: Sequence[str]) -> Iterator[Text]:
+    def _block(self, row: Sequence[str], most: int) -> Iterator[Text]:
+        """The row's title, then a line for each other cell that is not empty."""
         title, *cells = row
-        width = max(map(cell_len, self.columns[1:]), default=0)
+        named = [(n, cell) for n, cell in zip(self.columns[1:], cells, strict=True) if cell]
+        width = max((cell_len(name) for name, _ in named), default=0)
+        if any(width + cell_len(cell) + 4 > most for _, cell in named):
+            width = 0
         yield Text(title, overflow="fold")
-        for name, cell in zip(self.columns[1:], cells, strict=True):
-            if cell:
-                yield Text(f"  {name:<{width}}  {cell}" if width else f"  {cell}", overflow="fold")
+        for name, cell in named:
+            yield Text(f"  {name:<{width}}  {cell}" if name else f"  {cell}", overflow="fold")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> FittedTable:

@@ -1,11 +1,49 @@
-"""Training jobs: models, data, the step, precision and memory."""
+"""Training jobs: models, data, the step, precision and memory.
+
+Importing this package imports no torch: what it hands out is imported when first asked for.
+"""
 
 from __future__ import annotations
 
-from ratchet.workloads.check import check
-from ratchet.workloads.config import StepConfig
-from ratchet.workloads.load import known, load
-from ratchet.workloads.step import TrainingStep
-from ratchet.workloads.workload import AdamWSpec, Workload
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ratchet.workloads.check import check
+    from ratchet.workloads.config import StepConfig
+    from ratchet.workloads.load import load
+    from ratchet.workloads.names import known
+    from ratchet.workloads.step import TrainingStep
+    from ratchet.workloads.workload import AdamWSpec, Workload
 
 __all__ = ["AdamWSpec", "StepConfig", "TrainingStep", "Workload", "check", "known", "load"]
+
+_HOMES = {
+    "AdamWSpec": "workload",
+    "StepConfig": "config",
+    "TrainingStep": "step",
+    "Workload": "workload",
+    "check": "check",
+    "known": "names",
+    "load": "load",
+}
+
+
+class _WorkloadsPackage(ModuleType):
+    """A package whose `load` and `check` are the functions, though modules have these names too."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Bind a name, but never a function's name to the submodule that holds it."""
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _WorkloadsPackage
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

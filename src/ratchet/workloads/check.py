@@ -16,10 +16,10 @@ from ratchet.errors import DeviceError, WorkloadError
 from ratchet.workloads.blame import SMALLER, blamed_on, does_not_fit, is_out_of_memory
 from ratchet.workloads.fake import saved_bytes
 from ratchet.workloads.memory import require, state_bytes
+from ratchet.workloads.names import is_user_spec, user_file
 from ratchet.workloads.place import place
 from ratchet.workloads.randomness import buffers_of, noise_in, put_back, seeded
 from ratchet.workloads.step import compiled_loss
-from ratchet.workloads.user import is_user_spec, user_file
 from ratchet.workloads.workload import Workload
 
 BYTES_PER_ID = 8

@@ -21,12 +21,12 @@ from ratchet.workloads.bert import BertSize, MaskedWords
 from ratchet.workloads.family import Data
 from ratchet.workloads.hf_config import HEADS, Dimensions, Head, head_of, read_config, small_config
 from ratchet.workloads.memory import require, state_bytes
+from ratchet.workloads.names import PREFIX
 from ratchet.workloads.request import Request
 from ratchet.workloads.vit import MadeImages, ViTSize
 from ratchet.workloads.windows import next_token_batches, text_windows
 from ratchet.workloads.workload import AdamWSpec, BatchFunction, Workload
 
-PREFIX = "hf:"
 SMALL = Dimensions(
     hidden=256, layers=4, heads=4, kv_heads=2, intermediate=704, vocabulary=8000, positions=512
 )

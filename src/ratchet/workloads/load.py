@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,12 +15,19 @@ from ratchet.errors import WorkloadError
 from ratchet.workloads import bert, gpt2, llama, moe, vit
 from ratchet.workloads.config import Precision
 from ratchet.workloads.family import Data, Family
-from ratchet.workloads.hf import PREFIX, load_hf
+from ratchet.workloads.hf import load_hf
 from ratchet.workloads.memory import require, state_bytes
+from ratchet.workloads.names import (
+    PREFIX,
+    check_name,
+    check_options,
+    is_saved_spec,
+    is_user_spec,
+)
 from ratchet.workloads.place import place
 from ratchet.workloads.request import Request
-from ratchet.workloads.saved import is_saved_spec, load_saved
-from ratchet.workloads.user import is_user_spec, load_user
+from ratchet.workloads.saved import load_saved
+from ratchet.workloads.user import load_user
 from ratchet.workloads.workload import AdamWSpec, Workload
 
 BUILT_IN = (llama.FAMILY, gpt2.FAMILY, moe.FAMILY, bert.FAMILY, vit.FAMILY)
@@ -53,21 +59,16 @@ def load(
         text=Path(text) if text else None,
         device=place(device),
     )
+    check_options(spec, batch_size=request.batch_size, sequence=request.sequence, text=request.text)
     if spec.startswith(PREFIX):
         return load_hf(spec, request)
     if is_saved_spec(spec):
         return load_saved(spec, request)
     if is_user_spec(spec):
         return load_user(spec, request)
-    if spec in (names := _built_in()):
-        family, size_name = names[spec]
-        return _build(family, size_name, spec, request)
-    raise WorkloadError(_unknown(spec))
-
-
-def known() -> list[str]:
-    """The names of the built-in workloads; `hf:NAME` and `file.py:function` are known besides."""
-    return sorted(_built_in())
+    check_name(spec)
+    family, size_name = _built_in()[spec]
+    return _build(family, size_name, spec, request)
 
 
 def _built_in() -> dict[str, tuple[Family, str]]:
@@ -77,15 +78,6 @@ def _built_in() -> dict[str, tuple[Family, str]]:
         for size in family.sizes
     }
     return names | {family.name: (family, family.alone) for family in FAMILIES.values()}
-
-
-def _unknown(spec: str) -> str:
-    near = difflib.get_close_matches(spec, known(), n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return (
-        f"workload {spec!r} is unknown; {hint}known are {', '.join(known())}, "
-        "hf:NAME_OR_PATH and file.py:function"
-    )
 
 
 def _positive(value: int | None, what: str) -> int | None:
@@ -127,8 +119,6 @@ def _shrink(family: Family, request: Request, seed: int) -> Workload:
 
 
 def _resized(family: Family, size: Any, request: Request) -> Any:
-    if not family.takes_sequence and (request.sequence or request.text):
-        raise WorkloadError(f"{family.name} is trained on images; leave out sequence and text")
     changes = {"batch_size": request.batch_size, "sequence": request.sequence}
     return replace(size, **{name: value for name, value in changes.items() if value})
 

@@ -22,29 +22,19 @@ from operator import attrgetter
 from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import torch
 
 from ratchet.errors import WorkloadError
 from ratchet.workloads.blame import blamed_on, is_users_file
+from ratchet.workloads.names import SAVED_SUFFIX, title_of
 from ratchet.workloads.request import Request
-from ratchet.workloads.user import accepted, import_file, refuse_options
+from ratchet.workloads.user import accepted, import_file
 from ratchet.workloads.workload import Workload
 
-SUFFIX = ".workload"
 PROTOCOL = 4
 REMEDY = 'or pass the function that makes the workload, or "file.py:function"'
-
-
-def is_saved_spec(spec: str) -> bool:
-    """Return True where `spec` is the path of a saved workload."""
-    return spec.endswith(SUFFIX)
-
-
-def title_of(spec: str) -> str:
-    """Return the name that the workload has: of a saved one its own, otherwise `spec`."""
-    return unquote(Path(spec).name.removesuffix(SUFFIX)) if is_saved_spec(spec) else spec
 
 
 @contextmanager
@@ -58,7 +48,7 @@ def as_spec(workload: Workload | Callable[[], Workload] | str, *, prefix: str) -
         yield workload
     elif isinstance(workload, Workload):
         with tempfile.TemporaryDirectory(prefix=f"{prefix}{os.getpid()}-") as folder:
-            path = Path(folder, quote(workload.name, safe="") + SUFFIX)
+            path = Path(folder, quote(workload.name, safe="") + SAVED_SUFFIX)
             save(workload, path)
             yield str(path)
     elif isinstance(workload, FunctionType):
@@ -85,7 +75,6 @@ def load_saved(spec: str, request: Request) -> Workload:
     if not path.is_file():
         raise WorkloadError(f"workload {spec!r}: there is no file {spec!r}; check the path")
     title = title_of(spec)
-    refuse_options(title, request)
     with blamed_on(f"workload {title!r}"):
         result = torch.load(path, weights_only=False)["workload"]
     source = result.source or f"a Workload object named {result.name!r}"

@@ -13,23 +13,13 @@ from typing import Any
 import torch
 
 from ratchet.errors import WorkloadError
-from ratchet.files import why_not_file
 from ratchet.workloads.blame import blamed_on
+from ratchet.workloads.names import user_file, user_function
 from ratchet.workloads.request import Request
 from ratchet.workloads.workload import Workload
 
 _importing: list[str] = []
 """The files that are being imported, the innermost last."""
-
-
-def is_user_spec(spec: str) -> bool:
-    """Whether `spec` looks like `file.py:function`."""
-    return ".py:" in spec or spec.endswith(".py")
-
-
-def user_file(spec: str) -> Path:
-    """The file that `file.py:function` names."""
-    return Path(spec.rpartition(":")[0] if ".py:" in spec else spec).expanduser()
 
 
 def load_user(spec: str, request: Request) -> Workload:
@@ -39,29 +29,13 @@ def load_user(spec: str, request: Request) -> Workload:
     WorkloadError, in one line, for a missing file or function, an exception in the user's code
     (with its file and line), or a result that is not a Workload.
     """
-    path = user_file(spec)
-    function_name = spec.rpartition(":")[2] if ".py:" in spec else ""
-    if not function_name:
-        raise WorkloadError(f"workload {spec!r} names no function; write {path}:FUNCTION")
-    if why := why_not_file(path):
-        raise WorkloadError(f"workload {spec!r}: {str(path)!r} {why}; check the path")
-    refuse_options(spec, request)
+    path, function_name = user_file(spec), user_function(spec)
     make = _function(path, function_name, spec)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(request.seed)
         with blamed_on(f"workload {spec!r}", file=path):
             result = make()
     return replace(accepted(result, spec, request), source=spec)
-
-
-def refuse_options(spec: str, request: Request) -> None:
-    """Raise WorkloadError for options that a workload of the user's does not take."""
-    given = {"batch size": request.batch_size, "sequence": request.sequence, "text": request.text}
-    for name, value in given.items():
-        if value is not None:
-            raise WorkloadError(
-                f"{name} {value} cannot be set for {spec!r}; set it in the workload itself"
-            )
 
 
 def _function(path: Path, name: str, spec: str) -> Callable[[], Any]:

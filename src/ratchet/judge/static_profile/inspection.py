@@ -30,7 +30,7 @@ from ratchet.judge.static_profile.architectures import (
 )
 from ratchet.judge.static_profile.dot_work import DotCounter, DotWork
 from ratchet.judge.worker_modules import PROFILE_WORKER
-from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.kernel import Kernel, Language
 from ratchet.kernels.problem import LARGEST_FIRST, Case, Problem
 
 MEMORY_BYTES = 64 << 30
@@ -68,15 +68,7 @@ def inspect_kernel(
     language without GPU code, no compiler.
     """
     architectures = find_architectures(targets)
-    action = ACTIONS.get(kernel.language)
-    if action is None:
-        raise KernelError(
-            f"kernels in {kernel.language} have no GPU code to inspect: give a triton or hip kernel"
-        )
-    if action == "python" and importlib.util.find_spec("triton") is None:
-        raise KernelError(
-            "triton is not installed, and it compiles the kernels: pip install triton==3.7.1"
-        )
+    action = find_action(kernel.language)
     if problem.fault:
         return _document_of(kernel, action, None) | {
             "targets": {},
@@ -98,6 +90,20 @@ def inspect_kernel(
     if not any(one["kernels"] or one["error"] for one in found.values()):
         document["reason"] = "the kernel launches nothing: its entry started no Triton kernel"
     return document
+
+
+def find_action(language: Language) -> str:
+    """How kernels of a language are compiled here; KernelError where nothing can compile them."""
+    action = ACTIONS.get(language)
+    if action is None:
+        raise KernelError(
+            f"kernels in {language} have no GPU code to inspect: give a triton or hip kernel"
+        )
+    if action == "python" and importlib.util.find_spec("triton") is None:
+        raise KernelError(
+            "triton is not installed, and it compiles the kernels: pip install triton==3.7.1"
+        )
+    return action
 
 
 def _document_of(kernel: Kernel, action: str, case: Case | None) -> dict[str, Any]:

@@ -32,6 +32,8 @@ FLAGS: Final = (
     "-fPIC",
     "-std=c++17",
 )
+HEADERS: Final = Path(__file__).parent
+"""Where `ratchet_abi.h` lies, which a source may include."""
 COMPILE_TIMEOUT_S: Final = 120.0
 _COMPILERS: Final = ("g++", "clang++", "c++")
 _MACRO_WORD: Final = re.compile(r"[A-Za-z0-9_]+")
@@ -129,7 +131,8 @@ def load(path: Path, entry: str) -> Entry:
 
 
 def _cache_key(kernel: Kernel, compiler: Path, options: tuple[str, ...]) -> str:
-    parts = (kernel.build_hash, _compiler_identity(compiler), _cpu_identity(), *options)
+    header = (HEADERS / "ratchet_abi.h").read_text(encoding="utf-8")
+    parts = (kernel.build_hash, _compiler_identity(compiler), _cpu_identity(), *options, header)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
 
 
@@ -189,7 +192,8 @@ def _build(kernel: Kernel, compiler: Path, options: tuple[str, ...], target: Pat
             source = folder / "kernel.cpp"
             source.write_text(kernel.source, encoding="utf-8")
             library = folder / "kernel.so"
-            _run_compiler(kernel, [str(compiler), *options, "-o", str(library), str(source)])
+            command = [str(compiler), *options, f"-I{HEADERS}", "-o", str(library), str(source)]
+            _run_compiler(kernel, command)
             _keep(library, target)
     except OSError as error:
         raise KernelError(

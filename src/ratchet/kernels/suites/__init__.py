@@ -1,8 +1,9 @@
-"""Suites of problems that ship. Importing this package imports no torch; loading a suite does."""
+"""Suites of problems that ship. Importing this package imports no torch; loading a problem does."""
 
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import importlib
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -10,56 +11,68 @@ from typing import Final
 
 from ratchet.errors import KernelError
 from ratchet.kernels.problem import Problem
+from ratchet.kernels.suites.names import NAMES
 
-FAMILIES: Final = (
-    "normalisation",
-    "activations",
-    "losses",
-    "attention",
-    "tables",
-    "convolution",
-    "updates",
-    "movement",
-    "quantisation",
-    "products",
-)
-"""Modules of this package, each with `problems()`, in the order of the table."""
+SHIPPED: Final = "shipped"
+
+
+@cache
+def _family(name: str) -> tuple[Problem, ...]:
+    """The problems of one family of NAMES."""
+    if name != SHIPPED:
+        return tuple(importlib.import_module(f"{__name__}.{name}").problems())
+    from ratchet.kernels.library import LIBRARY
+    from ratchet.kernels.suites.shipped import at_every_tier
+
+    return tuple(p for kernel in LIBRARY.values() for p in at_every_tier(kernel.problems))
 
 
 @cache
 def _training() -> tuple[Problem, ...]:
-    found = [
-        problem
-        for family in FAMILIES
-        for problem in importlib.import_module(f"{__name__}.{family}").problems()
-    ]
-    return (*_shipped(), *found)
-
-
-def _shipped() -> list[Problem]:
-    """The problems that the library's own kernels answer, at a transformer's sizes on each tier."""
-    from ratchet.kernels.library import LIBRARY
-    from ratchet.kernels.suites.shipped import at_every_tier
-
-    return [problem for kernel in LIBRARY.values() for problem in at_every_tier(kernel.problems)]
+    return tuple(problem for family in NAMES for problem in _family(family))
 
 
 SUITES: Final[Mapping[str, Callable[[], tuple[Problem, ...]]]] = {"training": _training}
 """Every suite by name."""
 
 
-def load_suite(name: str) -> tuple[Problem, ...]:
-    """The problems of a suite; a KernelError that lists the known where there is none."""
+def check_suite(name: str) -> None:
+    """Raise a KernelError that lists the suites where there is none of that name; no torch."""
     if name not in SUITES:
         raise KernelError(f"suite {name!r} is not known: there is {', '.join(SUITES)}")
+
+
+def load_suite(name: str) -> tuple[Problem, ...]:
+    """The problems of a suite; a KernelError that lists the known where there is none."""
+    check_suite(name)
     return SUITES[name]()
+
+
+def family_of(name: str) -> str:
+    """The family of a problem; a KernelError with the nearest names where there is none. No torch.
+
+    `find_problem` imports that family alone.
+    """
+    known = {problem: family for family, problems in NAMES.items() for problem in problems}
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=5, cutoff=0.4)
+    hint = f"near it are {', '.join(near)}" if near else "ratchet judge --list shows them"
+    raise KernelError(f"problem {name!r} is in no suite: {hint}")
 
 
 def find_problem(name: str) -> Problem:
     """A problem of any suite by its name; a KernelError with the nearest names otherwise."""
-    known = {problem.name: problem for suite in SUITES for problem in load_suite(suite)}
-    if name in known:
-        return known[name]
-    near = difflib.get_close_matches(name, known, n=5, cutoff=0.4)
-    hint = f"near it are {', '.join(near)}" if near else f"there are {len(known)}"
-    raise KernelError(f"problem {name!r} is in no suite: {hint}")
+    return next(one for one in _family(family_of(name)) if one.name == name)
+
+
+def names_like(pattern: str) -> list[str]:
+    """Names of problems that match a shell pattern or contain a word; a KernelError for none."""
+    known = [name for problems in NAMES.values() for name in problems]
+    asked = pattern if set(pattern) & set("*?[") else f"*{pattern}*"
+    found = fnmatch.filter(known, asked)
+    if not found:
+        raise KernelError(
+            f"no problem is named like {pattern!r}: ratchet judge --list shows all {len(known)}"
+        )
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ratchet.errors import RatchetError
 from ratchet.optimize.levers import (
     affinity,
     allocator_jemalloc,
@@ -24,9 +25,9 @@ from ratchet.optimize.levers import (
     tunableop,
 )
 from ratchet.optimize.levers.base import Lever, Situation
-from ratchet.optimize.levers.kernels import kernel_levers
+from ratchet.optimize.levers.kernels import kernel_lever_names, kernel_levers
 
-__all__ = ["LEVERS", "Lever", "Situation", "all_levers", "kernel_levers"]
+__all__ = ["LEVERS", "Lever", "Situation", "all_levers", "check_lever", "kernel_levers"]
 
 LEVERS: tuple[Lever, ...] = (
     compile_default.LEVER,
@@ -49,6 +50,13 @@ LEVERS: tuple[Lever, ...] = (
     foreach_optimizer.LEVER,
     checkpointing.LEVER,
 )
+
+
+def check_lever(name: str) -> None:
+    """Raise a RatchetError that lists the levers where there is none of that name; no torch."""
+    known = (*(lever.name for lever in LEVERS), *kernel_lever_names())
+    if name not in known:
+        raise RatchetError(f"unknown lever {name!r}: the levers are {', '.join(known)}")
 
 
 def all_levers() -> dict[str, Lever]:

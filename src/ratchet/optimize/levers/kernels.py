@@ -22,6 +22,11 @@ ACTS_ON: dict[str, tuple[str, ...]] = {
 """The categories of a step's time that each library kernel can shorten."""
 
 
+def kernel_lever_names() -> tuple[str, ...]:
+    """The names of `kernel_levers`, in order, known without importing a kernel and torch."""
+    return tuple(PREFIX + name for name in LIBRARY)
+
+
 def kernel_levers() -> tuple[Lever, ...]:
     """One lever for each kernel of the library, in the library's order."""
     return tuple(_lever(kernel) for kernel in LIBRARY.values())

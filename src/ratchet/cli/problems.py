@@ -1,0 +1,49 @@
+"""`ratchet judge --list` and `--show`: the problems that there are, and what one of them asks."""
+
+from __future__ import annotations
+
+from ratchet.cli.app import print_json
+from ratchet.errors import RatchetError
+from ratchet.judge.choices import Scale
+
+
+def list_problems(pattern: str | None, *, as_json: bool) -> None:
+    """Print the suite's problems whose name is like `pattern`, or all of them."""
+    from ratchet.kernels.suites import family_of, find_problem, names_like
+
+    families = {name: family_of(name) for name in names_like(pattern or "*")}
+
+    from ratchet.report.problem_table import print_problems, problem_row
+
+    rows = [problem_row(find_problem(name), family) for name, family in families.items()]
+    if as_json:
+        print_json({"problems": rows})
+    else:
+        print_problems(rows)
+
+
+def show_problem(
+    problem: str | None, language: str | None, *, scale: Scale, limit_s: float, as_json: bool
+) -> None:
+    """Print one problem as somebody needs it who writes a kernel, or a file to start from."""
+    from ratchet.kernels.problem_file import load_card, problem_name
+    from ratchet.kernels.templates import parse_language, template
+
+    if problem is None:
+        raise RatchetError("--show needs a PROBLEM: ratchet judge --list shows their names")
+    spoken = None if language is None else parse_language(language)
+    problem_name(problem)
+
+    from ratchet.kernels.standalone import standalone_reference
+    from ratchet.report.console import make_console, verbatim
+    from ratchet.report.problem_table import print_card
+
+    asked, card = load_card(problem, scale=scale, time_limit_s=limit_s)
+    text = None if spoken is None else template(asked, card, spoken)
+    reference = standalone_reference(asked) or asked.text
+    if as_json:
+        print_json(card.as_json() | {"reference": reference, "template": text})
+    elif text is not None:
+        verbatim(make_console(), [text.rstrip()])
+    else:
+        print_card(card, reference)

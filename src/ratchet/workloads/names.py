@@ -1,0 +1,138 @@
+"""Names of the built-in workloads, and the mistakes in a name that text shows; no torch."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from ratchet.errors import WorkloadError
+from ratchet.files import why_not_file
+
+SIZES: Final[Mapping[str, tuple[str, ...]]] = {
+    "llama": ("tiny", "8m", "60m", "1b", "8b"),
+    "gpt2": ("tiny", "23m", "124m", "355m", "774m", "1558m"),
+    "moe": ("tiny", "42m", "1b-7b", "8x7b"),
+    "bert": ("tiny", "17m", "base", "large"),
+    "vit": ("tiny", "11m", "b16", "l16", "h14"),
+}
+"""Sizes by family; a family's name alone means its middle size."""
+OF_IMAGES: Final = ("vit",)
+"""Families without a sequence and a text."""
+PREFIX: Final = "hf:"
+"""Of a Hugging Face model."""
+SAVED_SUFFIX: Final = ".workload"
+"""Of a Workload object that was saved for other processes."""
+
+
+def known() -> list[str]:
+    """The names of the built-in workloads; `hf:NAME` and `file.py:function` are known besides."""
+    return sorted([*SIZES, *(f"{family}-{size}" for family in SIZES for size in SIZES[family])])
+
+
+def is_user_spec(spec: str) -> bool:
+    """Whether `spec` looks like `file.py:function`."""
+    return ".py:" in spec or spec.endswith(".py")
+
+
+def user_file(spec: str) -> Path:
+    """The file that `file.py:function` names."""
+    return Path(spec.rpartition(":")[0] if ".py:" in spec else spec).expanduser()
+
+
+def user_function(spec: str) -> str:
+    """The function that `file.py:function` names; WorkloadError for none, or no file."""
+    path, name = user_file(spec), spec.rpartition(":")[2] if ".py:" in spec else ""
+    if not name:
+        raise WorkloadError(f"workload {spec!r} names no function; write {path}:FUNCTION")
+    if why := why_not_file(path):
+        raise WorkloadError(f"workload {spec!r}: {str(path)!r} {why}; check the path")
+    return name
+
+
+def is_saved_spec(spec: str) -> bool:
+    """Return True where `spec` is the path of a saved workload."""
+    return spec.endswith(SAVED_SUFFIX)
+
+
+def title_of(spec: str) -> str:
+    """Return the name that the workload has: of a saved one its own, otherwise `spec`."""
+    return unquote(Path(spec).name.removesuffix(SAVED_SUFFIX)) if is_saved_spec(spec) else spec
+
+
+def check_name(spec: str) -> None:
+    """Raise the WorkloadError that a workload's name, and the text of its file, show.
+
+    A Hugging Face model's name is left to transformers.
+    """
+    if is_user_spec(spec):
+        _check_text(user_file(spec), user_function(spec), spec)
+    elif not (spec.startswith(PREFIX) or is_saved_spec(spec) or spec in known()):
+        raise WorkloadError(_unknown(spec))
+
+
+def check_options(
+    spec: str, *, batch_size: int | None, sequence: int | None, text: Path | None
+) -> None:
+    """Raise the WorkloadError that options show which this workload cannot take."""
+    if is_user_spec(spec) or is_saved_spec(spec):
+        given = {"batch size": batch_size, "sequence": sequence, "text": text}
+        for name, value in given.items():
+            if value is not None:
+                raise WorkloadError(
+                    f"{name} {value} cannot be set for {title_of(spec)!r}; set it in the workload "
+                    "itself"
+                )
+    family = spec.partition("-")[0]
+    if family in OF_IMAGES and (sequence or text):
+        raise WorkloadError(f"{family} is trained on images; leave out sequence and text")
+    if text is not None and (why := why_not_file(text)):
+        raise WorkloadError(f"text {str(text)!r} {why}; give the path of a text file")
+
+
+def _check_text(path: Path, function: str, spec: str) -> None:
+    """WorkloadError where the file is not Python, or the word `function` is nowhere in it."""
+    try:
+        tree = ast.parse(path.read_bytes(), filename=str(path))
+    except SyntaxError as error:
+        raise WorkloadError(
+            f"workload {spec!r} raised {type(error).__name__}: {error} "
+            f"({path}:{error.lineno}); correct it there"
+        ) from error
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        raise WorkloadError(
+            f"workload {spec!r}: {path} cannot be read as Python ({error}); correct it there"
+        ) from error
+    if {function, "*"}.isdisjoint(_bound(tree)):
+        own = sorted(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
+        raise WorkloadError(
+            f"workload {spec!r}: {path} has no function {function!r}; "
+            f"it has {', '.join(own) or 'none'}"
+        )
+
+
+def _bound(tree: ast.Module) -> set[str]:
+    """Every name that a file may define, and every text in it that may become one."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.alias):
+            found.add(node.asname or node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+    return found
+
+
+def _unknown(spec: str) -> str:
+    near = difflib.get_close_matches(spec, known(), n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return (
+        f"workload {spec!r} is unknown; {hint}known are {', '.join(known())}, "
+        "hf:NAME_OR_PATH and file.py:function"
+    )
