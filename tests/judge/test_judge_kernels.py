@@ -461,3 +461,19 @@ def test_only_a_case_s_own_values_must_overflow_alike(
     assert_right(verdict)
     (varied,) = [one.detail for one in verdict.evidence if one.check.endswith("varied")]
     assert "overflows" in varied
+
+
+def test_a_time_limit_that_is_over_leaves_a_right_kernel_correct(judge: KernelJudge) -> None:
+    verdict = judge.judge(given.cpp(given.HONEST), small(), time_limit_s=1e-3)
+    assert verdict.status == "correct", verdict.reason
+    assert verdict.not_timed and verdict.not_timed in verdict.reason
+    assert verdict.speedup.vs_reference is None
+    wrong = judge.judge(given.cpp(WRONG["one percent"]), small(), time_limit_s=1e-3)
+    assert wrong.status == "wrong"
+
+
+def test_a_library_call_is_found_where_nothing_can_be_timed(judge: KernelJudge) -> None:
+    source = "import torch\ndef silu(x, s): return (torch.nn.functional.silu(x).mul_(s[0]),)"
+    asked = replace(small(), task="own")
+    verdict = judge.judge(given.python(source), asked, time_limit_s=1e-3)
+    assert verdict.status == "cheating", verdict.reason

@@ -61,7 +61,7 @@ def opened(rates: dict[str, float] | None) -> Any:
         return rates
 
     return SimpleNamespace(
-        reference=SimpleNamespace(ask=ask), clock=SimpleNamespace(left_s=1.0), cases=[FACTS]
+        reference=SimpleNamespace(ask=ask), clock=SimpleNamespace(reference_s=1.0), cases=[FACTS]
     )
 
 

@@ -10,9 +10,7 @@ from typing import Literal
 from ratchet.judge.call_order import CallOrder
 from ratchet.judge.candidate_process import CandidateProcess, Decided
 from ratchet.judge.kernel_checks import (
-    COMPILES,
     REFERENCE_DRAWS,
-    SLOWEST_FLOOR_S,
     Batch,
     OpenProblem,
     verdict_of_call,
@@ -56,7 +54,7 @@ class ReferenceArm:
             self._case, iterations, writable_inputs=False, distinct=REFERENCE_DRAWS
         ) as batch:
             self._opened.reference.ask(
-                timeout_s=self._opened.clock.left_s, do="prepare", batch=batch.number
+                timeout_s=self._opened.clock.reference_s, do="prepare", batch=batch.number
             )
             self._opened.flush()
             spots = OutputSpots(batch.layout, batch.memories, batch.read)
@@ -69,7 +67,7 @@ class ReferenceArm:
         reference = self._opened.reference
         began = time.perf_counter()
         reply = reference.ask(
-            timeout_s=self._opened.clock.left_s,
+            timeout_s=self._opened.clock.reference_s,
             do="go",
             batch=number,
             outputs=self._outputs,
@@ -199,8 +197,6 @@ class CandidateArm:
         order: CallOrder | None = None,
     ) -> tuple[float, float, list[int]]:
         limit_s = self._opened.cases[self._case].limit_s(iterations)
-        if self._opened.accelerator is not None and self.batch_s == math.inf:
-            limit_s += COMPILES * SLOWEST_FLOOR_S  # Triton compiles in every process anew
         meanwhile = None
         if watch is not None:
             meanwhile = watch.looks(self._candidate, self.batch_s, iterations)

@@ -44,6 +44,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from ratchet.errors import KernelError
+from ratchet.kernels.at_work import WALL_FACTOR
 from ratchet.kernels.carried_modules import with_modules
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.kernels.problem import JUDGED_AT, Problem, Tier, reference_text
@@ -259,7 +260,8 @@ def _described(request: dict[str, Any], limit_s: float) -> dict[str, Any]:
             text=True,
         )
         try:
-            process.communicate(json.dumps(request), timeout=limit_s + KEEPER_GRACE_S)
+            most_s = WALL_FACTOR * limit_s + KEEPER_GRACE_S  # the keeper itself counts work
+            process.communicate(json.dumps(request), timeout=most_s)
         except subprocess.TimeoutExpired:
             return {"fault": f"its file could not be ended within {limit_s:.3g} s"}
         finally:

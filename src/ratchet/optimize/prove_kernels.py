@@ -154,7 +154,8 @@ class _Court:
         place = f"{kernel.hash}:{problem.hash}"
         own, time_left = turn.is_own("judged", place), turn.left_s(self.until_share) > 0
         # What a busy machine left unmeasured once says nothing of the kernel.
-        again = known is None or (known["status"] == "unmeasured" and not own and time_left)
+        open_ = known is not None and (known["status"] == "unmeasured" or known.get("not_timed"))
+        again = known is None or (open_ and not own and time_left)
         if not again:
             turn.recalled += not own
             turn.known("judged", place)
