@@ -32,8 +32,9 @@ from ratchet.kernels.problem import Problem
 SLOWEST_FACTOR = 100.0
 """A kernel this many times slower than the reference is given up."""
 SLOWEST_FLOOR_S = 10.0
-WORK_FACTOR = 2.0
-"""A kernel that was at work for this many time limits over its cases is given up."""
+WORK_S = 120.0
+"""A process that was at work for longer than this over all of the cases, and than the time limit,
+is given up."""
 TORCH_BYTES = 32 << 30
 """Address space that torch takes."""
 REFERENCE_DRAWS = 8
@@ -299,7 +300,7 @@ def check_cases(candidate: CandidateProcess, opened: OpenProblem, evidence: list
             raise Decided("wrong", f"case {case.name}: {detail}")
         elif opened.unchecked(index):
             _check_variations(candidate, opened, index, evidence)
-        if candidate.worked_s > WORK_FACTOR * opened.clock.limit_s:
+        if candidate.worked_s > max(WORK_S, opened.clock.limit_s):
             raise Decided(
                 "timed_out",
                 f"the candidate's process was at work for {candidate.worked_s:.0f} s by case "

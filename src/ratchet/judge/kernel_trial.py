@@ -282,7 +282,7 @@ class _Trial:
         """Hand the problem to the reference worker, which judges it first."""
         try:
             reply = reference.ask(
-                timeout_s=self.clock.left_s,
+                timeout_s=self.clock.reference_s,
                 do="open",
                 problem=self.problem.as_json(),
                 threads=self.threads,

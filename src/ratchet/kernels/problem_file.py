@@ -55,6 +55,9 @@ LOADING_LIMIT_S: Final = 180.0
 """Where nobody gives another."""
 KEEPER: Final = "ratchet.kernels.file_keeper"
 KEEPER_GRACE_S: Final = 3.0
+PATIENT: Final = {"OMP_WAIT_POLICY": "passive"}
+"""As in the judge's workers: threads that spin while they wait slow down a busy machine, and `auto`
+would take the spinning for work."""
 MODEL, ANSWER, DECLARED, STAR = "Model", "ModelNew", "PROBLEM", "*"
 MODEL_FORM: Final = ("get_inputs", "get_init_inputs")
 """What else a file in KernelBench's format defines."""
@@ -256,6 +259,7 @@ def _described(request: dict[str, Any], limit_s: float) -> dict[str, Any]:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=(answer,),
+            env={**os.environ, **PATIENT},
             start_new_session=True,
             text=True,
         )
