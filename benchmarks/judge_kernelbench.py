@@ -18,10 +18,10 @@ from pathlib import Path
 
 from kernelbench_kinds import KINDS
 
-from ratchet.judge.api import judge
-from ratchet.kernels.kernel import Kernel
-
-ANSWER = "ModelNew"
+from ratchet.judge.api import TIME_LIMIT_S, as_problem
+from ratchet.judge.kernel_trial import KernelJudge
+from ratchet.judge.verdict import Verdict
+from ratchet.kernels.problem_file import built_in_kernel
 
 
 def main() -> int:
@@ -30,14 +30,8 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=list(KINDS), default=list(KINDS))
     rows = []
     for name in parser.parse_args().only:
-        text = KINDS[name].text()
-        source = f"{text}\n\n{ANSWER} = Model\n"
-        kernel = Kernel(name="eager", language="torch", source=source, entry=ANSWER)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / f"{name}.py"
-            path.write_text(text)
-            began = time.monotonic()
-            verdict = judge(kernel, path, scale="auto")
+        began = time.monotonic()
+        verdict = _verdict(name)
         took_s = time.monotonic() - began
         rows.append({"name": name, "status": verdict.status, "took_s": round(took_s, 1)})
         print(f"{name:28} {verdict.status:11} {took_s:6.1f} s  {verdict.reason}", flush=True)
@@ -47,6 +41,18 @@ def main() -> int:
     report = {"problems": len(rows), "statuses": counts, "not_correct": untrue, "slowest": slowest}
     print(json.dumps({**report, "rows": rows}))
     return 1 if untrue else 0
+
+
+def _verdict(name: str) -> Verdict:
+    """The verdict on a problem's own reference, each with processes of its own."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{name}.py"
+        path.write_text(KINDS[name].text())
+        problem = as_problem(path, scale="auto", time_limit_s=TIME_LIMIT_S)
+    with KernelJudge() as judge:
+        eager, spent_s = built_in_kernel(problem, "eager"), time.monotonic() - began
+        return judge.judge(eager, problem, time_limit_s=TIME_LIMIT_S, spent_s=spent_s)
 
 
 if __name__ == "__main__":
