@@ -10,7 +10,7 @@ import pytest
 
 from ratchet.errors import JudgeError
 from ratchet.judge import group_sequential, kernel_timing
-from ratchet.judge.candidate_process import Decided, OutOfTime
+from ratchet.judge.candidate_process import Decided, NotTimed
 from ratchet.judge.group_sequential import time_until_answered
 from ratchet.judge.kernel_timing import LAUNCHES, CaseTiming
 from ratchet.judge.speed import compare_case
@@ -47,7 +47,7 @@ def opened() -> Any:
 
     return SimpleNamespace(
         reference=SimpleNamespace(ask=ask),
-        clock=SimpleNamespace(left_s=9.0),
+        clock=SimpleNamespace(reference_s=9.0),
         cases=[SimpleNamespace(bytes=1.0)],
     )
 
@@ -115,7 +115,7 @@ def test_a_single_look_is_all_where_no_more_are_allowed(monkeypatch: pytest.Monk
 def test_without_time_for_the_last_look_those_before_it_stand(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found, asked = run(monkeypatch, noise=0.9, ratio=2.0, last=OutOfTime("no room"))
+    found, asked = run(monkeypatch, noise=0.9, ratio=2.0, last=NotTimed("no room"))
     assert len(asked) == 3
     assert len(found.samples) == 72
 

@@ -461,3 +461,52 @@ def test_only_a_case_s_own_values_must_overflow_alike(
     assert_right(verdict)
     (varied,) = [one.detail for one in verdict.evidence if one.check.endswith("varied")]
     assert "overflows" in varied
+
+
+def test_a_time_limit_that_is_over_leaves_a_right_kernel_correct(judge: KernelJudge) -> None:
+    verdict = judge.judge(given.cpp(given.HONEST), small(), time_limit_s=1e-3)
+    assert verdict.status == "correct", verdict.reason
+    assert verdict.not_timed and verdict.not_timed in verdict.reason
+    assert verdict.speedup.vs_reference is None
+    wrong = judge.judge(given.cpp(WRONG["one percent"]), small(), time_limit_s=1e-3)
+    assert wrong.status == "wrong"
+
+
+def test_a_library_call_is_found_where_nothing_can_be_timed(judge: KernelJudge) -> None:
+    source = "import torch\ndef silu(x, s): return (torch.nn.functional.silu(x).mul_(s[0]),)"
+    asked = replace(small(), task="own")
+    verdict = judge.judge(given.python(source), asked, time_limit_s=1e-3)
+    assert verdict.status == "cheating", verdict.reason
+
+
+COMPILES = """
+import time
+import torch
+
+met = set()
+
+
+def silu(x, s):
+    if x.shape not in met or EVERY_TIME:
+        met.add(x.shape)
+        began = time.process_time()
+        while time.process_time() - began < 1.5:
+            pass
+    return (s[0] * torch.nn.functional.silu(x),)
+"""
+
+
+@python_sandbox
+@pytest.mark.parametrize("every_time", [False, True])
+def test_a_first_call_that_compiles_is_not_too_slow_and_each_that_does_is(
+    judge: KernelJudge, monkeypatch: pytest.MonkeyPatch, every_time: bool
+) -> None:
+    monkeypatch.setattr(kernel_checks, "SLOWEST_FLOOR_S", 0.5)
+    monkeypatch.setattr(kernel_checks, "SLOWEST_FACTOR", 0.0)
+    kernel = given.python(COMPILES.replace("EVERY_TIME", str(every_time)))
+    verdict = judge.judge(kernel, small())
+    if not every_time:
+        assert_right(verdict)
+        return
+    assert verdict.status == "timed_out", verdict.reason
+    assert "of work" in verdict.reason

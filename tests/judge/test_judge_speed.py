@@ -61,7 +61,7 @@ def opened(rates: dict[str, float] | None) -> Any:
         return rates
 
     return SimpleNamespace(
-        reference=SimpleNamespace(ask=ask), clock=SimpleNamespace(left_s=1.0), cases=[FACTS]
+        reference=SimpleNamespace(ask=ask), clock=SimpleNamespace(reference_s=1.0), cases=[FACTS]
     )
 
 
@@ -159,6 +159,13 @@ def test_what_is_slower_and_short_is_slower() -> None:
         [timing(0.5, time_s=SHORT_S)], opened(SLOW_ENOUGH), [], by_dispatch=True
     )
     assert "slower" in reason
+
+
+def test_a_kernel_whose_work_was_not_seen_is_right_and_not_proven() -> None:
+    unseen = replace(timing(2.0), unseen="it runs too shortly")
+    found, reason, speedup = conclude([unseen], opened(SLOW_ENOUGH), [])
+    assert found == "correct" and "it runs too shortly" in reason
+    assert speedup.vs_reference is not None and speedup.vs_reference.high == 1.0
 
 
 def test_a_time_that_cannot_be_is_unmeasured_and_no_win() -> None:

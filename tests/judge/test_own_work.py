@@ -142,27 +142,37 @@ def watched(
     [
         ([[OWN]] * 16, ""),
         ([[OWN]] * 5 + [[GLUE]] * 35, ""),
-        ([[OWN]] * 5 + [[GLUE]] * 5, "unmeasured"),
+        ([[OWN]] * 5 + [[GLUE]] * 5, "unseen"),
         ([[OWN]] * 8 + [[BLAS]], "cheating"),
         ([[OWN]] * 19 + [[BLAS]], ""),
         ([[OWN]] * 90 + [[BLAS]] * 2, "cheating"),
         ([[OWN, OWN, BLAS, OWN]] * 3 + [[OWN]] * 6, "cheating"),
         ([[BLAS]] * 2, "cheating"),
         ([[OWN]] * 18 + [[OWN, GLUE]] * 2, "cheating"),
-        ([], "unmeasured"),
+        ([], "unseen"),
     ],
 )
 def test_what_was_seen_decides(
     monkeypatch: pytest.MonkeyPatch, moments: list[list[Place]], status: str
 ) -> None:
     watch, evidence = watched(monkeypatch, moments), list[Evidence]()
-    if not status:
-        watch.conclude(evidence)
+    if status in ("", "unseen"):
+        assert bool(watch.conclude(evidence)) == (status == "unseen")
     else:
         with pytest.raises(Decided) as decided:
             watch.conclude(evidence)
         assert decided.value.status == status
-    assert [(one.check, one.passed) for one in evidence] == [("own work", not status)]
+    passed = {"": True, "unseen": None}.get(status, False)
+    assert [(one.check, one.passed) for one in evidence] == [("own work", passed)]
+
+
+def test_too_few_moments_of_which_some_speak_against_it_are_a_doubt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watch = watched(monkeypatch, [[OWN]] * 9 + [[BLAS]], language="torch")
+    with pytest.raises(Decided, match="runs too shortly") as decided:
+        watch.conclude([])
+    assert decided.value.status == "unmeasured"
 
 
 @pytest.mark.parametrize(

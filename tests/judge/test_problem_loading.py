@@ -14,9 +14,12 @@ import pytest
 
 from ratchet.cli import main
 from ratchet.judge import processes
+from ratchet.kernels.at_work import WALL_FACTOR
 from ratchet.kernels.problem_file import load_problem
 
-LIMIT_S, GRACE_S = 8.0, 5.0
+LIMIT_S = 8.0
+MOST_S = WALL_FACTOR * LIMIT_S + 5.0
+"""On a busy machine what loops has longer."""
 FILE = """
 import os, time
 
@@ -78,7 +81,7 @@ def test_a_file_that_forks_and_sleeps_is_refused_in_time(tmp_path: Path) -> None
     path, pids = written(tmp_path, *LEAVES)
     began = time.monotonic()
     problem = load_problem(path, scale=None, time_limit_s=LIMIT_S)
-    assert time.monotonic() - began < LIMIT_S + GRACE_S
+    assert time.monotonic() - began < MOST_S
     assert f"did not come to an end within {LIMIT_S:.0f} s" in problem.fault
     assert left_of(pids) == []
 
@@ -99,7 +102,7 @@ def test_a_file_that_loops_as_it_is_imported_holds_no_verdict_up(
     Path("kernel.py").write_text("class ModelNew: pass\n")
     began = time.monotonic()
     code = main(["judge", str(path), "kernel.py", "--time-limit", f"{LIMIT_S:.0f}s", "--json"])
-    assert time.monotonic() - began < LIMIT_S + GRACE_S
+    assert time.monotonic() - began < MOST_S
     verdict = json.loads(capsys.readouterr().out)
     assert code == 1 and verdict["status"] == "refused"
     assert "did not come to an end" in verdict["reason"] and "\n" not in verdict["reason"]

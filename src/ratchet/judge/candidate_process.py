@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import math
 import os
 import stat
 import sys
@@ -39,8 +38,14 @@ STATUS_OF_FAILURE: dict[str, Status] = {"timed_out": "timed_out", "woke": "cheat
 """Every other failure of a candidate's process is a crash."""
 
 
-FAIR_S = 1.0
-"""A process that is given less than this has not been slow: the judge was late."""
+STEP_S = 30.0
+"""What a step of a candidate's process may be at work at least, whatever is left of the time limit:
+compiling, importing torch and the kernel, mapping memory."""
+FIRST_CALL_S = 120.0
+"""What a Python kernel's first call in a process on tensors of new sizes gets on top: torch.compile
+and Triton compile in it. Their compilers belong to the family, and are at work then."""
+REFERENCE_STEP_S = 120.0
+"""The same for the reference worker, which is trusted."""
 
 
 class Decided(Exception):
@@ -52,16 +57,20 @@ class Decided(Exception):
         self.reason = _printable(reason)
 
 
-class OutOfTime(Decided):
-    """The time limit leaves no room for what comes next."""
+class NotTimed(Decided):
+    """Every output was right, and nothing speaks against the kernel, but its speed is not known."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__("unmeasured", reason)
+    def __init__(self, why: str) -> None:
+        super().__init__("correct", f"right on every case; its speed was not measured: {why}")
+        self.why = why
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Clock:
-    """The end of the time that a verdict may take."""
+    """The end of the time that a verdict may take.
+
+    It decides how much is measured. No step is cut short by it: each has a limit of its own.
+    """
 
     deadline: float
     limit_s: float
@@ -82,8 +91,18 @@ class Clock:
 
     @property
     def left_s(self) -> float:
-        """Seconds left, at least a little: a wait must be able to end by its own time-out."""
-        return max(0.05, self.deadline - time.monotonic())
+        """Seconds left."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def step_s(self) -> float:
+        """What a step of a candidate's process may be at work."""
+        return max(STEP_S, self.left_s)
+
+    @property
+    def reference_s(self) -> float:
+        """What a step of the reference worker may be at work."""
+        return max(REFERENCE_STEP_S, self.left_s)
 
 
 class CandidateProcess:
@@ -118,7 +137,7 @@ class CandidateProcess:
             TORCH_WORKER if with_torch else CPP_WORKER,
             threads=threads,
             memory_bytes=memory_bytes,
-            time_limit_s=clock.left_s,
+            time_limit_s=clock.limit_s + STEP_S + FIRST_CALL_S,
             with_torch=with_torch,
             accelerator=accelerator,
             headers=headers,
@@ -129,6 +148,10 @@ class CandidateProcess:
         self._spots = OutputSpots({"calls": []}, ())
         self._returned: ReturnedOutputs | None = None
         self._layout: Mapping[str, Any] = {}
+        self._met: set[str] = set()
+        """The sizes of tensors that its kernel was called on."""
+        self.first_call_s = 0.0
+        """The longest first call on new sizes, by the wall clock: a new process has it again."""
         self.censuses: list[tuple[Mapping[str, Any], Any]] | None = None
         """Where it is a list, a Python kernel's batches are counted: the layout, what it tells."""
         if self.sandbox.shares_user:
@@ -140,6 +163,7 @@ class CandidateProcess:
                 max_bytes=MAX_ANSWER_BYTES,
                 shortage=Headroom(self.sandbox.shared_folders).shortage,
                 enclosed=self.sandbox.enclosed,
+                counts_work=True,
             )
         except OSError:
             self.sandbox.clean()
@@ -150,22 +174,27 @@ class CandidateProcess:
         """The process at the head of its family."""
         return self._child.pid
 
+    @property
+    def worked_s(self) -> float:
+        """How long it was at work in steps that were long enough to be looked at."""
+        return self._child.worked_s
+
     def run_under(self, clock: Clock) -> None:
         """From now on this clock limits it."""
         self._clock = clock
 
     def start_compiling(self, kernel: Kernel) -> None:
         """Send the source to be compiled; the answer is fetched by `library`."""
-        with _decides(self._clock):
+        with _decides():
             message: dict[str, Any] = {"do": "compile", "kernel": kernel.as_json()}
             if self._headers is not None:
                 message["included"] = str(self._headers / NAME)
-            self._child.send(message, timeout_s=self._clock.left_s)
+            self._child.send(message, timeout_s=self._clock.step_s)
 
     def library(self) -> int:
         """The compiled library, copied into sealed memory that the candidate cannot change."""
-        with _decides(self._clock):
-            reply, handed = self._child.receive("compile", timeout_s=self._clock.left_s)
+        with _decides():
+            reply, handed = self._child.receive("compile", timeout_s=self._clock.step_s)
         try:
             _raise_refusal(reply, "does not compile")
             if len(handed) != 1:
@@ -179,9 +208,9 @@ class CandidateProcess:
         message = {"do": "load", "entry": kernel.entry, "kernel": kernel.as_json()}
         if self._accelerator is not None:
             message["device"] = self._accelerator.as_json()
-        with _decides(self._clock):
+        with _decides():
             reply = self._child.ask(
-                message, () if library is None else (library,), timeout_s=self._clock.left_s
+                message, () if library is None else (library,), timeout_s=self._clock.step_s
             )
         if "error" in reply and built_extensions.uses_extensions(kernel):
             raise Decided(
@@ -194,9 +223,9 @@ class CandidateProcess:
 
     def extensions(self) -> Path | None:
         """A folder with what it has built as it loaded the kernel, which the caller removes."""
-        with _decides(self._clock):
-            self._child.send({"do": "extensions"}, timeout_s=self._clock.left_s)
-            reply, handed = self._child.receive("extensions", timeout_s=self._clock.left_s)
+        with _decides():
+            self._child.send({"do": "extensions"}, timeout_s=self._clock.step_s)
+            reply, handed = self._child.receive("extensions", timeout_s=self._clock.step_s)
         try:
             _raise_refusal(reply, "told nothing of what it built", status="crashed")
             if len(handed) != 1:
@@ -220,10 +249,10 @@ class CandidateProcess:
 
         `read` is who can read the outputs, where the judge cannot.
         """
-        with _decides(self._clock):
+        with _decides():
             reply = self._child.ask(
                 {"do": "prepare", "layout": layout, "copy_out": self.copies_outputs},
-                timeout_s=self._clock.left_s,
+                timeout_s=self._clock.step_s,
             )
         _raise_refusal(reply, "could not reserve its memory", status="crashed")
         self._spots, self._layout = OutputSpots(dict(layout), memories, read), layout
@@ -243,12 +272,15 @@ class CandidateProcess:
         """Reveal a batch and wait for its calls: wall time by our clock, CPU time claimed, codes.
 
         `meanwhile` is called once it has begun, with what tells whether it has answered; the wall
-        time is then of no use.
+        time is then of no use. `limit_s` of work is what its calls may take; a Python kernel's
+        first on new sizes gets more.
         The whole family stands still when this returns. Decided where it wrote an output after it
         had answered.
         """
-        timeout_s = min(limit_s, self._clock.left_s)
-        with _decides(self._clock):
+        sizes = str([slot[3:] for slot in self._layout["calls"][0]])
+        is_first = sizes not in self._met
+        timeout_s = limit_s + (FIRST_CALL_S if is_first and self.returns_outputs else 0.0)
+        with _decides():
             began = time.perf_counter()
             asked = {"do": "go"} if self.censuses is None else {"do": "go", "census": True}
             self._child.send(asked, memories, timeout_s=timeout_s)
@@ -261,6 +293,9 @@ class CandidateProcess:
                 wall_time_s = time.perf_counter() - began
             self._child.pause()
         close_descriptors(extra)
+        self._met.add(sizes)
+        if is_first:
+            self.first_call_s = max(self.first_call_s, wall_time_s)
         if answered != self._read_spots(reply):
             raise Decided(
                 "cheating",
@@ -318,7 +353,12 @@ class ReferenceProcess:
         self.threads = threads
         path = import_path()
         own = {"RATCHET_IMPORT_PATH": path, **arm_environment(threads)}
-        self._child = Child(_reference_command, environment={**os.environ, **own}, enclosed=True)
+        self._child = Child(
+            _reference_command,
+            environment={**os.environ, **own},
+            enclosed=True,
+            counts_work=True,
+        )
 
     @property
     def pid(self) -> int:
@@ -371,21 +411,12 @@ def _reference_command(channel: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def _decides(clock: Clock | None = None) -> Iterator[None]:
-    """Turn the failure of a candidate's process into its verdict.
-
-    With a clock: the process's time ends when that runs out, and it must have had FAIR_S.
-    """
-    granted_s = math.inf if clock is None else clock.left_s
+def _decides() -> Iterator[None]:
+    """Turn the failure of a candidate's process into its verdict."""
     try:
         yield
     except ChildFailure as error:
         status = STATUS_OF_FAILURE.get(error.how, "crashed")
-        if status == "timed_out" and clock is not None and granted_s < FAIR_S:
-            raise OutOfTime(
-                f"the time limit of {clock.limit_s:.3g} s left the candidate's process "
-                f"{granted_s:.2g} s; raise it"
-            ) from error
         raise Decided(status, f"the candidate's process {error}") from error
 
 

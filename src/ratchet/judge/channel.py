@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import contextlib
 import json
+import math
 import os
 import select
 import socket
@@ -27,7 +28,9 @@ SCM_CREDENTIALS = 2
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_DESCRIPTORS = 8
 TEND_S = 0.1
-"""How often a wait looks whether the machine still has what it needs."""
+"""How often a wait looks whether time is left, and the machine still has what it needs."""
+Deadline = Callable[[], float]
+"""Tells the seconds that are left."""
 
 
 class ChannelClosed(JudgeError):
@@ -95,9 +98,14 @@ class Channel:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
         self._socket.sendmsg([LENGTH.pack(length)], ancillary)
 
-    def receive(self, *, timeout_s: float | None = None) -> tuple[dict[str, Any], list[int]]:
-        """Wait for one object and its descriptors, which then belong to the caller."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    def receive(
+        self, *, timeout_s: float | None = None, left_s: Callable[[], float] | None = None
+    ) -> tuple[dict[str, Any], list[int]]:
+        """Wait for one object and its descriptors, which then belong to the caller.
+
+        The wait ends after `timeout_s` on the wall clock, or when `left_s` gives nothing more.
+        """
+        deadline = left_s or (None if timeout_s is None else _until(time.monotonic() + timeout_s))
         head, descriptors = self._receive_head(deadline)
         try:
             (length,) = LENGTH.unpack(head)
@@ -115,7 +123,7 @@ class Channel:
         poller.register(self._socket.fileno(), select.POLLIN)
         return bool(poller.poll(0))
 
-    def _receive_head(self, deadline: float | None) -> tuple[bytes, list[int]]:
+    def _receive_head(self, deadline: Deadline | None) -> tuple[bytes, list[int]]:
         space = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
         space += socket.CMSG_SPACE(CREDENTIALS.size)
         self._wait(deadline)
@@ -138,7 +146,7 @@ class Channel:
             close_descriptors(descriptors)
             raise
 
-    def _receive_exactly(self, count: int, deadline: float | None) -> bytes:
+    def _receive_exactly(self, count: int, deadline: Deadline | None) -> bytes:
         parts: list[bytes] = []
         while count:
             self._wait(deadline)
@@ -152,7 +160,7 @@ class Channel:
             count -= len(part)
         return b"".join(parts)
 
-    def _wait(self, deadline: float | None) -> None:
+    def _wait(self, deadline: Deadline | None) -> None:
         self._socket.settimeout(None)
         poller = select.poll()
         poller.register(self._socket.fileno(), select.POLLIN)
@@ -165,16 +173,15 @@ class Channel:
             raise ChannelClosed("the other end died")
         raise ChannelTimeout("the other end said nothing in time")
 
-    def _poll(self, poller: select.poll, deadline: float | None) -> list[tuple[int, int]]:
-        if self._shortage is None:
-            return poller.poll(_milliseconds(deadline))
+    def _poll(self, poller: select.poll, deadline: Deadline | None) -> list[tuple[int, int]]:
+        if self._shortage is None and deadline is None:
+            return poller.poll()
         while True:
-            slice_end = time.monotonic() + TEND_S
-            last = deadline is not None and deadline <= slice_end
-            ready = poller.poll(_milliseconds(deadline if last else slice_end))
-            if ready or last:
+            left_s = math.inf if deadline is None else deadline()
+            ready = poller.poll(1e3 * max(0.0, min(left_s, TEND_S)))
+            if ready or left_s <= 0:
                 return ready
-            words = self._shortage()
+            words = self._shortage() if self._shortage is not None else None
             if words is not None:
                 raise ChannelShortage(words)
 
@@ -203,8 +210,9 @@ def close_descriptors(descriptors: Sequence[int]) -> None:
             os.close(descriptor)
 
 
-def _milliseconds(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+def _until(end: float) -> Deadline:
+    """The seconds left until a moment of the wall clock."""
+    return lambda: end - time.monotonic()
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:

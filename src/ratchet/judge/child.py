@@ -20,9 +20,10 @@ from ratchet.judge.channel import (
     close_descriptors,
     open_pair,
 )
+from ratchet.kernels.at_work import WorkLimit
 
 Failure = Literal["died", "timed_out", "nonsense", "greedy", "woke"]
-SEND_TIMEOUT_S = 10.0
+SEND_TIMEOUT_S = 30.0
 EXIT_S, LAST_WORDS_S, SETTLE_S = 3.0, 1.0, 0.2
 """How long is waited for the exit of a child whose channel has closed; for what it printed if it
 has ended, and if it has not."""
@@ -58,8 +59,13 @@ class Child:
         max_bytes: int = MAX_MESSAGE_BYTES,
         shortage: Callable[[], str | None] | None = None,
         enclosed: bool = False,
+        counts_work: bool = False,
     ) -> None:
-        """Start it; raises OSError when that cannot be done. `enclosed`: see `processes.family`."""
+        """Start it; raises OSError when that cannot be done. `enclosed`: see `processes.family`.
+
+        With `counts_work` the limit of an answer is one of work (`WorkLimit`), not of the wall
+        clock: a busy machine does not shorten it.
+        """
         ours, theirs = open_pair()
         readable, writable = os.pipe()
         try:
@@ -83,6 +89,9 @@ class Child:
         self._watch = os.pidfd_open(self._process.pid)
         self._channel = Channel(ours, watch=self._watch, max_bytes=max_bytes, shortage=shortage)
         self._enclosed = enclosed
+        self._counts_work = counts_work
+        self.worked_s = 0.0
+        """How long it was at work while an answer was awaited, as far as that was looked at."""
         self._stopped: list[int] = []
         self._rest: processes.Work = {}
         self.closed = False
@@ -99,7 +108,7 @@ class Child:
         *,
         timeout_s: float = SEND_TIMEOUT_S,
     ) -> None:
-        """Send one message; the child must take it in time, at most ten seconds."""
+        """Send one message; the child must take it in time, at most SEND_TIMEOUT_S."""
         timeout_s = min(timeout_s, SEND_TIMEOUT_S)
         try:
             self._channel.send(message, descriptors, timeout_s=timeout_s)
@@ -108,10 +117,18 @@ class Child:
 
     def receive(self, what: str, *, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
         """Wait for one answer and its descriptors; `what` names the request in a failure."""
+        limit = WorkLimit(timeout_s, self._members) if self._counts_work else None
         try:
-            return self._channel.receive(timeout_s=timeout_s)
+            return self._channel.receive(
+                timeout_s=timeout_s, left_s=limit.left_s if limit else None
+            )
         except JudgeError as error:
             self._fail(error, what, timeout_s)
+        finally:
+            self.worked_s += limit.spent_s if limit else 0.0
+
+    def _members(self) -> list[int]:
+        return list(processes.family(self.pid, enclosed=self._enclosed))
 
     @property
     def sender(self) -> int:
@@ -184,7 +201,8 @@ class Child:
         how: Failure = "died"
         words = "died while it was idle" if what == "idle" else f"died during '{what}'"
         if isinstance(error, ChannelTimeout):
-            how, words = "timed_out", f"did not answer '{what}' within {timeout_s:.3g} s"
+            how, unit = "timed_out", "s of work" if self._counts_work else "s"
+            words = f"did not answer '{what}' within {timeout_s:.3g} {unit}"
         elif isinstance(error, ChannelNonsense):
             how, words = "nonsense", f"answered '{what}' with nonsense"
         code = self._settled_exit_code() if how == "died" else None

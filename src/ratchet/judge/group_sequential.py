@@ -16,7 +16,7 @@ from typing import Final
 
 from ratchet.errors import MeasureError, RatchetError
 from ratchet.judge import kernel_timing
-from ratchet.judge.candidate_process import Decided, OutOfTime
+from ratchet.judge.candidate_process import NotTimed
 from ratchet.judge.kernel_checks import OpenProblem
 from ratchet.judge.kernel_timing import CaseTiming, Launch, time_case
 from ratchet.judge.own_work import Watch
@@ -54,9 +54,8 @@ def time_until_answered(
         watch.conclude(evidence)
     timing = looks.again_if_unreachable(timing)
     timing = looks.until_answered(timing)
-    if watch is not None:  # which saw a part of every launch, the later ones too
-        watch.conclude(evidence)
-    return timing
+    # The watch saw a part of every launch, the later ones too.
+    return timing if watch is None else replace(timing, unseen=watch.conclude(evidence))
 
 
 def _planned() -> tuple[_Look, ...]:
@@ -93,7 +92,7 @@ class _Looks:
                 break
             try:
                 more = self.take(look, timing)
-            except OutOfTime:
+            except NotTimed:
                 break
             timing = replace(
                 more,
@@ -128,7 +127,7 @@ class _Looks:
                 budget_s=look.budget_s,
             )
         except MeasureError as error:
-            raise Decided("unmeasured", f"the samples carry no answer: {error}") from error
+            raise NotTimed(f"the samples carry no answer: {error}") from error
 
 
 def _answered(found: Comparison) -> bool:

@@ -32,8 +32,11 @@ from ratchet.kernels.problem import Problem
 SLOWEST_FACTOR = 100.0
 """A kernel this many times slower than the reference is given up."""
 SLOWEST_FLOOR_S = 10.0
-COMPILES = 2.0
-"""What a Python kernel gets on top, in the floor's lengths, for its first call of each case."""
+WORK_S = 120.0
+"""A process that was at work for longer than this over all of the cases, and than the time limit,
+is given up."""
+TORCH_BYTES = 32 << 30
+"""Address space that torch takes."""
 REFERENCE_DRAWS = 8
 """Different draws in a batch of the reference's, which hides nothing from itself. Every call still
 has memory of its own."""
@@ -41,8 +44,9 @@ STAGED = 0
 """The number of the reference's own batch; those that a candidate sees count from 1."""
 VARIED_S = 0.3
 """What checking a timed case with values of hidden ones may take."""
-COMPILE_LIMIT_S, COMPILE_SHARE = 60.0, 0.5
-"""torch.compile of the reference takes at most this long, and this share of the time left."""
+COMPILE_LIMIT_S, COMPILE_SHARE, COMPILE_LEAST_S = 60.0, 0.5, 5.0
+"""torch.compile of the reference takes at most this long, and this share of the time left; it is
+tried for the last of these at least."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +61,7 @@ class CaseFacts:
     """Bytes of inputs and outputs: the least that can be moved."""
 
     def limit_s(self, calls: int) -> float:
-        """How long a candidate may take for this many calls."""
+        """How long a candidate may be at work on this many calls."""
         return SLOWEST_FLOOR_S + SLOWEST_FACTOR * calls * self.time_s
 
 
@@ -144,7 +148,7 @@ class OpenProblem:
     def memory_bytes(self, kernel: Kernel) -> int:
         """Address space for the largest case, some copies of it, and torch where it is needed."""
         largest = max(case.bytes for case in self.cases)
-        return int(8 * largest) + ((32 << 30) if kernel.language in WITH_TORCH else (1 << 30))
+        return int(8 * largest) + (TORCH_BYTES if kernel.language in WITH_TORCH else (1 << 30))
 
     @contextlib.contextmanager
     def draw(
@@ -166,7 +170,7 @@ class OpenProblem:
         self._batches += 1
         number = self._batches
         reply, memories = self.reference.ask_for_memory(
-            timeout_s=self.clock.left_s,
+            timeout_s=self.clock.reference_s,
             do="draw",
             batch=number,
             case=case,
@@ -200,7 +204,7 @@ class OpenProblem:
             case, [self.rng.getrandbits(48) for _ in range(REFERENCE_DRAWS)]
         )
         self.reference.ask(
-            timeout_s=self.clock.left_s,
+            timeout_s=self.clock.reference_s,
             do="stage",
             batch=STAGED,
             case=case,
@@ -212,7 +216,7 @@ class OpenProblem:
         """What stands at places of a batch in a GPU's memory."""
         try:
             reply = self.reference.ask(
-                timeout_s=self.clock.left_s, do="places", batch=number, spots=list(spots)
+                timeout_s=self.clock.reference_s, do="places", batch=number, spots=list(spots)
             )
         except ChildFailure as error:  # it is not the candidate's process that failed
             raise JudgeError(f"the reference worker {error}") from error
@@ -221,7 +225,7 @@ class OpenProblem:
     def flush(self) -> None:
         """Empty a GPU's caches before a batch; on cores every batch's memory is new to them."""
         if self.accelerator is not None:
-            self._flushed = self.reference.ask(timeout_s=self.clock.left_s, do="flush")
+            self._flushed = self.reference.ask(timeout_s=self.clock.reference_s, do="flush")
 
     def flushes(self) -> Evidence:
         """What was done to a GPU's caches before every batch."""
@@ -246,9 +250,9 @@ class OpenProblem:
 
     def compile_rival(self, evidence: list[Evidence]) -> None:
         """Have the reference worker compile the reference; where it cannot, evidence says so."""
-        limit_s = min(COMPILE_LIMIT_S, COMPILE_SHARE * self.clock.left_s)
+        limit_s = max(COMPILE_LEAST_S, min(COMPILE_LIMIT_S, COMPILE_SHARE * self.clock.left_s))
         try:
-            self.reference.ask(timeout_s=self.clock.left_s, do="compile", limit_s=limit_s)
+            self.reference.ask(timeout_s=self.clock.reference_s, do="compile", limit_s=limit_s)
         except ReferenceFault as error:
             detail = f"not timed: {error}"
         else:
@@ -262,16 +266,16 @@ class OpenProblem:
 
         Raises ReferenceFault where it cannot.
         """
-        limit_s = min(COMPILE_LIMIT_S, COMPILE_SHARE * self.clock.left_s)
+        limit_s = max(COMPILE_LEAST_S, min(COMPILE_LIMIT_S, COMPILE_SHARE * self.clock.left_s))
         self.reference.ask(
-            timeout_s=self.clock.left_s, do="compile into", folder=str(folder), limit_s=limit_s
+            timeout_s=self.clock.reference_s, do="compile into", folder=str(folder), limit_s=limit_s
         )
 
     def check(self, batch: Batch, call: int, code: int) -> dict[str, Any]:
         """Compare the outputs of a call that returned `code`; the candidate must stand still."""
         began = time.perf_counter()
         reply = self.reference.ask(
-            timeout_s=self.clock.left_s, do="check", batch=batch.number, call=call, code=code
+            timeout_s=self.clock.reference_s, do="check", batch=batch.number, call=call, code=code
         )
         self.check_time_s[batch.case] = time.perf_counter() - began
         self.overflows += bool(reply.get("overflows"))
@@ -296,6 +300,12 @@ def check_cases(candidate: CandidateProcess, opened: OpenProblem, evidence: list
             raise Decided("wrong", f"case {case.name}: {detail}")
         elif opened.unchecked(index):
             _check_variations(candidate, opened, index, evidence)
+        if candidate.worked_s > max(WORK_S, opened.clock.limit_s):
+            raise Decided(
+                "timed_out",
+                f"the candidate's process was at work for {candidate.worked_s:.0f} s by case "
+                f"{index + 1} of {len(opened.problem.cases)}; raise the time limit",
+            )
     if declined == len(opened.problem.cases):
         raise Decided("refused", "the kernel declines every case")
     if opened.timed:
@@ -311,7 +321,7 @@ def _repeatability(candidate: CandidateProcess, opened: OpenProblem, index: int)
         for call in range(2):
             candidate.deliver(call)
         same = opened.reference.ask(
-            timeout_s=opened.clock.left_s, do="repeats", batch=batch.number
+            timeout_s=opened.clock.reference_s, do="repeats", batch=batch.number
         )["same"]
     name = opened.problem.cases[index].name
     words = "equal bit for bit" if same else "not equal bit for bit, which is allowed"
@@ -353,8 +363,6 @@ def _check_case(
         candidate.resume()
         candidate.prepare(batch.layout, batch.memories, batch.read)
         limit_s = opened.cases[index].limit_s(1)
-        if candidate.returns_outputs:  # it may compile for a shape that it has not seen
-            limit_s += COMPILES * SLOWEST_FLOOR_S
         _, _, (code,) = candidate.go(batch.memories, 1, limit_s=limit_s)
         candidate.deliver(0)
         check = opened.check(batch, 0, code)

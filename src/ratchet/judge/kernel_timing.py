@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from ratchet.judge.candidate_process import CandidateProcess, OutOfTime
+from ratchet.judge.candidate_process import CandidateProcess, NotTimed
 from ratchet.judge.kernel_checks import OpenProblem
 from ratchet.judge.own_work import Watch, batches_to_watch
 from ratchet.judge.timed_arms import REFERENCE, CandidateArm, ReferenceArm, rivals, warm
@@ -67,6 +67,8 @@ class CaseTiming:
     """Calls whose outputs were compared."""
     order_looks: int = 0
     """Moments at which a compiled kernel's calls were seen to come one after another."""
+    unseen: str = ""
+    """Why nobody can say whose code works, where it was seen at work too rarely."""
 
     def as_json(self) -> list[TimedSample]:
         """The samples as the verdict keeps them."""
@@ -100,7 +102,7 @@ def time_case(
             candidate = CandidateArm(process, opened, case, watch)
             arms: list[Arm] = [*rivals(process, opened, case), candidate]
             if plan is None:
-                plan = _plan(arms, case, calls, opened, budget_s)
+                plan = _plan(arms, case, calls, opened, budget_s, process.first_call_s)
                 watched = _watched(plan, candidate.batch_s, opened) if watch is not None else set()
             else:
                 warm(candidate, calls)
@@ -198,9 +200,11 @@ def _plan(
     calls: int,
     opened: OpenProblem,
     budget_s: float,
+    first_call_s: float,
 ) -> _Plan:
     """What the time allows: the last warm batch of every arm tells what a round costs.
 
+    Every launch after the first has its `first_call_s` again, in which a kernel may compile.
     A comparison (float64) may cost more than the rest of the round; then fewer batches have one.
     """
     run_s, check_s = sum(warm(arm, calls) for arm in arms), opened.check_time_s[case]
@@ -208,14 +212,15 @@ def _plan(
     probe_s = check_s + run_s / len(arms)
     launch_s = MIN_ROUNDS * run_s + check_s + probe_s
     room_s = SHARE_OF_TIME * opened.clock.left_s / max(1, len(opened.timed))
-    launches = min(LAUNCHES, int(room_s / launch_s))
+    launches = min(LAUNCHES, int((room_s + first_call_s) / (launch_s + first_call_s)))
     if launches < MIN_LAUNCHES:
-        raise OutOfTime(
-            f"right, but timing it takes {MIN_LAUNCHES * launch_s:.0f} s or more and the time "
-            "limit leaves no room for that; raise it"
+        least_s = MIN_LAUNCHES * (launch_s + first_call_s) - first_call_s
+        raise NotTimed(
+            f"timing takes {least_s / SHARE_OF_TIME:.0f} s or more, and the time limit of "
+            f"{opened.clock.limit_s:.3g} s leaves {opened.clock.left_s:.0f} s; raise it"
         )
     rounds = round_count(run_s + share * check_s, budget_s)
-    left_s = room_s / launches - rounds * run_s - probe_s
+    left_s = (room_s + first_call_s) / launches - first_call_s - rounds * run_s - probe_s
     fitting = int(left_s / check_s) if check_s > 0 else rounds
     checks = max(1, min(rounds, fitting, math.ceil(share * rounds)))
     more = int(MORE_SHARE * run_s / check_s) if check_s > 0 and checks == rounds else 1

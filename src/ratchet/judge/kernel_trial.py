@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import os
 import secrets
 import time
@@ -22,6 +23,7 @@ from ratchet.judge.candidate_process import (
     CandidateProcess,
     Clock,
     Decided,
+    NotTimed,
     ReferenceFault,
     ReferenceProcess,
 )
@@ -30,15 +32,15 @@ from ratchet.judge.device_work import census_on_device
 from ratchet.judge.group_sequential import time_until_answered
 from ratchet.judge.interpreted import REASON, interpreted, small_cases, without_blame
 from ratchet.judge.isolation import arm_environment, isolation_name
-from ratchet.judge.kernel_checks import OpenProblem, check_cases
+from ratchet.judge.kernel_checks import TORCH_BYTES, OpenProblem, check_cases
 from ratchet.judge.kernel_timing import CaseTiming, see_order, time_alone, watch_case
 from ratchet.judge.launches import Launches
 from ratchet.judge.library_ops import judge_census, read_census
-from ratchet.judge.model_answer import runnable
+from ratchet.judge.model_answer import is_compiled_reference, runnable
 from ratchet.judge.own_work import places_of, watch_for
 from ratchet.judge.revision import revision
 from ratchet.judge.shared_compilations import SharedCompilations
-from ratchet.judge.speed import conclude
+from ratchet.judge.speed import conclude, without_gain
 from ratchet.judge.timed_arms import CANDIDATE, REFERENCE, TWIN
 from ratchet.judge.verdict import Evidence, Speedup, Status, TimedSample, Verdict
 from ratchet.kernels.kernel import Kernel
@@ -99,9 +101,11 @@ class KernelJudge:
     ) -> Verdict:
         """The verdict on `kernel` for `problem`, within about `time_limit_s` seconds.
 
-        `spent_s` of them are gone: reading the problem's file counts. `seed` is for tests: without
-        one the values are drawn from the system's entropy. Raises only CompilerMissing and
-        KernelError for a problem whose module cannot be found. With `against_compile`,
+        The limit decides how much is measured: a kernel that was right when it ran out is
+        `correct`, and not timed. Each step has a limit of its own, of work. `spent_s` seconds are
+        gone: reading the problem's file counts. `seed` is for tests: without one the values are
+        drawn from the system's entropy. Raises only CompilerMissing and KernelError for a problem
+        whose module cannot be found. With `against_compile`,
         torch.compile of the reference is timed in the same rounds. `then` is the kernel that will
         be judged next: its compiler may work beside this kernel's, and stands still while anything
         is timed. `device` is `cpu`, `cuda` or `cuda:N` (ROCm too); `auto` takes a GPU for a kernel
@@ -118,6 +122,7 @@ class KernelJudge:
             trial.run(self._worker())
         except Decided as decided:
             trial.status, trial.reason = decided.status, decided.reason
+            trial.not_timed = decided.why if isinstance(decided, NotTimed) else ""
         except CompilerMissing:
             raise
         except (RatchetError, OSError) as error:
@@ -188,6 +193,7 @@ class _Trial:
         self.secret = secret
         self.status: Status = "unmeasured"
         self.reason = "the trial did not come to an end"
+        self.not_timed = ""
         self.evidence: list[Evidence] = []
         self.speedup = Speedup()
         self.samples: list[TimedSample] = []
@@ -227,11 +233,12 @@ class _Trial:
             self._interpret(reference)
         with contextlib.ExitStack() as stack:
             library = stack.enter_context(self._library())
+            early = self._starts_early()
+            launches = stack.enter_context(self._launches()) if early else None
             opened = self._open(reference)
-            self.compilations = self.shared.of(self.kernel, opened, self.evidence)
-            launches = stack.enter_context(
-                self._launches(opened, kernel_timing.LAUNCHES if opened.timed else 1)
-            )
+            if launches is None:
+                self.compilations = self.shared.of(self.kernel, opened, self.evidence)
+                launches = stack.enter_context(self._launches(opened))
             candidate = launches.load(library.fetch())
             if launches.built is not None:
                 detail = "once, by its first process; those after it have a copy"
@@ -250,7 +257,8 @@ class _Trial:
             by_dispatch = self.kernel.language == "torch" and self.accelerator is None
             concluded = conclude(timings, opened, self.evidence, by_dispatch=by_dispatch)
             if concluded[0] == "proven" and self.kernel.language == "cpp":
-                self._see_order(launches, opened, timings)
+                unseen = self._see_order(launches, opened, timings)
+                concluded = without_gain(concluded[2], unseen) if unseen else concluded
         if self.accelerator is not None:
             self._check_device(timings, opened, won=concluded[0] == "proven")
         self.status, self.reason, self.speedup = concluded
@@ -263,7 +271,7 @@ class _Trial:
         with (
             without_blame(),
             places_of(self.problem, self.kernel, None) as places,
-            self._launches(opened, 1) as launches,
+            self._launches(opened) as launches,
         ):
             candidate = launches.load(None)
             self._check(candidate, opened, places)
@@ -274,7 +282,7 @@ class _Trial:
         """Hand the problem to the reference worker, which judges it first."""
         try:
             reply = reference.ask(
-                timeout_s=self.clock.left_s,
+                timeout_s=self.clock.reference_s,
                 do="open",
                 problem=self.problem.as_json(),
                 threads=self.threads,
@@ -329,12 +337,20 @@ class _Trial:
         """Compile in a sandbox of its own, beside what the caller does meanwhile."""
         return self.ahead.take(self.kernel, self.then, threads=self.threads, clock=self.clock)
 
-    def _launches(self, opened: OpenProblem, count: int) -> Launches:
+    def _starts_early(self) -> bool:
+        """Whether the processes import torch while the reference worker judges the problem."""
+        in_python = self.kernel.language in WITH_TORCH and self.accelerator is None
+        return in_python and not is_compiled_reference(self.kernel, self.problem)
+
+    def _launches(self, opened: OpenProblem | None = None) -> Launches:
+        """The candidate's processes; as many as a look needs where some case is timed."""
+        is_timed = any(case.timed for case in self.problem.cases)
+        timed_here = is_timed and not (self.kernel.language == "triton" and not self.accelerator)
         return Launches(
             self._runnable,
-            count=count,
+            count=kernel_timing.LAUNCHES if timed_here else 1,
             threads=self.threads,
-            memory_bytes=opened.memory_bytes(self._runnable) + MARGIN_BYTES,
+            memory_bytes=address_space(self._runnable, self.problem, opened),
             clock=self.clock,
             accelerator=self.accelerator,
             compilations=self.compilations,
@@ -370,25 +386,30 @@ class _Trial:
         self.ahead.pause()
         for index in opened.timed:
             watch = watch_for(places, self.problem, self.kernel)
-            timing = time_until_answered(index, opened, launches.launch, self.evidence, watch)
+            try:
+                timing = time_until_answered(index, opened, launches.launch, self.evidence, watch)
+            except NotTimed:
+                if watch is not None:  # whose work it is was not seen beside the clock
+                    with launches.launch(0) as process:
+                        watch_case(index, opened, process, watch)
+                    watch.conclude(self.evidence)
+                raise
             timings.append(timing)
             self.samples += timing.as_json()
         launches.rest()
         return timings
 
-    def _see_order(
-        self, launches: Launches, opened: OpenProblem, timings: list[CaseTiming]
-    ) -> None:
-        """Decided where a gain may be one of calls that were computed together."""
+    def _see_order(self, launches: Launches, opened: OpenProblem, timings: list[CaseTiming]) -> str:
+        """Why it is not known that no calls were computed together; Decided where some were."""
         for timing in timings:
             with launches.launch(0) as process:
                 seen = see_order(timing, opened, process)
             if not seen:
-                raise Decided(
-                    "unmeasured",
-                    f"right, but it runs too shortly on {timing.name} to see whether its calls "
-                    "come one after another; give the problem a larger case",
+                return (
+                    f"it runs too shortly on {timing.name} to see whether its calls come one after "
+                    "another; give the problem a larger case"
                 )
+        return ""
 
     def profile(self) -> None:
         """What the kernel compiles to for AMD targets, where it is a GPU's: for any status."""
@@ -402,14 +423,13 @@ class _Trial:
         LOG.warning("the judge could not finish: %s", error)
         self.status = "unmeasured"
         self.reason = f"the judge could not do its work: {error}"
-        if self.clock.over:
-            self.reason = f"the time limit of {self.clock.limit_s:.3g} s was too short: raise it"
 
     def verdict(self) -> Verdict:
         """The verdict as it now stands."""
         return Verdict(
             status=self.status,
             reason=self.reason,
+            not_timed=self.not_timed,
             evidence=self.evidence,
             speedup=self.speedup,
             static=self.static,
@@ -426,6 +446,18 @@ class _Trial:
                 **arm_environment(self.threads),
             },
         )
+
+
+def address_space(kernel: Kernel, problem: Problem, opened: OpenProblem | None) -> int:
+    """Bytes that a candidate's process may map: its largest case some times over, and torch.
+
+    Before the problem is open the size of the outputs is not known: as much as the machine has.
+    """
+    if opened is not None:
+        return opened.memory_bytes(kernel) + MARGIN_BYTES
+    counts = [sum(math.prod(spec.shape) for spec in case.inputs) for case in problem.cases]
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return 64 * max(counts, default=0) + machine + TORCH_BYTES + MARGIN_BYTES
 
 
 def layout_seed(secret: int) -> int:

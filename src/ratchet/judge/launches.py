@@ -1,9 +1,10 @@
 """The processes of one candidate over a verdict: the one that is checked, and others to be timed.
 
-A compiled kernel's processes start together while its compiler still works, each is stopped as soon
-as it has loaded the library, and all last until the verdict is made; where more are needed, as many
-again start together. One of a Python language imports torch, which would disturb a clock: it starts
-when its turn comes and ends after it.
+They start together, a compiled kernel's while its compiler still works and a Python kernel's while
+the reference worker judges the problem: importing torch would disturb a clock later. Each is
+stopped as soon as it has loaded the kernel, and all last until the verdict is made; where more are
+needed, as many again start together. On a GPU, and where the first process builds extensions for
+the others, a process starts when its turn comes and ends after it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from ratchet.judge.accelerator import Accelerator
 from ratchet.judge.built_extensions import uses_extensions
-from ratchet.judge.candidate_process import CandidateProcess, Clock, Decided, OutOfTime
+from ratchet.judge.candidate_process import CandidateProcess, Clock, Decided, NotTimed
 from ratchet.judge.isolation import bubblewrap
 from ratchet.kernels.kernel import Kernel
 
@@ -34,7 +35,7 @@ class Launches:
         accelerator: Accelerator | None = None,
         compilations: Path | None = None,
     ) -> None:
-        """Start the first, and all `count` of a compiled kernel."""
+        """Start the first, and all `count` of those that start together."""
         self._kernel = kernel
         self._threads = threads
         self._memory_bytes = memory_bytes
@@ -46,7 +47,7 @@ class Launches:
         self._builds = uses_extensions(kernel) and accelerator is None and bubblewrap() is not None
         self._library: int | None = None
         self._standing: list[CandidateProcess] = []
-        self._together = count if kernel.language == "cpp" else 1
+        self._together = 1 if accelerator is not None or self._builds else count
         try:
             self._start_together()
         except BaseException:
@@ -82,7 +83,7 @@ class Launches:
     @contextlib.contextmanager
     def launch(self, index: int) -> Iterator[CandidateProcess]:
         """The process of that number, stopped, for as long as it is timed."""
-        if index >= len(self._standing) and self._kernel.language == "cpp":
+        if index >= len(self._standing) and self._together > 1:
             with _in_time():
                 for process in self._start_together():
                     self._load(process)
@@ -131,10 +132,9 @@ def _in_time() -> Iterator[None]:
 
 
 def out_of_time(decided: Decided) -> Decided:
-    """A kernel that was right and loaded before is no slower by our time having run out."""
+    """A kernel that was right and loaded before is not timed where it cannot be started again."""
     if decided.status != "timed_out":
         return decided
-    return OutOfTime(
-        "right, but the time limit left no room to start it again, and one process is too few to "
-        "time; raise it"
+    return NotTimed(
+        f"it loaded once and then not again ({decided.reason}), and one process is too few to time"
     )

@@ -198,13 +198,19 @@ class Watch:
         more = len(self._by_name) - SHOWN
         return ", ".join([*shown, *([f"{more} more"] if more > 0 else [])])
 
-    def conclude(self, evidence: list[Evidence]) -> None:
-        """Add what was seen to the evidence; Decided where it is not the candidate's own work."""
+    def conclude(self, evidence: list[Evidence]) -> str:
+        """Add what was seen to the evidence; Decided where it is not the candidate's own work.
+
+        Returns why that cannot be said, or nothing: a compiled kernel that was seen at work too
+        rarely, and never elsewhere than in its own code, is not `proven`, but nothing speaks
+        against it. Of one in Python there is only its own process's word besides: `unmeasured`.
+        """
         seen = f"{self.shares()}, of " if self.moments else ""
         detail = f"{seen}{self.moments} moments of work among {self.looked} that were looked at"
         if self._interpreter_works:
             detail += f", at {self.interpreted} of which the Python around it worked"
-        passed = self.enough and not self.failed
+        unseen = not self.enough and not self.against and self._compiled
+        passed = None if unseen and not self.failed else self.enough and not self.failed
         evidence.append(Evidence(check=CHECK, passed=passed, detail=detail))
         if self.failed and self._mostly_made and not self._compiled:
             raise Decided(
@@ -223,13 +229,16 @@ class Watch:
             raise Decided(
                 "cheating", f"the problem asks for its own work, and it runs elsewhere: {detail}"
             )
-        if not self.enough:
-            raise Decided(
-                "unmeasured",
-                "right, but it runs too shortly to say whose code works: it was seen at "
-                f"{self.moments} moments, and {ENOUGH} are needed; give the problem a larger "
-                "case, or judge where less else is going on",
-            )
+        if self.enough:
+            return ""
+        why = (
+            "it runs too shortly to say whose code works: it was seen at "
+            f"{self.moments} moments, and {ENOUGH} are needed; give the problem a larger "
+            "case, or judge where less else is going on"
+        )
+        if not unseen:
+            raise Decided("unmeasured", f"right, but {why}; {detail}")
+        return why
 
 
 @contextlib.contextmanager

@@ -10,9 +10,7 @@ from typing import Literal
 from ratchet.judge.call_order import CallOrder
 from ratchet.judge.candidate_process import CandidateProcess, Decided
 from ratchet.judge.kernel_checks import (
-    COMPILES,
     REFERENCE_DRAWS,
-    SLOWEST_FLOOR_S,
     Batch,
     OpenProblem,
     verdict_of_call,
@@ -34,6 +32,8 @@ megabytes lie on pages that are new to the process until the third (see `arm_env
 
 PROBING_S = 3.0
 """What more probes may take, where a kernel is so short that it was hardly seen at work."""
+PATIENT_BATCHES = 60
+"""So many batches are looked at, or probed, however long a busy machine takes for them."""
 
 Fate = Literal["mapped", "kept", "copied"]
 """What becomes of the reference's outputs, as of the candidate's: see `workers.reference`."""
@@ -56,7 +56,7 @@ class ReferenceArm:
             self._case, iterations, writable_inputs=False, distinct=REFERENCE_DRAWS
         ) as batch:
             self._opened.reference.ask(
-                timeout_s=self._opened.clock.left_s, do="prepare", batch=batch.number
+                timeout_s=self._opened.clock.reference_s, do="prepare", batch=batch.number
             )
             self._opened.flush()
             spots = OutputSpots(batch.layout, batch.memories, batch.read)
@@ -69,7 +69,7 @@ class ReferenceArm:
         reference = self._opened.reference
         began = time.perf_counter()
         reply = reference.ask(
-            timeout_s=self._opened.clock.left_s,
+            timeout_s=self._opened.clock.reference_s,
             do="go",
             batch=number,
             outputs=self._outputs,
@@ -153,17 +153,24 @@ class CandidateArm:
 
     def watch_until_enough(self, calls: int, watch: Watch) -> None:
         """More batches to look at, until what was seen carries an answer or patience ends."""
-        began = time.perf_counter()
+        began, batches = time.perf_counter(), 0
         while not watch.plenty:
-            if time.perf_counter() - began > (LOOKING_S if watch.enough else PATIENCE_S):
+            spent_s = time.perf_counter() - began
+            if spent_s > (LOOKING_S if watch.enough else PATIENCE_S) and (
+                watch.enough or batches >= PATIENT_BATCHES
+            ):
                 return
             self.be_watched(calls)
+            batches += 1
 
     def probe_until_seen(self, calls: int, least: int) -> None:
         """More probes, until the order of a compiled kernel's calls was seen at enough moments."""
-        began = time.perf_counter()
-        while self.order_looks < least and time.perf_counter() - began < PROBING_S:
+        began, batches = time.perf_counter(), 0
+        while self.order_looks < least and (
+            time.perf_counter() - began < PROBING_S or batches < PATIENT_BATCHES
+        ):
             self._be_probed(calls, 1)
+            batches += 1
 
     def _be_probed(self, iterations: int, compared: int) -> None:
         """A batch that is not timed: some calls are compared, and all made in their order."""
@@ -199,8 +206,6 @@ class CandidateArm:
         order: CallOrder | None = None,
     ) -> tuple[float, float, list[int]]:
         limit_s = self._opened.cases[self._case].limit_s(iterations)
-        if self._opened.accelerator is not None and self.batch_s == math.inf:
-            limit_s += COMPILES * SLOWEST_FLOOR_S  # Triton compiles in every process anew
         meanwhile = None
         if watch is not None:
             meanwhile = watch.looks(self._candidate, self.batch_s, iterations)

@@ -64,9 +64,10 @@ class Verdict(BaseModel):
     """The judge's answer on one kernel for one problem.
 
     proven: right, and faster than the reference beyond the A/A floor. correct: right, but not
-    faster, or undecided. wrong: an answer is not right. cheating: it tried to fool the judge, with
-    evidence. crashed, timed_out: its process died or was too slow. refused: a bad problem or
-    source. unmeasured: the judge could not do its work, and says why.
+    faster, undecided, or not timed. wrong: an answer is not right. cheating: it tried to fool the
+    judge, with evidence. crashed, timed_out: its process died or was too slow. refused: a bad
+    problem or source. unmeasured: the judge could not do its work, or doubts what it saw, and says
+    why.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -75,6 +76,8 @@ class Verdict(BaseModel):
     reason: str
     evidence: list[Evidence] = Field(default_factory=list)
     speedup: Speedup = Field(default_factory=Speedup)
+    not_timed: str = ""
+    """Why the speed of a `correct` kernel was not measured, where it was to be."""
     static: dict[str, Any] | None = None
     """What a Triton or HIP kernel compiles to for AMD targets, as `inspect_kernel` gives it."""
     environment: dict[str, Any] = Field(default_factory=dict)

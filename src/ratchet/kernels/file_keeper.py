@@ -18,11 +18,13 @@ import signal
 import sys
 from typing import Any
 
+from ratchet.kernels.at_work import TICK_S, WorkLimit, descendants
+
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main() -> None:
-    """Arguments are the descriptor of the answer, the limit in seconds and the parent."""
+    """Arguments are the descriptor of the answer, the limit in seconds of work and the parent."""
     answer, limit_s, parent = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     libc = ctypes.CDLL(None)
@@ -50,10 +52,15 @@ def _run(answer: int, limit_s: float) -> str | None:
             os._exit(0)  # threads that the file has started must not hold the process back
         finally:
             os._exit(1)
+    limit = WorkLimit(limit_s, lambda: descendants(child))
     poller = select.poll()
     poller.register(os.pidfd_open(child), select.POLLIN)
-    if not poller.poll(limit_s * 1e3):
-        return f"its file did not come to an end within {limit_s:.3g} s: raise the time limit"
+    while not poller.poll(1e3 * max(0.0, min(limit.left_s(), TICK_S))):
+        if limit.left_s() <= 0:
+            return (
+                f"its file did not come to an end within {limit_s:.3g} s of work: "
+                "raise the time limit"
+            )
     _, status = os.waitpid(child, 0)
     if os.fstat(answer).st_size:
         return None

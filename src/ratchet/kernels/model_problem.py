@@ -8,6 +8,7 @@ with the structure that all draws of an input show (`input_structure`).
 from __future__ import annotations
 
 import ast
+import math
 import types
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,6 +38,7 @@ CLOSE = 1e-3
 """Two calls of a deterministic model differ by less, of the output's scale."""
 STRUCTURE_SEEDS = (11, 12)
 """Further draws of the inputs, by which their structure is known."""
+ROOM_REMEDY = "make the sizes in its file smaller"
 VARIATIONS = ("signed", "shifted", "large", "heavy_tailed")
 
 
@@ -69,7 +71,8 @@ def model_problem(text: str, name: str, *, scale: float | str | None, threads: i
 
 
 def _scaled(text: str, scale: float | str | None, threads: int) -> tuple[str, list[str]]:
-    cost = model_scale.measure(text)
+    most = model_scale.MOST_OPERATORS if scale == "auto" else math.inf
+    cost = model_scale.measure(text, most)
     if cost is None:
         if scale is None:
             return text, []
@@ -78,14 +81,19 @@ def _scaled(text: str, scale: float | str | None, threads: int) -> tuple[str, li
     if scale is not None:
         share = model_scale.share_of(cost, float(scale)) if scale != "auto" else None
         budget = share or model_scale.auto_budget(threads)
-        text, cost = model_scale.fit(text, cost, budget)
+        text, cost = model_scale.fit(text, cost, budget, most)
+        over = cost.over(budget)
+        check_room(COPIES * cost.held_bytes, ROOM_REMEDY)
+        if share is None:
+            text, cost, slow = model_scale.fit_time(text, cost)
+            over = max(cost.over(budget), slow if slow > model_scale.SLOW else 0.0)
         changed = model_scale.changes(old, text)
         if changed:
             notes.append(f"shrunk to fit: {', '.join(changed)}")
-        if cost.over(budget) > 1:
-            notes.append(f"{cost.over(budget):.1f} times over what was asked; no size is left")
-    remedy = "give --scale" if scale is None else "make the sizes in its file smaller"
-    check_room(COPIES * cost.held_bytes, remedy)
+        if over > 1:
+            notes.append(f"{over:.1f} times over what was asked; no size is left")
+    else:
+        check_room(COPIES * cost.held_bytes, "give --scale")
     return text, notes
 
 

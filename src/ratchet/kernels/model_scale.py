@@ -1,14 +1,18 @@
 """Shrinks a file in KernelBench's format to fit a machine: its batch first, then its sizes.
 
 Sizes are whole numbers given to names at the top of the file. They are changed in its text, and
-what a change costs or breaks is seen on fake tensors, which have shapes but no values.
+what a change costs or breaks is seen on fake tensors, which have shapes but no values. `auto` then
+calls the model as well, in its own precision and in float64, and shrinks it on while that is slow:
+operations and bytes foretell neither many small operators nor the float64 of a convolution.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +30,21 @@ from ratchet.kernels.source_module import run_source
 AUTO_FLOPS = 1e9
 AUTO_BYTES = 64 << 20
 """What `auto` leaves of a problem for each core: some ten milliseconds of one call."""
-SMALLEST_BATCH, SMALLEST_SIZE = 4, 16
-PATIENCE_S = 60.0
+AUTO_CASE_BYTES = 32 << 20
+"""And of a case, inputs, state and outputs: new values are drawn for some 60 calls of a verdict."""
+AUTO_CALL_S, AUTO_WIDE_S = 0.02, 0.1
+"""What a call may take, and one in float64, of which a verdict has some 30."""
+SLOW = 1.5
+"""A call is shrunk if it takes this many times as long: a little more is no reason to."""
+MOST_TIMED, MOST_STEPS = 5, 40
+"""Calls are timed and made smaller so often, and so many sizes are tried."""
+LEAST_SHARE = 1 / 8
+"""At most this much smaller at a time: the time of what is large may grow faster than its size."""
+PATIENCE_S, LONG_S = 0.3, 1.0
+"""A call is repeated once, if it is not long, and again for no longer than the first."""
+MOST_OPERATORS = 4000
+"""A model that calls more than this is too large: each takes a part of a millisecond."""
+SMALLEST_BATCH, SMALLEST_SIZE = 4, 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,10 +55,16 @@ class Cost:
     bytes: float
     held_bytes: float
     """Inputs, state, and twice the largest result."""
+    case_bytes: float
+    """Inputs, state and outputs."""
 
     def over(self, budget: Cost) -> float:
         """How many times the budget it takes."""
-        return max(self.flops / budget.flops, self.bytes / budget.bytes)
+        return max(
+            self.flops / budget.flops,
+            self.bytes / budget.bytes,
+            self.case_bytes / budget.case_bytes,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,17 +80,30 @@ class Size:
 
 def auto_budget(threads: int) -> Cost:
     """What a call may cost on this machine under `auto`."""
-    return Cost(flops=AUTO_FLOPS * threads, bytes=AUTO_BYTES * threads, held_bytes=0.0)
+    return Cost(
+        flops=AUTO_FLOPS * threads,
+        bytes=AUTO_BYTES * threads,
+        held_bytes=0.0,
+        case_bytes=AUTO_CASE_BYTES,
+    )
 
 
 def share_of(cost: Cost, factor: float) -> Cost:
     """The budget of a problem that is to take `factor` of what it takes."""
-    return Cost(flops=max(1.0, cost.flops * factor), bytes=cost.bytes * factor, held_bytes=0.0)
+    return Cost(
+        flops=max(1.0, cost.flops * factor),
+        bytes=cost.bytes * factor,
+        held_bytes=0.0,
+        case_bytes=math.inf,
+    )
 
 
-def measure(text: str) -> Cost | None:
-    """The cost of one call of a file's model; None where fake tensors cannot tell."""
-    counter = _Bytes()
+def measure(text: str, most_operators: float = MOST_OPERATORS) -> Cost | None:
+    """The cost of one call of a file's model; None where fake tensors cannot tell.
+
+    It is infinite where the call has more operators than that.
+    """
+    counter = _Bytes(most_operators)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), on_cores(text):
             module = run_source(text)
@@ -75,6 +111,8 @@ def measure(text: str) -> Cost | None:
             inputs = module.get_inputs()
             with torch.no_grad(), FlopCounterMode(display=False) as flops, counter:
                 outputs = flatten(model(*inputs))
+    except _TooManyOperators:
+        return Cost(flops=math.inf, bytes=math.inf, held_bytes=0.0, case_bytes=math.inf)
     except Exception:  # whatever the file raises: on real tensors it will be told
         return None
     given = [one for one in inputs if isinstance(one, Tensor)]
@@ -83,16 +121,64 @@ def measure(text: str) -> Cost | None:
         flops=float(flops.get_total_flops()),
         bytes=float(fixed + counter.total + sum(_bytes(one) for one in outputs)),
         held_bytes=float(fixed + 2 * counter.largest),
+        case_bytes=float(fixed + sum(_bytes(one) for one in outputs)),
     )
 
 
-def fit(text: str, cost: Cost, budget: Cost) -> tuple[str, Cost]:
+def fit_time(text: str, cost: Cost) -> tuple[str, Cost, float]:
+    """The text with smaller sizes while its calls are slow, its cost, and how slow they are left.
+
+    Each step takes a power of two of the cost, so that a little noise seldom changes the sizes.
+    """
+    over = slowness(text)
+    for _ in range(MOST_TIMED):
+        if over <= SLOW:
+            break
+        share = max(LEAST_SHARE, 0.5 ** math.ceil(math.log2(over) - 0.5))
+        smaller, less = fit(text, cost, share_of(cost, share))
+        if smaller == text:
+            break
+        text, cost, over = smaller, less, slowness(smaller)
+    return text, cost, over
+
+
+def slowness(text: str) -> float:
+    """How many times as long as it may a call takes, in its own precision or in float64."""
+    with on_cores(text), torch.no_grad():
+        module = run_source(text)
+        model, given = module.Model(*module.get_init_inputs()), module.get_inputs()
+        over = _call_s(model, given) / AUTO_CALL_S
+        if over > SLOW:
+            return over
+        with contextlib.suppress(Exception):  # whatever cannot be float64: the judge says so
+            over = max(over, _call_s(model.double(), [_wide(one) for one in given]) / AUTO_WIDE_S)
+    return over
+
+
+def _call_s(model: Any, given: Sequence[Any]) -> float:
+    """A warm call of a model. On a busy machine its CPU time is less than the wall clock's."""
+    times: list[float] = []
+    while len(times) < 3 and sum(times) < (LONG_S if len(times) == 1 else PATIENCE_S):
+        began, worked = time.perf_counter(), time.process_time()
+        model(*given)
+        times.append(min(time.perf_counter() - began, time.process_time() - worked))
+    return min(times)
+
+
+def _wide(one: Any) -> Any:
+    return one.double() if isinstance(one, Tensor) and one.is_floating_point() else one
+
+
+def fit(
+    text: str, cost: Cost, budget: Cost, most_operators: float = MOST_OPERATORS
+) -> tuple[str, Cost]:
     """The text with smaller sizes, within the budget where that can be reached, and its cost."""
     values: dict[str, int] = {}
     found = {size.name: size.value for size in sizes(text)}
-    deadline = time.monotonic() + PATIENCE_S
     fixed: set[str] = set()
-    while cost.over(budget) > 1 and time.monotonic() < deadline:
+    for _ in range(MOST_STEPS):
+        if cost.over(budget) <= 1:
+            break
         now = {**found, **values}
         name = _next(now, fixed)
         if name is None:
@@ -100,8 +186,8 @@ def fit(text: str, cost: Cost, budget: Cost) -> tuple[str, Cost]:
         for names in _together(name, now):
             over = cost.over(budget) ** (1 / len(names))
             trial = values | {one: _smaller(name, now[name], over) for one in names}
-            smaller = measure(rewritten(text, trial))
-            if smaller is not None and smaller.bytes < cost.bytes:
+            smaller = measure(rewritten(text, trial), most_operators)
+            if smaller is not None and (smaller.bytes < cost.bytes or cost.bytes == math.inf):
                 values, cost = trial, smaller
                 break
         else:
@@ -200,16 +286,24 @@ def _whole_number(node: ast.expr) -> int | None:
     return None
 
 
+class _TooManyOperators(Exception):
+    """A model calls more operators than can be waited for."""
+
+
 class _Bytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what every operator writes."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_operators: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.total = self.largest = 0
+        self._most = most_operators
+        self.total = self.largest = self.operators = 0
 
     def __torch_dispatch__(
         self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        self.operators += 1
+        if self.operators > self._most:
+            raise _TooManyOperators
         results = operator(*args, **(kwargs or {}))
         for one in tree_leaves(results):
             if isinstance(one, Tensor) and not operator.is_view:

@@ -45,6 +45,7 @@ from typing import Any, Final, Literal
 
 from ratchet import files, watchdog
 from ratchet.errors import KernelError
+from ratchet.kernels.at_work import WALL_FACTOR
 from ratchet.kernels.carried_modules import with_modules
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.kernels.problem import JUDGED_AT, Problem, Tier, reference_text
@@ -56,6 +57,9 @@ LOADING_LIMIT_S: Final = 180.0
 """Where nobody gives another."""
 KEEPER: Final = "ratchet.kernels.file_keeper"
 KEEPER_GRACE_S: Final = 3.0
+PATIENT: Final = {"OMP_WAIT_POLICY": "passive"}
+"""As in the judge's workers: threads that spin while they wait slow down a busy machine, and `auto`
+would take the spinning for work."""
 MODEL, DECLARED, STAR = "Model", "PROBLEM", "*"
 _DEVICE_DECORATORS: Final = ("jit", "autotune", "heuristics")
 MODEL_FORM: Final = ("get_inputs", "get_init_inputs")
@@ -350,11 +354,12 @@ def _described(request: dict[str, Any], limit_s: float) -> dict[str, Any]:
             stderr=subprocess.DEVNULL,
             pass_fds=(answer,),
             start_new_session=True,
-            env=watchdog.environment(),
+            env=watchdog.environment({**os.environ, **PATIENT}),
             text=True,
         )
         try:
-            process.communicate(json.dumps(request), timeout=limit_s + KEEPER_GRACE_S)
+            most_s = WALL_FACTOR * limit_s + KEEPER_GRACE_S  # the keeper itself counts work
+            process.communicate(json.dumps(request), timeout=most_s)
         except subprocess.TimeoutExpired:
             return {"fault": f"its file could not be ended within {limit_s:.3g} s"}
         finally:

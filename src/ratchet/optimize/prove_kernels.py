@@ -169,7 +169,8 @@ class _Court:
         own = turn.is_own("judged", place)
         time_left = turn.left_s() > max(LEAST_VERDICT_S, turn.costs.verdict_s)
         # What a busy machine left unmeasured once says nothing of the kernel.
-        again = known is None or (known["status"] == "unmeasured" and not own and time_left)
+        open_ = known is not None and (known["status"] == "unmeasured" or known.get("not_timed"))
+        again = known is None or (open_ and not own and time_left)
         if not again:
             turn.recalled += not own
             turn.known("judged", place)

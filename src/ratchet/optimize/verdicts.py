@@ -114,7 +114,8 @@ class RecordedJudge:
         if found is None:
             return None
         trial = found.pop("trial", None)
-        if trial is None or not _answers(found["status"], trial, terms):
+        untimed = bool(found.get("not_timed"))  # right, but no answer on its speed
+        if trial is None or untimed or not _answers(found["status"], trial, terms):
             return None
         return _judged(found, kernel, problem, trial["judged_at"], recalled=True)
 

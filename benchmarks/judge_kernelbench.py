@@ -1,0 +1,59 @@
+"""KernelBench's kinds of problems at `--scale auto`, with eager as its own candidate.
+
+    python benchmarks/judge_kernelbench.py [--only NAME ...]
+
+Every answer should be `correct`, within seconds. Prints a line for each problem; the last line is
+JSON. Exit code 0: all of them are `correct`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from kernelbench_kinds import KINDS
+
+from ratchet.judge.api import TIME_LIMIT_S, as_problem
+from ratchet.judge.kernel_trial import KernelJudge
+from ratchet.judge.verdict import Verdict
+from ratchet.kernels.problem_file import built_in_kernel
+
+
+def main() -> int:
+    """Judge them in turn."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=list(KINDS), default=list(KINDS))
+    rows = []
+    for name in parser.parse_args().only:
+        began = time.monotonic()
+        verdict = _verdict(name)
+        took_s = time.monotonic() - began
+        rows.append({"name": name, "status": verdict.status, "took_s": round(took_s, 1)})
+        print(f"{name:28} {verdict.status:11} {took_s:6.1f} s  {verdict.reason}", flush=True)
+    slowest = max(rows, key=lambda row: row["took_s"])
+    counts = Counter(str(row["status"]) for row in rows)
+    untrue = [row["name"] for row in rows if row["status"] != "correct"]
+    report = {"problems": len(rows), "statuses": counts, "not_correct": untrue, "slowest": slowest}
+    print(json.dumps({**report, "rows": rows}))
+    return 1 if untrue else 0
+
+
+def _verdict(name: str) -> Verdict:
+    """The verdict on a problem's own reference, each with processes of its own."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{name}.py"
+        path.write_text(KINDS[name].text())
+        problem = as_problem(path, scale="auto", time_limit_s=TIME_LIMIT_S)
+    with KernelJudge() as judge:
+        eager, spent_s = built_in_kernel(problem, "eager"), time.monotonic() - began
+        return judge.judge(eager, problem, time_limit_s=TIME_LIMIT_S, spent_s=spent_s)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
