@@ -286,8 +286,8 @@ def special(kind: str, folder: Path) -> Path:
 
 
 KINDS = {
-    "directory": "is a directory",
-    "FIFO": "no regular file",
+    "directory": "is a folder",
+    "FIFO": "is a FIFO",
     "gigabytes": f"at most {MAX_SOURCE_BYTES}",
     "no text": "not UTF-8",
     "missing": "No such file",

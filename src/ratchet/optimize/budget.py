@@ -17,13 +17,13 @@ LEAST_LAUNCHES = 2
 WARMUP_STEPS = 3
 START_TOGETHER = 2
 """Arms that start at a time: imports and tracing use one core each."""
-PROOF_SHARE, MOST_PROOF_SHARE = 0.3, 0.6
+PROOF_SHARE, MOST_PROOF_SHARE = 0.3, 0.45
 """Of the budget: what a whole proof may keep, and what the smallest one may."""
 MARGIN = 1.15
 """A launch of the proof may take this many times what the starts so far suggest."""
 BESIDE = 0.2
 """How much of its own time an arm adds to the start of a longer one beside it, on two cores."""
-WARM = 0.5
+WARM = 0.35
 """What compiling takes again with warm caches, where that was not seen yet."""
 COMPILED_START, AUTOTUNED_START = 3.0, 2.5
 """Where none was seen: a compiled start in plain ones, and an autotuned one in compiled ones."""
