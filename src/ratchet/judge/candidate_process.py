@@ -146,6 +146,10 @@ class CandidateProcess:
             raise
 
     @property
+    def _fate(self) -> str:
+        return "copied" if self.copies_outputs else "kept"
+
+    @property
     def pid(self) -> int:
         """The process at the head of its family."""
         return self._child.pid
@@ -222,7 +226,7 @@ class CandidateProcess:
         """
         with _decides(self._clock):
             reply = self._child.ask(
-                {"do": "prepare", "layout": layout, "copy_out": self.copies_outputs},
+                {"do": "prepare", "layout": layout, "outputs": self._fate},
                 timeout_s=self._clock.left_s,
             )
         _raise_refusal(reply, "could not reserve its memory", status="crashed")
@@ -342,7 +346,7 @@ class ReferenceProcess:
         reply, handed = self._child.receive(str(message["do"]), timeout_s=timeout_s)
         if "error" in reply:
             close_descriptors(handed)
-            raise ReferenceFault(_words(reply["error"]))
+        raise_fault(reply)
         return reply, handed
 
     def pause(self) -> None:
@@ -360,6 +364,12 @@ class ReferenceProcess:
 
 class ReferenceFault(JudgeError):
     """The reference raised, or the problem is not one."""
+
+
+def raise_fault(reply: Mapping[str, Any]) -> None:
+    """Raise ReferenceFault where a trusted worker's answer is an error."""
+    if "error" in reply:
+        raise ReferenceFault(_words(reply["error"]))
 
 
 def _reference_command(channel: int) -> list[str]:

@@ -228,6 +228,7 @@ class _Trial:
         with contextlib.ExitStack() as stack:
             library = stack.enter_context(self._library())
             opened = self._open(reference)
+            stack.callback(opened.rivals.close)
             self.compilations = self.shared.of(self.kernel, opened, self.evidence)
             launches = stack.enter_context(
                 self._launches(opened, kernel_timing.LAUNCHES if opened.timed else 1)
