@@ -22,7 +22,13 @@ from ratchet.judge.candidate_languages import WITH_TORCH
 from ratchet.judge.channel import close_descriptors
 from ratchet.judge.child import Child, ChildFailure
 from ratchet.judge.headroom import Headroom
-from ratchet.judge.isolation import Sandbox, arm_environment, make_sandbox
+from ratchet.judge.isolation import (
+    TORCH_FIRST,
+    Sandbox,
+    arm_environment,
+    fixed_layout,
+    make_sandbox,
+)
 from ratchet.judge.late_writes import OutputSpots, Read
 from ratchet.judge.returned_outputs import ReturnedOutputs, Unreadable, readable
 from ratchet.judge.verdict import Status
@@ -375,9 +381,9 @@ def raise_fault(reply: Mapping[str, Any]) -> None:
 def _reference_command(channel: int) -> list[str]:
     boot = (
         "from ratchet.judge import processes; processes.hide_memory(); "
-        f"from {REFERENCE_WORKER} import main; main()"
+        f"{TORCH_FIRST}from {REFERENCE_WORKER} import main; main()"
     )
-    return [sys.executable, "-P", "-c", boot, str(channel), str(os.getpid())]
+    return [*fixed_layout(), sys.executable, "-P", "-c", boot, str(channel), str(os.getpid())]
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import gc
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -106,6 +107,16 @@ class Batch:
             region.release()
 
 
+def settle() -> None:
+    """Leave nothing to chance that calls would pay for, once what they need is loaded.
+
+    A collection among torch's objects would fall into a timed batch. And a process with one thread
+    saves the locks of one that has more: a library may have started a few in one arm alone.
+    """
+    gc.freeze()
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
 class Worker:
     """Loads and calls one kernel."""
 
@@ -137,7 +148,7 @@ class Worker:
         except JudgeError as error:
             return {"no_device": str(error)}, []
         self._entry = _loaded(kernel)
-        gc.freeze()  # a collection among torch's objects would fall into a timed batch
+        settle()
         return {"value": None}, []
 
     def _extensions(self, _: dict[str, Any], __: list[int]) -> Reply:

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import gc
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -25,9 +26,11 @@ from ratchet.judge import processes
 from ratchet.judge.channel import Channel, ChannelClosed, close_descriptors, open_pair
 from ratchet.judge.workers import compilations, system_calls
 from ratchet.judge.workers.candidate import Reply, serve
-from ratchet.judge.workers.candidate_torch import Entry, Worker
+from ratchet.judge.workers.candidate_torch import Entry, Worker, settle
 from ratchet.judge.workers.mapping import shift_heap
 from ratchet.kernels.problem import Problem
+
+MOST_CPU_S = 1_000_000
 
 
 class RivalWorker(Worker):
@@ -41,7 +44,7 @@ class RivalWorker(Worker):
                 self._entry = _compiled(problem)
         else:
             self._entry = problem.load_timed()
-        gc.freeze()
+        settle()
         _confine()
         return {"value": None}, []
 
@@ -103,7 +106,10 @@ def _compiled(problem: Problem) -> Entry:
 
 
 def _confine() -> None:
-    """The filter that a candidate's calls of the system pass, for they take their time in it."""
+    """The limits of a candidate that cost time: what counts its seconds, what its calls pass."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    bound = hard if hard != resource.RLIM_INFINITY else MOST_CPU_S
+    resource.setrlimit(resource.RLIMIT_CPU, (bound, bound))
     processes.prctl(processes.PR_SET_NO_NEW_PRIVS, 1)
     if system_calls.known():
         system_calls.deny_needless(among_others=False, local_sockets=False)
