@@ -2,9 +2,9 @@
 
 A group-sequential test: every look answers at LOOK_CONFIDENCE, so that the chance of a false answer
 over all of them is at most 5 % (Bonferroni; Jennison and Turnbull, "Group Sequential Methods",
-2000, chapter 1). Each look starts all arms anew, for starts differ more than rounds. A look is left
-out where it could hardly prove the kernel faster: to end without an answer makes none false. A time that this machine cannot reach is measured once more before it
-counts.
+2000, chapter 1). Each look starts all arms anew, for starts differ more than rounds do. A look is
+left out where it could hardly prove the kernel faster: to end without an answer makes none false. A
+time that this machine cannot reach is measured once more before it counts.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ratchet.judge.speed import compare_case, reachable
 from ratchet.judge.verdict import Evidence
 from ratchet.measure.estimate import Comparison
 
-FUTILE: Final = 0.2
-"""The last look narrows the interval to about half. A kernel whose logarithm of the ratio is less
-than this part of the interval's half width would then have to lie more than a standard error above
-its estimate to be proven. The second is left out where it is as much below zero."""
+FUTILE: Final = (0.1, 0.2)
+"""The next look narrows the interval to a third, the last to about half. A kernel whose logarithm
+of the ratio is less than this part of the half width would then have to lie well over a standard
+error above its estimate to be proven."""
 
 LOW_FLOOR: Final = 1.1
 """An A/A floor over this hides more than a small difference: the next look may lower it."""
@@ -76,10 +76,9 @@ class _Looks:
 
     def until_answered(self, timing: CaseTiming) -> CaseTiming:
         """The samples with those of every further look that is needed and pays."""
-        later = _budgets_s()[1:]
-        for number, budget_s in enumerate(later, start=1):
+        for budget_s, share in zip(_budgets_s()[1:], FUTILE, strict=False):
             found = compare_case(timing)
-            if _answered(found) or _futile(found, FUTILE if number == len(later) else -FUTILE):
+            if _answered(found) or _futile(found, share):
                 break
             try:
                 more = self.take(budget_s, timing)

@@ -109,6 +109,9 @@ class Rivals:
         ours, theirs = open_pair()
         try:
             pid = self._order({"do": "fork"}, [theirs.fileno()])
+        except BaseException:
+            ours.close()
+            raise
         finally:
             theirs.close()
         process = RivalProcess(ours, pid, self._clock)
@@ -129,7 +132,7 @@ class Rivals:
         """End one of them."""
         self._running.remove(process)
         process.close()
-        if self._reference.alive:
+        with contextlib.suppress(JudgeError):  # where the zygote is gone, so is what it started
             self._order({"do": "end", "pid": process.pid})
 
     def close(self) -> None:
