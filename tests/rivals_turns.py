@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from ratchet.judge import processes
-from ratchet.judge.timed_arms import ReferenceArm
+from ratchet.judge.timed_arms import RivalArm
 from ratchet.measure.arm import Timing
 
 
@@ -36,9 +36,9 @@ class RivalsTurns:
 
 def watch_rivals_turns(monkeypatch: pytest.MonkeyPatch) -> RivalsTurns:
     """Note all turns of the reference in this process's judges."""
-    seen, run = RivalsTurns(), ReferenceArm.run
+    seen, run = RivalsTurns(), RivalArm.run
 
-    def noted(self: ReferenceArm, iterations: int) -> Timing:
+    def noted(self: RivalArm, iterations: int) -> Timing:
         began = candidates_work()
         timing = run(self, iterations)
         ended = candidates_work()
@@ -46,13 +46,13 @@ def watch_rivals_turns(monkeypatch: pytest.MonkeyPatch) -> RivalsTurns:
         seen.candidates_s.append(
             sum(time_ns - began.get(thread, 0) for thread, time_ns in ended.items()) / 1e9
         )
-        seen.fates.add(self._outputs)
-        rival = self._opened.reference.pid
+        seen.fates.add(self.outputs)
+        rival = self.process.pid
         seen.cores.append(os.sched_getaffinity(rival))
         seen.nice.append(os.getpriority(os.PRIO_PROCESS, rival))
         return timing
 
-    monkeypatch.setattr(ReferenceArm, "run", noted)
+    monkeypatch.setattr(RivalArm, "run", noted)
     return seen
 
 

@@ -21,7 +21,13 @@ from ratchet.judge.candidate_languages import WITH_TORCH
 from ratchet.judge.channel import close_descriptors
 from ratchet.judge.child import Child, ChildFailure
 from ratchet.judge.headroom import Headroom
-from ratchet.judge.isolation import Sandbox, arm_environment, make_sandbox
+from ratchet.judge.isolation import (
+    TORCH_FIRST,
+    Sandbox,
+    arm_environment,
+    fixed_layout,
+    make_sandbox,
+)
 from ratchet.judge.late_writes import OutputSpots, Read
 from ratchet.judge.returned_outputs import ReturnedOutputs, Unreadable, readable
 from ratchet.judge.verdict import Status
@@ -170,6 +176,10 @@ class CandidateProcess:
             raise
 
     @property
+    def _fate(self) -> str:
+        return "copied" if self.copies_outputs else "kept"
+
+    @property
     def pid(self) -> int:
         """The process at the head of its family."""
         return self._child.pid
@@ -251,7 +261,7 @@ class CandidateProcess:
         """
         with _decides():
             reply = self._child.ask(
-                {"do": "prepare", "layout": layout, "copy_out": self.copies_outputs},
+                {"do": "prepare", "layout": layout, "outputs": self._fate},
                 timeout_s=self._clock.step_s,
             )
         _raise_refusal(reply, "could not reserve its memory", status="crashed")
@@ -382,7 +392,7 @@ class ReferenceProcess:
         reply, handed = self._child.receive(str(message["do"]), timeout_s=timeout_s)
         if "error" in reply:
             close_descriptors(handed)
-            raise ReferenceFault(_words(reply["error"]))
+        raise_fault(reply)
         return reply, handed
 
     def pause(self) -> None:
@@ -402,12 +412,18 @@ class ReferenceFault(JudgeError):
     """The reference raised, or the problem is not one."""
 
 
+def raise_fault(reply: Mapping[str, Any]) -> None:
+    """Raise ReferenceFault where a trusted worker's answer is an error."""
+    if "error" in reply:
+        raise ReferenceFault(_words(reply["error"]))
+
+
 def _reference_command(channel: int) -> list[str]:
     boot = (
         "from ratchet.judge import processes; processes.hide_memory(); "
-        f"from {REFERENCE_WORKER} import main; main()"
+        f"{TORCH_FIRST}from {REFERENCE_WORKER} import main; main()"
     )
-    return [sys.executable, "-P", "-c", boot, str(channel), str(os.getpid())]
+    return [*fixed_layout(), sys.executable, "-P", "-c", boot, str(channel), str(os.getpid())]
 
 
 @contextlib.contextmanager

@@ -2,16 +2,16 @@
 
 A group-sequential test: every look answers at LOOK_CONFIDENCE, so that the chance of a false answer
 over all of them is at most 5 % (Bonferroni; Jennison and Turnbull, "Group Sequential Methods",
-2000, chapter 1). A look is left out where it could hardly prove the kernel faster: to end without
-an answer makes none false. A time that this machine cannot reach is measured once more before it
-counts.
+2000, chapter 1). Each look starts all arms anew, for starts differ more than rounds do. A look is
+left out where it could hardly prove the kernel faster: to end without an answer makes none false. A
+time that this machine cannot reach is measured once more before it counts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ratchet.errors import MeasureError, RatchetError
@@ -24,21 +24,13 @@ from ratchet.judge.speed import compare_case, reachable
 from ratchet.judge.verdict import Evidence
 from ratchet.measure.estimate import Comparison
 
-FUTILE: Final = 0.2
-"""The last look narrows the interval to about half. A kernel whose logarithm of the ratio is less
-than this part of the interval's half width would then have to lie more than a standard error above
-its estimate to be proven. The second is left out where it is as much below zero."""
+FUTILE: Final = (0.1, 0.2)
+"""The next look narrows the interval to a third, the last to about half. A kernel whose logarithm
+of the ratio is less than this part of the half width would then have to lie well over a standard
+error above its estimate to be proven."""
 
 LOW_FLOOR: Final = 1.1
 """An A/A floor over this hides more than a small difference: the next look may lower it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Look:
-    """How long a look takes, and whether in the processes of the one before or in new ones."""
-
-    budget_s: float
-    anew: bool
 
 
 def time_until_answered(
@@ -49,7 +41,7 @@ def time_until_answered(
     Decided when an output is wrong while it is timed, or time ran out before enough was measured.
     """
     looks = _Looks(case, opened, launch, evidence, watch)
-    timing = looks.take(_planned()[0], None)
+    timing = looks.take(_budgets_s()[0], None)
     if watch is not None and watch.failed:
         watch.conclude(evidence)
     timing = looks.again_if_unreachable(timing)
@@ -58,13 +50,10 @@ def time_until_answered(
     return timing if watch is None else replace(timing, unseen=watch.conclude(evidence))
 
 
-def _planned() -> tuple[_Look, ...]:
-    looks = (
-        _Look(budget_s=kernel_timing.SHORT_BUDGET_S, anew=False),
-        _Look(budget_s=kernel_timing.BUDGET_S, anew=False),
-        _Look(budget_s=kernel_timing.LONG_BUDGET_S, anew=True),
-    )
-    return looks[: kernel_timing.LOOKS]
+def _budgets_s() -> tuple[float, ...]:
+    """How long each look takes."""
+    budgets_s = kernel_timing.SHORT_BUDGET_S, kernel_timing.BUDGET_S, kernel_timing.LONG_BUDGET_S
+    return budgets_s[: kernel_timing.LOOKS]
 
 
 class _Looks:
@@ -86,12 +75,12 @@ class _Looks:
 
     def until_answered(self, timing: CaseTiming) -> CaseTiming:
         """The samples with those of every further look that is needed and pays."""
-        for look in _planned()[1:]:
+        for budget_s, share in zip(_budgets_s()[1:], FUTILE, strict=False):
             found = compare_case(timing)
-            if _answered(found) or _futile(found, FUTILE if look.anew else -FUTILE):
+            if _answered(found) or _futile(found, share):
                 break
             try:
-                more = self.take(look, timing)
+                more = self.take(budget_s, timing)
             except NotTimed:
                 break
             timing = replace(
@@ -109,11 +98,11 @@ class _Looks:
             if passed is False:
                 detail = f"too fast for this machine, so measured again: {detail}"
                 self._evidence.append(Evidence(check="physics", passed=False, detail=detail))
-                return self.take(_planned()[-1], None)
+                return self.take(_budgets_s()[-1], None)
         return timing
 
-    def take(self, look: _Look, before: CaseTiming | None) -> CaseTiming:
-        """The samples of one look alone, numbered on from those before it."""
+    def take(self, budget_s: float, before: CaseTiming | None) -> CaseTiming:
+        """The samples of one look alone, in launches of its own, numbered on from those before."""
         samples = [] if before is None else before.samples
         try:
             return time_case(
@@ -122,9 +111,9 @@ class _Looks:
                 self._launch,
                 self._evidence,
                 self._watch,
-                first_launch=kernel_timing.LAUNCHES if look.anew and samples else 0,
+                first_launch=1 + max((sample.launch for sample in samples), default=-1),
                 first_round=1 + max((sample.round for sample in samples), default=-1),
-                budget_s=look.budget_s,
+                budget_s=budget_s,
             )
         except MeasureError as error:
             raise NotTimed(f"the samples carry no answer: {error}") from error

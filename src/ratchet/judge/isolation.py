@@ -48,6 +48,8 @@ OPEN_FOLDERS = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 SYSTEM_FOLDERS = ("/usr", "/bin", "/lib", "/lib64", "/sbin", "/etc/alternatives", "/opt/rocm")
 SYSTEM_FILES = ("/etc/ld.so.cache",)
 GUARD = "ratchet.judge.workers.guard"
+TORCH_FIRST = "import ctypes, torch; "
+"""Both arms of a trial load torch's libraries first of all, so that they lie at the same places."""
 BOOT = "import sys; sys.path.insert(0, {folder!r}); from {module} import main; main()"
 
 
@@ -183,7 +185,8 @@ def make_sandbox(
         )
     package = Path(ratchet.__file__).parent
     code = CODE_FOLDER if wrapped else str(package.parent)
-    program = [*_python(with_torch), "-c", BOOT.format(folder=code, module=module)]
+    boot = BOOT.format(folder=code, module=module)
+    program = [*_python(with_torch), "-c", TORCH_FIRST + boot if with_torch else boot]
     program.append(json.dumps(asdict(limits)))
     if wrapped:
         binds = [*_python_folders(with_torch), *([] if with_torch else compiler_folders())]
@@ -293,9 +296,32 @@ def _privileges(uid: int, groups: Sequence[int] = ()) -> list[str]:
     return ["setpriv", *identity, "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
 
 
+@functools.cache
+def fixed_layout() -> tuple[str, ...]:
+    """The command before one whose libraries and stack are to lie where they always do.
+
+    The same torch differs by up to a tenth in short calls between two random layouts. Forks of one
+    process share theirs, so a candidate that is started beside them would win or lose by it. Empty
+    where setarch is missing or may not (Docker's default filter denies it): layouts are random.
+    """
+    program = shutil.which("setarch")
+    if program is None:
+        return ()
+    try:
+        done = subprocess.run(
+            [program, "-R", "true"],
+            capture_output=True,
+            timeout=PROBE_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return (program, "-R") if done.returncode == 0 else ()
+
+
 def _python(with_torch: bool) -> list[str]:
     if with_torch:
-        return [sys.executable, "-P"]
+        return [*fixed_layout(), sys.executable, "-P"]
     # Without site-packages: the worker of a compiled kernel needs the standard library alone.
     return [os.path.realpath(sys.executable), "-I", "-S"]
 

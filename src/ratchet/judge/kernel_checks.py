@@ -25,6 +25,7 @@ from ratchet.judge.channel import close_descriptors
 from ratchet.judge.child import ChildFailure
 from ratchet.judge.device_clock import DeviceClock
 from ratchet.judge.late_writes import Read, Spot
+from ratchet.judge.rival_process import RivalProcess, Rivals
 from ratchet.judge.verdict import Evidence
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
@@ -40,8 +41,6 @@ TORCH_BYTES = 32 << 30
 REFERENCE_DRAWS = 8
 """Different draws in a batch of the reference's, which hides nothing from itself. Every call still
 has memory of its own."""
-STAGED = 0
-"""The number of the reference's own batch; those that a candidate sees count from 1."""
 VARIED_S = 0.3
 """What checking a timed case with values of hidden ones may take."""
 COMPILE_LIMIT_S, COMPILE_SHARE, COMPILE_LEAST_S = 60.0, 0.5, 5.0
@@ -109,9 +108,11 @@ class OpenProblem:
         """Whether torch.compile of the reference is timed too."""
         self.overflows = 0
         """Calls that were not compared, as the reference overflows with such values."""
-        self._batches = STAGED
-        self._seeds: dict[int, list[int]] = {}
-        """Of the batches that the reference alone sees, by case."""
+        self.rivals = Rivals(problem, reference, clock)
+        """Starts of the reference that are timed, on the machine's cores."""
+        self.compiled: RivalProcess | None = None
+        """That of torch.compile of the reference, where there is one: it lasts."""
+        self._batches = 0
 
     @staticmethod
     def of(
@@ -159,14 +160,15 @@ class OpenProblem:
         writable_inputs: bool,
         distinct: int | None = None,
         values: Sequence[int] = (),
+        seeds: Sequence[int] = (),
     ) -> Iterator[Batch]:
         """Fresh values for some calls of a case, given back at the end.
 
         `distinct`: how many draws there are, which the calls take in turn; one for each by default.
         `values`: from which of the case's variations (`Problem.varied`) each call's are drawn.
+        `seeds`: those of a round, whose arms all compute on the same values, each in its memory.
         """
-        drawn = [self.rng.getrandbits(48) for _ in range(min(calls, distinct or calls))]
-        seeds = [drawn[call % len(drawn)] for call in range(calls)]
+        drawn = seeds or [self.rng.getrandbits(48) for _ in range(min(calls, distinct or calls))]
         self._batches += 1
         number = self._batches
         reply, memories = self.reference.ask_for_memory(
@@ -174,7 +176,8 @@ class OpenProblem:
             do="draw",
             batch=number,
             case=case,
-            seeds=seeds,
+            seeds=[drawn[call % len(drawn)] for call in range(calls)],
+            round=bool(seeds),
             writable_inputs=writable_inputs,
             values=list(values),
         )
@@ -194,23 +197,6 @@ class OpenProblem:
             close_descriptors(memories)
             if self.reference.alive:
                 self.reference.ask(timeout_s=30.0, do="release", batch=number)
-
-    def stage(self, case: int, calls: int) -> int:
-        """A batch that the reference alone sees, ready to go; the number of all of these is one.
-
-        Its calls take the same REFERENCE_DRAWS draws in turn each time.
-        """
-        seeds = self._seeds.setdefault(
-            case, [self.rng.getrandbits(48) for _ in range(REFERENCE_DRAWS)]
-        )
-        self.reference.ask(
-            timeout_s=self.clock.reference_s,
-            do="stage",
-            batch=STAGED,
-            case=case,
-            seeds=[seeds[call % len(seeds)] for call in range(calls)],
-        )
-        return STAGED
 
     def _read(self, number: int, spots: Sequence[Spot]) -> list[bytes]:
         """What stands at places of a batch in a GPU's memory."""
@@ -249,10 +235,14 @@ class OpenProblem:
             self.reference.resume()
 
     def compile_rival(self, evidence: list[Evidence]) -> None:
-        """Have the reference worker compile the reference; where it cannot, evidence says so."""
+        """Have the reference compiled, for all launches; where it cannot, evidence says so."""
         limit_s = max(COMPILE_LEAST_S, min(COMPILE_LIMIT_S, COMPILE_SHARE * self.clock.left_s))
         try:
-            self.reference.ask(timeout_s=self.clock.reference_s, do="compile", limit_s=limit_s)
+            if self.accelerator is not None:
+                self.reference.ask(timeout_s=self.clock.reference_s, do="compile", limit_s=limit_s)
+            else:
+                threads = self.reference.threads
+                self.compiled = self.rivals.start(threads=threads, compiled=True, limit_s=limit_s)
         except ReferenceFault as error:
             detail = f"not timed: {error}"
         else:

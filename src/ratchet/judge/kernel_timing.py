@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -14,9 +14,15 @@ import numpy as np
 from ratchet.judge.candidate_process import CandidateProcess, NotTimed
 from ratchet.judge.kernel_checks import OpenProblem
 from ratchet.judge.own_work import Watch, batches_to_watch
-from ratchet.judge.timed_arms import REFERENCE, CandidateArm, ReferenceArm, rivals, warm
+from ratchet.judge.timed_arms import (
+    REFERENCE,
+    CandidateArm,
+    ReferenceArm,
+    RoundSeeds,
+    rivals,
+    warm,
+)
 from ratchet.judge.verdict import Evidence, TimedSample
-from ratchet.measure.arm import Arm
 from ratchet.measure.rounds import run_rounds
 from ratchet.measure.samples import Sample
 
@@ -86,7 +92,7 @@ def time_case(
     first_round: int = 0,
     budget_s: float = BUDGET_S,
 ) -> CaseTiming:
-    """Time one case over several launches of the candidate; the plan is fixed by the first rounds.
+    """Time one case over several launches of all arms; the plan is fixed by the first rounds.
 
     Launches and rounds are numbered from `first_launch` and `first_round`. With `watch`, some
     batches beside the timed ones are looked at, at places drawn in secret.
@@ -98,19 +104,24 @@ def time_case(
     samples: list[Sample] = []
     plan, checked, looks, watched = None, 0, 0, set[tuple[int, int]]()
     for index in range(LAUNCHES):
-        with launch(first_launch + index) as process:
+        with (
+            launch(first_launch + index) as process,
+            rivals(process, opened, case) as reference,
+        ):
             candidate = CandidateArm(process, opened, case, watch)
-            arms: list[Arm] = [*rivals(process, opened, case), candidate]
+            arms = [*reference, candidate]
+            run_s = sum(warm(arm, calls) for arm in arms)
             if plan is None:
-                plan = _plan(arms, case, calls, opened, budget_s, process.first_call_s)
+                plan = _plan(run_s, len(arms), case, calls, opened, budget_s, process.first_call_s)
                 watched = _watched(plan, candidate.batch_s, opened) if watch is not None else set()
-            else:
-                warm(candidate, calls)
             compared = opened.rng.sample(range(plan.rounds), plan.checks)
             candidate.sample(dict.fromkeys(compared, plan.calls_checked))
             candidate.probe_before(_probe(plan, case, opened, process))
             candidate.order_looks = looks
             candidate.watch_before({number for at, number in watched if at == index})
+            seeds = RoundSeeds(opened)
+            for arm in arms:
+                arm.begin(seeds)
             samples += run_rounds(
                 arms, rounds=plan.rounds, launch=first_launch + index, rng=rng, iterations=calls
             )
@@ -195,21 +206,22 @@ class _Plan:
 
 
 def _plan(
-    arms: Sequence[Arm],
+    run_s: float,
+    arms: int,
     case: int,
     calls: int,
     opened: OpenProblem,
     budget_s: float,
     first_call_s: float,
 ) -> _Plan:
-    """What the time allows: the last warm batch of every arm tells what a round costs.
+    """What the time allows: the last warm batch of each of the arms tells what a round costs.
 
     Every launch after the first has its `first_call_s` again, in which a kernel may compile.
     A comparison (float64) may cost more than the rest of the round; then fewer batches have one.
     """
-    run_s, check_s = sum(warm(arm, calls) for arm in arms), opened.check_time_s[case]
+    check_s = opened.check_time_s[case]
     share = min(1.0, CHECK_SHARE * run_s / check_s) if check_s > 0 else 1.0
-    probe_s = check_s + run_s / len(arms)
+    probe_s = check_s + run_s / arms
     launch_s = MIN_ROUNDS * run_s + check_s + probe_s
     room_s = SHARE_OF_TIME * opened.clock.left_s / max(1, len(opened.timed))
     launches = min(LAUNCHES, int((room_s + first_call_s) / (launch_s + first_call_s)))

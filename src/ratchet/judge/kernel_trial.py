@@ -236,6 +236,7 @@ class _Trial:
             early = self._starts_early()
             launches = stack.enter_context(self._launches()) if early else None
             opened = self._open(reference)
+            stack.callback(opened.rivals.close)
             if launches is None:
                 self.compilations = self.shared.of(self.kernel, opened, self.evidence)
                 launches = stack.enter_context(self._launches(opened))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Mapping, Sequence, Set
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from ratchet.judge.call_order import CallOrder
 from ratchet.judge.candidate_process import CandidateProcess, Decided
@@ -18,6 +18,7 @@ from ratchet.judge.kernel_checks import (
 from ratchet.judge.late_writes import OutputSpots
 from ratchet.judge.looks import Family, Unseen
 from ratchet.judge.own_work import LOOKING_S, PATIENCE_S, Watch
+from ratchet.judge.rival_process import Fate, RivalProcess
 from ratchet.measure.arm import Arm, Timing
 
 REFERENCE, TWIN, CANDIDATE = "reference", "reference again", "candidate"
@@ -35,12 +36,55 @@ PROBING_S = 3.0
 PATIENT_BATCHES = 60
 """So many batches are looked at, or probed, however long a busy machine takes for them."""
 
-Fate = Literal["mapped", "kept", "copied"]
-"""What becomes of the reference's outputs, as of the candidate's: see `workers.reference`."""
+
+class RoundSeeds:
+    """The seeds of each round: every arm computes on the same values, each in memory of its own.
+
+    The candidate sees those of a round once, and nobody else's memory.
+    """
+
+    def __init__(self, opened: OpenProblem) -> None:
+        self._rng = opened.rng
+        self._rounds: list[list[int]] = []
+
+    def of(self, index: int, calls: int) -> list[int]:
+        """One for each call of a round."""
+        while len(self._rounds) <= index:
+            self._rounds.append([self._rng.getrandbits(48) for _ in range(calls)])
+        return self._rounds[index]
+
+
+class RivalArm:
+    """The rival on the machine's cores: what is done with it is what is done with a candidate."""
+
+    def __init__(
+        self, name: str, process: RivalProcess, opened: OpenProblem, case: int, outputs: Fate
+    ) -> None:
+        self.name = name
+        self.process = process
+        self.outputs = outputs
+        self._opened = opened
+        self._case = case
+        self._seeds: RoundSeeds | None = None
+        self._batch = 0
+
+    def begin(self, seeds: RoundSeeds) -> None:
+        """From now on rounds are timed: batches count from here."""
+        self._seeds, self._batch = seeds, 0
+
+    def run(self, iterations: int) -> Timing:
+        """One batch of calls; the reference worker stands still meanwhile."""
+        seeds = self._seeds.of(self._batch, iterations) if self._seeds is not None else ()
+        self._batch += 1
+        with self._opened.draw(self._case, iterations, writable_inputs=False, seeds=seeds) as batch:
+            self.process.resume()
+            self.process.prepare(batch.layout, self.outputs)
+            with self._opened.reference_rests():
+                return self.process.go(batch.memories)
 
 
 class ReferenceArm:
-    """The rival: runs in the reference worker, on memory revealed as the candidate's is."""
+    """The rival on a GPU: in the reference worker, on memory revealed as the candidate's is."""
 
     def __init__(self, name: str, opened: OpenProblem, case: int, outputs: Fate) -> None:
         self.name = name
@@ -48,10 +92,11 @@ class ReferenceArm:
         self._case = case
         self._outputs = outputs
 
+    def begin(self, _: RoundSeeds) -> None:
+        """Every batch has draws of its own."""
+
     def run(self, iterations: int) -> Timing:
         """One batch of calls of the reference, at places of their own as the candidate's are."""
-        if self._opened.accelerator is None:
-            return self._timed(self._opened.stage(self._case, iterations))[0]
         with self._opened.draw(
             self._case, iterations, writable_inputs=False, distinct=REFERENCE_DRAWS
         ) as batch:
@@ -59,13 +104,14 @@ class ReferenceArm:
                 timeout_s=self._opened.clock.reference_s, do="prepare", batch=batch.number
             )
             self._opened.flush()
-            spots = OutputSpots(batch.layout, batch.memories, batch.read)
-            timing, device_s = self._timed(batch.number, spots)
+            timing, device_s = self._timed(
+                batch.number, OutputSpots(batch.layout, batch.memories, batch.read)
+            )
         self._opened.device_clock.note(self._case, self.name, timing.wall_time_s, device_s)
         return timing
 
-    def _timed(self, number: int, spots: OutputSpots | None = None) -> tuple[Timing, float | None]:
-        """What a prepared batch takes by the judge's clock, and by a GPU's own."""
+    def _timed(self, number: int, spots: OutputSpots) -> tuple[Timing, float | None]:
+        """What a prepared batch takes by the judge's clock, and by the GPU's own."""
         reference = self._opened.reference
         began = time.perf_counter()
         reply = reference.ask(
@@ -74,14 +120,11 @@ class ReferenceArm:
             batch=number,
             outputs=self._outputs,
             compiled=self.name == COMPILED,
-            threads=1 if self.name == ONE_THREAD else reference.threads,
         )
-        if spots is not None:  # as for a candidate
-            spots.read()
+        spots.read()  # as for a candidate
         wall_time_s = time.perf_counter() - began
-        return Timing(wall_time_s=wall_time_s, cpu_time_s=float(reply["cpu_time_s"])), reply[
-            "device_s"
-        ]
+        timing = Timing(wall_time_s=wall_time_s, cpu_time_s=float(reply["cpu_time_s"]))
+        return timing, reply["device_s"]
 
 
 class CandidateArm:
@@ -110,10 +153,15 @@ class CandidateArm:
         """Moments at which it was seen how far the calls of a batch had come."""
         self._sampled: Mapping[int, int] = {}
         self._batch = 0
+        self._seeds: RoundSeeds | None = None
+
+    def begin(self, seeds: RoundSeeds) -> None:
+        """From now on rounds are timed, on values that the rivals have too."""
+        self._seeds, self._batch = seeds, 0
 
     def sample(self, calls: Mapping[int, int]) -> None:
         """From now on compare so many calls of these batches, counted from here; in secret."""
-        self._sampled, self._batch = calls, 0
+        self._sampled = calls
 
     def watch_before(self, batches: Set[int]) -> None:
         """Before these batches, counted as in `sample`, one more is looked at, like any other."""
@@ -133,7 +181,8 @@ class CandidateArm:
             self.be_watched(iterations)
         if self._batch in self._probes:
             self._be_probed(iterations, self._probes[self._batch])
-        with self._opened.draw(self._case, iterations, writable_inputs=False) as batch:
+        seeds = self._seeds.of(self._batch, iterations) if self._seeds is not None else ()
+        with self._opened.draw(self._case, iterations, writable_inputs=False, seeds=seeds) as batch:
             wall_time_s, cpu_time_s, codes = self._go(batch, iterations)
             if any(codes):
                 raise Decided("wrong", f"right before it was timed, then it returned {codes}")
@@ -233,13 +282,31 @@ class CandidateArm:
             self.checked += 1
 
 
-def rivals(process: CandidateProcess, opened: OpenProblem, case: int) -> list[ReferenceArm]:
-    """The reference, itself again, torch.compile where it is timed, and on one thread."""
+@contextlib.contextmanager
+def rivals(
+    process: CandidateProcess, opened: OpenProblem, case: int
+) -> Iterator[Sequence[RivalArm | ReferenceArm]]:
+    """The reference, itself again, torch.compile where it is timed, and on one thread.
+
+    On cores each is a start of its own, for as long as this lasts; torch.compile's lasts longer.
+    """
     names = [REFERENCE, TWIN, *([COMPILED] if opened.has_compiled else [])]
-    on_cores = opened.accelerator is None and opened.reference.threads > 1
-    if on_cores and opened.cases[case].time_s < SHORT_CALL_S:
+    outputs = fate(process, opened)
+    if opened.accelerator is not None:
+        yield [ReferenceArm(name, opened, case, outputs) for name in names]
+        return
+    threads = opened.reference.threads
+    if threads > 1 and opened.cases[case].time_s < SHORT_CALL_S:
         names.append(ONE_THREAD)
-    return [ReferenceArm(name, opened, case, fate(process, opened)) for name in names]
+    with contextlib.ExitStack() as stack:
+        arms = []
+        for name in names:
+            started = opened.compiled if name == COMPILED else None
+            if started is None:
+                started = opened.rivals.start(threads=1 if name == ONE_THREAD else threads)
+                stack.callback(opened.rivals.end, started)
+            arms.append(RivalArm(name, started, opened, case, outputs))
+        yield arms
 
 
 def fate(process: CandidateProcess, opened: OpenProblem) -> Fate:

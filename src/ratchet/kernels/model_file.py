@@ -83,6 +83,22 @@ class ModelFile:
         ):
             return self._calls[double, where](*given)
 
+    def timed(self) -> Callable[..., tuple[Tensor, ...]]:
+        """The model without what `reference` asks at each call, which a `ModelNew` is not asked.
+
+        Where its forward makes tensors on a GPU that is not here, it needs that.
+        """
+        call = self.call()
+        if "cuda" in self._text and not torch.cuda.is_available():
+            own = {**plain_tensors(call.model), **call.model.state_dict()}
+            with seeded(TEMPLATE_SEED), on_cores(self._text):
+                inputs = [one for one in self._module.get_inputs() if isinstance(one, Tensor)]
+            try:
+                call(*(own[name].clone() for name in self._form.state), *inputs, ())
+            except (AssertionError, RuntimeError):
+                return self.reference
+        return call
+
     def compiled(self) -> Callable[..., tuple[Tensor, ...]]:
         """The same reference with its model under torch.compile, in torch's default mode."""
         call = self.call()

@@ -147,6 +147,14 @@ class Problem:
         found: Reference = self._function(self.reference)
         return found
 
+    def load_timed(self) -> Reference:
+        """The reference as it is timed: a model alone, called as a `ModelNew` is."""
+        if self.model is None:
+            return self.load_reference()
+        from ratchet.kernels.model_file import model_of
+
+        return model_of(self.text, self.model).timed()
+
     def compile_reference(self) -> Reference:
         """The reference under torch.compile in its default mode; compiles at the first call."""
         import torch

@@ -19,7 +19,7 @@ from typing import Any
 from ratchet.errors import RatchetError
 from ratchet.judge.channel import Channel, ChannelClosed, close_descriptors, inherited
 from ratchet.judge.workers.confine import confine
-from ratchet.judge.workers.mapping import Region
+from ratchet.judge.workers.mapping import Region, shift_heap
 from ratchet.kernels.abi import Entry, pack_scalars, pack_tensors, words
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
@@ -140,6 +140,7 @@ def main() -> None:
     """Confine this process, then serve the judge: arguments are the limits and the channel."""
     channel = inherited(int(sys.argv[2]))
     confine(sys.argv[1])
+    shift_heap()
     serve(channel, Worker().answer)
     os._exit(0)
 

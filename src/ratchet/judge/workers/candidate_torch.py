@@ -7,9 +7,11 @@ there; where it cannot, they are copied to shared memory, inside the clock.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +27,7 @@ from ratchet.judge.workers.candidate import IN_PLACE, INPUTS, OUTPUTS, Reply, se
 from ratchet.judge.workers.confine import confine
 from ratchet.judge.workers.device import Device, Host, open_device
 from ratchet.judge.workers.driver_memory import DriverRefusal
+from ratchet.judge.workers.mapping import shift_heap
 from ratchet.judge.workers.results import Form, Kept, as_results, places
 from ratchet.kernels.abi import DTYPE_CODES
 from ratchet.kernels.kernel import Kernel
@@ -36,12 +39,15 @@ DTYPES = {code: getattr(torch, name) for name, code in DTYPE_CODES.items()}
 class Batch:
     """Calls whose tensors point at memory that is not there yet."""
 
-    def __init__(self, layout: dict[str, Any], device: Device, *, copy_out: bool) -> None:
+    def __init__(self, layout: dict[str, Any], device: Device, outputs: str) -> None:
         """Reserve the addresses.
 
-        What a call returns is kept, or with `copy_out` copied to the shared memory.
+        What a call returns is `kept`, or `copied` to the shared memory. Where it is `mapped` that
+        memory is there, and what is returned is kept all the same: so the reference runs beside a
+        compiled kernel, which writes its outputs there.
         """
-        self._copy_out = copy_out
+        self._copy_out = outputs == "copied"
+        self._map_out = outputs != "kept"
         sizes = zip(layout["region_bytes"], layout["slack_pages"], strict=True)
         self._device = device
         self.device_s: float | None = None
@@ -91,7 +97,7 @@ class Batch:
         """Map the memory where the arguments point: nothing can be written before the clock."""
         self.regions[INPUTS].reveal(descriptors[0], writable=self.writable_inputs)
         self.regions[IN_PLACE].reveal(descriptors[1], writable=True)
-        if self._copy_out:
+        if self._map_out:
             self.regions[OUTPUTS].reveal(descriptors[2], writable=True)
 
     def release(self) -> None:
@@ -99,6 +105,16 @@ class Batch:
         self.kept = []
         for region in self.regions:
             region.release()
+
+
+def settle() -> None:
+    """Leave nothing to chance that calls would pay for, once what they need is loaded.
+
+    A collection among torch's objects would fall into a timed batch. And a process with one thread
+    saves the locks of one that has more: a library may have started a few in one arm alone.
+    """
+    gc.freeze()
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 
 class Worker:
@@ -132,6 +148,7 @@ class Worker:
         except JudgeError as error:
             return {"no_device": str(error)}, []
         self._entry = _loaded(kernel)
+        settle()
         return {"value": None}, []
 
     def _extensions(self, _: dict[str, Any], __: list[int]) -> Reply:
@@ -139,7 +156,7 @@ class Worker:
         return {"files": files}, [descriptor]
 
     def _prepare(self, message: dict[str, Any], _: list[int]) -> Reply:
-        batch = Batch(message["layout"], self._device, copy_out=message["copy_out"])
+        batch = Batch(message["layout"], self._device, message["outputs"])
         if self._batch is not None:
             self._batch.kept = []
         if self._last is not None:
@@ -190,6 +207,7 @@ def main() -> None:
     """Confine this process, then serve the judge: arguments are the limits and the channel."""
     channel = inherited(int(sys.argv[2]))
     confine(sys.argv[1])
+    shift_heap()
     compilations.copy_own()
     extensions.copy_own()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

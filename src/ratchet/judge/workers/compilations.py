@@ -10,8 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
-from typing import Final
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from ratchet.errors import KernelError
 
 SEEN: Final = "/ratchet-compilations"
 """Where a sandbox has the folder, read-only."""
@@ -46,6 +49,32 @@ def _check_vectors() -> None:
 
     for isa in cpu_vec_isa.valid_vec_isa_list():
         isa.check_build(cpu_vec_isa.VecISA._avx_code)
+
+
+def warm(compiled: Callable[..., Any], case: Any, draw: Callable[[], Sequence[Any]]) -> None:
+    """Call it twice on inputs of a case: the first call compiles, the second may once more."""
+    for _ in range(2):
+        own = [
+            tensor.clone() if spec.in_place else tensor
+            for spec, tensor in zip(case.inputs, draw(), strict=True)
+        ]
+        compiled(*own, case.scalars)
+
+
+@contextlib.contextmanager
+def alarm(limit_s: float) -> Iterator[None]:
+    """End what runs too long with a KernelError, and this process lives on."""
+
+    def ring(number: int, frame: Any) -> None:
+        raise KernelError(f"torch.compile took longer than {limit_s:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def copy_own() -> None:

@@ -17,6 +17,7 @@ PAGE_BYTES = mmap.PAGESIZE
 MAP_FIXED = 0x10
 MAP_NORESERVE = 0x4000
 SEAL_PATIENCE_S = 3.0
+SHIFT_BYTES = 1 << 20
 MAP_FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -46,6 +47,15 @@ def seal(descriptor: int, seals: int) -> None:
         except OSError as error:
             if error.errno != errno.EBUSY or time.monotonic() > deadline:
                 raise
+
+
+def shift_heap() -> None:
+    """Take a random piece of the heap for good, so that each start has places of its own.
+
+    Two forks of one process, or two starts without address randomisation, would share whatever
+    luck lies in where their tensors begin.
+    """
+    _libc.malloc(ctypes.c_size_t(int.from_bytes(os.urandom(4), "little") % SHIFT_BYTES))
 
 
 class Region:

@@ -6,13 +6,12 @@ this process.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-import signal
+import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,9 +27,9 @@ from ratchet.judge.workers.arm import extend_import_path
 from ratchet.judge.workers.candidate import Reply, serve
 from ratchet.judge.workers.device import Device, Host, find_gpu, open_device
 from ratchet.judge.workers.gate import elements, gate
-from ratchet.judge.workers.kept_memory import KeptMemory
 from ratchet.judge.workers.memory import span
 from ratchet.judge.workers.results import Kept, places
+from ratchet.judge.workers.rival import start_zygote
 from ratchet.judge.workers.shared_batch import SharedBatch
 from ratchet.judge.workers.soundness import check_repeats
 from ratchet.kernels.dependence import inert_input
@@ -50,15 +49,16 @@ MOST_DRAWS, ENOUGH_ELEMENTS = 32, 4096
 class Worker:
     """Holds one problem, its reference and the batches in flight."""
 
-    def __init__(self) -> None:
+    def __init__(self, zygote: socket.socket | None = None) -> None:
+        """`zygote` is where the process takes its orders that rivals are forked from."""
+        self._zygote = zygote
         self._problem: Problem | None = None
         self._reference: Reference | None = None
         self._compiled: Reference | None = None
         self._forms: dict[int, list[Tensor]] = {}
         self._batches: dict[int, SharedBatch] = {}
-        self._memory: KeptMemory | None = None
-        self._values: tuple[int, dict[int, list[Tensor]]] = (-1, {})
-        """A case, and what was drawn from each seed for the reference's own batches of it."""
+        self._drawn: dict[int, list[Tensor]] = {}
+        """The values of the last round's batch by their seeds: the next arm has the same."""
         self._prepared: list[tuple[list[Tensor], list[Tensor]]] = []
         self._kept: Kept = []
         """What the calls of the last batch returned, where the candidate's results are kept too."""
@@ -74,7 +74,6 @@ class Worker:
             "open": self._open,
             "ceilings": self._ceilings,
             "draw": self._draw,
-            "stage": self._stage,
             "check": self._check,
             "repeats": self._repeats,
             "prepare": self._prepare,
@@ -83,6 +82,7 @@ class Worker:
             "places": self._places,
             "compile": self._compile,
             "compile into": self._compile_into,
+            "zygote": self._hand_out_zygote,
             "release": self._release,
         }
         with torch.no_grad():
@@ -113,7 +113,7 @@ class Worker:
     def _compile(self, message: dict[str, Any]) -> Reply:
         """torch.compile of the reference, called twice on each timed case; KernelError if late."""
         assert self._problem is not None
-        with _alarm(message["limit_s"]):
+        with compilations.alarm(message["limit_s"]):
             compiled = self._problem.compile_reference()
             for case in self._problem.cases:
                 if case.timed:
@@ -124,7 +124,7 @@ class Worker:
     def _compile_into(self, message: dict[str, Any]) -> Reply:
         """torch.compile of the reference for the forms of every case, kept in a folder."""
         assert self._problem is not None
-        with _alarm(message["limit_s"]), compilations.kept_in(message["folder"]):
+        with compilations.alarm(message["limit_s"]), compilations.kept_in(message["folder"]):
             compiled = self._problem.compile_reference()
             met = set()
             for case in self._problem.cases:
@@ -135,14 +135,11 @@ class Worker:
         return {"value": None}, []
 
     def _warm(self, compiled: Reference, case: Case) -> None:
-        assert self._problem is not None
-        for _ in range(2):
-            inputs = self._inputs(case, self._rng.getrandbits(48))
-            own = [
-                tensor.clone() if spec.in_place else tensor
-                for spec, tensor in zip(case.inputs, inputs, strict=True)
-            ]
-            compiled(*own, case.scalars)
+        compilations.warm(compiled, case, lambda: self._inputs(case, self._rng.getrandbits(48)))
+
+    def _hand_out_zygote(self, _: dict[str, Any]) -> Reply:
+        assert self._zygote is not None
+        return {"value": None}, [os.dup(self._zygote.fileno())]
 
     def _describe(self, index: int, case: Case) -> dict[str, Any]:
         """Run the reference on a case: the form of its outputs, its time, work and bytes."""
@@ -214,47 +211,25 @@ class Worker:
 
     def _draw(self, message: dict[str, Any]) -> Reply:
         assert self._problem is not None
-        case = self._problem.cases[message["case"]]
+        case, seeds = self._problem.cases[message["case"]], message["seeds"]
         varied = self._problem.varied(case) if message["values"] else ()
+        kept = self._drawn if message["round"] else None
         batch = SharedBatch(
             self._problem,
             case,
-            message["seeds"],
+            seeds,
             self._forms[message["case"]],
             writable_inputs=message["writable_inputs"],
             cases=[varied[kind] for kind in message["values"]],
             rng=self._rng,
             device=self._device,
+            kept=kept,
         )
+        if kept is not None:
+            self._drawn = {seed: kept[seed] for seed in seeds}
         self._batches[message["batch"]] = batch
         # Copies: `serve` closes what it hands out, and this worker still reads both memories.
         return {"layout": batch.layout()}, [os.dup(one) for one in batch.descriptors]
-
-    def _stage(self, message: dict[str, Any]) -> Reply:
-        """Draw and prepare a batch for the reference alone, which nobody else sees.
-
-        Its values are drawn once, and written each time at places of their own.
-        """
-        assert self._problem is not None
-        if message["batch"] in self._batches:
-            self._release(message)
-        if self._memory is None:
-            self._memory = KeptMemory(self._device.memory)
-        index, seeds = message["case"], message["seeds"]
-        if self._values[0] != index:
-            self._values = (index, {})
-        self._batches[message["batch"]] = SharedBatch(
-            self._problem,
-            self._problem.cases[index],
-            seeds,
-            self._forms[index],
-            writable_inputs=False,
-            rng=self._rng,
-            device=self._device,
-            memory=self._memory,
-            kept=self._values[1],
-        )
-        return self._prepare(message)
 
     def _check(self, message: dict[str, Any]) -> Reply:
         """Compare the outputs of one call; the candidate must be stopped meanwhile."""
@@ -329,7 +304,6 @@ class Worker:
         reference = self._compiled if message["compiled"] else self._reference
         assert reference is not None
         scalars = batch.case.scalars
-        torch.set_num_threads(message["threads"])
         began = time.process_time()
         batch.reveal(outputs=fate != "kept")
         begin = self._device.mark()
@@ -344,7 +318,6 @@ class Worker:
         self._device.finish()
         told = places(self._kept)
         cpu_time_s = time.process_time() - began
-        torch.set_num_threads(self._threads)
         device_s = self._device.between_s(begin, end)
         return {"cpu_time_s": cpu_time_s, "device_s": device_s, "told": told}, []
 
@@ -367,27 +340,8 @@ class Worker:
         for batch in self._batches.values():
             batch.release()
         self._batches.clear()
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
-        self._values = (-1, {})
+        self._drawn = {}
         self._forms.clear()
-
-
-@contextlib.contextmanager
-def _alarm(limit_s: float) -> Iterator[None]:
-    """End what runs too long with a KernelError, and this process lives on."""
-
-    def ring(number: int, frame: Any) -> None:
-        raise KernelError(f"torch.compile took longer than {limit_s:.0f} s")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _check_inputs(case: Case, inputs: Sequence[Tensor]) -> None:
@@ -438,7 +392,8 @@ def main() -> None:
     processes.die_with_parent(int(sys.argv[2]))
     processes.adopt_orphans()
     extend_import_path()
-    serve(channel, Worker().answer)
+    zygote = start_zygote([int(sys.argv[1])])
+    serve(channel, Worker(zygote).answer)
     os._exit(0)
 
 

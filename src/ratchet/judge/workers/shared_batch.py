@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ratchet.judge.workers.device import Device
-from ratchet.judge.workers.memory import Block, Memory, Place, flat_bytes, span
+from ratchet.judge.workers.memory import Block, Place, flat_bytes, span
 from ratchet.kernels.abi import DTYPE_CODES
 from ratchet.kernels.problem import Case, Problem
 
@@ -67,17 +67,15 @@ class SharedBatch:
         cases: Sequence[Case] = (),
         rng: random.Random,
         device: Device,
-        memory: Memory | None = None,
         kept: dict[int, list[Tensor]] | None = None,
     ) -> None:
         """Draw the inputs of each seed; `outputs` are examples of the outputs' form.
 
         `cases` are those of the calls where they differ from `case`, in their values alone.
-        `memory` is where it lies if not in new memory of the device, and `kept` holds what was
-        drawn already, and gets what is drawn now.
+        `kept` holds what was drawn already, and gets what is drawn now.
         """
         self.problem = problem
-        self._memory = memory or device.memory
+        self._memory = device.memory
         self.case = case
         self.writable_inputs = writable_inputs
         self._threaded = device.memory.seals and not problem.text

@@ -1,0 +1,113 @@
+"""How often the judge proves the reference faster than itself, on machines whose starts differ.
+
+No clock: the times are a simulated machine's, each arm's start has its own luck, and the looks,
+the interval and the floor are the judge's own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from simulated_machine import Machine, simulate
+
+from ratchet.errors import JudgeError
+from ratchet.judge import group_sequential, kernel_timing, speed
+from ratchet.judge.group_sequential import time_until_answered
+from ratchet.judge.kernel_timing import CaseTiming
+from ratchet.judge.timed_arms import CANDIDATE, REFERENCE, TWIN
+from ratchet.measure.samples import Sample
+
+ARMS = REFERENCE, TWIN, CANDIDATE
+ROUNDS = {
+    kernel_timing.SHORT_BUDGET_S: 4,
+    kernel_timing.BUDGET_S: 8,
+    kernel_timing.LONG_BUDGET_S: 16,
+}
+"""Of each launch of a look, where a round takes 10 ms."""
+RESAMPLES = 100
+
+
+@pytest.fixture(autouse=True)
+def fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("compare", "aa_floor"):
+        monkeypatch.setattr(
+            speed, name, functools.partial(getattr(speed, name), resamples=RESAMPLES)
+        )
+
+
+def answers(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, *, trials: int, ratio: float = 1.0
+) -> Counter[str]:
+    rng = np.random.default_rng(11)
+
+    def time_case(*_: Any, first_launch: int, first_round: int, budget_s: float) -> CaseTiming:
+        times_s = simulate(
+            rng,
+            machine,
+            experiments=1,
+            launches=kernel_timing.LAUNCHES,
+            rounds=ROUNDS[budget_s],
+            speedups=(1.0, 1.0, ratio),
+        )[0]
+        samples = [
+            Sample(
+                arm=ARMS[arm],
+                launch=first_launch + launch,
+                round=first_round + index,
+                position=0,
+                iterations=1,
+                wall_time_s=float(time_s),
+                cpu_time_s=float(time_s),
+            )
+            for (arm, launch, index), time_s in np.ndenumerate(times_s)
+        ]
+        return CaseTiming(case=0, name="timed", samples=samples, checked=1)
+
+    monkeypatch.setattr(group_sequential, "time_case", time_case)
+    return Counter(
+        speed.compare_case(time_until_answered(0, opened(), no_launch, [], None)).answer
+        for _ in range(trials)
+    )
+
+
+def opened() -> Any:
+    def ask(**_: object) -> None:
+        raise JudgeError("no ceilings here")
+
+    return SimpleNamespace(
+        reference=SimpleNamespace(ask=ask),
+        clock=SimpleNamespace(left_s=9.0),
+        cases=[SimpleNamespace(bytes=1.0)],
+    )
+
+
+def no_launch(index: int) -> Any:
+    raise AssertionError("nothing is started here")
+
+
+@pytest.mark.parametrize(
+    ("launch_effect", "noise", "trials"),
+    [
+        (0.2, 0.05, 500),
+        pytest.param(0.2, 0.02, 1000, marks=pytest.mark.slow),
+        pytest.param(0.05, 0.2, 1000, marks=pytest.mark.slow),
+    ],
+)
+def test_the_reference_is_no_faster_than_itself(
+    launch_effect: float, noise: float, trials: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(launch=launch_effect, noise=noise)
+    found = answers(monkeypatch, machine, trials=trials)
+    assert found["faster"] <= trials / 500, found
+    assert found["slower"] <= trials / 100, found
+
+
+def test_a_gain_of_a_fifth_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(launch=0.02, noise=0.05)
+    found = answers(monkeypatch, machine, trials=20, ratio=1.2)
+    assert found["faster"] >= 18, found
