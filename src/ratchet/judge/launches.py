@@ -97,6 +97,10 @@ class Launches:
         finally:
             process.close()
 
+    def launch_new(self, index: int) -> contextlib.AbstractContextManager[CandidateProcess]:
+        """The process of that number among those after the first, which was checked."""
+        return self.launch(1 + index)
+
     def _start_together(self) -> list[CandidateProcess]:
         """Start as many as belong together; those that start stand until the verdict."""
         before = len(self._standing)
