@@ -368,6 +368,7 @@ def arm_environment(threads: int) -> dict[str, str]:
     return {
         "OMP_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "passive",
+        "PYTHONHASHSEED": "0",  # else each start's dictionaries have a layout of their own
         "GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" for name, value in MALLOC),
     }
 

@@ -344,12 +344,12 @@ class _Trial:
         return in_python and not is_compiled_reference(self.kernel, self.problem)
 
     def _launches(self, opened: OpenProblem | None = None) -> Launches:
-        """The candidate's processes; as many as a look needs where some case is timed."""
+        """The candidate's processes: one to be checked, and those of a look at a timed case."""
         is_timed = any(case.timed for case in self.problem.cases)
         timed_here = is_timed and not (self.kernel.language == "triton" and not self.accelerator)
         return Launches(
             self._runnable,
-            count=kernel_timing.LAUNCHES if timed_here else 1,
+            timed=kernel_timing.LAUNCHES if timed_here else 0,
             threads=self.threads,
             memory_bytes=address_space(self._runnable, self.problem, opened),
             clock=self.clock,
@@ -382,13 +382,18 @@ class _Trial:
     def _time(
         self, launches: Launches, opened: OpenProblem, places: CodePlaces | None
     ) -> list[CaseTiming]:
-        """Time every timed case: the first launch is the process that gave the right answers."""
+        """Time every timed case, in processes that are as new as the reference's.
+
+        The one that was checked has a heap of all cases: it was up to a tenth faster, or slower.
+        """
         timings = []
         self.ahead.pause()
         for index in opened.timed:
             watch = watch_for(places, self.problem, self.kernel)
             try:
-                timing = time_until_answered(index, opened, launches.launch, self.evidence, watch)
+                timing = time_until_answered(
+                    index, opened, launches.launch_new, self.evidence, watch
+                )
             except NotTimed:
                 if watch is not None:  # whose work it is was not seen beside the clock
                     with launches.launch(0) as process:

@@ -28,14 +28,14 @@ class Launches:
         self,
         kernel: Kernel,
         *,
-        count: int,
+        timed: int,
         threads: int,
         memory_bytes: int,
         clock: Clock,
         accelerator: Accelerator | None = None,
         compilations: Path | None = None,
     ) -> None:
-        """Start the first, and all `count` of those that start together."""
+        """Start the first, and with it the `timed` ones of a look where they can start together."""
         self._kernel = kernel
         self._threads = threads
         self._memory_bytes = memory_bytes
@@ -47,9 +47,9 @@ class Launches:
         self._builds = uses_extensions(kernel) and accelerator is None and bubblewrap() is not None
         self._library: int | None = None
         self._standing: list[CandidateProcess] = []
-        self._together = 1 if accelerator is not None or self._builds else count
+        self._together = 0 if accelerator is not None or self._builds else timed
         try:
-            self._start_together()
+            self._start_together(1 + self._together)
         except BaseException:
             self.close()
             raise
@@ -83,9 +83,9 @@ class Launches:
     @contextlib.contextmanager
     def launch(self, index: int) -> Iterator[CandidateProcess]:
         """The process of that number, stopped, for as long as it is timed."""
-        if index >= len(self._standing) and self._together > 1:
+        if index >= len(self._standing) and self._together:
             with _in_time():
-                for process in self._start_together():
+                for process in self._start_together(self._together):
                     self._load(process)
         if index < len(self._standing):
             yield self._standing[index]
@@ -98,10 +98,14 @@ class Launches:
         finally:
             process.close()
 
-    def _start_together(self) -> list[CandidateProcess]:
-        """Start as many as belong together; those that start stand until the verdict."""
+    def launch_new(self, index: int) -> contextlib.AbstractContextManager[CandidateProcess]:
+        """The process of that number among those after the first, which was checked."""
+        return self.launch(1 + index)
+
+    def _start_together(self, count: int) -> list[CandidateProcess]:
+        """Start so many; they stand until the verdict."""
         before = len(self._standing)
-        for _ in range(self._together):
+        for _ in range(count):
             self._standing.append(self._start())
         return self._standing[before:]
 
