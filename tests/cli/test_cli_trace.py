@@ -355,7 +355,7 @@ def test_a_workload_that_is_not_there_is_said_once(
         raise CommandFailed("the workload's process", 2)
 
     monkeypatch.setattr("ratchet.trace.record.record", failed)
-    words = ["trace", "record", "lama-tiny", "--device", "cpu", "--out", str(tmp_path / "out")]
+    words = ["trace", "record", "llama-tiny", "--device", "cpu", "--out", str(tmp_path / "out")]
     assert main(words) == 2
     assert capsys.readouterr() == ("", ""), "its process has said it"
 

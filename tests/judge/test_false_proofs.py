@@ -81,7 +81,7 @@ def opened() -> Any:
 
     return SimpleNamespace(
         reference=SimpleNamespace(ask=ask),
-        clock=SimpleNamespace(left_s=9.0),
+        clock=SimpleNamespace(left_s=9.0, reference_s=9.0),
         cases=[SimpleNamespace(bytes=1.0)],
     )
 

@@ -9,7 +9,7 @@ import pytest
 from answers import assert_right
 
 from ratchet.errors import CompilerMissing
-from ratchet.judge import isolation, kernel_checks, kernel_timing, shared_compilations
+from ratchet.judge import isolation, kernel_checks, kernel_timing, kernel_trial, shared_compilations
 from ratchet.judge.kernel_checks import OpenProblem
 from ratchet.judge.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Evidence
@@ -43,7 +43,8 @@ def short(few_rounds: None, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def for_anyone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder for every kernel: a hostile one that has it must do no harm."""
-    monkeypatch.setattr(shared_compilations, "is_compiled_reference", lambda *_: True)
+    for module in (shared_compilations, kernel_trial):
+        monkeypatch.setattr(module, "is_compiled_reference", lambda *_: True)
 
 
 @pytest.fixture

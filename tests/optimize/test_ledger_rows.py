@@ -89,7 +89,7 @@ def test_a_mistake_leaves_no_turn_to_be_resumed(
     monkeypatch.setattr(loop, "describe", raises)
     ledger = tmp_path / "ledger.db"
     asked = Settings(
-        workload="llama-tinny", options={"device": "cpu"}, out=tmp_path, ledger=str(ledger)
+        workload="llama-tiny", options={"device": "cpu"}, out=tmp_path, ledger=str(ledger)
     )
     with pytest.raises(WorkloadError):
         loop.optimize(asked)
