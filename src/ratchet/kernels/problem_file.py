@@ -57,6 +57,8 @@ LOADING_LIMIT_S: Final = 180.0
 """Where nobody gives another."""
 KEEPER: Final = "ratchet.kernels.file_keeper"
 KEEPER_GRACE_S: Final = 3.0
+LONGEST_WAIT_S: Final = 1e6
+"""poll(2) takes milliseconds in 31 bits."""
 PATIENT: Final = {"OMP_WAIT_POLICY": "passive"}
 """As in the judge's workers: threads that spin while they wait slow down a busy machine, and `auto`
 would take the spinning for work."""
@@ -358,7 +360,8 @@ def _described(request: dict[str, Any], limit_s: float) -> dict[str, Any]:
             text=True,
         )
         try:
-            most_s = WALL_FACTOR * limit_s + KEEPER_GRACE_S  # the keeper itself counts work
+            # The keeper itself counts work.
+            most_s = min(WALL_FACTOR * limit_s + KEEPER_GRACE_S, LONGEST_WAIT_S)
             process.communicate(json.dumps(request), timeout=most_s)
         except subprocess.TimeoutExpired:
             return {"fault": f"its file could not be ended within {limit_s:.3g} s"}
