@@ -41,7 +41,7 @@ class World:
     start_s: float = 5.0
     compile_s: float = 10.0
     autotune_s: float = 30.0
-    warm: float = 0.5
+    warm: float = 0.1
     """What compiling a config again takes of the first time."""
     step_s: float = 0.1
     compiled: float = 0.8

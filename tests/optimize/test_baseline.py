@@ -43,6 +43,7 @@ def turn(keep_precision: bool = False) -> Any:
         device=SimpleNamespace(kind="cpu"),
         drop=lambda candidate: None,
         stage=lambda until_s: contextlib.nullcontext(),
+        is_live=lambda candidate: False,
         holds=lambda kind, key: True,
         leave_out=lambda *what, **more: None,
         costs=Costs(),

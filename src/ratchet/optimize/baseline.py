@@ -80,7 +80,8 @@ def find_baseline(
     best: dict[str, Candidate] = {}
     slower: list[str] = []
     modes: set[str] = set()
-    for config in _configs(turn, written, situation, rivals):
+    configs = _configs(turn, written, situation, rivals)
+    for config in configs:
         rival = with_config(config, {})
         known = best.get(config.precision) or next(iter(best.values()), None)
         reason = rule_out(known, config) if known is not None else None
@@ -93,7 +94,12 @@ def find_baseline(
             continue
         try:
             with turn.stage(_rival_ends_s(turn, written, rival, known)):
-                expect(turn, [(best.get(config.precision, written), rival)], None)
+                # Both precisions compile beside each other; the second finds its arm started.
+                mode = config.compile_mode
+                beside = [one for one in configs if known is None and one.compile_mode == mode]
+                beside = beside or [config]
+                pairs = [(best.get(one.precision, written), with_config(one, {})) for one in beside]
+                expect(turn, pairs, None)
                 rivals.append(_time_rival(turn, rival, written, best, slower))
             modes.add(str(config.compile_mode))
         except DeadlinePassed:
@@ -142,7 +148,7 @@ def _rival_ends_s(
 
     DeadlinePassed where it would take too much of the search's time.
     """
-    if known is None:
+    if known is None or turn.is_live(rival):
         return turn.ends_s
     ends_s = search_ends_s(turn, written, known)
     needed_s = screening_s(turn, known, rival, None)

@@ -41,9 +41,6 @@ from ratchet.workloads.config import StepConfig
 
 KERNELS_SHARE = 0.5
 """Of the time between the rivals and the final run: the rest is for trying them in the step."""
-BEST_SHARE, SAME_SHARE = 0.5, 0.6
-"""Of what is left then, where the arithmetic may change: for the climb that may change it, and for
-the one that may not. What remains is for comparing losses."""
 SHRUNK_STEP_S = 0.02
 """A step of a shrunk copy takes about this long, or as long as the step itself."""
 
@@ -218,13 +215,12 @@ def _search(turn: Turn, situation: Situation, baseline: Baseline, steering: Stee
         if not _may_change(turn, situation, baseline, ends_s):
             same = climb(baseline.best_same, keep=True)
             return Found(same=same, best=same, kernels=kernels, losses=None, reserved_s=reserved_s)
-        with turn.stage(_part(turn, ends_s, BEST_SHARE)):
+        with turn.stage(ends_s - _losses_s(turn, baseline)):
             best = climb(baseline.best, keep=False)
         if keeps_arithmetic(best.best, baseline.written):
             return Found(same=best, best=best, kernels=kernels, losses=None, reserved_s=reserved_s)
-        with turn.stage(_part(turn, ends_s, SAME_SHARE)):
-            same = climb(baseline.best_same, keep=True)
         losses = _losses(turn, baseline.written, best.best)
+        same = climb(baseline.best_same, keep=True)
         if losses is None or not losses.passed:
             best = _without_arithmetic(turn, same, best, losses)
         return Found(same=same, best=best, kernels=kernels, losses=losses, reserved_s=reserved_s)
@@ -238,7 +234,7 @@ def _part(turn: Turn, ends_s: float, share: float) -> float:
 def _may_change(turn: Turn, situation: Situation, baseline: Baseline, ends_s: float) -> bool:
     """Whether a climb may end in another arithmetic, which must then be trained both ways.
 
-    Not where the budget has no room for two climbs and the comparison of losses.
+    Not where the budget has no room for a climb and the comparison of losses.
     """
     changing = not turn.settings.keep_precision and any(
         lever.changes_arithmetic and lever.applies(situation) is None
@@ -246,15 +242,18 @@ def _may_change(turn: Turn, situation: Situation, baseline: Baseline, ends_s: fl
     )
     if not changing:
         return False
-    settings, costs = turn.settings, turn.costs
-    curves_s = (
-        settings.loss_seeds * settings.loss_steps * min(SHRUNK_STEP_S, costs.step_s(baseline.best))
-    )
-    losses_s = 2 * (costs.setup_s(baseline.best) + curves_s)
-    if 2 * _bundle_s(turn, baseline) + losses_s <= ends_s - turn.spent_s:
+    if _bundle_s(turn, baseline) + _losses_s(turn, baseline) <= ends_s - turn.spent_s:
         return True
     turn.leave_out("changes of the arithmetic", "the budget has no room to compare their losses")
     return False
+
+
+def _losses_s(turn: Turn, baseline: Baseline) -> float:
+    """What it takes to train small copies both ways."""
+    settings, costs = turn.settings, turn.costs
+    step_s = min(SHRUNK_STEP_S, costs.step_s(baseline.best))
+    curves_s = settings.loss_seeds * settings.loss_steps * step_s
+    return 2 * (costs.restart_s(baseline.best) + curves_s)
 
 
 def _bundle_s(turn: Turn, baseline: Baseline) -> float:
