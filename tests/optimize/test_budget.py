@@ -55,7 +55,7 @@ def seen(*, setup_s: float = 10.0, step_s: float = 1.0) -> Costs:
     return costs
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(WORLDS, st.sampled_from([30.0, 60.0, 120.0, 240.0, 720.0, 1800.0]))
 def test_no_turn_is_late_and_the_final_run_has_its_share(world: World, budget_s: float) -> None:
     began_s = world.now_s

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from ratchet.optimize.candidate import Candidate
 from ratchet.optimize.result import Omission
-from ratchet.workloads.config import StepConfig
 
 FEWEST_ROUNDS, MOST_ROUNDS = 5, 20
 """Of a launch of the final run."""
@@ -17,12 +16,15 @@ LEAST_LAUNCHES = 2
 WARMUP_STEPS = 3
 START_TOGETHER = 2
 """Arms that start at a time: imports and tracing use one core each."""
-PROOF_SHARE, MOST_PROOF_SHARE = 0.2, 0.45
-"""Of the budget: what a whole proof may keep, and what the smallest one may."""
+PROOF_SHARE = 0.2
+"""Of the budget: what a proof may keep that is longer than the shortest one."""
 MARGIN = 1.15
 """A launch of the proof may take this many times what the starts so far suggest."""
 BESIDE = 0.2
 """How much of its own time an arm adds to the start of a longer one beside it, on two cores."""
+COMPILING_BESIDE = 0.8
+"""The same for two arms that both compile with cold caches, which keeps every core at work: 128 s
+one after the other were 114 s together (vit, two Zen 4 cores)."""
 WARM = 0.1
 """What compiling takes again with warm caches, where that was not seen yet: 0.06 to 0.1 of a cold
 start here (llama-8m and llama-tiny on two Zen 4 cores)."""
@@ -33,6 +35,11 @@ COMPILED_START, AUTOTUNED_START = 3.0, 2.5
 def closing_s(budget_s: float) -> float:
     """Seconds kept for putting the result together, writing it and leaving."""
     return min(15.0, 1.5 + 0.04 * budget_s)
+
+
+def crowding(cold_arms: int) -> float:
+    """The time that so many arms take to compile beside each other, in that of one alone."""
+    return 1 + COMPILING_BESIDE * max(0, cold_arms - 1)
 
 
 def together_s(setups_s: Iterable[float], at_a_time: int = START_TOGETHER) -> float:
@@ -55,14 +62,21 @@ class Costs:
     _modes: dict[str | None, float] = field(default_factory=dict)
     _warm: float | None = None
 
-    def note_setup(self, candidate: Candidate, setup_s: float) -> None:
+    def note_setup(
+        self, candidate: Candidate, setup_s: float, *, alone_s: float | None = None
+    ) -> None:
+        """Learn from a start; `alone_s` is what it would have taken with no other beside it."""
         if setup_s > 0:
             mode = candidate.config.compile_mode
             if mode is None:  # beside arms that compile it was seen ready late, not slow
-                setup_s = min(setup_s, self._modes.get(None, setup_s))
+                setup_s = alone_s = min(setup_s, self._modes.get(None, setup_s))
             self._learn_warm(candidate, setup_s)
             self.setups_s[candidate.key()] = setup_s
-            self._modes[mode] = max(setup_s, self._modes.get(mode, 0.0))
+            self._modes[mode] = max(alone_s or setup_s, self._modes.get(mode, 0.0))
+
+    def is_cold(self, candidate: Candidate) -> bool:
+        """Tell whether its start would compile what no start in this turn has compiled."""
+        return candidate.config.compile_mode is not None and candidate.key() not in self.setups_s
 
     def _learn_warm(self, candidate: Candidate, setup_s: float) -> None:
         """How much of compiling a second start takes, when one is seen."""
@@ -77,10 +91,11 @@ class Costs:
 
     def setup_s(self, candidate: Candidate) -> float:
         """What its start took, or what starts like it took; 0 where nothing was seen yet."""
-        return self.setups_s.get(candidate.key()) or self._guess_s(candidate.config)
+        return self.setups_s.get(candidate.key()) or self.compiled_s(candidate)
 
-    def _guess_s(self, config: StepConfig) -> float:
-        mode = config.compile_mode
+    def compiled_s(self, candidate: Candidate) -> float:
+        """What a start takes that compiles anew, with no other beside it; 0 where none was seen."""
+        mode = candidate.config.compile_mode
         if mode in self._modes:
             return self._modes[mode]
         if mode is None:
@@ -192,5 +207,4 @@ def reserve_s(
     fewest = min(launches, LEAST_LAUNCHES)
     least_s = fewest * costs.launch_s([rival] * 3, FEWEST_ROUNDS)
     most_s = launches * costs.launch_s([written, *[rival] * 3], MOST_ROUNDS)
-    wanted_s = max(least_s, min(most_s, PROOF_SHARE * budget_s))
-    return min(wanted_s, MOST_PROOF_SHARE * budget_s)
+    return max(least_s, min(most_s, PROOF_SHARE * budget_s))

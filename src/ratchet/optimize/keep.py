@@ -120,7 +120,7 @@ def _because(baseline: Baseline, best: Climb, proof: Proof | None) -> str:
     """Why the recipe is what it is, by the comparison with the rival; a clause."""
     if not baseline.has_rival:
         return "the budget ended before torch.compile's step was timed"
-    if best.best.key() == baseline.best.key():
+    if best.best.key() in (baseline.best.key(), baseline.best_same.key()):
         if not any(change.ratio is not None for change in best.changes):
             return "the budget had no room to try a change: the rival, torch.compile's best, stays"
         return "no change looked faster than the rival, torch.compile's best"

@@ -28,7 +28,7 @@ from ratchet.optimize.levers import LEVERS, Lever, Situation, all_levers, kernel
 from ratchet.optimize.levers.base import why_bf16_is_slow
 from ratchet.optimize.levers.kernels import PREFIX
 from ratchet.optimize.limit import ranked, too_small
-from ratchet.optimize.losses import compare_losses
+from ratchet.optimize.losses import compare_losses, comparison_s
 from ratchet.optimize.prove import prove
 from ratchet.optimize.prove_kernels import ProvenKernels, prove_kernels
 from ratchet.optimize.recipe import Recipe
@@ -41,8 +41,6 @@ from ratchet.workloads.config import StepConfig
 
 KERNELS_SHARE = 0.5
 """Of the time between the rivals and the final run: the rest is for trying them in the step."""
-SHRUNK_STEP_S = 0.02
-"""A step of a shrunk copy takes about this long, or as long as the step itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,17 +203,22 @@ def _run(turn: Turn, description: dict[str, Any], started_at: str) -> Outcome:
 
 
 def _search(turn: Turn, situation: Situation, baseline: Baseline, steering: Steering) -> Found:
-    """Judge the kernels and climb, in what the final run leaves of the budget."""
+    """Judge the kernels and climb, in what the final run leaves of the budget.
+
+    A change of the arithmetic counts only where losses are compared: their time is kept free.
+    """
     ends_s = search_ends_s(turn, baseline.written, baseline.best)
     reserved_s = turn.ends_s - ends_s
     with turn.stage(ends_s):
         worth = steering.worth(baseline)
-        kernels = _kernels(turn, situation, baseline, worth, ends_s)
+        compares_s = _comparison_s(turn, situation, baseline)
+        climbed_s = ends_s - (compares_s or 0.0)
+        kernels = _kernels(turn, situation, baseline, worth, climbed_s)
         climb = partial(_climb, turn, situation, kernels, worth, baseline.modes)
-        if not _may_change(turn, situation, baseline, ends_s):
+        if compares_s is None:
             same = climb(baseline.best_same, keep=True)
             return Found(same=same, best=same, kernels=kernels, losses=None, reserved_s=reserved_s)
-        with turn.stage(ends_s - _losses_s(turn, baseline)):
+        with turn.stage(climbed_s):
             best = climb(baseline.best, keep=False)
         if keeps_arithmetic(best.best, baseline.written):
             return Found(same=best, best=best, kernels=kernels, losses=None, reserved_s=reserved_s)
@@ -231,29 +234,22 @@ def _part(turn: Turn, ends_s: float, share: float) -> float:
     return turn.spent_s + share * max(0.0, ends_s - turn.spent_s)
 
 
-def _may_change(turn: Turn, situation: Situation, baseline: Baseline, ends_s: float) -> bool:
-    """Whether a climb may end in another arithmetic, which must then be trained both ways.
+def _comparison_s(turn: Turn, situation: Situation, baseline: Baseline) -> float | None:
+    """The seconds to keep for the comparison of losses; None where nothing is to be compared.
 
-    Not where the budget has no room for a climb and the comparison of losses.
+    That is so where no lever may change the arithmetic, and where the budget has no room for it.
     """
     changing = not turn.settings.keep_precision and any(
         lever.changes_arithmetic and lever.applies(situation) is None
         for lever in chosen_levers(turn.settings)
     )
     if not changing:
-        return False
-    if _bundle_s(turn, baseline) + _losses_s(turn, baseline) <= ends_s - turn.spent_s:
-        return True
+        return None
+    needed_s = comparison_s(turn, baseline.written, baseline.best)
+    if needed_s <= turn.left_s():
+        return needed_s
     turn.leave_out("changes of the arithmetic", "the budget has no room to compare their losses")
-    return False
-
-
-def _losses_s(turn: Turn, baseline: Baseline) -> float:
-    """What it takes to train small copies both ways."""
-    settings, costs = turn.settings, turn.costs
-    step_s = min(SHRUNK_STEP_S, costs.step_s(baseline.best))
-    curves_s = settings.loss_seeds * settings.loss_steps * step_s
-    return 2 * (costs.restart_s(baseline.best) + curves_s)
+    return None
 
 
 def _bundle_s(turn: Turn, baseline: Baseline) -> float:

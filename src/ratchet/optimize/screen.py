@@ -99,7 +99,7 @@ def screen(
     payload = turn.memo("screening", key, lambda: _screen(turn, incumbent, challenger, oracle))
     screening = Screening(**payload)
     if not turn.is_live(challenger):
-        turn.costs.note_setup(challenger, screening.setup_s)
+        turn.learn_setup(challenger)
     turn.costs.note_step(challenger, screening.step_time_s)
     turn.costs.note_step(incumbent, screening.incumbent_step_s)
     turn.tell("screened", title=challenger.title, **payload)

@@ -21,7 +21,7 @@ from ratchet.judge.arms import ArmProcess, ArmSpec
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.optimize import allocators
 from ratchet.optimize.arm import FACTORY
-from ratchet.optimize.budget import WARMUP_STEPS, Costs, closing_s
+from ratchet.optimize.budget import WARMUP_STEPS, Costs, closing_s, crowding
 from ratchet.optimize.candidate import Candidate
 from ratchet.optimize.result import Omission
 from ratchet.optimize.settings import Settings
@@ -257,6 +257,7 @@ class Turn:
 
     def _start(self, candidates: Sequence[Candidate]) -> None:
         self._make_room(len(candidates))
+        crowd = crowding(sum(self.costs.is_cold(one) for one in candidates))
         begun = time.monotonic()
         arms = [ArmProcess(self.spec(candidate)) for candidate in candidates]
         with contextlib.ExitStack() as stack:
@@ -272,7 +273,7 @@ class Turn:
                 arm.begin_run(1)
             for arm, candidate in zip(arms, candidates, strict=True):
                 arm.finish_run()
-                self._note_setup(candidate, time.monotonic() - begun)
+                self._note_setup(candidate, time.monotonic() - begun, crowd)
             for arm in arms:
                 arm.run(WARMUP_STEPS - 1)
             stack.pop_all()
@@ -287,9 +288,16 @@ class Turn:
         known = self.known("setup", candidate.key())
         return float(known["setup_s"]) if known else 0.0
 
-    def _note_setup(self, candidate: Candidate, setup_s: float) -> None:
-        self.costs.note_setup(candidate, setup_s)
-        self.memo("setup", candidate.key(), lambda: {"setup_s": setup_s})
+    def learn_setup(self, candidate: Candidate) -> None:
+        """Learn from a start that the ledger knows, as the turn did that saw it."""
+        known = self.known("setup", candidate.key())
+        if known is not None:
+            self.costs.note_setup(candidate, float(known["setup_s"]), alone_s=known["alone_s"])
+
+    def _note_setup(self, candidate: Candidate, setup_s: float, crowd: float) -> None:
+        alone_s = setup_s / crowd if self.costs.is_cold(candidate) else setup_s
+        self.costs.note_setup(candidate, setup_s, alone_s=alone_s)
+        self.memo("setup", candidate.key(), lambda: {"setup_s": setup_s, "alone_s": alone_s})
 
     def gradients_path(self, candidate: Candidate) -> Path:
         return self.folder / f"{candidate.key()}.safetensors"
