@@ -20,6 +20,7 @@ from ratchet.judge.numerics import GradientCheck
 from ratchet.measure.arm import Timing
 from ratchet.optimize import compose, loop, losses, screen, steer
 from ratchet.optimize import turn as turn_module
+from ratchet.optimize.candidate import with_config
 from ratchet.optimize.loop import Outcome
 from ratchet.optimize.prove_kernels import ProvenKernels
 from ratchet.optimize.result import IdentityResult, OpTime, StepProfile
@@ -80,7 +81,7 @@ class World:
         return time_s
 
     def compile_time_s(self, config: StepConfig) -> float:
-        key = config.model_dump_json()
+        key = with_config(config, {}).graph_key()
         again = self.warm if key in self.compiled_before else 1.0
         self.compiled_before.add(key)
         times_s = {None: 0.0, "default": self.compile_s}
@@ -123,10 +124,12 @@ class MadeUpArm:
     def begin_start(self) -> None:
         self.world.arms_started += 1
         self.pid = self.world.arms_started
+        self._begun_s = self.world.now_s
         self._begin(self.world.start_s)
 
     def finish_start(self) -> None:
         self._finish()
+        self.setup_time_s = self.world.now_s - self._begun_s
 
     def begin_run(self, iterations: int) -> None:
         first_s = 0.0 if self._ran else self.world.compile_time_s(self.config)

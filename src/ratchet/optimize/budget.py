@@ -51,65 +51,94 @@ def together_s(setups_s: Iterable[float], at_a_time: int = START_TOGETHER) -> fl
 
 @dataclass(kw_only=True)
 class Costs:
-    """Seconds that arms took in this turn, by the candidate's key; the last start counts."""
+    """Seconds that arms took in this turn: starts by what they compile, steps by candidate."""
 
     setups_s: dict[str, float] = field(default_factory=dict)
-    """From the start of a process to the end of its first step."""
+    """From the start of a process to the end of its first step, the first time; compiled ones."""
     steps_s: dict[str, float] = field(default_factory=dict)
     profile_s: float = 0.0
     verdict_s: float = 0.0
     """The longest verdict on a kernel so far."""
-    _modes: dict[str | None, float] = field(default_factory=dict)
+    _modes: dict[str, float] = field(default_factory=dict)
+    """What a start takes that compiles anew, alone, by the compile mode."""
+    _plain_s: float = math.inf
+    _restarts_s: dict[str, float] = field(default_factory=dict)
+    """The same for the last start that was not the first."""
     _warm: float | None = None
+
+    def note_plain(self, start_s: float) -> None:
+        """Learn how long an arm takes until it could run its first step; the shortest counts.
+
+        Beside others that compile, or before the files are in memory, it takes longer.
+        """
+        if start_s > 0:
+            self._plain_s = min(start_s, self._plain_s)
 
     def note_setup(
         self, candidate: Candidate, setup_s: float, *, alone_s: float | None = None
     ) -> None:
         """Learn from a start; `alone_s` is what it would have taken with no other beside it."""
-        if setup_s > 0:
-            mode = candidate.config.compile_mode
-            if mode is None:  # beside arms that compile it was seen ready late, not slow
-                setup_s = alone_s = min(setup_s, self._modes.get(None, setup_s))
-            self._learn_warm(candidate, setup_s)
-            self.setups_s[candidate.key()] = setup_s
+        if setup_s <= 0:
+            return
+        mode = candidate.config.compile_mode
+        if mode is None:
+            self.note_plain(setup_s)
+            return
+        key = candidate.graph_key()
+        if key in self.setups_s:
+            self._note_restart(key, setup_s)
+        else:
+            self.setups_s[key] = setup_s
             self._modes[mode] = max(alone_s or setup_s, self._modes.get(mode, 0.0))
 
     def is_cold(self, candidate: Candidate) -> bool:
         """Tell whether its start would compile what no start in this turn has compiled."""
-        return candidate.config.compile_mode is not None and candidate.key() not in self.setups_s
+        return (
+            candidate.config.compile_mode is not None and candidate.graph_key() not in self.setups_s
+        )
 
-    def _learn_warm(self, candidate: Candidate, setup_s: float) -> None:
-        """How much of compiling a second start takes, when one is seen."""
-        first_s, plain_s = self.setups_s.get(candidate.key()), self._modes.get(None)
-        if first_s is not None and plain_s is not None and first_s > plain_s:
-            share = (setup_s - plain_s) / (first_s - plain_s)
+    def _note_restart(self, key: str, setup_s: float) -> None:
+        """Learn from a second start, and from how much of a long first one it took."""
+        self._restarts_s[key] = setup_s
+        compiled_s = self.setups_s[key] - self.plain_s
+        if compiled_s > self.plain_s:
+            share = (setup_s - self.plain_s) / compiled_s
             self._warm = min(1.0, max(self._warm or 0.0, share))
 
     def note_step(self, candidate: Candidate, step_s: float) -> None:
         if step_s > 0:
             self.steps_s[candidate.key()] = step_s
 
+    @property
+    def plain_s(self) -> float:
+        """What a start takes without compiling; 0 where none was seen."""
+        return self._plain_s if math.isfinite(self._plain_s) else 0.0
+
     def setup_s(self, candidate: Candidate) -> float:
         """What its start took, or what starts like it took; 0 where nothing was seen yet."""
-        return self.setups_s.get(candidate.key()) or self.compiled_s(candidate)
+        return self.setups_s.get(candidate.graph_key()) or self.compiled_s(candidate)
 
     def compiled_s(self, candidate: Candidate) -> float:
         """What a start takes that compiles anew, with no other beside it; 0 where none was seen."""
         mode = candidate.config.compile_mode
+        if mode is None:
+            return self.plain_s
         if mode in self._modes:
             return self._modes[mode]
-        if mode is None:
-            return 0.0
         if mode != "default" and "default" in self._modes:
             return AUTOTUNED_START * self._modes["default"]
-        return COMPILED_START * self._modes.get(None, 0.0)
+        return COMPILED_START * self.plain_s
 
     def restart_s(self, candidate: Candidate) -> float:
         """What another start takes: its compilation finds warm caches where it was started."""
-        setup_s, plain_s = self.setup_s(candidate), self._modes.get(None, 0.0)
-        if candidate.key() not in self.setups_s or setup_s <= plain_s:
+        key = candidate.graph_key()
+        if key in self._restarts_s:
+            return self._restarts_s[key]
+        setup_s = self.setup_s(candidate)
+        if key not in self.setups_s or setup_s <= self.plain_s:
             return setup_s
-        return plain_s + (WARM if self._warm is None else self._warm) * (setup_s - plain_s)
+        warm = WARM if self._warm is None else self._warm
+        return self.plain_s + warm * (setup_s - self.plain_s)
 
     def step_s(self, candidate: Candidate) -> float:
         """The time of its step, or the longest of any so far; 0 where none was timed."""

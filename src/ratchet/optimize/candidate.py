@@ -10,6 +10,12 @@ from typing import Any
 from ratchet.optimize.installed import InstalledKernel
 from ratchet.workloads.config import StepConfig
 
+AROUND_THE_GRAPH: dict[str, Any] = {
+    name: StepConfig.model_fields[name].default
+    for name in ("optimizer", "affinity", "allocator", "huge_pages", "preallocate")
+}
+"""Settings that change nothing in what torch.compile makes of forward and backward."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
@@ -26,6 +32,11 @@ class Candidate:
             "kernels": sorted(kernel.hash for kernel in self.kernels),
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+
+    def graph_key(self) -> str:
+        """A key that candidates share whose steps torch.compile compiles to the same code."""
+        config = self.config.model_copy(update=AROUND_THE_GRAPH)
+        return Candidate(title="", config=config, kernels=self.kernels).key()
 
     def arguments(self, workload: str, options: dict[str, Any]) -> dict[str, Any]:
         """The JSON arguments of the arm's factory."""

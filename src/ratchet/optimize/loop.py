@@ -33,7 +33,7 @@ from ratchet.optimize.prove import prove
 from ratchet.optimize.prove_kernels import ProvenKernels, prove_kernels
 from ratchet.optimize.recipe import Recipe
 from ratchet.optimize.result import Change, Decision, LossResult, OptimizeResult
-from ratchet.optimize.screen import screening_s
+from ratchet.optimize.screen import new_screening_s
 from ratchet.optimize.settings import Settings, check_settings
 from ratchet.optimize.steer import Steering, Worth
 from ratchet.optimize.turn import Listener, Turn
@@ -252,12 +252,6 @@ def _comparison_s(turn: Turn, situation: Situation, baseline: Baseline) -> float
     return None
 
 
-def _bundle_s(turn: Turn, baseline: Baseline) -> float:
-    """What it takes to screen one candidate beside the rival."""
-    like = baseline.best.config.model_copy(update={"preallocate": True})
-    return MARGIN * screening_s(turn, baseline.best, with_config(like, {}), None)
-
-
 def _kernels(
     turn: Turn, situation: Situation, baseline: Baseline, worth: Worth, ends_s: float
 ) -> ProvenKernels:
@@ -265,7 +259,8 @@ def _kernels(
     levers = [one for one in kernel_levers() if one.name in _wanted_kernels(turn, situation)]
     names = [lever.name.removeprefix(PREFIX) for lever in ranked(levers, worth.by_lever)]
     reasons = {name: too_small(PREFIX + name, worth.by_lever, worth.step_time_s) for name in names}
-    kernels_end_s = min(_part(turn, ends_s, KERNELS_SHARE), ends_s - _bundle_s(turn, baseline))
+    bundle_s = MARGIN * new_screening_s(turn, baseline.best)
+    kernels_end_s = min(_part(turn, ends_s, KERNELS_SHARE), ends_s - bundle_s)
     with turn.stage(kernels_end_s):
         return prove_kernels(
             turn,

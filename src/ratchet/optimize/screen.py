@@ -127,9 +127,21 @@ def screening_s(
         return 0.0
     missing = [one for one in (incumbent, challenger) if not turn.is_live(one)]
     started_s = together_s(turn.costs.restart_s(one) for one in missing)
+    return MARGIN * started_s + _timing_s(turn, incumbent, challenger)
+
+
+def new_screening_s(turn: Turn, incumbent: Candidate) -> float:
+    """What it would take to screen a challenger that torch.compile has not compiled yet."""
+    costs = turn.costs
+    starts_s = [costs.compiled_s(incumbent)]
+    if not turn.is_live(incumbent):
+        starts_s.append(costs.restart_s(incumbent))
+    return MARGIN * together_s(starts_s) + _timing_s(turn, incumbent, incumbent)
+
+
+def _timing_s(turn: Turn, incumbent: Candidate, challenger: Candidate) -> float:
     pair_s = turn.costs.step_s(incumbent) + turn.costs.step_s(challenger)
-    timed_s = max(_screen_time_s(turn), (FEWEST_ROUNDS + WARMUP_STEPS) * pair_s)
-    return MARGIN * started_s + timed_s
+    return max(_screen_time_s(turn), (FEWEST_ROUNDS + WARMUP_STEPS) * pair_s)
 
 
 def _screen_time_s(turn: Turn) -> float:

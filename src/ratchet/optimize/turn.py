@@ -267,6 +267,7 @@ class Turn:
                 arm.begin_start()
             for arm, candidate in zip(arms, candidates, strict=True):
                 arm.finish_start()
+                self.costs.note_plain(arm.setup_time_s)
                 arm.begin_call("gradients", path=str(self.gradients_path(candidate)))
             for arm in arms:
                 arm.finish_call()
