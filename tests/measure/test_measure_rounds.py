@@ -62,6 +62,14 @@ def test_a_sample_is_the_time_of_one_iteration() -> None:
     assert arms[0].asked == [4, 4]
 
 
+@pytest.mark.parametrize(("rounds", "run"), [(4, 4), (5, 5), (6, 6), (20, 6)])
+def test_rounds_end_in_twos_once_it_is_enough(rounds: int, run: int) -> None:
+    _, arms = two_arms()
+    rng = np.random.default_rng(0)
+    samples = run_rounds(arms, rounds=rounds, launch=0, rng=rng, enough=lambda: True)
+    assert [s.round for s in samples] == [r for r in range(run) for _ in arms]
+
+
 def test_on_round_sees_each_round_as_it_ends() -> None:
     seen: list[tuple[int, int]] = []
 

@@ -17,7 +17,7 @@ import numpy as np
 from ratchet.errors import JudgeError
 from ratchet.judge.arms import ArmProcess, ArmSpec
 from ratchet.measure.arm import Timing
-from ratchet.measure.rounds import run_rounds
+from ratchet.measure.rounds import Enough, run_rounds
 from ratchet.measure.samples import Sample, checked
 
 
@@ -120,8 +120,11 @@ def time_arms(
     start_together: int = 1,
     iterations: int | Mapping[str, int] = 1,
     on_event: OnEvent | None = None,
+    enough: Enough = lambda: False,
 ) -> Trial:
     """Time two or more arms; returns launches x rounds x arms samples, in seconds.
+
+    Where the arms run together, `enough` may end a launch before its last round (`run_rounds`).
 
     `warmup` counts iterations before the first timed one, at least one. With `concurrent=False`
     (two arms do not fit in memory together) each launch runs the arms one process after another;
@@ -139,7 +142,9 @@ def time_arms(
         plan = _Plan(launch=launch, rounds=rounds, warmup=warmup, iterations=iterations)
         if concurrent:
             together = start_together
-            _launch_together(gathered, order, plan, rng, pause_idle=pause_idle, together=together)
+            _launch_together(
+                gathered, order, plan, rng, enough, pause_idle=pause_idle, together=together
+            )
         else:
             _launch_apart(gathered, order, plan)
     return Trial(
@@ -171,6 +176,7 @@ def _launch_together(
     order: Sequence[ArmSpec],
     plan: _Plan,
     rng: np.random.Generator,
+    enough: Enough,
     *,
     pause_idle: bool,
     together: int,
@@ -198,6 +204,7 @@ def _launch_together(
             rng=rng,
             iterations=plan.iterations,
             on_round=on_round,
+            enough=enough,
         )
         for arm in arms:
             arm.resume()

@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from ratchet.measure.rounds import FEWEST_ROUNDS
 from ratchet.optimize.candidate import Candidate
 from ratchet.optimize.result import Omission
 
-FEWEST_ROUNDS, MOST_ROUNDS = 5, 20
+MOST_ROUNDS = 20
 """Of a launch of the final run."""
 LEAST_LAUNCHES = 2
 """Of the final run. The interval of one launch knows nothing of how much starts differ."""

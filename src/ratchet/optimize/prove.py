@@ -9,9 +9,9 @@ from typing import Any
 from ratchet.errors import DeadlinePassed
 from ratchet.judge.recipe_trial import time_arms
 from ratchet.measure.estimate import Floor, aa_floor, compare, summarise
+from ratchet.measure.rounds import FEWEST_ROUNDS
 from ratchet.measure.samples import Sample
 from ratchet.optimize.budget import (
-    FEWEST_ROUNDS,
     LEAST_LAUNCHES,
     MARGIN,
     START_TOGETHER,
@@ -132,6 +132,7 @@ def _launches(
     done: list[dict[str, Any]] = []
     for launch in range(plan.launches):
         left_s = turn.left_s() / (plan.launches - launch)
+        ends_s = turn.spent_s + left_s
         rounds = max(FEWEST_ROUNDS, turn.costs.rounds_in(left_s, candidates))
         name = f"{key}:{rival}:{launch}"
         hopeless = MARGIN * turn.left_s() < turn.costs.launch_s(candidates, FEWEST_ROUNDS)
@@ -141,7 +142,7 @@ def _launches(
             payload = turn.memo(
                 "proof",
                 name,
-                lambda: _launch(turn, distinct, rival, rounds, launch),  # noqa: B023
+                lambda: _launch(turn, distinct, rival, rounds, launch, ends_s),  # noqa: B023
             )
         except DeadlinePassed:
             break
@@ -153,7 +154,12 @@ def _launches(
 
 
 def _launch(
-    turn: Turn, distinct: dict[str, Candidate], rival: str, rounds: int, launch: int
+    turn: Turn,
+    distinct: dict[str, Candidate],
+    rival: str,
+    rounds: int,
+    launch: int,
+    ends_s: float,
 ) -> dict[str, Any]:
     turn.tell("proof", launch=launch, rounds=rounds)
     specs = [turn.spec(candidate, name=role) for role, candidate in distinct.items()]
@@ -167,6 +173,7 @@ def _launch(
         concurrent=_fit_together(turn, distinct),
         start_together=START_TOGETHER,
         on_event=lambda event: turn.tell("trial", **asdict(event)),
+        enough=lambda: turn.spent_s >= ends_s,
     )
     return {
         "samples": [{**asdict(sample), "launch": launch} for sample in trial.samples],

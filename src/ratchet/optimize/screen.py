@@ -12,14 +12,14 @@ import numpy as np
 from ratchet.errors import DeadlinePassed, RatchetError
 from ratchet.judge.numerics import judge_gradients
 from ratchet.measure.estimate import compare
-from ratchet.measure.rounds import run_rounds
+from ratchet.measure.rounds import FEWEST_ROUNDS, run_rounds
 from ratchet.optimize.budget import MARGIN, WARMUP_STEPS, together_s
 from ratchet.optimize.candidate import Candidate
 from ratchet.optimize.turn import Turn
 
 SCREEN_S = 10.0
 """Timing of one screening, or a sixtieth of the turn's budget where that is less."""
-FEWEST_ROUNDS, MOST_ROUNDS = 5, 25
+MOST_ROUNDS = 25
 HOPELESS, HOPELESS_ROUNDS = 4.0, 2
 """A challenger whose step takes this many times the incumbent's is not timed for longer."""
 
@@ -176,7 +176,14 @@ def _screen(
     step_s = base.run(1).wall_time_s, min(arm.run(1).wall_time_s for _ in range(2))
     rounds = rounds_for(*step_s, _screen_time_s(turn))
     rng = np.random.default_rng(turn.settings.seed)
-    samples = run_rounds([base, arm], rounds=rounds, launch=0, rng=rng)
+    ends_s = turn.elapsed_s + MARGIN * _screen_time_s(turn)
+    samples = run_rounds(
+        [base, arm],
+        rounds=rounds,
+        launch=0,
+        rng=rng,
+        enough=lambda: turn.elapsed_s >= ends_s,
+    )
     found = compare(samples, baseline=base.name, new=arm.name, floor=None)
     times = {
         name: [sample.wall_time_s for sample in samples if sample.arm == name]
