@@ -20,11 +20,11 @@ from ratchet.errors import (
 )
 from ratchet.kernels.problem_file import load_kernel, load_problem
 from ratchet.ledger import Ledger
-from ratchet.optimize.loop import check_settings
-from ratchet.optimize.recipe import Recipe
-from ratchet.optimize.settings import Settings
-from ratchet.optimize.suite_candidates import kernelbench_suite
-from ratchet.optimize.verdict_files import check_out
+from ratchet.optimize.recipe.recipe import Recipe
+from ratchet.optimize.turn.loop import check_settings
+from ratchet.optimize.turn.settings import Settings
+from ratchet.suites.candidates import kernelbench_suite
+from ratchet.suites.verdict_files import check_out
 from ratchet.trace.record import record
 from ratchet.trace.runs import report_run
 from ratchet.workloads.names import user_file

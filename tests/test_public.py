@@ -17,8 +17,8 @@ import torch
 import ratchet
 from ratchet import api
 from ratchet.cli import main
-from ratchet.optimize.loop import plan
-from ratchet.optimize.settings import make_settings
+from ratchet.optimize.turn.loop import plan
+from ratchet.optimize.turn.settings import make_settings
 from ratchet.report.page import render_page
 from ratchet.workloads import load
 from ratchet.workloads.saved import as_spec
@@ -84,7 +84,7 @@ def test_every_public_name_is_what_the_docs_call_once_everything_is_imported() -
 
 
 FIRST = (
-    "import ratchet.optimize.settings",
+    "import ratchet.optimize.turn.settings",
     "import ratchet; ratchet.compile, ratchet.apply, ratchet.Settings",
     "from ratchet import *",
     "from ratchet import optimize, judge, trace",

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from ratchet.kernels.kernel import Kernel
     from ratchet.kernels.problem import Case, Problem, TensorSpec
     from ratchet.kernels.tolerance import Tolerance
-    from ratchet.optimize.apply import apply, compile
-    from ratchet.optimize.loop import Outcome
-    from ratchet.optimize.recipe import Recipe
-    from ratchet.optimize.settings import Settings
+    from ratchet.optimize.recipe.apply import apply, compile
+    from ratchet.optimize.recipe.recipe import Recipe
+    from ratchet.optimize.turn.loop import Outcome
+    from ratchet.optimize.turn.settings import Settings
     from ratchet.workloads.workload import AdamWSpec, Workload
 
 __version__ = "0.1.0"
@@ -54,17 +54,17 @@ _HOMES = {
     "AdamWSpec": "ratchet.workloads.workload",
     "Case": "ratchet.kernels.problem",
     "Kernel": "ratchet.kernels.kernel",
-    "Outcome": "ratchet.optimize.loop",
+    "Outcome": "ratchet.optimize.turn.loop",
     "Problem": "ratchet.kernels.problem",
     "RatchetError": "ratchet.errors",
-    "Recipe": "ratchet.optimize.recipe",
-    "Settings": "ratchet.optimize.settings",
+    "Recipe": "ratchet.optimize.recipe.recipe",
+    "Settings": "ratchet.optimize.turn.settings",
     "TensorSpec": "ratchet.kernels.problem",
     "Tolerance": "ratchet.kernels.tolerance",
     "Verdict": "ratchet.judge.verdict",
     "Workload": "ratchet.workloads.workload",
-    "apply": "ratchet.optimize.apply",
-    "compile": "ratchet.optimize.apply",
+    "apply": "ratchet.optimize.recipe.apply",
+    "compile": "ratchet.optimize.recipe.apply",
     "gradient_of": "ratchet.kernels.gradients",
     # These are packages; those two can be called.
     "judge": "ratchet.judge",

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ratchet.errors import RatchetError
-from ratchet.optimize.compose import write
-from ratchet.optimize.loop import Outcome
-from ratchet.optimize.loop import optimize as run_turn
-from ratchet.optimize.settings import Settings, make_settings
-from ratchet.optimize.turn import FOLDER_PREFIX, Listener
+from ratchet.optimize.turn.compose import write
+from ratchet.optimize.turn.loop import Outcome
+from ratchet.optimize.turn.loop import optimize as run_turn
+from ratchet.optimize.turn.settings import Settings, make_settings
+from ratchet.optimize.turn.state import FOLDER_PREFIX, Listener
 from ratchet.report.page import render_page
 from ratchet.workloads.saved import as_spec
 from ratchet.workloads.user import importing

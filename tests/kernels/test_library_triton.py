@@ -22,7 +22,7 @@ from ratchet.kernels.library import LIBRARY
 from ratchet.kernels.library_triton import ENTRIES, source_path, triton_kernels
 from ratchet.kernels.problem_file import load_kernel
 from ratchet.kernels.suites import find_problem
-from ratchet.optimize.suite_candidates import find_answer, kernelbench_suite
+from ratchet.suites.candidates import find_answer, kernelbench_suite
 
 HERE = Path(__file__).parent
 EVERYTHING = os.environ.get("RATCHET_TEST") == "all"

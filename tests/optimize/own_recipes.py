@@ -15,8 +15,8 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library import LIBRARY
 from ratchet.kernels.problem import Problem
 from ratchet.ledger import Fingerprint, Ledger
-from ratchet.optimize.fits import signature_of
-from ratchet.optimize.recipe import Recipe, RecipeKernel
+from ratchet.optimize.recipe.recipe import Recipe, RecipeKernel
+from ratchet.optimize.step.signature import signature_of
 from ratchet.workloads.config import StepConfig
 
 EAGER = StepConfig(optimizer="kernel", kernels=("rms_norm",))

@@ -18,13 +18,13 @@ from ratchet.judge import recipe_trial
 from ratchet.judge.arms import ArmSpec
 from ratchet.judge.numerics import GradientCheck
 from ratchet.measure.arm import Timing
-from ratchet.optimize import compose, loop, losses, screen, steer
-from ratchet.optimize import turn as turn_module
-from ratchet.optimize.candidate import with_config
-from ratchet.optimize.loop import Outcome
-from ratchet.optimize.prove_kernels import ProvenKernels
-from ratchet.optimize.result import IdentityResult, OpTime, StepProfile
-from ratchet.optimize.settings import Settings
+from ratchet.optimize.step.candidate import with_config
+from ratchet.optimize.turn import compose, loop, losses, screen, steer
+from ratchet.optimize.turn import state as turn_module
+from ratchet.optimize.turn.loop import Outcome
+from ratchet.optimize.turn.prove_kernels import ProvenKernels
+from ratchet.optimize.turn.result import IdentityResult, OpTime, StepProfile
+from ratchet.optimize.turn.settings import Settings
 from ratchet.workloads.config import StepConfig
 
 CEILINGS = Ceilings(

@@ -19,7 +19,7 @@ from ratchet.devices.probe import probe
 from ratchet.judge.revision import revision
 from ratchet.kernels.library import LIBRARY
 from ratchet.ledger import Fingerprint, Ledger
-from ratchet.optimize.recipe import Recipe, RecipeKernel
+from ratchet.optimize.recipe.recipe import Recipe, RecipeKernel
 from ratchet.workloads.config import StepConfig
 
 pytestmark = [pytest.mark.compiler, pytest.mark.timeout(600)]

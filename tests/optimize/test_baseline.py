@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from ratchet.errors import ArmFailure, CompilerMissing
-from ratchet.optimize import baseline as baseline_module
-from ratchet.optimize.baseline import find_baseline
-from ratchet.optimize.budget import Costs
-from ratchet.optimize.candidate import Candidate, with_config
 from ratchet.optimize.levers import Situation
-from ratchet.optimize.screen import Screening
+from ratchet.optimize.step.candidate import Candidate, with_config
+from ratchet.optimize.turn import baseline as baseline_module
+from ratchet.optimize.turn.baseline import find_baseline
+from ratchet.optimize.turn.budget import Costs
+from ratchet.optimize.turn.screen import Screening
 from ratchet.workloads.config import StepConfig
 
 WRITTEN = with_config(StepConfig(), {})

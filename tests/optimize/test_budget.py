@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from simulated_turns import CEILINGS, NO_BF16, World, run
 
 from ratchet.errors import RatchetError
-from ratchet.optimize.budget import WARM, Costs, plan_proof, together_s
-from ratchet.optimize.candidate import Candidate, with_config
+from ratchet.optimize.step.candidate import Candidate, with_config
+from ratchet.optimize.turn.budget import WARM, Costs, plan_proof, together_s
 from ratchet.workloads.config import StepConfig
 
 WRITTEN = with_config(StepConfig(), {})

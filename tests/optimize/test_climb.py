@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratchet.optimize import climb as climb_module
-from ratchet.optimize.candidate import Candidate, with_config
-from ratchet.optimize.climb import Climber, applicable
 from ratchet.optimize.levers import Lever, Situation
 from ratchet.optimize.levers.base import field_lever
-from ratchet.optimize.screen import Screening
+from ratchet.optimize.step.candidate import Candidate, with_config
+from ratchet.optimize.turn import climb as climb_module
+from ratchet.optimize.turn.climb import Climber, applicable
+from ratchet.optimize.turn.screen import Screening
 from ratchet.workloads.config import StepConfig
 
 FIELDS = {

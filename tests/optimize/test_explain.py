@@ -9,9 +9,10 @@ import torch
 
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.probe import probe
-from ratchet.optimize.explain import categorise, explain, record_steps
 from ratchet.optimize.levers import all_levers
-from ratchet.optimize.result import StepProfile
+from ratchet.optimize.step.profile import record_steps
+from ratchet.optimize.turn.explain import categorise, explain
+from ratchet.optimize.turn.result import StepProfile
 from ratchet.trace.advice import FINDINGS
 
 STEPS = 3

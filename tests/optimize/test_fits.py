@@ -19,12 +19,12 @@ from ratchet.devices import probe as probing
 from ratchet.devices.probe import Device
 from ratchet.errors import RecipeError
 from ratchet.kernels.library import registry
-from ratchet.optimize import fits
-from ratchet.optimize import own_optimizer as own_optimizers
-from ratchet.optimize.candidate import with_config
-from ratchet.optimize.compose import make_recipe
-from ratchet.optimize.describe import describe_workload
-from ratchet.optimize.recipe import RecipeModel
+from ratchet.optimize.recipe import fits
+from ratchet.optimize.recipe import own_optimizer as own_optimizers
+from ratchet.optimize.step.candidate import with_config
+from ratchet.optimize.step.describe import describe_workload
+from ratchet.optimize.step.signature import ModelSignature, signature_of
+from ratchet.optimize.turn.compose import make_recipe
 from ratchet.workloads import load
 from ratchet.workloads.config import StepConfig
 
@@ -41,8 +41,8 @@ def nothing_changes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def installed(*_: object, **__: object) -> None:
         raise AssertionError("something was changed before the mistake was found")
 
-    monkeypatch.setattr("ratchet.optimize.apply.ready_kernels", installed)
-    monkeypatch.setattr("ratchet.optimize.apply.install_optimizer", installed)
+    monkeypatch.setattr("ratchet.optimize.recipe.apply.ready_kernels", installed)
+    monkeypatch.setattr("ratchet.optimize.recipe.apply.install_optimizer", installed)
     monkeypatch.setattr("ratchet.workloads.process.enter", installed)
     yield
     assert registry.active() == {}
@@ -119,7 +119,7 @@ def test_a_model_without_shapes_yet() -> None:
 
 def test_a_wrapped_model_is_the_recipe_s() -> None:
     wrapped = nn.ModuleDict({"module": Model()})
-    assert fits.signature_of(wrapped) == fits.signature_of(Model())
+    assert signature_of(wrapped) == signature_of(Model())
     fits.check_model(recipe(PLAIN), wrapped)
 
 
@@ -189,13 +189,13 @@ def test_a_turn_describes_what_its_recipe_keeps() -> None:
     workload = load("llama-tiny")
     description = json.loads(json.dumps(describe_workload(workload)))
     assert description["optimizer"] == "AdamW"
-    assert RecipeModel(**description["model"]) == fits.signature_of(workload.model)
+    assert ModelSignature(**description["model"]) == signature_of(workload.model)
 
 
 @pytest.mark.parametrize("described", [True, False])
 def test_a_turn_s_recipe_holds_its_model_and_optimizer(described: bool) -> None:
     """An older ledger's description has neither."""
-    model = fits.signature_of(MODEL)
+    model = signature_of(MODEL)
     turn = SimpleNamespace(
         settings=SimpleNamespace(title="w"),
         device=SimpleNamespace(fingerprint="d", model="m"),
@@ -228,7 +228,7 @@ class TestBesideAGpu:
         assert "proven on a GPU" in said and "(cpu)" in said
 
     def test_autocast_is_of_the_model_s_device(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from ratchet.optimize import apply
+        from ratchet.optimize.recipe import apply
 
         monkeypatch.setattr(apply.process, "enter", lambda config: None)
         monkeypatch.setattr(apply, "_with_kernels", lambda recipe, config, *_, **__: config)

@@ -10,13 +10,13 @@ from simulated_turns import CEILINGS, World, run
 
 from ratchet.measure.estimate import Floor
 from ratchet.measure.samples import Sample
-from ratchet.optimize.baseline import Baseline
-from ratchet.optimize.candidate import Candidate, with_config
-from ratchet.optimize.climb import Climb
-from ratchet.optimize.keep import Found, keep, roles
-from ratchet.optimize.prove import TWIN, Proof
-from ratchet.optimize.prove_kernels import ProvenKernels
-from ratchet.optimize.result import Change, LossResult
+from ratchet.optimize.step.candidate import Candidate, with_config
+from ratchet.optimize.turn.baseline import Baseline
+from ratchet.optimize.turn.climb import Climb
+from ratchet.optimize.turn.keep import Found, keep, roles
+from ratchet.optimize.turn.prove import TWIN, Proof
+from ratchet.optimize.turn.prove_kernels import ProvenKernels
+from ratchet.optimize.turn.result import Change, LossResult
 from ratchet.workloads.config import StepConfig
 
 WRITTEN = with_config(StepConfig(), {})

@@ -12,10 +12,11 @@ import pytest
 from ratchet.errors import RatchetError, WorkloadError
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.suites import find_problem
-from ratchet.optimize import bench, loop
-from ratchet.optimize.settings import Settings
-from ratchet.optimize.suite import Question, Suite, SuiteRun
-from ratchet.optimize.verdicts import RecordedJudge, Terms
+from ratchet.ledger.verdicts import RecordedJudge, Terms
+from ratchet.optimize import bench
+from ratchet.optimize.turn import loop
+from ratchet.optimize.turn.settings import Settings
+from ratchet.suites.run import Question, Suite, SuiteRun
 
 TABLES = ("problems", "kernels", "verdicts", "measurements", "evidence", "recipes", "turns")
 

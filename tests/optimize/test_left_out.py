@@ -15,7 +15,7 @@ import ratchet
 from ratchet.errors import CompilerMissing, JudgeError, KernelError, LedgerError, RecipeError
 from ratchet.kernels.library import registry
 from ratchet.ledger import Ledger
-from ratchet.optimize import reproof
+from ratchet.optimize.recipe import reproof
 from ratchet.workloads.config import StepConfig
 
 NORM = ("rms_norm_forward", "rms_norm_backward", "add_rms_norm_forward", "add_rms_norm_backward")
@@ -226,7 +226,7 @@ def test_a_kernel_that_this_version_lacks_is_left_out(
 def test_a_workload_s_step_leaves_them_out_too(
     ledger: str, judge: MadeUpJudge, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from ratchet.optimize.fits import signature_of
+    from ratchet.optimize.step.signature import signature_of
     from ratchet.workloads import load
 
     judge.fast["adamw_step"] = "correct"

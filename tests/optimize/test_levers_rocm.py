@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ratchet.optimize import allocators
 from ratchet.optimize.levers import Situation, all_levers
+from ratchet.optimize.step import allocators
 from ratchet.workloads.config import StepConfig
 
 NAMES = ("tunableop", "hipblaslt", "aotriton-attention")

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from simulated_turns import CEILINGS, World, run
 from test_climb import situation
 
-from ratchet.optimize.explain import categorise
 from ratchet.optimize.levers import all_levers
-from ratchet.optimize.limit import limit_of, too_small, winnable_s
-from ratchet.optimize.result import IdentityResult, OpTime, StepLimit, StepProfile
+from ratchet.optimize.turn.explain import categorise
+from ratchet.optimize.turn.limit import limit_of, too_small, winnable_s
+from ratchet.optimize.turn.result import IdentityResult, OpTime, StepLimit, StepProfile
 
 
 def profile(ops: dict[str, tuple[float, float | None]], window_s: float = 1.0) -> StepProfile:

@@ -10,7 +10,7 @@ import torch
 from own_recipes import batch, make, step_of
 from torch import nn
 
-from ratchet.optimize.own_optimizer import install_optimizer
+from ratchet.optimize.recipe.own_optimizer import install_optimizer
 from ratchet.workloads.config import StepConfig
 
 # torch's own, once a process, for fp32 norms of bf16 activations that are not compiled

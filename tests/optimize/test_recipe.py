@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from ratchet.errors import RecipeError
-from ratchet.optimize.recipe import SCHEMA, Recipe, RecipeKernel, RecipeModel
+from ratchet.optimize.recipe.recipe import SCHEMA, Recipe, RecipeKernel
+from ratchet.optimize.step.signature import ModelSignature
 from ratchet.workloads.config import StepConfig
 
 
@@ -100,7 +101,7 @@ def test_a_recipe_from_before_the_model_was_kept_still_loads(tmp_path: Path) -> 
 
 def test_the_model_and_the_optimizer_are_under_the_checksum(tmp_path: Path) -> None:
     path = tmp_path / "recipe.json"
-    model = RecipeModel(tensors=2, parameters=12, shapes="s")
+    model = ModelSignature(tensors=2, parameters=12, shapes="s")
     recipe = make().model_copy(update={"model": model, "optimizer": "AdamW"})
     recipe.save(path)
     assert Recipe.load(path).model == model

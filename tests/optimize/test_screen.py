@@ -12,12 +12,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ratchet.optimize import compose
-from ratchet.optimize.baseline import Baseline
-from ratchet.optimize.budget import Costs
-from ratchet.optimize.candidate import Candidate, with_config
-from ratchet.optimize.screen import FEWEST_ROUNDS, MOST_ROUNDS, Oracle, check_gradients, rounds_for
-from ratchet.optimize.turn import FOLDER_PREFIX, clear_folders_of_the_dead
+from ratchet.optimize.step.candidate import Candidate, with_config
+from ratchet.optimize.turn import compose
+from ratchet.optimize.turn.baseline import Baseline
+from ratchet.optimize.turn.budget import Costs
+from ratchet.optimize.turn.screen import (
+    FEWEST_ROUNDS,
+    MOST_ROUNDS,
+    Oracle,
+    check_gradients,
+    rounds_for,
+)
+from ratchet.optimize.turn.state import FOLDER_PREFIX, clear_folders_of_the_dead
 from ratchet.workloads.config import StepConfig
 
 WRITTEN = with_config(StepConfig(), {})

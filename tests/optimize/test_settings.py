@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.errors import RatchetError
-from ratchet.optimize.settings import Settings, parse_duration_s
+from ratchet.optimize.turn.settings import Settings, parse_duration_s
 
 
 @pytest.mark.parametrize(

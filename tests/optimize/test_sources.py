@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.optimize.settings import Settings
-from ratchet.optimize.sources import project_files, source_hash
+from ratchet.optimize.turn.settings import Settings
+from ratchet.optimize.turn.sources import project_files, source_hash
 
 RUN = "raise SystemExit('this module was run')\n"
 

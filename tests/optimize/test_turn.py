@@ -11,9 +11,9 @@ import pytest
 from ratchet.devices.probe import probe
 from ratchet.errors import DeadlinePassed
 from ratchet.ledger import Ledger
-from ratchet.optimize.budget import closing_s
-from ratchet.optimize.settings import Settings
-from ratchet.optimize.turn import Turn
+from ratchet.optimize.turn.budget import closing_s
+from ratchet.optimize.turn.settings import Settings
+from ratchet.optimize.turn.state import Turn
 
 FOUND: dict[str, Any] = {"found": 1}
 CLOSING_S = closing_s(100.0)

@@ -9,7 +9,7 @@ import pytest
 from html_pages import CHROMIUM, hostile, in_chromium, tags
 from made_up_result import make_result
 
-from ratchet.optimize.result import OptimizeResult
+from ratchet.optimize.turn.result import OptimizeResult
 from ratchet.report import breakdown, figures, shape
 from ratchet.report.page import changed_settings, render_page, tiles
 from ratchet.report.shape import as_result

@@ -12,7 +12,6 @@ from made_up_verdict import make_judged, make_profile, make_row
 from rich.console import Console
 
 from ratchet.judge.verdict import Verdict
-from ratchet.optimize.suite_score import SuiteResult, SuiteRow, answered, summarise
 from ratchet.report.console import make_console
 from ratchet.report.static_table import print_inspection, static_tables
 from ratchet.report.suite_page import render_suite_page
@@ -21,6 +20,7 @@ from ratchet.report.suite_table import print_suite
 from ratchet.report.verdict_page import render_verdict_page
 from ratchet.report.verdict_table import print_verdict
 from ratchet.report.verdict_words import MEANING
+from ratchet.suites.score import SuiteResult, SuiteRow, answered, summarise
 
 
 def console(width: int = 80, *, terminal: bool = False) -> tuple[Console, io.StringIO]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ratchet.errors import RatchetError, WorkloadError
-from ratchet.optimize.settings import Settings
+from ratchet.optimize.turn.settings import Settings
 from ratchet.workloads import Workload, check, load
 from ratchet.workloads.saved import as_spec, save
 

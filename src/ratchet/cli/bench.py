@@ -32,7 +32,7 @@ def bench(
     debug: Debug = False,
 ) -> None:
     """Step time, tokens/s, MFU and peak memory; kept in the ledger."""
-    from ratchet.optimize.settings import workload_options
+    from ratchet.optimize.turn.settings import workload_options
 
     options = workload_options(workloads or [], batch_size, sequence, precision, text, device)
 

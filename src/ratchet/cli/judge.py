@@ -16,9 +16,9 @@ from ratchet.errors import RatchetError
 
 if TYPE_CHECKING:
     from ratchet.kernels.problem import Task
-    from ratchet.optimize.suite import Suite
-    from ratchet.optimize.suite_score import SuiteRow
-    from ratchet.optimize.verdicts import JudgedKernel, RecordedJudge, Terms
+    from ratchet.ledger.verdicts import JudgedKernel, RecordedJudge, Terms
+    from ratchet.suites.run import Suite
+    from ratchet.suites.score import SuiteRow
 
 PROVEN, NOT_PROVEN, INTERRUPTED = 0, 1, 130
 LIMIT, COMPILING_LIMIT = "60s", "5m"
@@ -154,9 +154,9 @@ def judge(
         check_texts(problem, kernel, entry=entry)
 
     # From here on numpy, the ledger and torch are imported: what text can show was said.
-    from ratchet.optimize.suite_candidates import kernelbench_suite, training_suite
-    from ratchet.optimize.verdict_files import check_out
-    from ratchet.optimize.verdicts import RecordedJudge, Terms
+    from ratchet.ledger.verdicts import RecordedJudge, Terms
+    from ratchet.suites.candidates import kernelbench_suite, training_suite
+    from ratchet.suites.verdict_files import check_out
 
     check_out(out)
     if problem is not None and kernel is not None:
@@ -199,9 +199,9 @@ def _check_form(
 
 
 def _report_one(judged: JudgedKernel, out: Path, as_json: bool) -> int:
-    from ratchet.optimize.verdict_files import write_verdict
     from ratchet.report.verdict_page import render_verdict_page
     from ratchet.report.verdict_table import print_verdict
+    from ratchet.suites.verdict_files import write_verdict
 
     document = judged.to_json() | {"paths": write_verdict(judged, out, render_verdict_page)}
     if as_json:
@@ -222,12 +222,12 @@ def _report_one(judged: JudgedKernel, out: Path, as_json: bool) -> int:
 def _judge_suite(
     suite: Suite, court: RecordedJudge, terms: Terms, fresh: bool, out: Path, as_json: bool
 ) -> int:
-    from ratchet.optimize.suite import SuiteRun, all_right
-    from ratchet.optimize.verdict_files import write_suite, write_verdict
     from ratchet.report.suite_page import render_suite_page
     from ratchet.report.suite_progress import SuiteProgress
     from ratchet.report.suite_table import print_suite
     from ratchet.report.verdict_page import render_verdict_page
+    from ratchet.suites.run import SuiteRun, all_right
+    from ratchet.suites.verdict_files import write_suite, write_verdict
 
     pages: dict[str, str] = {}
     run = SuiteRun(suite=suite, judge=court, terms=terms, fresh=fresh)

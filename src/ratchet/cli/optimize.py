@@ -13,7 +13,7 @@ from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFi
 
 
 def _checked_seed(seed: int) -> int:
-    from ratchet.optimize.settings import check_seed
+    from ratchet.optimize.turn.settings import check_seed
 
     check_seed(seed)
     return seed
@@ -63,7 +63,7 @@ def optimize(
     debug: Debug = False,
 ) -> None:
     """Measure a training step, try changes, prove them, and write the recipe."""
-    from ratchet.optimize.settings import make_settings
+    from ratchet.optimize.turn.settings import make_settings
 
     settings = make_settings(
         workload,
@@ -85,7 +85,7 @@ def optimize(
 
     # From here on torch is imported: what text can show was said.
     from ratchet import api
-    from ratchet.optimize.loop import plan
+    from ratchet.optimize.turn.loop import plan
     from ratchet.report.progress import Progress
     from ratchet.report.terminal import print_plan, print_result
 

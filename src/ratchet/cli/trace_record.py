@@ -81,7 +81,7 @@ def record(
             + ("none was given" if workload is None else "both were given")
         )
     if command is None:
-        from ratchet.optimize.settings import workload_options
+        from ratchet.optimize.turn.settings import workload_options
         from ratchet.workloads.run_steps import steps_command
 
         assert workload is not None

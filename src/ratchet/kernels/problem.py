@@ -101,6 +101,10 @@ class Problem:
         kept = tuple(case for case in self.cases if case.tier == tier or case.hidden)
         return replace(self, cases=kept)
 
+    def untimed(self) -> Problem:
+        """The same problem, to be judged for its answers alone."""
+        return replace(self, cases=tuple(replace(case, timed=False) for case in self.cases))
+
     def varied(self, case: Case) -> tuple[Case, ...]:
         """`case` with the values of each hidden case: its sizes, dtypes and layouts, and for every
         real input the distribution that the hidden case has there."""

@@ -28,8 +28,8 @@ def run_rounds(
 ) -> list[Sample]:
     """Time every arm once a round, one right after the other; returns rounds x arms samples.
 
-    After FEWEST_ROUNDS no two rounds begin once `enough()` is true: it may look at a clock, and must
-    not look at the samples.
+    After FEWEST_ROUNDS no two rounds begin once `enough()` is true: it may look at a clock, and
+    must not look at the samples.
 
     Rounds come in twos: a random order, then its reverse (ABBA or BAAB for two arms), so that
     neither a steady drift nor a cost of coming second falls on one arm. `iterations` is one number

@@ -1,7 +1,7 @@
 """tcmalloc in place of the C library's allocator, where it is installed."""
 
-from ratchet.optimize.allocators import find_library
 from ratchet.optimize.levers.base import Situation, field_lever
+from ratchet.optimize.step.allocators import find_library
 
 
 def _applies(situation: Situation) -> str | None:

@@ -1,0 +1,169 @@
+"""A recipe put to work: in a Ratchet workload, or in a training script of one's own.
+
+Everything is checked before anything is changed. A kernel that cannot be proven here and now is
+left out: torch's own op runs, and one warning says which and why.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from ratchet.devices.fingerprint import software
+from ratchet.devices.probe import Device
+from ratchet.errors import RecipeError
+from ratchet.graph.install import compile_options
+from ratchet.graph.steps import build_step
+from ratchet.optimize.recipe import fits
+from ratchet.optimize.recipe.own_optimizer import install_optimizer
+from ratchet.optimize.recipe.recipe import Recipe
+from ratchet.optimize.recipe.reproof import ready_kernels
+from ratchet.optimize.step import allocators
+from ratchet.optimize.step.candidate import wanted_libraries
+from ratchet.optimize.step.installed import InstalledKernel
+from ratchet.workloads import process
+from ratchet.workloads.config import StepConfig
+from ratchet.workloads.recompilation import BoundedCompile
+from ratchet.workloads.step import TrainingStep, mode_options
+from ratchet.workloads.workload import Workload
+
+log = logging.getLogger("ratchet")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def apply(
+    workload: Workload,
+    recipe: str | Path | Recipe,
+    *,
+    ledger: str | None = None,
+    strict: bool = False,
+) -> TrainingStep:
+    """Build the workload's step as the recipe runs it: `step(batch) -> loss`.
+
+    Raises RecipeError for a recipe that is damaged, or proven for another device, version, model
+    or optimizer. A kernel that this machine's ledger does not hold as proven is proved again first,
+    in the sandbox. Where that does not succeed, torch's own op runs and one warning says why; with
+    `strict` it is a RecipeError.
+    """
+    if not isinstance(workload, Workload):
+        raise RecipeError(
+            f"workload is of type {type(workload).__name__}: give a ratchet.Workload, or use "
+            "ratchet.compile(step, model, optimizer, recipe=...)"
+        )
+    loaded = fits.load_recipe(recipe)
+    device = fits.check_device(loaded, workload.model, software=software().fingerprint)
+    fits.check_model(loaded, workload.model)
+    fits.check_optimizer(loaded, workload.model, workload.optimizer(workload.model.parameters()))
+    config = _with_kernels(loaded, loaded.config, device, ledger=ledger, strict=strict)
+    return build_step(workload, config)
+
+
+def compile(
+    step: Function,
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    recipe: str | Path | Recipe,
+    ledger: str | None = None,
+    strict: bool = False,
+) -> Function:
+    """Install the recipe in a training step of your own; call the result as you called `step`.
+
+    `step` runs forward, `backward` and `optimizer.step()`. The model's weights and the optimizer
+    stay the same objects. Given a module alone (`ratchet.compile(model, recipe=...)`), what a
+    module can carry is installed and what it cannot is logged as a warning.
+
+    Raises RecipeError as `apply` does.
+    """
+    fits.check_arguments(step, model, optimizer)
+    loaded = fits.load_recipe(recipe)
+    trained = step if model is None else model
+    assert isinstance(trained, nn.Module)
+    device = fits.check_device(loaded, trained, software=software().fingerprint)
+    fits.check_model(loaded, trained)
+    config = loaded.config
+    if optimizer is None:
+        config = _of_a_model_alone(config)
+    else:
+        fits.check_optimizer(loaded, trained, optimizer)
+    config = _with_kernels(loaded, config, device, ledger=ledger, strict=strict)
+    process.enter(config)
+    _warn_of_environment(config)
+    if optimizer is None:
+        trained.forward = _compiled(trained.forward, config, device)
+        return step
+    install_optimizer(trained, optimizer, config)
+    return _compiled(step, config, device)
+
+
+def _with_kernels(
+    recipe: Recipe, config: StepConfig, device: Device, *, ledger: str | None, strict: bool
+) -> StepConfig:
+    """Load the kernels that `config` needs; return it with torch's own ops for those left out."""
+    wanted = wanted_libraries(config)
+    installed = [
+        InstalledKernel(**kernel.model_dump())
+        for kernel in recipe.kernels
+        if kernel.library in wanted
+    ]
+    ready = ready_kernels(installed, device, ledger)
+    for name in sorted(wanted - {kernel.library for kernel in installed}):
+        ready.left_out[name] = "the recipe holds no kernel for it"
+    if ready.left_out and strict:
+        raise RecipeError(
+            f"not proven on this machine: {ready.why()}; run `ratchet optimize` here, or leave "
+            "strict out to train with torch's own ops"
+        )
+    if ready.left_out:
+        _warn(
+            f"left out, torch's own ops run: {ready.why()}; run `ratchet optimize` here to prove "
+            "them again"
+        )
+    ready.activate()
+    return ready.without_left_out(config)
+
+
+def _compiled(step: Function, config: StepConfig, device: Device) -> Function:
+    """The step under the recipe's precision and torch.compile, its kernels in the graphs."""
+
+    @functools.wraps(step)
+    def with_autocast(*arguments: Any, **named: Any) -> Any:
+        with torch.autocast(device.kind, torch.bfloat16):
+            return step(*arguments, **named)
+
+    wrapped = step if config.precision == "fp32" else with_autocast
+    if config.compile_mode is None:
+        return wrapped  # type: ignore[return-value]
+    options = {**mode_options(config.compile_mode), **compile_options(config.kernels)}
+    return BoundedCompile(wrapped, options)  # type: ignore[return-value]
+
+
+def _of_a_model_alone(config: StepConfig) -> StepConfig:
+    """The config without the optimizer's part; warn of what a model alone cannot carry."""
+    if "linear_cross_entropy" in config.kernels:
+        _warn("linear_cross_entropy is installed only where the loss is computed in the model")
+    if config.optimizer == "as_written" and config.precision != "bf16_master":
+        return config
+    _warn("a model alone carries no optimizer: the optimizer's part is not installed")
+    changes: dict[str, object] = {"optimizer": "as_written"}
+    if config.precision == "bf16_master":
+        changes["precision"] = "bf16_autocast"
+    return config.model_copy(update=changes)
+
+
+def _warn_of_environment(config: StepConfig) -> None:
+    """Settings that a process must start with cannot be made here: say which are missing."""
+    for name, value in allocators.environment(config).items():
+        if os.environ.get(name) != value:
+            _warn(f"start the script with {name}={value}: the recipe was proven so")
+
+
+def _warn(what: str) -> None:
+    log.warning("ratchet: %s", what)

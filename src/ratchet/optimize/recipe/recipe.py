@@ -1,0 +1,147 @@
+"""The recipe: the levers and kernels proven for a workload on a device. A user takes it home."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ratchet import files
+from ratchet.errors import RecipeError
+from ratchet.optimize.step.signature import ModelSignature
+from ratchet.workloads.config import StepConfig
+
+SCHEMA = 1
+MOST_BYTES = 1 << 20
+"""Recipes have a few thousand bytes."""
+ADDED = ("model", "optimizer")
+"""Fields that older recipes lack: where they are empty, the checksum is over the rest."""
+
+
+class RecipeKernel(BaseModel):
+    """A kernel by its place in the library and the hash of its content."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    library: str
+    entry: str
+    hash: str
+    isa: str
+
+
+class Recipe(BaseModel):
+    """What `ratchet.apply` and `ratchet.compile` install."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    schema_version: int = SCHEMA
+    workload: str
+    device: str
+    """Fingerprint of the device it was proven on."""
+    device_name: str
+    software: str
+    """Fingerprint of torch, the compiler and Ratchet itself."""
+    versions: dict[str, str]
+    config: StepConfig
+    kernels: tuple[RecipeKernel, ...]
+    model: ModelSignature | None = None
+    """None in recipes from before it was kept: any model is taken."""
+    optimizer: str = ""
+    """The class of the workload's optimizer; empty in recipes from before it was kept."""
+    speedup: dict[str, dict[str, Any]]
+    changes_arithmetic: bool
+    created_at: str
+    checksum: str = ""
+
+    def sealed(self) -> Recipe:
+        """The same recipe with the checksum of its content."""
+        return self.model_copy(update={"checksum": self._digest()})
+
+    def _digest(self) -> str:
+        content = self.model_dump(mode="json", exclude={"checksum"})
+        content = {name: value for name, value in content.items() if value or name not in ADDED}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def save(self, path: Path) -> None:
+        """Write the sealed recipe as JSON, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(path.suffix + ".partial")
+        partial.write_text(self.sealed().model_dump_json(indent=2) + "\n")
+        partial.replace(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Recipe:
+        """Read a recipe; a RecipeError where it is missing, damaged or from a newer version."""
+        path = Path(path)
+        try:
+            recipe = cls._parse(path, read_text(path))
+            intact = recipe.checksum == recipe._digest()
+        except (RecursionError, ValueError) as error:
+            # Also pydantic's own error for values that are nested too deeply to be written again.
+            raise RecipeError(
+                f"recipe {path} is damaged (it is nested too deeply): run `ratchet optimize` again"
+            ) from error
+        if not intact:
+            raise RecipeError(
+                f"recipe {path} was changed after it was written (its checksum does not match): "
+                "run `ratchet optimize` again"
+            )
+        return recipe
+
+    @classmethod
+    def _parse(cls, path: Path, text: str) -> Recipe:
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            where = f" at line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+            raise RecipeError(
+                f"recipe {path} is damaged (not JSON{where}): run `ratchet optimize` again"
+            ) from error
+        version = document.get("schema_version") if isinstance(document, dict) else None
+        if isinstance(version, int) and version > SCHEMA:
+            raise RecipeError(
+                f"recipe {path} has schema {version}, this Ratchet reads up to {SCHEMA}: "
+                "install the Ratchet that wrote it, or run `ratchet optimize` again"
+            )
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the document"
+            raise RecipeError(
+                f"recipe {path} is damaged ({where}: {first['msg']}): run `ratchet optimize` again"
+            ) from error
+
+    def check_here(self, *, device: str, device_name: str, software: str) -> None:
+        """Refuse a recipe that was proven on another device or with other software."""
+        if self.device != device:
+            raise RecipeError(
+                f"the recipe was proven on {self.device_name}, this is {device_name}: "
+                "run `ratchet optimize` here"
+            )
+        if self.software != software:
+            known = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+            raise RecipeError(
+                f"the recipe was proven with {known}, which are not the versions here: "
+                "run `ratchet optimize` again"
+            )
+
+
+def read_text(path: Path) -> str:
+    """Read a recipe's text; a RecipeError where the path is no regular file of a recipe's size."""
+    remedy = "give the recipe.json that `ratchet optimize` wrote"
+    try:
+        if why := files.why_not_file(path):
+            raise RecipeError(f"recipe {path} {why}: {remedy}")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        text = content.decode()
+    except (OSError, ValueError) as error:  # ValueError: no text, or a path with a null byte
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise RecipeError(f"recipe {path} cannot be read ({reason}): {remedy}") from error
+    if len(content) > MOST_BYTES:
+        raise RecipeError(f"recipe {path} has more than {MOST_BYTES} bytes: {remedy}")
+    return text

@@ -1,0 +1,158 @@
+"""A recipe's kernels on their way into a training script: only what is proven on this machine.
+
+A kernel that the ledger does not hold as proven is judged again, in the sandbox. Whatever goes
+wrong there is a reason to leave the kernel out, never to stop the training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ratchet.devices.probe import Device
+from ratchet.errors import RatchetError, RecipeError
+from ratchet.judge.kernel_trial import KernelJudge
+from ratchet.judge.revision import revision
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.languages import cpp
+from ratchet.kernels.library import LIBRARY, WorkloadShapes, activate
+from ratchet.kernels.problem import Problem
+from ratchet.ledger import Fingerprint, Ledger
+from ratchet.optimize.step.installed import InstalledKernel, find_kernel
+from ratchet.workloads.config import StepConfig
+
+ADAMW = "adamw"
+
+
+@dataclass(kw_only=True)
+class ReadyKernels:
+    """The kernels of a recipe that may be loaded, compiled, and those that may not."""
+
+    compiled: list[tuple[Kernel, Path]] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Name in the library -> why torch's own op runs in its place."""
+
+    def activate(self) -> None:
+        """Load them into this process."""
+        for kernel, path in self.compiled:
+            activate(kernel, path)
+
+    def why(self) -> str:
+        """The names and reasons of those left out, in one line."""
+        return ", ".join(f"{name} ({reason})" for name, reason in self.left_out.items())
+
+    def without_left_out(self, config: StepConfig) -> StepConfig:
+        """The config as it is with torch's own ops for the kernels that were left out."""
+        changes: dict[str, object] = {
+            "kernels": tuple(name for name in config.kernels if name not in self.left_out)
+        }
+        if config.optimizer == "kernel" and ADAMW in self.left_out:
+            changes["optimizer"] = "as_written"
+        return config.model_copy(update=changes)
+
+
+def ready_kernels(
+    installed: Sequence[InstalledKernel], device: Device, ledger_url: str | None
+) -> ReadyKernels:
+    """Find, prove and compile a recipe's kernels; nothing is loaded yet.
+
+    A kernel of the library is taken whole: where one of its entries is not proven, none is loaded.
+    """
+    ready = ReadyKernels()
+    if not installed:
+        return ready
+    found: dict[str, list[Kernel]] = {}
+    for name in dict.fromkeys(kernel.library for kernel in installed):
+        own = [kernel for kernel in installed if kernel.library == name]
+        try:
+            found[name] = [find_kernel(kernel) for kernel in own]
+        except RecipeError as error:
+            ready.left_out[name] = str(error)
+    try:
+        with Ledger.open(ledger_url) as ledger:
+            reasons = _Reproof(ledger=ledger, fingerprint=ledger.here(device)).of_all(found)
+    except (RatchetError, OSError) as error:
+        reasons = dict.fromkeys(found, _line(error))
+    ready.left_out |= {name: reason for name, reason in reasons.items() if reason}
+    for name in found.keys() - ready.left_out.keys():
+        try:
+            ready.compiled += _compiled(found[name])
+        except (RatchetError, OSError) as error:
+            ready.left_out[name] = _line(error)
+    return ready
+
+
+def _compiled(kernels: Sequence[Kernel]) -> list[tuple[Kernel, Path]]:
+    """The kernels with their libraries, each of which loads."""
+    compiled = [(kernel, cpp.compile_kernel(kernel)) for kernel in kernels]
+    for kernel, path in compiled:
+        cpp.load(path, kernel.entry)
+    return compiled
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reproof:
+    """The judge asked about the kernels that a ledger does not hold as proven."""
+
+    ledger: Ledger
+    fingerprint: Fingerprint
+
+    def of_all(self, found: Mapping[str, Sequence[Kernel]]) -> dict[str, str]:
+        """Why each library kernel may not be loaded; "" where it may."""
+        unproven = {name: self._unproven(kernels) for name, kernels in found.items()}
+        if not any(unproven.values()):
+            return {}
+        with KernelJudge() as judge:
+            return {name: self._of_one(judge, name, own) for name, own in unproven.items()}
+
+    def _unproven(self, kernels: Sequence[Kernel]) -> list[Kernel]:
+        return [kernel for kernel in kernels if not self._is_proven(kernel)]
+
+    def _is_proven(self, kernel: Kernel) -> bool:
+        return self.ledger.proven(kernel.hash, self.fingerprint, judge=revision())
+
+    def _of_one(self, judge: KernelJudge, library: str, kernels: Sequence[Kernel]) -> str:
+        """Ask whether every entry is right before any is timed."""
+        try:
+            asked = [
+                (kernel, problem)
+                for kernel in kernels
+                for problem in LIBRARY[library].problems(WorkloadShapes())
+                if problem.name == kernel.entry
+            ]
+            for kernel, problem in asked:
+                verdict = self._verdict(judge, kernel, problem.untimed())
+                if verdict["status"] not in ("correct", "proven"):
+                    return _said(kernel, verdict)
+            for kernel, problem in asked:
+                verdict = self._verdict(judge, kernel, problem)
+                if not self._is_proven(kernel):
+                    return _said(kernel, verdict)
+        except (RatchetError, OSError) as error:
+            return _line(error)
+        left = self._unproven(kernels)
+        return f"{left[0].entry}: the library has no problem to prove it on" if left else ""
+
+    def _verdict(self, judge: KernelJudge, kernel: Kernel, problem: Problem) -> Mapping[str, Any]:
+        """What the ledger holds, unless that is `unmeasured`; else the judge's answer, recorded."""
+        known = self.ledger.verdict(kernel.hash, problem.hash, self.fingerprint, judge=revision())
+        if known is not None and known["status"] != "unmeasured":
+            return known
+        verdict: dict[str, Any] = judge.judge(kernel, problem).model_dump(mode="json")
+        self.ledger.record_verdict(verdict, fingerprint=self.fingerprint)
+        return verdict
+
+
+def _said(kernel: Kernel, verdict: Mapping[str, Any]) -> str:
+    if verdict["status"] == "proven":
+        return f"{kernel.entry} is proven here, and disproven on another problem"
+    return f"{kernel.entry} is {verdict['status']} here: {verdict['reason']}"
+
+
+def _line(error: Exception) -> str:
+    """An error as one line; what went wrong with a file names it."""
+    if isinstance(error, RatchetError):
+        return str(error)
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,0 +1,163 @@
+"""The process that runs a step to be timed: what the judge starts by name.
+
+The judge calls `make_arm(...)` in a new process and knows only `step` and `describe`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ratchet.errors import WorkloadError
+from ratchet.optimize.step.installed import activate_proven
+from ratchet.workloads.config import StepConfig
+
+FACTORY = "ratchet.optimize.step.arm:make_arm"
+SHRUNK_FACTORY = "ratchet.optimize.step.arm:make_shrunk_arm"
+BATCHES = 8
+"""Distinct batches an arm cycles through: real data, tokenised before the clock starts."""
+
+
+def make_arm(
+    *,
+    workload: str,
+    options: dict[str, Any],
+    config: dict[str, Any] | None,
+    kernels: Sequence[dict[str, str]],
+) -> StepArm:
+    """Build the workload in this process and make its step ready to be timed.
+
+    Without a config the step runs as its author wrote it, after the checks that every workload
+    must pass.
+    """
+    from ratchet.workloads import check, load
+
+    activate_proven(kernels)
+    built = load(workload, **options)
+    if config is None:
+        return StepArm(built, built.as_written(), warnings=check(built))
+    return StepArm(built, StepConfig.model_validate(config))
+
+
+def make_shrunk_arm(
+    *,
+    workload: str,
+    options: dict[str, Any],
+    config: dict[str, Any],
+    kernels: Sequence[dict[str, str]],
+) -> ShrunkArm:
+    """Make ready to train small copies of the workload, for the loss curves."""
+    activate_proven(kernels)
+    return ShrunkArm(workload, options, StepConfig.model_validate(config))
+
+
+class StepArm:
+    """A training step behind the judge's protocol."""
+
+    calls = ("workload", "gradients", "profile", "sites")
+
+    def __init__(self, workload: Any, config: StepConfig, *, warnings: Sequence[str] = ()) -> None:
+        from ratchet.graph.steps import build_step
+        from ratchet.workloads.blame import batch_of
+
+        self._workload = workload
+        self._config = config
+        self._step = build_step(workload, config)
+        self._warnings = list(warnings)
+        self._batches = [batch_of(workload, index) for index in range(BATCHES)]
+        self._next = 0
+        self._loss: Any = None
+
+    def step(self, iterations: int) -> None:
+        """Run `iterations` whole training steps, waiting for the device at the end."""
+        for _ in range(iterations):
+            self._loss = self._step(self._batches[self._next % BATCHES])
+            self._next += 1
+        if self._workload.device != "cpu":
+            import torch
+
+            torch.cuda.synchronize()
+
+    def workload(self) -> dict[str, Any]:
+        """What the step is: parameters, tokens, FLOPs (JSON). Ask an arm that runs as written:
+        elsewhere the model no longer is as its author made it."""
+        from ratchet.optimize.step.describe import describe_workload
+
+        return {**describe_workload(self._workload), "warnings": self._warnings}
+
+    def gradients(self, path: str) -> dict[str, Any]:
+        """Write the first step's gradients (fp32, by parameter name) as safetensors to `path`."""
+        import torch
+        from safetensors.torch import save_file
+
+        if self._next:
+            raise WorkloadError("gradients were asked for after the first step: start a new arm")
+        loss = self._step.forward_backward(self._batches[0])
+        found = {
+            name: gradient.detach().to(torch.float32).contiguous().cpu().clone()
+            for name, gradient in self._step.gradients().items()
+        }
+        save_file(found, str(Path(path)))
+        for parameter in self._step.model.parameters():
+            parameter.grad = None
+        return {"loss": float(loss.detach()), "parameters": len(found)}
+
+    def profile(self, path: str, steps: int = 2) -> dict[str, Any]:
+        """Write a Chrome trace of `steps` steps to `path`, a step mark around each (JSON)."""
+        from ratchet.optimize.step.profile import record_steps
+
+        return record_steps(self._step, self._batches, steps, self._workload.device, Path(path))
+
+    def describe(self) -> dict[str, Any]:
+        """Peak memory so far in bytes, and what the installed kernels did (JSON)."""
+        from ratchet.kernels.library import registry
+        from ratchet.workloads.bench import peak_memory_bytes
+
+        report = getattr(self._step, "install_report", None)
+        return {
+            "peak_memory_bytes": peak_memory_bytes(self._workload.device),
+            "fallbacks": dict(registry.fallbacks),
+            "installed": dict(report.installed) if report is not None else {},
+            "declined": [list(pair) for pair in report.declined] if report is not None else [],
+            "loss": float(self._loss.detach()) if self._loss is not None else None,
+        }
+
+    def sites(self) -> list[dict[str, Any]]:
+        """The call sites that the library's kernels could take, with their real shapes."""
+        from dataclasses import asdict
+
+        from ratchet.graph.capture import capture
+
+        return [asdict(site) for site in capture(self._workload, self._config)]
+
+
+class ShrunkArm:
+    """Trains small copies of a workload from given seeds; never timed."""
+
+    calls = ("curve",)
+
+    def __init__(self, workload: str, options: dict[str, Any], config: StepConfig) -> None:
+        self._spec = workload
+        self._options = options
+        # The copies are so small that a second thread costs more than it gives.
+        self._config = config.model_copy(update={"threads": 1, "affinity": False})
+
+    def step(self, iterations: int) -> None:
+        raise WorkloadError("a shrunk copy is trained for its losses and is never timed")
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def curve(self, seed: int, steps: int) -> list[float]:
+        """The loss at each of `steps` steps of the copy grown from `seed`."""
+        from ratchet.graph.steps import build_step
+        from ratchet.workloads import load
+        from ratchet.workloads.blame import batch_of
+
+        options = {**self._options, "seed": seed}
+        workload = load(self._spec, **options)
+        if workload.shrink is not None:
+            workload = workload.shrink(seed)
+        step = build_step(workload, self._config)
+        return [float(step(batch_of(workload, index)).detach()) for index in range(steps)]

@@ -1,0 +1,87 @@
+"""One way of running the step: a config and the proven kernels it needs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ratchet.optimize.step.installed import InstalledKernel
+from ratchet.workloads.config import StepConfig
+
+AROUND_THE_GRAPH: dict[str, Any] = {
+    name: StepConfig.model_fields[name].default
+    for name in ("optimizer", "affinity", "allocator", "huge_pages", "preallocate")
+}
+"""Settings that change nothing in what torch.compile makes of forward and backward."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A config with the kernels that it names, ready to be started in an arm."""
+
+    title: str
+    config: StepConfig
+    kernels: tuple[InstalledKernel, ...] = ()
+
+    def key(self) -> str:
+        """The hash of what runs, whatever it is called."""
+        content = {
+            "config": self.config.model_dump(mode="json"),
+            "kernels": sorted(kernel.hash for kernel in self.kernels),
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+
+    def graph_key(self) -> str:
+        """A key that candidates share whose steps torch.compile compiles to the same code."""
+        config = self.config.model_copy(update=AROUND_THE_GRAPH)
+        return Candidate(title="", config=config, kernels=self.kernels).key()
+
+    def arguments(self, workload: str, options: dict[str, Any]) -> dict[str, Any]:
+        """The JSON arguments of the arm's factory."""
+        return {
+            "workload": workload,
+            "options": options,
+            "config": self.config.model_dump(mode="json"),
+            "kernels": [kernel.as_json() for kernel in self.kernels],
+        }
+
+    def named(self, title: str) -> Candidate:
+        return Candidate(title=title, config=self.config, kernels=self.kernels)
+
+
+def wanted_libraries(config: StepConfig) -> set[str]:
+    """The library kernels that a config calls for, the optimizer's among them."""
+    return {*config.kernels, *(("adamw",) if config.optimizer == "kernel" else ())}
+
+
+def with_config(config: StepConfig, proven: dict[str, tuple[InstalledKernel, ...]]) -> Candidate:
+    """The candidate of `config`, its kernels taken from those proven."""
+    kernels = tuple(
+        kernel for name in sorted(wanted_libraries(config)) for kernel in proven.get(name, ())
+    )
+    return Candidate(title=describe(config), config=config, kernels=kernels)
+
+
+def describe(config: StepConfig) -> str:
+    """A config in a few words: `torch.compile, bf16 weights, fused AdamW, 5 kernels`."""
+    parts = ["eager" if config.compile_mode is None else _compile_words(config.compile_mode)]
+    parts.append(
+        {"fp32": "fp32", "bf16_autocast": "bf16 autocast", "bf16_master": "bf16 weights"}[
+            config.precision
+        ]
+    )
+    if config.optimizer != "as_written":
+        parts.append({"kernel": "kernel AdamW"}.get(config.optimizer, f"{config.optimizer} AdamW"))
+    if config.kernels:
+        parts.append(f"{len(config.kernels)} kernels")
+    if config.allocator != "default":
+        parts.append(config.allocator)
+    if config.huge_pages:
+        parts.append("huge pages")
+    return ", ".join(parts)
+
+
+def _compile_words(mode: str) -> str:
+    return "torch.compile" if mode == "default" else f"torch.compile {mode}"

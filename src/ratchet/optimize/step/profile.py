@@ -1,0 +1,30 @@
+"""A profile of a few steps, taken inside an arm's process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile, record_function
+
+
+def record_steps(
+    step: Any, batches: Sequence[Any], steps: int, device: str, path: Path
+) -> dict[str, Any]:
+    """Write a Chrome trace of `steps` steps to `path`, with a step mark around each.
+
+    Returns `steps` and `system_s`, the seconds that one step spends in the kernel (JSON).
+    """
+    activities = [ProfilerActivity.CPU]
+    if device != "cpu":
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities, record_shapes=True, acc_events=True) as profiler:
+        before_s = os.times().system
+        for index in range(steps):
+            with record_function(f"ProfilerStep#{index}"):
+                step(batches[index % len(batches)])
+        system_s = (os.times().system - before_s) / steps
+    profiler.export_chrome_trace(str(path))
+    return {"steps": steps, "system_s": system_s}

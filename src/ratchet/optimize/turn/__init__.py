@@ -1,0 +1,1 @@
+"""One turn of the ratchet: baseline, explain, kernels, climb, prove, and the result it writes."""

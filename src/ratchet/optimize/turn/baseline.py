@@ -1,0 +1,242 @@
+"""The baselines: the step as the user wrote it, and the best that torch.compile makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ratchet.errors import ArmFailure, DeadlinePassed
+from ratchet.kernels.languages.cpp import find_compiler
+from ratchet.optimize.levers import Situation
+from ratchet.optimize.step.candidate import Candidate, with_config
+from ratchet.optimize.turn.budget import reserve_s
+from ratchet.optimize.turn.result import Rival
+from ratchet.optimize.turn.screen import Oracle, Screening, expect, screen, screening_s
+from ratchet.optimize.turn.state import Turn
+from ratchet.workloads.config import StepConfig
+
+MODES = ("default", "max-autotune")
+RIVAL_SHARE = 0.5
+"""Of the search's time: what a further rival may take of it."""
+NO_ROOM = "not timed: the budget has no room for it"
+MOST_WORDS = 300
+"""Characters of torch's own reason that are shown."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Baseline:
+    """What every claim is measured against."""
+
+    written: Candidate
+    best: Candidate
+    """The fastest torch.compile, whatever its arithmetic."""
+    best_same: Candidate
+    """The fastest torch.compile in the arithmetic of the step as written."""
+    rivals: tuple[Rival, ...]
+    written_is_faster: bool = False
+    """Whether the screenings say that the step as written beats `best`."""
+    modes: frozenset[str] = frozenset()
+    """The compile modes that were timed."""
+
+    @property
+    def has_rival(self) -> bool:
+        """Whether any step of torch.compile was timed."""
+        return self.best.key() != self.written.key()
+
+
+RuleOut = Callable[[Candidate, StepConfig], str | None]
+"""Why a config need not be timed beside the fastest rival so far; None where it must be."""
+
+
+def rival_configs(
+    written: StepConfig, *, adamw: bool, keep_precision: bool
+) -> Iterator[StepConfig]:
+    """torch.compile's modes in each acceptable precision, with the fused optimizer."""
+    optimizer = "fused" if adamw else "as_written"
+    precisions = [written.precision]
+    if written.precision == "fp32" and not keep_precision:
+        precisions.append("bf16_autocast")
+    for mode in MODES:
+        for precision in precisions:
+            yield written.model_copy(
+                update={"compile_mode": mode, "precision": precision, "optimizer": optimizer}
+            )
+
+
+def find_baseline(
+    turn: Turn,
+    written: Candidate,
+    situation: Situation,
+    rule_out: RuleOut = lambda best, config: None,
+) -> Baseline:
+    """Time the rivals against each other, one launch each, and keep the fastest.
+
+    A rival in bf16 is named but not timed where the device multiplies bf16 far slower than fp32,
+    nor is one that `rule_out` or the budget leaves out. Where the budget ends before the first,
+    the step as written stands in its place.
+    CompilerMissing where torch.compile cannot work without one; ArmFailure where it fails anyway.
+    """
+    rivals: list[Rival] = []
+    best: dict[str, Candidate] = {}
+    slower: list[str] = []
+    modes: set[str] = set()
+    configs = _configs(turn, written, situation, rivals)
+    for config in configs:
+        rival = with_config(config, {})
+        known = best.get(config.precision) or next(iter(best.values()), None)
+        reason = rule_out(known, config) if known is not None else None
+        if known is None and any(one.reason == NO_ROOM for one in rivals):
+            rivals.append(_not_timed(rival, NO_ROOM))
+            continue
+        if reason is not None:
+            rivals.append(_not_timed(rival, f"not timed: {reason}"))
+            turn.leave_out(f"the rival {rival.title}", reason, for_want_of_budget=False)
+            continue
+        try:
+            with turn.stage(_rival_ends_s(turn, written, rival, known)):
+                # Both precisions compile beside each other; the second finds its arm started.
+                mode = config.compile_mode
+                beside = [one for one in configs if known is None and one.compile_mode == mode]
+                beside = beside or [config]
+                pairs = [(best.get(one.precision, written), with_config(one, {})) for one in beside]
+                expect(turn, pairs, None)
+                rivals.append(_time_rival(turn, rival, written, best, slower))
+            modes.add(str(config.compile_mode))
+        except DeadlinePassed:
+            rivals.append(_not_timed(rival, NO_ROOM))
+            turn.leave_out(f"the rival {rival.title}", "the budget has no room for it")
+    if not best:
+        return _without_rival(turn, written, rivals)
+    same = best.get(written.config.precision, next(iter(best.values())))
+    fastest = same
+    for rival in best.values():
+        if rival is not same and _fastest(turn, fastest, rival):
+            fastest = rival
+    return Baseline(
+        written=written,
+        best=fastest,
+        best_same=same,
+        rivals=tuple(rivals),
+        written_is_faster=fastest.key() in slower,
+        modes=frozenset(modes),
+    )
+
+
+def _configs(
+    turn: Turn, written: Candidate, situation: Situation, rivals: list[Rival]
+) -> list[StepConfig]:
+    """The configs to be timed, the written precision first; the hopeless ones become `rivals`."""
+    configs = list(
+        rival_configs(
+            written.config,
+            adamw=situation.optimizer_is_adamw,
+            keep_precision=turn.settings.keep_precision,
+        )
+    )
+    if situation.bf16_is_slow is None:
+        return configs
+    hopeless = [one for one in configs if one.precision != written.config.precision]
+    reason = f"not timed: {situation.bf16_is_slow}"
+    rivals += [_not_timed(with_config(one, {}), reason) for one in hopeless]
+    return [one for one in configs if one not in hopeless]
+
+
+def _rival_ends_s(
+    turn: Turn, written: Candidate, rival: Candidate, known: Candidate | None
+) -> float:
+    """When timing this rival must have ended, in seconds spent; the first may take what there is.
+
+    DeadlinePassed where it would take too much of the search's time.
+    """
+    if known is None or turn.is_live(rival):
+        return turn.ends_s
+    ends_s = search_ends_s(turn, written, known)
+    needed_s = screening_s(turn, known, rival, None)
+    if needed_s > RIVAL_SHARE * (ends_s - turn.spent_s):
+        raise DeadlinePassed(f"{rival.title} would take {needed_s:.0f} s")
+    return ends_s
+
+
+def search_ends_s(turn: Turn, written: Candidate, rival: Candidate) -> float:
+    """When the search must have ended, in seconds spent: what is left is the final run's."""
+    settings = turn.settings
+    return turn.ends_s - reserve_s(
+        turn.costs, written, rival, budget_s=settings.budget_s, launches=settings.launches
+    )
+
+
+def _without_rival(turn: Turn, written: Candidate, rivals: list[Rival]) -> Baseline:
+    """The step as written in the rivals' place where the budget ended before the first."""
+    if any(rival.reason == NO_ROOM for rival in rivals):
+        return Baseline(written=written, best=written, best_same=written, rivals=tuple(rivals))
+    if turn.device.kind == "cpu":
+        find_compiler()
+    first = " ".join(rivals[-1].reason.split())[:MOST_WORDS]
+    raise ArmFailure(
+        f"torch.compile failed in every mode, so there is no rival to prove against: {first}"
+    )
+
+
+def _fastest(turn: Turn, incumbent: Candidate, challenger: Candidate) -> bool:
+    """Whether the challenger looks faster; by their separate screenings where time is short."""
+    try:
+        with turn.stage(search_ends_s(turn, incumbent, incumbent)):
+            return screen(turn, incumbent, challenger, None).looks_faster
+    except DeadlinePassed:
+        return turn.costs.step_s(challenger) < turn.costs.step_s(incumbent)
+
+
+def _time_rival(
+    turn: Turn,
+    rival: Candidate,
+    written: Candidate,
+    best: dict[str, Candidate],
+    slower: list[str],
+) -> Rival:
+    """Time one against the best of its precision; the winner takes its place in `best`.
+
+    The key of one that the step as written beat joins `slower`.
+    """
+    precision = rival.config.precision
+    incumbent = best.get(precision, written)
+    screening = screen(turn, incumbent, rival, None)
+    if screening.passed and (screening.ratio > 1.0 or incumbent is written):
+        best[precision] = rival
+        if incumbent is written and screening.high < 1.0:
+            slower.append(rival.key())
+        if incumbent is not written:
+            turn.drop(incumbent)
+    else:
+        turn.drop(rival)
+    return _as_rival(rival, screening)
+
+
+def _as_rival(rival: Candidate, screening: Screening) -> Rival:
+    if not screening.passed:
+        return _not_timed(rival, screening.reason)
+    return Rival(
+        title=rival.title,
+        precision=rival.config.precision,
+        step_time_s=screening.step_time_s,
+        setup_time_s=screening.setup_s,
+        reason=screening.reason,
+    )
+
+
+def _not_timed(rival: Candidate, reason: str) -> Rival:
+    return Rival(
+        title=rival.title,
+        precision=rival.config.precision,
+        step_time_s=None,
+        setup_time_s=None,
+        reason=reason,
+    )
+
+
+def oracle_for(written: Candidate, config: StepConfig) -> Oracle:
+    """Whose gradient error a config may have: its own precision's, as torch runs it eagerly."""
+    reference = with_config(written.config.model_copy(update={"precision": "fp32"}), {})
+    if config.precision == written.config.precision:
+        return Oracle(reference=reference, allowed=written)
+    autocast = written.config.model_copy(update={"precision": "bf16_autocast"})
+    return Oracle(reference=reference, allowed=with_config(autocast, {}))

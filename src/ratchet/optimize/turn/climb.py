@@ -1,0 +1,308 @@
+"""The climb: from the best rival to the best proven config, one kept change after another.
+
+The bundle of everything expected to help is tried first, so that a small budget still ends with
+a good recipe; then each change is taken out of it in turn. What the step is no slower without is
+dropped, and the difference it made is what the report says it gave. The changes with most time to
+win come first, and those with next to none are not tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ratchet.errors import DeadlinePassed
+from ratchet.optimize.levers import Lever, Situation
+from ratchet.optimize.levers.kernels import PREFIX
+from ratchet.optimize.step.candidate import Candidate, with_config
+from ratchet.optimize.step.installed import InstalledKernel
+from ratchet.optimize.turn.baseline import oracle_for
+from ratchet.optimize.turn.limit import ranked, too_small
+from ratchet.optimize.turn.result import Basis, Change, Decision
+from ratchet.optimize.turn.screen import Screening, expect, fits, screen
+from ratchet.optimize.turn.state import Turn
+from ratchet.workloads.config import StepConfig
+
+IN_BUNDLE = "part of the bundle that was proven whole; the budget ended before it was tried alone"
+NO_TIME = "the budget has no room for it"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Climb:
+    """Where the climb ended, and what became of every lever."""
+
+    best: Candidate
+    changes: tuple[Change, ...]
+
+
+@dataclass(kw_only=True)
+class Climber:
+    """One climb in one arithmetic."""
+
+    turn: Turn
+    situation: Situation
+    proven: dict[str, tuple[InstalledKernel, ...]]
+    modes: frozenset[str] = frozenset()
+    """The compile modes that were timed as rivals."""
+    worth: dict[str, float | None] = field(default_factory=dict)
+    """Seconds of a step that each lever can win at most, by name; None where not known."""
+    step_time_s: float = 0.0
+    """Of the step that `worth` is about."""
+
+    def climb(self, start: Candidate, levers: Sequence[Lever]) -> Climb:
+        """Try the bundle, then each lever out of it, then each other lever on top.
+
+        Each stage of it ends early where the turn's stage does, and says what it did not try.
+        """
+        changes: list[Change] = []
+        levers = self._decided_by_start(start, levers, changes)
+        levers = self._worth_trying(start, levers, changes)
+        bundle: Sequence[Lever] = [lever for lever in levers if lever.default]
+        best = self._climb_bundle(start, bundle, changes)
+        best = self._add(best, [lever for lever in levers if not lever.default], changes)
+        found = (one.model_copy(update={"winnable_s": self.worth.get(one.name)}) for one in changes)
+        return Climb(best=best, changes=tuple(found))
+
+    def _worth_trying(
+        self, start: Candidate, levers: Sequence[Lever], changes: list[Change]
+    ) -> list[Lever]:
+        """The levers with something to win, most first."""
+        chosen = []
+        for lever in ranked(levers, self.worth):
+            reason = too_small(lever.name, self.worth, self.step_time_s)
+            if reason is not None and not self._same(lever, start):
+                changes.append(_change(lever, "not_tried", reason))
+            else:
+                chosen.append(lever)
+        return chosen
+
+    def _climb_bundle(
+        self, start: Candidate, bundle: Sequence[Lever], changes: list[Change]
+    ) -> Candidate:
+        """The bundle whole; where that fails, without what changes the arithmetic; else singly."""
+        careful = [lever for lever in bundle if not lever.changes_arithmetic]
+        whole = self._all_of(start, bundle)
+        if whole.key() == start.key():
+            return start
+        screening = self._screen(start, whole)
+        if screening is None:
+            changes += [
+                _change(lever, "not_tried", NO_TIME)
+                for lever in bundle
+                if not self._same(lever, start)
+            ]
+            return start
+        if screening.looks_faster:
+            return self._leave_out(start, whole, bundle, changes)
+        self.turn.drop(whole)
+        if 0 < len(careful) < len(bundle):
+            same = self._all_of(start, careful)
+            found = self._screen(start, same) if same.key() != start.key() else None
+            if found is not None and found.looks_faster:
+                reason = screening.reason or "not faster with everything else"
+                decision: Decision = "dropped" if screening.passed else "refused"
+                for lever in bundle:
+                    if lever.changes_arithmetic:
+                        changes.append(_change(lever, decision, reason, screening))
+                return self._leave_out(start, same, careful, changes)
+            self.turn.drop(same)
+        return self._add(start, bundle, changes)
+
+    def _all_of(self, start: Candidate, levers: Sequence[Lever]) -> Candidate:
+        config = start.config
+        for lever in levers:
+            config = lever.set(config, self.situation)
+        return self._candidate(config)
+
+    def _candidate(self, config: StepConfig) -> Candidate:
+        return with_config(config, self.proven)
+
+    def _screen(self, incumbent: Candidate, challenger: Candidate) -> Screening | None:
+        """The screening, or None where the stage has no time for it."""
+        oracle = oracle_for(self._written(), challenger.config)
+        if not fits(self.turn, incumbent, challenger, oracle):
+            return None
+        try:
+            return screen(self.turn, incumbent, challenger, oracle)
+        except DeadlinePassed:
+            return None
+
+    def _written(self) -> Candidate:
+        return with_config(self.situation.written, {})
+
+    def _leave_out(
+        self, start: Candidate, best: Candidate, bundle: Sequence[Lever], changes: list[Change]
+    ) -> Candidate:
+        """Take each lever out of the bundle; drop those that the step is no slower without."""
+        waiting = [lever for lever in bundle if not self._same(lever, start)]
+        for place, lever in enumerate(waiting):
+            without = self._candidate(self._without(lever, best.config, start.config))
+            if without.key() == best.key():
+                continue
+            self._expect(best, [without, *self._next_without(waiting[place + 1 :], best, start)])
+            screening = self._screen(best, without)
+            if screening is None:
+                changes.append(_change(lever, "kept", IN_BUNDLE, basis="bundle"))
+            elif screening.passed and screening.ratio >= 1.0:
+                reason = "the step is no slower without it"
+                changes.append(_change(lever, "dropped", reason, screening, inverted=True))
+                self.turn.drop(best)
+                best = without
+            else:
+                changes.append(_kept(lever, screening))
+                self.turn.drop(without)
+        return best
+
+    def _next_without(
+        self, levers: Sequence[Lever], best: Candidate, start: Candidate
+    ) -> list[Candidate]:
+        """The candidate that is tried after this one, if this one changes nothing."""
+        for lever in levers:
+            candidate = self._candidate(self._without(lever, best.config, start.config))
+            if candidate.key() != best.key():
+                return [candidate]
+        return []
+
+    def _expect(self, incumbent: Candidate, challengers: Sequence[Candidate]) -> None:
+        oracle = oracle_for(self._written(), incumbent.config)
+        affordable = [one for one in challengers if fits(self.turn, incumbent, one, oracle)]
+        expect(self.turn, [(incumbent, one) for one in affordable], oracle)
+
+    def _without(self, lever: Lever, config: StepConfig, start: StepConfig) -> StepConfig:
+        """The config with what this lever changed put back to what the climb started from."""
+        if lever.name.startswith(PREFIX):
+            return lever.unset(config, self.situation)
+        pulled = lever.set(start, self.situation)
+        names = type(start).model_fields
+        changed = {n: getattr(start, n) for n in names if getattr(pulled, n) != getattr(start, n)}
+        return config.model_copy(update=changed)
+
+    def _decided_by_start(
+        self, start: Candidate, levers: Sequence[Lever], changes: list[Change]
+    ) -> list[Lever]:
+        """Leave out the compile modes when the start is compiled: the rivals decided them."""
+        mode = start.config.compile_mode
+        if mode is None:
+            return list(levers)
+        chosen = []
+        for lever in levers:
+            own = lever.set(StepConfig(), self.situation).compile_mode
+            if own is None:
+                chosen.append(lever)
+                continue
+            if own not in self.modes and own != mode:
+                changes.append(_change(lever, "not_tried", "it was not timed among the rivals"))
+                continue
+            kept = lever.set(start.config, self.situation) == start.config
+            reason = "the fastest of torch.compile's modes" if kept else "another mode was faster"
+            decision: Decision = "kept" if kept else "dropped"
+            changes.append(_change(lever, decision, reason, basis="rival" if kept else None))
+        return chosen
+
+    def _held(self, lever: Lever, config: StepConfig) -> bool:
+        """Whether the setting this lever would change was already changed from what was written."""
+        written = self.situation.written
+        pulled = lever.set(config, self.situation)
+        return any(
+            getattr(pulled, name) != getattr(config, name)
+            and getattr(config, name) != getattr(written, name)
+            and name != "kernels"
+            for name in type(config).model_fields
+        )
+
+    def _same(self, lever: Lever, start: Candidate) -> bool:
+        """A lever that the start already had pulled: it is part of the rival, not of the gain."""
+        return lever.set(start.config, self.situation) == start.config
+
+    def _add(self, best: Candidate, levers: Sequence[Lever], changes: list[Change]) -> Candidate:
+        """Pull each lever on top of the best; keep those that look faster."""
+        for lever in levers:
+            candidate = self._candidate(lever.set(best.config, self.situation))
+            if candidate.key() == best.key():
+                continue
+            if self._held(lever, best.config):
+                changes.append(_change(lever, "not_tried", "another lever holds this setting"))
+                continue
+            screening = self._screen(best, candidate)
+            if screening is None:
+                changes.append(_change(lever, "not_tried", NO_TIME))
+            elif not screening.passed:
+                changes.append(_change(lever, "refused", screening.reason))
+            elif screening.ratio > 1.0 and screening.low > 1.0:
+                reason = "faster on top of the rest"
+                changes.append(_change(lever, "kept", reason, screening, basis="alone"))
+                self.turn.drop(best)
+                best = candidate
+            else:
+                changes.append(
+                    _change(lever, "dropped", "not faster on top of the rest", screening)
+                )
+                self.turn.drop(candidate)
+        return best
+
+
+def applicable(
+    levers: Sequence[Lever],
+    situation: Situation,
+    *,
+    refused_kernels: dict[str, str],
+    keep_arithmetic: bool,
+) -> tuple[list[Lever], list[Change]]:
+    """The levers that apply, and a `not_applicable` or `refused` change for each other one."""
+    chosen: list[Lever] = []
+    changes: list[Change] = []
+    for lever in levers:
+        kernel = lever.name.removeprefix(PREFIX) if lever.name.startswith(PREFIX) else ""
+        reason = lever.applies(situation)
+        if reason is not None:
+            changes.append(_change(lever, "not_applicable", reason))
+        elif kernel and kernel in refused_kernels:
+            reason = refused_kernels[kernel]
+            late = reason.startswith(("the budget", "at most"))
+            changes.append(_change(lever, "not_tried" if late else "refused", reason))
+        elif keep_arithmetic and lever.changes_arithmetic:
+            changes.append(_change(lever, "not_applicable", "it changes the arithmetic"))
+        else:
+            chosen.append(lever)
+    return chosen, changes
+
+
+def _kept(lever: Lever, screening: Screening) -> Change:
+    """A lever that stays in the bundle, by how the step did without it."""
+    if not screening.passed:
+        return _change(lever, "kept", f"without it: {screening.reason}", basis="bundle")
+    if screening.high < 1.0:
+        reason = "the step is slower without it"
+        return _change(lever, "kept", reason, screening, inverted=True, basis="alone")
+    reason = "part of the bundle that was proven whole; no clear difference without it alone"
+    return _change(lever, "kept", reason, screening, inverted=True, basis="bundle")
+
+
+def _change(
+    lever: Lever,
+    decision: Decision,
+    reason: str,
+    screening: Screening | None = None,
+    *,
+    inverted: bool = False,
+    basis: Basis | None = None,
+) -> Change:
+    """A report line; `inverted` when the screening timed the step without the lever."""
+    figures: tuple[float | None, float | None, float | None] = (None, None, None)
+    if screening is not None and screening.passed:
+        figures = (screening.ratio, screening.low, screening.high)
+        if inverted:
+            figures = (1 / screening.ratio, 1 / screening.high, 1 / screening.low)
+    return Change(
+        name=lever.name,
+        kind="kernel" if lever.name.startswith(PREFIX) else "lever",
+        decision=decision,
+        ratio=figures[0],
+        low=figures[1],
+        high=figures[2],
+        reason=reason,
+        expected=lever.expected,
+        source=lever.source,
+        changes_arithmetic=lever.changes_arithmetic,
+        basis=basis,
+    )

@@ -1,0 +1,299 @@
+"""The turn's answer put together, and written: recipe.json, result.json and report.html."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ratchet.devices import ceilings
+from ratchet.devices.ceilings import Ceilings
+from ratchet.devices.probe import describe_device
+from ratchet.devices.roofline import mfu
+from ratchet.errors import DeadlinePassed, RatchetError
+from ratchet.optimize.recipe.recipe import Recipe, RecipeKernel
+from ratchet.optimize.step import allocators
+from ratchet.optimize.step.candidate import Candidate
+from ratchet.optimize.step.signature import ModelSignature
+from ratchet.optimize.turn.baseline import Baseline, oracle_for
+from ratchet.optimize.turn.budget import MARGIN
+from ratchet.optimize.turn.keep import Found, Kept, roles
+from ratchet.optimize.turn.prove import Proof
+from ratchet.optimize.turn.result import (
+    ArmResult,
+    BudgetUse,
+    CompileCost,
+    GradientResult,
+    OptimizeResult,
+    Paste,
+    Paths,
+    Speedup,
+    StepLimit,
+    StepProfile,
+)
+from ratchet.optimize.turn.screen import check_gradients, gradients_key
+from ratchet.optimize.turn.state import Turn
+
+CEILINGS_S = 8.0
+"""Measuring them takes under 5 s on free cores."""
+TITLES = {
+    "as_written": "as written",
+    "best_compile": "torch.compile's best",
+    "best_compile_same": "torch.compile's best, same arithmetic",
+    "same_arithmetic": "Ratchet, arithmetic kept",
+    "ratchet": "Ratchet",
+}
+
+
+def compose(
+    turn: Turn,
+    *,
+    description: dict[str, Any],
+    baseline: Baseline,
+    kept: Kept,
+    found: Found,
+    before: StepProfile | None,
+    after: StepProfile | None,
+    limit: StepLimit | None,
+    started_at: str,
+) -> OptimizeResult:
+    """Put the document together from what the stages found."""
+    flops = float(description["flops_per_step"] or 0.0)
+    arms = roles(baseline, kept.same, kept.recipe)
+    if not baseline.has_rival:
+        arms = {"as_written": baseline.written}
+    timed = _timed(turn, arms, kept.proof)
+    if "ratchet" in timed:
+        turn.ceilings = ceilings_above(turn, flops / timed["ratchet"].step_time_s)
+    out = turn.settings.out
+    paths = Paths(
+        recipe=str(out / "recipe.json"),
+        result=str(out / "result.json"),
+        report=str(out / "report.html"),
+    )
+    proof = kept.proof
+    return OptimizeResult(
+        workload=turn.settings.title,
+        source=str(description["source"]),
+        unit=str(description["unit"]),
+        device=describe_device(turn.device),
+        versions=turn.software,
+        command=turn.settings.command,
+        started_at=started_at,
+        duration_s=turn.elapsed_s,
+        resumed=turn.recalled > 0,
+        arms=[_arm(turn, role, one, description) for role, one in timed.items()],
+        speedup=_speedups(proof) if proof is not None else {},
+        floor={"low": proof.floor.low, "high": proof.floor.high} if proof is not None else {},
+        best_compile=baseline.best.title if baseline.has_rival else "not timed",
+        rivals=list(baseline.rivals),
+        changes=list(kept.changes),
+        profile_before=before,
+        profile_after=after,
+        gradients=_gradients(turn, baseline, kept.recipe),
+        losses=found.losses,
+        samples=[asdict(sample) for sample in proof.samples] if proof is not None else [],
+        compile=_compile_cost(timed),
+        paste=paste_lines(kept.recipe, paths.recipe),
+        paths=paths,
+        verdicts=list(found.kernels.verdicts),
+        warnings=list(turn.warnings),
+        recipe_is=kept.recipe_is,
+        recipe_because=kept.because,
+        limit=limit,
+        budget=BudgetUse(
+            budget_s=turn.settings.budget_s,
+            spent_s=turn.spent_s,
+            reserved_for_proof_s=found.reserved_s,
+            launches=proof.launches if proof is not None else 0,
+            launches_asked=turn.settings.launches,
+            omissions=list(turn.omissions),
+        ),
+    )
+
+
+def _speedups(proof: Proof) -> dict[str, Speedup]:
+    """The comparisons whose two sides the final run timed."""
+    pairs = {
+        "vs_written": ("as_written", "ratchet"),
+        "vs_compile": ("best_compile", "ratchet"),
+        "vs_compile_same_arithmetic": ("best_compile_same", "same_arithmetic"),
+    }
+    return {name: proof.speedup(*pair) for name, pair in pairs.items() if proof.timed(*pair)}
+
+
+def ceilings_above(turn: Turn, flops_per_s: float) -> Ceilings | None:
+    """The ceilings, measured again where a step beat them: they were taken on busy cores."""
+    known = turn.ceilings
+    if known is None or flops_per_s <= max(known.gemm_flops_per_s.values()):
+        return known
+    if turn.left_s() < CEILINGS_S:
+        turn.leave_out("measuring the ceilings again", "the budget has no room for it")
+        return known
+    again = ceilings.measure(turn.device, cache=False)
+    if flops_per_s > max(again.gemm_flops_per_s.values()):
+        turn.warnings.append("a step beat the measured GEMM ceiling: read MFU above 100 % so")
+    return again
+
+
+def make_recipe(
+    turn: Turn,
+    result: OptimizeResult,
+    best: Candidate,
+    written: Candidate,
+    description: Mapping[str, Any],
+) -> Recipe:
+    """The recipe of the turn's best, sealed."""
+    return Recipe(
+        workload=turn.settings.title,
+        device=turn.device.fingerprint,
+        device_name=turn.device.model,
+        software=turn.software_fingerprint,
+        versions=result.versions,
+        config=best.config,
+        kernels=tuple(RecipeKernel(**kernel.as_json()) for kernel in best.kernels),
+        # A ledger from before they were described lacks both.
+        model=ModelSignature(**model) if (model := description.get("model")) else None,
+        optimizer=str(description.get("optimizer", "")),
+        speedup={name: speedup.model_dump() for name, speedup in result.speedup.items()},
+        changes_arithmetic=best.config.precision != written.config.precision,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    ).sealed()
+
+
+def write(result: OptimizeResult, recipe: Recipe, render: Callable[[dict[str, Any]], str]) -> None:
+    """Write the three files, each whole or not at all."""
+    try:
+        recipe.save(Path(result.paths.recipe))
+        _write(Path(result.paths.result), result.model_dump_json(indent=2) + "\n")
+        _write(Path(result.paths.report), render(result.model_dump(mode="json")))
+    except OSError as error:
+        raise RatchetError(
+            f"{error.filename} cannot be written ({error.strerror}): give another folder with --out"
+        ) from error
+
+
+def make_folder(out: Path) -> None:
+    """Make the folder of the three files before the work begins, not after it."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RatchetError(
+            f"{out} cannot be made a folder ({error.strerror}): give another with --out"
+        ) from error
+
+
+def paste_lines(best: Candidate, recipe: str) -> Paste:
+    """The lines that put the recipe into a script, and those that take it out."""
+    variables = allocators.environment(best.config)
+    apply = [
+        "import ratchet",
+        f'step = ratchet.compile(step, model, optimizer, recipe="{recipe}")',
+    ]
+    if variables:
+        prefix = " ".join(f"{name}={value}" for name, value in variables.items())
+        apply.append(f"# start the script with: {prefix} python your_script.py")
+    return Paste(apply=apply, undo=["remove these lines: the script is as it was"])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Timed:
+    """One role's candidate with its figures, from the final run or else from a screening."""
+
+    candidate: Candidate
+    step_time_s: float
+    low_s: float
+    high_s: float
+    setup_s: float
+    peak_memory_bytes: int
+
+
+def _timed(turn: Turn, arms: dict[str, Candidate], proof: Proof | None) -> dict[str, _Timed]:
+    """The figures of each role; a role whose step was never timed is left out."""
+    found = {}
+    for role, candidate in arms.items():
+        cold_s = turn.setup_s(candidate) or turn.costs.setup_s(candidate)
+        if proof is not None and proof.timed(role):
+            summary = proof.summary(role)
+            found[role] = _Timed(
+                candidate=candidate,
+                step_time_s=summary.median_s,
+                low_s=summary.low_s,
+                high_s=summary.high_s,
+                setup_s=cold_s,
+                peak_memory_bytes=int(proof.descriptions[role].get("peak_memory_bytes", 0)),
+            )
+        elif step_s := turn.costs.steps_s.get(candidate.key()):
+            found[role] = _Timed(
+                candidate=candidate,
+                step_time_s=step_s,
+                low_s=step_s,
+                high_s=step_s,
+                setup_s=cold_s,
+                peak_memory_bytes=0,
+            )
+    return found
+
+
+def _arm(turn: Turn, role: str, timed: _Timed, description: dict[str, Any]) -> ArmResult:
+    flops = float(description["flops_per_step"] or 0.0)
+    return ArmResult(
+        key=role,  # type: ignore[arg-type]
+        title=TITLES[role],
+        step_time_s=timed.step_time_s,
+        low_s=timed.low_s,
+        high_s=timed.high_s,
+        tokens_per_s=float(description["tokens_per_batch"]) / timed.step_time_s,
+        mfu=mfu(flops, timed.step_time_s, turn.ceilings) if turn.ceilings else 0.0,
+        peak_memory_bytes=timed.peak_memory_bytes,
+        setup_time_s=timed.setup_s,
+        config=timed.candidate.config.model_dump(mode="json"),
+    )
+
+
+def _compile_cost(timed: dict[str, _Timed]) -> CompileCost:
+    """What the longer start costs, and when it has paid; the first starts where they were seen."""
+    if not {"ratchet", "as_written"} <= timed.keys():
+        return CompileCost(extra_setup_s=0.0, pays_after_steps=None)
+    ours, written = timed["ratchet"], timed["as_written"]
+    extra_s = ours.setup_s - written.setup_s
+    gain_s = written.step_time_s - ours.step_time_s
+    steps = math.ceil(max(extra_s, 0.0) / gain_s) if gain_s > 0 else None
+    return CompileCost(extra_setup_s=extra_s, pays_after_steps=steps)
+
+
+def _gradients(turn: Turn, baseline: Baseline, recipe: Candidate) -> GradientResult | None:
+    """The gradient gate's figures for the recipe, from the ledger or taken now; None without time.
+
+    Only arms that were started in this turn left their gradients: others must be started for it.
+    """
+    oracle = oracle_for(baseline.written, recipe.config)
+    wanted = {one.key(): one for one in (recipe, oracle.reference, oracle.allowed)}
+    missing = [one for one in wanted.values() if not turn.gradients_path(one).exists()]
+    needed_s = MARGIN * sum(turn.costs.setup_s(one) for one in missing)
+    known = turn.holds("gradients", gradients_key(recipe, oracle))
+    if not known and needed_s > turn.left_s():
+        turn.leave_out("the check of the recipe's gradients", "the budget has no room for it")
+        return None
+    try:
+        found = check_gradients(turn, recipe, oracle)
+    except DeadlinePassed:
+        turn.leave_out("the check of the recipe's gradients", "the budget ended during it")
+        return None
+    good = "every parameter's first-step gradient is within the rule"
+    return GradientResult(
+        passed=found.passed,
+        worst_parameter=found.worst_parameter,
+        worst_ratio=found.worst_ratio,
+        detail=good if found.passed else found.detail,
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(path.suffix + ".partial")
+    partial.write_text(text)
+    partial.replace(path)

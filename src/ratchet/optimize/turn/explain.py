@@ -1,0 +1,198 @@
+"""Where a step's time goes: a profiler trace, read as `ratchet trace report` reads one."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from ratchet.devices.ceilings import Ceilings
+from ratchet.devices.probe import Device
+from ratchet.optimize.turn.result import FindingResult, IdentityResult, OpTime, StepProfile
+from ratchet.trace.advice import advise
+from ratchet.trace.identity import Identity
+from ratchet.trace.read import read
+from ratchet.trace.report import Report, report
+from ratchet.trace.roofline import measured_ceilings
+
+NS = 1e9
+OVERHEAD = "overhead"
+
+# An operator belongs to the first category one of whose words its name holds.
+_CATEGORIES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("attention", ("scaled_dot_product", "flash_attention", "efficient_attention",
+                   "fused_attention", "ratchet::attention")),
+    ("loss", ("cross_entropy", "nll_loss", "log_softmax", "mse_loss", "_loss")),
+    ("optimizer", ("adam", "Adam", "_foreach", "Optimizer", "optimizer", "clip_grad",
+                   "linalg_vector_norm", "ratchet::global_norm", "sgd")),
+    ("compiled", ("CompiledFx", "Compiled Region", "Torch-Compiled", "CompiledFunction",
+                  "cpp_fused", "graph_", "triton_", "TorchDynamo", "AOTDispatcher")),
+    ("convolution", ("conv",)),
+    ("norm", ("layer_norm", "LayerNorm", "rms_norm", "RmsNorm", "batch_norm", "BatchNorm",
+              "group_norm", "GroupNorm", "instance_norm")),
+    ("matmul", ("mm", "linear", "Linear", "matmul", "gemm", "einsum", "aten::dot", "aten::mv",
+                "grouped")),
+    ("embedding", ("embedding", "Embedding", "index", "gather", "scatter", "take", "one_hot")),
+    ("pooling", ("pool", "Pool", "upsample", "interpolate")),
+    ("memory", ("copy_", "_to_copy", "empty", "zero", "fill_", "ones", "full",
+                "clone", "aten::cat", "contiguous", "resize", "stack", "repeat",
+                "aten::roll", "aten::pad", "constant_pad", "detach", "free", "alloc")),
+    ("view", ("view", "reshape", "transpose", "permute", "as_strided", "slice",
+              "select", "expand", "squeeze", "narrow", "split", "chunk", "unbind")),
+    ("elementwise", ("mul", "add", "sub", "div", "neg", "silu", "gelu", "relu", "sigmoid", "tanh",
+                     "exp", "log", "pow", "sqrt", "rsqrt", "softmax", "sum", "mean", "max", "min",
+                     "var", "abs", "clamp", "where", "mask", "dropout", "bernoulli", "normal_",
+                     "uniform_", "rand", "cos", "sin", "threshold", "square", "lerp", "tril",
+                     "triu", "eq", "ne", "lt", "gt", "le", "ge", "any", "all", "arange", "item",
+                     "_local_scalar_dense", "isnan", "isinf", "sort", "topk", "cumsum", "gated",
+                     "rope", "std", "norm", "bitwise", "logical", "erf", "ceil", "floor")),
+    (OVERHEAD, ("aten::", "torch::", "Function", "AccumulateGrad")),
+)  # fmt: skip
+_OVERHEAD_BELOW_S = 10e-6
+"""An operator faster than this per call is bound by its launch, not by its work."""
+KEPT_OPS = 24
+
+
+_GRAPH_NODE = re.compile(r"autograd::|(?!Compiled)[A-Z]\w*Backward\d*$")
+"""What autograd does itself around the operators of a backward."""
+
+
+def categorise(name: str) -> str:
+    """The category of an operator's name; `other` where none fits."""
+    if _GRAPH_NODE.match(name):
+        return OVERHEAD
+    for category, words in _CATEGORIES:
+        if any(word in name for word in words):
+            return category
+    return "other"
+
+
+def explain(
+    path: Path, steps: int, device: Device, ceilings: Ceilings | None, system_s: float = 0.0
+) -> StepProfile:
+    """What a trace of `steps` steps says of one: operators by time, the identity, the findings.
+
+    `system_s` is the CPU time of a step inside the operating system.
+    """
+    trace = read(path)
+    held = measured_ceilings(ceilings, device.model) if ceilings is not None else None
+    found = report(trace, held)
+    times, calls = _by_operator(found)
+    flops, least = _flops(found), _least(found)
+    total = sum(times.values())
+    ranked = sorted(times, key=lambda name: -times[name])
+    ops = [
+        OpTime(
+            name=name,
+            category=categorise(name),
+            time_s=times[name] / NS / steps,
+            calls=max(1, round(calls[name] / steps)),
+            share=times[name] / total if total else 0.0,
+            bound=_bound(times[name] / NS, calls[name], flops.get(name, 0), ceilings),
+            least_s=min(least[name], times[name]) / NS / steps if name in least else None,
+        )
+        for name in ranked[:KEPT_OPS]
+    ]
+    ops += _rest(ranked[KEPT_OPS:], times, calls, least, steps)
+    return StepProfile(
+        total_s=total / NS / steps,
+        ops=ops,
+        identity=_identity(found.identity, steps),
+        findings=[
+            FindingResult(
+                name=one.name,
+                evidence=one.evidence,
+                gain_s=one.gain / NS / steps,
+                levers=list(one.levers),
+                remedy=one.remedy,
+            )
+            for one in advise(found)
+        ],
+        trace=str(path),
+        system_s=system_s,
+    )
+
+
+def _rest(
+    names: Sequence[str],
+    times: Counter[str],
+    calls: Counter[str],
+    least: dict[str, float],
+    steps: int,
+) -> list[OpTime]:
+    """The operators that are not named one by one, a line for each category."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(categorise(name), []).append(name)
+    total = sum(times.values())
+    found = []
+    for category, group in groups.items():
+        time = sum(times[name] for name in group)
+        bounds = [min(least[name], times[name]) for name in group if name in least]
+        found.append(
+            OpTime(
+                name=f"{len(group)} more of {category}",
+                category=category,
+                time_s=time / NS / steps,
+                calls=max(1, round(sum(calls[name] for name in group) / steps)),
+                share=time / total if total else 0.0,
+                bound="",
+                least_s=sum(bounds) / NS / steps if bounds else None,
+            )
+        )
+    return sorted(found, key=lambda op: -op.time_s)
+
+
+def _by_operator(found: Report) -> tuple[Counter[str], Counter[str]]:
+    """Nanoseconds and calls by operator's name: on the device, or the CPU's own."""
+    times: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    on_device = any(row.device for row in found.ops)
+    for row in found.ops:
+        time = row.device if on_device else row.cpu_own
+        if time > 0 and not row.name.startswith("ProfilerStep"):
+            times[row.name] += time
+            calls[row.name] += row.count
+    return times, calls
+
+
+def _flops(found: Report) -> Counter[str]:
+    flops: Counter[str] = Counter()
+    for row in found.roofline:
+        flops[row.name] += row.flops
+    return flops
+
+
+def _least(found: Report) -> dict[str, float]:
+    """Nanoseconds at the ceiling by operator's name, where its work and the ceiling are known.
+
+    A causal mask does half of attention's work, which a trace does not tell: half is the bound.
+    """
+    least: dict[str, float] = {}
+    for row in found.roofline:
+        if row.least:
+            share = 0.5 if categorise(row.name) == "attention" else 1.0
+            least[row.name] = least.get(row.name, 0.0) + share * row.least
+    return least
+
+
+def _identity(found: Identity, steps: int) -> IdentityResult:
+    return IdentityResult(
+        window_s=found.window / NS / steps,
+        compute_s=found.compute / NS / steps,
+        exposed_communication_s=found.exposed_communication / NS / steps,
+        exposed_copy_s=found.exposed_copy / NS / steps,
+        idle_s=found.idle / NS / steps,
+    )
+
+
+def _bound(time_s: float, calls: int, flops: float, ceilings: Ceilings | None) -> str:
+    if time_s / calls < _OVERHEAD_BELOW_S:
+        return "overhead"
+    if not flops:
+        return "memory"
+    if ceilings is None:
+        return "compute"
+    share = flops / time_s / max(ceilings.gemm_flops_per_s.values())
+    return f"compute ({share:.0%} of the ceiling)"

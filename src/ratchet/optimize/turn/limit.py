@@ -1,0 +1,142 @@
+"""How far a step is from what this machine can do, and what could still be won of it.
+
+The bound of a step is the sum of its operators' rooflines at the measured ceilings (matrix
+products, convolutions, attention), and of the optimizer's compulsory traffic. Every other operator
+has a bound of 0, since fusion can take its whole time: the bound is low rather than wrong.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from ratchet.devices.ceilings import Ceilings
+from ratchet.optimize.levers import Lever, Situation
+from ratchet.optimize.turn.result import ArmKey, CategoryLimit, StepLimit, StepProfile
+
+OVERHEAD = "overhead"
+"""The part of a step outside every operator: Python, and a device that waits for it."""
+SMALL_SHARE = 0.01
+"""Of a step: what can win no more than this is not tried."""
+ADAMW_PASSES, SGD_PASSES = 7, 3
+"""Parameter, gradient and two moments are read, all but the gradient written; of SGD, the
+parameter alone has no state. Each pass is as long as the parameters."""
+BF16_BYTES = 0.5
+"""What is left of the traffic of fp32 in bf16."""
+KNOWN = ("matmul", "convolution", "attention", "optimizer")
+"""Categories whose work follows from the shapes."""
+
+
+def limit_of(
+    profile: StepProfile,
+    *,
+    arm: ArmKey,
+    title: str,
+    step_time_s: float,
+    situation: Situation,
+    ceilings: Ceilings | None,
+    least_s: float = 0.0,
+) -> StepLimit | None:
+    """The limit of a profiled step; None where no ceiling was measured or nothing was profiled.
+
+    The profile's times are scaled to `step_time_s`, since profiling costs time. `least_s` is a
+    bound that is known from another way to run the same work.
+    """
+    window_s = profile.identity.window_s
+    if ceilings is None or window_s <= 0:
+        return None
+    scale = step_time_s / window_s
+    times: dict[str, float] = defaultdict(float)
+    least: dict[str, float] = defaultdict(float)
+    unknown: dict[str, float] = defaultdict(float)
+    for op in profile.ops:
+        times[op.category] += op.time_s * scale
+        least[op.category] += min(op.least_s or 0.0, op.time_s * scale)
+        unknown[op.category] += op.time_s * scale if op.least_s is None else 0.0
+    times[OVERHEAD] += max(0.0, window_s - profile.total_s) * scale
+    _hold_optimizer(times, least, unknown, situation, ceilings)
+    whole_s = max(sum(least.values()), least_s)
+    found = [
+        CategoryLimit(
+            category=name,
+            time_s=time_s,
+            least_s=least[name],
+            unknown_s=unknown[name],
+            winnable_s=max(0.0, time_s - least[name]),
+        )
+        for name, time_s in times.items()
+        if time_s > 0
+    ]
+    return StepLimit(
+        arm=arm,
+        title=title,
+        step_time_s=step_time_s,
+        least_s=whole_s,
+        share=min(1.0, whole_s / step_time_s),
+        most=max(1.0, step_time_s / whole_s) if whole_s > 0 else None,
+        categories=sorted(found, key=lambda one: -one.winnable_s),
+    )
+
+
+def _hold_optimizer(
+    times: dict[str, float],
+    least: dict[str, float],
+    unknown: dict[str, float],
+    situation: Situation,
+    ceilings: Ceilings,
+) -> None:
+    """Hold the optimizer's time against the traffic of its state."""
+    if not times.get("optimizer"):
+        return
+    passes = ADAMW_PASSES if situation.optimizer_is_adamw else SGD_PASSES
+    size_bytes = situation.trainable_bytes
+    rate = ceilings.bandwidth_bytes_per_s((4 if passes == ADAMW_PASSES else 2) * size_bytes)
+    bound_s = min(times["optimizer"], passes * size_bytes / rate)
+    least["optimizer"] = max(least["optimizer"], bound_s)
+    unknown["optimizer"] = 0.0
+
+
+def winnable_s(
+    lever: Lever, limit: StepLimit, profile: StepProfile, ceilings: Ceilings
+) -> float | None:
+    """Seconds of a step that the lever can win at most; None where the profile does not say."""
+    times = {one.category: one for one in limit.categories}
+    if lever.changes_arithmetic:
+        return _by_precision(lever, limit, ceilings)
+    if not lever.acts_on:
+        return None
+    if "step" in lever.acts_on:
+        return limit.step_time_s - limit.least_s
+    if "system" in lever.acts_on:
+        scale = limit.step_time_s / profile.identity.window_s
+        return min(limit.step_time_s, profile.system_s * scale) if profile.system_s else None
+    found = [times[name].winnable_s for name in lever.acts_on if name in times]
+    return sum(found) if found else None
+
+
+def _by_precision(lever: Lever, limit: StepLimit, ceilings: Ceilings) -> float:
+    """bf16 wins of the products what their rates differ by, and half of the other traffic."""
+    rates = ceilings.gemm_flops_per_s
+    share = max(0.0, 1.0 - rates["fp32"] / rates["bf16"]) if {"fp32", "bf16"} <= {*rates} else 0.0
+    of_products = ("matmul", "convolution", "attention")
+    won = 0.0
+    for one in limit.categories:
+        if one.category in of_products:
+            won += one.winnable_s + share * one.least_s
+        elif "step" in lever.acts_on and one.category != OVERHEAD:
+            won += one.winnable_s + (1 - BF16_BYTES) * one.least_s
+    return won
+
+
+def ranked(levers: Sequence[Lever], worth: dict[str, float | None]) -> list[Lever]:
+    """The levers by the time they can win, most first; those that nothing is known of come last."""
+    return sorted(levers, key=lambda lever: -(worth.get(lever.name) or 0.0))
+
+
+def too_small(name: str, worth: dict[str, float | None], step_time_s: float) -> str | None:
+    """Why a lever is not worth its trial; None where it may be."""
+    found = worth.get(name)
+    if found is None or found >= SMALL_SHARE * step_time_s:
+        return None
+    share = found / step_time_s
+    return f"at most {share:.1%} of the step could be won by it"

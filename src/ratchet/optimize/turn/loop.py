@@ -1,0 +1,403 @@
+"""One turn of the ratchet: baseline, explain, kernels, climb, prove, write."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from ratchet import __version__
+from ratchet.devices import ceilings as device_ceilings
+from ratchet.devices.ceilings import Ceilings
+from ratchet.devices.fingerprint import software
+from ratchet.devices.probe import Device, probe
+from ratchet.errors import DeadlinePassed, DeviceError, RatchetError
+from ratchet.judge.arms import ArmProcess
+from ratchet.ledger import Ledger
+from ratchet.measure.samples import Sample
+from ratchet.optimize.levers import LEVERS, Lever, Situation, all_levers, kernel_levers
+from ratchet.optimize.levers.base import why_bf16_is_slow
+from ratchet.optimize.levers.kernels import PREFIX
+from ratchet.optimize.recipe.recipe import Recipe
+from ratchet.optimize.step.candidate import Candidate, with_config
+from ratchet.optimize.step.installed import InstalledKernel
+from ratchet.optimize.turn.baseline import Baseline, find_baseline, search_ends_s
+from ratchet.optimize.turn.budget import MARGIN
+from ratchet.optimize.turn.climb import Climb, Climber, applicable
+from ratchet.optimize.turn.compose import compose, make_folder, make_recipe
+from ratchet.optimize.turn.keep import Found, Kept, keep, keeps_arithmetic, roles
+from ratchet.optimize.turn.limit import ranked, too_small
+from ratchet.optimize.turn.losses import compare_losses, comparison_s
+from ratchet.optimize.turn.prove import prove
+from ratchet.optimize.turn.prove_kernels import ProvenKernels, prove_kernels
+from ratchet.optimize.turn.result import Change, Decision, LossResult, OptimizeResult
+from ratchet.optimize.turn.screen import new_screening_s
+from ratchet.optimize.turn.settings import Settings, check_settings
+from ratchet.optimize.turn.state import Listener, Turn
+from ratchet.optimize.turn.steer import Steering, Worth
+from ratchet.workloads.config import StepConfig
+
+KERNELS_SHARE = 0.5
+"""Of the time between the rivals and the final run: the rest is for trying them in the step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a turn found, and what a user takes home."""
+
+    result: OptimizeResult
+    recipe: Recipe
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What would be tried, for `--dry-run`."""
+
+    workload: dict[str, Any]
+    written: StepConfig
+    levers: tuple[Lever, ...]
+    skipped: tuple[Change, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as one JSON object."""
+        return {
+            "workload": self.workload,
+            "written": self.written.model_dump(mode="json"),
+            "levers": [
+                {
+                    "name": lever.name,
+                    "summary": lever.summary,
+                    "expected": lever.expected,
+                    "source": lever.source,
+                    "changes_arithmetic": lever.changes_arithmetic,
+                }
+                for lever in self.levers
+            ],
+            "skipped": [{"name": change.name, "reason": change.reason} for change in self.skipped],
+        }
+
+
+def optimize(settings: Settings, listener: Listener = lambda event, details: None) -> Outcome:
+    """Run one turn and return what it found, and the recipe; `compose.write` writes them.
+
+    Raises a RatchetError for anything the user can mend. A killed turn goes on from the ledger.
+    """
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    check_settings(settings)
+    make_folder(settings.out)
+    with _open(settings, listener) as turn:
+        _check_resume(turn)
+        identity = turn.ledger.start_turn(
+            settings.key(), {"workload": settings.title}, fingerprint=turn.fingerprint
+        )
+        with turn.ledger.failing(identity):
+            outcome = _run(turn, describe(turn), started_at)
+        turn.ledger.record_measurements(identity, outcome.samples, purpose="proof")
+        turn.ledger.record_recipe(identity, outcome.recipe.model_dump(mode="json"))
+        turn.ledger.finish_turn(identity, {"speedup": outcome.recipe.speedup})
+        return outcome
+
+
+def plan(settings: Settings, listener: Listener = lambda event, details: None) -> Plan:
+    """What `optimize` would try, without trying it."""
+    check_settings(settings)
+    with _open(settings, listener) as turn:
+        description = describe(turn)
+        situation = situation_of(turn, description)
+        levers, skipped = applicable(
+            chosen_levers(settings),
+            situation,
+            refused_kernels={},
+            keep_arithmetic=settings.keep_precision,
+        )
+        return Plan(
+            workload=description,
+            written=situation.written,
+            levers=tuple(levers),
+            skipped=tuple(skipped),
+        )
+
+
+def describe(turn: Turn) -> dict[str, Any]:
+    """The workload in numbers; building it and running one step checks it on the way."""
+
+    def compute() -> dict[str, Any]:
+        turn.tell("start", title="as written")
+        began_s = turn.elapsed_s
+        with ArmProcess(turn.written_spec()) as arm:
+            arm.run(1)
+            setup_s = turn.elapsed_s - began_s
+            step_time_s = arm.run(1).wall_time_s
+            told = {**arm.call("workload"), **arm.describe()}
+        return {**told, "setup_s": setup_s, "step_time_s": step_time_s}
+
+    try:
+        description = turn.memo("workload", "describe", compute)
+    except DeadlinePassed as error:
+        raise RatchetError(
+            f"the budget of {turn.settings.budget_s:.0f} s ended before the step ran twice: "
+            "give a larger --budget"
+        ) from error
+    turn.peak_memory_bytes = int(description["peak_memory_bytes"])
+    turn.warnings += description.get("warnings", [])
+    return description
+
+
+def situation_of(turn: Turn, description: dict[str, Any]) -> Situation:
+    """What the levers may look at."""
+    device = turn.device
+    return Situation(
+        device_kind=device.kind,
+        vendor=device.vendor,
+        isa=device.target,
+        cores=device.threads,
+        written=StepConfig.model_validate(description["written"]),
+        optimizer_is_adamw=bool(description["optimizer_is_adamw"]),
+        has_attention=bool(description["has_attention"]),
+        trainable_bytes=int(description["trainable_bytes"]),
+        peak_memory_bytes=int(description["peak_memory_bytes"]),
+        memory_bytes=device.memory_bytes,
+        bf16_is_slow=(
+            why_bf16_is_slow(turn.ceilings.gemm_flops_per_s) if turn.ceilings is not None else None
+        ),
+    )
+
+
+def chosen_levers(settings: Settings) -> list[Lever]:
+    """All levers, or the one named by `--try` as if it were expected to help."""
+    if settings.try_lever is None:
+        return [*LEVERS, *kernel_levers()]
+    return [all_levers()[settings.try_lever]]
+
+
+def _run(turn: Turn, description: dict[str, Any], started_at: str) -> Outcome:
+    situation = situation_of(turn, description)
+    written = with_config(situation.written, {})
+    turn.costs.note_setup(written, float(description.get("setup_s", 0.0)))
+    turn.costs.note_step(written, float(description.get("step_time_s", 0.0)))
+    steering = Steering(turn, situation)
+    baseline = find_baseline(turn, written, situation, steering.rule_out)
+    found = _search(turn, situation, baseline, steering)
+    kept = _prove(turn, baseline, found)
+    after = steering.profile(kept.recipe, "after")
+    turn.close_arms()
+    result = compose(
+        turn,
+        description=description,
+        baseline=baseline,
+        kept=kept,
+        found=found,
+        before=steering.before(written),
+        after=after,
+        limit=steering.limit_after(baseline, kept, after),
+        started_at=started_at,
+    )
+    return Outcome(
+        result=result,
+        recipe=make_recipe(turn, result, kept.recipe, written, description),
+        samples=kept.proof.samples if kept.proof is not None else (),
+    )
+
+
+def _search(turn: Turn, situation: Situation, baseline: Baseline, steering: Steering) -> Found:
+    """Judge the kernels and climb, in what the final run leaves of the budget.
+
+    A change of the arithmetic counts only where losses are compared: their time is kept free.
+    """
+    ends_s = search_ends_s(turn, baseline.written, baseline.best)
+    reserved_s = turn.ends_s - ends_s
+    with turn.stage(ends_s):
+        worth = steering.worth(baseline)
+        compares_s = _comparison_s(turn, situation, baseline)
+        climbed_s = ends_s - (compares_s or 0.0)
+        kernels = _kernels(turn, situation, baseline, worth, climbed_s)
+        climb = partial(_climb, turn, situation, kernels, worth, baseline.modes)
+        if compares_s is None:
+            same = climb(baseline.best_same, keep=True)
+            return Found(same=same, best=same, kernels=kernels, losses=None, reserved_s=reserved_s)
+        with turn.stage(climbed_s):
+            best = climb(baseline.best, keep=False)
+        if keeps_arithmetic(best.best, baseline.written):
+            return Found(same=best, best=best, kernels=kernels, losses=None, reserved_s=reserved_s)
+        losses = _losses(turn, baseline.written, best.best)
+        same = climb(baseline.best_same, keep=True)
+        if losses is None or not losses.passed:
+            best = _without_arithmetic(turn, same, best, losses)
+        return Found(same=same, best=best, kernels=kernels, losses=losses, reserved_s=reserved_s)
+
+
+def _part(turn: Turn, ends_s: float, share: float) -> float:
+    """The moment at which this share of what is left until `ends_s` will be spent."""
+    return turn.spent_s + share * max(0.0, ends_s - turn.spent_s)
+
+
+def _comparison_s(turn: Turn, situation: Situation, baseline: Baseline) -> float | None:
+    """The seconds to keep for the comparison of losses; None where nothing is to be compared.
+
+    That is so where no lever may change the arithmetic, and where the budget has no room for it.
+    """
+    changing = not turn.settings.keep_precision and any(
+        lever.changes_arithmetic and lever.applies(situation) is None
+        for lever in chosen_levers(turn.settings)
+    )
+    if not changing:
+        return None
+    needed_s = comparison_s(turn, baseline.written, baseline.best)
+    if needed_s <= turn.left_s():
+        return needed_s
+    turn.leave_out("changes of the arithmetic", "the budget has no room to compare their losses")
+    return None
+
+
+def _kernels(
+    turn: Turn, situation: Situation, baseline: Baseline, worth: Worth, ends_s: float
+) -> ProvenKernels:
+    """Judge the library's kernels, those with most time to win first."""
+    levers = [one for one in kernel_levers() if one.name in _wanted_kernels(turn, situation)]
+    names = [lever.name.removeprefix(PREFIX) for lever in ranked(levers, worth.by_lever)]
+    reasons = {name: too_small(PREFIX + name, worth.by_lever, worth.step_time_s) for name in names}
+    bundle_s = MARGIN * new_screening_s(turn, baseline.best)
+    kernels_end_s = min(_part(turn, ends_s, KERNELS_SHARE), ends_s - bundle_s)
+    with turn.stage(kernels_end_s):
+        return prove_kernels(
+            turn,
+            _to_capture(baseline, situation, turn.settings),
+            names,
+            {name: reason for name, reason in reasons.items() if reason is not None},
+        )
+
+
+def _losses(turn: Turn, written: Candidate, best: Candidate) -> LossResult | None:
+    """Whether small copies learn as well; None where the budget ended before that was known."""
+    try:
+        return compare_losses(turn, written, best)
+    except DeadlinePassed:
+        turn.leave_out("the comparison of losses", "the budget ended during it")
+        return None
+
+
+def _without_arithmetic(turn: Turn, same: Climb, best: Climb, losses: LossResult | None) -> Climb:
+    """The same-arithmetic climb in the best one's place, with what was lost by that."""
+    reason = losses.detail if losses else "the budget ended before its losses were compared"
+    turn.warnings.append(f"bf16 was dropped: {reason}")
+    decision: Decision = "refused" if losses else "not_tried"
+    lost = {
+        one.name: one.model_copy(update={"decision": decision, "reason": reason, "basis": None})
+        for one in best.changes
+        if one.changes_arithmetic and one.decision == "kept"
+    }
+    changes = [lost.get(one.name, one) for one in same.changes]
+    return Climb(best=same.best, changes=tuple(changes))
+
+
+def _prove(turn: Turn, baseline: Baseline, found: Found) -> Kept:
+    """The final run, and what it lets stand."""
+    arms = roles(baseline, found.same.best, found.best.best)
+    proof = prove(turn, arms, rival="best_compile")
+    return keep(baseline, found, proof)
+
+
+def _climb(
+    turn: Turn,
+    situation: Situation,
+    kernels: ProvenKernels,
+    worth: Worth,
+    modes: frozenset[str],
+    start: Candidate,
+    *,
+    keep: bool,
+) -> Climb:
+    keep = keep or turn.settings.keep_precision
+    precision = situation.written.precision
+    if not keep and _may_use_bf16_weights(situation):
+        precision = "bf16_master"
+    levers, skipped = applicable(
+        chosen_levers(turn.settings),
+        situation,
+        refused_kernels=kernels.why_not(precision),
+        keep_arithmetic=keep,
+    )
+    if turn.settings.try_lever is not None:
+        levers = [as_default(lever) for lever in levers]
+    climber = Climber(
+        turn=turn,
+        situation=situation,
+        proven=kernels.of(precision),
+        modes=modes,
+        worth=worth.by_lever,
+        step_time_s=worth.step_time_s,
+    )
+    found = climber.climb(start, levers)
+    turn.close_arms()
+    return Climb(best=found.best, changes=(*found.changes, *skipped))
+
+
+def as_default(lever: Lever) -> Lever:
+    """The lever as part of the bundle: what `--try` names is tried."""
+    fields = {name: getattr(lever, name) for name in Lever.__slots__}
+    return Lever(**{**fields, "default": True})
+
+
+def _wanted_kernels(turn: Turn, situation: Situation) -> set[str]:
+    """The kernels' levers that apply here: the others are not judged."""
+    return {
+        lever.name
+        for lever in chosen_levers(turn.settings)
+        if lever.name.startswith(PREFIX) and lever.applies(situation) is None
+    }
+
+
+def _to_capture(baseline: Baseline, situation: Situation, settings: Settings) -> list[Candidate]:
+    """The steps whose call sites matter: bf16 weights first, then the written precision."""
+    configs = [baseline.best_same.config]
+    if _may_use_bf16_weights(situation) and not settings.keep_precision:
+        precision = {"precision": "bf16_master"}
+        configs.insert(0, baseline.best_same.config.model_copy(update=precision))
+    nothing: dict[str, tuple[InstalledKernel, ...]] = {}
+    return [with_config(config, nothing) for config in configs]
+
+
+def _may_use_bf16_weights(situation: Situation) -> bool:
+    return situation.optimizer_is_adamw and situation.bf16_is_slow is None
+
+
+def _open(settings: Settings, listener: Listener) -> Turn:
+    started_s = time.monotonic() - settings.gone_s
+    device = probe(str(settings.options.get("device") or "auto"))
+    ledger = Ledger.open(settings.ledger)
+    ledger.here(device)
+    return Turn(
+        settings=settings,
+        ledger=ledger,
+        device=device,
+        ceilings=_ceilings(device),
+        software=versions(),
+        software_fingerprint=software().fingerprint,
+        listener=listener,
+        started_s=started_s,
+    )
+
+
+def versions() -> dict[str, str]:
+    """The versions that stand beside every figure."""
+    return {"ratchet": __version__, **asdict(software())}
+
+
+def _ceilings(device: Device) -> Ceilings | None:
+    try:
+        return device_ceilings.measure(device)
+    except DeviceError:
+        return None
+
+
+def _check_resume(turn: Turn) -> None:
+    if not turn.settings.resume:
+        return
+    if turn.ledger.unfinished_turn(turn.settings.key(), fingerprint=turn.fingerprint) is None:
+        raise RatchetError(
+            f"there is no unfinished turn of {turn.settings.title!r} in this ledger: "
+            "run it without --resume"
+        )

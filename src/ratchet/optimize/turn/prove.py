@@ -1,0 +1,207 @@
+"""The final paired run: the recipe against every baseline, over several launches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ratchet.errors import DeadlinePassed
+from ratchet.judge.recipe_trial import time_arms
+from ratchet.measure.estimate import Floor, aa_floor, compare, summarise
+from ratchet.measure.rounds import FEWEST_ROUNDS
+from ratchet.measure.samples import Sample
+from ratchet.optimize.step.candidate import Candidate
+from ratchet.optimize.turn.budget import (
+    LEAST_LAUNCHES,
+    MARGIN,
+    START_TOGETHER,
+    WARMUP_STEPS,
+    ProofPlan,
+    plan_proof,
+    timed,
+)
+from ratchet.optimize.turn.result import Speedup
+from ratchet.optimize.turn.state import MEMORY_SHARE, Turn
+
+TWIN = "twin"
+"""A second process of the best rival: what differs between them is noise."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """The samples of the final run and what they say."""
+
+    arms: dict[str, Candidate]
+    """By role; a role without a sample was left out."""
+    samples: tuple[Sample, ...]
+    descriptions: dict[str, dict[str, Any]]
+    setup_s: dict[str, float]
+    floor: Floor
+    launches: int
+    asked: int
+
+    @property
+    def decides(self) -> bool:
+        """Whether there were launches enough for a claim."""
+        return self.launches >= min(self.asked, LEAST_LAUNCHES)
+
+    def timed(self, *roles: str) -> bool:
+        return all(role in self.arms for role in roles)
+
+    def speedup(self, baseline: str, new: str) -> Speedup:
+        if self.arms[baseline].key() == self.arms[new].key():
+            return Speedup(ratio=1.0, low=1.0, high=1.0, answer="equivalent")
+        found = compare(self.samples, baseline=baseline, new=new, floor=self.floor)
+        answer = found.answer if self.decides else "undecided"
+        return Speedup(ratio=found.ratio, low=found.low, high=found.high, answer=answer)
+
+    def is_faster(self, new: str, than: str) -> bool:
+        """Whether this run proves it."""
+        return self.timed(new, than) and self.speedup(than, new).answer == "faster"
+
+    def summary(self, key: str) -> Any:
+        return summarise(self.samples, key)
+
+    def recast(self, arms: dict[str, Candidate]) -> Proof:
+        """The same run with other roles for the candidates that it timed."""
+        owner = {candidate.key(): role for role, candidate in self.arms.items()}
+        known = {role: one for role, one in arms.items() if one.key() in owner}
+        source = {role: owner[candidate.key()] for role, candidate in known.items()}
+        twin = [sample for sample in self.samples if sample.arm == TWIN]
+        return replace(
+            self,
+            arms=known,
+            samples=tuple(twin + _under(self.samples, source)),
+            descriptions={r: self.descriptions.get(s, {}) for r, s in source.items()},
+            setup_s={r: self.setup_s.get(s, 0.0) for r, s in source.items()},
+        )
+
+
+def _under(samples: Sequence[Sample], source: dict[str, str]) -> list[Sample]:
+    """The samples of each source role under the role's own name."""
+    return [
+        Sample(**{**asdict(sample), "arm": role})
+        for role, other in source.items()
+        for sample in samples
+        if sample.arm == other
+    ]
+
+
+def prove(turn: Turn, arms: dict[str, Candidate], *, rival: str) -> Proof | None:
+    """Time `arms` (role to candidate) and a twin of `rival`, adjacent and in random order.
+
+    Arms that run the same thing share one process. Each launch is remembered by itself, so that
+    a killed run goes on with the launch it was at. None where the budget has no room for a launch.
+    """
+    turn.close_arms()
+    plan = plan_proof(
+        turn.costs, arms, rival=rival, left_s=turn.left_s(), launches=turn.settings.launches
+    )
+    if plan is None:
+        turn.leave_out("the final run", "the budget has no room for one")
+        return None
+    distinct = _distinct({role: arms[role] for role in plan.roles}, rival)
+    done = _launches(turn, distinct, rival, plan)
+    for omission in plan.omissions:
+        turn.leave_out(omission.what, omission.reason)
+    if not done:
+        turn.leave_out("the final run", "the budget ended during its first launch")
+        return None
+    if len(done) < plan.launches:
+        what = f"{plan.launches - len(done)} of {turn.settings.launches} launches of the final run"
+        turn.leave_out(what, "the budget ended before them")
+    samples = [Sample(**sample) for payload in done for sample in payload["samples"]]
+    return Proof(
+        arms=distinct,
+        samples=tuple(samples),
+        descriptions=done[-1]["descriptions"],
+        setup_s=done[0]["setup_s"],
+        floor=aa_floor(samples, rival, TWIN),
+        launches=len(done),
+        asked=turn.settings.launches,
+    ).recast({role: arms[role] for role in arms})
+
+
+def _launches(
+    turn: Turn, distinct: dict[str, Candidate], rival: str, plan: ProofPlan
+) -> list[dict[str, Any]]:
+    """What each launch gave; fewer than planned where the budget ended."""
+    key = ":".join(sorted(candidate.key() for candidate in distinct.values()))
+    candidates = timed(distinct, tuple(distinct), rival)
+    done: list[dict[str, Any]] = []
+    for launch in range(plan.launches):
+        left_s = turn.left_s() / (plan.launches - launch)
+        ends_s = turn.spent_s + left_s
+        rounds = max(FEWEST_ROUNDS, turn.costs.rounds_in(left_s, candidates))
+        name = f"{key}:{rival}:{launch}"
+        hopeless = MARGIN * turn.left_s() < turn.costs.launch_s(candidates, FEWEST_ROUNDS)
+        if launch and hopeless and not turn.holds("proof", name):
+            break
+        try:
+            payload = turn.memo(
+                "proof",
+                name,
+                lambda: _launch(turn, distinct, rival, rounds, launch, ends_s),  # noqa: B023
+            )
+        except DeadlinePassed:
+            break
+        done.append(payload)
+        for role, setup_s in payload["setup_s"].items():
+            if role in distinct:
+                turn.costs.note_setup(distinct[role], float(setup_s))
+    return done
+
+
+def _launch(
+    turn: Turn,
+    distinct: dict[str, Candidate],
+    rival: str,
+    rounds: int,
+    launch: int,
+    ends_s: float,
+) -> dict[str, Any]:
+    turn.tell("proof", launch=launch, rounds=rounds)
+    specs = [turn.spec(candidate, name=role) for role, candidate in distinct.items()]
+    specs.append(turn.spec(distinct[rival], name=TWIN))
+    trial = time_arms(
+        specs,
+        launches=1,
+        rounds=rounds,
+        warmup=WARMUP_STEPS,
+        seed=turn.settings.seed + launch,
+        concurrent=_fit_together(turn, distinct),
+        start_together=START_TOGETHER,
+        on_event=lambda event: turn.tell("trial", **asdict(event)),
+        enough=lambda: turn.spent_s >= ends_s,
+    )
+    return {
+        "samples": [{**asdict(sample), "launch": launch} for sample in trial.samples],
+        "descriptions": trial.descriptions,
+        "setup_s": trial.setup_time_s,
+        "concurrent": trial.concurrent,
+    }
+
+
+def _fit_together(turn: Turn, distinct: dict[str, Candidate]) -> bool:
+    """Whether all arms and the twin stand in memory at once, by what one was seen to use."""
+    if turn.device.kind != "cpu":
+        return False
+    needed_bytes = turn.peak_memory_bytes * (len(distinct) + 1)
+    fit = needed_bytes < MEMORY_SHARE * turn.device.memory_bytes
+    if not fit:
+        turn.warnings.append(
+            "the arms do not fit in memory together: they were timed one after the other, and the "
+            "intervals do not have the precision of adjacent pairs"
+        )
+    return fit
+
+
+def _distinct(arms: dict[str, Candidate], first: str) -> dict[str, Candidate]:
+    """The first role of each different candidate, `first` before all."""
+    found: dict[str, Candidate] = {}
+    for role in sorted(arms, key=lambda role: role != first):
+        candidate = arms[role]
+        if candidate.key() not in {other.key() for other in found.values()}:
+            found[role] = candidate
+    return found

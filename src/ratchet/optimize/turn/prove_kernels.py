@@ -1,0 +1,198 @@
+"""Kernels before they are installed: each is judged on the problems the workload really runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ratchet.errors import CompilerMissing, DeadlinePassed
+from ratchet.graph.capture import CapturedSite, problems_for
+from ratchet.judge.arms import ArmProcess
+from ratchet.judge.kernel_trial import KernelJudge
+from ratchet.judge.revision import revision
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.languages.cpp import find_compiler
+from ratchet.kernels.library import LIBRARY
+from ratchet.kernels.problem import Problem
+from ratchet.optimize.step.candidate import Candidate, with_config
+from ratchet.optimize.step.installed import InstalledKernel
+from ratchet.optimize.turn.state import Turn
+
+KERNEL_LIMIT_S = 180.0
+LEAST_VERDICT_S = 5.0
+"""No verdict is begun in less time than this."""
+NO_TIME = "the budget ended before the judge came to it"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProvenKernels:
+    """What may be installed in each precision, and what the judge said of every kernel."""
+
+    proven: dict[str, dict[str, tuple[InstalledKernel, ...]]]
+    """Precision of the step -> library kernel -> its proven entries."""
+    refused: dict[str, dict[str, str]]
+    """Precision of the step -> library kernel -> why it may not be installed."""
+    verdicts: tuple[dict[str, Any], ...]
+
+    def of(self, precision: str) -> dict[str, tuple[InstalledKernel, ...]]:
+        return self.proven.get(precision, {})
+
+    def why_not(self, precision: str) -> dict[str, str]:
+        return self.refused.get(precision, dict.fromkeys(LIBRARY, "not judged in this precision"))
+
+
+def prove_kernels(
+    turn: Turn,
+    candidates: list[Candidate],
+    wanted: Sequence[str],
+    too_small: Mapping[str, str],
+) -> ProvenKernels:
+    """Judge the wanted kernels of the library on the call sites of the candidates' steps.
+
+    They are judged in the order of `wanted`, until the turn's stage ends; those in `too_small` are
+    not, for the reason there. The first candidate's problems decide whether a kernel is faster. In
+    the precision of another one it need only be right: there the timing of the whole step decides.
+    """
+    if turn.device.kind != "cpu":
+        return _none(candidates, "the kernels of the library run on CPUs")
+    try:
+        find_compiler()
+    except CompilerMissing as error:
+        turn.warnings.append(str(error))
+        return _none(candidates, "there is no C++ compiler on this machine")
+    court = _Court(turn=turn, wanted=tuple(name for name in wanted if name not in too_small))
+    for place, candidate in enumerate(candidates):
+        precision = candidate.config.precision
+        court.refused[precision] = {name: too_small[name] for name in wanted if name in too_small}
+        try:
+            problems = _problems(turn, candidate)
+        except DeadlinePassed:
+            court.refused[precision] |= dict.fromkeys(court.wanted, NO_TIME)
+            continue
+        court.hear(precision, problems, timed=place == 0)
+    return ProvenKernels(proven=court.proven, refused=court.refused, verdicts=tuple(court.verdicts))
+
+
+def _none(candidates: list[Candidate], reason: str) -> ProvenKernels:
+    refused: dict[str, dict[str, str]] = {}
+    for candidate in candidates:
+        refused[candidate.config.precision] = dict.fromkeys(LIBRARY, reason)
+    return ProvenKernels(proven={}, refused=refused, verdicts=())
+
+
+def _problems(turn: Turn, candidate: Candidate) -> dict[str, list[Problem]]:
+    """The problems of a step by the name of the library kernel that answers them."""
+
+    def compute() -> dict[str, Any]:
+        if turn.left_s() <= 0:
+            raise DeadlinePassed("no time is left to look for call sites")
+        # The graphs are traced anyway: an arm that compiles nothing is ready sooner.
+        eager = candidate.config.model_copy(update={"compile_mode": None})
+        turn.tell("start", title=f"looking for call sites, {eager.precision}")
+        with ArmProcess(turn.spec(with_config(eager, {}))) as arm:
+            return {"sites": arm.call("sites")}
+
+    payload = turn.memo("sites", candidate.key(), compute)
+    problems: dict[str, list[Problem]] = defaultdict(list)
+    for library, problem in problems_for(CapturedSite.from_json(s) for s in payload["sites"]):
+        problems[library].append(problem)
+    return problems
+
+
+@dataclass(kw_only=True)
+class _Court:
+    """The judge at work on one library after the other, until its share of the budget is spent."""
+
+    turn: Turn
+    wanted: tuple[str, ...]
+    proven: dict[str, dict[str, tuple[InstalledKernel, ...]]] = field(default_factory=dict)
+    refused: dict[str, dict[str, str]] = field(default_factory=dict)
+    verdicts: list[dict[str, Any]] = field(default_factory=list)
+
+    def hear(self, precision: str, problems: dict[str, list[Problem]], *, timed: bool) -> None:
+        """All library kernels in one precision."""
+        proven = self.proven.setdefault(precision, {})
+        refused = self.refused.setdefault(precision, {})
+        with KernelJudge() as judge:
+            for name in self.wanted:
+                library = LIBRARY[name]
+                if name not in problems:
+                    refused[name] = "the step has no call site for it"
+                    continue
+                kernels = library.kernels(self.turn.device.target)
+                reason = self._hear_one(judge, name, kernels, problems[name], timed)
+                entries = [kernel for kernel in kernels if self._may_be_loaded(kernel)]
+                if reason or not entries:
+                    refused[name] = reason or "right, but not proven faster here"
+                else:
+                    proven[name] = tuple(self._installed(name, kernel) for kernel in entries)
+
+    def _hear_one(
+        self,
+        judge: KernelJudge,
+        library: str,
+        kernels: tuple[Kernel, ...],
+        problems: list[Problem],
+        timed: bool,
+    ) -> str:
+        """Judge one library kernel's entries; why it may not be installed ("" where it may)."""
+        for kernel in kernels:
+            if not timed and not self._may_be_loaded(kernel):
+                continue
+            for problem in problems:
+                if problem.name != kernel.entry:
+                    continue
+                verdict = self._known_or_judged(
+                    judge, kernel, problem if timed else problem.untimed()
+                )
+                if verdict is None:
+                    return NO_TIME
+                about = {"library": library, "kernel": kernel.entry, "problem": problem.name}
+                self.verdicts.append({**verdict, **about})
+                if verdict["status"] not in ("proven", "correct"):
+                    return f"{kernel.entry}: {verdict['status']}, {verdict['reason']}"
+        return ""
+
+    def _known_or_judged(
+        self, judge: KernelJudge, kernel: Kernel, problem: Problem
+    ) -> dict[str, Any] | None:
+        turn = self.turn
+        known = turn.ledger.verdict(kernel.hash, problem.hash, turn.fingerprint, judge=revision())
+        place = f"{kernel.hash}:{problem.hash}"
+        own = turn.is_own("judged", place)
+        time_left = turn.left_s() > max(LEAST_VERDICT_S, turn.costs.verdict_s)
+        # What a busy machine left unmeasured once says nothing of the kernel.
+        open_ = known is not None and (known["status"] == "unmeasured" or known.get("not_timed"))
+        again = known is None or (open_ and not own and time_left)
+        if not again:
+            turn.recalled += not own
+            turn.known("judged", place)
+            return known
+        if not time_left:
+            return None
+        turn.tell("judging", kernel=kernel.entry)
+        limit_s, began_s = min(KERNEL_LIMIT_S, turn.left_s()), turn.elapsed_s
+        judged = judge.judge(kernel, problem, time_limit_s=limit_s)
+        turn.costs.verdict_s = max(turn.costs.verdict_s, turn.elapsed_s - began_s)
+        if limit_s < KERNEL_LIMIT_S and judged.status in ("timed_out", "unmeasured"):
+            return None
+        verdict: dict[str, Any] = judged.model_dump(mode="json")
+        ledger, fingerprint = turn.ledger, turn.fingerprint
+        ledger.record_kernel(kernel.hash, kernel.name, kernel.as_json(), fingerprint=fingerprint)
+        ledger.record_problem(
+            problem.hash, problem.name, problem.as_json(), fingerprint=fingerprint
+        )
+        ledger.record_verdict(verdict, fingerprint=fingerprint)
+        turn.memo("judged", place, lambda: {"status": judged.status})
+        turn.tell("judged", kernel=kernel.entry, status=judged.status, reason=judged.reason)
+        return verdict
+
+    def _may_be_loaded(self, kernel: Kernel) -> bool:
+        turn = self.turn
+        return turn.ledger.proven(kernel.hash, turn.fingerprint, judge=revision())
+
+    def _installed(self, library: str, kernel: Kernel) -> InstalledKernel:
+        isa = self.turn.device.target
+        return InstalledKernel(library=library, entry=kernel.entry, hash=kernel.hash, isa=isa)

@@ -1,0 +1,236 @@
+"""Screening: is a challenger right, and does it look faster than the incumbent? One launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ratchet.errors import DeadlinePassed, RatchetError
+from ratchet.judge.numerics import judge_gradients
+from ratchet.measure.estimate import compare
+from ratchet.measure.rounds import FEWEST_ROUNDS, run_rounds
+from ratchet.optimize.step.candidate import Candidate
+from ratchet.optimize.turn.budget import MARGIN, WARMUP_STEPS, together_s
+from ratchet.optimize.turn.state import Turn
+
+SCREEN_S = 10.0
+"""Timing of one screening, or a sixtieth of the turn's budget where that is less."""
+MOST_ROUNDS = 25
+HOPELESS, HOPELESS_ROUNDS = 4.0, 2
+"""A challenger whose step takes this many times the incumbent's is not timed for longer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Screening:
+    """How a challenger did against the incumbent in one launch."""
+
+    passed: bool
+    """Started, and its gradients are right. False says nothing about speed."""
+    reason: str
+    ratio: float
+    low: float
+    high: float
+    answer: str
+    step_time_s: float
+    setup_s: float
+    worst_parameter: str = ""
+    worst_ratio: float = 0.0
+    incumbent_step_s: float = 0.0
+
+    @property
+    def looks_faster(self) -> bool:
+        return self.passed and self.ratio > 1.0 and self.answer != "slower"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Oracle:
+    """Whose gradients decide: the fp32 reference, and the precision whose error is allowed."""
+
+    reference: Candidate
+    allowed: Candidate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GradientAnswer:
+    """What the gradient gate said of a candidate."""
+
+    passed: bool
+    detail: str
+    worst_parameter: str
+    worst_ratio: float
+
+
+def check_gradients(turn: Turn, candidate: Candidate, oracle: Oracle) -> GradientAnswer:
+    """Hold a candidate's first-step gradients against the oracle's; remembered in the ledger."""
+
+    def compute() -> dict[str, object]:
+        check = judge_gradients(
+            reference=_gradients(turn, oracle.reference),
+            baseline=_gradients(turn, oracle.allowed),
+            candidate=_gradients(turn, candidate),
+        )
+        return {
+            "passed": check.passed,
+            "detail": check.detail,
+            "worst_parameter": check.worst_parameter,
+            "worst_ratio": check.worst_ratio,
+        }
+
+    return GradientAnswer(**turn.memo("gradients", gradients_key(candidate, oracle), compute))
+
+
+def gradients_key(candidate: Candidate, oracle: Oracle) -> str:
+    """The key under which the ledger holds the answer."""
+    return f"{candidate.key()}:{oracle.reference.key()}:{oracle.allowed.key()}"
+
+
+def screen(
+    turn: Turn, incumbent: Candidate, challenger: Candidate, oracle: Oracle | None
+) -> Screening:
+    """Time a challenger beside the incumbent, gradients first; remembered in the ledger.
+
+    DeadlinePassed where the stage at work ends first.
+    """
+    key = _key(incumbent, challenger, oracle)
+    payload = turn.memo("screening", key, lambda: _screen(turn, incumbent, challenger, oracle))
+    screening = Screening(**payload)
+    if not turn.is_live(challenger):
+        turn.learn_setup(challenger)
+    turn.costs.note_step(challenger, screening.step_time_s)
+    turn.costs.note_step(incumbent, screening.incumbent_step_s)
+    turn.tell("screened", title=challenger.title, **payload)
+    return screening
+
+
+def expect(turn: Turn, pairs: Sequence[tuple[Candidate, Candidate]], oracle: Oracle | None) -> None:
+    """Start what will be screened next (incumbent, challenger) at the same time."""
+    unknown = [pair for pair in pairs if not turn.holds("screening", _key(*pair, oracle))]
+    wanted = {one.key(): one for pair in unknown for one in pair}
+    turn.start_together(list(wanted.values()))
+
+
+def fits(turn: Turn, incumbent: Candidate, challenger: Candidate, oracle: Oracle | None) -> bool:
+    """Whether the stage at work has time to screen the challenger."""
+    left_s = turn.left_s()
+    return left_s > 0 and screening_s(turn, incumbent, challenger, oracle) <= left_s
+
+
+def screening_s(
+    turn: Turn, incumbent: Candidate, challenger: Candidate, oracle: Oracle | None
+) -> float:
+    """What screening it would take, by what starts and steps took so far; 0 where it is known."""
+    if turn.holds("screening", _key(incumbent, challenger, oracle)):
+        return 0.0
+    missing = [one for one in (incumbent, challenger) if not turn.is_live(one)]
+    started_s = together_s(turn.costs.restart_s(one) for one in missing)
+    return MARGIN * started_s + _timing_s(turn, incumbent, challenger)
+
+
+def new_screening_s(turn: Turn, incumbent: Candidate) -> float:
+    """What it would take to screen a challenger that torch.compile has not compiled yet."""
+    costs = turn.costs
+    starts_s = [costs.compiled_s(incumbent)]
+    if not turn.is_live(incumbent):
+        starts_s.append(costs.restart_s(incumbent))
+    return MARGIN * together_s(starts_s) + _timing_s(turn, incumbent, incumbent)
+
+
+def _timing_s(turn: Turn, incumbent: Candidate, challenger: Candidate) -> float:
+    pair_s = turn.costs.step_s(incumbent) + turn.costs.step_s(challenger)
+    return max(_screen_time_s(turn), (FEWEST_ROUNDS + WARMUP_STEPS) * pair_s)
+
+
+def _screen_time_s(turn: Turn) -> float:
+    return min(SCREEN_S, turn.settings.budget_s / 60)
+
+
+def _key(incumbent: Candidate, challenger: Candidate, oracle: Oracle | None) -> str:
+    judged_by = oracle.allowed.key() if oracle else "none"
+    return f"{incumbent.key()}:{challenger.key()}:{judged_by}"
+
+
+def _screen(
+    turn: Turn, incumbent: Candidate, challenger: Candidate, oracle: Oracle | None
+) -> dict[str, object]:
+    turn.live(incumbent)
+    try:
+        arm = turn.live(challenger)
+    except DeadlinePassed:
+        raise
+    except RatchetError as error:
+        turn.drop(challenger)
+        return _failed(str(error))
+    worst = ("", 0.0)
+    if oracle is not None:
+        check = check_gradients(turn, challenger, oracle)
+        if not check.passed:
+            turn.drop(challenger)
+            return _failed(f"gradients: {check.detail}", setup_s=turn.setup_s(challenger))
+        worst = (check.worst_parameter, check.worst_ratio)
+    base = turn.live(incumbent)
+    arm = turn.live(challenger)
+    step_s = base.run(1).wall_time_s, min(arm.run(1).wall_time_s for _ in range(2))
+    rounds = rounds_for(*step_s, _screen_time_s(turn))
+    rng = np.random.default_rng(turn.settings.seed)
+    ends_s = turn.elapsed_s + MARGIN * _screen_time_s(turn)
+    samples = run_rounds(
+        [base, arm],
+        rounds=rounds,
+        launch=0,
+        rng=rng,
+        enough=lambda: turn.elapsed_s >= ends_s,
+    )
+    found = compare(samples, baseline=base.name, new=arm.name, floor=None)
+    times = {
+        name: [sample.wall_time_s for sample in samples if sample.arm == name]
+        for name in (base.name, arm.name)
+    }
+    return {
+        "passed": True,
+        "reason": "",
+        "ratio": found.ratio,
+        "low": found.low,
+        "high": found.high,
+        "answer": found.answer,
+        "step_time_s": float(np.median(times[arm.name])),
+        "incumbent_step_s": float(np.median(times[base.name])),
+        "setup_s": turn.setup_s(challenger),
+        "worst_parameter": worst[0],
+        "worst_ratio": worst[1],
+    }
+
+
+def rounds_for(incumbent_s: float, challenger_s: float, budget_s: float) -> int:
+    """How many rounds fit in a budget, between the fewest and the most.
+
+    A challenger that is hopelessly slow gets two: it cannot look faster, whatever they say.
+    """
+    if challenger_s > HOPELESS * incumbent_s:
+        return HOPELESS_ROUNDS
+    round_s = max(incumbent_s + challenger_s, 1e-6)
+    return min(MOST_ROUNDS, max(FEWEST_ROUNDS, math.floor(budget_s / round_s)))
+
+
+def _gradients(turn: Turn, candidate: Candidate) -> Path:
+    path = turn.gradients_path(candidate)
+    if not path.exists():
+        turn.live(candidate)
+        turn.drop(candidate)
+    return path
+
+
+def _failed(reason: str, setup_s: float = 0.0) -> dict[str, object]:
+    return {
+        "passed": False,
+        "reason": reason,
+        "ratio": 0.0,
+        "low": 0.0,
+        "high": 0.0,
+        "answer": "undecided",
+        "step_time_s": 0.0,
+        "setup_s": setup_s,
+    }

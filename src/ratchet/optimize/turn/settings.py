@@ -1,0 +1,167 @@
+"""What a user asks of one turn."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ratchet.devices.probe import probe
+from ratchet.errors import RatchetError, WorkloadError
+from ratchet.files import why_not_new_folder
+from ratchet.optimize.turn.sources import source_hash
+from ratchet.workloads.names import check_name, check_options, is_saved_spec, title_of
+
+DEFAULT_BUDGET_S = 1800.0
+SMALLEST_BUDGET_S = 30.0
+PRECISIONS = ("fp32", "bf16_autocast", "bf16_master")
+LARGEST_SEED = 2**32 - 1
+"""NumPy's generators take no larger one, and a workload may seed those too."""
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The arguments of `ratchet optimize`."""
+
+    workload: str
+    options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of `workloads.load`: seed, batch_size, sequence, precision, ..."""
+    budget_s: float = DEFAULT_BUDGET_S
+    keep_precision: bool = False
+    try_lever: str | None = None
+    resume: bool = False
+    out: Path = Path("ratchet-out")
+    ledger: str | None = None
+    seed: int = 0
+    launches: int = 3
+    loss_steps: int = 200
+    loss_seeds: int = 3
+    gone_s: float = 0.0
+    """Of the budget, before the turn was asked for: a command's imports."""
+
+    @property
+    def title(self) -> str:
+        """The workload's name for people; a Workload object has its own."""
+        return title_of(self.workload)
+
+    @property
+    def command(self) -> str:
+        """What was called, for the report."""
+        called = f"ratchet optimize {self.workload}"
+        return called if self.title == self.workload else "ratchet.optimize(workload)"
+
+    def key(self) -> str:
+        """What the answer depends on, hashed: the workload's text among it, the budget not."""
+        content = {
+            "workload": self.title,
+            "source": _source_hash(self.workload),
+            "options": {name: str(value) for name, value in sorted(self.options.items())},
+            "keep_precision": self.keep_precision,
+            "try": self.try_lever,
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that a random number generator could not take."""
+    if not 0 <= seed <= LARGEST_SEED:
+        raise RatchetError(f"seed {seed} is out of range: give one from 0 to {LARGEST_SEED}")
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse what its text shows to be a mistake: no torch is imported for it.
+
+    Raises a RatchetError for an unknown workload or lever, for a seed out of range and for an
+    output folder that cannot be one.
+    """
+    from ratchet.optimize.levers import check_lever
+
+    check_name(settings.workload)
+    check_seed(settings.seed)
+    if settings.try_lever is not None:
+        check_lever(settings.try_lever)
+    if why := why_not_new_folder(settings.out):
+        raise RatchetError(f"--out {settings.out} {why}: name a folder")
+
+
+def make_settings(
+    workload: str,
+    *,
+    budget: str | float,
+    out: str | Path,
+    batch_size: int | None = None,
+    sequence: int | None = None,
+    precision: str | None = None,
+    text: str | Path | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    **rest: Any,
+) -> Settings:
+    """Settings from what a caller gives; `rest` are fields of `Settings` by name."""
+    made = Settings(
+        workload=workload, budget_s=parse_duration_s(str(budget)), out=Path(out), seed=seed, **rest
+    )
+    check_settings(made)
+    options = workload_options([workload], batch_size, sequence, precision, text, device)
+    return replace(made, options={**options, "seed": seed})
+
+
+def workload_options(
+    workloads: Sequence[str],
+    batch_size: int | None,
+    sequence: int | None,
+    precision: str | None,
+    text: str | Path | None,
+    device: str,
+) -> dict[str, Any]:
+    """The keyword arguments of `workloads.load` that were given; JSON, for another process.
+
+    Raises a RatchetError for an unknown workload and for what one of them cannot take, before torch
+    is imported.
+    """
+    if precision is not None and precision not in PRECISIONS:
+        raise WorkloadError(f"unknown precision {precision!r}: use one of {', '.join(PRECISIONS)}")
+    path = Path(text) if text is not None else None
+    for workload in workloads:
+        check_name(workload)
+        check_options(workload, batch_size=batch_size, sequence=sequence, text=path)
+    options: dict[str, Any] = {"device": probe(device).kind}
+    if batch_size is not None:
+        options["batch_size"] = batch_size
+    if sequence is not None:
+        options["sequence"] = sequence
+    if precision is not None:
+        options["precision"] = precision
+    if path is not None:
+        options["text"] = str(path.absolute())
+    return options
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds from `90`, `90s`, `30m` or `2h`; at least 30 s."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text)
+    if match is None:
+        raise RatchetError(f"budget {text!r} is not a duration: write 90s, 30m or 2h")
+    seconds = float(match[1]) * _UNITS[match[2]]
+    if seconds < SMALLEST_BUDGET_S:
+        raise RatchetError(
+            f"budget {text!r} is under {SMALLEST_BUDGET_S:.0f} s, too short for one paired run: "
+            "give at least 30s"
+        )
+    return seconds
+
+
+def _source_hash(workload: str) -> str:
+    """Hash the user's own file and what it imports, so that an edited script is a new workload."""
+    if is_saved_spec(workload) and Path(workload).is_file():
+        return hashlib.sha256(Path(workload).read_bytes()).hexdigest()
+    file, _, function = workload.rpartition(":")
+    path = Path(file).expanduser()
+    if function and path.suffix == ".py" and path.is_file():
+        return source_hash(path)
+    return ""

@@ -1,0 +1,329 @@
+"""The state of one turn: ledger, device, clock, and the arms that are alive."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ratchet.devices.ceilings import Ceilings
+from ratchet.devices.probe import Device
+from ratchet.errors import DeadlinePassed, RatchetError
+from ratchet.judge.arms import ArmProcess, ArmSpec
+from ratchet.ledger import Fingerprint, Ledger
+from ratchet.optimize.step import allocators
+from ratchet.optimize.step.arm import FACTORY
+from ratchet.optimize.step.candidate import Candidate
+from ratchet.optimize.turn.budget import WARMUP_STEPS, Costs, closing_s, crowding
+from ratchet.optimize.turn.result import Omission
+from ratchet.optimize.turn.settings import Settings
+
+Listener = Callable[[str, dict[str, Any]], None]
+FOLDER_PREFIX = "ratchet-turn-"
+MOST_LIVE_ARMS = 4
+MEMORY_SHARE = 0.8
+SAME_END_S = 2.0
+"""Two stages of turns with one budget end this close together."""
+
+
+@dataclass(kw_only=True)
+class Turn:
+    """Everything a stage needs. A stage asks `memo` first, so that nothing is proven twice."""
+
+    settings: Settings
+    ledger: Ledger
+    device: Device
+    ceilings: Ceilings | None
+    software: dict[str, str]
+    software_fingerprint: str
+    listener: Listener
+    started_s: float = field(default_factory=time.monotonic)
+    warnings: list[str] = field(default_factory=list)
+    omissions: list[Omission] = field(default_factory=list)
+    costs: Costs = field(default_factory=Costs)
+    peak_memory_bytes: int = 0
+    """Of one arm of the step as written, once it is known."""
+    recalled: int = 0
+    _until_s: float = math.inf
+    """When the stage at work must have ended, in seconds spent."""
+    _skipped_s: float = 0.0
+    """What recalled evidence once took, beyond what this turn took to recall it."""
+    _own: set[str] = field(default_factory=set)
+    """What this turn put into the ledger itself: finding it again is no recall."""
+    _live: dict[str, ArmProcess] = field(default_factory=dict)
+    _folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> Turn:
+        clear_folders_of_the_dead()
+        self._folder = tempfile.TemporaryDirectory(prefix=f"{FOLDER_PREFIX}{os.getpid()}-")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close_arms()
+        self.ledger.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    @property
+    def folder(self) -> Path:
+        """A private folder for gradients, gone when the turn ends."""
+        assert self._folder is not None, "the turn was not entered"
+        return Path(self._folder.name)
+
+    # The clock.
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since this turn began."""
+        return time.monotonic() - self.started_s
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds of the budget that are used up, those of recalled evidence included.
+
+        A second turn thus decides as the first did, and ends when it has recalled everything; a
+        larger budget goes on from there.
+        """
+        return self.elapsed_s + self._skipped_s
+
+    @property
+    def ends_s(self) -> float:
+        """Seconds spent when the last measurement must have ended."""
+        return self.settings.budget_s - closing_s(self.settings.budget_s)
+
+    def left_s(self) -> float:
+        """Seconds left to the stage at work; not below zero."""
+        return max(0.0, min(self.ends_s, self._until_s) - self.spent_s)
+
+    @property
+    def deadline_s(self) -> float:
+        """When the stage at work must have ended, on the clock of `time.monotonic`."""
+        return time.monotonic() + self.left_s()
+
+    @contextlib.contextmanager
+    def stage(self, until_s: float) -> Iterator[None]:
+        """Let what is done inside end at `until_s` seconds spent, or with the stage around it."""
+        outer = self._until_s
+        self._until_s = min(outer, until_s)
+        try:
+            yield
+        finally:
+            self._until_s = outer
+
+    def leave_out(self, what: str, reason: str, *, for_want_of_budget: bool = True) -> None:
+        """Say in the result that something was left out."""
+        found = Omission(what=what, reason=reason, for_want_of_budget=for_want_of_budget)
+        if found not in self.omissions:
+            self.omissions.append(found)
+
+    def tell(self, event: str, **details: Any) -> None:
+        self.listener(event, details)
+
+    # The memory.
+
+    def memo(self, kind: str, key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What the ledger holds for this workload, device and software, or what `compute` gives.
+
+        DeadlinePassed where the stage ended before `compute` did, now or in an earlier turn whose
+        stage ended no sooner.
+        """
+        found = self.known(kind, key)
+        if found is not None:
+            self.recalled += not self.is_own(kind, key)
+            return found
+        self._check_cut(kind, key)
+        try:
+            payload = compute()
+        except DeadlinePassed:
+            self._live = {name: arm for name, arm in self._live.items() if arm.pid is not None}
+            self._remember("cut", f"{kind}:{key}", {"until_s": min(self.ends_s, self._until_s)})
+            raise
+        self._remember(kind, key, payload)
+        return payload
+
+    def _remember(self, kind: str, key: str, payload: dict[str, Any]) -> None:
+        self._own.add(f"{kind}:{key}")
+        evidence = {"answer": payload, "spent_s": self.spent_s}
+        self.ledger.remember(kind, self._full_key(key), evidence, fingerprint=self.fingerprint)
+
+    def _check_cut(self, kind: str, key: str) -> None:
+        found = self.ledger.recall("cut", self._full_key(f"{kind}:{key}"))
+        ends_s = min(self.ends_s, self._until_s)
+        if found is not None and float(found["answer"]["until_s"]) > ends_s - SAME_END_S:
+            self._move_to(ends_s)
+            raise DeadlinePassed(f"an earlier turn had no time for this {kind} either")
+
+    def known(self, kind: str, key: str) -> dict[str, Any] | None:
+        """What the ledger holds; the clock moves on to where it stood when this was found out.
+
+        It moves no further than to the end of the stage at work: what a turn with a larger budget
+        found out late leaves the final run its share.
+        """
+        found = self.ledger.recall(kind, self._full_key(key))
+        if found is None:
+            return None
+        self._move_to(min(float(found["spent_s"]), self.ends_s, self._until_s))
+        answer: dict[str, Any] = found["answer"]
+        return answer
+
+    def _move_to(self, spent_s: float) -> None:
+        self._skipped_s += max(0.0, spent_s - self.spent_s)
+
+    def is_own(self, kind: str, key: str) -> bool:
+        """Whether this turn found it out itself."""
+        return f"{kind}:{key}" in self._own
+
+    def holds(self, kind: str, key: str) -> bool:
+        """Whether the ledger knows, without the clock moving on."""
+        return self.ledger.recall(kind, self._full_key(key)) is not None
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        return Fingerprint(device=self.device.fingerprint, software=self.software_fingerprint)
+
+    def _full_key(self, key: str) -> str:
+        here = (self.device.fingerprint, self.software_fingerprint, self.software["ratchet"])
+        parts = (self.settings.key(), *here, key)
+        return ":".join(parts)
+
+    # The arms.
+
+    def written_spec(self) -> ArmSpec:
+        """How the step is started as its author wrote it, before its config is known."""
+        arguments: dict[str, Any] = {
+            "workload": self.settings.workload,
+            "options": self.settings.options,
+            "config": None,
+            "kernels": [],
+        }
+        return ArmSpec(
+            name="as written", factory=FACTORY, arguments=arguments, deadline_s=self.deadline_s
+        )
+
+    def spec(self, candidate: Candidate, *, factory: str = FACTORY, name: str = "") -> ArmSpec:
+        """How the judge starts a candidate in a process of its own."""
+        return ArmSpec(
+            name=name or candidate.key(),
+            factory=factory,
+            arguments=candidate.arguments(self.settings.workload, self.settings.options),
+            environment=allocators.environment(candidate.config),
+            deadline_s=self.deadline_s,
+        )
+
+    def live(self, candidate: Candidate) -> ArmProcess:
+        """The running arm of a candidate, started and warmed up where it is not."""
+        key = candidate.key()
+        if key not in self._live:
+            self._start([candidate])
+        arm = self._live[key]
+        arm.deadline_s = self.deadline_s
+        return arm
+
+    def is_live(self, candidate: Candidate) -> bool:
+        return candidate.key() in self._live
+
+    def start_together(self, candidates: Sequence[Candidate]) -> None:
+        """Start arms at the same time, since each imports and traces on one core.
+
+        Where it does not work out, `live` starts the arms one by one and says why.
+        """
+        wanted = {one.key() for one in candidates}
+        missing = [one for one in candidates if one.key() not in self._live]
+        if len(missing) < 2 or len(wanted) > self.most_live or self.device.kind != "cpu":
+            return
+        for key in [key for key in self._live if key not in wanted]:
+            self._live.pop(key).close()
+        with contextlib.suppress(RatchetError):
+            self._start(missing)
+
+    @property
+    def most_live(self) -> int:
+        """How many arms may stand in memory at once."""
+        fitting = MEMORY_SHARE * self.device.memory_bytes / max(1, self.peak_memory_bytes)
+        return max(2, min(MOST_LIVE_ARMS, int(fitting)))
+
+    def _start(self, candidates: Sequence[Candidate]) -> None:
+        self._make_room(len(candidates))
+        crowd = crowding(sum(self.costs.is_cold(one) for one in candidates))
+        begun = time.monotonic()
+        arms = [ArmProcess(self.spec(candidate)) for candidate in candidates]
+        with contextlib.ExitStack() as stack:
+            for arm, candidate in zip(arms, candidates, strict=True):
+                self.tell("start", title=candidate.title)
+                stack.callback(arm.close)
+                arm.begin_start()
+            for arm, candidate in zip(arms, candidates, strict=True):
+                arm.finish_start()
+                self.costs.note_plain(arm.setup_time_s)
+                arm.begin_call("gradients", path=str(self.gradients_path(candidate)))
+            for arm in arms:
+                arm.finish_call()
+                arm.begin_run(1)
+            for arm, candidate in zip(arms, candidates, strict=True):
+                arm.finish_run()
+                self._note_setup(candidate, time.monotonic() - begun, crowd)
+            for arm in arms:
+                arm.run(WARMUP_STEPS - 1)
+            stack.pop_all()
+        self._live |= {one.key(): arm for one, arm in zip(candidates, arms, strict=True)}
+
+    def setup_s(self, candidate: Candidate) -> float:
+        """Seconds from the start of the candidate's process to the end of its first step.
+
+        Of the first start on this machine, before compile caches were warm, perhaps with another
+        arm starting beside it; 0 where unknown.
+        """
+        known = self.known("setup", candidate.key())
+        return float(known["setup_s"]) if known else 0.0
+
+    def learn_setup(self, candidate: Candidate) -> None:
+        """Learn from a start that the ledger knows, as the turn did that saw it."""
+        known = self.known("setup", candidate.key())
+        if known is not None:
+            self.costs.note_setup(candidate, float(known["setup_s"]), alone_s=known["alone_s"])
+
+    def _note_setup(self, candidate: Candidate, setup_s: float, crowd: float) -> None:
+        alone_s = setup_s / crowd if self.costs.is_cold(candidate) else setup_s
+        self.costs.note_setup(candidate, setup_s, alone_s=alone_s)
+        self.memo("setup", candidate.key(), lambda: {"setup_s": setup_s, "alone_s": alone_s})
+
+    def gradients_path(self, candidate: Candidate) -> Path:
+        return self.folder / f"{candidate.key()}.safetensors"
+
+    def drop(self, candidate: Candidate) -> None:
+        """End a candidate's process, where it runs."""
+        arm = self._live.pop(candidate.key(), None)
+        if arm is not None:
+            arm.close()
+
+    def close_arms(self) -> None:
+        for arm in self._live.values():
+            arm.close()
+        self._live.clear()
+
+    def _make_room(self, count: int) -> None:
+        """Keep few arms alive: the oldest go first."""
+        while self._live and len(self._live) + count > self.most_live:
+            oldest = next(iter(self._live))
+            self._live.pop(oldest).close()
+
+
+def clear_folders_of_the_dead() -> None:
+    """Remove the gradients that killed turns left behind: each folder carries its process's id."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+        owner = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,167 @@
+"""Who answers a suite: a shipped library, a folder of kernels, eager torch, torch.compile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ratchet.errors import RatchetError
+from ratchet.files import why_not_folder
+from ratchet.judge.api import as_kernel, as_problem
+from ratchet.judge.choices import Scale
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.library_triton import triton_kernels
+from ratchet.kernels.problem import Problem, Tier
+from ratchet.suites.run import Question, Suite
+
+LIBRARIES = ("library", "library-triton")
+BUILT_IN = (*LIBRARIES, "eager", "torch.compile")
+LANGUAGE_FILES = (".cpp", ".cc", ".cxx", ".py", ".hip")
+
+Answer = Callable[[str, Problem], tuple[Problem, Kernel | None]]
+"""The kernel that answers a problem of that name, if there is one, and the problem as it is to be
+judged."""
+
+
+def training_suite(name: str, *, tier: Tier, candidate: str) -> Suite:
+    """A suite that ships, by name.
+
+    Raises:
+        RatchetError: no suite or no candidate of that name.
+    """
+    from ratchet.kernels.suites import load_suite
+
+    answer = find_answer(candidate)
+
+    def question(problem: Problem) -> Question:
+        return Question(name=problem.name, read=lambda: answer(problem.name, problem.at(tier)))
+
+    return Suite(
+        name=name,
+        candidate=candidate,
+        tier=tier,
+        questions=tuple(question(problem) for problem in load_suite(name)),
+    )
+
+
+def kernelbench_suite(
+    folder: Path,
+    *,
+    level: int,
+    scale: Scale,
+    candidate: str,
+    time_limit_s: float | None = None,
+) -> Suite:
+    """One level of a clone of KernelBench, which may lie in any folder.
+
+    `time_limit_s` is for reading one problem.
+
+    Raises:
+        RatchetError: there is no such level, or no candidate of that name.
+    """
+    if candidate in LIBRARIES:
+        raise RatchetError(
+            "the library answers no KernelBench problem: give --candidate torch.compile, eager or "
+            "a folder of kernels"
+        )
+    answer = find_answer(candidate, level=level)
+
+    def question(path: Path) -> Question:
+        def read() -> tuple[Problem, Kernel | None]:
+            problem = as_problem(path, scale=scale, time_limit_s=time_limit_s)
+            return answer(path.stem, problem)
+
+        return Question(name=path.stem, read=read)
+
+    paths = sorted(level_folder(folder, level).glob("*.py"), key=_order)
+    return Suite(
+        name=f"KernelBench level {level}",
+        candidate=candidate,
+        tier="cpu" if scale is None else f"scale {scale}",
+        questions=tuple(question(path) for path in paths if path.stem != "__init__"),
+    )
+
+
+def level_folder(folder: Path, level: int) -> Path:
+    """Where the problems of a level lie in a clone, or in a copy of its inner folder."""
+    if why := why_not_folder(folder):
+        raise RatchetError(f"{str(folder)!r} {why}: give a clone of KernelBench")
+    places = (folder / "KernelBench", folder)
+    for place in places:
+        found = place / f"level{level}"
+        if found.is_dir() and any(found.glob("*.py")):
+            return found
+    levels = sorted({one.name for place in places for one in place.glob("level[0-9]*")})
+    known = f"it has {', '.join(levels)}" if levels else "give a clone of KernelBench"
+    raise RatchetError(f"{str(folder)!r} holds no problems of level {level}: {known}")
+
+
+def _order(path: Path) -> tuple[int, str]:
+    """Problems carry their number in front: 9_ stands before 10_."""
+    number = re.match(r"\d+", path.stem)
+    return (int(number[0]) if number else 0, path.stem)
+
+
+def find_answer(candidate: str, *, level: int | None = None) -> Answer:
+    """The answer of a candidate by its name, or of a folder of kernels.
+
+    Raises:
+        RatchetError: neither a candidate that is built in nor a folder.
+    """
+    if candidate in LIBRARIES:
+        return _library_answer(candidate)
+    if candidate in ("eager", "torch.compile"):
+        return _yardstick_answer(candidate)
+    folder = Path(candidate)
+    if not folder.is_dir():
+        raise RatchetError(
+            f"candidate {candidate!r} is neither a folder nor one of {', '.join(BUILT_IN)}"
+        )
+    return _folder_answer(folder, level)
+
+
+def _library_answer(candidate: str) -> Answer:
+    kernels: dict[str, Kernel] = {}
+
+    def answer(name: str, problem: Problem) -> tuple[Problem, Kernel | None]:
+        if not kernels:
+            in_triton = candidate == "library-triton"
+            kernels.update(triton_kernels() if in_triton else library_kernels())
+        return problem, kernels.get(name)
+
+    return answer
+
+
+def library_kernels() -> Mapping[str, Kernel]:
+    """Every shipped kernel for this CPU, by the name of the problem that it answers."""
+    from ratchet.kernels.library import LIBRARY, best_isa
+
+    isa = best_isa()
+    return {kernel.entry: kernel for one in LIBRARY.values() for kernel in one.kernels(isa)}
+
+
+def _yardstick_answer(candidate: str) -> Answer:
+    """Torch itself: judged on its answers and its time, not on whose code did the work."""
+
+    def answer(_: str, problem: Problem) -> tuple[Problem, Kernel | None]:
+        from ratchet.kernels.problem_file import built_in_kernel
+
+        return replace(problem, task="any"), built_in_kernel(problem, candidate)
+
+    return answer
+
+
+def _folder_answer(folder: Path, level: int | None) -> Answer:
+    places = [folder / f"level{level}", folder] if level is not None else [folder]
+
+    def answer(name: str, problem: Problem) -> tuple[Problem, Kernel | None]:
+        for place in places:
+            for ending in LANGUAGE_FILES:
+                path = place / f"{name}{ending}"
+                if path.exists():
+                    return problem, as_kernel(path, problem)
+        return problem, None
+
+    return answer

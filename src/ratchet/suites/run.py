@@ -1,0 +1,159 @@
+"""A suite before the judge: every problem in turn, from the ledger where it was judged before."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ratchet.errors import RatchetError
+from ratchet.judge.verdict import Speedup
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Problem
+from ratchet.ledger.connect import utc_now
+from ratchet.ledger.verdicts import JudgedKernel, RecordedJudge, Terms, judged_on
+from ratchet.suites.score import SuiteResult, SuiteRow, answered, summarise
+
+Asked = tuple[Problem, Kernel | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """One problem of a suite and how to come by it; nothing is read before its turn."""
+
+    name: str
+    read: Callable[[], Asked]
+    """The problem and the kernel that answers it, if there is one; raises RatchetError."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suite:
+    """Problems under one name, and who answers them."""
+
+    name: str
+    candidate: str
+    tier: str
+    questions: tuple[Question, ...]
+
+
+Listener = Callable[[SuiteRow, JudgedKernel | None], None]
+"""Called after each problem, with its row and its verdict, if the judge came to it."""
+
+
+@dataclass(kw_only=True)
+class SuiteRun:
+    """One pass over a suite. Interrupted, it still has a result: what was not reached says so."""
+
+    suite: Suite
+    judge: RecordedJudge
+    terms: Terms
+    fresh: bool = False
+    """Judge anew what the ledger already knows."""
+    rows: list[SuiteRow] = field(default_factory=list)
+    started_at: str = field(default_factory=utc_now)
+    _began_s: float = field(default_factory=time.monotonic)
+    _read_ahead: dict[str, Asked] = field(default_factory=dict)
+    _spent_s: dict[str, float] = field(default_factory=dict)
+    """What reading each problem took."""
+
+    def run(self, listener: Listener) -> None:
+        """Judge every problem that was not yet reached."""
+        left = self.suite.questions[len(self.rows) :]
+        for question, following in zip(left, [*left[1:], None], strict=True):
+            row, judged = self._answer(question, following)
+            self.rows.append(row)
+            listener(row, judged)
+
+    def result(self) -> SuiteResult:
+        """The table so far."""
+        left = self.suite.questions[len(self.rows) :]
+        rows = [
+            *self.rows,
+            *(
+                SuiteRow(name=one.name, status="not_reached", reason="the run ended before it")
+                for one in left
+            ),
+        ]
+        device, versions = judged_on(self.judge)
+        compiled = self.terms.against_compile
+        return SuiteResult(
+            suite=self.suite.name,
+            candidate=self.suite.candidate,
+            tier=self.suite.tier,
+            summary={
+                "all": summarise(rows, against_compile=compiled),
+                "answered": summarise(answered(rows), against_compile=compiled),
+            },
+            rows=rows,
+            interrupted=bool(left),
+            device=device,
+            versions=versions,
+            command=shlex.join(["ratchet", *sys.argv[1:]]),
+            started_at=self.started_at,
+            duration_s=time.monotonic() - self._began_s,
+        )
+
+    def _answer(
+        self, question: Question, following: Question | None
+    ) -> tuple[SuiteRow, JudgedKernel | None]:
+        try:
+            known = self._read_ahead
+            problem, kernel = (
+                known.pop(question.name) if question.name in known else self._read(question)
+            )
+        except RatchetError as error:
+            return SuiteRow(name=question.name, status="refused", reason=str(error)), None
+        if kernel is None:
+            reason = f"{self.suite.candidate} has no kernel for it"
+            return SuiteRow(name=question.name, status="unanswered", reason=reason), None
+        try:
+            judged = self._known(kernel, problem) or self.judge.judge(
+                kernel,
+                problem,
+                self.terms,
+                then=self._kernel_of(following),
+                spent_s=self._spent_s[question.name],
+            )
+        except RatchetError as error:
+            return SuiteRow(name=question.name, status="unmeasured", reason=str(error)), None
+        return _row(question.name, judged), judged
+
+    def _read(self, question: Question) -> Asked:
+        began = time.monotonic()
+        asked = question.read()
+        self._spent_s[question.name] = time.monotonic() - began
+        return asked
+
+    def _known(self, kernel: Kernel, problem: Problem) -> JudgedKernel | None:
+        return None if self.fresh else self.judge.known(kernel, problem, self.terms)
+
+    def _kernel_of(self, question: Question | None) -> Kernel | None:
+        """The kernel that the judge will come to next, if it must be judged; faults wait."""
+        if question is None:
+            return None
+        try:
+            problem, kernel = self._read_ahead[question.name] = self._read(question)
+        except RatchetError:
+            return None
+        return None if kernel is None or self._known(kernel, problem) else kernel
+
+
+def _row(name: str, judged: JudgedKernel) -> SuiteRow:
+    verdict = judged.verdict
+    return SuiteRow(
+        name=name,
+        status=verdict["status"],
+        reason=verdict["reason"],
+        speedup=Speedup.model_validate(verdict["speedup"]),
+        kernel=judged.kernel["name"],
+        kernel_hash=verdict["kernel_hash"],
+        problem_hash=verdict["problem_hash"],
+        recalled=judged.recalled,
+    )
+
+
+def all_right(rows: Sequence[SuiteRow]) -> bool:
+    """Whether every kernel that was judged is right; an unanswered problem is no kernel's fault."""
+    return all(row.right for row in answered(rows))

@@ -1,0 +1,74 @@
+"""The files of a verdict and of a suite's run: JSON, and pages that open offline."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ratchet.errors import RatchetError
+from ratchet.files import why_not_new_folder
+from ratchet.ledger.verdicts import JudgedKernel
+from ratchet.suites.score import SuiteResult
+
+VERDICTS = "verdicts"
+_LONGEST_STEM = 80
+
+VerdictPage = Callable[[Mapping[str, Any]], str]
+SuitePage = Callable[[Mapping[str, Any], Mapping[str, str]], str]
+
+
+def check_out(out: Path) -> None:
+    """Refuse a folder that cannot be one before anything is judged."""
+    if why := why_not_new_folder(out):
+        raise RatchetError(f"--out {out} {why}: name a folder")
+    try:
+        (out / VERDICTS).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RatchetError(
+            f"{str(out)!r} cannot be made a folder ({error.strerror}): give another with --out"
+        ) from error
+
+
+def write_verdict(judged: JudgedKernel, out: Path, render: VerdictPage) -> dict[str, str]:
+    """Write a verdict's JSON and its page; the paths, by kind."""
+    document = judged.to_json()
+    stem = _stem(judged)
+    paths = {"verdict": out / VERDICTS / f"{stem}.json", "page": out / VERDICTS / f"{stem}.html"}
+    _write(paths["verdict"], json.dumps(document, indent=1))
+    _write(paths["page"], render(document))
+    return {kind: str(path) for kind, path in paths.items()}
+
+
+def write_suite(
+    result: SuiteResult, links: Mapping[str, str], out: Path, render: SuitePage
+) -> dict[str, str]:
+    """Write a suite's table as JSON and as a page that links to the verdicts' pages."""
+    document = result.model_dump(mode="json")
+    stem = _slug(f"{result.suite}-{result.candidate}")
+    paths = {"table": out / f"{stem}.json", "page": out / f"{stem}.html"}
+    relative = {name: Path(path).relative_to(out).as_posix() for name, path in links.items()}
+    _write(paths["table"], json.dumps(document, indent=1))
+    _write(paths["page"], render(document, relative))
+    return {kind: str(path) for kind, path in paths.items()}
+
+
+def _stem(judged: JudgedKernel) -> str:
+    """A name that no other verdict has: the problem's, then both hashes' first digits."""
+    hashes = (judged.verdict["problem_hash"], judged.verdict["kernel_hash"])
+    return "-".join([_slug(judged.problem["name"]), *(one[:8] for one in hashes)])
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.")[:_LONGEST_STEM] or "unnamed"
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RatchetError(
+            f"{str(path)!r} cannot be written ({error.strerror}): give another folder with --out"
+        ) from error
