@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Collection
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -83,14 +84,14 @@ def tags(page: str) -> list[tuple[str, dict[str, str | None]]]:
     return parser.found
 
 
-def hostile(value: Any) -> Any:
-    """The same document with something hostile in each of its texts."""
+def hostile(value: Any, *, but: Collection[str] = ()) -> Any:
+    """The same document with something hostile in each of its texts, but for those fields."""
     if isinstance(value, str):
         return value + HOSTILE
     if isinstance(value, list):
-        return [hostile(item) for item in value]
+        return [hostile(item, but=but) for item in value]
     if isinstance(value, dict):
-        return {key: hostile(item) for key, item in value.items()}
+        return {k: item if k in but else hostile(item, but=but) for k, item in value.items()}
     return value
 
 

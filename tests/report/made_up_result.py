@@ -6,6 +6,8 @@ import math
 import random
 from typing import Any
 
+from ratchet.optimize.turn.result import OptimizeResult
+
 ARMS = {
     "as_written": ("as written", 2.214, 0.031),
     "best_compile": ("torch.compile's best", 0.561, 0.012),
@@ -47,6 +49,15 @@ CHANGES: list[tuple[str, str, float | None, str]] = [
     ("attention_flash", "not_applicable", None, "it concerns a GPU only"),
     ("huge_pages", "not_tried", None, "the budget ended before it"),
 ]
+
+
+def as_result(document: dict[str, Any]) -> OptimizeResult:
+    """A document as `result.json` holds it, as the result that it is."""
+    return OptimizeResult.model_validate(document)
+
+
+CHOICES = ("key", "decision", "kind", "answer", "basis", "arm", "recipe_is")
+"""Fields that hold one of a few words: nothing else gets past the result's own check."""
 
 
 def make_result(**changes: Any) -> dict[str, Any]:

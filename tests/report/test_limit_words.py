@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
-from ratchet.report.shape import StepLimit
+from ratchet.optimize.turn.result import StepLimit
 from ratchet.report.words import limit_words
 
 
@@ -23,7 +23,7 @@ def limit(**changes: Any) -> StepLimit:
         "most": 1 / 0.74,
         "categories": categories,
     }
-    return cast(StepLimit, found | changes)
+    return StepLimit.model_validate(found | changes)
 
 
 def test_the_limit_says_what_holds_the_rest() -> None:

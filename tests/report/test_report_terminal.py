@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from made_up_result import make_result
+from made_up_result import as_result, make_result
 from rich.console import Console
 
 from ratchet.report.console import make_console, table
@@ -30,7 +30,7 @@ def _console(width: int = 80, *, terminal: bool = False) -> tuple[Console, io.St
 
 def _said(document: dict[str, Any], width: int = 80) -> str:
     console, file = _console(width)
-    print_result(document, console)
+    print_result(as_result(document), console)
     return file.getvalue()
 
 

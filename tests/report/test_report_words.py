@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_result import make_result
+from made_up_result import as_result, make_result
 
+from ratchet.optimize.turn.result import CompileCost, Speedup
 from ratchet.report import words
 from ratchet.report.scale import Scale, around, from_zero
-from ratchet.report.shape import as_result
 
 
 @pytest.mark.parametrize(
@@ -70,17 +70,17 @@ def test_a_share_is_a_percentage(share: float, expected: str) -> None:
     ],
 )
 def test_each_answer_has_its_words(answer: str, expected: str) -> None:
-    speedup: Any = {"ratio": 1.1, "low": 1.01, "high": 1.2, "answer": answer}
+    speedup = Speedup.model_validate({"ratio": 1.1, "low": 1.01, "high": 1.2, "answer": answer})
     assert words.speedup_words(speedup, "X", {"low": 0.99, "high": 1.01}) == expected
 
 
 def test_a_ratio_inside_the_floor_is_undecided_whatever_it_is_called() -> None:
-    speedup: Any = {"ratio": 1.1, "low": 1.01, "high": 1.2, "answer": "faster"}
+    speedup = Speedup(ratio=1.1, low=1.01, high=1.2, answer="faster")
     said = words.speedup_words(speedup, "X", {"low": 0.8, "high": 1.25})
     assert said == "with no clear difference from X (1.10x, 95 % interval 1.01 to 1.20)"
 
 
-SAME: Any = {"ratio": 1.0, "low": 1.0, "high": 1.0, "answer": "equivalent"}
+SAME = Speedup(ratio=1.0, low=1.0, high=1.0, answer="equivalent")
 
 
 def test_a_recipe_that_is_its_rival_says_so_in_words() -> None:
@@ -143,7 +143,7 @@ def test_a_turn_that_compared_nothing_claims_nothing() -> None:
     ],
 )
 def test_the_compile_time_is_weighed(extra_s: float, steps: int | None, expected: str) -> None:
-    said = words.compile_words({"extra_setup_s": extra_s, "pays_after_steps": steps})
+    said = words.compile_words(CompileCost(extra_setup_s=extra_s, pays_after_steps=steps))
     assert said.endswith(expected)
 
 

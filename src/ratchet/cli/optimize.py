@@ -96,5 +96,7 @@ def optimize(
             outcome = api.run(settings, progress)
     if dry_run:
         (print_json if as_json else print_plan)(found.to_json())
+    elif as_json:
+        print_json(outcome.result.model_dump(mode="json"))
     else:
-        (print_json if as_json else print_result)(outcome.result.model_dump(mode="json"))
+        print_result(outcome.result)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ratchet.optimize.turn.result import FindingResult, OptimizeResult, StepProfile
 from ratchet.report.scale import Scale, from_zero
-from ratchet.report.shape import Finding, Profile, Result
 from ratchet.report.words import ABSENT, TimeUnit, common_unit, show_share, show_time
 
 CATEGORIES = (
@@ -50,20 +50,20 @@ class Stack:
     segments: tuple[Segment, ...]
 
 
-def stacks(result: Result) -> tuple[Stack, ...]:
+def stacks(result: OptimizeResult) -> tuple[Stack, ...]:
     """The step before and after, by category; those that were profiled."""
-    found = {"As written": result["profile_before"], "Ratchet": result["profile_after"]}
+    found = {"As written": result.profile_before, "Ratchet": result.profile_after}
     profiles = {title: profile for title, profile in found.items() if profile is not None}
-    scale = from_zero([profile["total_s"] for profile in profiles.values()])
+    scale = from_zero([profile.total_s for profile in profiles.values()])
     return tuple(_stack(title, profile, scale) for title, profile in profiles.items())
 
 
-def _stack(title: str, profile: Profile, scale: Scale) -> Stack:
+def _stack(title: str, profile: StepProfile, scale: Scale) -> Stack:
     times = by_category(profile)
     segments, left = [], 0.0
     for category, time_s in times.items():
         width = scale.percent(time_s)
-        share = show_share(time_s / profile["total_s"]) if profile["total_s"] else ABSENT
+        share = show_share(time_s / profile.total_s) if profile.total_s else ABSENT
         segments.append(
             Segment(
                 category=category,
@@ -75,18 +75,18 @@ def _stack(title: str, profile: Profile, scale: Scale) -> Stack:
             )
         )
         left += width
-    return Stack(title=title, total=show_time(profile["total_s"]), segments=tuple(segments))
+    return Stack(title=title, total=show_time(profile.total_s), segments=tuple(segments))
 
 
-def identity_words(profile: Profile) -> str:
+def identity_words(profile: StepProfile) -> str:
     """The parts of one step's window that are not nothing, in words; they sum to the window."""
-    identity = profile["identity"]
-    window_s = identity["window_s"]
+    identity = profile.identity
+    window_s = identity.window_s
     parts = {
-        "compute": identity["compute_s"],
-        "exposed communication": identity["exposed_communication_s"],
-        "exposed copies": identity["exposed_copy_s"],
-        "idle": identity["idle_s"],
+        "compute": identity.compute_s,
+        "exposed communication": identity.exposed_communication_s,
+        "exposed copies": identity.exposed_copy_s,
+        "idle": identity.idle_s,
     }
     shown = [
         f"{name} {show_time(time_s)} ({show_share(time_s / window_s)})"
@@ -96,11 +96,9 @@ def identity_words(profile: Profile) -> str:
     return f"{show_time(window_s)} a profiled step: {', '.join(shown) or 'nothing in it'}"
 
 
-def finding_words(finding: Finding) -> str:
+def finding_words(finding: FindingResult) -> str:
     """One finding of the trace: what was seen, what it could give, what tries it."""
-    return (
-        f"{finding['evidence']}; at most {show_time(finding['gain_s'])} a step. {finding['remedy']}"
-    )
+    return f"{finding.evidence}; at most {show_time(finding.gain_s)} a step. {finding.remedy}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,9 +111,9 @@ class CategoryRow:
     saved: str
 
 
-def category_rows(result: Result) -> tuple[CategoryRow, ...]:
+def category_rows(result: OptimizeResult) -> tuple[CategoryRow, ...]:
     """Time by category of both profiles and the difference; a dash where one was not taken."""
-    profiles = (result["profile_before"], result["profile_after"])
+    profiles = (result.profile_before, result.profile_after)
     before, after = (by_category(profile) if profile else None for profile in profiles)
     taken = [times for times in (before, after) if times is not None]
     used = [name for name in CATEGORIES if any(name in times for times in taken)]
@@ -140,15 +138,15 @@ def _saved(
     return unit.show(saved_s) if saved_s >= 0 else f"-{unit.show(-saved_s)}"
 
 
-def op_times(result: Result) -> list[float]:
+def op_times(result: OptimizeResult) -> list[float]:
     """The times of a step's operators in both profiles, seconds."""
-    profiles = (result["profile_before"], result["profile_after"])
-    return [op["time_s"] for profile in profiles if profile for op in profile["ops"]]
+    profiles = (result.profile_before, result.profile_after)
+    return [op.time_s for profile in profiles if profile for op in profile.ops]
 
 
-def by_category(profile: Profile) -> dict[str, float]:
+def by_category(profile: StepProfile) -> dict[str, float]:
     """Seconds by category, in the fixed order, without those that took nothing."""
     times = dict.fromkeys(CATEGORIES, 0.0)
-    for op in profile["ops"]:
-        times[op["category"] if op["category"] in times else "other"] += op["time_s"]
+    for op in profile.ops:
+        times[op.category if op.category in times else "other"] += op.time_s
     return {category: time_s for category, time_s in times.items() if time_s > 0}

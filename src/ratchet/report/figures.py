@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from ratchet.optimize.turn.result import ArmResult, Change, LossResult, OptimizeResult
 from ratchet.report.scale import Scale, Tick, around, from_zero
-from ratchet.report.shape import Arm, Change, Losses, Result
 from ratchet.report.words import common_unit, show_time
 
 TWIN = "twin"
@@ -75,18 +75,18 @@ class Plot:
     dividers: tuple[float, ...] = ()
 
 
-def arm_bars(arms: Sequence[Arm]) -> tuple[Bar, ...]:
+def arm_bars(arms: Sequence[ArmResult]) -> tuple[Bar, ...]:
     """Step times as bars from zero, with their intervals."""
-    scale = from_zero([value for arm in arms for value in (arm["step_time_s"], arm["high_s"])])
-    unit = common_unit([arm["step_time_s"] for arm in arms])
+    scale = from_zero([value for arm in arms for value in (arm.step_time_s, arm.high_s)])
+    unit = common_unit([arm.step_time_s for arm in arms])
     return tuple(
         Bar(
-            key=arm["key"],
-            title=arm["title"],
-            label=f"{unit.show(arm['step_time_s'])} {unit.name}",
-            percent=scale.percent(arm["step_time_s"]),
-            low_percent=scale.percent(arm["low_s"]),
-            high_percent=scale.percent(arm["high_s"]),
+            key=arm.key,
+            title=arm.title,
+            label=f"{unit.show(arm.step_time_s)} {unit.name}",
+            percent=scale.percent(arm.step_time_s),
+            low_percent=scale.percent(arm.low_s),
+            high_percent=scale.percent(arm.high_s),
         )
         for arm in arms
     )
@@ -94,7 +94,7 @@ def arm_bars(arms: Sequence[Arm]) -> tuple[Bar, ...]:
 
 def forest(changes: Sequence[Change], floor: Mapping[str, float]) -> Forest | None:
     """What each change gave on a common logarithmic axis; None where none was timed alone."""
-    timed = [change for change in changes if change["ratio"] is not None]
+    timed = [change for change in changes if change.ratio is not None]
     if not timed:
         return None
     floor_low, floor_high = floor.get("low", 1.0), floor.get("high", 1.0)
@@ -105,7 +105,7 @@ def forest(changes: Sequence[Change], floor: Mapping[str, float]) -> Forest | No
             Interval(
                 change=change,
                 low_percent=scale.percent(low),
-                percent=scale.percent(change["ratio"] or 1.0),
+                percent=scale.percent(change.ratio or 1.0),
                 high_percent=scale.percent(high),
             )
             for change, (low, high) in zip(timed, ends, strict=True)
@@ -118,16 +118,16 @@ def forest(changes: Sequence[Change], floor: Mapping[str, float]) -> Forest | No
 
 
 def _ends(change: Change) -> tuple[float, float]:
-    ratio = change["ratio"] or 1.0
-    low, high = change["low"], change["high"]
+    ratio = change.ratio or 1.0
+    low, high = change.low, change.high
     return (ratio if low is None else low, ratio if high is None else high)
 
 
-def samples_plot(result: Result) -> Plot | None:
+def samples_plot(result: OptimizeResult) -> Plot | None:
     """Every raw sample over the rounds of all launches, on a logarithmic time axis."""
-    titles = {arm["key"]: arm["title"] for arm in result["arms"]}
+    titles: dict[str, str] = {arm.key: arm.title for arm in result.arms}
     titles[TWIN] = "a twin of torch.compile's best (A/A)"
-    return dots_plot(result["samples"], titles, what="step")
+    return dots_plot(result.samples, titles, what="step")
 
 
 def dots_plot(
@@ -212,19 +212,19 @@ def _dividers(places: Mapping[tuple[int, int], int], width: Scale) -> tuple[floa
     return tuple(width.percent(border) for border in borders)
 
 
-def losses_plot(losses: Losses | None) -> Plot | None:
+def losses_plot(losses: LossResult | None) -> Plot | None:
     """The loss of each seed over the steps, the baseline's curves and the recipe's."""
-    if losses is None or not (losses["baseline"] or losses["candidate"]):
+    if losses is None or not (losses.baseline or losses.candidate):
         return None
-    curves = [*losses["baseline"], *losses["candidate"]]
+    curves = [*losses.baseline, *losses.candidate]
     steps = max((len(curve) for curve in curves), default=0)
     if steps < 2:
         return None
     scale = around([value for curve in curves for value in curve])
     width = Scale(low=0.0, high=steps - 1.0)
     pairs = (
-        ("as_written", "as written", losses["baseline"]),
-        ("ratchet", "Ratchet", losses["candidate"]),
+        ("as_written", "as written", losses.baseline),
+        ("ratchet", "Ratchet", losses.candidate),
     )
     return Plot(
         series=tuple(

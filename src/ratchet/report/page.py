@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ratchet.optimize.turn.result import OptimizeResult
 from ratchet.report import breakdown, figures, words
 from ratchet.report.environment import page_environment, plain
-from ratchet.report.shape import Result, as_result
 
 _DECISIONS = {
     "kept": "kept",
@@ -33,35 +33,33 @@ _TILE_TITLES = {
 }
 
 
-def render_page(document: Mapping[str, Any]) -> str:
+def render_page(result: OptimizeResult) -> str:
     """The whole page of one turn, as HTML.
 
-    `document` is an `OptimizeResult` as plain data. All of its text is escaped, and the page's own
-    policy forbids scripts and loads.
+    All of its text is escaped, and the page's own policy forbids scripts and loads.
     """
-    result = as_result(document)
-    budget = result.get("budget")
+    budget = result.budget
     page = page_environment().get_template("page.html")
     return page.render(
         result=result,
         headline=words.headline(result),
         tiles=tiles(result),
         drift=words.drift_words(result),
-        because=result.get("recipe_because"),
-        limit=result.get("limit"),
-        omissions=budget["omissions"] if budget else [],
+        because=result.recipe_because,
+        limit=result.limit,
+        omissions=budget.omissions if budget else [],
         unit=words.unit_words(result),
-        time_unit=words.common_unit([arm["step_time_s"] for arm in result["arms"]]),
-        bars=figures.arm_bars(result["arms"]),
+        time_unit=words.common_unit([arm.step_time_s for arm in result.arms]),
+        bars=figures.arm_bars(result.arms),
         stacks=breakdown.stacks(result),
-        forest=figures.forest(result["changes"], result["floor"]),
+        forest=figures.forest(result.changes, result.floor),
         samples=figures.samples_plot(result),
-        losses=figures.losses_plot(result["losses"]),
+        losses=figures.losses_plot(result.losses),
         categories=breakdown.category_rows(result),
         op_unit=words.common_unit(breakdown.op_times(result)),
         settings=changed_settings(result),
-        device=device_rows(result["device"]),
-        verdicts=[_verdict_row(verdict) for verdict in result["verdicts"]],
+        device=device_rows(result.device),
+        verdicts=[_verdict_row(verdict) for verdict in result.verdicts],
         against=words.AGAINST,
         decisions=_DECISIONS,
     )
@@ -77,20 +75,20 @@ class Tile:
     note: str
 
 
-def tiles(result: Result) -> tuple[Tile, ...]:
+def tiles(result: OptimizeResult) -> tuple[Tile, ...]:
     """The comparisons that were made, each as large as it is certain."""
     found = []
     for key, answer in words.answers_of(result).items():
-        speedup = result["speedup"][key]
+        speedup = result.speedup[key]
         decided = answer in words.DECIDED
-        interval = f"95 % interval {words.show_interval(speedup['low'], speedup['high'])}"
-        measured = f"{words.show_ratio(speedup['ratio'])}, {interval}"
+        interval = f"95 % interval {words.show_interval(speedup.low, speedup.high)}"
+        measured = f"{words.show_ratio(speedup.ratio)}, {interval}"
         note = {"same": "nothing faster was proven"}.get(
             answer, f"{answer}; {interval}" if decided else measured
         )
         found.append(
             Tile(
-                large=words.show_ratio(speedup["ratio"]) if decided else "",
+                large=words.show_ratio(speedup.ratio) if decided else "",
                 words=_TILE_WORDS.get(answer, ""),
                 title=_TILE_TITLES[key],
                 note=note,
@@ -112,9 +110,9 @@ def device_rows(device: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(name.replace("_", " "), text) for name, text in rows]
 
 
-def changed_settings(result: Result) -> list[tuple[str, str, str]]:
+def changed_settings(result: OptimizeResult) -> list[tuple[str, str, str]]:
     """Each field of the step's config that Ratchet set: its name, as written, and now."""
-    configs = {arm["key"]: arm["config"] for arm in result["arms"]}
+    configs = {arm.key: arm.config for arm in result.arms}
     before, after = configs.get("as_written", {}), configs.get("ratchet", {})
     return [
         (name, plain(before.get(name)), plain(value))

@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.console import Console
 
+from ratchet.optimize.turn.result import ArmResult, BudgetUse, Change, OptimizeResult
 from ratchet.report.breakdown import finding_words, identity_words
 from ratchet.report.console import FittedTable, heading, make_console, table, verbatim
-from ratchet.report.shape import Arm, BudgetUse, Change, Result, as_result
 from ratchet.report.words import (
     ABSENT,
     AGAINST,
@@ -37,114 +37,114 @@ _WHY_NOT = {
 }
 
 
-def print_result(document: Mapping[str, Any], console: Console | None = None) -> None:
+def print_result(result: OptimizeResult, console: Console | None = None) -> None:
     """The answer of `ratchet optimize`: the table, what was kept and why, what to paste.
 
-    `document` is an `OptimizeResult` as plain data; the console is stdout where none is given.
+    The console is stdout where none is given.
     """
     out = console or make_console()
-    result = as_result(document)
     out.print(headline(result))
-    out.print(f"{device_words(result['device'])} · {_turn_words(result)}")
-    for line in (result.get("recipe_because"), _limit_words(result)):
+    out.print(f"{device_words(result.device)} · {_turn_words(result)}")
+    for line in (result.recipe_because, _limit_words(result)):
         if line:
             out.print(line)
-    for warning in result["warnings"]:
+    for warning in result.warnings:
         out.print(f"warning: {warning}")
     out.print()
     out.print(main_table(result))
     _print_comparisons(out, result)
     _print_profiles(out, result)
-    _print_changes(out, result["changes"])
-    _print_omissions(out, result.get("budget"))
+    _print_changes(out, result.changes)
+    _print_omissions(out, result.budget)
     _print_checks(out, result)
     heading(out, "Compile time")
-    out.print(compile_words(result["compile"]))
+    out.print(compile_words(result.compile))
     heading(out, "Paste into your script")
-    verbatim(out, (f"    {line}" for line in result["paste"]["apply"]))
+    verbatim(out, (f"    {line}" for line in result.paste.apply))
     heading(out, "To undo")
-    verbatim(out, (f"    {line}" for line in result["paste"]["undo"]))
+    verbatim(out, (f"    {line}" for line in result.paste.undo))
     heading(out, "Written")
-    profiled = (result["profile_before"], result["profile_after"])
-    traces = [profile["trace"] for profile in profiled if profile]
-    verbatim(out, (f"    {path}" for path in [*result["paths"].values(), *traces]))
+    profiled = (result.profile_before, result.profile_after)
+    paths = result.paths.model_dump().values()
+    traces = [profile.trace for profile in profiled if profile]
+    verbatim(out, (f"    {path}" for path in [*paths, *traces]))
 
 
-def main_table(result: Result) -> FittedTable:
+def main_table(result: OptimizeResult) -> FittedTable:
     """Every way of running the step: time with interval, rate, MFU, peak memory."""
-    arms = result["arms"]
-    unit = common_unit([arm["step_time_s"] for arm in arms])
+    arms = result.arms
+    unit = common_unit([arm.step_time_s for arm in arms])
     columns = ("", f"step, {unit.name}", "95 %", f"{unit_words(result)}/s", "MFU", "peak memory")
     return table(columns, [_arm_row(arm, unit.show) for arm in arms])
 
 
-def _arm_row(arm: Arm, show: Callable[[float], str]) -> tuple[str, ...]:
+def _arm_row(arm: ArmResult, show: Callable[[float], str]) -> tuple[str, ...]:
     return (
-        arm["title"],
-        show(arm["step_time_s"]),
-        f"{show(arm['low_s'])} - {show(arm['high_s'])}",
-        show_rate(arm["tokens_per_s"]),
-        show_share(arm["mfu"]),
-        show_bytes(arm["peak_memory_bytes"]),
+        arm.title,
+        show(arm.step_time_s),
+        f"{show(arm.low_s)} - {show(arm.high_s)}",
+        show_rate(arm.tokens_per_s),
+        show_share(arm.mfu),
+        show_bytes(arm.peak_memory_bytes),
     )
 
 
-def _turn_words(result: Result) -> str:
-    resumed = ", with measurements from the ledger" if result["resumed"] else ""
-    return f"the turn took {show_time(result['duration_s'])}{resumed}"
+def _turn_words(result: OptimizeResult) -> str:
+    resumed = ", with measurements from the ledger" if result.resumed else ""
+    return f"the turn took {show_time(result.duration_s)}{resumed}"
 
 
-def _print_comparisons(out: Console, result: Result) -> None:
-    floor = result["floor"]
+def _print_comparisons(out: Console, result: OptimizeResult) -> None:
+    floor = result.floor
     out.print()
-    out.print(f"torch.compile's best here: {result['best_compile']}.")
+    out.print(f"torch.compile's best here: {result.best_compile}.")
     rows = {
         "vs_written": "Ratchet",
         "vs_compile": "Ratchet",
         "vs_compile_same_arithmetic": "Ratchet, arithmetic kept",
     }
     for key, who in rows.items():
-        if key in result["speedup"]:
-            out.print(f"{who}: {speedup_words(result['speedup'][key], AGAINST[key], floor)}.")
+        if key in result.speedup:
+            out.print(f"{who}: {speedup_words(result.speedup[key], AGAINST[key], floor)}.")
     out.print(floor_words(floor))
     if (drift := drift_words(result)) is not None:
         out.print(drift)
 
 
-def _limit_words(result: Result) -> str | None:
-    limit = result.get("limit")
+def _limit_words(result: OptimizeResult) -> str | None:
+    limit = result.limit
     return limit_words(limit) if limit else None
 
 
-def _print_profiles(out: Console, result: Result) -> None:
-    found = {"as written": result["profile_before"], "Ratchet": result["profile_after"]}
+def _print_profiles(out: Console, result: OptimizeResult) -> None:
+    found = {"as written": result.profile_before, "Ratchet": result.profile_after}
     profiles = {title: profile for title, profile in found.items() if profile is not None}
     if not profiles:
         return
     heading(out, "Where the time goes")
     for title, profile in profiles.items():
         out.print(f"{title}: {identity_words(profile)}")
-        for finding in profile["findings"]:
-            out.print(f"  {finding['name']}: {finding_words(finding)}")
+        for finding in profile.findings:
+            out.print(f"  {finding.name}: {finding_words(finding)}")
     out.print("more: ratchet trace report, or diff, of the traces below")
 
 
 def _print_changes(out: Console, changes: Sequence[Change]) -> None:
-    kept = [change for change in changes if change["decision"] == "kept"]
+    kept = [change for change in changes if change.decision == "kept"]
     heading(out, "Kept")
     if kept:
-        rows = [(change["name"], change_gave(change), change["reason"]) for change in kept]
+        rows = [(change.name, change_gave(change), change.reason) for change in kept]
         out.print(table(("change", "it gave", "why"), rows))
     else:
         out.print("Nothing: no change was proven to help.")
     for decision, title in _WHY_NOT.items():
-        _print_rest(out, title, [c for c in changes if c["decision"] == decision])
+        _print_rest(out, title, [c for c in changes if c.decision == decision])
 
 
 def _print_omissions(out: Console, budget: BudgetUse | None) -> None:
-    if budget and budget["omissions"]:
+    if budget and budget.omissions:
         heading(out, "Left out")
-        rows = [(omission["what"], omission["reason"]) for omission in budget["omissions"]]
+        rows = [(omission.what, omission.reason) for omission in budget.omissions]
         out.print(table(("what", "why"), rows))
 
 
@@ -152,26 +152,26 @@ def _print_rest(out: Console, title: str, changes: Sequence[Change]) -> None:
     if not changes:
         return
     heading(out, title)
-    if any(change["ratio"] is not None for change in changes):
-        rows = [(change["name"], change_gave(change), change["reason"]) for change in changes]
+    if any(change.ratio is not None for change in changes):
+        rows = [(change.name, change_gave(change), change.reason) for change in changes]
         out.print(table(("change", "it gave", "why"), rows))
         return
-    out.print(table(("change", "why"), [(c["name"], c["reason"]) for c in changes]))
+    out.print(table(("change", "why"), [(c.name, c.reason) for c in changes]))
 
 
-def _print_checks(out: Console, result: Result) -> None:
-    gradients, losses = result["gradients"], result["losses"]
+def _print_checks(out: Console, result: OptimizeResult) -> None:
+    gradients, losses = result.gradients, result.losses
     heading(out, "Checks")
     if gradients is None:
         out.print("gradients: not checked")
     else:
-        worst = f"worst {gradients['worst_parameter']} at {gradients['worst_ratio']:.2f}"
-        out.print(f"gradients: {_passed(gradients['passed'])}, {worst}; {gradients['detail']}")
+        worst = f"worst {gradients.worst_parameter} at {gradients.worst_ratio:.2f}"
+        out.print(f"gradients: {_passed(gradients.passed)}, {worst}; {gradients.detail}")
     if losses is None:
         out.print("losses: not compared, as the arithmetic is the same")
     else:
-        out.print(f"losses: {_passed(losses['passed'])}; {losses['detail']}")
-    statuses = [str(verdict.get("status", "")) for verdict in result["verdicts"]]
+        out.print(f"losses: {_passed(losses.passed)}; {losses.detail}")
+    statuses = [str(verdict.get("status", "")) for verdict in result.verdicts]
     if statuses:
         counts = {status: statuses.count(status) for status in sorted(set(statuses))}
         said = ", ".join(f"{count} {status}" for status, count in counts.items())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from ratchet.report.shape import Change, CompileCost, Result, Speedup, StepLimit
+from ratchet.optimize.turn.result import Change, CompileCost, OptimizeResult, Speedup, StepLimit
 
 AGAINST = {
     "vs_written": "the step as written",
@@ -119,19 +119,19 @@ def speedup_words(speedup: Speedup, against: str, floor: Mapping[str, float]) ->
     answer = answer_of(speedup, floor)
     if answer == "same":
         return f"the same step as {against}, as nothing faster was proven"
-    interval = f"95 % interval {show_interval(speedup['low'], speedup['high'])}"
+    interval = f"95 % interval {show_interval(speedup.low, speedup.high)}"
     if answer not in DECIDED:
-        interval = f"{show_ratio(speedup['ratio'])}, {interval}"
+        interval = f"{show_ratio(speedup.ratio)}, {interval}"
     return f"{_clause(speedup, answer, against)} ({interval})"
 
 
-def headline(result: Result) -> str:
+def headline(result: OptimizeResult) -> str:
     """The turn's answer in one sentence, with figures only where they are decided."""
-    workload, answers = result["workload"], answers_of(result)
+    workload, answers = result.workload, answers_of(result)
     if answers.get("vs_written") == "same":
         return f"Nothing was proven faster than a step of {workload} as written; it stays as it is."
     clauses = {
-        key: _clause(result["speedup"][key], answer, AGAINST[key])
+        key: _clause(result.speedup[key], answer, AGAINST[key])
         for key, answer in answers.items()
         if key in ("vs_compile", "vs_written")
     }
@@ -144,19 +144,19 @@ def headline(result: Result) -> str:
     return f"With Ratchet, a step of {workload} runs {' and '.join(clauses.values())}."
 
 
-def answers_of(result: Result) -> dict[str, str]:
+def answers_of(result: OptimizeResult) -> dict[str, str]:
     """The answer of each comparison that was made, the one with torch.compile first."""
-    found, floor = result["speedup"], result["floor"]
+    found, floor = result.speedup, result.floor
     order = ("vs_compile", "vs_written", "vs_compile_same_arithmetic")
     return {key: answer_of(found[key], floor) for key in order if key in found}
 
 
 def answer_of(speedup: Speedup, floor: Mapping[str, float]) -> str:
     """The comparison's answer; `same` where both are one step, `undecided` inside the floor."""
-    if speedup["ratio"] == speedup["low"] == speedup["high"] == 1.0:
+    if speedup.ratio == speedup.low == speedup.high == 1.0:
         return "same"
-    decided = is_decided(speedup["ratio"], speedup["low"], speedup["high"], floor)
-    return speedup["answer"] if decided or speedup["answer"] not in DECIDED else "undecided"
+    decided = is_decided(speedup.ratio, speedup.low, speedup.high, floor)
+    return speedup.answer if decided or speedup.answer not in DECIDED else "undecided"
 
 
 def is_decided(
@@ -169,7 +169,7 @@ def is_decided(
 
 
 def _clause(speedup: Speedup, answer: str, against: str) -> str:
-    ratio = show_ratio(speedup["ratio"])
+    ratio = show_ratio(speedup.ratio)
     return {
         "faster": f"{ratio} as fast as {against}",
         "slower": f"slower than {against}, at {ratio} its speed",
@@ -177,25 +177,25 @@ def _clause(speedup: Speedup, answer: str, against: str) -> str:
     }.get(answer, f"with no clear difference from {against}")
 
 
-def drift_words(result: Result) -> str | None:
+def drift_words(result: OptimizeResult) -> str | None:
     """A remark where a step's own time spreads far more than the ratios that were measured.
 
     None where it does not.
     """
     answers = answers_of(result)
     widths = {
-        key: _width(result["speedup"][key]["low"], result["speedup"][key]["high"])
+        key: _width(result.speedup[key].low, result.speedup[key].high)
         for key, answer in answers.items()
         if answer != "same"
     }
-    arms = {arm["key"]: arm for arm in result["arms"]}
+    arms = {arm.key: arm for arm in result.arms}
     drifted: dict[float, str] = {}
     for key, width in widths.items():
         for arm in (arms[name] for name in COMPARED[key] if name in arms):
-            spread = _width(arm["low_s"], arm["high_s"])
+            spread = _width(arm.low_s, arm.high_s)
             if spread > max(math.log(DRIFT), DRIFT_TO_RATIO * width):
-                times = f"{show_time(arm['low_s'])} and {show_time(arm['high_s'])}"
-                drifted[spread] = f"the median step {arm['title']} lies between {times}"
+                times = f"{show_time(arm.low_s)} and {show_time(arm.high_s)}"
+                drifted[spread] = f"the median step {arm.title} lies between {times}"
     if not drifted:
         return None
     return (
@@ -211,21 +211,21 @@ def _width(low: float, high: float) -> float:
 
 def limit_words(limit: StepLimit) -> str:
     """How far a step is from what the machine can do, and what holds the rest."""
-    most, left_s = limit["most"], limit["step_time_s"] - limit["least_s"]
+    most, left_s = limit.most, limit.step_time_s - limit.least_s
     if most is None:
-        return f"How far {limit['title']} is from this machine's limit is not known."
+        return f"How far {limit.title} is from this machine's limit is not known."
     said = (
-        f"{limit['title']} runs at {show_share(limit['share'])} of what this machine "
+        f"{limit.title} runs at {show_share(limit.share)} of what this machine "
         f"can do in this arithmetic; at most {most:.1f}x is left"
     )
     parts = [
-        f"{show_share(one['winnable_s'] / left_s)} of it in {one['category']}"
-        for one in limit["categories"][:3]
-        if left_s > 0 and one["winnable_s"] >= 0.05 * left_s
+        f"{show_share(one.winnable_s / left_s)} of it in {one.category}"
+        for one in limit.categories[:3]
+        if left_s > 0 and one.winnable_s >= 0.05 * left_s
     ]
-    unknown_s = sum(one["unknown_s"] for one in limit["categories"])
+    unknown_s = sum(one.unknown_s for one in limit.categories)
     note = (
-        f" Operators whose bound is not known take {show_share(unknown_s / limit['step_time_s'])} "
+        f" Operators whose bound is not known take {show_share(unknown_s / limit.step_time_s)} "
         "of the step and count as winnable."
         if unknown_s > 0
         else ""
@@ -235,19 +235,19 @@ def limit_words(limit: StepLimit) -> str:
 
 def change_gave(change: Change) -> str:
     """What a change gave, with its interval; a dash where it was not timed."""
-    if change["ratio"] is None:
+    if change.ratio is None:
         return {"bundle": "with the bundle", "rival": "the rival has it"}.get(
-            change.get("basis") or "", ABSENT
+            change.basis or "", ABSENT
         )
-    return f"{show_ratio(change['ratio'])} ({show_interval(change['low'], change['high'])})"
+    return f"{show_ratio(change.ratio)} ({show_interval(change.low, change.high)})"
 
 
 def compile_words(cost: CompileCost) -> str:
     """What the longer start costs and when it has paid."""
-    if cost["extra_setup_s"] <= 0:
+    if cost.extra_setup_s <= 0:
         return "Ratchet starts no later than the step as written."
-    extra = f"Ratchet starts {show_time(cost['extra_setup_s'])} later than the step as written"
-    steps = cost["pays_after_steps"]
+    extra = f"Ratchet starts {show_time(cost.extra_setup_s)} later than the step as written"
+    steps = cost.pays_after_steps
     if steps is None:
         return f"{extra}, and does not win that back: its steps are no faster."
     return f"{extra}, and has won that back after {steps:,} step{'' if steps == 1 else 's'}."
@@ -271,6 +271,6 @@ def device_words(device: Mapping[str, Any]) -> str:
     return f"{model}, {cores} cores" if cores else model
 
 
-def unit_words(result: Result) -> str:
+def unit_words(result: OptimizeResult) -> str:
     """What a step is counted in: tokens, or images where the result says so."""
-    return str(result.get("unit", "tokens"))
+    return str(result.unit)

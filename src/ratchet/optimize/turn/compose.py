@@ -164,12 +164,12 @@ def make_recipe(
     ).sealed()
 
 
-def write(result: OptimizeResult, recipe: Recipe, render: Callable[[dict[str, Any]], str]) -> None:
+def write(result: OptimizeResult, recipe: Recipe, render: Callable[[OptimizeResult], str]) -> None:
     """Write the three files, each whole or not at all."""
     try:
         recipe.save(Path(result.paths.recipe))
         _write(Path(result.paths.result), result.model_dump_json(indent=2) + "\n")
-        _write(Path(result.paths.report), render(result.model_dump(mode="json")))
+        _write(Path(result.paths.report), render(result))
     except OSError as error:
         raise RatchetError(
             f"{error.filename} cannot be written ({error.strerror}): give another folder with --out"
