@@ -3,7 +3,7 @@
 A problem's file has one of two forms. KernelBench's: `class Model(nn.Module)`, `get_inputs()` and
 `get_init_inputs()`; a kernel for it is a file with `class ModelNew(nn.Module)`, built with the same
 arguments and with parameters and buffers of the same names, whose values the harness sets before
-each call (docs/judge.md says what else is state, and how a kernel in C++ is called). The model is
+each call (docs/kernelbench.md says what else is state, and how a kernel in C++ is called). The model is
 in training mode, as in KernelBench, or in eval mode where it is random in training mode; new values
 of buffers are not compared. Ours:
 
