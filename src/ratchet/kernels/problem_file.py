@@ -1,11 +1,11 @@
-"""Problems and kernels from files; a problem's file runs in processes of its own, never here.
+"""Problems and kernels from files; a problem's file only runs in separate processes.
 
-A problem's file has one of two forms. KernelBench's: `class Model(nn.Module)`, `get_inputs()` and
-`get_init_inputs()`; a kernel for it is a file with `class ModelNew(nn.Module)`, built with the same
-arguments and with parameters and buffers of the same names, whose values the harness sets before
-each call (docs/kernelbench.md says what else is state, and how a kernel in C++ is called). The model is
-in training mode, as in KernelBench, or in eval mode where it is random in training mode; new values
-of buffers are not compared. Ours:
+A problem's file has one of two forms. KernelBench's form holds `class Model(nn.Module)`,
+`get_inputs()` and `get_init_inputs()`. Its kernel is a file with `class ModelNew(nn.Module)`, built
+with the same arguments and with parameters and buffers of the same names. The harness sets their
+values before each call; docs/kernelbench.md lists further state and how a kernel in C++ is called.
+The model runs in training mode, as in KernelBench, or in eval mode if it is random in training
+mode. New values of buffers are not compared. Our form:
 
     from ratchet import Case, Problem, TensorSpec
 
@@ -25,8 +25,8 @@ of buffers are not compared. Ours:
     )
 
 `reference` and `check` name functions of the same file. A backward is a problem too: its reference
-may be `scaled_backward = gradient_of(scaled, inputs=(0, 1))`, with `gradient_of` from ratchet. That
-is called with the gradient of the output before the forward's inputs.
+may be `scaled_backward = gradient_of(scaled, inputs=(0, 1))`, with `gradient_of` from ratchet. It
+takes the gradient of the output, then the forward's inputs.
 """
 
 from __future__ import annotations
