@@ -155,7 +155,7 @@ def test_a_newer_schema(file: Path) -> None:
     connection.commit()
     connection.close()
     message = _message(lambda: Ledger.open(file))
-    assert f"has schema {newer}, and this Ratchet knows up to {SCHEMA_VERSION}" in message
+    assert f"has schema {newer}, and this Ratchet supports up to {SCHEMA_VERSION}" in message
     assert "upgrade Ratchet" in message
 
 
@@ -175,7 +175,7 @@ def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
     connection.close()
     before = file.read_bytes()
     message = _message(lambda: Ledger.open(file))
-    assert "is a database of another program (it holds 'photos')" in message
+    assert "is another program's database (it holds 'photos')" in message
     assert file.read_bytes() == before
 
 
@@ -194,7 +194,7 @@ def test_a_damaged_ledger(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("mysql://localhost/x", "kept in SQLite or PostgreSQL, not in 'mysql'"),
+        ("mysql://localhost/x", "needs SQLite or PostgreSQL, not 'mysql'"),
         ("http://[::x", "URL cannot be read"),
         ("://", "URL cannot be read"),
     ],

@@ -1,4 +1,4 @@
-"""What a database's errors mean to a person: one line with the remedy."""
+"""Translation of a database's errors into one line with the remedy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ratchet.errors import LedgerError
 from ratchet.ledger.place import shown
 
 BUSY_TIMEOUT_S = 5.0
-"""How long a writer waits for another one before it gives up."""
+"""Time that a writer waits for another one before it gives up."""
 
 _ELSEWHERE = "point --ledger or RATCHET_LEDGER at another file"
 
@@ -42,7 +42,7 @@ _REMEDIES[sqlite3.SQLITE_PERM] = _REMEDIES[sqlite3.SQLITE_READONLY]
 
 
 def code_of(error: DBAPIError) -> int | None:
-    """SQLite's primary result code behind an error; None for another database's."""
+    """Return SQLite's primary result code of an error; None for another database."""
     code = getattr(error.orig, "sqlite_errorcode", None)
     return None if code is None else int(code) & 0xFF
 
@@ -51,7 +51,7 @@ def code_of(error: DBAPIError) -> int | None:
 def explained(url: URL) -> Iterator[None]:
     """Turn the database's errors into a `LedgerError` of one line.
 
-    `IntegrityError` passes: it is how an append learns that its row is there already.
+    `IntegrityError` passes: it tells an append that its row exists already.
     """
     try:
         yield
