@@ -57,7 +57,7 @@ def why_not_new_file(path: Path) -> str:
     try:
         found = path.stat().st_mode
     except FileNotFoundError:
-        return why_not_folder(path.absolute().parent) and "is in no folder that exists"
+        return why_not_folder(path.absolute().parent) and "is in a folder that does not exist"
     except OSError as error:
         return f"cannot be written ({error.strerror})"
     if stat.S_ISREG(found) or stat.S_ISCHR(found):  # /dev/null and /dev/stdout are devices

@@ -94,7 +94,7 @@ def test_a_model_that_is_random_in_training_is_judged_in_eval_mode() -> None:
 
 
 BAD = {
-    "nondeterministic": ("x + y + torch.rand(())", "its forward draws random numbers; give it"),
+    "nondeterministic": ("x + y + torch.rand(())", "its forward draws random numbers; pass them"),
     "an input left out": ("x + 1", "does not depend on input 1"),
     "always zero": ("torch.relu(-x - y - 1)", "does not depend on input 0"),
     "raises": ("x @ y", "it raises RuntimeError"),

@@ -79,7 +79,7 @@ def test_a_ledger_locked_by_another_process(file: Path) -> None:
         message = _message(lambda: Ledger.open(file))
         holder.communicate("")
     assert f"the ledger {file} is locked by another process" in message
-    assert "let that one end, or point --ledger or RATCHET_LEDGER at another file" in message
+    assert "wait for it to end, or point --ledger or RATCHET_LEDGER at another file" in message
     with Ledger.open(file) as ledger:
         assert ledger.recall("screen", "fused") == {"ratio": 1.1}
 
@@ -188,7 +188,7 @@ def test_a_damaged_ledger(tmp_path: Path) -> None:
     content[4096:] = os.urandom(len(content) - 4096)
     file.write_bytes(content)
     message = _message(lambda: Ledger.open(file).recall("a", "1"))
-    assert "is damaged; move it away and start anew" in message
+    assert "is damaged; move it away and start again" in message
 
 
 @pytest.mark.parametrize(

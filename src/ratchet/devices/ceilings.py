@@ -130,7 +130,7 @@ def _read(path: Path, device: Device) -> Ceilings | None:
     except FileNotFoundError:
         return None
     except (OSError, ValidationError):
-        LOG.warning("the measured ceilings at %s cannot be read: measuring again", path)
+        LOG.warning("cached ceilings at %s cannot be read: measuring again", path)
         return None
     mine = known.format == FORMAT and known.device == device.fingerprint
     return known if mine else None

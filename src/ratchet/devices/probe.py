@@ -107,7 +107,7 @@ def _cpu_on(cpus: tuple[int, ...]) -> Device:
     info = cpuinfo.read()
     caches = cpuinfo.data_caches(cpus)
     if not info.model:
-        LOG.warning("the processor gives no model name: results are kept under 'unknown'")
+        LOG.warning("the CPU reports no model name: results are stored under 'unknown'")
     return Device(
         kind="cpu",
         vendor=info.vendor or "unknown",

@@ -20,7 +20,7 @@ import sys as _sys
 
 
 class _Carried:
-    """Finds the modules that this source brings along, where the sandbox has none of them."""
+    """A finder for the modules that this source carries, since the sandbox lacks them."""
 
     texts = {texts!r}
 

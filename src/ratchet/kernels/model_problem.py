@@ -50,7 +50,7 @@ def model_problem(text: str, name: str, *, scale: float | str | None, threads: i
     form, case = _form(text)
     notes += _kept(form.structures)
     if "cuda" in text:
-        notes.append("what its file makes on cuda is made on the cores")
+        notes.append("tensors that its file creates on cuda are on the CPU")
     problem = Problem(
         name=name,
         reference="file:Model",
@@ -77,7 +77,7 @@ def _scaled(text: str, scale: float | str | None, threads: int) -> tuple[str, li
     if cost is None:
         if scale is None:
             return text, []
-        return text, ["not shrunk: fake tensors cannot run its model, so its cost is not known"]
+        return text, ["not shrunk: fake tensors cannot run its model, so its cost is unknown"]
     notes, old = [], text
     if scale is not None:
         share = model_scale.share_of(cost, float(scale)) if scale != "auto" else None
@@ -92,7 +92,7 @@ def _scaled(text: str, scale: float | str | None, threads: int) -> tuple[str, li
         if changed:
             notes.append(f"shrunk to fit: {', '.join(changed)}")
         if over > 1:
-            notes.append(f"{over:.1f} times over what was asked; no size is left")
+            notes.append(f"still {over:.1f} times over the budget; no size is left to shrink")
     else:
         check_room(COPIES * cost.held_bytes, "give --scale")
     return text, notes
@@ -191,7 +191,9 @@ def _deterministic(problem: Problem) -> Problem:
         return problem
     still = replace(problem, model=replace(problem.model, training=False))
     if _agrees(still):
-        return replace(still, notes=(*still.notes, "in eval mode: in training mode it is random"))
+        return replace(
+            still, notes=(*still.notes, "in eval mode, since it is random in training mode")
+        )
     raise KernelError(f"it is nondeterministic: {_randomness(still)}")
 
 

@@ -364,7 +364,7 @@ def _described(request: dict[str, Any], limit_s: float) -> dict[str, Any]:
             most_s = min(WALL_FACTOR * limit_s + KEEPER_GRACE_S, LONGEST_WAIT_S)
             process.communicate(json.dumps(request), timeout=most_s)
         except subprocess.TimeoutExpired:
-            return {"fault": f"its file could not be ended within {limit_s:.3g} s"}
+            return {"fault": f"its file did not end within {limit_s:.3g} s"}
         finally:
             _end(process)
         file.seek(0)
@@ -466,7 +466,7 @@ def _entry(
         return ANSWER
     if wanted is None and len(offered) == 1:
         return offered[0]
-    shown = f"no {wanted!r}" if wanted else "no entry that is obvious"
+    shown = f"no {wanted!r}" if wanted else "no obvious entry"
     raise KernelError(
         f"{str(path)!r} has {shown}: name the function with --entry; its entries are "
         f"{', '.join(offered[:8])}"

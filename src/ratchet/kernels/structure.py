@@ -38,6 +38,6 @@ class Structure:
             "values": self.codes,
             "sign": self.sign != 0,
             "sums of one": self.normalised is not None,
-            "sums of one of the exponential": self.log_normalised is not None,
+            "sums of one over the exponentials": self.log_normalised is not None,
         }
         return ", ".join(name for name, there in found.items() if there)

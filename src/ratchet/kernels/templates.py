@@ -54,7 +54,7 @@ static inline float from_bf16(uint16_t bits) {
     return value;
 }
 
-// Rounds to the nearest, and to even where two are as near.
+// Rounds to the nearest, ties to even.
 static inline uint16_t to_bf16(float value) {
     uint32_t wide;
     memcpy(&wide, &value, 4);
@@ -64,7 +64,7 @@ static inline uint16_t to_bf16(float value) {
 """
 _CPP_VARIED: Final = """\
     // The number, dtypes or dimensions of the tensors differ between cases: read count and t[i].
-    // TODO: compute the outputs. What stands here is wrong: nothing is written.
+    // TODO: compute the outputs. This skeleton writes nothing, so it is wrong.
     return RATCHET_DONE;
 }
 """
@@ -81,7 +81,7 @@ def {entry}_kernel(
     BLOCK: tl.constexpr,
 ):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    # TODO: compute the elements `at` of out. What stands here is wrong: zeros.
+    # TODO: compute the elements `at` of out. This skeleton writes zeros, so it is wrong.
     tl.store(out + at, tl.zeros((BLOCK,), tl.float32).to(out.dtype.element_ty), at < n)
 
 
@@ -138,8 +138,8 @@ def _torch(problem: Problem, card: ProblemCard) -> str:
     head = _introduction(card, "#", "torch")
     if card.task == "own":
         head += (
-            "# torch does the work here, and this problem asks for the kernel's own: the answer\n"
-            "# is right, but only `ratchet judge --any` takes it as it is.\n"
+            "# torch does the work here, but this problem requires the kernel's own code. The\n"
+            "# answer is right, but only `ratchet judge --any` accepts it.\n"
         )
     return head + source
 
@@ -187,7 +187,9 @@ def _cpp(card: ProblemCard) -> str:
             f"    if (t[{index}].dtype != RATCHET_{code}) return RATCHET_DECLINED;\n"
             f"    {const}{kind}* {one.name} = ({const}{kind}*)t[{index}].data;\n"
         )
-    parts.append("\n    // TODO: compute the outputs. What stands here is wrong: zeros.\n")
+    parts.append(
+        "\n    // TODO: compute the outputs. This skeleton writes zeros, so it is wrong.\n"
+    )
     for index, one in enumerate(tensors):
         if one in card.outputs:
             parts.append(

@@ -219,7 +219,7 @@ class Tolerance:
             passed=element <= 1.0 and norm <= 1.0,
             element_ratio=element,
             norm_ratio=norm,
-            detail=f"largest error {float(error.max()):.3g}, {element:.2f} of what is allowed; "
+            detail=f"largest error {float(error.max()):.3g}, {element:.2f} times the bound; "
             f"in norm {norm:.2f}",
         )
 
@@ -249,7 +249,7 @@ def checked(passed: bool, detail: str) -> OutputCheck:
 
 def _exactly(same: bool) -> OutputCheck:
     ratio = 0.0 if same else float("inf")
-    detail = "equal bit for bit" if same else "differs where every bit must agree"
+    detail = "equal bit for bit" if same else "differs, but every bit must agree"
     return OutputCheck(passed=same, element_ratio=ratio, norm_ratio=ratio, detail=detail)
 
 

@@ -52,7 +52,7 @@ def _make_folder(url: URL) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        why = files.why_not_new_folder(file.parent) or f"cannot be made ({error.strerror})"
+        why = files.why_not_new_folder(file.parent) or f"cannot be created ({error.strerror})"
         raise LedgerError(
             f"the ledger's folder {file.parent} {why}; point --ledger "
             "or RATCHET_LEDGER at a file in a folder that can be written"

@@ -20,21 +20,21 @@ _ELSEWHERE = "point --ledger or RATCHET_LEDGER at another file"
 # Primary result codes of SQLite, https://www.sqlite.org/rescode.html
 _REMEDIES: dict[int, str] = {
     sqlite3.SQLITE_BUSY: (
-        f"is locked by another process (waited {BUSY_TIMEOUT_S:g} s); let that one end, or "
+        f"is locked by another process (waited {BUSY_TIMEOUT_S:g} s); wait for it to end, or "
         f"{_ELSEWHERE}"
     ),
     sqlite3.SQLITE_READONLY: (
         f"is read-only; make the file and its folder writable, or {_ELSEWHERE}"
     ),
     sqlite3.SQLITE_FULL: (
-        "is full: the disk has no room left; free some space and go on with --resume, or "
-        f"{_ELSEWHERE}. What was committed is kept"
+        "is full: the disk has no room left; free some space and continue with --resume, or "
+        f"{_ELSEWHERE}. No committed row is lost"
     ),
     sqlite3.SQLITE_CANTOPEN: f"cannot be opened; check its folder's permissions, or {_ELSEWHERE}",
     sqlite3.SQLITE_NOTADB: f"is not a ledger (not an SQLite file); move it away, or {_ELSEWHERE}",
-    sqlite3.SQLITE_CORRUPT: f"is damaged; move it away and start anew, or {_ELSEWHERE}",
+    sqlite3.SQLITE_CORRUPT: f"is damaged; move it away and start again, or {_ELSEWHERE}",
     sqlite3.SQLITE_IOERR: (
-        f"could not be read or written; check that the disk is whole and not full, or {_ELSEWHERE}"
+        f"cannot be read or written; check the disk for errors and free space, or {_ELSEWHERE}"
     ),
 }
 _REMEDIES[sqlite3.SQLITE_LOCKED] = _REMEDIES[sqlite3.SQLITE_BUSY]

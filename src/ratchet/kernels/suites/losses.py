@@ -114,7 +114,7 @@ def check_classes(
     """
     targets = inputs[2].unsqueeze(-1)
     if not same_form(got[0], own[0]):
-        return [checked(False, "a gradient of another form")]
+        return [checked(False, "a gradient of another shape or dtype")]
     three = (got[0], own[0], oracle[0])
     right = [one.gather(-1, targets) for one in three]
     others = [one.scatter(-1, targets, 0.0) for one in three]

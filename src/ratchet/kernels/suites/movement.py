@@ -113,9 +113,9 @@ def check_arg_max(
     form = places.shape == own[0].shape and places.dtype == own[0].dtype
     inside = form and bool(((places >= 0) & (places < x.shape[-1])).all())
     if not inside:
-        return [checked(False, "places of another form, or outside of the row")]
+        return [checked(False, "positions of another shape or dtype, or outside the row")]
     right = torch.equal(x.gather(-1, places.unsqueeze(-1)).squeeze(-1), x.amax(-1))
-    return [checked(right, "a largest value of each row" if right else "not the largest value")]
+    return [checked(right, "the largest value of each row" if right else "not the largest value")]
 
 
 cumulative_log_sum_backward = gradient_of(cumulative_log_sum, inputs=(0,))

@@ -59,7 +59,7 @@ def check_codes(
     codes, scales = got
     found = Tolerance().check(scales, own[1], oracle[1])
     if codes.shape != own[0].shape or codes.dtype != own[0].dtype:
-        return [checked(False, "codes of another form"), found]
+        return [checked(False, "codes of another shape or dtype"), found]
     exact = oracle[1].double()
     spread = exact.unsqueeze(-1) if exact.dim() < codes.dim() else _spread(exact, codes)
     return [code_check(codes, inputs[0].double() / spread), found]
@@ -93,7 +93,7 @@ def check_fp8(
     codes, second = got
     found = Tolerance().check(second, own[1], oracle[1])
     if codes.shape != own[0].shape or codes.dtype != own[0].dtype:
-        return [checked(False, "codes of another form"), found]
+        return [checked(False, "codes of another shape or dtype"), found]
     most = E4M3_MAX if codes.dtype == E4M3 else E5M2_MAX
     scale = inputs[1].double() if len(inputs) > 1 else _spread(oracle[1].double(), codes)
     places = (inputs[0].double() / scale).clamp(-most, most)
@@ -139,12 +139,12 @@ def check_fake_quantise(
 ) -> list[OutputCheck]:
     """Accept only the nearest integer multiple of the scale."""
     if not same_form(got[0], own[0]):
-        return [checked(False, "an output of another form")]
+        return [checked(False, "an output of another shape or dtype")]
     x, scales = (tensor.double() for tensor in inputs)
     codes = got[0].double() / scales
     finite = bool(torch.isfinite(codes).all())
     if not finite or bool(((codes - codes.round()).abs() > HALF_WAY - 0.5).any()):
-        return [checked(False, "no whole multiples of the scale")]
+        return [checked(False, "not integer multiples of the scale")]
     return [code_check(codes, x / scales)]
 
 
@@ -157,14 +157,16 @@ def check_fake_quantise_backward(
 ) -> list[OutputCheck]:
     """Accept `grad` or 0; either one if the value lies between the last code and clipping."""
     if not same_form(got[0], own[0]):
-        return [checked(False, "an output of another form")]
+        return [checked(False, "an output of another shape or dtype")]
     grad, x, scales = inputs
     place = (x.double() / scales.double()).abs() - INT8_MAX
     right = (got[0] == own[0]) | (
         ((place - 0.5).abs() < HALF_WAY - 0.5) & ((got[0] == 0) | (got[0] == grad))
     )
     passed = bool(right.all())
-    return [checked(passed, "the gradient or 0" if passed else "not the gradient where it is kept")]
+    return [
+        checked(passed, "the gradient or 0" if passed else "not the gradient of an unclipped code")
+    ]
 
 
 def quantise_fp8(x: Tensor, scale: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:

@@ -83,7 +83,7 @@ def check_route(
     logits = inputs[0]
     proper = experts.shape == own[1].shape and experts.dtype == own[1].dtype
     if not proper or bool((experts < 0).any() or (experts >= logits.shape[-1]).any()):
-        wrong = checked(False, "ids of another form, or of no expert")
+        wrong = checked(False, "ids of another shape or dtype, or of no expert")
         return [wrong, wrong]
     distinct = bool((experts.sort(-1).values.diff(dim=-1) != 0).all())
     best = logits.topk(CHOSEN, dim=-1).values
@@ -104,7 +104,7 @@ def check_route_backward(
 ) -> list[OutputCheck]:
     """Skip tokens whose best logits are equal: either route is right."""
     if not same_form(got[0], own[0]):
-        return [checked(False, "a gradient of another form")]
+        return [checked(False, "a gradient of another shape or dtype")]
     clear = (inputs[1].topk(CHOSEN + 1, dim=-1).values.diff(dim=-1) != 0).all(-1)
     return [Tolerance().check(got[0][clear], own[0][clear], oracle[0][clear])]
 
