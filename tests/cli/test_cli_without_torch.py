@@ -28,7 +28,7 @@ MISTAKES = {
     "judge silu k.cpp --device tpu": "use auto, cpu",
     "judge silu k.cpp --scale 2": "scale '2'",
     "judge silu k.cpp --time-limit 0s": "at least 1s",
-    "judge --suite trainin": "there is training",
+    "judge --suite trainin": "use one of training",
     "judge --list nothing-like-it": "no problem's name matches",
     "judge --show sillu": "near it are silu",
     "judge --show silu --template rust": "use one of cpp, triton, torch",

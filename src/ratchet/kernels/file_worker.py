@@ -61,8 +61,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             return {"fault": _raised(error)}
         package = error.name.partition(".")[0]
         return {
-            "fault": f"it imports {package!r}, which is not installed here: install it beside "
-            "Ratchet (pip install), or write the file without it"
+            "fault": f"it imports {package!r}, which is not installed here: install it "
+            "(pip install), or write the file without it"
         }
     except (Exception, SystemExit) as error:  # the process boundary: the file is untrusted code
         return {"fault": _raised(error)}
