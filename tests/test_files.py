@@ -71,11 +71,11 @@ def test_what_is_to_be_written_is_asked_for_its_folder() -> None:
     assert files.why_not_new_folder(Path("folder/a/b")) == ""
     assert files.why_not_new_folder(Path("fifo")) == "is a FIFO"
     assert files.why_not_new_folder(Path("file/a/b")) == "lies below file, which is a file"
-    assert files.why_not_new_folder(Path("loop")) == f"cannot be made a folder ({LOOP})"
+    assert files.why_not_new_folder(Path("loop")) == f"cannot be created as a folder ({LOOP})"
     assert files.why_not_new_file(Path("file")) == files.why_not_new_file(Path("folder/a")) == ""
     assert files.why_not_new_file(Path("/dev/null")) == ""
     assert files.why_not_new_file(Path("fifo")) == "is a FIFO"
-    assert files.why_not_new_file(Path("gone/a")) == "is in no folder that exists"
+    assert files.why_not_new_file(Path("gone/a")) == "is in a folder that does not exist"
     assert files.why_not_new_file(Path("file/a")) == "cannot be written (Not a directory)"
 
 

@@ -1,4 +1,4 @@
-"""Library calls that need several rooms: `ratchet.optimize`, and behind it the command."""
+"""Library calls that need several rooms: `ratchet.optimize`, which the command also calls."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ def optimize(
     ledger: str | None = None,
     listener: Listener | None = None,
 ) -> Outcome:
-    """Measure a training step, try changes, prove them, and write the recipe.
+    """Make a training step faster: measure it, try changes, prove them, write a recipe.
 
     `workload` is a Workload, the function that makes one, or text: a built-in name, `hf:NAME` or
-    `file.py:function`. The step runs in new processes, so what a Workload object refers to must
-    stand at the top level of a module, and a script must call this under
+    `file.py:function`. The step runs in new processes. So everything that a Workload object refers
+    to must be defined at the top level of a module, and a script must call this under
     `if __name__ == "__main__":`.
 
-    `budget` is a duration (`"30m"`, or seconds). recipe.json, result.json and report.html are
-    written to the folder `out`. `device` is `cpu`, `cuda` or `auto`; the default is the Workload's
-    own, otherwise `auto`. `listener` is called with the name and the details of each event.
+    `budget` is a duration (`"30m"`, or seconds). The folder `out` receives recipe.json, result.json
+    and report.html. `device` is `cpu`, `cuda` or `auto`; the default is the Workload's own, else
+    `auto`. `listener` is called with the name and the details of each event.
 
-    Raises a RatchetError, in one line, for anything that you can mend.
+    Raises a RatchetError of one line for any mistake that you can fix.
     """
     if (file := importing()) is not None:
         raise RatchetError(
-            f"{file} calls ratchet.optimize while it is imported, and every process of the turn "
-            'imports it: put the call under `if __name__ == "__main__":`'
+            f"{file} calls ratchet.optimize when it is imported, and every process that runs the "
+            'step imports it: put the call under `if __name__ == "__main__":`'
         )
     own = workload.device.split(":")[0] if isinstance(workload, Workload) else "auto"
     with as_spec(workload, prefix=FOLDER_PREFIX) as spec:
@@ -75,7 +75,7 @@ def optimize(
 
 
 def run(settings: Settings, listener: Listener) -> Outcome:
-    """Run one turn and write its three files: what `optimize` and the command both do."""
+    """Run one turn and write its three files, for `optimize` and for the command."""
     outcome = run_turn(settings, listener)
     write(outcome.result, outcome.recipe, render_page)
     return outcome

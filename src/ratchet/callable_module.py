@@ -1,8 +1,8 @@
-"""Modules that can be called as the function whose name they share.
+"""Modules that can be called like the function whose name they share.
 
-Importing a submodule binds its name in its package, over a function of the same name. So where a
-module and a public function share a name (`ratchet.judge`, `ratchet.trace.read`), the module itself
-is what is called, whatever was imported before and in whatever order.
+Importing a submodule binds its name in its package and hides a function of the same name. If a
+module and a public function share a name (`ratchet.judge`, `ratchet.trace.read`), the module is
+therefore callable itself. It works in any order of imports.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class CallableModule(ModuleType):
-    """A module that passes calls on to the function that `_called` names (`module:function`)."""
+    """A module that forwards calls to the function in `_called` (`module:function`)."""
 
     _called: str
 
@@ -27,7 +27,7 @@ class CallableModule(ModuleType):
 
 
 def make_callable(name: str, function: str) -> None:
-    """Let the module `name` be called as `function`, `module:function`, imported at the call."""
+    """Make the module `name` callable as `function` (`module:function`), imported at the call."""
     module = importlib.import_module(name)
     module.__class__ = CallableModule
     vars(module)["_called"] = function

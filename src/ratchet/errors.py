@@ -1,4 +1,4 @@
-"""Everything Ratchet raises on purpose.
+"""All exceptions that Ratchet raises on purpose.
 
 RatchetError                 one line: the value, the rule, the remedy; the CLI exits with 2
 ├── WorkloadError            an unknown workload, a user's script that raises, a loss that is NaN
@@ -8,7 +8,7 @@ RatchetError                 one line: the value, the rule, the remedy; the CLI 
 │   └── CompilerMissing      no C++ compiler on this machine
 ├── JudgeError               the judge itself could not do its work
 │   └── ArmFailure           the process of an arm died, timed out or answered nonsense
-│       └── DeadlinePassed   an arm was ended since the time for it was over
+│       └── DeadlinePassed   an arm was stopped at its deadline
 ├── LedgerError              a ledger that is locked, read-only, full or from a newer schema
 ├── GraphError               a pattern that cannot be installed in this graph
 ├── TraceError               a profiler trace that cannot be read, or two that cannot be compared
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 
 class RatchetError(Exception):
-    """A mistake that its reader can mend. `str(error)` is one line."""
+    """A mistake that the user can fix. `str(error)` is one line."""
 
     def __str__(self) -> str:
         return " ".join(super().__str__().split())
@@ -30,11 +30,11 @@ class WorkloadError(RatchetError):
 
 
 class DeviceError(RatchetError):
-    """The device is not there or is too small."""
+    """The device is missing or too small."""
 
 
 class MeasureError(RatchetError):
-    """The samples cannot carry the answer asked of them."""
+    """The samples do not suffice for the answer."""
 
 
 class KernelError(RatchetError):
@@ -46,7 +46,7 @@ class CompilerMissing(KernelError):
 
 
 class JudgeError(RatchetError):
-    """The judge could not do its work; never a verdict."""
+    """The judge itself failed; this is never a verdict."""
 
 
 class ArmFailure(JudgeError):
@@ -54,7 +54,7 @@ class ArmFailure(JudgeError):
 
 
 class DeadlinePassed(ArmFailure):
-    """An arm was ended at its deadline: this says nothing of the arm."""
+    """An arm was stopped at its deadline, which says nothing about the arm."""
 
 
 class LedgerError(RatchetError):
@@ -66,7 +66,7 @@ class GraphError(RatchetError):
 
 
 class TraceError(RatchetError):
-    """A profiler trace cannot be read, or does not hold what was asked of it."""
+    """A profiler trace cannot be read, or lacks the requested data."""
 
 
 class RecipeError(RatchetError):

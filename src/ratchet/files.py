@@ -1,7 +1,7 @@
-"""Why a path cannot be what it is given for: the one check of every path that a user names.
+"""Checks of every path that a user names.
 
-Each answer goes on behind the path, such as "is a FIFO", and is empty where nothing is wrong. None
-of them opens the file: to open a FIFO could wait for ever.
+Each function returns a reason to print after the path, such as "is a FIFO", or an empty text if the
+path is fine. None of them opens the file, since opening a FIFO could block forever.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ def kind(mode: int) -> str:
 
 
 def why_not_file(path: Path) -> str:
-    """Say why a file cannot be read."""
+    """Return the reason why a file cannot be read."""
     return _why_not(path, stat.S_IFREG, os.R_OK)
 
 
 def why_not_folder(path: Path) -> str:
-    """Say why the files of a folder cannot be read."""
+    """Return the reason why the files of a folder cannot be read."""
     return _why_not(path, stat.S_IFDIR, os.R_OK | os.X_OK)
 
 
 def why_not_new_folder(path: Path) -> str:
-    """Say what stands where a folder is to be made, or where one above it would have to be."""
+    """Return the reason why a folder cannot be created, such as a file in its place or above it."""
     for place in (path, *path.parents):
         try:
             found = place.stat().st_mode
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            return f"cannot be made a folder ({error.strerror})"
+            return f"cannot be created as a folder ({error.strerror})"
         if stat.S_ISDIR(found):
             return ""
         return (
@@ -53,11 +53,11 @@ def why_not_new_folder(path: Path) -> str:
 
 
 def why_not_new_file(path: Path) -> str:
-    """Say why a file cannot be written: it would need a folder that exists."""
+    """Return the reason why a file cannot be written; its folder must exist."""
     try:
         found = path.stat().st_mode
     except FileNotFoundError:
-        return why_not_folder(path.absolute().parent) and "is in no folder that exists"
+        return why_not_folder(path.absolute().parent) and "is in a folder that does not exist"
     except OSError as error:
         return f"cannot be written ({error.strerror})"
     if stat.S_ISREG(found) or stat.S_ISCHR(found):  # /dev/null and /dev/stdout are devices

@@ -1,9 +1,10 @@
-"""A watchdog that ends what a killed process leaves behind, however deep and however young.
+"""A watchdog that kills all descendants of a killed process.
 
-SIGKILL gives a process no chance to tidy up, and what it started lives on: workers that are still
-importing torch, and the compilers that those started. So every process that must not outlive its
-starter carries a mark in its environment, which all that it starts inherits. The first mark starts
-this file as a program. It waits for the starter's end, then kills whatever carries the mark.
+SIGKILL gives a process no chance to clean up, so its children live on: workers that are still
+importing torch, and the compilers that those started. Every process that must not outlive its
+starter therefore carries a mark in its environment, and its children inherit the mark. The first
+mark starts this file as a program. It waits until the starter ends, then kills every process with
+the mark.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from collections.abc import Iterator, Mapping
 
 MARK = "RATCHET_STARTED_BY"
 QUIET_SWEEPS, BETWEEN_S = 10, 0.05
-"""So often nothing must be found: what is only being started then shows its mark a little later."""
+"""Consecutive scans that must find nothing: a starting process shows its mark a little later."""
 
 
 def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return `base` (else this process's environment) for a process that ends when this one does.
+    """Return `base` (else this process's environment) with the mark of this process's watchdog.
 
-    A process that carries a mark itself passes it on, as the watchdog of its starter sees to both.
+    A process that carries a mark itself passes it on: its starter's watchdog watches both.
     """
     own = os.environ if base is None else base
     return {**own, MARK: os.environ.get(MARK) or _watched(os.getpid())}
@@ -33,9 +34,9 @@ def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
 
 @functools.cache
 def _watched(pid: int) -> str:
-    """Start the watchdog of this process and return the mark that it looks for."""
+    """Start this process's watchdog and return the mark that it looks for."""
     mark = f"{pid}-{os.urandom(8).hex()}"
-    watched = os.pidfd_open(pid)  # inherited, so that no death is too early to be seen
+    watched = os.pidfd_open(pid)  # inherited, so that even an immediate death is seen
     silent = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (1, 2)]
     try:
         os.posix_spawn(
@@ -43,7 +44,7 @@ def _watched(pid: int) -> str:
             [sys.executable, "-I", "-S", __file__, mark],
             {"PATH": os.defpath},
             file_actions=[(os.POSIX_SPAWN_DUP2, watched, 0), *silent],
-            setsid=True,  # an interrupt at its starter's terminal is not for it
+            setsid=True,  # ignore an interrupt from the starter's terminal
         )
     finally:
         os.close(watched)
@@ -51,7 +52,7 @@ def _watched(pid: int) -> str:
 
 
 def main() -> None:
-    """Wait for the process behind descriptor 0, then end what carries the mark that is given."""
+    """Wait until the process behind descriptor 0 ends, then kill all processes with the mark."""
     poller = select.poll()
     poller.register(0, select.POLLIN)
     poller.poll()
@@ -69,8 +70,8 @@ def _others() -> Iterator[int]:
 
 def _kill(pid: int, wanted: bytes) -> bool:
     """Kill a process if it carries the mark; return whether it does."""
-    with contextlib.suppress(OSError):  # it has ended, or belongs to another user
-        process = os.pidfd_open(pid)  # first: the number may soon be another process's
+    with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
+        process = os.pidfd_open(pid)  # opened first: the pid may soon belong to another process
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
                 marked = wanted in file.read().split(b"\0")

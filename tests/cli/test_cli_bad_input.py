@@ -118,7 +118,7 @@ def test_a_kernel_in_no_language_that_is_known(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path(name).write_text(KERNEL)
-    assert "in no language of kernels" in mistake(capsys, "judge", "squared_relu", name)
+    assert "has no ending of a kernel" in mistake(capsys, "judge", "squared_relu", name)
 
 
 def test_files_that_may_not_be_read(capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,7 +115,7 @@ def test_rows_without_evidence_are_refused(spoilt: dict[str, str]) -> None:
 
 
 def test_a_fact_stands_once() -> None:
-    with pytest.raises(DeviceError, match="stands twice"):
+    with pytest.raises(DeviceError, match="appears twice"):
         catalogue.parse([ROW, ROW])
 
 

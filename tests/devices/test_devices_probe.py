@@ -183,7 +183,7 @@ def test_rocm_and_cuda_are_read_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_gpu(monkeypatch, hip=None, cuda="13.0")
     device = probe("auto")
     assert (device.vendor, device.target, device.runtime) == ("NVIDIA", "sm_90", "cuda 13.0")
-    with pytest.raises(DeviceError, match="cuda:2 is not there"):
+    with pytest.raises(DeviceError, match="cuda:2 is not available"):
         probe("cuda:2")
 
 

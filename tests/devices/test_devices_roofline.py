@@ -87,7 +87,7 @@ def test_the_level_is_the_one_that_the_working_set_fits() -> None:
 
 
 def test_what_was_not_measured_is_refused() -> None:
-    with pytest.raises(DeviceError, match="'fp64': there is one for fp32, bf16"):
+    with pytest.raises(DeviceError, match="'fp64': use one of fp32, bf16"):
         roofline(CEILINGS, dtype="fp64")
     with pytest.raises(DeviceError, match="above 0"):
         Roofline(flops_per_s=0, bytes_per_s=1)

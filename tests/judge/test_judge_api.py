@@ -154,8 +154,8 @@ def test_a_function_of_the_script_that_runs_is_no_reference(
 @pytest.mark.parametrize(
     ("reference", "words"),
     [
-        ("torch._C:relu", "without text in Python"),
-        ("sys:exit", "without text in Python"),
+        ("torch._C:relu", "without Python source"),
+        ("sys:exit", "without Python source"),
         ("no_such_module:f", "names no module that can be found"),
         (":f", "names no module that can be found"),
         ("..here:f", "names no module that can be found"),

@@ -94,7 +94,7 @@ def test_a_model_that_is_random_in_training_is_judged_in_eval_mode() -> None:
 
 
 BAD = {
-    "nondeterministic": ("x + y + torch.rand(())", "its forward draws random numbers; give it"),
+    "nondeterministic": ("x + y + torch.rand(())", "its forward draws random numbers; pass them"),
     "an input left out": ("x + 1", "does not depend on input 1"),
     "always zero": ("torch.relu(-x - y - 1)", "does not depend on input 0"),
     "raises": ("x @ y", "it raises RuntimeError"),
@@ -163,7 +163,7 @@ def test_what_a_model_draws_and_keeps_is_its_state(tmp_path: Path) -> None:
 
 def test_what_is_drawn_and_kept_as_a_number_is_named(tmp_path: Path) -> None:
     problem = constructed(tmp_path, state="self.f = torch.rand(()).item()", factor="self.f")
-    assert "keep what __init__ draws at random in one of these" in problem.fault
+    assert "keep every random draw of __init__ in one of these" in problem.fault
 
 
 def test_a_package_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_the_language_and_the_entry_of_a_kernel_follow_from_its_file(tmp_path: P
 def test_a_kernel_file_with_a_mistake_raises(tmp_path: Path) -> None:
     with pytest.raises(KernelError, match="not Python"):
         load_kernel(written(tmp_path, "def f(:\n"))
-    with pytest.raises(KernelError, match="in no language of kernels"):
+    with pytest.raises(KernelError, match="has no ending of a kernel"):
         load_kernel(written(tmp_path, "x", "kernel.txt"))
     with pytest.raises(KernelError, match="no 'wanted'"):
         load_kernel(written(tmp_path, "def f(): ...\n"), entry="wanted")

@@ -82,7 +82,7 @@ def test_a_file_that_forks_and_sleeps_is_refused_in_time(tmp_path: Path) -> None
     began = time.monotonic()
     problem = load_problem(path, scale=None, time_limit_s=LIMIT_S)
     assert time.monotonic() - began < MOST_S
-    assert f"did not come to an end within {LIMIT_S:.0f} s" in problem.fault
+    assert f"did not finish within {LIMIT_S:.0f} s" in problem.fault
     assert left_of(pids) == []
 
 
@@ -105,7 +105,7 @@ def test_a_file_that_loops_as_it_is_imported_holds_no_verdict_up(
     assert time.monotonic() - began < MOST_S
     verdict = json.loads(capsys.readouterr().out)
     assert code == 1 and verdict["status"] == "refused"
-    assert "did not come to an end" in verdict["reason"] and "\n" not in verdict["reason"]
+    assert "did not finish" in verdict["reason"] and "\n" not in verdict["reason"]
     assert left_of(pids) == []
 
 

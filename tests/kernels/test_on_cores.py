@@ -34,7 +34,7 @@ def get_init_inputs():
 
 def test_a_file_for_a_gpu_is_a_problem_here() -> None:
     problem = model_problem(TEXT, "for_a_gpu", scale=None, threads=1)
-    assert problem.notes == ("what its file makes on cuda is made on the cores",)
+    assert problem.notes == ("tensors that its file creates on cuda are on the CPU",)
     assert problem.model is not None
     file = model_of(problem.text, problem.model)
     tensors = file.draw(problem.cases[0], 3)

@@ -79,7 +79,7 @@ def test_a_ledger_locked_by_another_process(file: Path) -> None:
         message = _message(lambda: Ledger.open(file))
         holder.communicate("")
     assert f"the ledger {file} is locked by another process" in message
-    assert "let that one end, or point --ledger or RATCHET_LEDGER at another file" in message
+    assert "wait for it to end, or point --ledger or RATCHET_LEDGER at another file" in message
     with Ledger.open(file) as ledger:
         assert ledger.recall("screen", "fused") == {"ratio": 1.1}
 
@@ -139,7 +139,7 @@ def test_a_full_disk_keeps_what_was_committed(file: Path) -> None:
         huge = {"filler": "x" * 1_000_000}
         message = _message(lambda: ledger.remember("a", "huge", huge, fingerprint=HERE))
         assert "is full: the disk has no room left" in message
-        assert "go on with --resume" in message
+        assert "continue with --resume" in message
         assert ledger.recall("a", "huge") is None
     with Ledger.open(file) as ledger:
         assert ledger.recall("a", "small") == {"fits": True}
@@ -155,7 +155,7 @@ def test_a_newer_schema(file: Path) -> None:
     connection.commit()
     connection.close()
     message = _message(lambda: Ledger.open(file))
-    assert f"has schema {newer}, and this Ratchet knows up to {SCHEMA_VERSION}" in message
+    assert f"has schema {newer}, and this Ratchet supports up to {SCHEMA_VERSION}" in message
     assert "upgrade Ratchet" in message
 
 
@@ -175,7 +175,7 @@ def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
     connection.close()
     before = file.read_bytes()
     message = _message(lambda: Ledger.open(file))
-    assert "is a database of another program (it holds 'photos')" in message
+    assert "is another program's database (it holds 'photos')" in message
     assert file.read_bytes() == before
 
 
@@ -188,13 +188,13 @@ def test_a_damaged_ledger(tmp_path: Path) -> None:
     content[4096:] = os.urandom(len(content) - 4096)
     file.write_bytes(content)
     message = _message(lambda: Ledger.open(file).recall("a", "1"))
-    assert "is damaged; move it away and start anew" in message
+    assert "is damaged; move it away and start again" in message
 
 
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("mysql://localhost/x", "kept in SQLite or PostgreSQL, not in 'mysql'"),
+        ("mysql://localhost/x", "needs SQLite or PostgreSQL, not 'mysql'"),
         ("http://[::x", "URL cannot be read"),
         ("://", "URL cannot be read"),
     ],

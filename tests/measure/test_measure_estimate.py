@@ -212,7 +212,7 @@ def test_too_little_to_answer_is_refused() -> None:
         ratio_of([sample("a", 0, 0, 1.0)])
     with pytest.raises(MeasureError, match="needs 2"):
         summarise([sample("a", 0, 0, 1.0)], "a")
-    with pytest.raises(MeasureError, match="stands twice"):
+    with pytest.raises(MeasureError, match="appears twice"):
         ratio_of([sample("a", 0, 0, 1.0), sample("a", 0, 0, 2.0), sample("b", 0, 0, 1.0)])
     with pytest.raises(MeasureError, match=r"confidence 1\.5"):
         compare(noisy(1.1), baseline="a", new="b", floor=None, confidence=1.5)

@@ -18,10 +18,10 @@ INTERNAL, MISTAKE, INTERRUPTED, PIPE_CLOSED = 70, 2, 130, 141
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; `--debug` shows tracebacks.
 
-    It may stand anywhere before a `--`; what follows one belongs to the command that is run.
+    `--debug` may stand anywhere before a `--`; words after `--` belong to the recorded command.
 
-    0 done, 2 a mistake in the call or a stdout that cannot be written (one line says which), 70 a
-    fault of Ratchet's own, 130 interrupted, 141 nobody reads stdout any more.
+    Exit codes: 0 done, 2 a mistake in the call or a stdout that cannot be written (one line says
+    which), 70 an internal error, 130 interrupted, 141 the reader of stdout went away.
     """
     began_s = time.monotonic()
     if not fill_closed():
@@ -65,32 +65,32 @@ def _main(words: list[str], began_s: float) -> int:
         return _say(f"ratchet: {error}", MISTAKE)
     except KeyboardInterrupt:
         return _interrupted(words)
-    except Exception as error:  # the outermost boundary: a fault of our own is said in one line
+    except Exception as error:  # the outermost boundary: print an internal error in one line
         if debug:
             raise
         text = " ".join(str(error).split())[:300]
-        fault = f"ratchet: internal fault, {type(error).__name__}: {text} (--debug shows where)"
+        fault = f"ratchet: internal error, {type(error).__name__}: {text} (--debug shows where)"
         return _say(fault, INTERNAL)
     return code if isinstance(code, int) else 0
 
 
 def run() -> None:
-    """The console script: run one command and exit with its code."""
+    """Run one command and exit with its code: the console script."""
     sys.exit(main())
 
 
 def _interrupted(words: Sequence[str]) -> int:
-    """What an interrupt leaves behind depends on the command."""
+    """Print what the interrupted command has kept, and return the exit code."""
     left = {
-        "optimize": "; what was found is in the ledger (optimize goes on with --resume)",
-        "bench": "; what was measured is in the ledger",
-        "judge": "; verdicts that were reached are in the ledger",
+        "optimize": "; the ledger holds its results so far (--resume continues)",
+        "bench": "; the ledger holds its results so far",
+        "judge": "; the ledger holds its verdicts so far",
     }
     return _say(f"ratchet: interrupted{left.get(words[0], '') if words else ''}", INTERRUPTED)
 
 
 def _lost(lost: LostOutput) -> int:
-    """Stop quietly as `cat` does where nobody reads on (128 + SIGPIPE); else say what failed."""
+    """Exit quietly, as `cat` does, if the reader went away (128 + SIGPIPE); else say why."""
     forget_stdout()
     if lost.number == errno.EPIPE:
         return PIPE_CLOSED

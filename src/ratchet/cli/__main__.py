@@ -1,4 +1,4 @@
-"""`python -m ratchet.cli`."""
+"""Entry point of `python -m ratchet.cli`."""
 
 import sys
 

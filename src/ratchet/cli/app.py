@@ -1,4 +1,4 @@
-"""The commands and the options they share."""
+"""The typer app, and the options that several commands share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ratchet import __version__
 
 app = typer.Typer(
     name="ratchet",
-    help="PyTorch training that only gets faster: every change measured, judged and proven.",
+    help="Make PyTorch training faster: every change is measured, judged and proven.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -20,24 +20,27 @@ app = typer.Typer(
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Debug = Annotated[
-    bool, typer.Option("--debug", help="Show the traceback of an error instead of one line.")
+    bool, typer.Option("--debug", help="Show an error's traceback instead of one line.")
 ]
 LedgerUrl = Annotated[
     str | None,
     typer.Option(
         "--ledger",
         metavar="URL",
-        help="The ledger's database: a path or an SQLAlchemy URL. Default: RATCHET_LEDGER, "
-        "then a file under your data folder.",
+        help="Database of the ledger: a path or an SQLAlchemy URL. Default: RATCHET_LEDGER, "
+        "then a file in your data folder.",
     ),
 ]
 DeviceName = Annotated[
-    str, typer.Option("--device", help='"cpu", "cuda" (ROCm too) or "auto".', metavar="NAME")
+    str,
+    typer.Option(
+        "--device", help="Device to use: cpu, cuda (for ROCm too) or auto.", metavar="NAME"
+    ),
 ]
 
 
 def print_json(document: dict[str, Any]) -> None:
-    """One JSON document on stdout, and nothing else there."""
+    """Print one JSON document on stdout, and nothing else."""
     print(json.dumps(document, indent=2, sort_keys=False))
 
 
@@ -53,11 +56,11 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """PyTorch training that only gets faster: every change measured, judged and proven."""
+    """Make PyTorch training faster: every change is measured, judged and proven."""
 
 
 def _register() -> None:
-    """Importing a command's file adds it to the app."""
+    """Add the commands to the app by importing their files."""
     from ratchet.cli import bench, device, inspect, judge, optimize, trace  # noqa: F401
 
 

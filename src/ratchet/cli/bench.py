@@ -1,4 +1,4 @@
-"""`ratchet bench`: step time, tokens/s, MFU and peak memory of workloads, as they are written."""
+"""`ratchet bench`: step time, tokens/s, MFU and peak memory of workloads as written."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ from ratchet.cli.options import (
 def bench(
     workloads: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[WORKLOAD]...", help="Default: the middle size of each family."),
+        typer.Argument(
+            metavar="[WORKLOAD]...",
+            help="Workloads to measure. Default: the middle size of each family.",
+        ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=3, help="Timed steps of each.")] = 10,
+    steps: Annotated[int, typer.Option(min=3, help="Timed steps per workload.")] = 10,
     batch_size: BatchSize = None,
     sequence: SequenceLength = None,
     precision: PrecisionName = None,
@@ -31,12 +34,12 @@ def bench(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Step time, tokens/s, MFU and peak memory; kept in the ledger."""
+    """Measure step time, tokens/s, MFU and peak memory, and store them in the ledger."""
     from ratchet.optimize.turn.settings import workload_options
 
     options = workload_options(workloads or [], batch_size, sequence, precision, text, device)
 
-    # From here on numpy and torch are imported: what text can show was said.
+    # numpy and torch are imported from here on: mistakes in the call are already answered.
     from ratchet.optimize.bench import bench_all
     from ratchet.report.terminal import print_bench
 

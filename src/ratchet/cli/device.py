@@ -1,4 +1,4 @@
-"""`ratchet device`: what this machine is, and its measured ceilings."""
+"""`ratchet device`: describe this machine and its measured ceilings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ratchet.cli.app import Debug, DeviceName, Json, app, print_json
 def device(
     name: DeviceName = "auto",
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Measure the ceilings again instead of the cached ones.")
+        bool, typer.Option("--fresh", help="Measure the ceilings again and ignore cached ones.")
     ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """What this machine is, and the ceilings measured on it."""
+    """Describe this machine and measure its ceilings."""
     from ratchet.devices import ceilings
     from ratchet.devices.describe import describe
     from ratchet.devices.probe import probe

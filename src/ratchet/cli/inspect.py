@@ -1,4 +1,4 @@
-"""`ratchet inspect`: what a kernel compiles to on GPUs that are not here."""
+"""`ratchet inspect`: compile a kernel for GPUs that are not here."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ COMPILED, NOT_COMPILED = 0, 1
 @app.command()
 def inspect(
     problem: Annotated[str, typer.Argument(help=PROBLEM_HELP)],
-    kernel: Annotated[Path, typer.Argument(help="A file: .py (Triton) or .hip.")],
+    kernel: Annotated[Path, typer.Argument(help="The kernel's file: .py (Triton) or .hip.")],
     target: Annotated[
         str,
         typer.Option(
             "--target",
             metavar="NAMES",
-            help="Targets, with commas between them. Default: all of AMD's.",
+            help="Targets, separated by commas. Default: all AMD targets.",
         ),
     ] = "",
     case: Annotated[
         str | None,
-        typer.Option(help="The case whose launches are taken. Default: the largest timed one."),
+        typer.Option(help="Case whose launches to compile. Default: the largest timed one."),
     ] = None,
     entry: EntryName = None,
     tier: Annotated[
@@ -36,17 +36,18 @@ def inspect(
         typer.Option(
             "--tier",
             metavar="TIER",
-            help="Sizes to launch on: ci, cpu or gpu. Default: the largest that PROBLEM has.",
+            help="Sizes to launch with: ci, cpu or gpu. Default: the largest that PROBLEM has.",
         ),
     ] = None,
     scale: ScaleFactor = "1",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """What a kernel compiles to on AMD targets, without a GPU: registers, spills, occupancy.
+    """Compile a kernel for AMD GPUs without one: registers, spills, occupancy.
 
-    Exit code 0: it compiled on every target asked for. 1: on one of them it did not, it launches
-    nothing, or the problem is no good. 2: a mistake in the call.
+    Exit code 0: it compiled on every target. 1: a target failed, the
+    kernel launches nothing, or the problem cannot be used.
+    2: a mistake in the call.
     """
     from ratchet.judge.api import as_kernel, as_problem, check_texts
     from ratchet.judge.choices import parse_scale, parse_tier

@@ -1,4 +1,4 @@
-"""`ratchet judge`: one verdict, or the table of a suite."""
+"""`ratchet judge`: judge one kernel, or a suite."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def judge(
     kernel: Annotated[
         Path | None,
         typer.Argument(
-            help="A file: .cpp or .py (torch or Triton). A .hip file is only inspected so far: "
+            help="The kernel's file: .cpp or .py (torch or Triton). For a .hip file use "
             "ratchet inspect."
         ),
     ] = None,
@@ -41,14 +41,14 @@ def judge(
         bool,
         typer.Option(
             "--list",
-            help="List the problems that ship; PROBLEM is then a pattern: --list 'softmax*'.",
+            help="List the shipped problems. PROBLEM is then a pattern: --list 'softmax*'.",
         ),
     ] = False,
     show: Annotated[
         bool,
         typer.Option(
             "--show",
-            help="Print PROBLEM's signature, cases, tolerance and reference, and judge nothing.",
+            help="Print PROBLEM's signature, cases, tolerance and reference, then stop.",
         ),
     ] = False,
     language: Annotated[
@@ -56,24 +56,24 @@ def judge(
         typer.Option(
             "--template",
             metavar="cpp|triton|torch",
-            help="With --show: print a file to start a kernel from instead.",
+            help="With --show: print a file to start a kernel from.",
         ),
     ] = None,
     suite: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Judge every problem of a suite that ships: training."),
+        typer.Option(metavar="NAME", help="Judge every problem of a shipped suite: training."),
     ] = None,
     kernelbench: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Judge every problem of a level of a KernelBench clone."),
+        typer.Option(metavar="DIR", help="Judge one level of a KernelBench clone."),
     ] = None,
-    level: Annotated[int, typer.Option(min=1, help="KernelBench's level.")] = 1,
+    level: Annotated[int, typer.Option(min=1, help="Level of --kernelbench.")] = 1,
     candidate: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|DIR",
-            help="Who answers: library (default for a suite that ships), eager, torch.compile "
-            "(default for KernelBench), or a folder of kernels named after their problems.",
+            help="Kernels to judge in a suite: library (default), eager, torch.compile (default "
+            "for KernelBench), or a folder of kernels named after their problems.",
         ),
     ] = None,
     entry: EntryName = None,
@@ -82,7 +82,7 @@ def judge(
         typer.Option(
             "--tier",
             metavar="TIER",
-            help="Sizes to judge on: ci, cpu or gpu. Default: cpu, or what tier PROBLEM has.",
+            help="Sizes to judge with: ci, cpu or gpu. Default: cpu, or the tier that PROBLEM has.",
         ),
     ] = None,
     scale: ScaleFactor = "auto",
@@ -91,40 +91,41 @@ def judge(
         typer.Option(
             "--time-limit",
             metavar="TIME",
-            help="For each verdict, reading its problem too: 30s, 5m. Default: 60s, and 5m where "
-            "torch.compile is the candidate: each of its processes loads torch and its graphs.",
+            help="Limit for each verdict, with reading its problem: 30s, 5m. Default: 60s, or 5m "
+            "if torch.compile is the candidate.",
         ),
     ] = None,
     against_compile: Annotated[
         bool | None,
         typer.Option(
             "--against-compile/--eager-only",
-            help="Time torch.compile of the reference too. Default: for every problem of a suite, "
-            "unless torch.compile is the candidate.",
+            help="Also time torch.compile of the reference. Default: in a suite, unless "
+            "torch.compile is the candidate.",
         ),
     ] = None,
     own: Annotated[
         bool | None,
         typer.Option(
             "--own/--any",
-            help="Whether PROBLEM's work must run in the kernel's own code, or a library may do "
-            "it. Default: as the problem says; one in KernelBench's form takes any.",
+            help="Require that PROBLEM's work runs in the kernel's own code, or allow libraries. "
+            "Default: as the problem says; any for KernelBench's form.",
         ),
     ] = None,
     device: DeviceName = "auto",
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Judge anew what the ledger knows of a suite's kernels.")
+        bool, typer.Option("--fresh", help="Judge a suite's kernels again; ignore the ledger.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for the JSON and the pages.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for JSON files and pages.")] = Path(
         "ratchet-out"
     ),
     ledger: LedgerUrl = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Is a kernel right, and is it faster? The verdict, its evidence and its page.
+    """Decide whether a kernel is right and faster, and show the evidence.
 
-    Exit code 0: proven; for a suite: every kernel that was judged is right. 1: anything else.
+    Exit code 0: proven, or every judged kernel of a suite is right.
+    1: any other verdict. 2: a mistake in the call.
     """
     from ratchet.judge.api import as_kernel, as_problem, check_texts
     from ratchet.judge.choices import parse_device, parse_scale, parse_tier, parse_time_limit_s
@@ -135,25 +136,25 @@ def judge(
     limit_s = parse_time_limit_s(time_limit or default)
     sizes, factor = None if tier is None else parse_tier(tier), parse_scale(scale)
     if language is not None and not show:
-        raise RatchetError("--template goes with --show PROBLEM")
+        raise RatchetError("--template needs --show PROBLEM: add it, or leave --template out")
     if listed or show:
         if kernel is not None or (listed and show):
-            raise RatchetError("--list and --show judge nothing: give one, and no KERNEL")
+            raise RatchetError("--list and --show take no KERNEL and exclude each other: give one")
         if listed:
             return list_problems(problem, as_json=as_json)
         return show_problem(problem, language, scale=factor, limit_s=limit_s, as_json=as_json)
     _check_form(problem, kernel, suite, kernelbench)
     device = parse_device(device)
     if problem is not None and candidate is not None:
-        raise RatchetError("--candidate answers a suite: with PROBLEM KERNEL leave it out")
+        raise RatchetError("--candidate is for a suite: leave it out with PROBLEM KERNEL")
     if problem is None and own is not None:
-        raise RatchetError("--own and --any are for one PROBLEM: a suite says it for each of its")
+        raise RatchetError("--own and --any are for one PROBLEM: leave them out with a suite")
     if suite is not None:
         check_suite(suite)
     if problem is not None and kernel is not None:
         check_texts(problem, kernel, entry=entry)
 
-    # From here on numpy, the ledger and torch are imported: what text can show was said.
+    # numpy, the ledger and torch are imported from here on: mistakes in the call are answered.
     from ratchet.ledger.verdicts import RecordedJudge, Terms
     from ratchet.suites.candidates import kernelbench_suite, training_suite
     from ratchet.suites.verdict_files import check_out
@@ -187,7 +188,7 @@ def judge(
 def _check_form(
     problem: str | None, kernel: Path | None, suite: str | None, kernelbench: Path | None
 ) -> None:
-    """One of three: PROBLEM and KERNEL, --suite, --kernelbench."""
+    """Require exactly one of PROBLEM KERNEL, --suite and --kernelbench."""
     given = [problem is not None, suite is not None, kernelbench is not None]
     if sum(given) != 1:
         raise RatchetError(
@@ -195,7 +196,7 @@ def _check_form(
             f"{sum(given)} were given"
         )
     if problem is not None and kernel is None:
-        raise RatchetError(f"problem {problem!r} has no kernel beside it: give its file too")
+        raise RatchetError(f"no KERNEL given for problem {problem!r}: give the kernel's file")
 
 
 def _report_one(judged: JudgedKernel, out: Path, as_json: bool) -> int:
@@ -238,7 +239,7 @@ def _judge_suite(
                 pages[row.name] = write_verdict(judged, out, render_verdict_page)["page"]
             progress.show(row.model_dump(mode="json"))
 
-        with contextlib.suppress(KeyboardInterrupt):  # then the table of what is there is printed
+        with contextlib.suppress(KeyboardInterrupt):  # the table shows the verdicts so far
             run.run(keep)
     result = run.result()
     document = result.model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""The arguments and options that the commands on kernels share."""
+"""Arguments and options that `judge` and `inspect` share."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
-PROBLEM_HELP = "A problem's file (KernelBench's form or ours), or the name of a suite's problem."
+PROBLEM_HELP = "A problem's file (KernelBench's form or ours), or the name of a shipped problem."
 EntryName = Annotated[
     str | None,
-    typer.Option("--entry", metavar="NAME", help="The function to call, where it is not obvious."),
+    typer.Option(
+        "--entry", metavar="NAME", help="Function to call. Default: the one named after PROBLEM."
+    ),
 ]
 ScaleFactor = Annotated[
     str,

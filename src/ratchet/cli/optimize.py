@@ -1,4 +1,4 @@
-"""`ratchet optimize`: one turn of the ratchet on a workload."""
+"""`ratchet optimize`: make one workload's training step faster."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ def optimize(
     workload: Annotated[
         str,
         typer.Argument(
-            help="A built-in (llama-60m), hf:NAME_OR_PATH, or your own file.py:function."
+            help="A built-in workload (llama-60m), hf:NAME_OR_PATH, or your own file.py:function."
         ),
     ],
-    budget: Annotated[str, typer.Option(help="How long the turn may take: 90s, 30m, 2h.")] = "30m",
+    budget: Annotated[
+        str, typer.Option(help="Time limit of the whole command: 90s, 30m, 2h.")
+    ] = "30m",
     out: Annotated[
         Path, typer.Option(help="Folder for recipe.json, result.json and report.html.")
     ] = Path("ratchet-out"),
@@ -41,14 +43,12 @@ def optimize(
         bool, typer.Option("--keep-precision", help="Forbid changes to the arithmetic.")
     ] = False,
     try_lever: Annotated[
-        str | None, typer.Option("--try", metavar="LEVER", help="Try this one lever only.")
+        str | None, typer.Option("--try", metavar="LEVER", help="Try only this lever.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be tried, and stop.")
+        bool, typer.Option("--dry-run", help="Print what would be tried, and stop.")
     ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the turn that was interrupted.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     launches: Annotated[int, typer.Option(min=1, help="Process launches of the final run.")] = 3,
     batch_size: BatchSize = None,
     sequence: SequenceLength = None,
@@ -62,7 +62,7 @@ def optimize(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure a training step, try changes, prove them, and write the recipe."""
+    """Make a training step faster: measure it, try changes, prove them, write a recipe."""
     from ratchet.optimize.turn.settings import make_settings
 
     settings = make_settings(
@@ -83,7 +83,7 @@ def optimize(
         gone_s=time.monotonic() - context.obj if isinstance(context.obj, float) else 0.0,
     )
 
-    # From here on torch is imported: what text can show was said.
+    # torch is imported from here on: mistakes in the call are already answered.
     from ratchet import api
     from ratchet.optimize.turn.loop import plan
     from ratchet.report.progress import Progress

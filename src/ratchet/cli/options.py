@@ -1,4 +1,4 @@
-"""The options that shape a workload, shared by the commands that build one."""
+"""Options that shape a workload, for all commands that build one."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Annotated
 import typer
 
 BatchSize = Annotated[
-    int | None, typer.Option("--batch-size", min=1, help="Sequences (or images) in a batch.")
+    int | None, typer.Option("--batch-size", min=1, help="Sequences (or images) per batch.")
 ]
 SequenceLength = Annotated[
-    int | None, typer.Option("--sequence", min=2, help="Tokens in a sequence.")
+    int | None, typer.Option("--sequence", min=2, help="Tokens per sequence.")
 ]
 PrecisionName = Annotated[
     str | None,
-    typer.Option("--precision", help="How the step is written: fp32, bf16_autocast, bf16_master."),
+    typer.Option(
+        "--precision", help="Precision of the step as written: fp32, bf16_autocast, bf16_master."
+    ),
 ]
 TextFile = Annotated[
     str | None,

@@ -1,4 +1,4 @@
-"""`ratchet judge --list` and `--show`: the problems that there are, and what one of them asks."""
+"""`ratchet judge --list` and `--show`: list the problems, or print one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ratchet.judge.choices import Scale
 
 
 def list_problems(pattern: str | None, *, as_json: bool) -> None:
-    """Print the suite's problems whose name is like `pattern`, or all of them."""
+    """Print the suite's problems whose names match `pattern`, or all of them."""
     from ratchet.kernels.suites import family_of, find_problem, names_like
 
     families = {name: family_of(name) for name in names_like(pattern or "*")}
@@ -25,12 +25,12 @@ def list_problems(pattern: str | None, *, as_json: bool) -> None:
 def show_problem(
     problem: str | None, language: str | None, *, scale: Scale, limit_s: float, as_json: bool
 ) -> None:
-    """Print one problem as somebody needs it who writes a kernel, or a file to start from."""
+    """Print one problem for a kernel's author, or a file to start from."""
     from ratchet.kernels.problem_file import load_card, problem_name
     from ratchet.kernels.templates import parse_language, template
 
     if problem is None:
-        raise RatchetError("--show needs a PROBLEM: ratchet judge --list shows their names")
+        raise RatchetError("--show needs a PROBLEM: ratchet judge --list prints their names")
     spoken = None if language is None else parse_language(language)
     problem_name(problem)
 

@@ -1,7 +1,7 @@
-"""The standard streams of a command: what cannot be shown degrades, what cannot be written is told.
+"""The standard streams of a command.
 
-A character that the terminal's encoding lacks is written in plain ASCII. Where stdout fails, the
-command stops with `LostOutput`; where stderr fails, it works on in silence.
+A character that the terminal's encoding lacks is written in ASCII. If stdout fails, the command
+stops with `LostOutput`. If stderr fails, the command continues in silence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _IN_ASCII |= {"─": "-", "━": "-", "│": "|", "┃": "|", "█": "#", "≤":
 
 
 class LostOutput(Exception):
-    """stdout cannot be written; `number` is the system's errno."""
+    """A failed write to stdout; `number` is the system's errno."""
 
     def __init__(self, error: OSError) -> None:
         self.number = error.errno
@@ -27,7 +27,7 @@ class LostOutput(Exception):
 
 
 class Output:
-    """A stream that stands in for stdout or stderr, and is it in everything that is not written."""
+    """A wrapper around stdout or stderr; only writing and flushing differ."""
 
     def __init__(self, stream: TextIO, *, needed: bool) -> None:
         self._stream = stream
@@ -37,7 +37,7 @@ class Output:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write text, in ASCII where the encoding lacks a character of it."""
+        """Write text, and replace characters that the encoding lacks with ASCII."""
         with self._told_apart():
             try:
                 return self._stream.write(text)
@@ -61,9 +61,9 @@ class Output:
 
 @contextlib.contextmanager
 def standing_in() -> Iterator[None]:
-    """Put an `Output` in the place of stdout and of stderr."""
+    """Replace stdout and stderr with an `Output` each."""
     streams = sys.stdout, sys.stderr
-    # Everything that prints takes these two for what they are not in type.
+    # Any, since an Output is not a TextIO to the type checker.
     outputs: tuple[Any, Any] = Output(streams[0], needed=True), Output(streams[1], needed=False)
     sys.stdout, sys.stderr = outputs
     try:
@@ -73,9 +73,10 @@ def standing_in() -> Iterator[None]:
 
 
 def fill_closed() -> bool:
-    """Open /dev/null where a standard stream is closed; return whether stdout is open.
+    """Open /dev/null for each closed standard stream; return whether stdout was open.
 
-    Else the next file to be opened, such as the ledger, would be taken for the stream by a worker.
+    Otherwise the next opened file, such as the ledger, would get the stream's number, and a worker
+    would write to it.
     """
     open_one = sys.stdout is not None
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -87,8 +88,8 @@ def fill_closed() -> bool:
 
 
 def forget_stdout() -> None:
-    """Send what is still buffered to /dev/null, so that Python does not fail on it at its end."""
-    with contextlib.suppress(OSError):  # a stream without a descriptor has nothing to flush late
+    """Send buffered output to /dev/null, so that Python does not fail on it at exit."""
+    with contextlib.suppress(OSError):  # a stream without a descriptor flushes nothing at exit
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
         os.close(null)

@@ -1,4 +1,4 @@
-"""`ratchet trace`: record a profiler trace, say where its time goes, compare, merge, replay."""
+"""`ratchet trace`: record, report, compare, merge and replay profiler traces."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ commands.command("record", cls=RecordCommand)(record)
 
 @commands.callback(invoke_without_command=True)
 def trace(context: typer.Context) -> None:
-    """Profiler traces: record one, see where its time goes, compare, merge, replay."""
+    """Record a profiler trace, see where its time goes, compare, merge, replay."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -40,9 +40,9 @@ Parquet = Annotated[
 ]
 RankNumber = Annotated[
     int | None,
-    typer.Option("--rank", min=0, help="Of a folder, only this rank. Default: all together."),
+    typer.Option("--rank", min=0, help="Read only this rank of a folder. Default: all ranks."),
 ]
-Top = Annotated[int, typer.Option(min=1, help="Rows of each table on the terminal.")]
+Top = Annotated[int, typer.Option(min=1, help="Rows per table on the terminal.")]
 
 
 @commands.command()
@@ -56,15 +56,15 @@ def report(
         typer.Option(
             "--device",
             metavar="NAME",
-            help="Whose ceilings the roofline takes: a device of the catalogue (MI300X), or "
-            "'here' for what is measured on this machine. Default: the one the trace names.",
+            help="Device for the roofline: one of the catalogue (MI300X), or 'here' for the "
+            "ceilings measured on this machine. Default: the device that the trace names.",
         ),
     ] = None,
     top: Top = 10,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Where the time of a trace goes, exactly, and what could be won."""
+    """Account for all of a trace's time, and show what could be won."""
     from ratchet.report.console import working
     from ratchet.report.trace_terminal import print_trace
     from ratchet.trace.documents import document, ranks_document
@@ -96,7 +96,7 @@ def report(
 @commands.command()
 def diff(
     before: Annotated[Path, typer.Argument(metavar="BEFORE", help=RUN_HELP)],
-    after: Annotated[Path, typer.Argument(metavar="AFTER", help="The same for the second run.")],
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help="The second run, likewise.")],
     out: Page = None,
     parquet: Parquet = None,
     rank: RankNumber = None,
@@ -104,7 +104,7 @@ def diff(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """What got slower, what is new, what went away; it adds up to the change of the window."""
+    """Show what got slower, what is new and what is gone; the parts add up to the whole change."""
     from ratchet.report.console import working
     from ratchet.report.trace_terminal import print_diff
     from ratchet.trace.documents import diff_document
@@ -131,7 +131,7 @@ def diff(
 
 
 def _ceilings(device: str | None) -> Ceilings | None:
-    """The ceilings of a named device; None leaves it to the trace."""
+    """Return the ceilings of a named device; None leaves the choice to the trace."""
     if device is None:
         return None
     from ratchet.trace.roofline import measured_ceilings, named_ceilings
@@ -146,7 +146,7 @@ def _ceilings(device: str | None) -> Ceilings | None:
 
 
 def _check_outputs(out: Path | None, parquet: Path | None) -> None:
-    """Say what cannot be written before a long trace is read."""
+    """Refuse outputs that cannot be written, before a long trace is read."""
     from ratchet.errors import TraceError
     from ratchet.files import why_not_new_file
 

@@ -1,4 +1,4 @@
-"""`ratchet trace record`: profile a workload, or any training command, without an edit of it."""
+"""`ratchet trace record`: profile a workload, or any training command, without editing it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MISTAKE = 2
 
 
 class RecordCommand(TyperCommand):
-    """Keeps what stands after `--` apart: it is a command of the user's, options and all."""
+    """A command that leaves the words after `--` unparsed: they are the user's command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         own, command = args, None
@@ -43,19 +43,19 @@ def record(
     workload: Annotated[
         str | None,
         typer.Argument(
-            help="A built-in (llama-60m), hf:NAME_OR_PATH or your own file.py:function."
+            help="A built-in workload (llama-60m), hf:NAME_OR_PATH or your own file.py:function."
         ),
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", metavar="FOLDER", help="Where the traces go, one a rank.")
+        Path, typer.Option("--out", metavar="FOLDER", help="Folder for the traces, one per rank.")
     ] = Path("ratchet-trace"),
     steps: Annotated[int, typer.Option(min=1, help="Steps to record.")] = 3,
-    wait: Annotated[int, typer.Option(min=0, help="Steps to let pass first.")] = 3,
+    wait: Annotated[int, typer.Option(min=0, help="Steps to skip first.")] = 3,
     warmup: Annotated[
-        int, typer.Option(min=0, help="Steps after those in which the profiler warms up.")
+        int, typer.Option(min=0, help="Steps for the profiler to warm up, before recording.")
     ] = 2,
     memory: Annotated[
-        bool, typer.Option("--memory/--no-memory", help="Record allocations too.")
+        bool, typer.Option("--memory/--no-memory", help="Also record allocations.")
     ] = True,
     batch_size: BatchSize = None,
     sequence: SequenceLength = None,
@@ -65,9 +65,9 @@ def record(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Record a workload's steps, or those of a command: `-- python train.py`, `-- torchrun ...`.
+    """Profile a workload, or a command: `-- python train.py`, `-- torchrun ...`.
 
-    The script is not edited: every Python process that steps a torch optimizer is profiled, with
+    Your script needs no edits: every Python process that steps a torch optimizer is profiled, with
     shapes, stacks, modules and memory. If the command fails, its exit code is passed on.
     """
     from ratchet.trace.record import CommandFailed, Schedule
@@ -77,7 +77,7 @@ def record(
     schedule = Schedule(wait=wait, warmup=warmup, active=steps, memory=memory)
     if (workload is None) == (command is None):
         raise TraceError(
-            "record takes one of WORKLOAD and -- COMMAND: "
+            "record takes either WORKLOAD or -- COMMAND: "
             + ("none was given" if workload is None else "both were given")
         )
     if command is None:
@@ -111,9 +111,9 @@ def record(
 
 def _check_command(command: list[str], *options: object) -> None:
     if not command:
-        raise TraceError("nothing stands after --: give a command, such as -- python train.py")
+        raise TraceError("no command after --: give one, such as -- python train.py")
     if any(option is not None for option in options):
         raise TraceError(
-            "--batch-size, --sequence, --precision and --text shape a WORKLOAD: a command after "
-            "-- has its own options"
+            "--batch-size, --sequence, --precision and --text are for a WORKLOAD: leave them out, "
+            "and give a command after -- its own options"
         )

@@ -1,4 +1,4 @@
-"""`ratchet trace replay`: a trace's ops run again on this machine."""
+"""`ratchet trace replay`: run a trace's ops again on this machine."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def replay(
         typer.Option(
             "--op",
             metavar="NAME",
-            help="An op of the trace (aten::mm); may be given again. Default: the costliest.",
+            help="Op to replay (aten::mm); repeat for several. Default: the costliest.",
         ),
     ] = None,
     top: Annotated[
-        int, typer.Option(min=1, help="Distinct calls to run, the costliest first.")
+        int, typer.Option(min=1, help="Number of distinct calls to run, costliest first.")
     ] = 20,
     device: DeviceName = "auto",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Rebuild a trace's calls from their shapes, types and strides, and time them here.
+    """Rebuild a trace's calls from shapes, dtypes and strides, and time them here.
 
-    Calls run through torch.ops in a process of their own, with random values.
+    Calls run through torch.ops in a separate process, with random values.
     """
     from ratchet.errors import TraceError
     from ratchet.report.console import working

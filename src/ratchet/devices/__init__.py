@@ -1,4 +1,4 @@
-"""What a device is, what it can reach, and what that bounds.
+"""Devices: their description, measured ceilings and roofline.
 
 Functions that share their module's name (`probe`, `fingerprint`, `roofline`) are imported from it:
 `from ratchet.devices.probe import probe`.

@@ -1,7 +1,7 @@
-"""The hardware catalogue: what is published about devices, each fact with its source.
+"""The hardware catalogue: published facts about devices, each with its source.
 
-`data/hardware.csv` holds one fact a row. Facts known only from memory are not in it, so a device
-may lack a field (an architecture name, a clock): ask with `get` and be ready for None.
+`data/hardware.csv` holds one fact per row. Facts without a source are left out, so a device may
+lack a field (an architecture name, a clock): `get` then returns None.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from ratchet.errors import DeviceError
 
 Evidence = Literal["primary", "secondary", "derived"]
 OTHER_FORMS = frozenset({"pcie", "nvl", "mig"})
-"""A name with one of these is another board than the SXM one, or a slice of it."""
+"""Words in a name that mean a board other than the SXM one, or a slice of it."""
 EVIDENCE = ("primary", "secondary", "derived")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fact:
-    """One published number or word about one device."""
+    """One published number or word about a device."""
 
     device: str
     field: str
     value: str
     unit: str
     evidence: Evidence
-    """primary: the maker's own page; secondary: another's; derived: computed from other rows."""
+    """primary: the vendor's page; secondary: another page; derived: computed from other rows."""
     source: str
     note: str
 
     @property
     def number(self) -> float:
-        """The value as a number, in `unit`; DeviceError when it is a word."""
+        """Return the value as a number in `unit`; DeviceError if it is a word."""
         try:
             return float(self.value)
         except ValueError:
@@ -57,25 +57,25 @@ class CatalogueDevice:
         return self.facts.get(field)
 
     def number(self, field: str) -> float | None:
-        """A numeric fact in its own unit, or None where the catalogue lacks it."""
+        """Return a numeric fact in its own unit, or None if the catalogue lacks it."""
         fact = self.facts.get(field)
         return None if fact is None else fact.number
 
     @property
     def logical_devices(self) -> int:
-        """How many devices a program sees: 2 on the dual-die MI250X, 1 elsewhere."""
+        """Number of devices that a program sees: 2 on the dual-die MI250X, 1 elsewhere."""
         return int(self.number("logical_devices") or 1)
 
     def peak_flops_per_s(self, kind: str) -> float | None:
-        """Dense peak of one logical device, such as `matrix_bf16` or `vector_fp32`, in FLOP/s.
+        """Return a logical device's dense peak in FLOP/s, such as `matrix_bf16` or `vector_fp32`.
 
-        None where it is not known or the device has no such unit.
+        None if it is unknown or the device has no such unit.
         """
         peak = self.number(f"peak_dense.{kind}")
         return peak * 1e12 / self.logical_devices if peak else None
 
     def memory_bytes_per_s(self) -> float | None:
-        """Memory bandwidth of one logical device on paper, in bytes/s."""
+        """Published memory bandwidth of one logical device, in bytes/s."""
         bandwidth = self.number("memory_bandwidth")
         return None if bandwidth is None else bandwidth * 1e9 / self.logical_devices
 
@@ -95,9 +95,9 @@ class Catalogue:
             ) from None
 
     def match(self, model: str, *, compute_units: int = 0) -> CatalogueDevice | None:
-        """The device that a driver's model name means, or None: never a near guess.
+        """Return the device of a driver's model name, or None: never a guess.
 
-        `compute_units`, where above 0, must agree too (a partitioned GPU is not the whole one).
+        If `compute_units` is above 0, it must also match (a partition is not the whole GPU).
         """
         words = set(_words(model))
         fitting = [
@@ -118,13 +118,13 @@ def load() -> Catalogue:
 
 
 def parse(rows: Iterable[dict[str, str]]) -> Catalogue:
-    """Build a catalogue from rows; DeviceError on a row without a source or twice the same fact."""
+    """Build a catalogue from rows; DeviceError for a row without a source or a duplicate fact."""
     facts: dict[str, dict[str, Fact]] = {}
     for row in rows:
         fact = _fact(row)
         own = facts.setdefault(fact.device, {})
         if fact.field in own:
-            raise DeviceError(f"{fact.device} {fact.field} stands twice: keep one row")
+            raise DeviceError(f"{fact.device} {fact.field} appears twice: keep one row")
         own[fact.field] = fact
     return Catalogue(
         devices={name: CatalogueDevice(name=name, facts=own) for name, own in facts.items()}
@@ -153,7 +153,7 @@ def _words(name: str) -> list[str]:
 
 
 def _names(name: str) -> set[str]:
-    """The words of a catalogue name that a driver also prints: not the form factor or family."""
+    """Return the words of a catalogue name that a driver also prints: no form factor, no family."""
     return {word for word in _words(re.sub(r"\(.*?\)", "", name)) if word != "sxm"}
 
 
@@ -166,7 +166,7 @@ def _units_agree(device: CatalogueDevice, compute_units: int) -> bool:
     if not compute_units or units is None:
         return True
     seen = units / device.logical_devices
-    # HIP counts work-group processors on RDNA, each of two compute units.
+    # On RDNA, HIP counts work-group processors of two compute units each.
     arch = device.get("arch")
     paired = arch is not None and arch.value.startswith("RDNA")
     return compute_units in ((seen, seen / 2) if paired else (seen,))

@@ -1,8 +1,8 @@
-"""The rates this device really reaches, measured on the spot and kept by fingerprint.
+"""Measured ceilings of a device, cached by fingerprint.
 
-A ceiling here is what torch's own GEMM, copy and triad reach, not the register peak: a better
-kernel can pass it. On a shared machine a run can only be too slow, never too fast, so each rate is
-the median of the best quarter of its runs.
+A ceiling is the rate of torch's own GEMM, copy and triad, not the register peak, so a better kernel
+can exceed it. On a shared machine a run can only be too slow, never too fast, so each rate is the
+median of the best quarter of its runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FORMAT = 1
 
 
 class Ceilings(BaseModel):
-    """Measured rates of one device, under one version of the software and one thread count."""
+    """Measured rates of one device, for one software version and one thread count."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -43,13 +43,13 @@ class Ceilings(BaseModel):
     triad_bytes_per_s: Mapping[str, PositiveFloat] = Field(min_length=1)
     """a = b + s * c: two reads and one write."""
     level_bytes: Mapping[str, PositiveInt] = Field(default_factory=dict)
-    """How much each cache level holds in all, for the threads that measured."""
+    """Total size of each cache level, for the threads that measured."""
 
     def bandwidth_bytes_per_s(self, working_set_bytes: float | None = None) -> float:
-        """The best measured rate of the level a working set fits in; DRAM's without one.
+        """Return the best rate of the level that a working set fits in; DRAM's by default.
 
-        A level that was measured slower than one further out is given the outer one's rate, so the
-        result never falls when the working set shrinks.
+        A level that measured slower than an outer one gets the outer one's rate, so a smaller
+        working set never lowers the result.
         """
         rates = [self._best("dram")]
         if working_set_bytes is not None:
@@ -63,10 +63,10 @@ class Ceilings(BaseModel):
 
 
 def measure(device: Device, cache: bool = True, *, folder: Path | None = None) -> Ceilings:
-    """The ceilings of a device; measured in under 5 s, or read back if they were before.
+    """Return a device's ceilings: from the cache, or measured in under 5 s.
 
-    `cache=False` measures anew and replaces what was kept. A damaged or foreign file is measured
-    again, and a folder that cannot be written is logged. DeviceError when memory does not suffice.
+    `cache=False` measures again and replaces the cached values. A damaged or foreign file is
+    measured again; a folder that cannot be written is logged. DeviceError if memory runs out.
     """
     path = (folder or default_folder()) / f"{_key(device)}.json"
     known = _read(path, device) if cache else None
@@ -78,7 +78,7 @@ def measure(device: Device, cache: bool = True, *, folder: Path | None = None) -
 
 
 def default_folder() -> Path:
-    """Where measured ceilings are kept."""
+    """Return the folder of the cached ceilings."""
     return Path(platformdirs.user_cache_dir("ratchet")) / "ceilings"
 
 
@@ -98,7 +98,7 @@ def _measured(device: Device) -> Ceilings:
 
 
 def level_bytes(device: Device) -> dict[str, int]:
-    """What each cache level outside L1 holds in all: L1 is too small to time through torch."""
+    """Return the total size of each cache level but L1: it is too small to time through torch."""
     return {
         name: size * device.cache_instances.get(name, 1)
         for name, size in sorted(device.caches_bytes.items())
@@ -130,7 +130,7 @@ def _read(path: Path, device: Device) -> Ceilings | None:
     except FileNotFoundError:
         return None
     except (OSError, ValidationError):
-        LOG.warning("the measured ceilings at %s cannot be read: measuring again", path)
+        LOG.warning("cached ceilings at %s cannot be read: measuring again", path)
         return None
     mine = known.format == FORMAT and known.device == device.fingerprint
     return known if mine else None

@@ -1,6 +1,6 @@
-"""The CPU as Linux describes it in /proc and /sys; elsewhere, what Python knows.
+"""The CPU as Linux describes it in /proc and /sys; on other systems, as Python describes it.
 
-Missing files mean missing facts, never an error: a container may hide any of them.
+A missing file means a missing fact, never an error: a container may hide any of them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CpuInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cache:
-    """A data or unified cache: the size of one, and how many the usable CPUs have."""
+    """A data or unified cache: the size of one instance, and their number on the usable CPUs."""
 
     name: str
     size_bytes: int
@@ -49,7 +49,7 @@ class Cache:
 
 
 def read(path: Path = CPUINFO) -> CpuInfo:
-    """Vendor, model name and flags; empty where the system does not say."""
+    """Vendor, model name and flags; empty if the system does not report them."""
     fields: dict[str, str] = {}
     for line in _text(path).splitlines():
         key, _, value = line.partition(":")
@@ -64,14 +64,14 @@ def read(path: Path = CPUINFO) -> CpuInfo:
 
 
 def _model(fields: dict[str, str]) -> str:
-    """The name, with family and model: virtual machines call every EPYC the same."""
+    """Return the name with family and model: virtual machines call every EPYC the same."""
     name = fields.get("model name", "")
     family, model, stepping = (fields.get(key, "") for key in ("cpu family", "model", "stepping"))
     return f"{name} (family {family}, model {model}, stepping {stepping})" if family else name
 
 
 def usable_flags(flags: frozenset[str]) -> tuple[str, ...]:
-    """The flags Ratchet cares about, without AMX where the kernel does not permit it."""
+    """Return the flags that Ratchet uses, without AMX if the Linux kernel does not permit it."""
     amx = "amx_tile" in flags and amx_permitted()
     return tuple(
         flag for flag in KNOWN_FLAGS if flag in flags and (amx or not flag.startswith("amx_"))
@@ -80,9 +80,9 @@ def usable_flags(flags: frozenset[str]) -> tuple[str, ...]:
 
 @functools.cache
 def amx_permitted() -> bool:
-    """Ask the kernel for AMX tiles in this process; False where it refuses or does not know it.
+    """Ask the Linux kernel for AMX tiles; False if it refuses or does not know them.
 
-    Ask only where the flags are there. The permission holds for the process and its children.
+    Call this only if the CPU has the flags. The permission holds for this process and its children.
     """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
@@ -100,7 +100,7 @@ def usable_cpus() -> frozenset[int]:
 
 
 def physical_cores(cpus: tuple[int, ...], root: Path = CPUS) -> int:
-    """How many cores these logical CPUs are; as many as CPUs where the system does not say."""
+    """Return the number of cores of these logical CPUs; their own number if the system hides it."""
     siblings = {
         _text(root / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu) for cpu in cpus
     }
@@ -108,7 +108,7 @@ def physical_cores(cpus: tuple[int, ...], root: Path = CPUS) -> int:
 
 
 def data_caches(cpus: tuple[int, ...], root: Path = CPUS) -> tuple[Cache, ...]:
-    """The data caches these CPUs have, nearest first."""
+    """Return the data caches of these CPUs, innermost first."""
     sizes: dict[str, int] = {}
     shared: dict[str, set[str]] = {}
     for cpu in cpus:

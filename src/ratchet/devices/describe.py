@@ -1,4 +1,4 @@
-"""All that is known of a device, in one record to print."""
+"""One printable record of all facts about a device."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ratchet.devices.probe import Device
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Paper:
-    """What the catalogue says of the device, with the source of each number."""
+    """The catalogue's numbers for a device, each with its source."""
 
     name: str
     peak_flops_per_s: Mapping[str, float]
     """By unit and dtype, such as matrix_bf16, dense."""
     memory_bytes_per_s: float
-    """0 where it is not known."""
+    """0 if unknown."""
     sources: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceReport:
-    """A device, what it reaches here, and what its maker says."""
+    """A device with its measured ceilings and its published peaks."""
 
     device: Device
     target: str
@@ -36,7 +36,7 @@ class DeviceReport:
     ridge_flops_per_byte: Mapping[str, float]
     """By dtype: the intensity above which compute binds, at DRAM bandwidth."""
     paper: Paper | None
-    """None for a device that the catalogue does not know."""
+    """None if the catalogue lacks the device."""
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, object]:
@@ -45,9 +45,9 @@ class DeviceReport:
 
 
 def describe(device: Device, ceilings: Ceilings) -> DeviceReport:
-    """Put the probe, the measured ceilings and the catalogue together.
+    """Combine the probe, the measured ceilings and the catalogue.
 
-    A device that is not in the catalogue is noted; nothing is guessed for it.
+    If the catalogue lacks the device, the report says so and guesses nothing.
     """
     paper = paper_of(device)
     notes: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ def describe(device: Device, ceilings: Ceilings) -> DeviceReport:
 
 
 def paper_of(device: Device) -> Paper | None:
-    """The published peaks of a probed device, or None where the catalogue does not know it."""
+    """Return the published peaks of a probed device, or None if the catalogue lacks it."""
     units = device.cores if device.kind == "cuda" else 0
     known = catalogue.load().match(device.model, compute_units=units)
     if known is None:

@@ -1,4 +1,4 @@
-"""Short hashes that say under which device and software a result was found."""
+"""Short hashes of the device and the software behind a result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMPILERS = ("g++", "clang++", "c++")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Software:
-    """The versions that can change a result; empty where a part is not installed."""
+    """The versions that can change a result; empty for a package that is not installed."""
 
     torch: str
     triton: str
@@ -36,7 +36,7 @@ class Software:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fingerprint:
-    """Where a result was found: results with equal `device` and `software` may be reused."""
+    """The origin of a result, which may be reused if `device` and `software` are equal."""
 
     device: str
     software: str
@@ -48,7 +48,7 @@ class Fingerprint:
 
 
 def fingerprint(device: Device) -> Fingerprint:
-    """The fingerprint of this device and of the software in this process."""
+    """Return the fingerprint of this device and of the software in this process."""
     versions = software()
     return Fingerprint(
         device=device.fingerprint,
@@ -65,7 +65,7 @@ def software_fingerprint() -> str:
 
 @functools.cache
 def software() -> Software:
-    """The versions in force, read without importing the packages."""
+    """Return the installed versions, read without importing the packages."""
     return Software(
         torch=_version("torch"),
         triton=_version("triton") or _version("pytorch-triton-rocm"),
@@ -76,7 +76,7 @@ def software() -> Software:
 
 @functools.cache
 def compiler_version() -> str:
-    """First line of the C++ compiler's --version, or nothing where there is no compiler."""
+    """Return the first line of the C++ compiler's --version; empty without a compiler."""
     for name in (os.environ.get("RATCHET_CXX"), os.environ.get("CXX"), *COMPILERS):
         path = shutil.which(name) if name else None
         if path is not None:
@@ -102,6 +102,6 @@ def _version(package: str) -> str:
 
 
 def short_hash(content: Mapping[str, object]) -> str:
-    """The first 16 hex digits of the SHA-256 of the content's JSON."""
+    """Return the first 16 hex digits of the SHA-256 of the content's JSON."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
-"""AMD's matrix instructions: shapes, cycles and work of MFMA and WMMA, each row with its source.
+"""AMD's matrix instructions: shapes, cycles and operations of MFMA and WMMA, with sources.
 
-`data/mfma.csv` holds one instruction of one architecture a row. Cycles are per SIMD; an
-instruction that sparse hardware runs counts the operations of the dense product it stands for.
+Each row of `data/mfma.csv` is one instruction of one architecture. Cycles are per SIMD. A sparse
+instruction counts the operations of the dense product that it computes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KINDS: Final = {
     "fp4": ("fp4",),
     "int8": ("int8", "iu8"),
 }
-"""What the catalogue calls a matrix peak, and the input types of the table that reach it."""
+"""The catalogue's names of matrix peaks, and the table's input types that reach each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ class MatrixInstruction:
     """m, n, k of one block."""
     sparse: bool
     cycles: int
-    """Cycles that one SIMD is busy with it."""
+    """Cycles for which it occupies one SIMD."""
     flops: int
     """Multiplications and additions of one instruction, over all its blocks."""
     source: str
@@ -59,7 +59,7 @@ class MatrixInstruction:
 
     @property
     def flops_per_cu_per_cycle(self) -> float:
-        """The same of a compute unit."""
+        """Operations per cycle of a compute unit that runs nothing else."""
         return self.flops_per_simd_per_cycle * simds_per_cu(self.isa)
 
 
@@ -76,10 +76,10 @@ def load() -> tuple[MatrixInstruction, ...]:
 
 
 def find(gfx: str, name: str, *, in_type: str | None = None) -> MatrixInstruction | None:
-    """The row of an instruction, or None.
+    """Return the row of an instruction, or None.
 
-    One name may stand for several input types (f8f6f4): `in_type` picks one, and without it the
-    slowest row is given.
+    One name may have several input types (f8f6f4). `in_type` picks one; the default is the slowest
+    row.
     """
     rows = [row for row in load() if row.gfx == gfx and row.name == name]
     rows = [row for row in rows if in_type is None or row.in_type == in_type] or rows
@@ -87,7 +87,7 @@ def find(gfx: str, name: str, *, in_type: str | None = None) -> MatrixInstructio
 
 
 def fastest(gfx: str, kind: str) -> MatrixInstruction | None:
-    """The dense instruction with most operations per cycle for a kind such as `bf16`, or None."""
+    """Return the dense instruction with most operations per cycle for a kind (`bf16`), or None."""
     rows = [
         row
         for row in load()
@@ -97,7 +97,7 @@ def fastest(gfx: str, kind: str) -> MatrixInstruction | None:
 
 
 def is_older_shape(instruction: MatrixInstruction) -> bool:
-    """Whether the architecture has a dense instruction of the same inputs with twice the rate."""
+    """Return whether a dense instruction with the same inputs has twice the rate."""
     kind = next((kind for kind, types in KINDS.items() if instruction.in_type in types), "")
     best = fastest(instruction.gfx, kind)
     if best is None or instruction.sparse:
@@ -106,9 +106,9 @@ def is_older_shape(instruction: MatrixInstruction) -> bool:
 
 
 def peak_flops_per_s(device: CatalogueDevice, kind: str) -> float | None:
-    """The matrix peak of a whole board: operations per cycle x compute units x highest clock.
+    """Return a whole board's matrix peak: operations per cycle x compute units x highest clock.
 
-    None where the table or the catalogue lacks a part.
+    None if the table or the catalogue lacks a part.
     """
     target, units = device.get("target"), device.number("compute_units")
     clock_ghz = device.number("max_engine_clock")

@@ -1,4 +1,4 @@
-"""What this machine is: the CPU from the kernel's own files, a GPU through torch."""
+"""Probe of this machine: the CPU from Linux's own files, a GPU through torch."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """One CPU or one GPU as programs see it."""
+    """One CPU or one GPU, as a program sees it."""
 
     kind: Kind
-    """As torch names it: ROCm devices are `cuda` too."""
+    """torch's name: ROCm devices are `cuda` too."""
     vendor: str
     model: str
     cores: int
@@ -33,11 +33,11 @@ class Device:
     threads: int
     """Logical CPUs this process may use; the same as `cores` on a GPU."""
     isa: tuple[str, ...]
-    """SIMD and matrix flags of a CPU that Ratchet cares about; the target of a GPU."""
+    """SIMD and matrix flags that Ratchet uses, of a CPU; the target of a GPU."""
     caches_bytes: dict[str, int] = field(default_factory=dict)
     """Size of one instance of each data cache: l1d, l2, l3."""
     cache_instances: dict[str, int] = field(default_factory=dict)
-    """How many of each the usable cores have."""
+    """Number of instances of each cache on the usable cores."""
     memory_bytes: int = 0
     index: int = 0
     runtime: str = ""
@@ -72,7 +72,7 @@ class Device:
 def probe(device: str = "auto") -> Device:
     """Describe a device: `auto` (a GPU if torch sees one), `cpu`, `cuda` or `cuda:N`.
 
-    DeviceError, one line, for a name that is none of these or a GPU that is not there.
+    DeviceError for any other name, and for a GPU that is missing.
     """
     kind, _, index = device.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
@@ -88,7 +88,7 @@ def describe_device(device: Device) -> dict[str, object]:
 
 
 def best_isa(device: Device | None = None) -> Isa:
-    """The widest instruction set that kernels may use here, from the flags of a CPU."""
+    """Return the widest instruction set that kernels may use, from a CPU's flags."""
     flags = frozenset((device or _cpu()).isa)
     if not flags >= AVX512:
         return "portable"
@@ -107,7 +107,7 @@ def _cpu_on(cpus: tuple[int, ...]) -> Device:
     info = cpuinfo.read()
     caches = cpuinfo.data_caches(cpus)
     if not info.model:
-        LOG.warning("the processor gives no model name: results are kept under 'unknown'")
+        LOG.warning("the CPU reports no model name: results are stored under 'unknown'")
     return Device(
         kind="cpu",
         vendor=info.vendor or "unknown",
@@ -133,12 +133,12 @@ def _gpu(index: int) -> Device:
     count = _gpu_count()
     if index >= count:
         raise DeviceError(
-            f"cuda:{index} is not there: torch {torch.__version__} sees {count} GPUs; use cpu, or "
-            "install a ROCm or CUDA build of torch and check that the driver is loaded"
+            f"cuda:{index} is not available: torch {torch.__version__} sees {count} GPUs; use cpu, "
+            "or install a ROCm or CUDA build of torch and check that the driver is loaded"
         )
     properties = torch.cuda.get_device_properties(index)
     rocm = torch.version.hip
-    # The same torch.cuda calls serve both makers; only the target's name differs.
+    # The same torch.cuda calls serve both vendors; only the target's name differs.
     target = (
         str(properties.gcnArchName).partition(":")[0]
         if rocm

@@ -1,4 +1,4 @@
-"""Time torch's GEMM, copy and triad on a device. The only part of the room that keeps it busy."""
+"""Timing of torch's GEMM, copy and triad. No other file here puts load on the device."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from ratchet.devices.probe import Device
 
 GEMM_BUDGET_S = 0.7
-"""For each dtype, over all sizes and layouts."""
+"""Time for each dtype, over all sizes and layouts."""
 STREAM_BUDGET_S = 0.15
-"""For each cache level."""
+"""Time for each cache level."""
 BATCH_S = 2e-3
-"""A timed batch is at least this long, so that the clock and a launch do not count."""
+"""Least length of a timed batch, so that the clock and a launch do not matter."""
 
 GEMM_SIZES = {"cpu": (512, 1024, 2048, 4096), "cuda": (2048, 4096, 8192)}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -32,14 +32,14 @@ Step = Callable[[], object]
 
 
 def gemm(device: Device) -> dict[str, float]:
-    """FLOP/s of a square torch.mm with a given output, best of sizes and layouts, by dtype."""
+    """Measure a square torch.mm with a given output: best FLOP/s of sizes and layouts, by dtype."""
     names = ("fp32", "bf16", "fp16") if device.kind == "cuda" else ("fp32", "bf16")
     with _whole_precision():
         return {name: _gemm_rate(device, DTYPES[name]) for name in names}
 
 
 def copy(device: Device) -> dict[str, float]:
-    """Bytes/s read and written by copy_ between two given buffers, by level."""
+    """Measure copy_ between two given buffers: bytes/s read and written, by level."""
 
     def prepare(count: int) -> tuple[Step, int]:
         source, target = _buffers(device, count, 2)
@@ -49,7 +49,7 @@ def copy(device: Device) -> dict[str, float]:
 
 
 def triad(device: Device) -> dict[str, float]:
-    """Bytes/s of a = b + s * c over given buffers, by level."""
+    """Measure a = b + s * c over given buffers: bytes/s, by level."""
 
     def prepare(count: int) -> tuple[Step, int]:
         target, left, right = _buffers(device, count, 3)
@@ -63,7 +63,7 @@ def _gemm_rate(device: Device, dtype: torch.dtype) -> float:
     best, deadline = 0.0, time.perf_counter() + GEMM_BUDGET_S
     last_call_s = 0.0
     for size in sizes:
-        # The next size takes eight times as long a call: stop while it still fits.
+        # The next size takes eight times as long: stop while it still fits.
         if time.perf_counter() + 16 * last_call_s > deadline:
             break
         for step in _gemm_steps(device, dtype, size):
@@ -75,7 +75,7 @@ def _gemm_rate(device: Device, dtype: torch.dtype) -> float:
 
 
 def _gemm_steps(device: Device, dtype: torch.dtype, size: int) -> Iterator[Step]:
-    """y = x w, and y = x w^T as a linear layer has it: libraries differ on the two."""
+    """Return y = x w and a linear layer's y = x w^T: libraries differ on the two."""
     try:
         left, right, out = (
             torch.randn(size, size, device=device.torch_name).to(dtype) for _ in range(3)
@@ -101,8 +101,8 @@ def _stream_rates(
 
 
 def working_sets(device: Device) -> dict[str, int]:
-    """Bytes in flight to measure each level with: half of a cache; for DRAM, far more than all."""
-    # Imported here: ceilings imports this module when it measures.
+    """Return the bytes in flight for each level: half of a cache; far more than all for DRAM."""
+    # Imported here, since ceilings imports this module.
     from ratchet.devices.ceilings import level_bytes
 
     levels = level_bytes(device)
@@ -116,7 +116,7 @@ def working_sets(device: Device) -> dict[str, int]:
 
 def _buffers(device: Device, count: int, arrays: int) -> list[torch.Tensor]:
     try:
-        # ones, not empty: untouched pages all map to one page of zeros.
+        # ones, not empty: all untouched pages map to one page of zeros.
         return [torch.ones(count, device=device.torch_name) for _ in range(arrays)]
     except RuntimeError as error:
         raise DeviceError(
@@ -125,7 +125,7 @@ def _buffers(device: Device, count: int, arrays: int) -> list[torch.Tensor]:
 
 
 def timed(device: Device, step: Step, *, budget_s: float) -> list[float]:
-    """Seconds a call, of as many batches as fit the budget (three at least), after a warm-up."""
+    """Warm up, then return seconds per call of the batches that fit the budget, at least three."""
     clock = _cuda_batch_s if device.kind == "cuda" else _cpu_batch_s
     step()
     once = clock(step, 1)
@@ -135,7 +135,7 @@ def timed(device: Device, step: Step, *, budget_s: float) -> list[float]:
 
 
 def best_of(times_s: list[float]) -> float:
-    """The median of the fastest quarter: one lucky or mistimed batch does not decide."""
+    """Return the median of the fastest quarter, so that one mistimed batch does not decide."""
     ordered = sorted(times_s)
     return float(np.median(ordered[: max(1, len(ordered) // 4)]))
 
@@ -159,7 +159,7 @@ def _cuda_batch_s(step: Step, calls: int) -> float:
 
 @contextlib.contextmanager
 def _whole_precision() -> Iterator[None]:
-    """fp32 means fp32 while it is measured, whatever the caller allowed."""
+    """Force real fp32 while it is measured, whatever the caller allows."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

@@ -1,4 +1,4 @@
-"""What a device can reach at best: the roofline of two measured ceilings.
+"""The roofline model: the best rate that two measured ceilings allow.
 
 Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore
 architectures", Communications of the ACM 52(4), 2009.
@@ -29,35 +29,35 @@ class Roofline:
         if not (self.flops_per_s > 0 and self.bytes_per_s > 0):
             raise DeviceError(
                 f"a roofline of {self.flops_per_s} FLOP/s and {self.bytes_per_s} bytes/s: "
-                "measure both ceilings first, they must be above 0"
+                "both must be above 0; measure both ceilings first"
             )
 
     @property
     def ridge(self) -> float:
-        """The intensity, in FLOP a byte, above which compute binds."""
+        """Intensity in FLOP per byte above which compute binds."""
         return self.flops_per_s / self.bytes_per_s
 
     def attainable_flops_per_s(self, intensity: float) -> float:
-        """The best rate at an intensity in FLOP a byte."""
+        """Return the best rate at an intensity in FLOP per byte."""
         return min(self.flops_per_s, intensity * self.bytes_per_s)
 
     def time_bound_s(self, flops: float, size_bytes: float) -> float:
-        """The least time for this much arithmetic and this much compulsory traffic."""
+        """Return the least time for this much arithmetic and compulsory traffic."""
         return max(flops / self.flops_per_s, size_bytes / self.bytes_per_s)
 
     def bound(self, flops: float, size_bytes: float) -> Bound:
-        """Which of the two takes longer; a tie is compute."""
+        """Return the one of the two that takes longer; a tie is compute."""
         return "compute" if flops / self.flops_per_s >= size_bytes / self.bytes_per_s else "memory"
 
 
 def roofline(ceilings: Ceilings, *, dtype: str, working_set_bytes: float | None = None) -> Roofline:
-    """The roofline of a dtype, at the cache level that a working set fits in (DRAM by default).
+    """Return a dtype's roofline at the cache level that a working set fits in (DRAM by default).
 
-    DeviceError when the dtype has no measured ceiling.
+    DeviceError if the dtype has no measured ceiling.
     """
     if dtype not in ceilings.gemm_flops_per_s:
         known = ", ".join(ceilings.gemm_flops_per_s)
-        raise DeviceError(f"no ceiling was measured for {dtype!r}: there is one for {known}")
+        raise DeviceError(f"no ceiling was measured for {dtype!r}: use one of {known}")
     return Roofline(
         flops_per_s=ceilings.gemm_flops_per_s[dtype],
         bytes_per_s=ceilings.bandwidth_bytes_per_s(working_set_bytes),
@@ -67,10 +67,10 @@ def roofline(ceilings: Ceilings, *, dtype: str, working_set_bytes: float | None 
 def mfu(
     flops: float, time_s: float, ceilings: Ceilings | None, *, dtype: str | None = None
 ) -> float:
-    """Share of the measured GEMM ceiling that `flops` in `time_s` reached; 0 where unknown.
+    """Return the share of the measured GEMM ceiling that `flops` in `time_s` reached.
 
-    `dtype` names the ceiling; without it the highest of the device counts, so that a step in fp32
-    and one in bf16 are held against the same number. A missing ceiling is logged, never guessed.
+    `dtype` names the ceiling. The default is the device's highest, so that steps in fp32 and bf16
+    compare with the same number. A missing ceiling is logged and gives 0.
     """
     if not time_s > 0:
         raise DeviceError(f"MFU of a step of {time_s} s: the time must be above 0")

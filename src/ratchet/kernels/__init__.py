@@ -1,1 +1,1 @@
-"""Problems, kernels, the languages they are written in, and the library that ships."""
+"""Problems, kernels, their languages, and the shipped library."""

@@ -1,6 +1,6 @@
 """The plain C interface between Python and a compiled kernel. Imports no torch.
 
-The same layout stands in `languages/ratchet_abi.h`; a test compares the two.
+`languages/ratchet_abi.h` defines the same layout; a test compares the two.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DTYPE_CODES: Final[dict[str, int]] = {
     "float8_e4m3fn": 9,
     "float8_e5m2": 10,
 }
-"""torch's dtype names (without `torch.`) to the codes of `ratchet_abi.h`."""
+"""Codes of `ratchet_abi.h` by torch's dtype names (without `torch.`)."""
 
 ITEM_BYTES: Final[dict[str, int]] = {
     "float32": 4,
@@ -41,18 +41,18 @@ ITEM_BYTES: Final[dict[str, int]] = {
     "float8_e4m3fn": 1,
     "float8_e5m2": 1,
 }
-"""Bytes of one element, by the same names."""
+"""Bytes per element, by the same names."""
 
 DONE: Final = 0
 DECLINED: Final = 1
-"""A positive code: the kernel does not take these inputs, and wrote nothing."""
+"""A positive code: the kernel declines these inputs and has written nothing."""
 
 Entry = Callable[[bytes, int, bytes, int], int]
 """ENTRY(tensors, count, scalars, scalar_count) of a loaded kernel; takes packed bytes."""
 
 
 class RatchetTensor(ctypes.Structure):
-    """One tensor as a kernel sees it; sizes and strides count elements."""
+    """One tensor as a kernel receives it; sizes and strides count elements."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -69,13 +69,13 @@ _SCALAR_PACKERS: Final[dict[int, struct.Struct]] = {}
 
 
 def words(address: int, dtype_code: int, size: Sequence[int], stride: Sequence[int]) -> list[int]:
-    """The 15 machine words of one tensor, in the order of `RatchetTensor`."""
+    """Return the 15 machine words of one tensor, in the order of `RatchetTensor`."""
     pad = _ZEROS[MAX_DIMENSIONS - len(size)]
     return [address, dtype_code, len(size), *size, *pad, *stride, *pad]
 
 
 def pack_tensors(flat_words: Sequence[int]) -> bytes:
-    """Words of any number of tensors as the bytes of an array of `RatchetTensor`."""
+    """Return the words of any number of tensors as the bytes of an array of `RatchetTensor`."""
     count = len(flat_words)
     packer = _TENSOR_PACKERS.get(count)
     if packer is None:
@@ -84,7 +84,7 @@ def pack_tensors(flat_words: Sequence[int]) -> bytes:
 
 
 def pack_scalars(scalars: Sequence[float]) -> bytes:
-    """Scalars as the bytes of an array of doubles."""
+    """Return scalars as the bytes of an array of doubles."""
     count = len(scalars)
     packer = _SCALAR_PACKERS.get(count)
     if packer is None:

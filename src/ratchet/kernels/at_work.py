@@ -1,9 +1,9 @@
-"""A time limit for a family of processes that a busy machine does not shorten.
+"""A time limit for a process family that does not depend on how busy the machine is.
 
-On a busy machine a process waits for a core while the clock on the wall runs. So a limit counts CPU
-time while any thread of the family runs or waits for a core (or a disk), and the wall clock
-while all of them sleep: a kernel that sleeps or deadlocks is given up as soon as one that computes.
-A wall limit far above ends what neither shows.
+On a busy machine a process waits for a core while the wall clock runs. So a limit counts CPU time
+while any thread of the family runs or waits for a core (or a disk), and the wall clock while all of
+them sleep. A kernel that sleeps or deadlocks is given up as soon as one that computes. A much
+longer wall limit ends everything else.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 WALL_FACTOR: Final = 10.0
-"""The wall limit, in lengths of the limit of work."""
+"""The wall limit, as a multiple of the limit on work."""
 TICK_S, LEAST_TICK_S = 0.1, 0.01
 TICKS: Final = 40
-"""The family is looked at this often within a limit, and at most every TICK_S."""
+"""Number of times that the family is sampled within a limit; at most once every TICK_S."""
 WAITS_FOR_MACHINE: Final = frozenset("RD")
 """States of a thread that runs, waits for a core, or waits for a disk (proc(5))."""
 CLOCK_TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class WorkLimit:
-    """The time left of a limit, which starts now; asked again and again while somebody waits."""
+    """The time left of a limit that starts now; a waiting process polls it."""
 
     def __init__(self, limit_s: float, members: Callable[[], Iterable[int]]) -> None:
-        """`members` lists the processes of the family; it is first called after TICK_S."""
+        """Start the limit. `members` lists the family's processes, first after TICK_S."""
         self._limit_s = limit_s
         self._members = members
         self._tick_s = max(TICK_S, limit_s / TICKS)
         self._began = self._seen = time.monotonic()
         self._cpu_time_s: float | None = None
         self.spent_s = 0.0
-        """How long the family was at work, as far as it was looked at."""
+        """The family's time at work, up to the last sample."""
 
     def left_s(self) -> float:
-        """Seconds until the limit could be reached; nothing is left at zero."""
+        """Return the seconds until the limit could be reached; 0 means that it is over."""
         now = time.monotonic()
         if now - self._seen >= min(self._tick_s, max(LEAST_TICK_S, self._limit_s - self.spent_s)):
             self._look(now)
@@ -45,11 +45,11 @@ class WorkLimit:
         return min(wall_s, self._limit_s - self.spent_s)
 
     def _look(self, now: float) -> None:
-        """Charge what passed since the last look."""
+        """Charge the time since the last sample."""
         passed_s, self._seen = now - self._seen, now
         cpu_time_s, awake = at_work(self._members())
         if self._cpu_time_s is not None and awake:
-            # A child that has ended takes its time along if nobody waited for it.
+            # If nobody waited for a child that ended, its time is lost with it.
             worked_s = max(0.0, cpu_time_s - self._cpu_time_s)
             passed_s = min(passed_s, worked_s)
         self._cpu_time_s = cpu_time_s
@@ -57,7 +57,7 @@ class WorkLimit:
 
 
 def at_work(pids: Iterable[int]) -> tuple[float, bool]:
-    """CPU seconds of these processes and their children that ended; whether any thread is awake."""
+    """Return the CPU seconds of processes and their ended children, and if any thread is awake."""
     total_s, awake = 0.0, False
     for pid in pids:
         fields = _fields(f"/proc/{pid}/stat")
@@ -68,7 +68,7 @@ def at_work(pids: Iterable[int]) -> tuple[float, bool]:
 
 
 def descendants(root: int) -> list[int]:
-    """A process and all below it, found among all of the machine's."""
+    """Return a process and all its descendants."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         fields = _fields(f"/proc/{name}/stat") if name.isdigit() else []
@@ -92,7 +92,7 @@ def _states(pid: int) -> Iterable[str]:
 
 
 def _fields(path: str) -> list[str]:
-    """The fields of a stat file from the state on; none where the process is gone."""
+    """Return the fields of a stat file from the state on; none if the process is gone."""
     try:
         with open(path, "rb") as file:
             text = file.read().decode(errors="replace")

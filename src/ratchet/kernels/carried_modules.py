@@ -1,7 +1,7 @@
-"""A reference as a candidate: its source carries the modules of Ratchet's that it imports.
+"""References as candidates: a source that carries the Ratchet modules that it imports.
 
-A candidate's sandbox holds none of them: what is there tells how answers are judged. A source that
-stands for the reference itself (`--candidate eager`) brings their text along instead.
+A candidate's sandbox holds none of these modules, since they tell how answers are judged. A source
+that stands for the reference itself (`--candidate eager`) includes their text instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys as _sys
 
 
 class _Carried:
-    """Finds the modules that this source brings along, where the sandbox has none of them."""
+    """A finder for the modules that this source carries, since the sandbox lacks them."""
 
     texts = {texts!r}
 
@@ -44,7 +44,7 @@ _sys.meta_path.append(_Carried())
 
 
 def with_modules(source: str) -> str:
-    """A Python source that needs nothing of Ratchet's; as it is where it imports nothing of it."""
+    """Return a Python source without imports of Ratchet; unchanged if it has none."""
     tree = ast.parse(source)
     texts = _carried(tree)
     if not texts:
@@ -56,7 +56,7 @@ def with_modules(source: str) -> str:
 
 
 def _lines_before_code(tree: ast.Module) -> int:
-    """Lines of the docstring and of `from __future__`, which must stay in front."""
+    """Return the number of lines of the docstring and `from __future__`, which must stay on top."""
     last = 0
     for place, node in enumerate(tree.body):
         is_text = place == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -67,10 +67,10 @@ def _lines_before_code(tree: ast.Module) -> int:
 
 
 def _carried(tree: ast.Module) -> dict[str, str]:
-    """The texts of all modules that are imported from there on; packages above them are bare.
+    """Return the texts of all imported modules, directly or not; parent packages are empty.
 
-    A module's imports inside of functions count in the source itself only: a reference calls
-    nothing that draws inputs or checks answers.
+    Imports inside functions count only in the source itself: a reference calls nothing that draws
+    inputs or checks answers.
     """
     texts: dict[str, str] = {}
     left = list(_imported(ast.walk(tree)))
@@ -86,7 +86,7 @@ def _carried(tree: ast.Module) -> dict[str, str]:
 
 
 def _imported(nodes: Iterator[ast.AST]) -> Iterator[str]:
-    """The names of modules, and of what may be one, that the imports among some nodes ask for."""
+    """Return the names that the imports among some nodes ask for, if they are or may be modules."""
     for node in nodes:
         if isinstance(node, ast.Import):
             for one in node.names:
@@ -101,7 +101,7 @@ def _imported(nodes: Iterator[ast.AST]) -> Iterator[str]:
 
 
 def _homes(names: list[str]) -> Iterator[str]:
-    """Where the names live that the package itself hands out: those a problem is made of."""
+    """Return the modules of the public names that a problem is made of."""
     homes = (ratchet._HOMES.get(name, "") for name in names)
     return (home for home in homes if home.startswith(f"{PACKAGE}.kernels."))
 
@@ -112,7 +112,7 @@ def _parents(name: str) -> Iterator[str]:
 
 
 def _path_of(name: str) -> Path | None:
-    """The file of one of Ratchet's modules; nothing of it is run."""
+    """Return the file of one of Ratchet's modules without running it."""
     if not name.startswith(f"{PACKAGE}."):
         return None
     path = Path(ratchet.__file__).parent.joinpath(*name.split(".")[1:])

@@ -1,7 +1,7 @@
-"""What a kernel is called with: the cases of a problem, their inputs, a model's form. No torch.
+"""Cases of a problem, their inputs, and a model's form. Imports no torch.
 
-Nothing here says what the right answer is, nor how far one may lie from it: the sandbox of the
-static profile draws inputs, and holds this file.
+This file tells nothing about right answers or tolerances, since the sandbox of the static profile,
+which draws inputs, holds it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ DISTRIBUTIONS: Final = (
     "from_file_heavy_tailed",
     "state",
 )
-"""`outliers` plants a few values of 1000, `specials` inf, -inf and NaN: for references that define
-what becomes of them. What a problem's file draws itself is `from_file`, as it is or varied; `state`
-are the parameters and buffers of its model."""
+"""`outliers` plants a few values of 1000, and `specials` inf, -inf and NaN, for references that
+define the result. `from_file` are values that a problem's file draws itself, unchanged or varied.
+`state` are the parameters and buffers of its model."""
 BYTE_RANGES: Final = {"int8": (-128.0, 127.0), "uint8": (0.0, 255.0), "bool": (0.0, 1.0)}
 LAYOUTS: Final = ("contiguous", "transposed", "strided", "broadcast", "heads")
 
@@ -46,13 +46,13 @@ Tier = Literal["ci", "cpu", "gpu"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSpec:
-    """One input: its shape, dtype, how its values are drawn and how it lies in memory."""
+    """One input: its shape, dtype, distribution and memory layout."""
 
     shape: tuple[int, ...]
     dtype: str
     """torch's name: float32, bfloat16, float16, float64, float8_e4m3fn, float8_e5m2, int64, int32,
     int8, uint8 or bool. Real distributions are drawn in float32 and rounded to the dtype (e4m3
-    saturates at 448); whole numbers below 0 or above 127 want `integers` in their range."""
+    saturates at 448). Integers below 0 or above 127 need `integers` with their range."""
     distribution: str = "normal"
     """One of DISTRIBUTIONS."""
     layout: str = "contiguous"
@@ -89,39 +89,39 @@ class Case:
     inputs: tuple[TensorSpec, ...]
     scalars: tuple[float, ...] = ()
     timed: bool = False
-    """The speed is judged on this case."""
+    """The judge times this case."""
     hidden: bool = False
     """Authors do not see this case."""
     tier: Tier = "cpu"
-    """The smallest machine it is meant for: `ci` takes milliseconds, `gpu` fills an accelerator.
-    Hidden cases are judged at every tier."""
+    """Size class: `ci` takes milliseconds, `gpu` fills an accelerator. Hidden cases count at every
+    tier."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelForm:
-    """How the model of a file in KernelBench's format is built and called.
+    """Constructor and call of the model in a KernelBench file.
 
-    The inputs of the problem's cases are its state, then the tensors that it is called with.
+    The inputs of the problem's cases are the model's state, then the tensors of its call.
     """
 
     init: str
-    """The constructor's arguments, a Python literal: a list."""
+    """The constructor's arguments, as the Python literal of a list."""
     arguments: tuple[str | None, ...]
-    """Of a call: None where a tensor stands, else a Python literal."""
+    """Arguments of a call: None for a tensor, else a Python literal."""
     state: tuple[str, ...]
     """Names of the parameters and buffers that the harness sets, in the order of the inputs, and
     then `attributes`."""
     training: bool = True
-    """The mode it is in: KernelBench leaves models in training mode."""
+    """The model's mode; KernelBench leaves models in training mode."""
     structures: tuple[Structure, ...] = ()
-    """Of each tensor that it is called with: what hidden variations keep."""
+    """Structure that hidden variations keep, for each tensor of the call."""
     attributes: tuple[str, ...] = ()
-    """Of the state, the tensors that the model draws at random and keeps as plain attributes, or
-    in buffers that are not persistent. A kernel need not have them."""
+    """Names of the state's tensors that the model draws at random and keeps as plain attributes or
+    as non-persistent buffers. A kernel need not have them."""
 
 
 def case_from_json(document: dict[str, Any]) -> Case:
-    """The case that `asdict` made a JSON object of."""
+    """Return the case of a JSON object that `asdict` made."""
     inputs = tuple(
         TensorSpec(**{**spec, "shape": tuple(spec["shape"])}) for spec in document["inputs"]
     )
@@ -129,7 +129,7 @@ def case_from_json(document: dict[str, Any]) -> Case:
 
 
 def model_from_json(document: dict[str, Any] | None) -> ModelForm | None:
-    """The same for a model's form, where there is one."""
+    """Return the model's form of a JSON object, or None."""
     if document is None:
         return None
     arguments, state = tuple(document["arguments"]), tuple(document["state"])
@@ -147,4 +147,4 @@ def model_from_json(document: dict[str, Any] | None) -> ModelForm | None:
 
 def _one_of(what: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
-        raise KernelError(f"{what} {value!r} is not known: use one of {', '.join(known)}")
+        raise KernelError(f"unknown {what} {value!r}: use one of {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""Whether an answer depends on all that it is given: a kernel need not read what has no effect."""
+"""Check that an answer depends on every input: a kernel need not read one without effect."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ratchet.kernels.tolerance import coded, same_bits
 
 Draw = Callable[[Case, int], list[Tensor]]
 FIRST, OTHERS = 5, (6, 7)
-"""Seeds: an input may come out the same once, or change nothing once."""
+"""Number of seeds: an input may be drawn equal once, or change nothing once."""
 FIXED: Final = ("zeros", "ones")
-"""Distributions that give the same values each time."""
+"""Distributions that always give the same values."""
 
 
 def inert_input(
     reference: Reference, cases: Iterable[Case], draw: Draw, *, first: int = 0
 ) -> int | None:
-    """The first input from position `first` on that changes no output of any case, or None.
+    """Return the first input from position `first` on that changes no output of any case, or None.
 
-    A tensor that is changed in place may be one that is only written. What has no effect on one
-    case (a factor of zeros) may have one on the next; a case is only drawn while there are inputs
-    that have shown none.
+    Tensors that are changed in place are exempt, since they may only be written. An input without
+    effect on one case (a factor of zeros) may have one on the next, so cases are drawn until every
+    input has shown an effect.
     """
     suspects: set[int] | None = None
     tried: set[int] = set()
@@ -43,7 +43,7 @@ def inert_input(
 def _effects(
     reference: Reference, case: Case, draw: Draw, suspects: set[int]
 ) -> tuple[set[int], set[int]]:
-    """Of the suspects, those that came out otherwise, and those of them that changed an output."""
+    """Return the suspects that drew other values, and those of them that changed an output."""
 
     def outputs(tensors: Sequence[Tensor]) -> list[Tensor]:
         return [one.clone() for one in reference(*(t.clone() for t in tensors), case.scalars)]

@@ -1,10 +1,10 @@
-"""Runs a problem's file for the first time under a time limit, and leaves no process of it.
+"""A process that runs a problem's file under a time limit and leaves no process behind.
 
-Started by `problem_file` with the number of a descriptor and the limit; the request comes on
-standard input as JSON, the answer is JSON in that descriptor's file. The file itself runs in a
-child, `file_worker`. This process is the parent of whatever the child leaves, a daemon with a
-session of its own too, and ends all of it: when there is an answer, when the time is over, and when
-its own parent dies. Imports no torch, so that its child starts small.
+`problem_file` starts it with the number of a descriptor and the limit. The request comes on
+standard input as JSON, and the answer goes as JSON into that descriptor's file. The file itself
+runs in a child, `file_worker`. This process becomes the parent of every process that the child
+leaves, even of a daemon with its own session. It kills all of them when there is an answer, when
+the time is over, and when its own parent dies. It imports no torch, so that its child starts small.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main() -> None:
-    """Arguments are the descriptor of the answer, the limit in seconds of work and the parent."""
+    """Run with the answer's descriptor, the limit in seconds of work and the parent's pid."""
     answer, limit_s, parent = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     libc = ctypes.CDLL(None)
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _run(answer: int, limit_s: float) -> str | None:
-    """Run the worker to its end; why there is no answer, if there is none."""
+    """Run the worker to its end; return the reason if there is no answer."""
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -49,7 +49,7 @@ def _run(answer: int, limit_s: float) -> str | None:
             from ratchet.kernels import file_worker
 
             file_worker.main(answer)
-            os._exit(0)  # threads that the file has started must not hold the process back
+            os._exit(0)  # threads that the file started must not delay the exit
         finally:
             os._exit(1)
     limit = WorkLimit(limit_s, lambda: descendants(child))
@@ -57,14 +57,11 @@ def _run(answer: int, limit_s: float) -> str | None:
     poller.register(os.pidfd_open(child), select.POLLIN)
     while not poller.poll(1e3 * max(0.0, min(limit.left_s(), TICK_S))):
         if limit.left_s() <= 0:
-            return (
-                f"its file did not come to an end within {limit_s:.3g} s of work: "
-                "raise the time limit"
-            )
+            return f"its file did not finish within {limit_s:.3g} s of work: raise the time limit"
     _, status = os.waitpid(child, 0)
     if os.fstat(answer).st_size:
         return None
-    return f"its process died (exit code {os.waitstatus_to_exitcode(status)})"  # -9: by SIGKILL
+    return f"its process died (exit code {os.waitstatus_to_exitcode(status)})"  # -9 means SIGKILL
 
 
 def _write(answer: int, found: dict[str, Any]) -> None:
@@ -73,7 +70,7 @@ def _write(answer: int, found: dict[str, Any]) -> None:
 
 
 def end_children() -> None:
-    """SIGKILL this process's children until there is none: theirs become its own."""
+    """SIGKILL this process's children until none is left; it inherits their children."""
     while True:
         for child in _children():
             with contextlib.suppress(ProcessLookupError):

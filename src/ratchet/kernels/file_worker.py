@@ -1,7 +1,7 @@
-"""The process that runs a problem's file for the first time and says what problem it is.
+"""A process that runs a problem's file and reports the problem.
 
-Started by `file_keeper`, which ends it; the request comes on standard input as JSON, the answer is
-JSON in the file of a descriptor. What the file prints goes to standard error.
+`file_keeper` starts and ends it. The request comes on standard input as JSON, and the answer goes
+as JSON into the file of a descriptor. The file's own output goes to standard error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DECLARED = "PROBLEM"
 
 
 def describe(request: dict[str, Any]) -> Problem:
-    """The problem of a file's text; raises RatchetError, or whatever the file raises."""
+    """Return the problem of a file's text; raise a RatchetError, or whatever the file raises."""
     text, name = request["text"], request["name"]
     if not request["declared"]:
         from ratchet.kernels.model_problem import model_problem  # takes a while
@@ -35,15 +35,15 @@ def describe(request: dict[str, Any]) -> Problem:
         raise RatchetError(f"{DECLARED} is {type(declared).__name__}: make it a ratchet.Problem")
     problem = replace(declared, text=text)
     if not problem.cases:
-        raise RatchetError("it has no case: give it at least one")
+        raise RatchetError("it has no cases: give it at least one")
     if not problem.tiers:
-        raise RatchetError("all of its cases are hidden: give it one that authors see")
+        raise RatchetError("all of its cases are hidden: give it a visible one")
     problem.load_reference()
     return problem
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """`problem`, and its `card` where that is asked for; or `fault`: why there is none."""
+    """Return `problem`, with its `card` if requested; or `fault`, the reason why there is none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -61,10 +61,10 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             return {"fault": _raised(error)}
         package = error.name.partition(".")[0]
         return {
-            "fault": f"it imports {package!r}, which is not installed here: install it beside "
-            "Ratchet (pip install), or write the file without it"
+            "fault": f"it imports {package!r}, which is not installed here: install it "
+            "(pip install), or write the file without it"
         }
-    except (Exception, SystemExit) as error:  # the process boundary: the file is foreign code
+    except (Exception, SystemExit) as error:  # the process boundary: the file is untrusted code
         return {"fault": _raised(error)}
 
 
@@ -73,7 +73,7 @@ def _raised(error: BaseException) -> str:
 
 
 def main(descriptor: int) -> None:
-    """Answer the request on standard input in this descriptor's file."""
+    """Answer the request from standard input in this descriptor's file."""
     os.dup2(2, 1)
     found = answer(json.load(sys.stdin))
     with os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Whether a problem fits this machine: told from its sizes, before anything is drawn."""
+"""Check that a problem fits in free memory, from its sizes, before anything is drawn."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
     from ratchet.kernels.problem import Case, Problem
 
 MEMORY_SHARE: Final = 0.5
-"""Of what is free: a candidate's processes need the rest."""
+"""Usable share of the free memory: a candidate's processes need the rest."""
 COPIES: Final = 4.0
-"""How often what a call holds is there at once: inputs, their copies, outputs, float64."""
+"""Copies of a call's tensors held at once: inputs, their copies, outputs, float64."""
 WIDE_BYTES: Final = 8
-"""An element in the oracle's float64."""
+"""Bytes per element in the oracle's float64."""
 GIB: Final = 2.0**30
 _LIMITS: Final = (
     ("", "memory.max", "memory.current", "inactive_file"),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Of a control group, in version 2 and in version 1: the limit, what is used, and what of that the
-kernel gives back when asked (Linux's cgroup-v2.rst and cgroup-v1/memory.rst)."""
+"""Files of a control group, in version 2 and version 1: the limit, the usage, and the part of it
+that Linux can reclaim (cgroup-v2.rst and cgroup-v1/memory.rst)."""
 
 
 def check_fits(problem: Problem) -> None:
-    """KernelError where the inputs of a problem's largest case are too large for this machine."""
+    """Raise a KernelError if the inputs of a problem's largest case do not fit this machine."""
     if not problem.cases:
         return
     case = max(problem.cases, key=_elements)
@@ -38,7 +38,7 @@ def check_fits(problem: Problem) -> None:
 
 
 def check_room(needed: float, remedy: str, *, case: str = "") -> None:
-    """KernelError where this many bytes are more than may be used of the memory that is free."""
+    """Raise a KernelError if this many bytes exceed the usable share of free memory."""
     usable = MEMORY_SHARE * free_bytes()
     if needed > usable:
         where = f"case {case!r} needs" if case else "it needs"
@@ -53,14 +53,14 @@ def free_bytes(
     groups: Path = Path("/proc/self/cgroup"),
     mounted: Path = Path("/sys/fs/cgroup"),
 ) -> int:
-    """What the machine has left, or what the control groups of this process leave of it."""
+    """Return the machine's free memory, or less if this process's control groups limit it."""
     lines = dict(line.split(":", 1) for line in meminfo.read_text(encoding="ascii").splitlines())
     available = lines.get("MemAvailable", lines["MemFree"])
     return min([int(available.split()[0]) << 10, *_left_to_groups(groups, mounted)])
 
 
 def _left_to_groups(groups: Path, mounted: Path) -> list[int]:
-    """What each limit on this process's groups, and on those above them, leaves."""
+    """Return the free memory under each limit of this process's groups and their parents."""
     try:
         lines = groups.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -71,7 +71,7 @@ def _left_to_groups(groups: Path, mounted: Path) -> list[int]:
         for folder, *names in _LIMITS:
             if folder in controllers.split(","):
                 place = mounted / folder / inside.lstrip("/")
-                # In a container the group's own folder may be what is mounted at the top.
+                # In a container the group's own folder may be mounted at the top.
                 above = [one for one in (place, *place.parents) if one.is_relative_to(mounted)]
                 left = (_left_to(one, *names) for one in above)
                 found += [one for one in left if one is not None]
@@ -79,10 +79,10 @@ def _left_to_groups(groups: Path, mounted: Path) -> list[int]:
 
 
 def _left_to(folder: Path, limit: str, used: str, reclaimable: str) -> int | None:
-    """Bytes that a group may still use; None where it has no limit or is none."""
+    """Return the bytes that a group may still use; None if it has no limit or does not exist."""
     try:
         most, now = (folder / limit).read_text("ascii"), int((folder / used).read_text("ascii"))
-        if not most.strip().isdigit():  # "max"
+        if not most.strip().isdigit():  # the text "max"
             return None
         counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Gradients of a reference by torch's own autograd: the rival that a training step really runs."""
+"""Gradients of a reference by torch's autograd: the rival that a training step runs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Forward = Callable[..., tuple[Tensor, ...]]
 
 
 def gradient_of(forward: Forward, *, inputs: Sequence[int], outputs: int = 1) -> Forward:
-    """A reference for the backward of another: f(*incoming, *tensors, scalars) -> gradients.
+    """Return the backward of a reference: f(*incoming, *tensors, scalars) -> gradients.
 
-    `incoming` are the gradients of the forward's first `outputs` outputs, in those outputs' shapes
-    and dtypes; `tensors` are all of the forward's inputs. What comes out are the gradients of the
-    inputs at the places `inputs`, in that order. Further outputs have no incoming gradient.
+    `incoming` are the gradients of the forward's first `outputs` outputs, with those outputs'
+    shapes and dtypes; `tensors` are all of the forward's inputs. The result holds the gradients of
+    the inputs at the positions `inputs`, in that order. Further outputs have no incoming gradient.
 
     Raises:
-        KernelError: when it is called, where a place is no real input of the forward.
+        KernelError: at a call, if a position is not a real-valued input of the forward.
     """
 
     def backward(*given: Tensor | Sequence[float]) -> tuple[Tensor, ...]:
@@ -40,7 +40,7 @@ def gradient_of(forward: Forward, *, inputs: Sequence[int], outputs: int = 1) ->
 
 
 def _signature(forward: Forward, outputs: int) -> inspect.Signature:
-    """The forward's, with the incoming gradients in front."""
+    """The forward's names, after those of the incoming gradients."""
     names = ["grad"] if outputs == 1 else [f"grad_{place}" for place in range(outputs)]
     plain = inspect.Parameter.POSITIONAL_OR_KEYWORD
     incoming = [inspect.Parameter(name, plain) for name in names]
@@ -52,8 +52,10 @@ def _check(own: Sequence[Tensor | Sequence[float]], inputs: Sequence[int]) -> No
     for place in inputs:
         if not 0 <= place < len(own):
             raise KernelError(
-                f"gradient_of: there is no input {place} beside the incoming gradients, only "
+                f"gradient_of: there is no input {place} after the incoming gradients, only "
                 f"{len(own)} inputs: give the gradients of the outputs first, then every input"
             )
         if not own[place].is_floating_point():  # type: ignore[union-attr]
-            raise KernelError(f"gradient_of: input {place} is not real, so it has no gradient")
+            raise KernelError(
+                f"gradient_of: input {place} is not real, so it has no gradient: leave it out"
+            )

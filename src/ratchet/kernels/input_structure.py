@@ -1,8 +1,8 @@
-"""What every draw of an input has in common, and how a variation keeps it.
+"""Structure that every draw of an input shows, and variations that keep it.
 
-A kernel may use what its problem's inputs always are: a triangle of zeros, a symmetric matrix, a
-mask. So hidden variations keep what some draws of `get_inputs` show. That values are positive and
-come near zero, as torch.rand's do, is no structure: signs are varied all the same.
+A kernel may rely on the structure of its inputs: a triangle of zeros, a symmetric matrix, a mask.
+So hidden variations keep the structure that several draws of `get_inputs` show. Positive values
+that come near zero, like torch.rand's, are no structure: their signs are varied.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from torch import Tensor
 from ratchet.kernels.structure import Structure
 
 FEW = 16
-"""So many values at most make a mask or a code."""
+"""Most distinct values of a mask or a code."""
 SAMPLE = 4096
-"""Elements that are looked at first: most inputs are plain."""
+"""Number of elements to check first: most inputs have no structure."""
 GAP, BY_CHANCE = 0.05, 1e-6
-"""The share of the largest value down to which positive values stay, and how seldom evenly spread
-ones would leave such a gap above zero."""
+"""The gap above zero that positive values must keep, as a share of the largest, and the chance that
+evenly spread values leave such a gap."""
 CLOSE = 1e-4
 PLAIN = Structure()
 
 
 def structure_of(draws: Sequence[Tensor]) -> Structure:
-    """What several draws of one input have in common; nothing where it is whole or plain."""
+    """Return the structure that several draws of one input share."""
     first = draws[0]
     same_form = all(one.shape == first.shape and one.dtype == first.dtype for one in draws)
     if not (first.is_floating_point() and first.numel() > 1 and same_form):
         return PLAIN
-    wide = [one.float() if one.dtype.itemsize < 4 else one for one in draws]  # fp8 has no sums
+    wide = [one.float() if one.dtype.itemsize < 4 else one for one in draws]  # torch cannot sum fp8
     eps = torch.finfo(first.dtype).eps
     if not all(bool(torch.isfinite(one).all()) for one in wide) or all(map(_is_uniform, wide)):
-        return PLAIN  # a tensor of one value, zeros or ones, says nothing of what else it may be
+        return PLAIN  # a tensor of a single value, zeros or ones, shows no structure
     if _are_codes(wide, eps):
         return Structure(codes=True)
     close = max(CLOSE, 2 * eps)
@@ -55,7 +55,7 @@ def structure_of(draws: Sequence[Tensor]) -> Structure:
 
 
 def restored(varied: Tensor, drawn: Tensor, structure: Structure) -> Tensor:
-    """The varied values with the structure of those that were drawn."""
+    """Return the varied values, with the structure of the drawn ones."""
     if structure.symmetric:
         varied = varied.triu() + varied.triu(1).mT
     if structure.sign:
@@ -75,7 +75,7 @@ def _is_uniform(tensor: Tensor) -> bool:
 
 
 def _are_codes(draws: Sequence[Tensor], eps: float) -> bool:
-    """Whole numbers (labels, signs, masks), or few values that come again and again."""
+    """Return whether values are integers (labels, signs, masks), or few recurring values."""
     sample = torch.cat([_sample(one) for one in draws])
     if _are_whole(sample, eps) and all(_are_whole(one, eps) for one in draws):
         return True
@@ -94,7 +94,7 @@ def _sample(tensor: Tensor) -> Tensor:
 
 
 def _are_whole(tensor: Tensor, eps: float) -> bool:
-    """Whether all are whole, and no larger than where the dtype holds nothing else."""
+    """Return whether all are integers, and small enough that the dtype could hold fractions."""
     return bool((tensor == tensor.round()).all()) and float(tensor.abs().max()) < 1 / eps
 
 
@@ -109,12 +109,12 @@ def _is_symmetric(tensor: Tensor, close: float) -> bool:
 
 
 def _is_definite(tensor: Tensor) -> bool:
-    """Whether symmetric matrices have no eigenvalue at or under zero."""
+    """Return whether symmetric matrices have only positive eigenvalues."""
     return bool((torch.linalg.cholesky_ex(tensor).info == 0).all())
 
 
 def _sign(low: float, high: float, count: int) -> int:
-    """-1 where no value is above zero, 1 where all stay away from it by more than chance."""
+    """Return -1 if no value is above zero, 1 if all stay above it by more than chance, else 0."""
     if high <= 0:
         return -1
     if low < GAP * high:
@@ -123,7 +123,7 @@ def _sign(low: float, high: float, count: int) -> int:
 
 
 def _normalised(draws: Sequence[Tensor], close: float) -> int | None:
-    """The dimension over which all values sum to one, counted from the end."""
+    """Return the dimension over which all values sum to one, counted from the end."""
     for dimension in range(-1, -draws[0].dim() - 1, -1):
         if draws[0].shape[dimension] > 1 and all(
             bool(((one.sum(dimension, dtype=torch.float64) - 1).abs() <= close).all())

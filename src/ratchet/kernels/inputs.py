@@ -1,4 +1,4 @@
-"""Draws the inputs of a case: values by distribution, memory by layout."""
+"""Drawing of a case's inputs: values by distribution, memory by layout."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ratchet.kernels.case import TensorSpec
 _OUTLIERS_PER_TENSOR = 4
 _OUTLIER_SCALE = 1e3
 _LARGE, _PARTS = 1 << 20, 16
-"""Elements from which values are drawn in parts: one generator gives 0.1 to 0.2 G/s."""
+"""Size from which values are drawn in parts: one generator draws 0.1 to 0.2 billion a second."""
 
 
 def build(specs: Sequence[TensorSpec], seed: int) -> list[Tensor]:
-    """One tensor for each spec; the same seed gives the same values."""
+    """Return one tensor per spec; the same seed gives the same values."""
     generator = torch.Generator().manual_seed(seed)
     return [_lay_out(_draw(spec, generator), spec.layout) for spec in specs]
 
@@ -38,7 +38,7 @@ def _draw(spec: TensorSpec, generator: torch.Generator) -> Tensor:
 
 
 def _normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Standard normal values; large tensors in parts of their own seeds, several at a time."""
+    """Draw standard normal values; large tensors in parallel parts with seeds of their own."""
     numel = math.prod(shape)
     drawn = torch.empty(numel)
     if numel < _LARGE or type(drawn) is not Tensor:  # a fake tensor has no values to draw
@@ -55,14 +55,14 @@ def _normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """torch's dtype of that name."""
+    """Return torch's dtype of that name."""
     found = getattr(torch, name)
     assert isinstance(found, torch.dtype), name
     return found
 
 
 def _heavy_tailed(drawn: Tensor, generator: torch.Generator) -> Tensor:
-    """Student's t with two degrees of freedom: finite mean, infinite variance."""
+    """Draw Student's t with two degrees of freedom: finite mean, infinite variance."""
     chi = torch.rand(drawn.shape, generator=generator).clamp(min=1e-6).log().neg()
     return drawn / chi.sqrt()
 
@@ -100,7 +100,7 @@ _SHAPED: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
 
 
 def _lay_out(values: Tensor, layout: str) -> Tensor:
-    """The same values (`broadcast` excepted: the first row's) in another memory layout."""
+    """Return the same values in another memory layout; `broadcast` repeats the first row's."""
     if layout == "transposed" and values.dim() >= 2:
         return values.transpose(-1, -2).contiguous().transpose(-1, -2)
     if layout == "strided" and values.dim() >= 1:

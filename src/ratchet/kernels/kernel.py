@@ -1,4 +1,4 @@
-"""A kernel: source text in a language, its entry and its schedule, known by a hash."""
+"""A kernel: source text in a language, its entry and its schedule, identified by a hash."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ class Kernel:
     """Source text, its entry point and its schedule parameters."""
 
     name: str
-    """What people call it; not part of the hash."""
+    """A name for people; not part of the hash."""
     language: Language
     source: str
-    """Self-contained: headers of our own are inlined before the kernel is made."""
+    """Self-contained text: Ratchet's own headers are inlined first."""
     entry: str
     """The name of the C function, or of the Python function."""
     schedule: tuple[tuple[str, str], ...] = ()
-    """Parameters of this variant; for cpp they become -D macros."""
+    """Parameters of this variant; in cpp they become -D macros."""
 
     def __post_init__(self) -> None:
         if self.language not in get_args(Language):
             raise KernelError(
-                f"language {self.language!r} of kernel {self.name!r} is not known: "
+                f"kernel {self.name!r} has the unknown language {self.language!r}: "
                 f"use one of {', '.join(get_args(Language))}"
             )
 
     @property
     def hash(self) -> str:
-        """sha256 (hex) over language, source, entry and schedule."""
+        """Hex SHA-256 of language, source, entry and schedule."""
         return _digest([self.language, self.source, self.entry, self.schedule])
 
     @property
     def build_hash(self) -> str:
-        """sha256 (hex) of what the compiler sees: entries of one source share a library."""
+        """Hex SHA-256 of the compiler's input: entries of one source share a library."""
         return _digest([self.language, self.source, self.schedule])
 
     def as_json(self) -> dict[str, Any]:
-        """A JSON object from which `from_json` makes an equal kernel."""
+        """Return a JSON object; `from_json` makes an equal kernel of it."""
         return {
             "name": self.name,
             "language": self.language,
@@ -55,7 +55,7 @@ class Kernel:
 
     @staticmethod
     def from_json(document: dict[str, Any]) -> Kernel:
-        """The kernel that `as_json` wrote; a KernelError where a field is missing."""
+        """Return the kernel that `as_json` wrote; a KernelError if a field is missing."""
         try:
             return Kernel(
                 name=document["name"],

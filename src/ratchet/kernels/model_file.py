@@ -1,10 +1,9 @@
-"""A file in KernelBench's format, in a worker process: its model as a reference, its inputs.
+"""A KernelBench file in a worker process: its model as a reference, and its inputs.
 
-The model is built once for each dtype that it is asked in. Its parameters are drawn anew for each
-call, with the mean and spread that its own initialisation gave them; a parameter that starts as a
-constant (the scale and shift of a norm, a bias of zeros) is spread, so that no kernel may leave it
-out. Running statistics are drawn too; other buffers (masks, tables) and tensors that are plain
-attributes stay as the model made them.
+The model is built once per dtype. Its parameters are drawn anew for each call, with the mean and
+spread of its own initialisation. A parameter that starts as a constant (the scale and shift of a
+norm, a bias of zeros) is spread, so that no kernel can leave it out. Running statistics are drawn
+too. Other buffers (masks, tables) and tensors that are plain attributes keep the model's values.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from ratchet.kernels.structure import Structure
 
 TEMPLATE_SEED = 1
 SPREAD = 0.5
-"""How far a parameter that starts as a constant is moved from it, evenly to both sides."""
+"""Spread of a parameter that starts as a constant, uniform to both sides."""
 CPU = torch.device("cpu")
 STATISTICS = ("running_mean", "running_var")
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class ModelFile:
-    """The reference of one file, and the draws of its inputs."""
+    """The reference of one file, and draws of its inputs."""
 
     def __init__(self, text: str, form: ModelForm) -> None:
         with on_cores(text):
@@ -60,22 +59,22 @@ class ModelFile:
         return model
 
     def call(self, *, double: bool = False, seed: int = TEMPLATE_SEED) -> StatefulCall:
-        """A fresh model as a function of its state and inputs."""
+        """Return a fresh model as a function of its state and inputs."""
         model = self._build(double=double, seed=seed)
         form = self._form
         return StatefulCall(model, form.state, form.arguments, form.attributes)
 
     def on_this_machine(self) -> contextlib.AbstractContextManager[Any]:
-        """For calls of its model: where there is a GPU it may make tensors there itself."""
+        """Return a context for calls of the model; without a GPU its tensors go to the CPU."""
         return contextlib.nullcontext() if torch.cuda.is_available() else on_cores(self._text)
 
     def reference(self, *given: Any) -> tuple[Tensor, ...]:
-        """f(*state, *inputs, scalars); float64 tensors are computed in float64 throughout."""
+        """Compute f(*state, *inputs, scalars); in float64 throughout for float64 tensors."""
         double = any(isinstance(one, Tensor) and one.dtype == torch.float64 for one in given)
         where = next((one.device for one in given if isinstance(one, Tensor)), CPU)
         if (double, where) not in self._calls:
             self._calls[double, where] = self.call(double=double)
-            if where != CPU:  # buffers that are not part of its state
+            if where != CPU:  # buffers that are not part of the state
                 self._calls[double, where].model.to(where)
         with (
             self.on_this_machine(),
@@ -84,9 +83,9 @@ class ModelFile:
             return self._calls[double, where](*given)
 
     def timed(self) -> Callable[..., tuple[Tensor, ...]]:
-        """The model without what `reference` asks at each call, which a `ModelNew` is not asked.
+        """Return the model without the context of `reference`, which a `ModelNew` does not get.
 
-        Where its forward makes tensors on a GPU that is not here, it needs that.
+        A forward that creates tensors on a missing GPU still needs that context.
         """
         call = self.call()
         if "cuda" in self._text and not torch.cuda.is_available():
@@ -100,13 +99,13 @@ class ModelFile:
         return call
 
     def compiled(self) -> Callable[..., tuple[Tensor, ...]]:
-        """The same reference with its model under torch.compile, in torch's default mode."""
+        """Return the same reference under torch.compile, in torch's default mode."""
         call = self.call()
         call.model.compile()
         return call
 
     def draw(self, case: Case, seed: int) -> list[Tensor]:
-        """State and inputs of a case; the same seed gives the same values."""
+        """Draw the state and inputs of a case; the same seed gives the same values."""
         generator = torch.Generator().manual_seed(seed)
         count = len(self._form.state)
         names, specs = self._form.state, case.inputs[count:]
@@ -121,7 +120,7 @@ class ModelFile:
         with seeded(seed), on_cores(self._text):
             tensors = [one for one in self._module.get_inputs() if isinstance(one, Tensor)]
         if len(tensors) != len(specs):
-            raise KernelError("get_inputs gives another number of tensors each time: fix it")
+            raise KernelError("get_inputs returns a varying number of tensors: make it constant")
         structures = self._form.structures or (PLAIN,) * len(specs)
         triples = zip(tensors, specs, structures, strict=True)
         return [*state, *(vary(one, spec, kept, generator) for one, spec, kept in triples)]
@@ -141,14 +140,14 @@ class ModelFile:
 
 @functools.lru_cache(maxsize=1)
 def model_of(text: str, form: ModelForm) -> ModelFile:
-    """The model of a file's text; raises what the file raises."""
+    """Return the model of a file's text; raise whatever the file raises."""
     return ModelFile(text, form)
 
 
 def vary(
     tensor: Tensor, spec: TensorSpec, structure: Structure, generator: torch.Generator
 ) -> Tensor:
-    """An input as the file drew it, with fewer rows or other values of the same structure.
+    """Return an input of the file with fewer rows, or with other values of the same structure.
 
     Integers keep their values.
     """
@@ -159,7 +158,7 @@ def vary(
         tensor = tensor.contiguous()
     if not tensor.dtype.is_floating_point or spec.distribution == "from_file":
         return tensor
-    wide = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # fp8 has no arithmetic
+    wide = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # torch has no fp8 arithmetic
     varied = _VARIED[spec.distribution](wide, generator)
     return restored(varied, wide, structure).to(tensor.dtype)
 
@@ -184,7 +183,7 @@ _VARIED: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """The global generators of torch, numpy and Python under a seed, for as long as it lasts."""
+    """Seed the global generators of torch, numpy and Python inside the context."""
     kept = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,8 +1,9 @@
-"""Makes a problem of a file in KernelBench's format; runs the file, so for worker processes only.
+"""Conversion of a KernelBench file to a problem. It runs the file: use it in workers only.
 
-Beside the case that the file itself draws stand hidden ones: the same inputs with signs, shifted,
-large, with heavy tails, and fewer rows, each where the model takes it and its answer is finite, and
-with the structure that all draws of an input show (`input_structure`).
+The problem has the case that the file itself draws, and hidden ones: the same inputs with random
+signs, shifted, large, with heavy tails, and with fewer rows. A hidden case is left out if the model
+rejects it or its answer is not finite. All keep the structure that every draw of an input shows
+(`input_structure`).
 """
 
 from __future__ import annotations
@@ -33,23 +34,23 @@ from ratchet.kernels.tolerance import Tolerance, coded, same_bits
 
 GIVEN = "given"
 CODES = Tolerance(code_slack=1, code_share=0.05)
-"""A file cannot say whether its bytes are rounded reals, nor whether those come from bfloat16."""
+"""Tolerance for bytes: a file cannot declare that they are reals rounded from bfloat16."""
 CLOSE = 1e-3
-"""Two calls of a deterministic model differ by less, of the output's scale."""
+"""Largest difference between two calls of a deterministic model, relative to the output's scale."""
 STRUCTURE_SEEDS = (11, 12)
-"""Further draws of the inputs, by which their structure is known."""
+"""Further draws of the inputs, to detect their structure."""
 ROOM_REMEDY = "make the sizes in its file smaller"
 VARIATIONS = ("signed", "shifted", "large", "heavy_tailed")
 
 
 def model_problem(text: str, name: str, *, scale: float | str | None, threads: int) -> Problem:
-    """The problem; raises KernelError where it cannot be one, and what the file raises."""
+    """Return the problem; raise a KernelError if it is unusable, or whatever the file raises."""
     torch.set_num_threads(threads)
     text, notes = _scaled(text, scale, threads)
     form, case = _form(text)
     notes += _kept(form.structures)
     if "cuda" in text:
-        notes.append("what its file makes on cuda is made on the cores")
+        notes.append("tensors that its file creates on cuda are on the CPU")
     problem = Problem(
         name=name,
         reference="file:Model",
@@ -76,7 +77,7 @@ def _scaled(text: str, scale: float | str | None, threads: int) -> tuple[str, li
     if cost is None:
         if scale is None:
             return text, []
-        return text, ["not shrunk: fake tensors cannot run its model, so its cost is not known"]
+        return text, ["not shrunk: fake tensors cannot run its model, so its cost is unknown"]
     notes, old = [], text
     if scale is not None:
         share = model_scale.share_of(cost, float(scale)) if scale != "auto" else None
@@ -91,7 +92,7 @@ def _scaled(text: str, scale: float | str | None, threads: int) -> tuple[str, li
         if changed:
             notes.append(f"shrunk to fit: {', '.join(changed)}")
         if over > 1:
-            notes.append(f"{over:.1f} times over what was asked; no size is left")
+            notes.append(f"still {over:.1f} times over the budget; no size is left to shrink")
     else:
         check_room(COPIES * cost.held_bytes, "give --scale")
     return text, notes
@@ -102,7 +103,9 @@ def _form(text: str) -> tuple[ModelForm, Case]:
         module = source_module(text)
     for wanted in ("Model", "get_inputs", "get_init_inputs"):
         if not callable(getattr(module, wanted, None)):
-            raise KernelError(f"its {wanted} cannot be called: KernelBench's format needs one")
+            raise KernelError(
+                f"its {wanted} cannot be called: KernelBench's format needs a function"
+            )
     with seeded(1), on_cores(text):
         init, given = list(module.get_init_inputs()), list(module.get_inputs())
         model = module.Model(*init)
@@ -124,20 +127,20 @@ def _form(text: str) -> tuple[ModelForm, Case]:
 
 
 def _structures(module: types.ModuleType, text: str, given: list[Any]) -> tuple[Structure, ...]:
-    """What the draws of each tensor input have in common."""
+    """Return the structure that the draws of each tensor input share."""
     draws = [[one.detach() for one in given if isinstance(one, Tensor)]]
     for seed in STRUCTURE_SEEDS:
         with seeded(seed), on_cores(text):
             draws.append([one.detach() for one in module.get_inputs() if isinstance(one, Tensor)])
     if len({len(one) for one in draws}) != 1:
-        return ()  # drawing says so
+        return ()  # drawing reports it
     return tuple(map(structure_of, zip(*draws, strict=True)))
 
 
 def _random_attributes(
     module: types.ModuleType, text: str, init: list[Any], model: nn.Module
 ) -> dict[str, Tensor]:
-    """Its plain tensors that come out otherwise when it is built with another seed."""
+    """Return the model's plain tensors that differ if it is built with another seed."""
     own = plain_tensors(model)
     if not own:
         return {}
@@ -151,7 +154,7 @@ def _random_attributes(
 
 
 def _kept(structures: Sequence[Structure]) -> list[str]:
-    """What hidden variations keep, in words."""
+    """Describe in words what hidden variations keep."""
     named = [(at, one.words()) for at, one in enumerate(structures)]
     kept = [f"input {at}'s {words}" for at, words in named if words]
     return [f"its hidden variations keep {'; '.join(kept)}"] if kept else []
@@ -160,7 +163,7 @@ def _kept(structures: Sequence[Structure]) -> list[str]:
 def _spec(tensor: Tensor, distribution: str) -> TensorSpec:
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype not in DTYPE_CODES:
-        raise KernelError(f"a tensor of {dtype} cannot be handed to a kernel")
+        raise KernelError(f"a tensor of {dtype} cannot be passed to a kernel")
     if tensor.device.type != "cpu":
         raise KernelError(f"a tensor lies on {tensor.device}: draw it on the CPU")
     return TensorSpec(shape=tuple(tensor.shape), dtype=dtype, distribution=distribution)
@@ -175,25 +178,27 @@ def _literal(value: Any, what: str) -> str:
     if not same:
         shown = " ".join(text.split())
         raise KernelError(
-            f"{what} {shown:.80}: only tensors and plain values can be handed on; "
+            f"{what} {shown:.80}: only tensors and plain values can be passed to a kernel; "
             "give each tensor as an input of its own"
         )
     return text
 
 
 def _deterministic(problem: Problem) -> Problem:
-    """The problem in the mode in which two models with the same state agree."""
+    """Return the problem in the first mode in which two models with the same state agree."""
     assert problem.model is not None
     if _agrees(problem):
         return problem
     still = replace(problem, model=replace(problem.model, training=False))
     if _agrees(still):
-        return replace(still, notes=(*still.notes, "in eval mode: in training mode it is random"))
+        return replace(
+            still, notes=(*still.notes, "in eval mode, since it is random in training mode")
+        )
     raise KernelError(f"it is nondeterministic: {_randomness(still)}")
 
 
 def _randomness(problem: Problem) -> str:
-    """What makes a model's answers differ, and what to do."""
+    """Return the cause of a model's nondeterminism, with the remedy."""
     assert problem.model is not None
     file = model_of(problem.text, problem.model)
     tensors, call = file.draw(problem.cases[0], 2), file.call()
@@ -206,13 +211,13 @@ def _randomness(problem: Problem) -> str:
     if not _alike(first, answer(3)):
         return (
             "a second call on the same inputs and with the same seed differs; "
-            "let it depend on its inputs and state alone"
+            "make it depend only on its inputs and state"
         )
     if not _alike(first, answer(4)):
-        return "its forward draws random numbers; give it what it draws as an input"
+        return "its forward draws random numbers; pass them as an input"
     return (
         "two models with the same inputs, parameters, buffers and tensor attributes differ; "
-        "keep what __init__ draws at random in one of these"
+        "keep every random draw of __init__ in one of these"
     )
 
 
@@ -264,14 +269,14 @@ def _varied(given: Case, form: ModelForm, variation: str) -> Case | None:
 
 
 def _may_vary(spec: TensorSpec, structure: Structure, variation: str) -> bool:
-    """Whether an input's structure leaves anything to be varied so."""
+    """Return whether an input's structure allows this variation."""
     if not getattr(torch, spec.dtype).is_floating_point or structure.codes:
         return False
-    return variation == "large" or not structure.definite  # a factor, and nothing else, keeps it
+    return variation == "large" or not structure.definite  # only a factor keeps it
 
 
 def _fewer_rows(given: Case, form: ModelForm) -> Case | None:
-    """About half of the rows, where every input has the same number of them."""
+    """Return about half of the rows, if every input has the same number of them."""
     count = len(form.state)
     inputs = given.inputs[count:]
     rows = {spec.shape[0] for spec in inputs if spec.shape}
@@ -286,12 +291,12 @@ def _fewer_rows(given: Case, form: ModelForm) -> Case | None:
 
 
 def _is_sound(file: ModelFile, case: Case) -> bool:
-    """Whether the model takes the case and gives numbers, in its own precision and in float64."""
+    """Return whether the model's answer is finite, in its own precision and in float64."""
     tensors = file.draw(case, 8)
     wide = [one.double() if one.is_floating_point() else one for one in tensors]
     try:
         outputs = [*file.reference(*tensors, ()), *file.reference(*wide, ())]
-    except Exception:  # the model's own word on inputs that its author did not foresee
+    except Exception:  # the model rejects inputs that its author did not foresee
         return False
     floats = [one.double() for one in outputs if one.is_floating_point()]
     return all(bool(torch.isfinite(one).all()) for one in floats)

@@ -1,9 +1,9 @@
-"""Shrinks a file in KernelBench's format to fit a machine: its batch first, then its sizes.
+"""Shrinking of a KernelBench file to fit a machine: its batch first, then its sizes.
 
-Sizes are whole numbers given to names at the top of the file. They are changed in its text, and
-what a change costs or breaks is seen on fake tensors, which have shapes but no values. `auto` then
-calls the model as well, in its own precision and in float64, and shrinks it on while that is slow:
-operations and bytes foretell neither many small operators nor the float64 of a convolution.
+Sizes are integers assigned to names at the top of the file. They are changed in its text. Fake
+tensors, which have shapes but no values, show the cost of a change and whether it breaks the model.
+`auto` then also calls the model, in its own precision and in float64, and shrinks it further while
+that is slow. Operations and bytes do not predict many small operators, nor a float64 convolution.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from ratchet.kernels.source_module import run_source
 
 AUTO_FLOPS = 1e9
 AUTO_BYTES = 64 << 20
-"""What `auto` leaves of a problem for each core: some ten milliseconds of one call."""
+"""Budget of `auto` for each core: some ten milliseconds of one call."""
 AUTO_CASE_BYTES = 32 << 20
-"""And of a case, inputs, state and outputs: new values are drawn for some 60 calls of a verdict."""
+"""Budget for a case's inputs, state and outputs: a verdict draws new values for some 60 calls."""
 AUTO_CALL_S, AUTO_WIDE_S = 0.02, 0.1
-"""What a call may take, and one in float64, of which a verdict has some 30."""
+"""Longest call, and longest call in float64, of which a verdict has some 30."""
 SLOW = 1.5
-"""A call is shrunk if it takes this many times as long: a little more is no reason to."""
+"""Excess over the budget from which a call is shrunk; a little more does not matter."""
 MOST_TIMED, MOST_STEPS = 5, 40
-"""Calls are timed and made smaller so often, and so many sizes are tried."""
+"""Most rounds of timing and shrinking, and most sizes to try."""
 LEAST_SHARE = 1 / 8
-"""At most this much smaller at a time: the time of what is large may grow faster than its size."""
+"""Largest shrink in one round: a large problem's time may grow faster than its size."""
 PATIENCE_S, LONG_S = 0.3, 1.0
-"""A call is repeated once, if it is not long, and again for no longer than the first."""
+"""A short call is repeated once, and again for no longer than the first."""
 MOST_OPERATORS = 4000
-"""A model that calls more than this is too large: each takes a part of a millisecond."""
+"""Most operators of a call: each takes a fraction of a millisecond."""
 SMALLEST_BATCH, SMALLEST_SIZE = 4, 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """One call: operations of products, bytes written by every operator, and the most held."""
+    """Cost of one call: operations of products, bytes that all operators write, peak bytes held."""
 
     flops: float
     bytes: float
@@ -59,7 +59,7 @@ class Cost:
     """Inputs, state and outputs."""
 
     def over(self, budget: Cost) -> float:
-        """How many times the budget it takes."""
+        """Return the cost as a multiple of the budget."""
         return max(
             self.flops / budget.flops,
             self.bytes / budget.bytes,
@@ -69,7 +69,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Size:
-    """A whole number that the file gives to a name, and where it stands."""
+    """An integer that the file assigns to a name, and its position in the text."""
 
     name: str
     value: int
@@ -79,7 +79,7 @@ class Size:
 
 
 def auto_budget(threads: int) -> Cost:
-    """What a call may cost on this machine under `auto`."""
+    """Return the budget of a call on this machine under `auto`."""
     return Cost(
         flops=AUTO_FLOPS * threads,
         bytes=AUTO_BYTES * threads,
@@ -89,7 +89,7 @@ def auto_budget(threads: int) -> Cost:
 
 
 def share_of(cost: Cost, factor: float) -> Cost:
-    """The budget of a problem that is to take `factor` of what it takes."""
+    """Return the budget that shrinks a problem's cost by `factor`."""
     return Cost(
         flops=max(1.0, cost.flops * factor),
         bytes=cost.bytes * factor,
@@ -99,9 +99,9 @@ def share_of(cost: Cost, factor: float) -> Cost:
 
 
 def measure(text: str, most_operators: float = MOST_OPERATORS) -> Cost | None:
-    """The cost of one call of a file's model; None where fake tensors cannot tell.
+    """Return the cost of one call of a file's model; None if fake tensors cannot tell.
 
-    It is infinite where the call has more operators than that.
+    It is infinite if the call has too many operators.
     """
     counter = _Bytes(most_operators)
     try:
@@ -113,7 +113,7 @@ def measure(text: str, most_operators: float = MOST_OPERATORS) -> Cost | None:
                 outputs = flatten(model(*inputs))
     except _TooManyOperators:
         return Cost(flops=math.inf, bytes=math.inf, held_bytes=0.0, case_bytes=math.inf)
-    except Exception:  # whatever the file raises: on real tensors it will be told
+    except Exception:  # any error of the file; real tensors will report it
         return None
     given = [one for one in inputs if isinstance(one, Tensor)]
     fixed = sum(_bytes(one) for one in (*given, *model.state_dict().values()))
@@ -126,9 +126,9 @@ def measure(text: str, most_operators: float = MOST_OPERATORS) -> Cost | None:
 
 
 def fit_time(text: str, cost: Cost) -> tuple[str, Cost, float]:
-    """The text with smaller sizes while its calls are slow, its cost, and how slow they are left.
+    """Shrink the text while its calls are slow; return it, its cost and the remaining excess.
 
-    Each step takes a power of two of the cost, so that a little noise seldom changes the sizes.
+    Each step divides the cost by a power of two, so that noise rarely changes the sizes.
     """
     over = slowness(text)
     for _ in range(MOST_TIMED):
@@ -143,20 +143,20 @@ def fit_time(text: str, cost: Cost) -> tuple[str, Cost, float]:
 
 
 def slowness(text: str) -> float:
-    """How many times as long as it may a call takes, in its own precision or in float64."""
+    """Return a call's time as a multiple of its limit, in its own precision or in float64."""
     with on_cores(text), torch.no_grad():
         module = run_source(text)
         model, given = module.Model(*module.get_init_inputs()), module.get_inputs()
         over = _call_s(model, given) / AUTO_CALL_S
         if over > SLOW:
             return over
-        with contextlib.suppress(Exception):  # whatever cannot be float64: the judge says so
+        with contextlib.suppress(Exception):  # the model fails in float64: the judge reports it
             over = max(over, _call_s(model.double(), [_wide(one) for one in given]) / AUTO_WIDE_S)
     return over
 
 
 def _call_s(model: Any, given: Sequence[Any]) -> float:
-    """A warm call of a model. On a busy machine its CPU time is less than the wall clock's."""
+    """Time a warm call of a model. On a busy machine its CPU time is below the wall clock's."""
     times: list[float] = []
     while len(times) < 3 and sum(times) < (LONG_S if len(times) == 1 else PATIENCE_S):
         began, worked = time.perf_counter(), time.process_time()
@@ -172,7 +172,7 @@ def _wide(one: Any) -> Any:
 def fit(
     text: str, cost: Cost, budget: Cost, most_operators: float = MOST_OPERATORS
 ) -> tuple[str, Cost]:
-    """The text with smaller sizes, within the budget where that can be reached, and its cost."""
+    """Return the text with smaller sizes, within the budget if possible, and its cost."""
     values: dict[str, int] = {}
     found = {size.name: size.value for size in sizes(text)}
     fixed: set[str] = set()
@@ -191,18 +191,18 @@ def fit(
                 values, cost = trial, smaller
                 break
         else:
-            fixed.add(name)  # it breaks the model, or is no size
+            fixed.add(name)  # the change breaks the model, or the number is no size
     return rewritten(text, values), cost
 
 
 def _together(name: str, now: Mapping[str, int]) -> list[list[str]]:
-    """A size alone, then with all that are equal to it: a shape may have to fit another."""
+    """Yield a size alone, then with all equal sizes, since shapes may have to match."""
     equal = [one for one in now if now[one] == now[name]]
     return [[name], equal] if len(equal) > 1 else [[name]]
 
 
 def changes(old: str, new: str) -> list[str]:
-    """The sizes that differ, in words."""
+    """Describe in words the sizes that differ."""
     after = {size.name: size.value for size in sizes(new)}
     return [
         f"{size.name} {size.value} -> {after[size.name]}"
@@ -212,9 +212,9 @@ def changes(old: str, new: str) -> list[str]:
 
 
 def sizes(text: str) -> list[Size]:
-    """The whole numbers above 1 at the top of a file, each under a name that is given once.
+    """Return the integers above 1 at the top of a file whose names are assigned once.
 
-    Those in a tuple or list are named after it and their place: `shape[0]`.
+    An element of a tuple or list is named after it and its position: `shape[0]`.
     """
     found: dict[str, Size] = {}
     given: set[str] = set()
@@ -242,9 +242,11 @@ def sizes(text: str) -> list[Size]:
 
 
 def rewritten(text: str, values: Mapping[str, int]) -> str:
-    """The text with other numbers for some of its sizes."""
+    """Return the text with other numbers for some of its sizes."""
     lines = text.encode().splitlines(keepends=True)
-    for size in sorted(sizes(text), key=lambda size: -size.start):  # what follows on a line moves
+    for size in sorted(
+        sizes(text), key=lambda size: -size.start
+    ):  # from the end, since a change moves the rest of its line
         if size.name in values:
             line = lines[size.line - 1]
             number = str(values[size.name]).encode()
@@ -253,7 +255,7 @@ def rewritten(text: str, values: Mapping[str, int]) -> str:
 
 
 def _next(now: Mapping[str, int], fixed: set[str]) -> str | None:
-    """The size to shrink: the batch while it is not small, then the largest."""
+    """Return the size to shrink: the batch until it is small, then the largest."""
     batches = [one for one in now if _is_batch(one) and one not in fixed]
     for name in batches:
         if now[name] > SMALLEST_BATCH:
@@ -287,11 +289,11 @@ def _whole_number(node: ast.expr) -> int | None:
 
 
 class _TooManyOperators(Exception):
-    """A model calls more operators than can be waited for."""
+    """A model calls too many operators."""
 
 
 class _Bytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what every operator writes."""
+    """A mode that counts the bytes that every operator writes."""
 
     def __init__(self, most_operators: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

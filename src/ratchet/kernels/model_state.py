@@ -1,4 +1,4 @@
-"""The state of a torch model whose values the harness sets: names, places, one call."""
+"""State of a torch model whose values the harness sets."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SHOWN = 8
 class StatefulCall:
     """A model as a function of its state and its tensor inputs; returns a tuple of tensors.
 
-    Parameters are pointed at the given memory. Buffers, which a model in training mode changes,
-    are copied, and so are tensors that are plain attributes. Both arms of a trial do this in the
-    same way, inside the clock.
+    Parameters point at the given memory. Buffers, which a model in training mode changes, are
+    copied, and so are tensors that are plain attributes. Both arms of a trial do this in the same
+    way, inside the clock.
     """
 
     def __init__(
@@ -29,9 +29,9 @@ class StatefulCall:
         arguments: Sequence[str | None],
         attributes: Sequence[str] = (),
     ) -> None:
-        """`attributes` are those of the state that are no parameters: set where the model has them.
+        """Bind a model. `attributes` are the state's plain attributes, set if the model has them.
 
-        Raises KernelError where the model's parameters and buffers have other names.
+        Raises a KernelError if the model's parameters and buffers have other names.
         """
         self.model = model
         _check_names(model, state, attributes)
@@ -48,7 +48,7 @@ class StatefulCall:
         ]
 
     def __call__(self, *given: Any) -> tuple[Tensor, ...]:
-        tensors = given[:-1]  # the last are a problem's scalars: a model has none
+        tensors = given[:-1]  # the last argument holds a problem's scalars: a model has none
         for position, parameter in self._parameters:
             parameter.data = tensors[position]
         for position, owner, name in self._buffers:
@@ -61,7 +61,7 @@ class StatefulCall:
 
 
 def flatten(found: Any) -> tuple[Tensor, ...]:
-    """What a model returns as a tuple of tensors; KernelError where it is something else."""
+    """Return a model's result as a tuple of tensors; KernelError if it is something else."""
     if isinstance(found, Tensor):
         return (found,)
     if isinstance(found, (tuple, list)):
@@ -73,13 +73,13 @@ def flatten(found: Any) -> tuple[Tensor, ...]:
 
 
 def plain_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What is no part of its state_dict: tensors that are plain attributes of it or of a submodule,
-    and buffers that are not persistent."""
+    """Return the tensors outside a model's state_dict: plain attributes of it and its submodules,
+    and non-persistent buffers."""
     return {name: getattr(owner, last) for name, owner, last in _plain_places(model)}
 
 
 def widen_plain(model: nn.Module) -> None:
-    """Make its plain real tensors float64, which `model.double()` leaves as they are."""
+    """Make a model's plain real tensors float64; `model.double()` does not."""
     for _, owner, name in _plain_places(model):
         value = getattr(owner, name)
         if value.is_floating_point():
@@ -133,14 +133,14 @@ def _check_names(model: nn.Module, state: Sequence[str], attributes: Sequence[st
 
 
 def check_shapes(model: nn.Module, wanted: Sequence[tuple[str, Sequence[int], str]]) -> None:
-    """KernelError where a part of the state has another shape or dtype: name, shape, dtype."""
+    """Raise a KernelError if a part of the state has another shape or dtype."""
     found = {**plain_tensors(model), **model.state_dict()}
     for name, shape, dtype in wanted:
         own = found.get(name)
         if own is None:
-            continue  # a plain attribute, which a model need not have
+            continue  # a plain attribute: a model need not have it
         if tuple(own.shape) != tuple(shape) or own.dtype != getattr(torch, dtype):
             raise KernelError(
                 f"{name} is {tuple(own.shape)} {own.dtype}, and the problem's {tuple(shape)} "
-                f"torch.{dtype}: give it the same form"
+                f"torch.{dtype}: give it the same shape and dtype"
             )

@@ -1,8 +1,8 @@
-"""A problem's file that asks for `cuda`, run on the machine's cores.
+"""Support for problem files that ask for `cuda`, on the CPU.
 
-Values are drawn on the cores wherever the judge computes, so that a seed means the same everywhere;
-and KernelBench's files are to run where there is no GPU. So what a file would make on a GPU is made
-in the machine's memory. The judge places it on a GPU where it judges on one.
+The judge always draws values on the CPU, so that a seed means the same everywhere. KernelBench's
+files must also run without a GPU. So a tensor that a file would create on a GPU is created in main
+memory. If the judge uses a GPU, it copies the tensor there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _OnCores(TorchFunctionMode):
 
 
 def on_cores(text: str) -> contextlib.AbstractContextManager[Any]:
-    """While it lasts, torch makes no tensor on a GPU; for the text of a file that names one."""
+    """Create all tensors on the CPU inside the context, if the file's text names a GPU."""
     return _OnCores() if "cuda" in text else contextlib.nullcontext()
 
 

@@ -1,4 +1,4 @@
-"""A problem: a pure computation to be rewritten as a kernel, and how to judge an answer."""
+"""A problem: a pure computation to rewrite as a kernel, and the rule for judging an answer."""
 
 from __future__ import annotations
 
@@ -48,50 +48,50 @@ __all__ = [
 Reference = Callable[..., "tuple[Tensor, ...]"]
 LARGEST_FIRST: Final[tuple[Tier, ...]] = ("gpu", "cpu", "ci")
 JUDGED_AT: Final[tuple[Tier, ...]] = ("cpu", "ci", "gpu")
-"""Where nobody names a tier, a problem is judged at the first of these that it has."""
+"""Default tiers: a problem is judged at the first of these that it has."""
 Task = Literal["own", "any"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """A reference, the cases it is judged on, and how far an answer may lie from the oracle."""
+    """A reference, the cases to judge, and the tolerance."""
 
     name: str
-    """For a problem of the library: the entry of the kernels that answer it."""
+    """Entry of the kernels that answer it, for a problem of the library."""
     reference: str
     """"module:function", called as f(*tensors, scalars); returns a tuple: the new values of
     in-place tensors in input order, then the outputs. It must also run on float64 inputs."""
     cases: tuple[Case, ...]
     tolerance: Tolerance = field(default_factory=Tolerance)
     task: Task = "any"
-    """`own`: the work must run in the candidate's own code; `any`: however it gets done."""
+    """`own`: the work must run in the candidate's own code; `any`: libraries may do it."""
     libraries: tuple[str, ...] = ()
     """Library work that an `own` problem allows by name, such as `matmul`."""
     check: str = ""
     """"module:function" of the problem's own check, for outputs with several right answers (ties
-    in routing, codes): f(inputs, got, own, oracle, scalars) -> one OutputCheck an output. Without
-    it the tolerance decides."""
+    in routing, codes): f(inputs, got, own, oracle, scalars) -> one OutputCheck per output. Without
+    it, the tolerance decides."""
     text: str = ""
-    """The source of the file that the problem was read from. Its reference and check are then
-    looked up in there, and it is run in worker processes only."""
+    """Source of the problem's file. If it is set, the reference and the check are looked up in it,
+    and it runs in worker processes only."""
     model: ModelForm | None = None
-    """For a file in KernelBench's format."""
+    """The model's form, for a file in KernelBench's format."""
     notes: tuple[str, ...] = ()
-    """What was done to a file's problem so that it can be judged here: sizes, the mode."""
+    """Changes to a file's problem that make it fit this machine: sizes, the mode."""
     fault: str = ""
-    """Why it cannot be judged: the judge refuses it."""
+    """Reason why the judge refuses it; empty if it is fine."""
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
-        """The tiers of the cases that are not hidden, the largest first."""
+        """Return the tiers of the visible cases, the largest first."""
         there = {case.tier for case in self.cases if not case.hidden}
         return tuple(tier for tier in LARGEST_FIRST if tier in there)
 
     def at(self, *tiers: Tier) -> Problem:
-        """The same problem with the cases of the first of `tiers` that it has, and all hidden ones.
+        """Return the problem with the first of `tiers` that it has, and all hidden cases.
 
         Raises:
-            KernelError: it has none of them.
+            KernelError: it has none of these tiers.
         """
         tier = next((one for one in tiers if one in self.tiers), None)
         if tier is None:
@@ -106,8 +106,8 @@ class Problem:
         return replace(self, cases=tuple(replace(case, timed=False) for case in self.cases))
 
     def varied(self, case: Case) -> tuple[Case, ...]:
-        """`case` with the values of each hidden case: its sizes, dtypes and layouts, and for every
-        real input the distribution that the hidden case has there."""
+        """Return `case` with the values of each hidden case: its own sizes, dtypes and layouts, and
+        for every real input the hidden case's distribution."""
         found: dict[tuple[TensorSpec, ...], Case] = {}
         for hidden in self.cases:
             if not hidden.hidden or len(hidden.inputs) != len(case.inputs):
@@ -136,14 +136,14 @@ class Problem:
 
     @property
     def hash(self) -> str:
-        """sha256 (hex) over cases, tolerance and the text of the reference's module."""
+        """Hex SHA-256 of the cases, the tolerance and the text of the reference's module."""
         named = () if self.text else (self.reference, self.check)
         texts = [reference_text(name) for name in named if name]
         content = [self.reference, *texts, self.as_json()]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def load_reference(self) -> Reference:
-        """The reference function; a KernelError where the module or function is not there."""
+        """Return the reference function; a KernelError if the module or function is missing."""
         if self.model is not None:
             from ratchet.kernels.model_file import model_of
 
@@ -152,7 +152,7 @@ class Problem:
         return found
 
     def load_timed(self) -> Reference:
-        """The reference as it is timed: a model alone, called as a `ModelNew` is."""
+        """Return the reference as it is timed: a model alone, called like a `ModelNew`."""
         if self.model is None:
             return self.load_reference()
         from ratchet.kernels.model_file import model_of
@@ -160,11 +160,11 @@ class Problem:
         return model_of(self.text, self.model).timed()
 
     def compile_reference(self) -> Reference:
-        """The reference under torch.compile in its default mode; compiles at the first call."""
+        """Return the reference under torch.compile's default mode; the first call compiles."""
         import torch
         import torch._inductor.config
 
-        torch._inductor.config.compile_threads = 1  # the family must be able to stand still
+        torch._inductor.config.compile_threads = 1  # the judge must be able to stop the family
         if self.model is not None:
             from ratchet.kernels.model_file import model_of
 
@@ -179,11 +179,13 @@ class Problem:
 
         found = getattr(source_module(self.text), name.rpartition(":")[2], None)
         if not callable(found):
-            raise KernelError(f"the problem's file defines no function {name!r}: name one it has")
+            raise KernelError(
+                f"the problem's file defines no function {name!r}: name one that it defines"
+            )
         return found  # type: ignore[no-any-return]
 
     def build_inputs(self, case: Case, seed: int) -> list[Tensor]:
-        """The inputs of `case`, drawn from `seed`: the same seed gives the same values."""
+        """Draw the inputs of `case`; the same seed gives the same values."""
         if self.model is not None:
             from ratchet.kernels.model_file import model_of
 
@@ -193,12 +195,12 @@ class Problem:
         return build(case.inputs, seed)
 
     def as_json(self) -> dict[str, Any]:
-        """A JSON object from which `from_json` makes an equal problem."""
+        """Return a JSON object; `from_json` makes an equal problem of it."""
         return asdict(self)
 
     @staticmethod
     def from_json(document: dict[str, Any]) -> Problem:
-        """The problem that `as_json` wrote; a KernelError where it is not one."""
+        """Return the problem that `as_json` wrote; a KernelError for anything else."""
         try:
             return Problem(
                 name=document["name"],
@@ -220,7 +222,7 @@ class Problem:
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """The function of "module:function"; a KernelError where it is not there."""
+    """Return the function of "module:function"; a KernelError if it is missing."""
     module_name, _, function = name.partition(":")
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module_name), function)
@@ -232,7 +234,7 @@ def load_function(name: str) -> Callable[..., Any]:
 
 
 def _with_values(spec: TensorSpec, other: TensorSpec) -> TensorSpec:
-    """A spec with another's distribution, where both draw real numbers alike."""
+    """Return a spec with another's distribution, if both draw real numbers."""
     if spec.dtype != other.dtype or _kind(spec.distribution) != _kind(other.distribution):
         return spec
     return replace(spec, distribution=other.distribution)
@@ -245,18 +247,18 @@ def _kind(distribution: str) -> str:
 
 
 def reference_text(reference: str) -> str:
-    """The source of the module that a "module:function" names; a KernelError if there is none."""
+    """Return the source of the module of "module:function"; a KernelError if there is none."""
     module_name, colon, function = reference.partition(":")
     if module_name == "__main__":
         raise KernelError(
-            f"reference {reference!r} stands in the script or notebook that runs now, and no other "
-            "process may run that again: put it into a file of its own, and give ratchet.judge "
-            f"that file with its PROBLEM, or the reference as MODULE:{function}"
+            f"reference {reference!r} is in the running script or notebook, which no other process "
+            "may run again: put it into a file of its own, and give ratchet.judge that file with "
+            f"its PROBLEM, or the reference as MODULE:{function}"
         )
     if not colon:
         raise KernelError(
-            f"reference {reference!r} names a function of the problem's own file, which is not "
-            "known here: give that file, the PROBLEM imported from it, or module:function"
+            f"reference {reference!r} names a function of the problem's own file, which is "
+            "unknown here: give that file, the PROBLEM imported from it, or module:function"
         )
     try:
         spec = importlib.util.find_spec(module_name)
@@ -269,14 +271,14 @@ def reference_text(reference: str) -> str:
     text = _source_of(spec)
     if text is None:
         raise KernelError(
-            f"reference {reference!r} names a module without text in Python ({spec.origin}): call "
-            "it from a function in a .py file, and name that"
+            f"reference {reference!r} names a module without Python source ({spec.origin}): call "
+            "it from a function in a .py file, and name that function"
         )
     return text
 
 
 def _source_of(spec: ModuleSpec) -> str | None:
-    """The text of a module; None where it is compiled, or not in its encoding."""
+    """Return the text of a module; None if it is compiled, or not valid in its encoding."""
     try:
         if isinstance(spec.loader, InspectLoader):
             return spec.loader.get_source(spec.name)

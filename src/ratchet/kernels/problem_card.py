@@ -1,4 +1,4 @@
-"""A problem as somebody who writes a kernel for it reads it: names, shapes, dtypes, tolerance."""
+"""A problem's card for the author of a kernel: names, shapes, dtypes, tolerance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 ANSWER: Final = "ModelNew"
 MOST_ELEMENTS: Final = 1 << 22
-"""Of a case whose reference is run for the form of its outputs, where torch cannot tell it so."""
+"""Largest case whose reference is run for the form of its outputs, if fake tensors do not tell."""
 
 TAKEN: Final = frozenset(
     (
@@ -29,7 +29,7 @@ TAKEN: Final = frozenset(
         *("virtual", "void", "volatile", "xor"),
     )
 )
-"""Words that a template uses itself, and C++'s own."""
+"""Words that a template uses itself, and C++ keywords."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,21 +42,21 @@ class TensorForm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardTensor:
-    """One argument or output, the same in all cases but for its sizes."""
+    """One argument or output; only its sizes differ between cases."""
 
     name: str
     dtype: str
     ndim: int
     values: str = ""
-    """What it is drawn from where that is not the normal distribution."""
+    """Its distribution, unless that is the normal one."""
     in_place: bool = False
     sizes: tuple[str, ...] = ()
-    """Of an output: each size in terms of the inputs', as Python; empty where that is not known."""
+    """Each size of an output as a Python expression of the inputs' sizes; empty if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardCase:
-    """The forms of one case that authors see."""
+    """The forms of one visible case."""
 
     name: str
     tier: Tier
@@ -64,18 +64,18 @@ class CardCase:
     scalars: tuple[float, ...]
     inputs: tuple[TensorForm, ...]
     outputs: tuple[TensorForm, ...] | None
-    """None where only running the reference would tell."""
+    """None if only running the reference would tell."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProblemCard:
-    """What one must know of a problem to write a kernel for it."""
+    """The facts about a problem that a kernel's author needs."""
 
     name: str
     given: str
-    """What the command line calls it: its name in the suite, or its file."""
+    """Its name on the command line: its name in the suite, or its file."""
     entry: str
-    """The function of a kernel in C++."""
+    """Name of the function of a C++ kernel."""
     summary: str
     """The first line of the reference's docstring."""
     task: Task
@@ -83,31 +83,31 @@ class ProblemCard:
     is_model: bool
     inputs: tuple[CardTensor, ...]
     outputs: tuple[CardTensor, ...]
-    """New tensors; those that are changed in place stand among the inputs."""
+    """New tensors; those that are changed in place are among the inputs."""
     cases: tuple[CardCase, ...]
     tolerance: str
     varies: bool
-    """The number, dtypes or dimensions of its tensors differ between cases: the main one's are
-    given."""
+    """Whether the number, dtypes or dimensions of its tensors differ between cases; the card then
+    shows the main case's."""
     notes: tuple[str, ...] = ()
 
     @property
     def python_entry(self) -> str:
-        """What a kernel in Python defines: a class for a model, else a function."""
+        """Return the name that a Python kernel defines: a class for a model, else a function."""
         return ANSWER if self.is_model else self.entry
 
     @property
     def main_case(self) -> CardCase:
-        """The case that a verdict is mostly about: a timed one of the tier judged by default."""
+        """Return the main case of a verdict: a timed one of the default tier."""
         return min(self.cases, key=_rank)
 
     def as_json(self) -> dict[str, Any]:
-        """The card as plain data."""
+        """Return the card as plain data."""
         return asdict(self)
 
     @staticmethod
     def from_json(document: dict[str, Any]) -> ProblemCard:
-        """The card that `as_json` wrote."""
+        """Return the card that `as_json` wrote."""
         return ProblemCard(
             **document
             | {
@@ -121,9 +121,9 @@ class ProblemCard:
 
 
 def card_of(problem: Problem, *, given: str, entry: str) -> ProblemCard:
-    """The card of a problem; its reference runs in this process, on tensors without values.
+    """Return a problem's card. Its reference runs in this process, on tensors without values.
 
-    Where it needs values, it runs on the cases that are small.
+    If the reference needs values, it runs on the small cases.
     """
     main = _main_case(problem)
     specs = main.inputs
@@ -132,7 +132,7 @@ def card_of(problem: Problem, *, given: str, entry: str) -> ProblemCard:
     names = _argument_names(problem, len(specs))
     changed = sum(spec.in_place for spec in specs)
     known = [(case, forms[changed:]) for case, forms in places.items() if forms is not None]
-    if len(alike) > 1:  # sizes of one case say nothing on another
+    if len(alike) > 1:  # sizes of one case tell nothing about another
         known = [one for one in known if one[0] == main] or known[:1]
     outputs = known[0][1] if known else ()
     return ProblemCard(
@@ -180,7 +180,7 @@ def _rank(case: Case | CardCase) -> tuple[int, bool]:
 
 
 def _output_forms(problem: Problem, index: int) -> tuple[TensorForm, ...] | None:
-    """What the reference returns in a case; None where that would have to be computed at length."""
+    """Return the form of the reference's outputs in a case; None if computing it takes long."""
     import torch
 
     from ratchet.kernels.inputs import dtype_named
@@ -194,7 +194,7 @@ def _output_forms(problem: Problem, index: int) -> tuple[TensorForm, ...] | None
         try:
             return _run(problem, given, case.scalars)
         except (RuntimeError, NotImplementedError, TypeError, ValueError):
-            pass  # it reads values
+            pass  # the reference reads values
     if sum(math.prod(spec.shape) for spec in case.inputs) > MOST_ELEMENTS:
         return None
     return _run(problem, problem.build_inputs(case, 0), case.scalars)
@@ -214,7 +214,7 @@ def _run(
 
 
 def _argument_names(problem: Problem, count: int) -> list[str]:
-    """Names for the tensors of a call, all different and usable in C++ as in Python."""
+    """Return distinct names for the tensors of a call, valid in C++ and Python."""
     names: list[str] = []
     for name in _given_names(problem, count):
         usable = name
@@ -225,7 +225,7 @@ def _argument_names(problem: Problem, count: int) -> list[str]:
 
 
 def _given_names(problem: Problem, count: int) -> list[str]:
-    """The names that the reference gives its tensors; `x0`, `x1`, ... where it gives none."""
+    """Return the reference's names for its tensors; `x0`, `x1`, ... if it gives none."""
     if problem.model is not None:
         own = [name.replace(".", "_") for name in problem.model.state]
         left = count - len(own)
@@ -252,7 +252,7 @@ def _described(name: str, spec: TensorSpec) -> CardTensor:
 def _sizes(
     seen: Sequence[tuple[tuple[TensorSpec, ...], tuple[int, ...]]], names: Sequence[str]
 ) -> tuple[str, ...]:
-    """Each size of an output as the size of an input that it has in every case."""
+    """Express each size of an output by the size of an input that equals it in every case."""
     found = []
     for dimension in range(len(seen[0][1])):
         wanted = [shape[dimension] for _, shape in seen]
@@ -279,18 +279,18 @@ def _size_as(
 
 
 def _tolerance(problem: Problem) -> str:
-    """How far an answer may lie off, in one line; docs/kernels.md has the whole rule."""
+    """Describe the tolerance in one line; docs/kernels.md has the whole rule."""
     own = problem.tolerance
     if problem.check:
-        return "a check of its own, as several answers are right: see the reference's module"
+        return "a check of its own, since several answers are right: see the reference's module"
     if own.exact:
-        return "every bit of the reference's"
+        return "bit for bit the reference's"
     coded = ""
     if own.code_slack:
         coded = f"; codes may be {own.code_slack} off in {100 * own.code_share:g} %"
     return (
         f"the larger of {own.reference_factor:g} times what the reference loses against float64 "
-        f"and {own.ulps:g} ulp of the output's scale, more for long sums; whole numbers are "
+        f"and {own.ulps:g} ulp of the output's scale, more for long sums; integers are "
         f"exact{coded}"
     )
 

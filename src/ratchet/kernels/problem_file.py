@@ -1,11 +1,11 @@
-"""Problems and kernels from files; a problem's file runs in processes of its own, never here.
+"""Problems and kernels from files; a problem's file only runs in separate processes.
 
-A problem's file has one of two forms. KernelBench's: `class Model(nn.Module)`, `get_inputs()` and
-`get_init_inputs()`; a kernel for it is a file with `class ModelNew(nn.Module)`, built with the same
-arguments and with parameters and buffers of the same names, whose values the harness sets before
-each call (docs/judge.md says what else is state, and how a kernel in C++ is called). The model is
-in training mode, as in KernelBench, or in eval mode where it is random in training mode; new values
-of buffers are not compared. Ours:
+A problem's file has one of two forms. KernelBench's form holds `class Model(nn.Module)`,
+`get_inputs()` and `get_init_inputs()`. Its kernel is a file with `class ModelNew(nn.Module)`, built
+with the same arguments and with parameters and buffers of the same names. The harness sets their
+values before each call; docs/kernelbench.md lists further state and how a kernel in C++ is called.
+The model runs in training mode, as in KernelBench, or in eval mode if it is random in training
+mode. New values of buffers are not compared. Our form:
 
     from ratchet import Case, Problem, TensorSpec
 
@@ -25,8 +25,8 @@ of buffers are not compared. Ours:
     )
 
 `reference` and `check` name functions of the same file. A backward is a problem too: its reference
-may be `scaled_backward = gradient_of(scaled, inputs=(0, 1))`, with `gradient_of` from ratchet. That
-is called with the gradient of the output before the forward's inputs.
+may be `scaled_backward = gradient_of(scaled, inputs=(0, 1))`, with `gradient_of` from ratchet. It
+takes the gradient of the output, then the forward's inputs.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ from ratchet.kernels.problem_card import ANSWER, ProblemCard, card_of
 Scale = float | Literal["auto"] | None
 MAX_SOURCE_BYTES: Final = 4 << 20
 LOADING_LIMIT_S: Final = 180.0
-"""Where nobody gives another."""
+"""The default."""
 KEEPER: Final = "ratchet.kernels.file_keeper"
 KEEPER_GRACE_S: Final = 3.0
 LONGEST_WAIT_S: Final = 1e6
-"""poll(2) takes milliseconds in 31 bits."""
+"""Largest timeout: poll(2) takes milliseconds in 31 bits."""
 PATIENT: Final = {"OMP_WAIT_POLICY": "passive"}
-"""As in the judge's workers: threads that spin while they wait slow down a busy machine, and `auto`
-would take the spinning for work."""
+"""The setting of the judge's workers: spinning threads slow down a busy machine, and `auto` would
+count the spinning as work."""
 MODEL, DECLARED, STAR = "Model", "PROBLEM", "*"
 _DEVICE_DECORATORS: Final = ("jit", "autotune", "heuristics")
 MODEL_FORM: Final = ("get_inputs", "get_init_inputs")
-"""What else a file in KernelBench's format defines."""
+"""The other names that a KernelBench file defines."""
 LANGUAGES: Final[dict[str, Language]] = {
     ".cpp": "cpp",
     ".cc": "cpp",
@@ -77,7 +77,7 @@ _C_ASIDE = re.compile(
     r"//[^\n]*|/\*.*?\*/|^[ \t]*#[ \t]*define\b[^\n]*|__attribute__\s*\(\(.*?\)\)",
     re.DOTALL | re.MULTILINE,
 )
-"""Comments, macros and attributes, which hold the words of an entry and are none."""
+"""Comments, macros and attributes, which may contain the words of an entry."""
 _C_ENTRY = re.compile(r'(?:RATCHET_ENTRY|extern\s+"C"\s+[\w\s]+?)\s*\b(\w+)\s*\(')
 
 
@@ -88,15 +88,15 @@ def load_problem(
     tiers: Sequence[Tier] = JUDGED_AT,
     time_limit_s: float = LOADING_LIMIT_S,
 ) -> Problem:
-    """The problem of a file, or of a suite by its name.
+    """Return the problem of a file, or of a suite by its name.
 
-    `scale` shrinks a problem in KernelBench's format; in ours the cases are those of the first of
-    `tiers` that there is. A file that is read but cannot be judged, or takes longer than the limit,
-    gives a problem with a `fault`, which the judge refuses.
+    `scale` shrinks a problem in KernelBench's format. A problem in our format gets the cases of the
+    first of `tiers` that it has. If a file is readable but cannot be judged, or exceeds the limit,
+    its problem has a `fault`, and the judge refuses it.
 
     Raises:
-        KernelError: what is no readable Python file with a problem in it, an unknown name, or a
-            problem with none of the tiers.
+        KernelError: a file that is unreadable or holds no problem, an unknown name, or a problem
+            with none of the tiers.
     """
     given = os.fspath(path_or_name)
     path = Path(given)
@@ -118,9 +118,9 @@ def load_card(
     scale: Scale = "auto",
     time_limit_s: float = LOADING_LIMIT_S,
 ) -> tuple[Problem, ProblemCard]:
-    """A problem with all its cases, and what one must know to write a kernel for it.
+    """Return a problem with all its cases, and its card for a kernel's author.
 
-    Raises what `load_problem` does, and a KernelError for a problem with a fault.
+    Raises the errors of `load_problem`, and a KernelError for a problem with a fault.
     """
     given = os.fspath(path_or_name)
     if _names_a_suites(given):
@@ -141,16 +141,16 @@ def load_card(
 
 
 def default_entry(problem: str) -> str:
-    """What a kernel of the problem of that name is called where nobody says otherwise.
+    """Return the default entry of a problem's kernels.
 
-    A name that is no identifier is made one: `1_relu-like` is `kernel_1_relu_like`.
+    A name that is no identifier becomes one: `1_relu-like` is `kernel_1_relu_like`.
     """
     word = re.sub(r"\W", "_", problem)
     return word if word.isidentifier() else f"kernel_{word}"
 
 
 def _request(path: Path, text: str, names: Sequence[str], scale: Scale) -> dict[str, Any]:
-    """What a file's own process is asked."""
+    """Return the request to a file's own process."""
     return {
         "text": text,
         "name": path.stem,
@@ -161,10 +161,10 @@ def _request(path: Path, text: str, names: Sequence[str], scale: Scale) -> dict[
 
 
 def problem_name(path_or_name: str | os.PathLike[str]) -> str | None:
-    """The name of a problem as its text shows it, before anything of it is loaded or run.
+    """Return a problem's name from its text alone, before anything is loaded or run.
 
-    None where a file in our form does not spell it out. Raises what `load_problem` raises for a
-    text that holds no problem and for an unknown name.
+    None if a file in our form does not spell it out. Raises the errors of `load_problem` for a text
+    without a problem and for an unknown name.
     """
     given = os.fspath(path_or_name)
     if _names_a_suites(given):
@@ -176,13 +176,13 @@ def problem_name(path_or_name: str | os.PathLike[str]) -> str | None:
 
 
 def _names_a_suites(given: str) -> bool:
-    """Whether a text is the name of a suite's problem, rather than a path."""
+    """Return whether a text is the name of a suite's problem, not a path."""
     path = Path(given)
     return not (path.suffix or os.sep in given or path.exists())
 
 
 def _read_problem(given: str) -> tuple[str, ast.Module, list[str]]:
-    """The text of a problem's file, parsed, and the names that it defines."""
+    """Return the parsed text of a problem's file, and the names that it defines."""
     path = Path(given)
     text = read_source(path)
     tree = _parsed(path, text)
@@ -192,7 +192,7 @@ def _read_problem(given: str) -> tuple[str, ast.Module, list[str]]:
 
 
 def _declared_name(tree: ast.Module) -> str | None:
-    """The `name` of the one `PROBLEM = Problem(...)`, where it is a plain text."""
+    """Return the `name` of the only `PROBLEM = Problem(...)`, if it is a literal."""
     declared = [
         node.value
         for node in ast.walk(tree)
@@ -208,10 +208,10 @@ def _declared_name(tree: ast.Module) -> str | None:
 
 
 def with_text(problem: Problem) -> Problem:
-    """A Problem that was imported from its file, with that file's text; any other as it is.
+    """Return a Problem that was imported from its file with that file's text; any other unchanged.
 
-    Such a one names functions of its file alone, so the file is looked for among the modules that
-    were imported: it is the one whose PROBLEM this is.
+    Such a Problem names only functions of its file. Its file is found among the imported modules:
+    it is the one whose PROBLEM this is.
     """
     if problem.text or ":" in problem.reference:
         return problem
@@ -231,21 +231,21 @@ def load_kernel(
     called: bool = True,
     or_only_one: bool = False,
 ) -> Kernel:
-    """The kernel of a file; nothing of it is run.
+    """Return the kernel of a file without running it.
 
-    The language follows from the file's ending; a .py file that imports triton is in triton.
-    `entry` is taken where the file has it, else `ModelNew`. The file's only public function is
-    taken where no entry is given, or with `or_only_one`. A kernel that will not be `called`, as its
-    problem has a fault, needs none.
+    The file's ending gives the language; a .py file that imports triton is in triton. The entry is
+    `entry` if the file has it, else `ModelNew`. Without an entry, or with `or_only_one`, it is the
+    file's only public function. A kernel that will not be `called`, since its problem has a fault,
+    needs no entry.
 
     Raises:
-        KernelError: a file that cannot be read or parsed, an ending or entry that is not known.
+        KernelError: a file that cannot be read or parsed, an unknown ending or entry.
     """
     path = Path(path)
     spoken = language or LANGUAGES.get(path.suffix)
     if spoken is None:
         raise KernelError(
-            f"{str(path)!r} is in no language of kernels: use one of {', '.join(LANGUAGES)}"
+            f"{str(path)!r} has no ending of a kernel: use one of {', '.join(LANGUAGES)}"
         )
     source = read_source(path)
     if path.suffix == ".py":
@@ -263,7 +263,7 @@ def load_kernel(
 
 
 def built_in_kernel(problem: Problem, candidate: str) -> Kernel:
-    """Torch itself as a kernel: the problem's own reference, `eager` or under `torch.compile`."""
+    """Return torch as a kernel: the problem's own reference, `eager` or under `torch.compile`."""
     compiled = candidate == "torch.compile"
     if problem.model is not None:
         ending = _COMPILED_MODEL if compiled else f"\n\n{ANSWER} = {MODEL}\n"
@@ -305,9 +305,9 @@ _answer = _torch.compile({{function}})
 
 
 def read_source(path: Path) -> str:
-    """The text of a file of at most 4 MiB; a KernelError where it is no such file."""
+    """Return the text of a file of at most 4 MiB; a KernelError for any other file."""
     try:
-        # A FIFO without a writer would keep a plain open waiting.
+        # A plain open of a FIFO without a writer would block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         raise KernelError(f"{str(path)!r} cannot be read: {error.strerror}") from error
@@ -318,7 +318,7 @@ def read_source(path: Path) -> str:
     with os.fdopen(descriptor, "rb") as file:
         if found.st_size > MAX_SOURCE_BYTES:
             raise KernelError(
-                f"{str(path)!r} has {found.st_size} bytes: a source has at most {MAX_SOURCE_BYTES}"
+                f"{str(path)!r} has {found.st_size} bytes: give at most {MAX_SOURCE_BYTES}"
             )
         raw = file.read(MAX_SOURCE_BYTES + 1)
     try:
@@ -328,24 +328,24 @@ def read_source(path: Path) -> str:
 
 
 def _check_names(given: str, names: Sequence[str]) -> None:
-    """KernelError where a file lacks a name that its form needs."""
+    """Raise a KernelError if a file lacks a name that its form needs."""
     if DECLARED in names or STAR in names:
         return
     if MODEL not in names:
         raise KernelError(
-            f"{given!r} defines neither {MODEL} nor {DECLARED}: it holds no problem; write one in "
-            "KernelBench's format or in ours"
+            f"{given!r} defines neither {MODEL} nor {DECLARED}, so it holds no problem: define "
+            f"{MODEL} for KernelBench's format or {DECLARED} for ours"
         )
     missing = [name for name in MODEL_FORM if name not in names]
     if missing:
         raise KernelError(
-            f"{given!r} defines no {' and no '.join(missing)}: KernelBench's format has "
+            f"{given!r} defines no {' and no '.join(missing)}: KernelBench's format needs "
             f"{MODEL}, {' and '.join(MODEL_FORM)}"
         )
 
 
 def _described(request: dict[str, Any], limit_s: float) -> dict[str, Any]:
-    """What the file's own process says of it."""
+    """Return the answer of the file's own process."""
     answer = os.memfd_create("ratchet-problem", os.MFD_CLOEXEC)
     arguments = [str(answer), f"{limit_s:.3f}", str(os.getpid())]
     with os.fdopen(answer, "r", encoding="utf-8") as file:
@@ -360,11 +360,11 @@ def _described(request: dict[str, Any], limit_s: float) -> dict[str, Any]:
             text=True,
         )
         try:
-            # The keeper itself counts work.
+            # The keeper itself limits the work.
             most_s = min(WALL_FACTOR * limit_s + KEEPER_GRACE_S, LONGEST_WAIT_S)
             process.communicate(json.dumps(request), timeout=most_s)
         except subprocess.TimeoutExpired:
-            return {"fault": f"its file could not be ended within {limit_s:.3g} s"}
+            return {"fault": f"its file did not end within {limit_s:.3g} s"}
         finally:
             _end(process)
         file.seek(0)
@@ -377,7 +377,7 @@ def _described(request: dict[str, Any], limit_s: float) -> dict[str, Any]:
 
 
 def _end(keeper: subprocess.Popen[str]) -> None:
-    """Have the keeper end what it keeps, then the keeper itself, where it has not come to that."""
+    """Make the keeper end its processes, then end the keeper, if either still runs."""
     keeper.terminate()
     try:
         keeper.wait(KEEPER_GRACE_S)
@@ -397,9 +397,9 @@ def _parsed(path: Path, text: str) -> ast.Module:
 
 
 def _python_names(body: Sequence[ast.stmt], *, deep: bool = False) -> Iterator[str]:
-    """What is defined at the top of a Python file, in order; `deep`: under an `if` or `try` too.
+    """Return the names defined at the top of a Python file, in order; `deep` looks into blocks too.
 
-    There is a `*` where all names of another module are imported.
+    An import of all names of another module gives a `*`.
     """
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -417,7 +417,7 @@ def _python_names(body: Sequence[ast.stmt], *, deep: bool = False) -> Iterator[s
 
 
 def _imports(text: str) -> set[str]:
-    """The packages that a Python file imports, anywhere in it."""
+    """Return the packages that a Python file imports, anywhere in it."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -428,10 +428,10 @@ def _imports(text: str) -> set[str]:
 
 
 def _python_entries(body: Sequence[ast.stmt]) -> list[str]:
-    """The names in a Python file that are meant to be called as kernels, in order.
+    """Return the names in a Python file that are callable as kernels, in order.
 
-    Public functions that are no kernels of Triton's, and `ModelNew`; where there are none, what a
-    call made, such as `torch.compile(f)`.
+    These are `ModelNew` and public functions, without Triton's own. If there are none, they are the
+    results of calls, such as `torch.compile(f)`.
     """
     found = [
         node.name
@@ -451,7 +451,7 @@ def _python_entries(body: Sequence[ast.stmt]) -> list[str]:
 
 
 def _runs_on_the_device(node: ast.FunctionDef) -> bool:
-    """Whether a function is launched by Triton instead of called: `@triton.jit` and its like."""
+    """Return whether Triton launches a function (`@triton.jit` and the like)."""
     called = (one.func if isinstance(one, ast.Call) else one for one in node.decorator_list)
     return any(ast.unparse(one).split(".")[-1] in _DEVICE_DECORATORS for one in called)
 
@@ -466,10 +466,10 @@ def _entry(
         return ANSWER
     if wanted is None and len(offered) == 1:
         return offered[0]
-    shown = f"no {wanted!r}" if wanted else "no entry that is obvious"
+    shown = f"no {wanted!r}" if wanted else "no obvious entry"
     raise KernelError(
         f"{str(path)!r} has {shown}: name the function with --entry; its entries are "
         f"{', '.join(offered[:8])}"
         if offered
-        else f"{str(path)!r} has {shown}: it defines no entry, so write that function"
+        else f"{str(path)!r} has {shown}: write that function, as the file defines no entry"
     )

@@ -1,4 +1,4 @@
-"""A reference as a file of its own: its function, and of its module only what that needs."""
+"""A reference as a file of its own, with only the parts of its module that it needs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MODEL = "Model"
 
 
 def standalone_reference(problem: Problem, entry: str = "") -> str | None:
-    """A Python source that defines `entry` as the problem's own reference; no Ratchet is needed.
+    """Return a Python source that defines `entry` as the problem's reference, without Ratchet.
 
-    A model becomes the class `entry`. Without an entry it keeps its own name. None where two
-    modules give one name to different things.
+    A model becomes the class `entry`. Without an entry it keeps its own name. None if two modules
+    use one name for different things.
     """
     module, _, function = problem.reference.rpartition(":")
     name = MODEL if problem.model is not None else function
@@ -34,15 +34,15 @@ def standalone_reference(problem: Problem, entry: str = "") -> str | None:
 
 @dataclass(slots=True)
 class _Slice:
-    """Statements of some modules, each after those that it needs."""
+    """A collector of statements from several modules, each after those that it needs."""
 
     imports: dict[str, None] = field(default_factory=dict)
     statements: list[str] = field(default_factory=list)
     homes: dict[str, str] = field(default_factory=dict)
-    """The module of each name that is defined so far."""
+    """The module of each name defined so far."""
 
     def take(self, text: str, name: str, module: str) -> bool:
-        """Add what `name` needs of a module, and itself; False where a name is taken."""
+        """Add `name` of a module, after the names that it needs; False if a name is taken."""
         defined = {
             one: node
             for node in ast.parse(text).body
@@ -54,7 +54,7 @@ class _Slice:
     def _add(self, name: str, defined: dict[str, ast.stmt], text: str, module: str) -> bool:
         node = defined.get(name)
         if node is None or self.homes.get(name) == module:
-            return True  # a builtin, or here already
+            return True  # a builtin, or added already
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             return self._import(name, node)
         if name in self.homes:
@@ -82,13 +82,13 @@ class _Slice:
         return self.take(reference_text(f"{home}:{alias.name}"), alias.name, home)
 
     def source(self) -> str:
-        """The file: imports, then statements."""
+        """Return the file: imports, then statements."""
         head = ["from __future__ import annotations", *sorted(self.imports)]
         return "\n\n\n".join(["\n".join(head), *self.statements]) + "\n"
 
 
 def _names_of(node: ast.stmt) -> list[str]:
-    """The names that a statement at the top of a module defines."""
+    """Return the names that a statement at the top of a module defines."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return [node.name]
     if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -100,7 +100,7 @@ def _names_of(node: ast.stmt) -> list[str]:
 
 
 def _segment(text: str, node: ast.stmt) -> str:
-    """The lines of a statement, with its decorators."""
+    """Return the lines of a statement, with its decorators."""
     decorators = getattr(node, "decorator_list", [])
     first = min([node.lineno, *(one.lineno for one in decorators)])
     return "\n".join(text.splitlines()[first - 1 : node.end_lineno])

@@ -1,4 +1,4 @@
-"""What the values of an input are always like, as a problem keeps it; no torch."""
+"""The structure that an input's values always have, as a problem stores it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Structure:
-    """What every draw of an input that a problem's file makes has in common."""
+    """The structure that all draws of one input of a problem's file share."""
 
     zeros: bool = False
-    """Some places are always zero: a triangle, a diagonal, a band."""
+    """Some elements are always zero: a triangle, a diagonal, a band."""
     symmetric: bool = False
-    """Its last two dimensions are a symmetric matrix."""
+    """The last two dimensions form a symmetric matrix."""
     definite: bool = False
-    """And that is positive definite."""
+    """That matrix is positive definite."""
     codes: bool = False
-    """Whole numbers, or few values: masks, labels, signs."""
+    """Integers, or few distinct values: masks, labels, signs."""
     sign: int = 0
-    """-1: never above zero; 1: always above it, and away from it."""
+    """-1: never above zero; 1: always clearly above zero."""
     normalised: int | None = None
-    """The dimension, counted from the end, over which it sums to one: probabilities."""
+    """The dimension, counted from the end, over which the values sum to one (probabilities)."""
     log_normalised: int | None = None
-    """The same for its exponential: logarithms of probabilities."""
+    """The same for the exponentials of the values (logarithms of probabilities)."""
 
     @property
     def rows_belong_together(self) -> bool:
-        """Whether a matrix with some of its rows would be another kind of matrix."""
+        """Return whether a matrix would lose its structure with some of its rows."""
         return self.zeros or self.symmetric
 
     def words(self) -> str:
-        """What there is, for people; empty where there is nothing."""
+        """Return the structure in words; empty if there is none."""
         found = {
             "zeros": self.zeros,
             "symmetry": self.symmetric and not self.definite,
@@ -38,6 +38,6 @@ class Structure:
             "values": self.codes,
             "sign": self.sign != 0,
             "sums of one": self.normalised is not None,
-            "sums of one of the exponential": self.log_normalised is not None,
+            "sums of one over the exponentials": self.log_normalised is not None,
         }
         return ", ".join(name for name, there in found.items() if there)

@@ -1,7 +1,7 @@
-"""A file to start from: a right kernel in torch, a skeleton in C++ or Triton.
+"""Files to start from: a right kernel in torch, a skeleton in C++ or Triton.
 
 The skeletons compile, take every tensor of the problem at any strides and write zeros, which the
-judge calls wrong. The one place that is left to write is marked TODO.
+judge calls wrong. TODO marks the missing part.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ C_TYPES: Final = {
     "float8_e4m3fn": ("uint8_t", "F8_E4M3"),
     "float8_e5m2": ("uint8_t", "F8_E5M2"),
 }
-"""The type of an element in C, and the name of its code after `RATCHET_`."""
+"""C type of an element, and the name of its code after `RATCHET_`."""
 _CPP_HEAD: Final = """\
 #include <cmath>
 #include <cstdint>
@@ -54,7 +54,7 @@ static inline float from_bf16(uint16_t bits) {
     return value;
 }
 
-// Rounds to the nearest, and to even where two are as near.
+// Rounds to the nearest, ties to even.
 static inline uint16_t to_bf16(float value) {
     uint32_t wide;
     memcpy(&wide, &value, 4);
@@ -64,7 +64,7 @@ static inline uint16_t to_bf16(float value) {
 """
 _CPP_VARIED: Final = """\
     // The number, dtypes or dimensions of the tensors differ between cases: read count and t[i].
-    // TODO: compute the outputs. What stands here is wrong: nothing is written.
+    // TODO: compute the outputs. This skeleton writes nothing, so it is wrong.
     return RATCHET_DONE;
 }
 """
@@ -81,7 +81,7 @@ def {entry}_kernel(
     BLOCK: tl.constexpr,
 ):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    # TODO: compute the elements `at` of out. What stands here is wrong: zeros.
+    # TODO: compute the elements `at` of out. This skeleton writes zeros, so it is wrong.
     tl.store(out + at, tl.zeros((BLOCK,), tl.float32).to(out.dtype.element_ty), at < n)
 
 
@@ -97,19 +97,19 @@ def {entry}({arguments}):
 
 
 def parse_language(given: str) -> TemplateLanguage:
-    """One of the languages that there is a template in."""
+    """Return a language that has a template; a KernelError for any other."""
     if given not in get_args(TemplateLanguage):
         raise KernelError(
-            f"there is no template in {given!r}: use one of {', '.join(get_args(TemplateLanguage))}"
+            f"no template for {given!r}: use one of {', '.join(get_args(TemplateLanguage))}"
         )
     return cast(TemplateLanguage, given)
 
 
 def template(problem: Problem, card: ProblemCard, language: TemplateLanguage) -> str:
-    """The text of a file to start from, in a language.
+    """Return the text of a file to start from, in a language.
 
     Raises:
-        KernelError: a reference that cannot stand in a file of its own, or Triton for a model.
+        KernelError: a reference that does not fit in a file of its own, or Triton for a model.
     """
     if language == "torch":
         return _torch(problem, card)
@@ -132,20 +132,20 @@ def _torch(problem: Problem, card: ProblemCard) -> str:
     source = standalone_reference(problem, card.python_entry)
     if source is None:
         raise KernelError(
-            f"the reference of {problem.name!r} needs two things of one name: take --template cpp "
-            "or triton"
+            f"the reference of {problem.name!r} needs two different things with one name: use "
+            "--template cpp or triton"
         )
     head = _introduction(card, "#", "torch")
     if card.task == "own":
         head += (
-            "# torch does the work here, and this problem asks for the kernel's own: the answer\n"
-            "# is right, but only `ratchet judge --any` takes it as it is.\n"
+            "# torch does the work here, but this problem requires the kernel's own code. The\n"
+            "# answer is right, but only `ratchet judge --any` accepts it.\n"
         )
     return head + source
 
 
 def _introduction(card: ProblemCard, mark: str, language: TemplateLanguage) -> str:
-    """The lines on top: what is computed, from what, and how it is judged."""
+    """Return the top lines: the computation, its tensors and the tolerance."""
     case = card.main_case
     lines = [f"{card.name}: {card.summary}".rstrip(": "), f"Sizes are those of case {case.name}."]
     lines += [f"    {show_tensor(one, card)}" for one in (*card.inputs, *card.outputs)]
@@ -156,7 +156,7 @@ def _introduction(card: ProblemCard, mark: str, language: TemplateLanguage) -> s
 
 
 def show_tensor(tensor: CardTensor, card: ProblemCard) -> str:
-    """A tensor's name, shape and dtype in the card's main case, and how its values are drawn."""
+    """Return a tensor's name, shape and dtype in the card's main case, and its distribution."""
     if tensor in card.outputs:
         forms = card.main_case.outputs
         form = forms[card.outputs.index(tensor)] if forms is not None else None
@@ -187,7 +187,9 @@ def _cpp(card: ProblemCard) -> str:
             f"    if (t[{index}].dtype != RATCHET_{code}) return RATCHET_DECLINED;\n"
             f"    {const}{kind}* {one.name} = ({const}{kind}*)t[{index}].data;\n"
         )
-    parts.append("\n    // TODO: compute the outputs. What stands here is wrong: zeros.\n")
+    parts.append(
+        "\n    // TODO: compute the outputs. This skeleton writes zeros, so it is wrong.\n"
+    )
     for index, one in enumerate(tensors):
         if one in card.outputs:
             parts.append(
@@ -200,7 +202,7 @@ def _cpp(card: ProblemCard) -> str:
 
 
 def _triton(card: ProblemCard) -> str:
-    """One launch for each output, over its elements; inputs are passed with their strides."""
+    """Return one launch per output, over its elements; inputs come with their strides."""
     parameters, passed = [], []
     for one in card.inputs:
         parameters += [one.name, *(f"{one.name}_stride_{d}" for d in range(one.ndim))]
@@ -220,7 +222,7 @@ def _triton(card: ProblemCard) -> str:
 
 
 def _empty(output: CardTensor, card: ProblemCard, first: str) -> str:
-    """The statement that makes an output."""
+    """Return the statement that creates an output."""
     device = f", device={first}.device" if first else ""
     made = f"    {output.name} = torch.empty(%s, dtype=torch.{output.dtype}{device})\n"
     if output.sizes or not output.ndim:
@@ -228,6 +230,4 @@ def _empty(output: CardTensor, card: ProblemCard, first: str) -> str:
     place = card.outputs.index(output)
     known = [case.outputs[place] for case in card.cases if case.outputs is not None]
     shape = known[0].shape if known else (1,) * output.ndim
-    return (
-        f"    # TODO: this is the shape of one case; it follows from the inputs.\n{made % (shape,)}"
-    )
+    return f"    # TODO: this is one case's shape; derive it from the inputs.\n{made % (shape,)}"

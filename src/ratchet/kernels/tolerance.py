@@ -1,4 +1,4 @@
-"""How far a kernel's output may lie from the float64 oracle. Imports torch lazily."""
+"""Tolerance of a kernel's output against the float64 oracle. Imports torch lazily."""
 
 from __future__ import annotations
 
@@ -12,45 +12,46 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SEQUENTIAL: Final = 1.5
-"""What one accumulator may lose over n additions, in eps sqrt(n) of the output's scale.
+"""Error allowed to one accumulator over n additions, in eps sqrt(n) of the output's scale.
 
-3 sqrt(n) units of rounding u = eps / 2: rounding errors are nearly independent, so they grow with
-the root (Higham and Mary, SIAM J. Sci. Comput. 41, 2019, A2815; lambda = 3). Measured on a million
-sums of 16 to 4096 values (normal, exponential, uniform, squares, products): 0.12 in the root mean
-square, at most 0.77 in 99.99 % and 0.95 in all; a running sum of normal values reaches 1.25.
+This is 3 sqrt(n) units of rounding u = eps / 2. Rounding errors are nearly independent, so they
+grow with the root (Higham and Mary, SIAM J. Sci. Comput. 41, 2019, A2815; lambda = 3). Measured on
+a million sums of 16 to 4096 values (normal, exponential, uniform, squares, products): 0.12 in the
+root mean square, at most 0.77 in 99.99 % and 0.95 in all; a running sum of normal values reaches
+1.25.
 """
 MOST_TERMS: Final = 4096
-"""Longer sums are allowed no more: a loss over millions of elements would have few digits left.
-Measured sums of 16,384 such terms pass all the same; one accumulator for many more is wrong."""
+"""Longest sum for which the bound grows: a loss over millions of elements would keep few digits.
+Measured sums of 16,384 such terms still pass; one accumulator for many more is wrong."""
 MOST_AMPLIFIED: Final = 512.0
-"""How many times more may be lost where a function is ill-conditioned. Keys that lie 8 off 0 carry
-an error of theirs 1000 times further to an attention's gradient. float32 sums are still held to
-0.6 % of the scale in norm, and inputs of fewer bits are carried as far: TF32's lie 25 times
-outside."""
+"""Largest widening of the bound for an ill-conditioned function. Keys that lie 8 off 0 amplify
+their errors 1000 times in attention's gradient. float32 sums must still be within 0.6 % of the
+scale in norm. Inputs with fewer bits are amplified as much: TF32's lie 25 times outside the
+bound."""
 WELL_CONDITIONED: Final = 2.0
-"""A function that changes by this share of its inputs' change is (a product)."""
+"""Condition up to which a function counts as well-conditioned (a product has this one)."""
 UNKNOWN_LOSS: Final = (0.5, 16.0)
-"""Where the condition is not known, the reference's own loss over this many eps stands for it, up
-to this many times."""
+"""Substitute for an unknown condition: the reference's own loss over this many eps, up to this many
+times."""
 STAGNANT: Final = (6.0, 128.0)
 LEAST_OFF: Final = 2
-"""Codes that may always be off where a problem allows any."""
+"""Number of codes that may always be off, if a problem allows any."""
 LANES: Final = 16.0
-"""Where a reference's own sums lose so many eps of float32 in the root mean square, small terms
-vanish beside a large one; a loop without torch's 8 or 16 lanes loses up to that many times more.
-Measured on softmax of squares: 13. What loses more than 128 eps does not compute in float32."""
+"""Widening for stagnant sums. If a reference's own sums lose this many eps of float32 in the root
+mean square, small terms vanish beside a large one. A loop without torch's 8 or 16 lanes then loses
+up to that many times more; softmax of squares measured 13. A loss above 128 eps is not float32."""
 ALONE: Final = math.sqrt(LANES)
-"""Roundings that are independent grow with the root: one element may lose 4 times as much, and so
-it may where a formula of its own cancels. Measured against 3 times the reference's loss: 1.5 on
-softmax's gradient of heavy-tailed rows, 1.4 on tanh-GELU's by way of s (1 - s). And where the norm
-is under a quarter of its bound, an element may lie 4 times outside of its own: attention's gradient
-of heavy-tailed values by way of the log of each row's sum, as flash attention has it, was at 1.2
-with a norm at 0.05 to 0.18, and inputs of TF32's bits are in the norm too."""
+"""Widening for a single element. Independent roundings grow with the root, so one element may lose
+4 times as much; so it may if the kernel's formula cancels. Measured against 3 times the reference's
+loss: 1.5 on softmax's gradient of heavy-tailed rows, 1.4 on tanh-GELU's by way of s (1 - s). If the
+norm is under a quarter of its bound, an element may also exceed its own bound 4 times: attention's
+gradient of heavy-tailed values, computed from the log of each row's sum as in flash attention, was
+at 1.2 with a norm at 0.05 to 0.18. Inputs with TF32's bits show in the norm as well."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputCheck:
-    """What one output's comparison said; errors are in units of what is allowed (1.0 passes)."""
+    """Result of one output's comparison; errors are relative to the bound (1.0 passes)."""
 
     passed: bool
     element_ratio: float
@@ -60,30 +61,30 @@ class OutputCheck:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """What the reference in its own dtype loses over many draws, in units of its output's scale.
+    """Error of the reference in its own dtype over many draws, relative to its output's scale.
 
-    The scale is the root mean square of an output; one draw of a few elements says little.
+    The scale is the root mean square of an output. A single draw of a few elements says little.
     """
 
     largest: float = 0.0
     typical: float = 0.0
     """The root mean square."""
     terms: float = 1.0
-    """Elements of an input that an element of the output depends on."""
+    """Number of elements of an input that an element of the output depends on."""
     condition: float = 1.0
-    """By how much a small change of the inputs is amplified."""
+    """Amplification of a small change of the inputs."""
     single: float = 1.0
-    """And in the element that moves furthest, if that is more."""
+    """The same for the element that moves furthest, if that is more."""
 
     def sequential(self, eps: float, lost: float, *, single: bool = False) -> float:
-        """What a plain sum in one accumulator over the terms may lose, in the same units.
+        """Return the error allowed to a plain sum in one accumulator, in the same units.
 
-        torch adds up pairwise and in lanes, and loses almost nothing; a textbook's loop is right
-        too. So is one that carries its roundings as far as the function carries its inputs': the
-        reference's own formula may happen to carry them less far, as the log of a sum that is kept
-        loses eps times itself and a largest value that is taken off first does not. Without a
-        condition it is `lost` that counts, in the root mean square. `single` is for one element: of
-        heavy-tailed values one carries errors further than the output as a whole.
+        torch adds up pairwise and in lanes and loses almost nothing, but a textbook loop is right
+        too. So is a kernel that amplifies its roundings as much as the function amplifies its
+        inputs'. The reference's own formula may amplify them less: a stored log of a sum loses eps
+        times itself, while subtracting the maximum first does not. If the condition is unknown,
+        `lost` stands for it, in the root mean square. `single` is for one element: with
+        heavy-tailed values, one element amplifies errors more than the output as a whole.
         """
         if math.isfinite(self.condition):
             condition = max(self.condition, self.single) if single else self.condition
@@ -100,11 +101,11 @@ NO_LOSS = Loss()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tolerance:
-    """The bound, per element and in norm.
+    """The bound on errors, per element and in norm.
 
-    It is the largest of `reference_factor` times what the reference in its own dtype loses
-    against float64, `ulps` units in the last place of the output dtype at the output's scale, and
-    what a plain sum in float32 (in float64 for outputs of float64) may lose.
+    It is the largest of three: `reference_factor` times the error of the reference in its own dtype
+    against float64; `ulps` units in the last place of the output dtype at the output's scale; and
+    the error allowed to a plain sum in float32 (in float64 for float64 outputs).
     """
 
     exact: bool = False
@@ -112,17 +113,17 @@ class Tolerance:
     reference_factor: float = 3.0
     ulps: float = 2.0
     code_slack: int = 0
-    """Whole numbers and fp8 are codes, and equal the reference's. Where codes of a byte are rounded
-    from reals the neighbour is right too when a value lies half-way: 1 allows that, for a few."""
+    """Integers and fp8 are codes and must equal the reference's. If byte codes are rounded from
+    reals, a value half-way between two codes may take the neighbour: 1 allows that for a few."""
     code_share: float = 1e-3
-    """The share of an output's codes that may be off (two where that is fewer). Multiplying where
-    the reference divides moves 1.4e-6 of int8 codes of normal float32 values; of bfloat16 values,
-    of which many lie exactly half-way, 6e-4 (e4m3: 9e-4), 3.3e-2 at the least lucky scale."""
+    """Share of an output's codes that may be off (two if that is fewer). Multiplying instead of
+    dividing moves 1.4e-6 of the int8 codes of normal float32 values. Many bfloat16 values lie
+    exactly half-way: there it moves 6e-4 (e4m3: 9e-4), and 3.3e-2 at the least lucky scale."""
 
     def check(self, got: Tensor, own: Tensor, oracle: Tensor, usual: Loss = NO_LOSS) -> OutputCheck:
         """Compare one output: `own` is the reference in its own dtype, `oracle` in float64.
 
-        `usual` is what the reference loses over other draws, where that is known.
+        `usual` is the reference's error over other draws, if known.
         """
         import torch
 
@@ -145,12 +146,12 @@ class Tolerance:
         oracle: Sequence[Tensor],
         usual: Sequence[Loss] | None = None,
     ) -> list[OutputCheck]:
-        """Compare every output in order; `usual` has one loss for each."""
+        """Compare every output in order; `usual` has one loss per output."""
         losses = usual if usual is not None else [NO_LOSS] * len(got)
         return [self.check(*four) for four in zip(got, own, oracle, losses, strict=True)]
 
     def _check_codes(self, got: Tensor, own: Tensor, oracle: Tensor) -> OutputCheck:
-        """Codes are right where they are the reference's or, with a slack, its float64 ones."""
+        """Compare codes with the reference's or, with a slack, with its float64 ones."""
         if not own.numel():
             return OutputCheck(passed=True, element_ratio=0.0, norm_ratio=0.0, detail="empty")
         if not _same_specials(_specials(got), _specials(own)):
@@ -189,7 +190,7 @@ class Tolerance:
 
         eps, floor = float(info.eps), float(info.tiny)  # type: ignore[attr-defined]
         scale = float(exact.square().mean().sqrt())
-        # Sums of half precision are added up in float32: of its own units 2 are far more.
+        # Half precision sums in float32, so 2 units of its own are far more than enough.
         adder = min(eps, float(torch.finfo(torch.float32).eps))
         here = max(usual.typical, float(lost.square().mean().sqrt()) / scale if scale else 0.0)
         ulp = max(self.ulps * eps, usual.sequential(adder, here))
@@ -198,14 +199,14 @@ class Tolerance:
         low, high = STAGNANT
         stagnant = usual.terms > 1 and low * adder < here < high * adder
         factor = max(self.reference_factor, LANES) if stagnant else self.reference_factor
-        # One element may be where terms of a formula cancel; the norm still says what is usual.
+        # A formula's terms may cancel in one element; the norm still bounds the rest.
         alone = here < high * adder
         widest = max(factor, self.reference_factor * ALONE) if alone else factor
         allowed = (size * single + floor).clamp(
             min=widest * max(float(lost.max()), usual.largest * scale)
         )
         element = float((error / allowed).max())
-        # The norm of few elements varies: three standard deviations of it are allowed on top.
+        # The norm of few elements varies, so three standard deviations come on top.
         usual_norm = usual.typical * scale * (exact.numel() ** 0.5 + 3.0)
         allowed_norm = max(
             factor * max(float(lost.norm()), usual_norm),
@@ -218,13 +219,13 @@ class Tolerance:
             passed=element <= 1.0 and norm <= 1.0,
             element_ratio=element,
             norm_ratio=norm,
-            detail=f"largest error {float(error.max()):.3g}, {element:.2f} of what is allowed; "
+            detail=f"largest error {float(error.max()):.3g}, {element:.2f} times the bound; "
             f"in norm {norm:.2f}",
         )
 
 
 def loss_over(draws: Sequence[tuple[Tensor, Tensor]]) -> Loss:
-    """What one output of the reference loses over draws of (its own dtype, float64)."""
+    """Return the loss of one output of the reference over draws of (its own dtype, float64)."""
     import torch
 
     parts = []
@@ -241,14 +242,14 @@ def loss_over(draws: Sequence[tuple[Tensor, Tensor]]) -> Loss:
 
 
 def checked(passed: bool, detail: str) -> OutputCheck:
-    """An answer of yes or no, for a problem's own check."""
+    """Return a yes-or-no result, for a problem's own check."""
     ratio = 0.0 if passed else float("inf")
     return OutputCheck(passed=passed, element_ratio=ratio, norm_ratio=ratio, detail=detail)
 
 
 def _exactly(same: bool) -> OutputCheck:
     ratio = 0.0 if same else float("inf")
-    detail = "equal bit for bit" if same else "differs where every bit must agree"
+    detail = "equal bit for bit" if same else "differs, but every bit must agree"
     return OutputCheck(passed=same, element_ratio=ratio, norm_ratio=ratio, detail=detail)
 
 
@@ -258,25 +259,25 @@ def _failed(detail: str) -> OutputCheck:
 
 
 def coded(dtype: torch.dtype) -> bool:
-    """Whether values are compared as codes: whole numbers, bools and fp8."""
+    """Return whether values are compared as codes: integers, bools and fp8."""
     return not dtype.is_floating_point or dtype.itemsize == 1
 
 
 def same_form(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have one shape and one dtype."""
+    """Return whether two tensors have the same shape and dtype."""
     return one.shape == other.shape and one.dtype == other.dtype
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are alike, bit for bit; torch's own `equal` refuses fp8 and tells NaN
-    from itself."""
+    """Return whether two tensors are equal bit for bit; torch's `equal` rejects fp8 and calls NaN
+    unequal to itself."""
     import torch
 
     return one.dtype == other.dtype and torch.equal(_bits(one), _bits(other))
 
 
 def _places(codes: Tensor) -> Tensor:
-    """Codes as int16 of which neighbours differ by one; fp8 in the order of its values."""
+    """Return codes as int16 whose neighbours differ by one; fp8 in the order of its values."""
     import torch
 
     if not codes.dtype.is_floating_point:
@@ -286,7 +287,7 @@ def _places(codes: Tensor) -> Tensor:
 
 
 def _specials(codes: Tensor) -> Tensor:
-    """Codes as float32, with zeros for what is finite."""
+    """Return codes as float32, with zeros for finite values."""
     import torch
 
     wide = codes.float()

@@ -1,4 +1,4 @@
-"""Opening the database: the folder, the pragmas, the tables, and whether it can be written."""
+"""Opening of the database: folder, pragmas, tables, and a test write."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ratchet.ledger.faults import BUSY_TIMEOUT_S, code_of, explained
 from ratchet.ledger.place import file_of, shown
 
 _CREATING = 0x7261_7463
-"""The key of PostgreSQL's advisory lock under which the tables are made."""
+"""Key of PostgreSQL's advisory lock for creating the tables."""
 
 
 def utc_now() -> str:
-    """The time now, UTC, ISO 8601 with microseconds."""
+    """Return the current time in UTC, as ISO 8601 with microseconds."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def connect(url: URL) -> Engine:
-    """An engine over a ledger that is whole, of this schema, and can be written.
+    """Return an engine for a ledger that is intact, has this schema and can be written.
 
     Raises:
         LedgerError: locked, read-only, damaged, newer, another program's, or no driver for it.
@@ -52,7 +52,7 @@ def _make_folder(url: URL) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        why = files.why_not_new_folder(file.parent) or f"cannot be made ({error.strerror})"
+        why = files.why_not_new_folder(file.parent) or f"cannot be created ({error.strerror})"
         raise LedgerError(
             f"the ledger's folder {file.parent} {why}; point --ledger "
             "or RATCHET_LEDGER at a file in a folder that can be written"
@@ -76,15 +76,15 @@ def _engine(url: URL) -> Engine:
 def _set_pragmas(connection: Any, record: object) -> None:
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
-    # With FULL, a commit survives a power cut too; a turn commits seldom enough for it.
+    # With FULL, a commit also survives a power cut. A turn commits rarely, so it can afford this.
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.close()
 
 
 def _set_wal(engine: Engine) -> None:
-    """Switch the new file to write-ahead logging, which it then keeps.
+    """Switch the new file to write-ahead logging for good.
 
-    SQLite's own busy timeout does not cover the switch, and two processes may make one ledger.
+    SQLite's busy timeout does not cover the switch, and two processes may create one ledger.
     """
     deadline = time.monotonic() + BUSY_TIMEOUT_S
     while True:
@@ -104,13 +104,13 @@ def _prepare(engine: Engine) -> None:
         _create(engine)
     elif version > schema.SCHEMA_VERSION:
         raise LedgerError(
-            f"the ledger {shown(engine.url)} has schema {version}, and this Ratchet knows up to "
+            f"the ledger {shown(engine.url)} has schema {version}, and this Ratchet supports up to "
             f"{schema.SCHEMA_VERSION}; upgrade Ratchet, or point --ledger at another file"
         )
 
 
 def _version(engine: Engine) -> int | None:
-    """The ledger's schema version; None where its tables have yet to be made."""
+    """Return the ledger's schema version, or None before its tables are created."""
     with engine.connect() as connection:
         names = set(inspect(connection).get_table_names())
         if schema.schema_version.name in names:
@@ -119,14 +119,14 @@ def _version(engine: Engine) -> int | None:
             return version
     if names and engine.dialect.name == "sqlite":
         raise LedgerError(
-            f"{shown(engine.url)} is a database of another program (it holds {min(names)!r}); "
+            f"{shown(engine.url)} is another program's database (it holds {min(names)!r}); "
             "point --ledger at a file of its own"
         )
     return None
 
 
 def _create(engine: Engine) -> None:
-    """Make what is missing; the version is written last, so a killed start is made good later."""
+    """Create missing tables; the version comes last, so the next start repairs a killed one."""
     if engine.dialect.name == "sqlite":
         _set_wal(engine)
     with engine.begin() as connection:
@@ -137,7 +137,7 @@ def _create(engine: Engine) -> None:
 
 
 def _create_tables(connection: Connection) -> None:
-    # The version's table first: it tells a half-made ledger from another program's database.
+    # The version's table first: it distinguishes a half-made ledger from another database.
     others = [
         table for table in schema.metadata.sorted_tables if table is not schema.schema_version
     ]
@@ -148,10 +148,10 @@ def _create_tables(connection: Connection) -> None:
 
 
 def _check_writable(engine: Engine) -> None:
-    """Find a read-only or locked ledger now, and not after half an hour of measuring.
+    """Detect a read-only or locked ledger now, not after half an hour of measuring.
 
-    Nothing less than a row will do: as root no permission bit binds, and SQLite lets a transaction
-    begin on a file that it cannot write.
+    Only writing a row tells: permission bits do not bind root, and SQLite begins a transaction
+    even on a file that it cannot write.
     """
     with engine.connect() as connection:
         connection.execute(insert(schema.schema_version).values(**_version_row()))

@@ -1,4 +1,4 @@
-"""What a database's errors mean to a person: one line with the remedy."""
+"""Translation of a database's errors into one line with the remedy."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from ratchet.errors import LedgerError
 from ratchet.ledger.place import shown
 
 BUSY_TIMEOUT_S = 5.0
-"""How long a writer waits for another one before it gives up."""
+"""Time that a writer waits for another one before it gives up."""
 
 _ELSEWHERE = "point --ledger or RATCHET_LEDGER at another file"
 
 # Primary result codes of SQLite, https://www.sqlite.org/rescode.html
 _REMEDIES: dict[int, str] = {
     sqlite3.SQLITE_BUSY: (
-        f"is locked by another process (waited {BUSY_TIMEOUT_S:g} s); let that one end, or "
+        f"is locked by another process (waited {BUSY_TIMEOUT_S:g} s); wait for it to end, or "
         f"{_ELSEWHERE}"
     ),
     sqlite3.SQLITE_READONLY: (
         f"is read-only; make the file and its folder writable, or {_ELSEWHERE}"
     ),
     sqlite3.SQLITE_FULL: (
-        "is full: the disk has no room left; free some space and go on with --resume, or "
-        f"{_ELSEWHERE}. What was committed is kept"
+        "is full: the disk has no room left; free some space and continue with --resume, or "
+        f"{_ELSEWHERE}. No committed row is lost"
     ),
     sqlite3.SQLITE_CANTOPEN: f"cannot be opened; check its folder's permissions, or {_ELSEWHERE}",
     sqlite3.SQLITE_NOTADB: f"is not a ledger (not an SQLite file); move it away, or {_ELSEWHERE}",
-    sqlite3.SQLITE_CORRUPT: f"is damaged; move it away and start anew, or {_ELSEWHERE}",
+    sqlite3.SQLITE_CORRUPT: f"is damaged; move it away and start again, or {_ELSEWHERE}",
     sqlite3.SQLITE_IOERR: (
-        f"could not be read or written; check that the disk is whole and not full, or {_ELSEWHERE}"
+        f"cannot be read or written; check the disk for errors and free space, or {_ELSEWHERE}"
     ),
 }
 _REMEDIES[sqlite3.SQLITE_LOCKED] = _REMEDIES[sqlite3.SQLITE_BUSY]
@@ -42,7 +42,7 @@ _REMEDIES[sqlite3.SQLITE_PERM] = _REMEDIES[sqlite3.SQLITE_READONLY]
 
 
 def code_of(error: DBAPIError) -> int | None:
-    """SQLite's primary result code behind an error; None for another database's."""
+    """Return SQLite's primary result code of an error; None for another database."""
     code = getattr(error.orig, "sqlite_errorcode", None)
     return None if code is None else int(code) & 0xFF
 
@@ -51,7 +51,7 @@ def code_of(error: DBAPIError) -> int | None:
 def explained(url: URL) -> Iterator[None]:
     """Turn the database's errors into a `LedgerError` of one line.
 
-    `IntegrityError` passes: it is how an append learns that its row is there already.
+    `IntegrityError` passes: it tells an append that its row exists already.
     """
     try:
         yield

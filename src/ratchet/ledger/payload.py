@@ -1,4 +1,4 @@
-"""Payloads as JSON text that every database takes: NaN and the infinities survive the trip."""
+"""Payloads as JSON text for every database; NaN and the infinities survive the round trip."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _KEY = "$float"
 
 
 def dumps(payload: Any) -> str:
-    """Strict JSON; a float that JSON lacks becomes `{"$float": "nan"}` (also inf, -inf).
+    """Return strict JSON; a float that JSON lacks becomes `{"$float": "nan"}` (also inf, -inf).
 
-    PostgreSQL refuses the bare `NaN` that Python would write, and a turn must not be lost because
-    one of its losses was not finite.
+    PostgreSQL refuses the bare `NaN` that Python would write, and one infinite loss must not cost
+    the whole turn.
     """
     return json.dumps(_encoded(payload), allow_nan=False, separators=(",", ":"))
 
 
 def loads(text: str) -> Any:
-    """What `dumps` was given, with lists in place of tuples."""
+    """Return the value that `dumps` was given, with lists in place of tuples."""
     return json.loads(text, object_hook=_decoded)
 
 

@@ -1,4 +1,4 @@
-"""Where the ledger stands: an argument, `RATCHET_LEDGER`, or the platform's data folder."""
+"""Place of the ledger: an argument, `RATCHET_LEDGER`, or the platform's data folder."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _DATABASES = ("sqlite", "postgresql")
 
 
 def default_path() -> Path:
-    """The file that is used where nothing else is asked for."""
+    """Return the default file."""
     return Path(platformdirs.user_data_dir("ratchet", appauthor=False)) / "ledger.db"
 
 
 def resolve(url: str | os.PathLike[str] | None = None) -> URL:
-    """The database's URL from a URL, a path, `RATCHET_LEDGER` or the default, in this order.
+    """Return the database's URL from a URL, a path, `RATCHET_LEDGER` or the default, in this order.
 
     Raises:
         LedgerError: the text is not a URL of SQLite or PostgreSQL.
@@ -40,22 +40,22 @@ def resolve(url: str | os.PathLike[str] | None = None) -> URL:
     database = parsed.get_backend_name()
     if database not in _DATABASES:
         raise LedgerError(
-            f"the ledger is kept in SQLite or PostgreSQL, not in {database!r}; give a path, "
+            f"the ledger needs SQLite or PostgreSQL, not {database!r}; give a path, "
             "sqlite:///FILE or postgresql://USER@HOST/DATABASE"
         )
-    # A bare postgresql:// means another driver in older releases of SQLAlchemy.
+    # Older releases of SQLAlchemy pick another driver for a bare postgresql://.
     return parsed.set(drivername="postgresql+psycopg") if database == "postgresql" else parsed
 
 
 def shown(url: URL) -> str:
-    """The ledger's place as a person reads it, without a password."""
+    """Return the ledger's place for a message, without a password."""
     if url.get_backend_name() == "sqlite" and url.database:
         return url.database
     return url.render_as_string(hide_password=True)
 
 
 def file_of(url: URL) -> Path | None:
-    """The SQLite file behind a URL; None for a server, and for a ledger held in memory."""
+    """Return the SQLite file of a URL; None for a server, and for a ledger in memory."""
     if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
         return None
     if url.database.startswith("file:"):

@@ -1,7 +1,7 @@
-"""The tables: the same on SQLite and PostgreSQL, and only ever appended to.
+"""The tables, the same on SQLite and PostgreSQL. Rows are only appended.
 
-Every row carries `at` (UTC, ISO 8601) and the fingerprints of the device and the software that it
-was made on. The newest row of a kind is the one with the largest `id`.
+Every row carries `at` (UTC, ISO 8601) and the fingerprints of its device and software. The newest
+row of a kind is the one with the largest `id`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from sqlalchemy import (
 )
 
 SCHEMA_VERSION = 1
-"""Raised by one with every change of the tables below."""
+"""Increased by one with every change of the tables below."""
 
 metadata = MetaData()
 
-# SQLite numbers rows by itself only where the key's type is exactly INTEGER.
+# SQLite numbers rows by itself only if the key's type is exactly INTEGER.
 _ID = BigInteger().with_variant(Integer(), "sqlite")
 
 
 def _table(name: str, *columns: Column[object]) -> Table:
-    """A table of the ledger: an id and the three columns that every row carries, then its own."""
+    """Return a table of the ledger: an id, the three columns of every row, then its own columns."""
     return Table(
         name,
         metadata,
@@ -49,7 +49,7 @@ def _payload(name: str = "payload") -> Column[object]:
     return Column(name, JSON, nullable=False)
 
 
-# A device or software is described once; its fingerprint is the key.
+# One row describes a device or software; its fingerprint is the key.
 devices = Table(
     "devices",
     metadata,

@@ -1,4 +1,4 @@
-"""The ledger itself: append, and read the newest. No row is ever changed or deleted."""
+"""The ledger: append rows, and read the newest. No row is ever changed or deleted."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from ratchet.ledger.tables import Fingerprint, Turn
 from ratchet.measure.samples import Sample
 
 _DISPROVEN = frozenset({"wrong", "cheating", "crashed", "timed_out", "refused"})
-"""Verdicts after which a kernel is not loaded, whatever another problem said of it."""
+"""Verdicts on any one problem that forbid loading a kernel."""
 
 
 class Ledger:
-    """An open ledger. Every method raises `LedgerError`, one line, where the database fails.
+    """An open ledger. Every method raises a `LedgerError` of one line if the database fails.
 
     One object serves all threads of a process; after a fork, open another.
     """
@@ -38,7 +38,7 @@ class Ledger:
 
     @classmethod
     def open(cls, url: str | os.PathLike[str] | None = None) -> Ledger:
-        """Open the ledger at a path or URL, else `RATCHET_LEDGER`, else in the user's data folder.
+        """Open the ledger at a path or URL; the default is `RATCHET_LEDGER`, then the data folder.
 
         Raises:
             LedgerError: it is locked, read-only, damaged, of a newer schema or not a ledger.
@@ -51,7 +51,7 @@ class Ledger:
         return shown(self._engine.url)
 
     def close(self) -> None:
-        """Let go of the database; what was appended is committed already."""
+        """Close the database; all appended rows are committed already."""
         self._engine.dispose()
 
     def __enter__(self) -> Ledger:
@@ -65,7 +65,7 @@ class Ledger:
     ) -> None:
         self.close()
 
-    # Evidence: what a killed turn goes on from.
+    # Evidence: a killed turn resumes from it.
 
     def remember(
         self, kind: str, key: str, payload: Mapping[str, Any], *, fingerprint: Fingerprint
@@ -76,16 +76,16 @@ class Ledger:
     def recall(
         self, kind: str, key: str, *, fingerprint: Fingerprint | None = None
     ) -> dict[str, Any] | None:
-        """The newest evidence of a kind and key, from this fingerprint only where one is given."""
+        """Return the newest evidence of a kind and key; only this fingerprint's if one is given."""
         table = schema.evidence
         return self._newest(table, fingerprint, table.c.kind == kind, table.c.key == key)
 
-    # What the machine, the problems and the kernels are.
+    # Descriptions of the machine, the problems and the kernels.
 
     def here(self, device: Device) -> Fingerprint:
-        """Return the fingerprint of a device and of this software; keep what both stand for.
+        """Return the fingerprint of a device and of this software, and store their descriptions.
 
-        Rows that a command appends carry a fingerprint from here, so that none is without meaning.
+        Commands take the fingerprints of their rows from here, so each one has a description.
         """
         versions = software()
         found = Fingerprint(device=device.fingerprint, software=versions.fingerprint)
@@ -101,21 +101,21 @@ class Ledger:
     def record_problem(
         self, hash: str, name: str, payload: Mapping[str, Any], *, fingerprint: Fingerprint
     ) -> None:
-        """Keep a problem under its content's hash; a second time changes nothing."""
+        """Store a problem under its content's hash, once."""
         self._append_once(schema.problems, fingerprint, hash=hash, name=name, payload=payload)
 
     def record_kernel(
         self, hash: str, name: str, payload: Mapping[str, Any], *, fingerprint: Fingerprint
     ) -> None:
-        """Keep a kernel (its source in the payload) under its hash; again changes nothing."""
+        """Store a kernel under its hash, once; the payload holds its source."""
         self._append_once(schema.kernels, fingerprint, hash=hash, name=name, payload=payload)
 
     def problem(self, hash: str) -> dict[str, Any] | None:
-        """The problem of this hash."""
+        """Return the problem of this hash."""
         return self._newest(schema.problems, None, schema.problems.c.hash == hash)
 
     def kernel(self, hash: str) -> dict[str, Any] | None:
-        """The kernel of this hash, its source in it."""
+        """Return the kernel of this hash, with its source."""
         return self._newest(schema.kernels, None, schema.kernels.c.hash == hash)
 
     # Verdicts.
@@ -134,9 +134,9 @@ class Ledger:
     def verdict(
         self, kernel_hash: str, problem_hash: str, fingerprint: Fingerprint, *, judge: str
     ) -> dict[str, Any] | None:
-        """The newest verdict on this kernel for this problem, from this device and software.
+        """Return the newest verdict on a kernel for a problem, from this device and software.
 
-        None as well where another judge than this revision said it (`ratchet.judge.revision`).
+        Also None if another revision of the judge gave it (`ratchet.judge.revision`).
         """
         table = schema.verdicts
         kernel, problem = table.c.kernel_hash == kernel_hash, table.c.problem_hash == problem_hash
@@ -144,11 +144,11 @@ class Ledger:
         return found if found is not None and _judge_of(found) == judge else None
 
     def proven(self, kernel_hash: str, fingerprint: Fingerprint, *, judge: str) -> bool:
-        """Whether this kernel may be loaded here: proven for a problem, disproven for none.
+        """Return whether this kernel may be loaded: proven for some problem, disproven for none.
 
-        Only the newest verdict on each problem counts, and only this device's and software's. What
-        another revision of the judge proved may have come through a hole that is closed now; what
-        it disproved stands until this one has judged it again.
+        Only the newest verdict on each problem counts, from this device and software. A proof of
+        another revision of the judge does not count, since it may have come through a hole that is
+        now closed. What another revision disproved stays disproved until it is judged again.
         """
         table = schema.verdicts
         newest = {
@@ -169,13 +169,13 @@ class Ledger:
         fingerprint: Fingerprint,
         command: str = "optimize",
     ) -> str:
-        """Append that a turn starts, with its options; returns its identity."""
+        """Append the start of a turn with its options; return its identity."""
         turn = uuid.uuid4().hex
         self._append_turn(turn, "started", command, workload, payload, fingerprint)
         return turn
 
     def finish_turn(self, turn: str, payload: Mapping[str, Any] | None = None) -> None:
-        """Append that a turn is finished, with what came of it.
+        """Append the end of a turn, with its result.
 
         Raises:
             LedgerError: no turn of this identity was started.
@@ -187,7 +187,7 @@ class Ledger:
 
     @contextmanager
     def failing(self, turn: str) -> Iterator[None]:
-        """Append that a turn failed where its work raises a mistake: nothing is to be resumed.
+        """Mark a turn as failed if its work raises a `RatchetError`: there is nothing to resume.
 
         A turn that is killed or interrupted, or whose ledger fails, stays unfinished.
         """
@@ -204,10 +204,10 @@ class Ledger:
             raise
 
     def turn(self, turn: str) -> Turn:
-        """The turn of this identity as it was started.
+        """Return the turn of this identity, as it was started.
 
         Raises:
-            LedgerError: there is none.
+            LedgerError: there is no such turn.
         """
         table = schema.turns
         rows = self._rows(table, None, table.c.turn == turn, table.c.event == "started")
@@ -218,7 +218,7 @@ class Ledger:
     def unfinished_turn(
         self, workload: str, *, fingerprint: Fingerprint | None = None, command: str = "optimize"
     ) -> Turn | None:
-        """The newest turn of a workload, if it was started and neither finished nor failed."""
+        """Return the newest turn of a workload, if it neither finished nor failed."""
         table = schema.turns
         rows = self._rows(
             table, fingerprint, table.c.workload == workload, table.c.command == command
@@ -232,9 +232,9 @@ class Ledger:
     def record_measurements(
         self, turn: str, samples: Iterable[Sample], *, purpose: str = ""
     ) -> None:
-        """Append raw samples in one transaction: all of them are kept, or none.
+        """Append raw samples in one transaction, all or none.
 
-        `purpose` tells apart what one turn measured: the baseline, a lever's screening, the proof.
+        `purpose` names the part of the turn: the baseline, a lever's screening, the proof.
         """
         fingerprint = self.turn(turn).fingerprint
         rows = [
@@ -244,7 +244,7 @@ class Ledger:
         self._insert(schema.measurements, rows)
 
     def measurements(self, turn: str, *, purpose: str | None = None) -> list[Sample]:
-        """The raw samples of a turn in the order they were taken, of one purpose where given."""
+        """Return a turn's raw samples in the order they were taken; of one purpose if given."""
         table = schema.measurements
         conditions = [table.c.turn == turn]
         if purpose is not None:
@@ -269,12 +269,12 @@ class Ledger:
     def recipe(
         self, workload: str, *, fingerprint: Fingerprint | None = None
     ) -> dict[str, Any] | None:
-        """The newest recipe of a workload, from this fingerprint only where one is given."""
+        """Return the newest recipe of a workload; only this fingerprint's if one is given."""
         table = schema.recipes
         return self._newest(table, fingerprint, table.c.workload == workload)
 
     def counts(self) -> dict[str, int]:
-        """How many rows each table holds."""
+        """Return the number of rows of each table."""
         tables = schema.metadata.sorted_tables
         with explained(self._engine.url), self._engine.connect() as connection:
             return {
@@ -282,13 +282,13 @@ class Ledger:
                 for table in tables
             }
 
-    # The two things that are ever done to the database.
+    # The only two operations on the database.
 
     def _insert(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
         if not rows:
             return
         # The insert is the transaction's first statement, so it waits for another writer
-        # instead of failing on a snapshot that has become stale.
+        # instead of failing on a stale snapshot.
         with explained(self._engine.url), self._engine.begin() as connection:
             connection.execute(insert(table), list(rows))
 
@@ -347,7 +347,7 @@ def _query(
 
 
 def _judge_of(verdict: Mapping[str, Any]) -> str | None:
-    """Which revision of the judge a verdict is of; they did not always say so."""
+    """Return the judge's revision that a verdict names; old verdicts name none."""
     found: str | None = verdict.get("environment", {}).get("judge")
     return found
 

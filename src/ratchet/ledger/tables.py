@@ -1,4 +1,4 @@
-"""The plain types that go into the ledger and come out of it."""
+"""Plain types that the ledger takes and returns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 
 class Fingerprint(TypedDict):
-    """Which device and which software a row was made on: short stable hashes of both."""
+    """Short stable hashes of a row's device and software."""
 
     device: str
     software: str
@@ -24,5 +24,5 @@ class Turn:
     workload: str
     started_at: str
     payload: Mapping[str, Any]
-    """What `start_turn` was given: the options, for a resumed turn to compare with its own."""
+    """The options given to `start_turn`; a resumed turn compares them with its own."""
     fingerprint: Fingerprint

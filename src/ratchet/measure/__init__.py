@@ -1,4 +1,4 @@
-"""Paired timing: arms in, samples and answers out. Pure arithmetic over times."""
+"""Paired timing: runs arms, and turns their samples into answers."""
 
 from __future__ import annotations
 

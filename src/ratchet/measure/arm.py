@@ -1,4 +1,4 @@
-"""What is timed: an arm runs a number of iterations and says how long they took."""
+"""The arm protocol: an arm runs a number of iterations and reports their time."""
 
 from __future__ import annotations
 

@@ -4,12 +4,12 @@ The estimate is the median of log(baseline/new) over adjacent pairs. Its varianc
 hierarchical bootstrap (launches first, then pairs inside them); the interval is the estimate plus
 and minus Student's t quantile times the standard error.
 
-Why not the bootstrap's own percentiles: launches are few. A resample of three launches reaches no
-further than the lowest and the highest of them, which hold the truth three times in four, not 19
-times in 20. Simulated, percentiles gave 5-24 % false positives with three launches. So the part of
-the variance that comes from launches is scaled by n / (n - 1) (Hesterberg, "What Teachers Should
-Know About the Bootstrap", The American Statistician 69(4), 2015), and t's degrees of freedom are
-Welch and Satterthwaite's from the two parts. docs/measure.md has the simulated rates.
+The bootstrap's own percentiles fail for few launches. A resample of three launches reaches no
+further than the lowest and the highest of them, which enclose the truth three times in four, not 19
+times in 20. In a simulation with three launches, percentiles gave 5-24 % false positives. So the
+part of the variance that comes from launches is scaled by n / (n - 1) (Hesterberg, "What Teachers
+Should Know About the Bootstrap", The American Statistician 69(4), 2015), and t's degrees of freedom
+are Welch and Satterthwaite's from the two parts. docs/measure.md has the simulated rates.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MIN_PAIRS = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Floor:
-    """The range of ratios that two copies of one arm show: symmetric about 1 in the logarithm."""
+    """Range of ratios between two copies of one arm, symmetric about 1 in the logarithm."""
 
     low: float
     high: float
@@ -44,7 +44,7 @@ class Floor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """How much faster `new` is than `baseline`; above 1 is faster."""
+    """The speed-up of `new` over `baseline`; above 1 is faster."""
 
     baseline: str
     new: str
@@ -55,15 +55,15 @@ class Comparison:
     answer: Answer
     pairs: int
     launches: int
-    """With 1 the interval knows nothing of how much one start of the processes differs from the
-    next: it holds for that launch alone."""
+    """With 1, the interval ignores how much one start of the processes differs from the next: it
+    holds for that launch alone."""
     confidence: float
     floor: Floor | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """One arm's median time of an iteration, with the interval of that median."""
+    """One arm's median time per iteration, with the median's interval."""
 
     arm: str
     median_s: float
@@ -85,8 +85,8 @@ def compare(
 ) -> Comparison:
     """Compare two arms over the rounds that hold both.
 
-    `faster` and `slower` need an interval without 1 and, where there is a floor, a ratio outside
-    it. `equivalent` needs a floor that holds the whole interval. All else is `undecided`.
+    `faster` and `slower` need an interval that excludes 1, and a ratio outside the floor if there
+    is one. `equivalent` needs a floor that holds the whole interval. All else is `undecided`.
     MeasureError for fewer than two pairs.
     """
     launches = log_ratios(samples, baseline=baseline, new=new)
@@ -113,7 +113,7 @@ def compare(
 
 
 def answer_of(ratio: float, low: float, high: float, floor: Floor | None) -> Answer:
-    """Which of the four answers an interval gives, in the light of the A/A floor."""
+    """Return the answer that an interval gives against the A/A floor."""
     if floor is not None and floor.contains(low, high):
         return "equivalent"
     if floor is not None and floor.contains(ratio, ratio):
@@ -134,7 +134,7 @@ def aa_floor(
     resamples: int = 2000,
     seed: int = 0,
 ) -> Floor:
-    """The floor that an A/A run sets: the far end of its interval, to both sides of 1.
+    """Return the floor of an A/A run: the far end of its interval, applied to both sides of 1.
 
     `twin` is a second process of the same arm, timed in the same rounds.
     """
@@ -159,7 +159,7 @@ def summarise(
     resamples: int = 2000,
     seed: int = 0,
 ) -> Summary:
-    """One arm's median time with its interval, from all of its samples."""
+    """Return one arm's median time with its interval, from all of its samples."""
     own = of_arm(samples, arm)
     if len(own) < MIN_PAIRS:
         raise MeasureError(f"1 sample of {arm!r}: an interval needs {MIN_PAIRS}; run more rounds")
@@ -181,9 +181,9 @@ def summarise(
 def _interval(
     launches: Sequence[FloatArray], confidence: float, resamples: int, seed: int
 ) -> tuple[float, float]:
-    """Median of all values and the half width of its interval, in the values' own unit."""
+    """Return the median of all values and its interval's half width, in the values' unit."""
     if not 0 < confidence < 1:
-        raise MeasureError(f"confidence {confidence} is not between 0 and 1: 0.95 is usual")
+        raise MeasureError(f"confidence {confidence} is not between 0 and 1: use 0.95")
     if resamples < 100:
         raise MeasureError(f"{resamples} resamples are too few for an interval: use 100 or more")
     between, within = _variances(launches, resamples, seed)
@@ -193,21 +193,22 @@ def _interval(
 
 
 def _variances(launches: Sequence[FloatArray], resamples: int, seed: int) -> tuple[float, float]:
-    """The two parts of the median's variance: between launches, and between pairs inside them."""
+    """Return the median's variance in two parts: between launches, and between pairs in each."""
     within = _variance(bootstrap_medians(launches, resamples, seed, resample_launches=False))
     count = len(launches)
     if count == 1:
         return 0.0, within
     both = _variance(bootstrap_medians(launches, resamples, seed))
-    # A bootstrap of n launches falls short of their variance by (n - 1) / n.
+    # A bootstrap of n launches underestimates their variance by (n - 1) / n.
     return max(both - within, 0.0) * count / (count - 1), within
 
 
 def _degrees_of_freedom(between: float, within: float, counts: Sequence[int]) -> float:
-    """Welch-Satterthwaite: near launches - 1 when launches differ, near the pairs' when not.
+    """Return Welch-Satterthwaite's: near launches - 1 if launches differ, else near the pairs'.
 
-    Two launches say too little about their own spread for that (12 % false positives where it
-    rules, by simulation): they get their one degree of freedom and so a very wide interval.
+    Two launches say too little about their own spread for this formula (12 % false positives in a
+    simulation where that spread dominates). They get one degree of freedom, and so a very wide
+    interval.
     """
     launches, pairs = len(counts), sum(counts)
     if launches == 2:
@@ -218,7 +219,7 @@ def _degrees_of_freedom(between: float, within: float, counts: Sequence[int]) ->
 
 
 def _exp(value: float) -> float:
-    """exp, kept finite and above 0: an interval of two launches can be absurdly wide."""
+    """Return exp, kept finite and above 0: the interval of two launches can be absurdly wide."""
     return math.exp(min(max(value, -700.0), 700.0))
 
 
@@ -229,7 +230,7 @@ def _variance(values: FloatArray) -> float:
 def bootstrap_medians(
     launches: Sequence[FloatArray], resamples: int, seed: int, *, resample_launches: bool = True
 ) -> FloatArray:
-    """Medians of `resamples` resamples: launches first (unless held fixed), then pairs in each."""
+    """Return medians of resamples: of launches first (unless held fixed), then of pairs in each."""
     rng = np.random.default_rng(seed)
     counts = np.asarray([len(launch) for launch in launches])
     starts = np.cumsum(counts) - counts

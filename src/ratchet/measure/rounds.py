@@ -26,14 +26,14 @@ def run_rounds(
     on_round: OnRound | None = None,
     enough: Enough = lambda: False,
 ) -> list[Sample]:
-    """Time every arm once a round, one right after the other; returns rounds x arms samples.
+    """Time every arm once per round, right after each other; return rounds x arms samples.
 
     After FEWEST_ROUNDS no two rounds begin once `enough()` is true: it may look at a clock, and
     must not look at the samples.
 
     Rounds come in twos: a random order, then its reverse (ABBA or BAAB for two arms), so that
-    neither a steady drift nor a cost of coming second falls on one arm. `iterations` is one number
-    or one for each arm's name. `on_round(round, samples of that round)` is called after each round.
+    neither a steady drift nor the cost of running second falls on one arm. `iterations` is one
+    number, or one per arm name. Each round ends with `on_round(round, samples of that round)`.
     MeasureError for fewer than two arms, repeated names, or a time that is not positive.
     """
     _check(arms, rounds)
@@ -52,7 +52,7 @@ def run_rounds(
 
 
 def orders(arms: int, *, rounds: int, rng: np.random.Generator) -> list[list[int]]:
-    """The order of the arms in each round: a random one, then the same one reversed."""
+    """Yield the arms' order for each round: a random one, then its reverse."""
     result: list[list[int]] = []
     while len(result) < rounds:
         order = [int(arm) for arm in rng.permutation(arms)]
@@ -81,8 +81,8 @@ def _time(
 def _check(arms: Sequence[Arm], rounds: int) -> None:
     names = [arm.name for arm in arms]
     if len(names) < 2:
-        raise MeasureError(f"got {len(names)} arms: a paired run needs two or more")
+        raise MeasureError(f"got {len(names)} arms: give two or more to a paired run")
     if len(set(names)) != len(names):
-        raise MeasureError(f"arms {names} share a name: give every arm its own")
+        raise MeasureError(f"arms {names} share a name: give every arm a name of its own")
     if rounds < 1:
         raise MeasureError(f"got {rounds} rounds: ask for at least one")

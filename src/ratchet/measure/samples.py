@@ -1,4 +1,4 @@
-"""A sample is the time of one iteration of one arm in one round of one launch."""
+"""Samples: the time of one iteration of one arm in one round of one launch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Sample:
 
     arm: str
     launch: int
-    """Which start of the processes this was: 0, 1, ..."""
+    """Number of the process start: 0, 1, ..."""
     round: int
     position: int
     """Place of this arm within its round: 0 ran first."""
@@ -30,7 +30,7 @@ class Sample:
 
 
 def checked(sample: Sample) -> Sample:
-    """Return the sample, or raise MeasureError when its wall time is not a positive number."""
+    """Return the sample; MeasureError if its wall time is not a positive number."""
     if not (math.isfinite(sample.wall_time_s) and sample.wall_time_s > 0):
         raise MeasureError(
             f"arm {sample.arm!r} reported {sample.wall_time_s} s in launch {sample.launch}, "
@@ -40,7 +40,7 @@ def checked(sample: Sample) -> Sample:
 
 
 def of_arm(samples: Iterable[Sample], arm: str) -> list[Sample]:
-    """The samples of one arm by launch and round; MeasureError when there is none."""
+    """Return one arm's samples by launch and round; MeasureError if there are none."""
     own = sorted(
         (checked(s) for s in samples if s.arm == arm), key=lambda s: (s.launch, s.round, s.position)
     )
@@ -50,10 +50,10 @@ def of_arm(samples: Iterable[Sample], arm: str) -> list[Sample]:
 
 
 def log_ratios(samples: Iterable[Sample], *, baseline: str, new: str) -> list[FloatArray]:
-    """log(baseline time / new time) of each adjacent pair, one array for each launch.
+    """Return log(baseline time / new time) of each adjacent pair, one array per launch.
 
     A pair is the two arms' samples of the same launch and round; a round that lacks one is left
-    out. The order of `samples` does not matter. MeasureError when an arm stands twice in a round.
+    out. The order of `samples` does not matter. MeasureError if an arm appears twice in a round.
     """
     materialised = list(samples)
     first, second = (_by_round(of_arm(materialised, arm)) for arm in (baseline, new))
@@ -69,7 +69,7 @@ def _by_round(samples: Iterable[Sample]) -> dict[tuple[int, int], float]:
         key = (sample.launch, sample.round)
         if key in times:
             raise MeasureError(
-                f"arm {sample.arm!r} stands twice in launch {key[0]}, round {key[1]}: "
+                f"arm {sample.arm!r} appears twice in launch {key[0]}, round {key[1]}: "
                 "give every arm of a run its own name"
             )
         times[key] = sample.wall_time_s

@@ -1,1 +1,1 @@
-"""One module for each language that a kernel can be written in."""
+"""One module for each language of kernels."""

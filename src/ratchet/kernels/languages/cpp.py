@@ -1,7 +1,7 @@
 """The `cpp` language: one self-contained source, compiled by the system's compiler. No torch.
 
-A compiled library is cached under the hash of its source and schedule, the compiler and the CPU.
-Beside it stands the digest of the library file; a file that does not match is compiled again.
+A compiled library is cached under the hash of its source and schedule, the compiler and the CPU,
+with a digest of the library file. A file that does not match its digest is compiled again.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ FLAGS: Final = (
     "-std=c++17",
 )
 HEADERS: Final = Path(__file__).parent
-"""Where `ratchet_abi.h` lies, which a source may include."""
+"""Folder of `ratchet_abi.h`, which a source may include."""
 COMPILE_TIMEOUT_S: Final = 120.0
 _COMPILERS: Final = ("g++", "clang++", "c++")
 _MACRO_WORD: Final = re.compile(r"[A-Za-z0-9_]+")
 
 
 def find_compiler() -> Path:
-    """The C++ compiler: RATCHET_CXX, then CXX, then g++, clang++, c++; else CompilerMissing."""
+    """Return the compiler: RATCHET_CXX, CXX, g++, clang++ or c++; else raise CompilerMissing."""
     for variable in ("RATCHET_CXX", "CXX"):
         asked = os.environ.get(variable, "").strip()
         if asked:
@@ -59,13 +59,13 @@ def _asked_compiler(variable: str, asked: str) -> Path:
     found = shutil.which(asked)
     if found is None:
         raise CompilerMissing(
-            f"{variable}={asked} is not a program on this machine: correct or unset {variable}"
+            f"{variable}={asked} is no program on this machine: correct or unset {variable}"
         )
     return Path(found)
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept: RATCHET_CACHE, else the platform's cache folder."""
+    """Return the folder of compiled kernels: RATCHET_CACHE, or the platform's cache folder."""
     asked = os.environ.get("RATCHET_CACHE", "")
     if asked:
         return Path(asked) / "kernels"
@@ -75,7 +75,7 @@ def cache_folder() -> Path:
 
 
 def macros(kernel: Kernel) -> tuple[str, ...]:
-    """The -D options of a schedule: ("isa", "amx") is -DRATCHET_ISA_AMX, others KEY=VALUE."""
+    """Return a schedule's -D options: ("isa", "amx") is -DRATCHET_ISA_AMX, others KEY=VALUE."""
     options = []
     for key, value in kernel.schedule:
         if not (_MACRO_WORD.fullmatch(key) and _MACRO_WORD.fullmatch(value)):
@@ -93,10 +93,10 @@ def macros(kernel: Kernel) -> tuple[str, ...]:
 def compile_kernel(
     kernel: Kernel, *, cache: Path | None = None, included: Path | None = None
 ) -> Path:
-    """Compile `kernel` to a shared library, or find it in the cache; returns the library's path.
+    """Compile `kernel` to a shared library, or find it in the cache; return the library's path.
 
-    `included` is a header whose text the source begins with (`precompiled_headers`). Raises
-    CompilerMissing, or KernelError with the compiler's first error.
+    `included` is a precompiled header with the source's first lines (`precompiled_headers`). Raises
+    CompilerMissing, or a KernelError with the compiler's first error.
     """
     if kernel.language != "cpp":
         raise KernelError(
@@ -114,7 +114,7 @@ def compile_kernel(
 
 
 def load(path: Path, entry: str) -> Entry:
-    """The C function `entry` of a compiled library, ready to be called with packed bytes."""
+    """Return the C function `entry` of a compiled library, to be called with packed bytes."""
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
@@ -137,13 +137,13 @@ def _cache_key(kernel: Kernel, compiler: Path, options: tuple[str, ...]) -> str:
 
 
 def headers_key(names: tuple[str, ...], compiler: Path) -> str:
-    """A name for precompiled headers: what they depend on."""
+    """Return a name for precompiled headers from everything that they depend on."""
     parts = (_compiler_identity(compiler), _cpu_identity(), *FLAGS, *names)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
 
 
 def is_gcc(compiler: Path) -> bool:
-    """Whether a compiler is GCC's, by its own words."""
+    """Return whether a compiler identifies itself as GCC."""
     words = _compiler_identity(compiler).partition("\n")[2]
     return "clang" not in words and ("g++" in words or "GCC" in words)
 
@@ -162,7 +162,7 @@ def _compiler_identity(compiler: Path) -> str:
 
 @functools.cache
 def _cpu_identity() -> str:
-    """Model and features: -march=native gives other code on another CPU."""
+    """Return the CPU's model and features: -march=native makes the code depend on them."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -203,7 +203,7 @@ def _build(kernel: Kernel, compiler: Path, options: tuple[str, ...], target: Pat
 
 
 def _keep(library: Path, target: Path) -> None:
-    """Move library and digest into the cache; a reader sees either the old pair or a mismatch."""
+    """Move library and digest into the cache; a reader sees the old pair or a mismatch."""
     digest = library.with_suffix(".sha256")
     digest.write_text(hashlib.sha256(library.read_bytes()).hexdigest(), encoding="ascii")
     os.replace(library, target)
@@ -233,5 +233,5 @@ def _run_compiler(kernel: Kernel, command: list[str]) -> None:
 def _first_error(text: str) -> str:
     lines = [line for line in text.splitlines() if "error" in line] or text.splitlines()
     if not lines:
-        return "the compiler said nothing"
+        return "the compiler printed no error"
     return re.sub(r"^.*?kernel\.cpp:", "line ", lines[0])

@@ -1,10 +1,9 @@
-"""The standard headers at the head of a C++ source, parsed once and kept.
+"""Precompiled standard headers for C++ sources.
 
 A small kernel's compiler spends most of its time on `<vector>` and `<cmath>`. GCC reads them from a
 precompiled header instead, which `-include` puts before the source's first line (GCC's manual,
-"Using Precompiled Headers"). Only what the source would include there itself is put there: its
-leading `#include`s of headers of the language, in their order. So the same text compiles to the
-same code without it.
+"Using Precompiled Headers"). The header holds only the source's own leading `#include`s of standard
+headers, in their order. So the same text compiles to the same code without it.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from ratchet.kernels.languages import cpp
 
 NAME: Final = "leading.hpp"
 ENOUGH: Final = 2
-"""So often the same headers must have been asked for before they are worth half a second."""
+"""Number of requests after which precompiling the same headers is worth half a second."""
 MOST_KEPT: Final = 16
-"""Sets of headers in the cache, at 10 to 60 MB each: the oldest goes."""
+"""Most sets of headers in the cache, at 10 to 60 MB each; the oldest is removed."""
 BUILD_TIMEOUT_S: Final = 60.0
 KNOWN: Final = frozenset(
     (
@@ -43,18 +42,18 @@ _COMMENT: Final = re.compile(r"/\*.*?\*/", re.DOTALL)
 
 
 class PrecompiledHeaders:
-    """What one user has precompiled; shared by the processes that have the same cache folder."""
+    """One user's precompiled headers, shared by processes with the same cache folder."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """`folder` is the cache, by default beside the compiled kernels."""
+        """Use `folder` as the cache; the default is next to the compiled kernels."""
         self._folder = folder
         self._asked: dict[str, int] = {}
         self._failed: set[str] = set()
 
     def folder_for(self, source: str) -> Path | None:
-        """A folder with the precompiled headers that a source begins with, or None without them.
+        """Return a folder with the precompiled headers that a source begins with, or None.
 
-        It holds NAME to be given to `-include`, and nothing else than its precompiled form.
+        It holds only the precompiled form of NAME, which `-include` takes.
         """
         names = leading_headers(source)
         if not names:
@@ -72,13 +71,13 @@ class PrecompiledHeaders:
             _build(names, compiler, folder)
             self._failed.discard(key)
         except (OSError, RatchetError, subprocess.SubprocessError):
-            return None  # it is only slower without
+            return None  # compiling without them is only slower
         _keep_few(folder.parent)
         return folder
 
 
 def leading_headers(source: str) -> tuple[str, ...]:
-    """The headers of the language that a source includes before it says anything else."""
+    """Return the standard headers that a source includes before anything else."""
     names: list[str] = []
     for line in _COMMENT.sub(_as_lines, source).splitlines():
         found = _INCLUDE.fullmatch(line)
@@ -94,7 +93,7 @@ def _as_lines(comment: re.Match[str]) -> str:
 
 
 def _build(names: tuple[str, ...], compiler: Path, folder: Path) -> None:
-    """Precompile into a new folder and move it to its place; another process may be first."""
+    """Precompile into a new folder, then move it into place; another process may be first."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="build-") as name:
         made = Path(name) / "made"

@@ -1,7 +1,7 @@
-"""The kernels that ship. Importing this package imports no torch; an op's module does.
+"""The shipped kernels. Importing this package imports no torch; an op's module does.
 
-`LIBRARY` names every kernel. Each module below registers its ops under `torch.ops.ratchet` when it
-is imported; `register_ops` imports them all.
+`LIBRARY` names every kernel. Importing a module below registers its ops under `torch.ops.ratchet`;
+`register_ops` imports them all.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["LIBRARY", "LibraryKernel", "WorkloadShapes", "activate", "best_isa",
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LibraryKernel:
-    """One kernel of the library: what it does, its variants and the problems it answers."""
+    """One kernel of the library: its description, its variants and its problems."""
 
     name: str
     summary: str
     source_of_idea: str
     kernels: Callable[[str], tuple[Kernel, ...]]
-    """isa -> one kernel for each entry (forward, backward); each answers the problem of its
-    entry's name."""
+    """isa -> one kernel per entry (forward, backward); each answers the problem with its entry's
+    name."""
     problems: Callable[[WorkloadShapes], tuple[Problem, ...]]
     """The problems, at a workload's shapes; `problem.name` is the entry of the kernel."""
 
@@ -45,11 +45,11 @@ MODULES: Final[dict[str, str]] = {
     "rope": "rope",
     "linear": "linear",
 }
-"""Name in LIBRARY -> module here; every module holds one `LIBRARY_KERNEL`."""
+"""Name in LIBRARY -> module of this package; every module defines one `LIBRARY_KERNEL`."""
 
 
 class _LazyLibrary(Mapping[str, LibraryKernel]):
-    """Imports a kernel's module (and with it torch) when the kernel is first asked for."""
+    """A mapping that imports a kernel's module (and torch) at the kernel's first use."""
 
     def __getitem__(self, name: str) -> LibraryKernel:
         module = importlib.import_module(f"{__name__}.{MODULES[name]}")
@@ -65,11 +65,11 @@ class _LazyLibrary(Mapping[str, LibraryKernel]):
 
 
 LIBRARY: Final[Mapping[str, LibraryKernel]] = _LazyLibrary()
-"""Every kernel that ships, by name, in the order in which they are worth trying."""
+"""Every shipped kernel by name, in the order in which to try them."""
 
 
 def activate(kernel: Kernel, path: Path) -> None:
-    """From now on the op of `kernel.entry` runs the compiled library at `path`, in this process."""
+    """Make the op of `kernel.entry` run the compiled library at `path`, in this process."""
     from ratchet.kernels.library import registry
 
     registry.activate(kernel, path)
@@ -82,7 +82,7 @@ def register_ops() -> None:
 
 
 def best_isa() -> str:
-    """The best variant that this CPU can run."""
+    """Return the best variant that this CPU can run."""
     from ratchet.devices.probe import best_isa as probed
 
     return probed()

@@ -1,7 +1,7 @@
 """AdamW as one pass over memory: clipping, decay, moments, update, bf16 copy and zeroing.
 
-`KernelAdamW` takes the place of torch.optim.AdamW. Its state has the same layout (step, exp_avg,
-exp_avg_sq), and `master` beside them where it keeps fp32 masters of bf16 parameters.
+`KernelAdamW` replaces torch.optim.AdamW. Its state has the same layout (step, exp_avg, exp_avg_sq),
+plus `master` if it keeps fp32 masters of bf16 parameters.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from ratchet.kernels.problem import Case, Problem, TensorSpec
 ENTRIES = ("gradient_square_sum", "adamw_step")
 TENSORS_PER_PARAMETER: Final = 5
 CLIP_EPS: Final = 1e-6
-"""As in torch.nn.utils.clip_grad_norm_."""
+"""The constant of torch.nn.utils.clip_grad_norm_."""
 
 
 class KernelAdamW(torch.optim.Optimizer):
     """AdamW (arXiv:1711.05101); `step(clip_norm=1.0)` clips, updates and clears the gradients.
 
-    With `masters`, bf16 parameters are rounded copies of fp32 masters; their first values come from
-    `master_values` where it has them (that memory is then used as the master), else from the
-    parameter. Moments are fp32 in every case. Parameters may be DTensors (FSDP2): local shards are
-    updated, and the norm is taken over the mesh.
+    With `masters`, bf16 parameters are rounded copies of fp32 masters. A master starts from
+    `master_values` if that has it (its memory then becomes the master), else from the parameter.
+    Moments are always fp32. Parameters may be DTensors (FSDP2): the update works on local shards,
+    and the norm spans the mesh.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class KernelAdamW(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self.masters = masters
         self.grad_norm: float | None = None
-        """The global norm before clipping, of the last step that clipped."""
+        """The global norm before clipping, in the last step that clipped."""
         self._master_values = dict(master_values or {})
 
     @classmethod
@@ -66,7 +66,7 @@ class KernelAdamW(torch.optim.Optimizer):
         masters: bool = False,
         master_values: Mapping[nn.Parameter, Tensor] | None = None,
     ) -> KernelAdamW:
-        """A KernelAdamW with the groups and the state of a torch.optim.AdamW."""
+        """Return a KernelAdamW with the groups and the state of a torch.optim.AdamW."""
         if not isinstance(optimizer, torch.optim.AdamW):
             raise KernelError(
                 f"a {type(optimizer).__name__} cannot be replaced by the AdamW kernel: "
@@ -81,7 +81,7 @@ class KernelAdamW(torch.optim.Optimizer):
         return made
 
     def whole_update(self, clip_norm: float | None, *, set_to_none: bool = False) -> WholeUpdate:
-        """An object whose `step()` is this optimizer's whole update with these settings."""
+        """Return an object whose `step()` is this optimizer's whole update with these settings."""
         return WholeUpdate(self, clip_norm, set_to_none)
 
     @torch.no_grad()
@@ -92,11 +92,11 @@ class KernelAdamW(torch.optim.Optimizer):
         clip_norm: float | None = None,
         set_to_none: bool = False,
     ) -> float | None:
-        """One update from the gradients, which it then clears.
+        """Update the parameters from the gradients, then clear these.
 
-        The gradients' global 2-norm is brought down to `clip_norm` first, as by
-        torch.nn.utils.clip_grad_norm_. Gradients are zeroed in place, in the same pass; with
-        `set_to_none` they are dropped instead, which spares their writing.
+        The gradients' global 2-norm is clipped to `clip_norm` first, as by
+        torch.nn.utils.clip_grad_norm_. The same pass zeroes gradients in place; with `set_to_none`
+        they are dropped instead, which saves writing them.
         """
         loss = None
         if closure is not None:
@@ -117,7 +117,7 @@ class KernelAdamW(torch.optim.Optimizer):
         for group in state_dict["param_groups"]:
             _check_group(group)
         super().load_state_dict(state_dict)
-        # torch casts what it loads to the parameter's dtype; moments and masters stay fp32.
+        # torch casts loaded state to the parameter's dtype; moments and masters stay fp32.
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
         own = [parameter for group in self.param_groups for parameter in group["params"]]
         for index, parameter in zip(saved, own, strict=True):
@@ -133,7 +133,7 @@ class KernelAdamW(torch.optim.Optimizer):
             assert parameter.grad is not None
             if parameter.grad.is_sparse:
                 raise KernelError(
-                    "the AdamW kernel takes no sparse gradients: set sparse=False on the embedding"
+                    "the AdamW kernel takes no sparse gradient: set sparse=False on the embedding"
                 )
             self._ready(parameter)
         return found
@@ -159,7 +159,7 @@ class KernelAdamW(torch.optim.Optimizer):
             return 1.0
         norm = global_norm([cast(Tensor, parameter.grad) for parameter in parameters])
         self.grad_norm = norm
-        # A norm of NaN reaches the weights, as it does with torch's own clipping.
+        # A NaN norm reaches the weights, as with torch's own clipping.
         wanted = clip_norm / (norm + CLIP_EPS)
         return wanted if not wanted > 1.0 else 1.0
 
@@ -183,7 +183,7 @@ class KernelAdamW(torch.optim.Optimizer):
                 _composite(tensors, scalars)
 
     def _tensors(self, parameter: nn.Parameter) -> tuple[Tensor, ...]:
-        """The five local tensors of a parameter, in the order of the C interface."""
+        """Return the five local tensors of a parameter, in the order of the C interface."""
         state = self.state[parameter]
         weight = local_of(parameter.detach())
         grad = _lying_like(weight, parameter)
@@ -207,7 +207,7 @@ class WholeUpdate:
 
 
 def _lying_like(weight: Tensor, parameter: nn.Parameter) -> Tensor:
-    """The local gradient, in the weight's memory layout."""
+    """Return the local gradient, in the weight's memory layout."""
     assert parameter.grad is not None
     grad = local_of(parameter.grad)
     if grad.stride() == weight.stride():
@@ -219,7 +219,7 @@ def _lying_like(weight: Tensor, parameter: nn.Parameter) -> Tensor:
 
 
 def _composite(tensors: list[Tensor], scalars: tuple[float, ...]) -> None:
-    """The same update in plain torch, where no kernel takes it."""
+    """Run the same update in plain torch, for inputs that no kernel takes."""
     for first in range(0, len(tensors), TENSORS_PER_PARAMETER):
         own = tensors[first : first + TENSORS_PER_PARAMETER]
         for tensor, value in zip(own, references.adamw_step(*own, scalars), strict=True):
@@ -237,7 +237,7 @@ def _check_settings(lr: float, betas: tuple[float, float], eps: float, weight_de
 
 
 def check_groups(optimizer: torch.optim.Optimizer) -> None:
-    """Raise KernelError where a group asks for what the kernel does not do."""
+    """Raise a KernelError if a group uses a setting that the kernel lacks."""
     for group in optimizer.param_groups:
         _check_group(group)
 
@@ -246,13 +246,13 @@ def _check_group(group: Mapping[str, Any]) -> None:
     for setting in ("amsgrad", "maximize", "differentiable"):
         if group.get(setting):
             raise KernelError(
-                f"the AdamW kernel does not do {setting}: turn it off, or leave the optimizer "
+                f"the AdamW kernel does not support {setting}: turn it off, or leave the optimizer "
                 "as written"
             )
 
 
 def kernels(isa: str) -> tuple[Kernel, ...]:
-    """The norm and the update for `isa`."""
+    """Return the norm and the update for `isa`."""
     return make_kernels("adamw", "adamw.cpp", ENTRIES, isa)
 
 
@@ -260,7 +260,7 @@ SCALARS: Final = (1e-3, 0.9, 0.95, 1e-8, 0.1, 3.0, 0.5, 1.0)
 
 
 def problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
-    """The norm over a few gradients, and the update with and without a bf16 copy."""
+    """Return the norm over a few gradients, and the update with and without a bf16 copy."""
     norm_cases = [
         Case(name=name, inputs=_gradients(shapes, name, timed), timed=timed, hidden=name == "tiny")
         for name, timed in (("normal", True), ("outliers", False), ("tiny", False))

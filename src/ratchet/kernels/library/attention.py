@@ -30,14 +30,14 @@ ENTRIES = ("attention_forward", "attention_backward")
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """Attention's output [B, H, T, D] in q's dtype; `scale` is 1/sqrt(D) unless given."""
+    """Return attention's output [B, H, T, D] in q's dtype; the default `scale` is 1/sqrt(D)."""
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     output: Tensor = torch.ops.ratchet.attention(q, k, v, causal, factor)[0]
     return output
 
 
 def _head_tensor(like: Tensor) -> Tensor:
-    """An empty [B, H, T, D] tensor of `like`'s shape and dtype whose memory is [B, T, H, D]."""
+    """Return an empty [B, H, T, D] tensor like `like`, with memory in the order [B, T, H, D]."""
     _, heads, rows, features = like.shape
     stride = (rows * heads * features, features, heads * features, 1)
     return torch.empty_strided(like.shape, stride, dtype=like.dtype, device=like.device)
@@ -53,13 +53,13 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     fits = q.dim() == k.dim() == 4 and k.shape == v.shape and k.shape[1] > 0 and k.shape[2] > 0
     if not fits or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or q.shape[1] % k.shape[1]:
         raise KernelError(
-            f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)} do not fit together: "
+            f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)} do not match: "
             "give q [B, H, T, D], k and v [B, G, S, D] with S > 0 and G a divisor of H"
         )
 
 
 def _rows(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor` in `dtype` with contiguous features, which is all that the kernel asks."""
+    """Return `tensor` in `dtype` with contiguous features, the kernel's only requirement."""
     tensor = tensor.to(dtype)
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
@@ -122,7 +122,7 @@ def _differentiate(
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Any:
-    """Under autocast, computed in its dtype: as torch's scaled_dot_product_attention is."""
+    """Compute in autocast's dtype, as torch's scaled_dot_product_attention does."""
     dtype = torch.get_autocast_dtype("cpu")
     lower = tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in (q, k, v))
     with torch.autocast("cpu", enabled=False):
@@ -148,7 +148,7 @@ torch.library.impl("ratchet::attention", "AutocastCPU", _autocast)
 
 
 def kernels(isa: str) -> tuple[Kernel, ...]:
-    """Forward and backward for `isa`; each takes bf16 and fp32."""
+    """Return forward and backward for `isa`; each takes bf16 and fp32."""
     return tuple(
         kernel
         for entry in ENTRIES
@@ -157,7 +157,7 @@ def kernels(isa: str) -> tuple[Kernel, ...]:
 
 
 def problems(shapes: WorkloadShapes, *, causal: bool = True) -> tuple[Problem, ...]:
-    """Forward and backward at the workload's heads, and small cases of every kind."""
+    """Return forward and backward at the workload's heads, with small cases of every kind."""
     return tuple(
         Problem(
             name=entry,
@@ -170,13 +170,13 @@ def problems(shapes: WorkloadShapes, *, causal: bool = True) -> tuple[Problem, .
 
 
 def _tolerance(dtype: str, entry: str) -> Tolerance:
-    """The default, but for fp32 gradients: a score summed over D in another order than the vendor's
-    moves a probability by several ulp, and with few queries nothing averages that out."""
+    """Return the default, except for fp32 gradients: another order of summing a score over D moves
+    a probability by several ulp, and few queries do not average that out."""
     return Tolerance(ulps=8.0) if dtype == "float32" and entry == ENTRIES[1] else Tolerance()
 
 
 def _cases(shapes: WorkloadShapes, causal: bool, entry: str) -> tuple[Case, ...]:
-    """The timed case, both kinds of mask with ragged sizes, and unusual values."""
+    """Return the timed case, both kinds of mask with ragged sizes, and unusual values."""
     timed = (
         shapes.batch,
         shapes.heads,
@@ -217,7 +217,7 @@ def _case(
     layout = "heads" if name != "full_ragged" else "strided"
 
     backward = entry == ENTRIES[1]
-    # A heavy tail in q and k leaves one key with all the weight: no lse drawn apart would fit it.
+    # With heavy-tailed q and k one key has all the weight, and no separately drawn lse fits.
     score_distribution = "normal" if backward and distribution == "heavy_tailed" else distribution
 
     def spec(rows: int, count: int, values: str) -> TensorSpec:
@@ -237,7 +237,7 @@ def _case(
 
 
 def _lse_spec(distribution: str, shape: tuple[int, ...], features: int) -> TensorSpec:
-    """lse about as the forward would give: probabilities then stay below a few."""
+    """Return an lse close to the forward's, so that probabilities stay small."""
     top = 64.0 * features**0.5 + 40.0 if distribution == "shifted" else 8.0
     return TensorSpec(shape=shape, dtype="float32", distribution="uniform", low=top - 4.0, high=top)
 

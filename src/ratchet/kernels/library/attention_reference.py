@@ -1,4 +1,4 @@
-"""What `ratchet::attention` computes, in plain torch: the judge's reference and the op's composite.
+"""`ratchet::attention` in plain torch: the judge's reference and the op's composite.
 
 With float64 inputs everything is float64. Otherwise scores and softmax are fp32, and the operands
 of each product are rounded to the inputs' dtype, as flash attention rounds them.

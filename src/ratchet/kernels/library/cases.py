@@ -1,4 +1,4 @@
-"""Cases that several problems of the library share. No torch."""
+"""Cases that several problems of the library share. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Final
 from ratchet.kernels.problem import Case, Problem, TensorSpec
 
 DISTRIBUTIONS: Final = ("shifted", "heavy_tailed", "outliers", "zeros", "tiny", "large")
-"""Beside `normal`, which the timed case has."""
+"""Distributions of the small cases; the timed case has `normal`."""
 
 Inputs = Callable[[str, bool], Sequence[TensorSpec]]
 """(distribution, ragged) -> the inputs; ragged sizes fill no vector and no thread evenly."""
 
 
 def standard_cases(inputs: Inputs, scalars: tuple[float, ...] = ()) -> tuple[Case, ...]:
-    """The timed case, one small ragged case for each distribution, and a hidden one."""
+    """Return the timed case, one small ragged case per distribution, and a hidden one."""
     timed = Case(name="timed", inputs=tuple(inputs("normal", False)), scalars=scalars, timed=True)
     small = tuple(
         Case(name=name, inputs=tuple(inputs(name, True)), scalars=scalars) for name in DISTRIBUTIONS
@@ -25,7 +25,7 @@ def standard_cases(inputs: Inputs, scalars: tuple[float, ...] = ()) -> tuple[Cas
 
 
 def library_problem(entry: str, cases: Sequence[Case]) -> Problem:
-    """The problem of an entry: its reference has the same name in `references`."""
+    """Return an entry's problem; its reference has the same name in `references`."""
     return Problem(
         name=entry,
         reference=f"ratchet.kernels.library.references:{entry}",

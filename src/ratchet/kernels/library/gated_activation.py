@@ -1,7 +1,7 @@
 """The gate of SwiGLU and GeGLU: `ratchet::gated_activation(gate, up, kind) = act(gate) * up`.
 
 kind is "silu", "gelu" or "gelu_tanh" (arXiv:2002.05202). gate and up are fp32 or bf16; the result
-has their common dtype. Nothing but gate and up is saved.
+has their common dtype. Only gate and up are saved.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ENTRIES = ("gated_activation_forward", "gated_activation_backward")
 
 def _code(kind: str) -> tuple[float]:
     if kind not in KINDS:
-        raise KernelError(f"activation {kind!r} is not known: use one of {', '.join(KINDS)}")
+        raise KernelError(f"unknown activation {kind!r}: use one of {', '.join(KINDS)}")
     return (float(KINDS.index(kind)),)
 
 
@@ -85,12 +85,12 @@ register(
 
 
 def kernels(isa: str) -> tuple[Kernel, ...]:
-    """Forward and backward for `isa`."""
+    """Return forward and backward for `isa`."""
     return make_kernels("gated_activation", "gated_activation.cpp", ENTRIES, isa)
 
 
 def problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
-    """One problem for each entry, at the workload's rows and intermediate size; every kind."""
+    """Return one problem per entry, of every kind, at the workload's rows and intermediate size."""
     return tuple(
         library_problem(
             entry,

@@ -1,4 +1,4 @@
-"""The 2-norm of all gradients together, also where they are sharded over processes (FSDP2)."""
+"""The global 2-norm of all gradients, also if they are sharded over processes (FSDP2)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ratchet.kernels.library import references, registry
 
 
 def local_of(tensor: Tensor) -> Tensor:
-    """The local shard of a DTensor, without a copy; any other tensor itself."""
+    """Return a DTensor's local shard without a copy; any other tensor unchanged."""
     if _is_dtensor(tensor):
         shard: Tensor = tensor._local_tensor  # type: ignore[attr-defined]
         return shard
@@ -23,7 +23,7 @@ def local_of(tensor: Tensor) -> Tensor:
 
 
 def global_norm(gradients: Sequence[Tensor]) -> float:
-    """The 2-norm over every element of `gradients`; sharded ones are summed over their mesh.
+    """Return the 2-norm of all `gradients`; sharded ones are summed over their mesh.
 
     Every process of a mesh must call it with the same parameters.
     """
@@ -44,7 +44,7 @@ def _square_sum(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def _by_sharding(gradients: Sequence[Tensor]) -> dict[tuple[Any, ...], list[Tensor]]:
-    """Gradients by the mesh dimensions that they are sharded over; () for whole ones."""
+    """Group gradients by the mesh dimensions that they are sharded over; () for whole ones."""
     found: dict[tuple[Any, ...], list[Tensor]] = {}
     for gradient in gradients:
         found.setdefault(_sharding(gradient), []).append(gradient)
@@ -63,6 +63,6 @@ def _sharding(gradient: Tensor) -> tuple[Any, ...]:
 
 
 def _is_dtensor(tensor: Tensor) -> bool:
-    # Without an import: who holds a DTensor has imported its module, and it takes a while.
+    # No import, since that is slow: a caller with a DTensor has imported its module.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)

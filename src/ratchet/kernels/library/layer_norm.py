@@ -2,8 +2,8 @@
 
     y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias          (arXiv:1607.06450, equation 4)
 
-x is fp32 or bf16, weight and bias either; sums are fp32, the variance in two passes over a row in
-cache. Nothing but x (or h) and weight is saved.
+x is fp32 or bf16, and so are weight and bias. Sums are fp32; the variance takes two passes over a
+row in cache. Only x (or h) and weight are saved.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _backward(grad: Tensor, x: Tensor, weight: Tensor, has_bias: bool, eps: floa
 
 
 def _without_bias(found: Three, dbias: Tensor) -> Three:
-    """The composite's gradients, with `dbias` as the op promised it."""
+    """Return the composite's gradients, with `dbias` in the op's declared form."""
     return found[0], found[1], found[2].to(dbias.dtype) if dbias.numel() else dbias
 
 
@@ -189,19 +189,19 @@ register(
 
 
 def kernels(isa: str) -> tuple[Kernel, ...]:
-    """Forward and backward, alone and with the residual add, for `isa`."""
+    """Return forward and backward, with and without the residual add, for `isa`."""
     return make_kernels("layer_norm", "layer_norm.cpp", ENTRIES, isa)
 
 
 def problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
-    """One problem for each entry, at the workload's rows and hidden size."""
+    """Return one problem per entry, at the workload's rows and hidden size."""
     return tuple(
         library_problem(entry, standard_cases(_inputs(shapes, entry), (EPS,))) for entry in ENTRIES
     )
 
 
 def _inputs(shapes: WorkloadShapes, entry: str) -> Any:
-    """Row tensors first, then the weight, and going forward the bias."""
+    """Return inputs: row tensors, then the weight, and for a forward the bias."""
     forward = entry.endswith("forward")
     row_count = (1 if forward else 2) + entry.startswith("add")
 

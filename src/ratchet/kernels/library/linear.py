@@ -2,9 +2,9 @@
 
     y = x W^T + bias        dx = dy W        dW = dy^T x, dbias = sum of dy over rows
 
-x and weight are bf16 or fp32 (rounded to bf16 as the kernel packs them); y is bf16, dx has x's
-dtype, dW weight's. Sums are fp32 over the whole of the summed dimension. The three products are
-three entries, judged and activated one by one: a vendor's library may be the best at some of them.
+x and weight are bf16 or fp32 (rounded to bf16 during packing); y is bf16, dx has x's dtype, dW
+weight's. Sums are fp32 over the whole summed dimension. The three products are three entries,
+judged and activated separately: a vendor's library may be the best at some of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ENTRIES = ("linear_forward", "linear_dgrad", "linear_wgrad")
 
 
 def as_matrix(tensor: Tensor) -> Tensor:
-    """[..., C] as [rows, C] with one of its strides 1: `tensor`'s own memory where it can be."""
+    """Return [..., C] as [rows, C] with one stride of 1, without a copy if possible."""
     matrix = tensor.reshape(-1, tensor.shape[-1])
     return matrix if 1 in matrix.stride() else matrix.contiguous()
 
@@ -39,18 +39,18 @@ def _half(tensor: Tensor) -> Tensor:
 def linear_forward(
     x: Tensor, weight: Tensor, bias: Tensor, scalars: Sequence[float] = ()
 ) -> tuple[Tensor, ...]:
-    """The reference of the entry: y in bf16 (float64 for float64 inputs)."""
+    """Compute the entry's reference: y in bf16 (float64 for float64 inputs)."""
     added = _half(bias) if bias.numel() > 0 else None
     return (torch.nn.functional.linear(_half(x), _half(weight), added),)
 
 
 def linear_dgrad(grad: Tensor, weight: Tensor, scalars: Sequence[float] = ()) -> tuple[Tensor, ...]:
-    """The reference of the entry: dx in bf16 (float64 for float64 inputs)."""
+    """Compute the entry's reference: dx in bf16 (float64 for float64 inputs)."""
     return (_half(grad) @ _half(weight),)
 
 
 def linear_wgrad(grad: Tensor, x: Tensor, scalars: Sequence[float] = ()) -> tuple[Tensor, ...]:
-    """The reference of the entry: dweight and dbias in bf16 (float64 for float64 inputs)."""
+    """Compute the entry's reference: dweight and dbias in bf16 (float64 for float64 inputs)."""
     half = _half(grad)
     total = half.sum(0, dtype=torch.float32 if half.dtype == torch.bfloat16 else half.dtype)
     return half.t() @ _half(x), _half(total)
@@ -149,12 +149,12 @@ register(
 
 
 def kernels(isa: str) -> tuple[Kernel, ...]:
-    """The three products for `isa`; they share one compiled library."""
+    """Return the three products for `isa`; they share one compiled library."""
     return make_kernels("linear", "linear.cpp", ENTRIES, isa)
 
 
 def problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
-    """One problem for each entry, at the size of the feed-forward layer that widens."""
+    """Return one problem per entry, at the size of the feed-forward up projection."""
     return tuple(
         Problem(
             name=entry,

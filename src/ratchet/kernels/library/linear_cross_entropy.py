@@ -2,12 +2,12 @@
 
     loss = mean over tokens that are not ignored of cross_entropy(x W^T + bias, target)
 
-x [N, H] and weight [V, H] are bf16 or fp32, bias [V] either or None, target [N] int64; the loss is
-an fp32 scalar. Where a gradient is wanted, dx, dW and dbias are computed by chunks in the forward
-(arXiv:2410.10989) and multiplied by the loss's gradient in the backward. Two kernels answer it: the
-whole in C++ (bf16 arithmetic), or `cross_entropy_rows` between torch's own matrix products (see
-`linear_cross_entropy_chunks`); activate the one that is faster on the machine. When both are active
-the first is used wherever it takes the inputs. Over no token at all the loss is NaN, as in torch.
+x [N, H] and weight [V, H] are bf16 or fp32, bias [V] is either or None, target [N] is int64. The
+loss is an fp32 scalar; over zero tokens it is NaN, as in torch. If a gradient is needed, the
+forward computes dx, dW and dbias by chunks (arXiv:2410.10989), and the backward multiplies them by
+the loss's gradient. Two kernels answer the problem: one entirely in C++ (bf16 arithmetic), and
+`cross_entropy_rows` between torch's own matrix products (`linear_cross_entropy_chunks`). Activate
+the faster one. If both are active, the first runs on all inputs that it takes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ratchet.kernels.library.registration import NO_TENSOR, register
 from ratchet.kernels.library.sources import make_kernels
 
 CHUNK_TOKENS = 512
-"""Of the C++ kernel: its probabilities are bf16, 32 MB at a vocabulary of 32,000."""
+"""Tokens per chunk of the C++ kernel: 32 MB of bf16 probabilities at a vocabulary of 32,000."""
 
 Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -43,7 +43,7 @@ def _as_rows(matrix: Tensor) -> Tensor:
 
 
 def _whole_first(x: Tensor, weight: Tensor) -> bool:
-    """Whether to ask the C++ kernel: not where only the rows' kernel can answer."""
+    """Return whether to ask the C++ kernel: not if only the rows' kernel can answer."""
     if not registry.is_active(ROWS_ENTRY):
         return True
     return registry.is_active(ENTRY) and torch.bfloat16 in (x.dtype, weight.dtype)
@@ -58,7 +58,7 @@ def _compute(
     label_smoothing: float,
     gradients: tuple[Tensor, Tensor, Tensor] | None,
 ) -> Tensor | None:
-    """The loss by the active kernel, with `gradients` filled; None where neither one does it."""
+    """Return the active kernel's loss and fill `gradients`; None if no kernel takes the inputs."""
     loss = torch.empty((), dtype=torch.float32)
     x, weight, target = _as_rows(x), _as_rows(weight), target.contiguous()
     whole = (x, weight, NO_TENSOR if bias is None else bias.contiguous(), target, loss)
@@ -157,7 +157,7 @@ def _with_gradients_fake(
 
 
 class _Differentiable(torch.autograd.Function):
-    """The loss, with its gradients computed in the forward and handed over in the backward."""
+    """The loss, whose forward computes the gradients and whose backward returns them."""
 
     @staticmethod
     def forward(
@@ -176,7 +176,7 @@ class _Differentiable(torch.autograd.Function):
         (grad,) = grads
         x, weight, bias, target = ctx.saved_tensors
         gradients, ctx.gradients = ctx.gradients, None
-        if gradients is None:  # a second backward (retain_graph): the first gave its tensors away
+        if gradients is None:  # a second backward (retain_graph): the first returned its tensors
             below = torch.ops.ratchet.linear_cross_entropy_gradients
             gradients = below(x, weight, bias, target, *ctx.rest)[1:]
         if not _is_one(grad):
@@ -192,7 +192,7 @@ class _Differentiable(torch.autograd.Function):
 
 
 def _is_one(grad: Tensor) -> bool:
-    """Whether the multiplication can be left out; a graph that is being traced cannot know."""
+    """Return whether the multiplication can be skipped; a traced graph cannot know."""
     return type(grad) is Tensor and not torch.compiler.is_compiling() and float(grad) == 1.0
 
 
@@ -236,7 +236,7 @@ register(
 
 
 def kernels(isa: str) -> tuple[Kernel, ...]:
-    """The whole in C++, and the rows between torch's matrix products, for `isa`."""
+    """Return the C++ kernel, and the rows' kernel for torch's matrix products, for `isa`."""
     whole = make_kernels(ENTRY, "linear_cross_entropy.cpp", (ENTRY,), isa, chunk=str(CHUNK_TOKENS))
     rows = make_kernels(ENTRY, "linear_cross_entropy_rows.cpp", (ROWS_ENTRY,), isa)
     return *whole, *rows

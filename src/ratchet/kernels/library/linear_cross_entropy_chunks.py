@@ -1,8 +1,8 @@
 """Linear + cross-entropy by chunks of tokens with torch's own matrix products.
 
-The second author of `ratchet::linear_cross_entropy`: torch.mm(out=) into buffers that stay, and
-the kernel `cross_entropy_rows` for all that happens to a row of logits. It keeps fp32 arithmetic
-where x and weight are fp32, and is the better one where the vendor's GEMM is (arXiv:2410.10989).
+The second implementation of `ratchet::linear_cross_entropy`: torch.mm(out=) into persistent
+buffers, and the kernel `cross_entropy_rows` for the rows of logits. It keeps fp32 arithmetic if x
+and weight are fp32, and is the faster one if the vendor's GEMM is faster (arXiv:2410.10989).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ratchet.kernels.library.linear_cross_entropy_reference import ROWS_AT_ONCE,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outputs:
-    """Preallocated results; the gradients are None where only the loss is wanted."""
+    """Preallocated results; the gradients are None if only the loss is needed."""
 
     loss: Tensor
     dx: Tensor | None = None
@@ -29,7 +29,7 @@ class Outputs:
 
 
 class _Buffers(threading.local):
-    """Scratch of the calling thread by purpose, grown and kept."""
+    """Return the calling thread's scratch for a purpose; it grows and is kept."""
 
     def __init__(self) -> None:
         self.kept: dict[str, Tensor] = {}
@@ -37,7 +37,7 @@ class _Buffers(threading.local):
     def take(self, purpose: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         kept = self.kept.get(purpose)
         if kept is None or kept.shape != shape or kept.dtype != dtype:
-            with torch.inference_mode(False):  # an inference tensor could not be written later
+            with torch.inference_mode(False):  # an inference tensor would not be writable later
                 kept = self.kept[purpose] = torch.empty(shape, dtype=dtype)
         return kept
 
@@ -54,10 +54,10 @@ def run(
     label_smoothing: float,
     outputs: Outputs,
 ) -> bool:
-    """Fill `outputs`; False where the rows' kernel is not active or does not take these inputs.
+    """Fill `outputs`; return False if the rows' kernel is inactive or declines these inputs.
 
-    x [N, H], weight [V, H], bias [V] or None, target [N] int64. bf16 arithmetic where x or
-    weight is bf16, else fp32. dweight and dbias are summed over chunks in fp32.
+    x [N, H], weight [V, H], bias [V] or None, target [N] int64. Arithmetic is bf16 if x or weight
+    is bf16, else fp32. dweight and dbias are summed over chunks in fp32.
     """
     if not registry.is_active(ROWS_ENTRY) or x.shape[0] == 0:
         return False

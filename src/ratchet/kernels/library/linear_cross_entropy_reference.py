@@ -1,4 +1,4 @@
-"""What `ratchet::linear_cross_entropy` computes, in plain torch, and the problems it is given."""
+"""`ratchet::linear_cross_entropy` in plain torch, and its problems."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENTRY: Final = "linear_cross_entropy"
 ROWS_ENTRY: Final = "cross_entropy_rows"
 IGNORE_INDEX: Final = -100
 ROWS_AT_ONCE: Final = 512
-"""Tokens of a chunk between torch's matrix products: 32 MB of bf16 logits at 32,000 words."""
+"""Tokens per chunk between torch's products: 32 MB of bf16 logits at a vocabulary of 32,000."""
 
 
 def loss_of(
@@ -36,7 +36,7 @@ def loss_of(
 def linear_cross_entropy(
     x: Tensor, weight: Tensor, bias: Tensor, target: Tensor, scalars: Sequence[float]
 ) -> tuple[Tensor, ...]:
-    """The reference of the entry: loss, dx, dweight, dbias (empty where bias is)."""
+    """Compute the entry's reference: loss, dx, dweight, dbias (empty if bias is)."""
     leaves = [tensor.detach().requires_grad_() for tensor in (x, weight, bias)]
     with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
         loss = loss_of(leaves[0], leaves[1], leaves[2], target, scalars)
@@ -51,9 +51,9 @@ def linear_cross_entropy(
 def closed_form(
     x: Tensor, weight: Tensor, bias: Tensor, target: Tensor, scalars: Sequence[float]
 ) -> tuple[Tensor, ...]:
-    """The same without autograd, for where an op runs below it: dlogits = softmax - target.
+    """Compute the same without autograd, for ops that run below it: dlogits = softmax - target.
 
-    Divided by the number of tokens that count, with label smoothing as torch defines it.
+    It is divided by the number of tokens that count, with torch's label smoothing.
     """
     ignore_index, smoothing = int(scalars[0]), scalars[1]
     dtype = torch.bfloat16 if torch.bfloat16 in (x.dtype, weight.dtype) else weight.dtype
@@ -77,7 +77,7 @@ def closed_form(
 def cross_entropy_rows(
     logits: Tensor, target: Tensor, scalars: Sequence[float]
 ) -> tuple[Tensor, ...]:
-    """The reference of the entry: the gradient of the summed losses times scale, and each loss."""
+    """Compute the entry's reference: the summed losses' gradient times scale, and each loss."""
     ignore_index, smoothing, scale = int(scalars[0]), scalars[1], scalars[2]
     leaf = logits.detach().requires_grad_()
     with torch.enable_grad():
@@ -93,10 +93,10 @@ def cross_entropy_rows(
 
 
 def problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
-    """One problem for each entry, at the workload's tokens, hidden size and vocabulary."""
+    """Return one problem per entry, at the workload's tokens, hidden size and vocabulary."""
     whole = Problem(name=ENTRY, reference=f"{__name__}:{ENTRY}", cases=_whole_cases(shapes))
     rows = Problem(name=ROWS_ENTRY, reference=f"{__name__}:{ROWS_ENTRY}", cases=_rows_cases(shapes))
-    # The whole kernel computes in bf16: it is no answer to a problem in fp32.
+    # The C++ kernel computes in bf16, so it cannot answer a problem in fp32.
     return (whole, rows) if shapes.dtype == "bfloat16" else (rows,)
 
 

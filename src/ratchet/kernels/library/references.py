@@ -1,4 +1,4 @@
-"""What each op of the library computes, in plain torch: the oracle in float64, and the fallback.
+"""The library's ops in plain torch: the oracle in float64, and the fallback.
 
 Every function takes its tensors in the order of the C interface and a tuple of scalars, computes in
 float32 (in float64 for float64 inputs) and returns a tuple of outputs in the dtypes of the inputs.
@@ -19,7 +19,7 @@ KINDS: Final = ("silu", "gelu", "gelu_tanh")
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """`tensor` in the precision that sums are kept in."""
+    """Return `tensor` in the precision of sums."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
@@ -44,7 +44,7 @@ def norm(
 def norm_backward(
     grad: Tensor, grad_h: Tensor | None, h: Tensor, weight: Tensor, eps: float, centred: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of `norm` in h, weight and bias; `grad_h` is what reaches h on its other way."""
+    """Gradients of `norm` in h, weight and bias; `grad_h` is the one that reaches h directly."""
     dy = wide(grad)
     hat, inverse = _hat(wide(h), eps, centred)
     scaled = dy * wide(weight)
@@ -174,7 +174,7 @@ def rope_backward(grad: Tensor, cos: Tensor, sin: Tensor, scalars: Scalars) -> t
 
 
 def gradient_square_sum(*tensors_and_scalars: Tensor | Scalars) -> tuple[Tensor, ...]:
-    """The sum of the squares of every element, [1]; fp32 (fp64 for fp64 gradients)."""
+    """The sum of the squares of all elements, [1]; fp32 (fp64 for fp64 gradients)."""
     gradients = [one for one in tensors_and_scalars if isinstance(one, Tensor)]
     return (torch.stack([wide(one).square().sum() for one in gradients]).sum().reshape(1),)
 

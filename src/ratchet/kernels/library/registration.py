@@ -1,4 +1,4 @@
-"""Registers an op of the library with torch, and readies its tensors for the C interface."""
+"""Registration of the library's ops with torch, and preparation of tensors for the C interface."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 NAMESPACE: Final = "ratchet"
 OUT_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "": None}
 NO_TENSOR: Final = torch.empty(0)
-"""Stands for an optional tensor that is not there, on the C interface."""
+"""Placeholder for a missing optional tensor on the C interface."""
 
 
 def register(
@@ -37,12 +37,12 @@ def register(
 
 
 def out_dtype_of(name: str, otherwise: torch.dtype) -> torch.dtype:
-    """The dtype called `name`, or `otherwise` where it is empty."""
+    """Return the dtype called `name`, or `otherwise` if it is empty."""
     return OUT_DTYPES[name] or otherwise
 
 
 def as_rows(tensor: Tensor) -> Tensor:
-    """`tensor` itself where its leading dimensions share one stride, else a contiguous copy."""
+    """Return `tensor` if its leading dimensions share one stride, else a contiguous copy."""
     if tensor.is_contiguous() or _shares_stride(tensor):
         return tensor
     return tensor.contiguous()

@@ -1,7 +1,7 @@
-"""Which compiled kernel serves which op, in this process. Starts empty: nothing is trusted yet.
+"""Compiled kernels that serve ops in this process. It starts empty: no kernel is trusted yet.
 
-An op asks `call`; where that returns False it computes its torch composite. The first import of
-torch stands above every library load, so that all of them share torch's OpenMP.
+An op asks `call`; if that returns False, it runs its torch composite. torch is imported before any
+library is loaded, so that all of them share torch's OpenMP.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
 
 fallbacks: Final[Counter[str]] = Counter()
-"""How often an op computed its torch composite, by entry."""
+"""Number of times that an op ran its torch composite, by entry."""
 
 _entries: Final[dict[str, Entry]] = {}
 _kernels: Final[dict[str, Kernel]] = {}
@@ -32,7 +32,7 @@ _NO_SCALARS: Final = b""
 
 
 def activate(kernel: Kernel, path: Path) -> None:
-    """From now on the op of `kernel.entry` runs the compiled library at `path`."""
+    """Make the op of `kernel.entry` run the compiled library at `path`."""
     if kernel.language != "cpp":
         raise KernelError(
             f"kernel {kernel.name!r} is written in {kernel.language}: only cpp can be activated"
@@ -42,7 +42,7 @@ def activate(kernel: Kernel, path: Path) -> None:
 
 
 def deactivate(entry: str | None = None) -> None:
-    """The op of `entry` (all of them without one) computes its torch composite again."""
+    """Make the op of `entry` (default: all ops) run its torch composite again."""
     if entry is None:
         _entries.clear()
         _kernels.clear()
@@ -52,17 +52,17 @@ def deactivate(entry: str | None = None) -> None:
 
 
 def active() -> dict[str, Kernel]:
-    """The active kernels by entry."""
+    """Return the active kernels by entry."""
     return dict(_kernels)
 
 
 def is_active(entry: str) -> bool:
-    """Whether a kernel serves this entry."""
+    """Return whether a kernel serves this entry."""
     return entry in _entries
 
 
 def tensor_words(tensors: Sequence[Tensor]) -> list[int] | None:
-    """The machine words of `tensors` for the ABI; None where one of them cannot cross it."""
+    """Return the machine words of `tensors` for the ABI; None if one is not supported."""
     flat: list[int] = []
     for tensor in tensors:
         code = _CODES.get(tensor.dtype)
@@ -78,9 +78,9 @@ def tensor_words(tensors: Sequence[Tensor]) -> list[int] | None:
 def call(entry: str, tensors: Sequence[Tensor], scalars: Sequence[float] = ()) -> bool:
     """Run the active kernel of `entry` on `tensors` (inputs, then outputs).
 
-    False (counted in `fallbacks`) where no kernel is active, or it does not take these inputs:
-    then nothing was written and the caller computes its composite. A negative code of the
-    kernel, which means that it broke half-way, raises KernelError.
+    Return False (counted in `fallbacks`) if no kernel is active or it declines these inputs. Then
+    nothing was written, and the caller runs its composite. A negative code, which means that the
+    kernel failed half-way, raises a KernelError.
     """
     function = _entries.get(entry)
     if function is not None:
@@ -92,7 +92,7 @@ def call(entry: str, tensors: Sequence[Tensor], scalars: Sequence[float] = ()) -
 
 
 def call_packed(entry: str, packed: bytes, count: int, scalars: Sequence[float]) -> bool:
-    """As `call`, for tensors that were packed before (`abi.pack_tensors`)."""
+    """Run `call` on tensors that are packed already (`abi.pack_tensors`)."""
     function = _entries.get(entry)
     if function is not None and _invoke(entry, function, packed, count, scalars):
         return True

@@ -1,6 +1,6 @@
-"""Large outputs whose memory is used again once nobody holds it, so that no step faults its pages.
+"""Reuse of large outputs' memory, so that steps cause no page faults.
 
-A fresh 64 MB output costs about three times what writing it does: its pages are faulted and zeroed.
+A fresh 64 MB output costs about three times as much as writing it, for page faults and zeroing.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _storages: Final[dict[int, torch.UntypedStorage]] = {}
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """As torch.empty on the CPU; from `SMALLEST_BYTES` on, in memory that was handed out before.
+    """Return torch.empty on the CPU; from `SMALLEST_BYTES` on, it reuses memory.
 
-    A storage is handed out again only when this module's own reference is the last one: then no
-    tensor, view, graph or exported array can see it. At most a few sizes are kept.
+    A storage is reused only if this module's reference is the last one: then no tensor, view, graph
+    or exported array can see it. At most a few sizes are kept.
     """
     size_bytes = math.prod(shape) * dtype.itemsize
     if size_bytes < SMALLEST_BYTES:

@@ -2,8 +2,8 @@
 
     y = x / sqrt(mean(x^2) + eps) * weight          (arXiv:1910.07467, equation 4)
 
-x is fp32 or bf16, weight either; sums are fp32. Nothing but x (or h) and weight is saved: the
-inverse deviation is cheaper to compute again than to read.
+x is fp32 or bf16, and so is weight; sums are fp32. Only x (or h) and weight are saved: recomputing
+the inverse deviation is cheaper than reading it.
 """
 
 from __future__ import annotations
@@ -152,19 +152,19 @@ register(
 
 
 def kernels(isa: str) -> tuple[Kernel, ...]:
-    """Forward and backward, alone and with the residual add, for `isa`."""
+    """Return forward and backward, with and without the residual add, for `isa`."""
     return make_kernels("rms_norm", "rms_norm.cpp", ENTRIES, isa)
 
 
 def problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
-    """One problem for each entry, at the workload's rows and hidden size."""
+    """Return one problem per entry, at the workload's rows and hidden size."""
     return tuple(
         library_problem(entry, standard_cases(_inputs(shapes, entry), (EPS,))) for entry in ENTRIES
     )
 
 
 def _inputs(shapes: WorkloadShapes, entry: str) -> Any:
-    """Row tensors first, then the weight: two rows where the entry adds or goes backward."""
+    """Return inputs: row tensors (two if the entry adds or is a backward), then the weight."""
     row_count = {
         "rms_norm_forward": 1,
         "rms_norm_backward": 2,

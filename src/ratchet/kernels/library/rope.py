@@ -52,7 +52,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     _, cos, sin = inputs
     if cos.requires_grad or sin.requires_grad:
         raise KernelError(
-            "cos or sin of ratchet::rope requires a gradient, and the op has none for them: "
+            "cos or sin of ratchet::rope requires a gradient, which the op does not compute: "
             "detach them, or keep the model's own rotary embedding"
         )
     ctx.save_for_backward(cos, sin)
@@ -80,12 +80,12 @@ register(
 
 
 def kernels(isa: str) -> tuple[Kernel, ...]:
-    """Forward and backward for `isa`."""
+    """Return forward and backward for `isa`."""
     return make_kernels("rope", "rope.cpp", ENTRIES, isa)
 
 
 def problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
-    """One problem for each entry, at the workload's heads and sequence."""
+    """Return one problem per entry, at the workload's heads and sequence."""
     return tuple(library_problem(entry, standard_cases(_inputs(shapes))) for entry in ENTRIES)
 
 

@@ -1,4 +1,4 @@
-"""The sizes of a workload that the library's problems are built from. No torch."""
+"""Sizes of a workload, from which the library's problems are built. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class WorkloadShapes:
     head_dim: int = 64
     vocabulary: int = 32000
     dtype: str = "bfloat16"
-    """Of activations."""
+    """Dtype of activations."""
     weight_dtype: str = "float32"
-    """Of the small weights (norms) as the op sees them."""
+    """Dtype of the small weights (norms) as the op receives them."""
     parameters: tuple[tuple[int, ...], ...] = ((2048, 512), (512, 2048), (512, 512), (512,))
-    """Shapes of parameters that the optimizer updates, enough to be typical."""
+    """Shapes of typical parameters that the optimizer updates."""
 
     @property
     def tokens(self) -> int:
-        """Rows of the activations."""
+        """Number of rows of the activations."""
         return self.batch * self.sequence

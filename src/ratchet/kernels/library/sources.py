@@ -1,4 +1,4 @@
-"""The C++ sources that ship, made into kernels: our own headers are inlined. No torch."""
+"""The shipped C++ sources as kernels, with Ratchet's headers inlined. Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _PRAGMA_ONCE: Final = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[ \t]*\n", re.M
 def make_kernels(
     name: str, file: str, entries: tuple[str, ...], isa: str, **schedule: str
 ) -> tuple[Kernel, ...]:
-    """The kernels of `csrc/FILE` for `isa`, one for each entry; they share one compiled library."""
+    """Return the kernels of `csrc/FILE` for `isa`, one per entry; they share one library."""
     if isa not in ISAS:
-        raise KernelError(f"isa {isa!r} is not known: use one of {', '.join(ISAS)}")
+        raise KernelError(f"unknown isa {isa!r}: use one of {', '.join(ISAS)}")
     parameters = (("isa", isa), *sorted(schedule.items()))
     source = self_contained(file)
     return tuple(
@@ -41,7 +41,7 @@ def make_kernels(
 
 @functools.cache
 def self_contained(file: str) -> str:
-    """The text of `csrc/FILE` with each header of our own inlined once, where first included."""
+    """Return the text of `csrc/FILE`, with Ratchet's headers inlined at their first include."""
     return _inline(file, set())
 
 
@@ -61,4 +61,4 @@ def _read(file: str) -> str:
         path = folder / file
         if path.is_file():
             return path.read_text(encoding="utf-8")
-    raise KernelError(f"source {file!r} is not in this installation: install ratchet again")
+    raise KernelError(f"source {file!r} is missing from this installation: install ratchet again")

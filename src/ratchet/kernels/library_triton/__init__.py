@@ -1,7 +1,7 @@
-"""The shipped kernels in Triton, for AMD's and NVIDIA's GPUs: one self-contained source a file.
+"""The shipped Triton kernels for AMD and NVIDIA GPUs, each file one self-contained source.
 
-Nothing here imports triton or torch: a kernel is text, run where the judge runs candidates. An
-entry has the name of the problem that it answers and is called as that problem's reference is.
+This package imports neither triton nor torch: a kernel is text that runs in the judge's sandbox. An
+entry has the name of its problem and the signature of the problem's reference.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ ENTRIES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def source_path(name: str) -> Path:
-    """Where the source of that name lies."""
+    """Return the path of the source of that name."""
     return Path(__file__).parent / f"{name}.py"
 
 
 def triton_kernels() -> dict[str, Kernel]:
-    """Every kernel by its entry, which is the name of the problem that it answers."""
+    """Return every kernel by its entry, which is the name of its problem."""
     return {
         entry: Kernel(
             name=f"{name}:{entry}:triton",

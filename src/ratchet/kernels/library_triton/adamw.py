@@ -1,4 +1,4 @@
-"""AdamW's update and the norm that clips it in Triton, each one launch over every parameter.
+"""AdamW's update and the global norm in Triton, each in one launch over all parameters.
 
 An update reads gradient, moments and weight once, and writes moments, weight, its rounded copy and
 the cleared gradient in the same pass (arXiv:1711.05101, algorithm 2, in the order of
@@ -18,18 +18,18 @@ import triton.language as tl
 from torch import Tensor
 
 FIELDS = 5
-"""Tensors of a parameter: gradient, both moments, weight, copy."""
+"""Tensors per parameter: gradient, both moments, weight, copy."""
 ALIGNMENT = 16
-"""Of addresses in bytes and of sizes in elements: then a lane may move 128 bits at once."""
+"""Alignment of addresses (bytes) and sizes (elements) with which a lane moves 128 bits at once."""
 UPDATE_BLOCK = 2048
 NORM_BLOCK = 4096
 NORM_PASSES = 8
-"""Blocks that one program of the norm adds up."""
+"""Blocks that one program of the norm sums."""
 
 
 @triton.jit
 def _owner(first_block, block, count):
-    """The last tensor whose first block is not behind `block`, by bisection."""
+    """Return the last tensor whose first block is at most `block`, by bisection."""
     low = 0
     high = count
     while high - low > 1:
@@ -138,7 +138,7 @@ TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 
 
 class _Table:
-    """Where the tensors of one launch lie, on their device."""
+    """Addresses and sizes of one launch's tensors, on their device."""
 
     def __init__(self, members: Sequence[Sequence[Tensor]], block: int) -> None:
         sizes = [member[0].numel() for member in members]
@@ -205,15 +205,17 @@ def _update(members, grad, weight, copy, alignment, scalars: Sequence[float]) ->
 
 
 def _check(member: Sequence[Tensor]) -> None:
-    """All of a parameter's tensors must be dense and lie alike."""
+    """Require that all tensors of a parameter are dense and share one layout."""
     present = [tensor for tensor in member if tensor.numel()]
     if any(not one.is_contiguous() or one.shape != present[0].shape for one in present):
         shown = ", ".join(f"{list(one.shape)} by {list(one.stride())}" for one in present)
-        raise ValueError(f"a parameter's tensors lie as {shown}: give contiguous ones of one shape")
+        raise ValueError(
+            f"a parameter's tensors have layouts {shown}: give contiguous ones of one shape"
+        )
 
 
 def gradient_square_sum(*tensors_and_scalars) -> tuple[Tensor]:
-    """The sum of the squares of every element, [1] in fp32: the global norm squared."""
+    """The sum of the squares of all elements, [1] in fp32: the squared global norm."""
     *gradients, _ = tensors_and_scalars
     groups: dict[tuple, list[Sequence[Tensor]]] = {}
     for one in gradients:

@@ -3,10 +3,10 @@
     p = exp(scale q k^T - lse),  ds = p * (do v^T - rowsum(do * o))
     dq = scale ds k,  dk = scale ds^T q,  dv = p^T do               (arXiv:2307.08691, algorithm 2)
 
-The scores are computed again twice, once for the gradients of keys and values and once for those of
-the queries, so that nothing is added up by atomics: with the same tiles two runs give the same
-bits. q is [B, H, T, D], k and v are [B, G, S, D] with G a divisor of H, of any strides with
-contiguous features; with a causal mask query t sees keys 0..t. D is 256 at most, scale > 0.
+The scores are recomputed twice, once for the gradients of keys and values and once for those of the
+queries. So no atomic additions are needed, and with the same tiles two runs give the same bits.
+q is [B, H, T, D], k and v are [B, G, S, D] with G a divisor of H, of any strides with contiguous
+features; with a causal mask query t sees keys 0..t. D is 256 at most, scale > 0.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, type-arg, untyped-decorator"
@@ -36,7 +36,7 @@ def _rows(
     FEATURES: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """[ROWS, FEATURES] from `start` on; 0 beyond `limit` rows and the features there are."""
+    """Load [ROWS, FEATURES] from `start` on; 0 beyond `limit` rows and the existing features."""
     row = tl.arange(0, ROWS)[:, None]
     at = tl.arange(0, FEATURES)[None, :]
     place = base + tl.cast(start, tl.int64) * row_stride + (row * row_stride + at)
@@ -49,7 +49,8 @@ def _rows(
 
 
 def _for_this_gpu(configs: list[triton.Config], named: dict, **more) -> list[triton.Config]:
-    """Those of the GPU's maker; the last of them, of small tiles, where registers are short."""
+    """Keep the configurations of the GPU's vendor; the last one, with small tiles, if registers are
+    short."""
     amd = bool(torch.version.hip)
     mine = [one for one in configs if ("waves_per_eu" in one.kwargs) == amd]
     narrow = amd and triton.runtime.driver.active.get_current_target().warp_size == 32
@@ -57,7 +58,7 @@ def _for_this_gpu(configs: list[triton.Config], named: dict, **more) -> list[tri
 
 
 def _tuned(amd: Sequence[tuple[int, ...]], nvidia: Sequence[tuple[int, ...]]):
-    """An autotuner over tiles (M, N, warps, stages); the last is for where registers are short."""
+    """Return an autotuner over tiles (M, N, warps, stages); the last is for few registers."""
     options = {"waves_per_eu": 2, "matrix_instr_nonkdim": 16}
     configs = [
         triton.Config({"M": m, "N": n} | more, num_warps=warps, num_stages=stages)
@@ -123,7 +124,7 @@ def _backward_queries(
     FEATURES: tl.constexpr,
     M: tl.constexpr,
 ):
-    """Add what the queries from first to last give to dk and dv; MASKED under a causal mask."""
+    """Add the contribution of queries first to last to dk and dv; MASKED means a causal mask."""
     for start in range(first, last, M):
         row = start + tl.arange(0, M)
         query = _rows(q, start, queries, q_row, features, EVEN, M, FEATURES, True)
@@ -276,7 +277,7 @@ def _backward_keys(
     FEATURES: tl.constexpr,
     N: tl.constexpr,
 ):
-    """Add what the keys from first to last give to dq."""
+    """Add the contribution of keys first to last to dq."""
     for start in range(first, last, N):
         key = _rows(k, start, keys, k_row, features, EVEN, N, FEATURES, MASKED)
         value = _rows(v, start, keys, v_row, features, EVEN, N, FEATURES, MASKED)
@@ -333,7 +334,7 @@ def query_gradient_kernel(
 ):
     """dq. Grid: (batch x heads, blocks of queries)."""
     batch, head = tl.program_id(0) // heads, tl.program_id(0) % heads
-    start = (tl.num_programs(1) - 1 - tl.program_id(1)) * M  # the longest first
+    start = (tl.num_programs(1) - 1 - tl.program_id(1)) * M  # longest blocks first
     q += tl.cast(batch, tl.int64) * q_batch + tl.cast(head, tl.int64) * q_head
     grad += tl.cast(batch, tl.int64) * grad_batch + tl.cast(head, tl.int64) * grad_head
     k += tl.cast(batch, tl.int64) * k_batch + tl.cast(head // group, tl.int64) * k_head
@@ -413,12 +414,12 @@ def _head_tensor(like: Tensor) -> Tensor:
 
 
 def _sizes(q: Tensor, k: Tensor, causal: float, scale: float) -> tuple[list, dict]:
-    """The numbers that every kernel takes, and the constants they are compiled for."""
+    """Return the numbers that every kernel takes, and its compile-time constants."""
     heads, queries, features = q.shape[1:]
     if features > MAX_FEATURES or not scale > 0:
         raise ValueError(
-            f"{features} features and scale {scale}: this kernel takes {MAX_FEATURES} features at "
-            "most and a positive scale"
+            f"{features} features and scale {scale}: give at most {MAX_FEATURES} features and a "
+            "positive scale"
         )
     block = max(16, triton.next_power_of_2(features))
     numbers = [scale, heads, heads // k.shape[1], queries, k.shape[2], features]

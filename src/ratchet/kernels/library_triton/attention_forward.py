@@ -2,7 +2,7 @@
 
     lse = log sum exp(scale q k^T),  o = exp(scale q k^T - lse) v
 
-A program goes over the keys of its block of queries with a running maximum (arXiv:1805.02867,
+A program iterates over the keys of its block of queries with a running maximum (arXiv:1805.02867,
 arXiv:2307.08691). q is [B, H, T, D], k and v are [B, G, S, D] with G a divisor of H, of any strides
 with contiguous features; with a causal mask query t sees keys 0..t. D is 256 at most, scale > 0.
 """
@@ -35,7 +35,7 @@ def _rows(
     FEATURES: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """[ROWS, FEATURES] from `start` on; 0 beyond `limit` rows and the features there are."""
+    """Load [ROWS, FEATURES] from `start` on; 0 beyond `limit` rows and the existing features."""
     row = tl.arange(0, ROWS)[:, None]
     at = tl.arange(0, FEATURES)[None, :]
     place = base + tl.cast(start, tl.int64) * row_stride + (row * row_stride + at)
@@ -69,7 +69,7 @@ def _forward_keys(
     FEATURES: tl.constexpr,
     N: tl.constexpr,
 ):
-    """Take the keys from first to last into the running sums; scale is in powers of two."""
+    """Add keys first to last to the running sums; scale is in powers of two."""
     for start in range(first, last, N):
         key = _rows(k, start, keys, k_row, features, EVEN, N, FEATURES, MASKED)
         scores = tl.dot(query, key.T, input_precision="ieee")
@@ -92,7 +92,8 @@ def _forward_keys(
 
 
 def _for_this_gpu(configs: list[triton.Config], named: dict, **more) -> list[triton.Config]:
-    """Those of the GPU's maker; the last of them, of small tiles, where registers are short."""
+    """Keep the configurations of the GPU's vendor; the last one, with small tiles, if registers are
+    short."""
     amd = bool(torch.version.hip)
     mine = [one for one in configs if ("waves_per_eu" in one.kwargs) == amd]
     narrow = amd and triton.runtime.driver.active.get_current_target().warp_size == 32
@@ -100,7 +101,7 @@ def _for_this_gpu(configs: list[triton.Config], named: dict, **more) -> list[tri
 
 
 def _tuned(amd: Sequence[tuple[int, ...]], nvidia: Sequence[tuple[int, ...]]):
-    """An autotuner over tiles (M, N, warps, stages); the last is for where registers are short."""
+    """Return an autotuner over tiles (M, N, warps, stages); the last is for few registers."""
     options = {"waves_per_eu": 2, "matrix_instr_nonkdim": 16}
     configs = [
         triton.Config({"M": m, "N": n} | more, num_warps=warps, num_stages=stages)
@@ -148,7 +149,7 @@ def attention_forward_kernel(
 ):
     """Grid: (batch x heads, blocks of queries): blocks of a head go to one die of an MI300."""
     batch, head = tl.program_id(0) // heads, tl.program_id(0) % heads
-    start = (tl.num_programs(1) - 1 - tl.program_id(1)) * M  # the longest first
+    start = (tl.num_programs(1) - 1 - tl.program_id(1)) * M  # longest blocks first
     q += tl.cast(batch, tl.int64) * q_batch + tl.cast(head, tl.int64) * q_head
     k += tl.cast(batch, tl.int64) * k_batch + tl.cast(head // group, tl.int64) * k_head
     v += tl.cast(batch, tl.int64) * v_batch + tl.cast(head // group, tl.int64) * v_head
@@ -226,12 +227,12 @@ def _head_tensor(like: Tensor) -> Tensor:
 
 
 def _sizes(q: Tensor, k: Tensor, causal: float, scale: float) -> tuple[list, dict]:
-    """The numbers that every kernel takes, and the constants they are compiled for."""
+    """Return the numbers that every kernel takes, and its compile-time constants."""
     heads, queries, features = q.shape[1:]
     if features > MAX_FEATURES or not scale > 0:
         raise ValueError(
-            f"{features} features and scale {scale}: this kernel takes {MAX_FEATURES} features at "
-            "most and a positive scale"
+            f"{features} features and scale {scale}: give at most {MAX_FEATURES} features and a "
+            "positive scale"
         )
     block = max(16, triton.next_power_of_2(features))
     numbers = [scale, heads, heads // k.shape[1], queries, k.shape[2], features]

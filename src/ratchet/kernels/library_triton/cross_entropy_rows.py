@@ -2,7 +2,7 @@
 
     loss = (1 - s) * (lse - z_target) + s * (lse - mean(z))          s: label smoothing
 
-One program goes over its row twice: once for the maximum and the sum of exponentials
+One program passes over its row twice: once for the maximum and the sum of exponentials
 (arXiv:1805.02867), once for the gradient (softmax - target) * scale.
 """
 
@@ -45,7 +45,7 @@ def cross_entropy_rows_kernel(
         value = tl.load(logits + start + at, kept, 0.0).to(tl.float32)
         plain += value
         higher = tl.maximum(top, tl.where(kept, value, -float("inf")))
-        # A lane that has seen nothing yet has no maximum to subtract.
+        # A lane without a value yet has no maximum to subtract.
         base = tl.where(higher == -float("inf"), 0.0, higher)
         total = total * tl.exp(top - base) + tl.where(kept, tl.exp(value - base), 0.0)
         top = higher
@@ -57,7 +57,7 @@ def cross_entropy_rows_kernel(
     loss = (1.0 - smoothing) * (lse - taken) + smoothing * (lse - tl.sum(plain, 0) / columns)
     tl.store(losses + row, tl.where(counts, loss, 0.0))
     if GRADIENT:
-        tl.debug_barrier()  # the target's logit is read before any lane writes
+        tl.debug_barrier()  # read the target's logit before any lane writes
         share = tl.where(counts, scale, 0.0)
         for start in range(0, columns, BLOCK):
             kept = at < columns - start
@@ -72,10 +72,10 @@ def cross_entropy_rows(
 ) -> tuple[Tensor, Tensor]:
     """(the gradient of the summed losses times scale in place of `logits` [R, V], losses [R]).
 
-    `scalars` are ignore_index, label_smoothing and scale; with scale 0 the logits stay.
+    `scalars` are ignore_index, label_smoothing and scale; with scale 0 the logits are unchanged.
     """
     if logits.stride(-1) != 1:
-        raise ValueError(f"logits lie by {list(logits.stride())}: give rows that are contiguous")
+        raise ValueError(f"logits have strides {list(logits.stride())}: give contiguous rows")
     rows, columns = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     block = min(MAX_BLOCK, triton.next_power_of_2(columns))

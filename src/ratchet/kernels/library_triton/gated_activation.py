@@ -1,8 +1,8 @@
 """The gate of SwiGLU and GeGLU in Triton: y = act(gate) * up, forward and backward.
 
 act is SiLU, GELU or GELU's tanh approximation (arXiv:2002.05202, arXiv:1606.08415). gate and up are
-fp32 or bf16 of any row stride, so that both may be halves of one product's output; arithmetic is
-fp32. Nothing but gate and up is needed by the backward.
+fp32 or bf16 of any row stride, so both may be halves of one product's output; arithmetic is fp32.
+The backward needs only gate and up.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, type-arg, untyped-decorator"
@@ -90,7 +90,7 @@ def gated_activation_backward_kernel(
 
 
 def _views(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Each [..., C] as [R, C] with contiguous columns; as one long row where all are contiguous."""
+    """Return each [..., C] as [R, C] with contiguous columns; one row if all are contiguous."""
     if all(one.is_contiguous() for one in tensors):
         return [one.view(1, -1) for one in tensors]
     flat = [one.reshape(-1, one.shape[-1]) for one in tensors]

@@ -3,7 +3,7 @@
     h = x + residual,  y = (h - mean(h)) / sqrt(var(h) + eps) * weight + bias
                                                                 (arXiv:1607.06450, equation 4)
 
-Rows are fp32 or bf16 of any stride, at most 16,384 columns; weight and bias are either; sums are
+Rows are fp32 or bf16 of any stride, with at most 16,384 columns; so are weight and bias. Sums are
 fp32. A row stays in registers, so each tensor is moved once and the variance takes two passes over
 registers. The gradients of weight and bias are summed by each program over its own rows, then over
 programs in a fixed order: two runs give the same bits.
@@ -22,16 +22,16 @@ from torch import Tensor
 
 MAX_COLUMNS = 16384
 TILE_ELEMENTS = 2048
-"""Short rows share a program until its tile holds so many elements."""
+"""Elements of a program's tile up to which short rows share the program."""
 ELEMENTS_PER_LANE = 16
 """Two loads of 128 bits in bf16."""
 PROGRAMS_PER_UNIT = 4
-"""Of the backward: enough waves to keep memory busy, few enough partial sums."""
+"""Programs of the backward: enough waves to keep memory busy, few enough partial sums."""
 
 
 @triton.jit
 def _hat(value, kept, columns, eps):
-    """(x - mean) / deviation and 1 / deviation of each row; what is not kept must be 0."""
+    """(x - mean) / deviation and 1 / deviation of each row; masked elements must be 0."""
     centred = tl.where(kept, value - (tl.sum(value, 1) / columns)[:, None], 0.0)
     inverse = tl.rsqrt(tl.sum(centred * centred, 1) / columns + eps)[:, None]
     return centred * inverse, inverse
@@ -134,15 +134,15 @@ def column_sum_kernel(partial, out, count, columns, ROWS: tl.constexpr, BLOCK: t
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """[..., C] as [R, C] with contiguous columns, without a copy where the strides allow it."""
+    """Return [..., C] as [R, C] with contiguous columns, without a copy if the strides allow it."""
     flat = tensor.reshape(-1, tensor.shape[-1])
     return flat if flat.stride(-1) == 1 else flat.contiguous()
 
 
 def _tile(columns: int) -> dict[str, int]:
-    """Rows and columns of a program's tile, and its warps."""
+    """Return rows and columns of a program's tile, and its warps."""
     if columns > MAX_COLUMNS:
-        raise ValueError(f"rows have {columns} columns: this kernel takes {MAX_COLUMNS} at most")
+        raise ValueError(f"rows have {columns} columns: give at most {MAX_COLUMNS}")
     block = triton.next_power_of_2(columns)
     rows = max(1, TILE_ELEMENTS // block)
     lanes = triton.runtime.driver.active.get_current_target().warp_size
@@ -214,7 +214,7 @@ def _backward(
 
 
 def _programs(tensor: Tensor) -> int:
-    """How many programs share the rows of a backward."""
+    """Return the number of programs that share the rows of a backward."""
     if not tensor.is_cuda:
         return PROGRAMS_PER_UNIT
     properties = torch.cuda.get_device_properties(tensor.device)
@@ -245,6 +245,6 @@ def layer_norm_backward(
 def add_layer_norm_backward(
     grad: Tensor, grad_h: Tensor, h: Tensor, weight: Tensor, scalars: Sequence[float]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dh, dweight, dbias); grad_h, empty where there is none, is what reaches h on its other
-    way."""
+    """(dh, dweight, dbias); grad_h is the gradient that reaches h directly, empty if there is
+    none."""
     return _backward(grad, grad_h if grad_h.numel() else None, h, weight, scalars[0])

@@ -2,10 +2,11 @@
 
     loss = mean over tokens that count of cross_entropy(x W^T + bias, target)
 
-Tokens are taken in chunks whose logits fit `LOGITS_BYTES` (arXiv:2410.10989). For each: a product
-that leaves the logits and, for every tile, the maximum and the sum of a row's exponentials
-(arXiv:1805.02867); the logits' gradient in place of the logits; two products for the gradients of
-x and of the weight, which is summed over chunks in fp32. All three products are this file's own.
+Tokens come in chunks whose logits fit `LOGITS_BYTES` (arXiv:2410.10989). For each chunk, a product
+writes the logits and, for every tile, the maximum and the sum of a row's exponentials
+(arXiv:1805.02867). The logits' gradient then overwrites the logits. Two more products give the
+gradients of x and of the weight, which is summed over chunks in fp32. This file implements all
+three products.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, type-arg, untyped-decorator"
@@ -20,20 +21,20 @@ import triton.language as tl
 from torch import Tensor
 
 LOGITS_BYTES = 1 << 30
-"""Of one chunk: large enough for its products to fill a GPU of 304 compute units."""
+"""Bytes of one chunk's logits: its products then fill a GPU of 304 compute units."""
 ELEMENT_BLOCK = 2048
 GROUP = 8
-"""Rows of tiles whose programs run side by side, so that they share columns in cache."""
+"""Rows of tiles whose programs run together, so that they share columns in cache."""
 
 
 @triton.jit
 def _place(
     rows, columns, M: tl.constexpr, N: tl.constexpr, GROUP: tl.constexpr, XCDS: tl.constexpr
 ):
-    """The tile (row, column) of this program.
+    """Return the tile (row, column) of this program.
 
-    Programs go round the XCDs of a GPU in turn, each with an L2 of its own; neighbouring tiles are
-    dealt to one XCD.
+    Consecutive programs run on the XCDs of a GPU in turn, and each XCD has its own L2. Neighbouring
+    tiles are assigned to one XCD.
     """
     tiles = tl.cdiv(rows, M) * tl.cdiv(columns, N)
     program = tl.program_id(0)
@@ -63,7 +64,7 @@ def _product(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    """The tile of a [rows, depth] @ b [depth, columns] at whose corner a and b point, in fp32."""
+    """Return a tile of a [rows, depth] @ b [depth, columns] in fp32; a, b point at its corner."""
     row = tl.arange(0, M)[:, None]
     column = tl.arange(0, N)[None, :]
     deep = tl.arange(0, K)
@@ -107,8 +108,8 @@ def logits_kernel(
     GROUP: tl.constexpr,
     XCDS: tl.constexpr,
 ):
-    """logits = x W^T + bias; of each row and tile the maximum, the sum of exponentials above it
-    and, for label smoothing, the plain sum. The statistics are [tiles, rows]."""
+    """logits = x W^T + bias. For each row and tile, also the maximum, the sum of exponentials
+    relative to it and, for label smoothing, the plain sum. The statistics are [tiles, rows]."""
     tile_row, tile_column = _place(rows, columns, M, N, GROUP, XCDS)
     first, start = tl.cast(tile_row, tl.int64) * M, tl.cast(tile_column, tl.int64) * N
     x += first * x_row
@@ -194,7 +195,7 @@ def logits_gradient_kernel(
     smoothing,
     BLOCK: tl.constexpr,
 ):
-    """In place: (softmax - target) / counted, 0 in rows that do not count."""
+    """Compute in place (softmax - target) / counted; 0 in rows that do not count."""
     row = tl.program_id(0).to(tl.int64)
     start = tl.program_id(1) * BLOCK
     at = tl.arange(0, BLOCK)
@@ -231,7 +232,7 @@ def product_kernel(
     GROUP: tl.constexpr,
     XCDS: tl.constexpr,
 ):
-    """out = a @ b, added up over calls in `total` (fp32) from the FIRST to the LAST."""
+    """out = a @ b, summed over calls in `total` (fp32) from the FIRST to the LAST."""
     tile_row, tile_column = _place(rows, columns, M, N, GROUP, XCDS)
     first, start = tl.cast(tile_row, tl.int64) * M, tl.cast(tile_column, tl.int64) * N
     a += first * a_row
@@ -286,7 +287,7 @@ def column_sum_kernel(
 
 @triton.jit
 def count_kernel(target, counted, tokens, ignore_index, BLOCK: tl.constexpr):
-    """counted[0] = how many targets count, at least 1; counted[1] the same, but 0 for none."""
+    """counted[0] = number of targets that count, at least 1; counted[1] is 0 if there are none."""
     at = tl.arange(0, BLOCK)
     found = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, tokens, BLOCK):
@@ -317,15 +318,15 @@ def _units(device: torch.device) -> int:
 
 
 def _xcds(arch: str, units: int) -> int:
-    """Dies of an MI300 or MI350 with an L2 each: of 38 and of 32 active compute units."""
+    """Dies of an MI300 or MI350, each with its own L2: 38 and 32 active compute units."""
     per_die = {"gfx942": 38, "gfx950": 32}.get(arch)
     return max(1, units // per_die) if per_die else 1
 
 
 def _tile(rows: int, columns: int, depth: int, device: torch.device, adding: bool = False) -> dict:
-    """Sizes of a product's tiles on this GPU, its warps and its launch's other options.
+    """Return a product's tile sizes on this GPU, its warps and its other launch options.
 
-    A tile that is `adding` to an earlier sum needs registers for that as well.
+    A tile that is `adding` to an earlier sum needs registers for that sum, too.
     """
     arch = str(triton.runtime.driver.active.get_current_target().arch)
     units = _units(device)
@@ -374,7 +375,7 @@ def _multiply(a: Tensor, b: Tensor, total: Tensor, out: Tensor, first: bool, las
 
 
 class _Run:
-    """One call: its inputs, and what its chunks share."""
+    """One call: its inputs, and the buffers that its chunks share."""
 
     def __init__(self, x: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> None:
         low = torch.bfloat16 in (x.dtype, weight.dtype)
@@ -401,7 +402,7 @@ class _Run:
         return torch.empty(tuple(shape), dtype=dtype, device=self.x.device)
 
     def run(self, ignore_index: int, smoothing: float) -> Tensor:
-        """Fill the gradients chunk by chunk; the loss."""
+        """Fill the gradients chunk by chunk; return the loss."""
         tokens = self.x.shape[0]
         count_kernel[(1,)](self.target, self.counted, tokens, ignore_index, BLOCK=4096, num_warps=8)
         buffer = self._new((self.chunk, self.weight.shape[0]), self.dtype)
@@ -423,7 +424,7 @@ class _Run:
         return loss
 
     def _gradient(self, rows: slice, logits: Tensor, ignore_index: int, smoothing: float) -> None:
-        """The losses of a chunk, and the gradient of its logits in `logits`."""
+        """Return the losses of a chunk; `logits` then holds its logits' gradient."""
         x, target = self.x[rows], self.target[rows]
         (count, depth), words = x.shape, self.weight.shape[0]
         tile = _tile(count, words, depth, x.device)
@@ -480,7 +481,7 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, ...]:
     """(loss, dx, dweight, dbias) of x [N, H], weight [V, H], bias [V] or empty, target [N] int64.
 
-    `scalars` are ignore_index and label_smoothing. Products are bf16 where x or weight is.
+    `scalars` are ignore_index and label_smoothing. Products are bf16 if x or weight is.
     """
     call = _Run(x, weight, bias, target)
     loss = call.run(int(scalars[0]), scalars[1])

@@ -2,7 +2,7 @@
 
 x is [B, H, T, D] of any strides with contiguous features, cos and sin are [T, D] or [B, T, D], in
 Hugging Face's convention of halves (arXiv:2104.09864, section 3.4.2). A program reads the tables of
-its positions once and turns every head with them; arithmetic is fp32.
+its positions once and rotates every head with them; arithmetic is fp32.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, type-arg, untyped-decorator"
@@ -17,9 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 TILE_ELEMENTS = 2048
-"""Of one half of a program's positions."""
+"""Elements of one half of a program's positions."""
 HEADS_AT_ONCE = 8
-"""Heads of a program: enough to pay for the tables, few enough for programs to fill the GPU."""
+"""Heads per program: enough to pay for the tables, few enough for programs to fill the GPU."""
 
 
 @triton.jit
@@ -80,7 +80,7 @@ def _features_last(tensor: Tensor) -> Tensor:
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, backward: bool) -> Tensor:
     x, cos, sin = _features_last(x), _features_last(cos), _features_last(sin)
-    y = _features_last(torch.empty_like(x))  # dense; it lies as x does where x is dense
+    y = _features_last(torch.empty_like(x))  # dense; with x's layout if x is dense
     batch, heads, length, features = x.shape
     half = features // 2
     block = triton.next_power_of_2(half)
@@ -110,7 +110,7 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, backward: bool) -> Tensor:
 
 
 def rope_forward(x: Tensor, cos: Tensor, sin: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
-    """x turned by the angles of its positions; there are no scalars."""
+    """x rotated by the angles of its positions; there are no scalars."""
     return (_turn(x, cos, sin, False),)
 
 

@@ -1,4 +1,4 @@
-"""Suites of problems that ship. Importing this package imports no torch; loading a problem does."""
+"""The shipped suites of problems. Importing this package does not import torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHIPPED: Final = "shipped"
 
 @cache
 def _family(name: str) -> tuple[Problem, ...]:
-    """The problems of one family of NAMES."""
+    """Return the problems of one family of NAMES."""
     if name != SHIPPED:
         return tuple(importlib.import_module(f"{__name__}.{name}").problems())
     from ratchet.kernels.library import LIBRARY
@@ -37,21 +37,21 @@ SUITES: Final[Mapping[str, Callable[[], tuple[Problem, ...]]]] = {"training": _t
 
 
 def check_suite(name: str) -> None:
-    """Raise a KernelError that lists the suites where there is none of that name; no torch."""
+    """Raise a KernelError for an unknown suite, with the known ones. Imports no torch."""
     if name not in SUITES:
-        raise KernelError(f"suite {name!r} is not known: there is {', '.join(SUITES)}")
+        raise KernelError(f"unknown suite {name!r}: use one of {', '.join(SUITES)}")
 
 
 def load_suite(name: str) -> tuple[Problem, ...]:
-    """The problems of a suite; a KernelError that lists the known where there is none."""
+    """Return the problems of a suite; a KernelError lists the known suites for any other name."""
     check_suite(name)
     return SUITES[name]()
 
 
 def family_of(name: str) -> str:
-    """The family of a problem; a KernelError with the nearest names where there is none. No torch.
+    """Return a problem's family; a KernelError with the nearest names if it is unknown. No torch.
 
-    `find_problem` imports that family alone.
+    `find_problem` imports only that family.
     """
     known = {problem: family for family, problems in NAMES.items() for problem in problems}
     if name in known:
@@ -62,17 +62,17 @@ def family_of(name: str) -> str:
 
 
 def find_problem(name: str) -> Problem:
-    """A problem of any suite by its name; a KernelError with the nearest names otherwise."""
+    """Return a problem of any suite; a KernelError with the nearest names if it is unknown."""
     return next(one for one in _family(family_of(name)) if one.name == name)
 
 
 def names_like(pattern: str) -> list[str]:
-    """Names of problems that match a shell pattern or contain a word; a KernelError for none."""
+    """Return problem names that match a shell pattern or contain a word; a KernelError for none."""
     known = [name for problems in NAMES.values() for name in problems]
     asked = pattern if set(pattern) & set("*?[") else f"*{pattern}*"
     found = fnmatch.filter(known, asked)
     if not found:
         raise KernelError(
-            f"no problem is named like {pattern!r}: ratchet judge --list shows all {len(known)}"
+            f"no problem's name matches {pattern!r}: ratchet judge --list prints all {len(known)}"
         )
     return found

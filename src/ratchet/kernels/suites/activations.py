@@ -55,7 +55,7 @@ def bias_gelu(x: Tensor, bias: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
 def bias_dropout_residual(
     x: Tensor, bias: Tensor, residual: Tensor, kept: Tensor, scalars: Scalars
 ) -> tuple[Tensor, ...]:
-    """Dropout with a mask that is given (1 kept, 0 dropped), at keep rate scalars[0]."""
+    """Dropout with a given mask (1 kept, 0 dropped), at keep rate scalars[0]."""
     return (residual + (x + bias) * kept / scalars[0],)
 
 
@@ -68,7 +68,7 @@ def reglu(gate: Tensor, up: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
 
 
 def swiglu_packed(both: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
-    """Gate and value side by side, as one matrix product gives them."""
+    """Gate and value side by side, as a single matrix product returns them."""
     gate, up = both.chunk(2, dim=-1)
     return (F.silu(gate) * up,)
 
@@ -90,7 +90,7 @@ swiglu_packed_backward = gradient_of(swiglu_packed, inputs=(0,))
 def bias_dropout_residual_backward(
     grad: Tensor, kept: Tensor, scalars: Scalars
 ) -> tuple[Tensor, ...]:
-    """Of x and of the bias; the residual's gradient is `grad` itself."""
+    """The gradients of x and the bias; the residual's gradient is `grad` itself."""
     dx = grad * kept / scalars[0]
     return dx, dx.sum(0)
 
@@ -128,7 +128,7 @@ def _biased(name: str, extra: int, scalars: tuple[float, ...] = ()) -> Form:
 
 
 def _like_first(form: Form, *, halved: bool = False) -> Form:
-    """The gradient of a form whose output has the form of its first input."""
+    """Return the gradient of a form whose output is shaped like its first input."""
 
     def outputs(rows: int, width: int) -> tuple[TensorSpec, ...]:
         first = form.make(rows, width)[0]
@@ -140,7 +140,7 @@ def _like_first(form: Form, *, halved: bool = False) -> Form:
 
 
 def problems() -> tuple[Problem, ...]:
-    """Every activation, forward and backward."""
+    """Return every activation, forward and backward."""
     plain = ("gelu", "gelu_tanh", "silu", "squared_relu", "mish", "softplus", "hard_swish")
     forms = [_form(name) for name in plain]
     forms += [_form("elu", scalars=(0.7,)), _form("glu", 2), _form("reglu", 2)]

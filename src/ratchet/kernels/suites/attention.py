@@ -16,10 +16,10 @@ from ratchet.kernels.suites.precision import wide
 from ratchet.kernels.suites.scalars import Scalars
 
 MODEST = (("shifted", "contiguous"), ("heavy_tailed", "heads"))
-"""Large values would make each softmax a choice of one key."""
+"""Distributions without large values, which would make each softmax pick a single key."""
 CENTRED = (("positive", "contiguous"), ("heavy_tailed", "heads"))
-"""Keys that lie 8 off 0 leave nothing of a gradient in bf16: the rounded shares of a row no longer
-add up to 0, and torch's own dq is off by its own size."""
+"""Distributions for gradients in bf16. Keys that lie 8 off 0 would leave nothing of a gradient: the
+rounded terms of a row no longer add up to 0, and torch's own dq is off by its own size."""
 HEADS = sizes((1, 4, 32, 32), (2, 8, 256, 64), (4, 32, 4096, 128))
 RAGGED = (2, 2, 37, 16)
 GROUPED = sizes((1, 4, 2, 32, 32), (2, 8, 2, 256, 64), (4, 32, 8, 4096, 128))
@@ -91,7 +91,7 @@ def rope_half(x: Tensor, angles: Tensor, scalars: Scalars) -> tuple[Tensor, ...]
 
 
 def rope_interleaved(x: Tensor, angles: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
-    """The same with pairs 2 i and 2 i + 1, as the paper has it."""
+    """The same with pairs 2 i and 2 i + 1, as in the paper."""
     cos, sin = angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
     even, odd = x[..., 0::2], x[..., 1::2]
     turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
@@ -108,7 +108,7 @@ attention_capped_backward = gradient_of(attention_capped, inputs=(0, 1, 2))
 
 
 def rope_half_backward(grad: Tensor, angles: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
-    """The gradient of a rotation is the rotation back."""
+    """The rotation back, which is the gradient of a rotation."""
     return rope_half(grad, -angles, scalars)
 
 
@@ -171,7 +171,7 @@ def _rotary(name: str) -> Form:
 
 
 def problems() -> tuple[Problem, ...]:
-    """Every variant, forward and backward."""
+    """Return every variant, forward and backward."""
     forms = [_heads("attention_full"), _heads("attention_causal"), _heads("attention_alibi")]
     forms += [_heads("attention_window", (16.0,)), _heads("attention_packed", packed=True)]
     forms += [_heads("attention_capped", (20.0,)), _grouped()]

@@ -1,4 +1,4 @@
-"""Convolutions with what follows them in a network, with their gradients."""
+"""Convolutions with the operations that follow them in a network, and their gradients."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ TAPS = 4
 SEQUENCES = sizes((2, 32, 32), (4, 512, 512), (8, 4096, 4096))
 IMAGES = sizes((1, 8, 12), (4, 32, 28), (64, 256, 56))
 FP32_ONLY = ("pointwise_residual_backward",)
-"""In bf16 the product is rounded before the residual is added, and some sums become 0 or change
-their sign: there torch's gradient is off by all of it. The one in bf16 is given the output."""
+"""Gradients in fp32 only. In bf16 the product is rounded before the residual is added, so some sums
+become 0 or change their sign, and torch's gradient is wrong. The bf16 problem gets the output."""
 SHAPED = (("shifted", "contiguous"), ("heavy_tailed", "contiguous"), ("large", "contiguous"))
 
 
@@ -36,7 +36,7 @@ def conv_bias_relu(x: Tensor, weight: Tensor, bias: Tensor, scalars: Scalars) ->
 def conv_scale_silu(
     x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, scalars: Scalars
 ) -> tuple[Tensor, ...]:
-    """A normalisation that is folded into scale and shift, then SiLU."""
+    """A normalisation folded into scale and shift, then SiLU."""
     y = F.conv2d(x, weight, padding=1)
     return (F.silu(y * scale.view(-1, 1, 1) + shift.view(-1, 1, 1)),)
 
@@ -50,7 +50,7 @@ def pointwise_residual(
 def pointwise_residual_bf16_backward(
     grad: Tensor, y: Tensor, x: Tensor, weight: Tensor, scalars: Scalars
 ) -> tuple[Tensor, ...]:
-    """Of x, of the weight and of the residual; `y` is the output, which a step keeps."""
+    """The gradients of x, the weight and the residual; `y` is the output, which a step keeps."""
     kept = torch.where(y > 0, grad, torch.zeros_like(grad))
     return (*_pointwise_gradient(kept, x, weight, scalars), kept)
 
@@ -101,7 +101,7 @@ def _form(name: str, make: Make) -> Form:
 
 
 def problems() -> tuple[Problem, ...]:
-    """Every convolution, forward and backward."""
+    """Return every convolution, forward and backward."""
     makes = {
         "causal_depthwise": _sequence,
         "conv_bias_relu": _image,

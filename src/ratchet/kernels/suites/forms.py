@@ -1,4 +1,4 @@
-"""How a problem of a suite is put together: sizes for each tier, hidden variations, gradients."""
+"""Forms: a suite's problem built from sizes for each tier, hidden variations and gradients."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Form:
 
     name: str
     module: str
-    """The family's module, which holds a function of that name."""
+    """The family's module, which defines a function of that name."""
     function: str = ""
-    """The function in it, where that has another name."""
+    """The function in the module, if it has another name."""
     make: Make
     sizes: Mapping[Tier, tuple[int, ...]]
     ragged: tuple[int, ...]
-    """Sizes that fill no vector and no thread evenly, for the hidden cases."""
+    """Sizes of the hidden cases, which divide evenly into no vectors or threads."""
     scalars: tuple[float, ...] = ()
     task: Task = "own"
     libraries: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Form:
 
 
 def problem(form: Form) -> Problem:
-    """The problem of a form: one timed case a tier, and hidden cases."""
+    """Return the form's problem: one timed case per tier, and hidden cases."""
     cases = [
         Case(
             name=tier,
@@ -85,10 +85,10 @@ def backward(
     outputs: Sequence[TensorSpec] | Callable[..., Any],
     kept: Sequence[int] | None = None,
 ) -> Form:
-    """The form of the gradient: the incoming gradients stand before the forward's inputs.
+    """Return the gradient's form: the incoming gradients come before the forward's inputs.
 
-    `outputs` gives the forward's outputs (*sizes -> specs), of which the gradients have the form;
-    `kept` names the forward's inputs on which the gradient depends (all of them without it).
+    `outputs` returns the specs of the forward's outputs (*sizes -> specs), which the incoming
+    gradients share. `kept` names the forward's inputs that the gradient depends on (default: all).
     """
 
     def make(*sizes: int) -> tuple[TensorSpec, ...]:
@@ -107,11 +107,11 @@ def backward(
 
 
 def in_bfloat16(form: Form, *, keep: Sequence[int] = ()) -> Form:
-    """The same computation as a step in bf16 has it: a problem of its own, `name_bf16`.
+    """Return the same computation in bf16, as a problem of its own, `name_bf16`.
 
-    Inputs in fp32 become bf16, but those at the places `keep`, such as the gradient of a loss. The
-    reference is the same function: torch adds up in fp32 what it is given in bf16, and a loss is
-    computed in fp32 from logits in bf16.
+    Inputs in fp32 become bf16, except those at the positions `keep`, such as the gradient of a
+    loss. The reference is the same function: torch sums bf16 inputs in fp32, and a loss is computed
+    in fp32 from bf16 logits.
     """
 
     def make(*given: int) -> tuple[TensorSpec, ...]:
@@ -141,12 +141,12 @@ def _varied(
 
 
 def real(*shape: int, dtype: str = "float32", **more: Any) -> TensorSpec:
-    """An input of real numbers."""
+    """Return an input of real numbers."""
     return TensorSpec(shape=shape, dtype=dtype, **more)
 
 
 def whole(*shape: int, below: int, low: int = 0, dtype: str = "int64") -> TensorSpec:
-    """Whole numbers from `low` to below `below`."""
+    """Return an input of integers from `low` to below `below`."""
     return TensorSpec(
         shape=shape, dtype=dtype, distribution="integers", low=float(low), high=float(below)
     )
@@ -155,5 +155,5 @@ def whole(*shape: int, below: int, low: int = 0, dtype: str = "int64") -> Tensor
 def sizes(
     ci: tuple[int, ...], cpu: tuple[int, ...], gpu: tuple[int, ...]
 ) -> dict[Tier, tuple[int, ...]]:
-    """Sizes by tier."""
+    """Return sizes by tier."""
     return {"ci": ci, "cpu": cpu, "gpu": gpu}

@@ -26,7 +26,7 @@ NO_TINY = (
     ("heavy_tailed", "strided"),
     ("outliers", "contiguous"),
 )
-"""Where tiny inputs make the answer a constant, and large ones make it a copy."""
+"""Distributions without tiny and large values: they make the answer a constant or a copy."""
 
 
 def softmax(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
@@ -38,7 +38,7 @@ def log_softmax(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
 
 
 def masked_softmax(x: Tensor, mask: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
-    """Softmax over the places where mask is 1; the first place of a row always is."""
+    """Softmax over the positions with mask 1; the first position of a row always has it."""
     allowed = mask.bool().clone()
     allowed[..., 0] = True
     return (F.softmax(x.masked_fill(~allowed, float("-inf")), dim=-1),)
@@ -50,7 +50,7 @@ def capped_softmax(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
-    """A loss for each row, so that a wrong row shows."""
+    """Return a loss per row, so that a wrong row shows."""
     return (F.cross_entropy(wide(logits), targets, reduction="none"),)
 
 
@@ -107,14 +107,14 @@ def check_classes(
     oracle: Sequence[Tensor],
     scalars: Scalars,
 ) -> list[OutputCheck]:
-    """The right classes' gradients and the others', each at a scale of its own.
+    """Check the gradients of the right classes and of all others, each at its own scale.
 
-    The first are near 1 and the others 1 over the number of words: one ulp of bf16 at the scale of
-    both would be more than all of the others' own. The worse of the two checks counts.
+    The former are near 1, the latter near 1 over the vocabulary: one ulp of bf16 at a common scale
+    would exceed all of the latter. The worse of the two checks counts.
     """
     targets = inputs[2].unsqueeze(-1)
     if not same_form(got[0], own[0]):
-        return [checked(False, "a gradient of another form")]
+        return [checked(False, "a gradient of another shape or dtype")]
     three = (got[0], own[0], oracle[0])
     right = [one.gather(-1, targets) for one in three]
     others = [one.scatter(-1, targets, 0.0) for one in three]
@@ -192,7 +192,7 @@ def _per_row(rows: int, width: int) -> tuple[TensorSpec, ...]:
 
 
 def problems() -> tuple[Problem, ...]:
-    """Every softmax and loss, forward and backward."""
+    """Return every softmax and loss, forward and backward."""
     rows = [_rows("softmax"), _rows("log_softmax"), _rows("masked_softmax", mask=True)]
     rows.append(_rows("capped_softmax", (30.0,)))
     per_row = [_logits("cross_entropy"), _logits("smoothed_cross_entropy", (0.1,))]
@@ -206,7 +206,7 @@ def problems() -> tuple[Problem, ...]:
     forms = [one for form, outputs in pairs for one in (form, backward(form, outputs=outputs))]
     forms += [in_bfloat16(one) for form in rows for one in (form, backward(form, outputs=_same))]
     for form in (one for one in per_row if one.name in FROM_LOGITS):
-        # The loss of a step in bf16 is fp32, and so is its gradient.
+        # A bf16 step has an fp32 loss, with an fp32 gradient.
         low = in_bfloat16(backward(form, outputs=_per_row), keep=(0,))
         check = "" if form.name == "kl_distillation" else f"{__name__}:check_classes"
         forms += [in_bfloat16(form), replace(low, check=check)]

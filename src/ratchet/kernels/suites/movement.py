@@ -1,4 +1,4 @@
-"""Scans, reductions and movements of data."""
+"""Scans, reductions and data movement."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = sizes((32, 256), (2048, 1024), (16384, 8192))
 SEQUENCES = sizes((2, 32, 64), (4, 512, 256), (8, 4096, 4096))
 VALUES = (("shifted", "contiguous"), ("heavy_tailed", "strided"), ("outliers", "transposed"))
 DEFINED = (*VALUES, ("specials", "contiguous"))
-"""For what carries inf and NaN through, or adds them up, in any order alike."""
+"""Distributions for problems that propagate or sum inf and NaN the same in any order."""
 
 
 def transpose(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
@@ -33,7 +33,7 @@ def transpose_heads(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
 
 
 def cast_transpose(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
-    """fp32 to bf16, as it lies and transposed, from one read."""
+    """fp32 to bf16, in the same order and transposed, from one read."""
     low = x.to(torch.bfloat16)
     return low, low.transpose(-1, -2).contiguous()
 
@@ -108,14 +108,14 @@ def check_arg_max(
     oracle: Sequence[Tensor],
     scalars: Scalars,
 ) -> list[OutputCheck]:
-    """Any place of the largest value is right."""
+    """Accept any position of the largest value."""
     places, x = got[0], inputs[0]
     form = places.shape == own[0].shape and places.dtype == own[0].dtype
     inside = form and bool(((places >= 0) & (places < x.shape[-1])).all())
     if not inside:
-        return [checked(False, "places of another form, or outside of the row")]
+        return [checked(False, "positions of another shape or dtype, or outside the row")]
     right = torch.equal(x.gather(-1, places.unsqueeze(-1)).squeeze(-1), x.amax(-1))
-    return [checked(right, "a largest value of each row" if right else "not the largest value")]
+    return [checked(right, "the largest value of each row" if right else "not the largest value")]
 
 
 cumulative_log_sum_backward = gradient_of(cumulative_log_sum, inputs=(0,))
@@ -165,7 +165,7 @@ def _form(name: str, make: Make = _matrix, scalars: tuple[float, ...] = (), **mo
 
 
 def problems() -> tuple[Problem, ...]:
-    """Every movement; gradients where they are another computation."""
+    """Return every problem; gradients only if they are another computation."""
     short = sizes((2, 16, 32), (4, 64, 256), (8, 2048, 4096))
     scan = _form(
         "linear_scan", _scanned, sizes=short, ragged=(2, 7, 5), varied=(1,), variations=VALUES[:2]

@@ -1,4 +1,4 @@
-"""Names of the suites' problems: known without importing torch, which their references need."""
+"""Names of the suites' problems, without importing torch, which their references need."""
 
 from __future__ import annotations
 
@@ -99,5 +99,5 @@ _TRAINING: Final = {
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     family: tuple(text.split()) for family, text in _TRAINING.items()
 }
-"""Problems of the suite `training` by family: `shipped` are those that the library's own kernels
-answer, every other family is a module of this package."""
+"""Problems of the suite `training` by family. The library's own kernels answer `shipped`; every
+other family is a module of this package."""

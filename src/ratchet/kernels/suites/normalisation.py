@@ -1,4 +1,4 @@
-"""Normalisations beside the library's LayerNorm and RMSNorm, with their gradients."""
+"""Normalisations other than the library's LayerNorm and RMSNorm, with their gradients."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _weights() -> Form:
 
 
 def problems() -> tuple[Problem, ...]:
-    """Every normalisation, forward and backward."""
+    """Return every normalisation, forward and backward."""
     forms = [_rows("l2_normalise"), _weights()]
     images = [_images(name) for name in ("group_norm", "batch_norm", "instance_norm")]
     pairs = [(form, backward(form, outputs=_first(form))) for form in forms]

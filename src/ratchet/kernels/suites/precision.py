@@ -1,4 +1,4 @@
-"""The precision that a step of training in bf16 computes in."""
+"""The computing precision of a training step in bf16."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from torch import Tensor
 
 
 def wide(x: Tensor) -> Tensor:
-    """bf16 as fp32; float64 stays what it is."""
+    """Return bf16 as fp32; float64 stays float64."""
     return x if x.dtype == torch.float64 else x.float()

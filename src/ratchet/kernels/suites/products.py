@@ -1,4 +1,4 @@
-"""Matrix products with what stands before and behind them, and the two products of a backward."""
+"""Matrix products with neighbouring operations, and the two products of a backward."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def input_gradient(grad: Tensor, w: Tensor, scalars: Scalars) -> tuple[Tensor, .
 
 
 def weight_gradient(grad: Tensor, x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
-    """And the bias's, from the same read of grad."""
+    """The gradients of the weight and the bias, from one read of grad."""
     return grad.transpose(0, 1) @ x, grad.sum(0)
 
 
 def linear_residual_backward(
     grad: Tensor, x: Tensor, w: Tensor, scalars: Scalars
 ) -> tuple[Tensor, ...]:
-    """Of x, w and the bias; the residual's gradient is `grad` itself."""
+    """The gradients of x, w and the bias; the residual's gradient is `grad` itself."""
     return grad @ w, grad.transpose(0, 1) @ x, grad.sum(0)
 
 
@@ -125,7 +125,7 @@ def _form(name: str, make: Make, scalars: tuple[float, ...] = ()) -> Form:
 
 
 def problems() -> tuple[Problem, ...]:
-    """Every product; `any`: a library's GEMM is a fair part of the answer."""
+    """Return every product; their task is `any`, since a library's GEMM is a fair answer."""
     with_gradient = [
         _form("linear_gelu", _linear),
         _form("linear_swiglu", _gated),

@@ -1,6 +1,6 @@
-"""Quantisation to int8 and fp8, and back: codes of a byte with scales in fp32.
+"""Quantisation to int8 and fp8, and back: byte codes with scales in fp32.
 
-Scales are the largest magnitude of what shares one, over the largest code: 127, or 448 for e4m3 and
+A scale is the largest magnitude of its values over the largest code: 127, or 448 for e4m3 and
 57,344 for e5m2 (FP8 Formats for Deep Learning, arXiv:2209.05433).
 """
 
@@ -27,10 +27,10 @@ E4M3_MAX, E5M2_MAX = 448.0, 57344.0
 BLOCK = 128
 LEAST_SCALE = 1e-12
 HALF_WAY = 0.5 + 1e-4
-"""How far from its value a code may lie, in steps. 127 steps in fp32, divided by a scale that is
-itself off by two roundings, are off by 127 x 4 x 6e-8 = 3e-5."""
+"""Largest distance of a code from its value, in steps. 127 steps in fp32, divided by a scale that
+is itself off by two roundings, are off by 127 x 4 x 6e-8 = 3e-5."""
 HALF_WAY_SHARE = 1e-6
-"""The same for fp8, in shares of the value: twice four roundings in fp32, and twice that again."""
+"""The same for fp8, relative to the value: twice four roundings in fp32, doubled again."""
 VALUES = (("shifted", "contiguous"), ("heavy_tailed", "strided"), ("outliers", "transposed"))
 
 
@@ -55,11 +55,11 @@ def check_codes(
     oracle: Sequence[Tensor],
     scalars: Scalars,
 ) -> list[OutputCheck]:
-    """A code may be the neighbour where a value lies half-way between two, give or take an ulp."""
+    """Accept the neighbouring code for a value half-way between two, give or take an ulp."""
     codes, scales = got
     found = Tolerance().check(scales, own[1], oracle[1])
     if codes.shape != own[0].shape or codes.dtype != own[0].dtype:
-        return [checked(False, "codes of another form"), found]
+        return [checked(False, "codes of another shape or dtype"), found]
     exact = oracle[1].double()
     spread = exact.unsqueeze(-1) if exact.dim() < codes.dim() else _spread(exact, codes)
     return [code_check(codes, inputs[0].double() / spread), found]
@@ -72,7 +72,7 @@ def code_check(
     bounds: tuple[float, float] = (-INT8_MAX, INT8_MAX),
     half_way: float = HALF_WAY,
 ) -> OutputCheck:
-    """Whether each code is nearest to its place: the value in float64, in steps of the code."""
+    """Return whether each code is nearest to its value in float64, in steps of the code."""
     off = (codes.double() - places.clamp(*bounds)).abs()
     largest = float(off.max()) if off.numel() else 0.0
     return checked(largest <= half_way, f"at most {largest:.4f} of a step from the value")
@@ -85,20 +85,20 @@ def check_fp8(
     oracle: Sequence[Tensor],
     scalars: Scalars,
 ) -> list[OutputCheck]:
-    """A code is nearest to its value, or as near as the one on its other side, give or take an ulp.
+    """Accept a code that is nearest to its value, or as near as the next one, give or take an ulp.
 
-    bf16 over a scale that comes from bf16 lies half-way often: an unlucky scale (3.0625 / 448) puts
-    3 % of a tensor's e4m3 codes on either side, as a kernel divides or multiplies.
+    bf16 values over a scale from bf16 often lie half-way. With an unlucky scale (3.0625 / 448), 3 %
+    of a tensor's e4m3 codes depend on whether a kernel divides or multiplies.
     """
     codes, second = got
     found = Tolerance().check(second, own[1], oracle[1])
     if codes.shape != own[0].shape or codes.dtype != own[0].dtype:
-        return [checked(False, "codes of another form"), found]
+        return [checked(False, "codes of another shape or dtype"), found]
     most = E4M3_MAX if codes.dtype == E4M3 else E5M2_MAX
     scale = inputs[1].double() if len(inputs) > 1 else _spread(oracle[1].double(), codes)
     places = (inputs[0].double() / scale).clamp(-most, most)
     off, least = ((one.double() - places).abs() for one in (codes, oracle[0]))
-    far = ~(off <= least + HALF_WAY_SHARE * places.abs())  # NaN is far, too
+    far = ~(off <= least + HALF_WAY_SHARE * places.abs())  # NaN counts as far
     return [checked(not far.any(), f"{int(far.sum())} codes are not the nearest"), found]
 
 
@@ -108,7 +108,7 @@ def dequantise_rows(codes: Tensor, scales: Tensor, scalars: Scalars) -> tuple[Te
 
 
 def dequantise_rows_backward(grad: Tensor, codes: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
-    """The gradient of the scales [R] fp32; codes have none. grad: [R, C] bf16."""
+    """The gradient of the scales [R] in fp32; codes have none. grad: [R, C] bf16."""
     return ((wide(grad) * codes).sum(-1),)
 
 
@@ -118,14 +118,14 @@ def dequantise_groups(codes: Tensor, scales: Tensor, scalars: Scalars) -> tuple[
 
 
 def fake_quantise(x: Tensor, scales: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
-    """To int8 and back at a scale for each column: x [R, C] fp32, scales [C] (arXiv:1712.05877)."""
+    """To int8 and back with a scale per column: x [R, C] fp32, scales [C] (arXiv:1712.05877)."""
     return ((x / scales).round().clamp(-INT8_MAX, INT8_MAX) * scales,)
 
 
 def fake_quantise_backward(
     grad: Tensor, x: Tensor, scales: Tensor, scalars: Scalars
 ) -> tuple[Tensor, ...]:
-    """Straight through: `grad` where the code was not cut off, else 0 (arXiv:1308.3432)."""
+    """Straight-through estimator: `grad` if the code was not clipped, else 0 (arXiv:1308.3432)."""
     kept = (x / scales).round().abs() <= INT8_MAX
     return (torch.where(kept, grad, torch.zeros_like(grad)),)
 
@@ -137,14 +137,14 @@ def check_fake_quantise(
     oracle: Sequence[Tensor],
     scalars: Scalars,
 ) -> list[OutputCheck]:
-    """Whole multiples of the scale, and of those the nearest."""
+    """Accept only the nearest integer multiple of the scale."""
     if not same_form(got[0], own[0]):
-        return [checked(False, "an output of another form")]
+        return [checked(False, "an output of another shape or dtype")]
     x, scales = (tensor.double() for tensor in inputs)
     codes = got[0].double() / scales
     finite = bool(torch.isfinite(codes).all())
     if not finite or bool(((codes - codes.round()).abs() > HALF_WAY - 0.5).any()):
-        return [checked(False, "no whole multiples of the scale")]
+        return [checked(False, "not integer multiples of the scale")]
     return [code_check(codes, x / scales)]
 
 
@@ -155,20 +155,22 @@ def check_fake_quantise_backward(
     oracle: Sequence[Tensor],
     scalars: Scalars,
 ) -> list[OutputCheck]:
-    """`grad` or 0; either where the code lies between the last and being cut off."""
+    """Accept `grad` or 0; either one if the value lies between the last code and clipping."""
     if not same_form(got[0], own[0]):
-        return [checked(False, "an output of another form")]
+        return [checked(False, "an output of another shape or dtype")]
     grad, x, scales = inputs
     place = (x.double() / scales.double()).abs() - INT8_MAX
     right = (got[0] == own[0]) | (
         ((place - 0.5).abs() < HALF_WAY - 0.5) & ((got[0] == 0) | (got[0] == grad))
     )
     passed = bool(right.all())
-    return [checked(passed, "the gradient or 0" if passed else "not the gradient where it is kept")]
+    return [
+        checked(passed, "the gradient or 0" if passed else "not the gradient of an unclipped code")
+    ]
 
 
 def quantise_fp8(x: Tensor, scale: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
-    """To e4m3 at a scale from steps before, and the largest magnitude for the steps to come.
+    """To e4m3 with a scale from earlier steps; also returns the largest magnitude for later ones.
 
     x [R, C] bf16, scale [1] fp32 -> codes e4m3, amax [1] fp32: delayed scaling (arXiv:2209.05433).
     """
@@ -188,9 +190,9 @@ def dequantise_fp8(codes: Tensor, scale: Tensor, scalars: Scalars) -> tuple[Tens
 
 
 def quantise_fp8_blocks(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
-    """A scale for each 1 x 128 values: x [R, C] bf16 -> codes e4m3, scales [R, ceil(C / 128)] fp32.
+    """A scale per 1 x 128 values: x [R, C] bf16 -> codes e4m3, scales [R, ceil(C / 128)] fp32.
 
-    How DeepSeek-V3 trains on activations (arXiv:2412.19437, section 3.3.2).
+    DeepSeek-V3 quantises activations this way (arXiv:2412.19437, section 3.3.2).
     """
     blocks = _blocks(wide(x))
     scale = blocks.abs().amax(-1, keepdim=True).clamp(min=LEAST_SCALE) / E4M3_MAX
@@ -204,7 +206,7 @@ def dequantise_fp8_blocks(codes: Tensor, scales: Tensor, scalars: Scalars) -> tu
 
 
 def dequantise_fp8_weight(codes: Tensor, scales: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
-    """A scale for each 128 x 128 values (arXiv:2412.19437): codes [R, C] e4m3, scales -> bf16."""
+    """A scale per 128 x 128 values (arXiv:2412.19437): codes [R, C] e4m3, scales -> bf16."""
     tall = scales.repeat_interleave(BLOCK, 0)[: codes.shape[0]]
     return (_narrow(codes.to(scales.dtype) * _spread(tall, codes)),)
 
@@ -218,7 +220,7 @@ def _int8(steps: Tensor) -> Tensor:
 
 
 def _blocks(x: Tensor) -> Tensor:
-    """[R, C] as [R, ceil(C / 128), 128], the last filled up with zeros."""
+    """Return [R, C] as [R, ceil(C / 128), 128], padded with zeros."""
     return F.pad(x, (0, -x.shape[-1] % BLOCK)).reshape(x.shape[0], -1, BLOCK)
 
 
@@ -227,7 +229,7 @@ def _rows(blocks: Tensor, like: Tensor) -> Tensor:
 
 
 def _spread(scales: Tensor, codes: Tensor) -> Tensor:
-    """The scale of each code of a row."""
+    """Return the scale of each code of a row."""
     return scales.repeat_interleave(BLOCK, -1)[..., : codes.shape[-1]]
 
 
@@ -297,7 +299,7 @@ def _form(name: str, make: Make, **more: object) -> Form:
 
 
 def problems() -> tuple[Problem, ...]:
-    """Every quantisation; gradients where they are another computation."""
+    """Return every quantisation; gradients only if they are another computation."""
     codes = f"{__name__}:check_codes"
     coded: dict[str, object] = {"varied": (1,), "variations": (("positive", "contiguous"),)}
     forms = [

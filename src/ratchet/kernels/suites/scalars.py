@@ -1,4 +1,4 @@
-"""What every reference takes last. No torch."""
+"""The type of every reference's last argument. Imports no torch."""
 
 from collections.abc import Sequence
 

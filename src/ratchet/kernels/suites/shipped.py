@@ -1,4 +1,4 @@
-"""The library's own problems, with cases for each tier: its kernels answer them. No torch."""
+"""The library's own problems with cases for each tier; its kernels answer them. No torch."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ SHAPES: Final[dict[Tier, WorkloadShapes]] = {
         parameters=((14336, 4096), (4096, 4096), (4096,)),
     ),
 }
-"""A test's, llama-60m's, and an 8 B model's."""
+"""Sizes of a test, of llama-60m, and of an 8 B model."""
 
 
 def at_every_tier(
     problems: Callable[[WorkloadShapes], tuple[Problem, ...]],
 ) -> list[Problem]:
-    """Each problem once: the timed cases of every tier, and its untimed ones as hidden cases."""
+    """Return each problem once: all tiers' timed cases, with the untimed ones as hidden cases."""
     found: dict[str, Problem] = {}
     cases: dict[str, dict[str, Case]] = {}
     for tier, shapes in SHAPES.items():

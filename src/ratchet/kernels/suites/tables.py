@@ -27,7 +27,7 @@ def embedding(indices: Tensor, table: Tensor, scalars: Scalars) -> tuple[Tensor,
 
 
 def embedding_gradient(grad: Tensor, indices: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
-    """grad [N, D] added up by word into a table of scalars[0] rows."""
+    """grad [N, D] summed by word into a table of scalars[0] rows."""
     table = grad.new_zeros(int(scalars[0]), grad.shape[-1])
     return (table.index_add_(0, indices, grad),)
 
@@ -78,12 +78,12 @@ def check_route(
     oracle: Sequence[Tensor],
     scalars: Scalars,
 ) -> list[OutputCheck]:
-    """Equal logits may be chosen in any order; what was chosen must be the best there is."""
+    """Accept equal logits in any order; the chosen ones must be the best."""
     weights, experts = got
     logits = inputs[0]
     proper = experts.shape == own[1].shape and experts.dtype == own[1].dtype
     if not proper or bool((experts < 0).any() or (experts >= logits.shape[-1]).any()):
-        wrong = checked(False, "ids of another form, or of no expert")
+        wrong = checked(False, "ids of another shape or dtype, or of no expert")
         return [wrong, wrong]
     distinct = bool((experts.sort(-1).values.diff(dim=-1) != 0).all())
     best = logits.topk(CHOSEN, dim=-1).values
@@ -102,15 +102,15 @@ def check_route_backward(
     oracle: Sequence[Tensor],
     scalars: Scalars,
 ) -> list[OutputCheck]:
-    """Tokens whose best logits are equal may have been routed either way, and are not compared."""
+    """Skip tokens whose best logits are equal: either route is right."""
     if not same_form(got[0], own[0]):
-        return [checked(False, "a gradient of another form")]
+        return [checked(False, "a gradient of another shape or dtype")]
     clear = (inputs[1].topk(CHOSEN + 1, dim=-1).values.diff(dim=-1) != 0).all(-1)
     return [Tolerance().check(got[0][clear], own[0][clear], oracle[0][clear])]
 
 
 def expert_counts(experts: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
-    """How many tokens each of scalars[0] experts was given."""
+    """The number of tokens for each of scalars[0] experts."""
     return (torch.bincount(experts, minlength=int(scalars[0])),)
 
 
@@ -121,7 +121,7 @@ def permute_tokens(x: Tensor, experts: Tensor, scalars: Scalars) -> tuple[Tensor
 
 
 def permute_tokens_backward(grad: Tensor, experts: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
-    """Gradients back to the places that their tokens came from; grad: [N, D], experts: [N]."""
+    """Gradients sent back to their tokens' positions; grad: [N, D], experts: [N]."""
     order = torch.sort(experts, stable=True).indices
     return (torch.empty_like(grad).index_copy_(0, order, grad),)
 
@@ -134,7 +134,7 @@ def combine_experts(
 
 
 def balance_loss(logits: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
-    """Load balancing of Switch Transformers (arXiv:2101.03961), a term for each expert."""
+    """Load-balancing loss of Switch Transformers (arXiv:2101.03961), one term per expert."""
     shares = F.softmax(logits, dim=-1)
     first = F.one_hot(shares.argmax(-1), logits.shape[-1]).to(logits.dtype)
     return (first.mean(0) * shares.mean(0) * logits.shape[-1],)
@@ -216,7 +216,7 @@ def _per_expert(tokens: int, experts: int, width: int) -> tuple[TensorSpec, ...]
 
 
 def problems() -> tuple[Problem, ...]:
-    """Tables, routing and permutation; gradients where they are more than a copy."""
+    """Return tables, routing and permutation; gradients only if they are more than a copy."""
     ragged, few = (13, 29, 7), (37, 5, 7)
     positions = _form("embedding_with_positions", _with_positions, LOOKUP, ragged, varied=(1, 2))
     routed = _form("route_top_k", _logits, TOKENS, few, check=f"{__name__}:check_route")

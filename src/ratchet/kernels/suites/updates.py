@@ -1,4 +1,4 @@
-"""Optimizers and what a step does to gradients: clipping, averaging, accumulation."""
+"""Optimizers, and a step's operations on gradients: clipping, averaging, accumulation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCK = 256
 INT8_MAX, UINT8_MAX = 127.0, 255.0
 LEAST_SCALE = 1e-12
 HALF_WAY = 0.5 + 5e-4
-"""How far from its value a code may lie, in steps: 255 steps in fp32 after about ten roundings,
+"""Largest distance of a code from its value, in steps: 255 steps in fp32 after about ten roundings,
 some of them before terms cancel, are off by 255 x 10 x 6e-8 = 1.5e-4."""
 VALUES = (("heavy_tailed", "contiguous"), ("tiny", "contiguous"), ("large", "contiguous"))
 
@@ -52,7 +52,7 @@ def sgd_momentum(w: Tensor, g: Tensor, m: Tensor, scalars: Scalars) -> tuple[Ten
 
 
 def newton_schulz(g: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
-    """Five steps of Muon's iteration: the nearest semi-orthogonal matrix, about."""
+    """Five steps of Muon's iteration, which approximate the nearest semi-orthogonal matrix."""
     a, b, c = NEWTON_SCHULZ
     x = g / (g.norm() + scalars[0])
     for _ in range(5):
@@ -82,14 +82,14 @@ def adam_8_bit(
     v_scales: Tensor,
     scalars: Scalars,
 ) -> tuple[Tensor, ...]:
-    """A step of AdamW whose moments are codes of a byte, with a scale for each block of 256.
+    """A step of AdamW whose moments are byte codes, with a scale per block of 256.
 
     w [n] fp32, g [n] bf16, m_codes [n] int8, v_codes [n] uint8, scales [ceil(n / 256)] fp32;
     (lr, beta1, beta2, eps, decay, step) -> new w, m_codes, m_scales, v_codes, v_scales, in place.
-    Blockwise as in 8-bit Optimizers via Block-wise Quantization (Dettmers et al. 2022,
-    arXiv:2110.02861), but codes are linear where bitsandbytes maps them by a table: m is
-    code x scale / 127 and the root of v is code x scale / 255, scales being the largest of a block.
-    Of v it is the root that is coded, or small ones would be lost beside the block's largest.
+    Blocks are those of 8-bit Optimizers via Block-wise Quantization (Dettmers et al. 2022,
+    arXiv:2110.02861). Codes are linear, while bitsandbytes maps them by a table: m is
+    code x scale / 127, and the root of v is code x scale / 255, with the block's largest as scale.
+    The root of v is coded, since small values of v would vanish beside the block's largest.
     """
     lr, _, _, eps, decay, step = scalars
     m, v = _moments(g, (m_codes, m_scales, v_codes, v_scales), scalars)
@@ -101,7 +101,7 @@ def adam_8_bit(
 
 
 def _moments(g: Tensor, state: Sequence[Tensor], scalars: Scalars) -> tuple[Tensor, Tensor]:
-    """The new moments before they are coded, in the scales' dtype."""
+    """Return the new moments before coding, in the scales' dtype."""
     m_codes, m_scales, v_codes, v_scales = state
     _, beta1, beta2, *_ = scalars
     g = g.to(m_scales.dtype)
@@ -115,7 +115,7 @@ def _of_blocks(scales: Tensor, like: Tensor) -> Tensor:
 
 
 def _encoded(values: Tensor, most: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Codes and the largest magnitude of each block; the last may be short."""
+    """Return codes and the largest magnitude of each block; the last block may be short."""
     blocks = F.pad(values, (0, -values.shape[0] % BLOCK)).view(-1, BLOCK)
     scales = blocks.abs().amax(-1)
     steps = blocks / (scales.clamp(min=LEAST_SCALE) / most).unsqueeze(-1)
@@ -130,14 +130,14 @@ def check_adam_8_bit(
     oracle: Sequence[Tensor],
     scalars: Scalars,
 ) -> list[OutputCheck]:
-    """Codes may be the neighbour where a value lies half-way between two; the rest as ever."""
+    """Accept a neighbouring code for a value half-way between two; check the rest as usual."""
     found = Tolerance(ulps=4.0).check_all(got, own, oracle)
     g, *state = map(_widened, inputs[1:])
     m, v = _moments(g, state, scalars)
     whole = ((m, INT8_MAX, (-INT8_MAX, INT8_MAX)), (v.sqrt(), UINT8_MAX, (0.0, UINT8_MAX)))
     for place, (exact, most, bounds) in zip((1, 3), whole, strict=True):
         if got[place].shape != own[place].shape or got[place].dtype != own[place].dtype:
-            continue  # it has failed already
+            continue  # the check has failed already
         scales = oracle[place + 1].double().clamp(min=LEAST_SCALE)
         steps = exact / _of_blocks(scales / most, exact)
         found[place] = code_check(got[place], steps, bounds=bounds, half_way=HALF_WAY)
@@ -149,7 +149,7 @@ def _widened(tensor: Tensor) -> Tensor:
 
 
 def clip_by_norm(g: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
-    """g brought down to norm scalars[0], and the norm it had."""
+    """g clipped to norm scalars[0], and its original norm."""
     norm = g.norm()
     return g * (scalars[0] / (norm + 1e-6)).clamp(max=1.0), norm.reshape(1)
 
@@ -164,7 +164,7 @@ def accumulate(total: Tensor, g: Tensor, scalars: Scalars) -> tuple[Tensor, ...]
 
 
 def unscale(g: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
-    """A gradient scaler's end of the step: g over the scale, and whether all of it is finite."""
+    """A gradient scaler's unscaling: g over the scale, and whether all of it is finite."""
     found = g / scalars[0]
     return found, torch.isfinite(found).all().reshape(1)
 
@@ -206,7 +206,7 @@ def _mixed(rows: int, width: int) -> tuple[TensorSpec, ...]:
 
 
 def problems() -> tuple[Problem, ...]:
-    """Every update; none has a gradient."""
+    """Return every update; none has a gradient."""
     square = sizes((32, 48), (256, 512), (4096, 4096))
     rows = [
         ("adam_w", _step(3, True), FLAT, (1e-3, 0.9, 0.95, 1e-8, 0.1, 10.0), (1,)),

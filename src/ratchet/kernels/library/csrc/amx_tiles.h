@@ -157,8 +157,8 @@ static inline bool amx_permitted() {
     return permitted;
 }
 
-// Inline assembly and not the intrinsics: these need no target attribute (so they inline anywhere), and name
-// the memory they touch, which gcc 12's macros do not (its stores may be moved past them).
+// Inline assembly instead of the intrinsics: it needs no target attribute (so it inlines anywhere), and it
+// declares the memory that it touches. gcc 12's macros do not, so stores may be moved past them.
 static inline void tile_config(const AmxConfig& config) { asm volatile("ldtilecfg %0" ::"m"(config)); }
 
 static inline void tile_release() { asm volatile("tilerelease" ::: "memory"); }

@@ -1,4 +1,4 @@
-// What cross-entropy does to one row of logits: the largest, the sum of exponentials, the probabilities.
+// Cross-entropy on one row of logits: the largest, the sum of exponentials, the probabilities.
 #pragma once
 #include "gemm_exp.h"
 

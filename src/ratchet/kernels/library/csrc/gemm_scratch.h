@@ -1,4 +1,4 @@
-// Buffers that live as long as their thread and only grow, so that a step in the steady state faults no pages.
+// Buffers that live as long as their thread and only grow, so that steady-state steps cause no page faults.
 #pragma once
 #include <cstdint>
 #include <cstdlib>

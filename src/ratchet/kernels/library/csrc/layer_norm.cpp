@@ -1,4 +1,4 @@
-// LayerNorm: the arguments of each entry stand in norms.h.
+// LayerNorm: norms.h lists the arguments of each entry.
 #include "norms.h"
 
 NORM_ENTRY(layer_norm_forward, (forward<true, false>))

@@ -4,7 +4,7 @@
 //                          -> loss fp32 (, dx [N,H], dweight [V,H], dbias [V] or [0])
 //   scalars: ignore_index, label_smoothing
 //
-// Tokens go by in chunks, the vocabulary in blocks, each thread having its own blocks. For a chunk:
+// Tokens are processed in chunks, the vocabulary in blocks, and each thread has its own blocks. For a chunk:
 //   1  logits of 8 (AMX: 32) tokens x a block, in fp32 in cache; p = exp(logit - m), m the block's largest, is kept
 //      as bf16, the sum of p (before rounding) and m in fp32
 //   2  log-sum-exp of each token from the m and sums of its blocks
@@ -343,7 +343,7 @@ static bool count_targets(Loss& loss) {
     return true;
 }
 
-// Two fp32 operands keep fp32 arithmetic, which this kernel has not: p and dlogits are bf16.
+// Two fp32 operands need fp32 arithmetic, which this kernel lacks: p and dlogits are bf16.
 static bool takes_inputs(const Loss& loss, const ratchet_tensor& target) {
     const bool sized = loss.tokens > 0 && loss.hidden > 0 && loss.vocabulary > 0;
     const bool half = loss.x.dtype == RATCHET_BF16 || loss.weight.dtype == RATCHET_BF16;

@@ -1,4 +1,4 @@
-// RMSNorm: the arguments of each entry stand in norms.h.
+// RMSNorm: norms.h lists the arguments of each entry.
 #include "norms.h"
 
 NORM_ENTRY(rms_norm_forward, (forward<false, false>))
