@@ -25,8 +25,8 @@ from ratchet.optimize.recipe import Recipe
 from ratchet.optimize.settings import Settings
 from ratchet.optimize.suite_candidates import kernelbench_suite
 from ratchet.optimize.verdict_files import check_out
-from ratchet.trace.record import record
-from ratchet.trace.runs import report_run
+from ratchet.trace.compare.runs import report_run
+from ratchet.trace.record.command import record
 from ratchet.workloads.names import user_file
 from ratchet.workloads.text import file_text
 

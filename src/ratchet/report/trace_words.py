@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ratchet.report.words import ABSENT, show_bytes, show_share, show_time
-from ratchet.trace.columns import PLATFORMS, Platform
+from ratchet.trace.read.columns import PLATFORMS, Platform
 
 PARTS = {
     "compute": "compute",

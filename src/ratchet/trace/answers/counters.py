@@ -1,0 +1,104 @@
+"""Performance counters of kernels, with the op that launched each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ratchet.trace.analysis.links import Links
+from ratchet.trace.read.columns import Kind, Trace
+from ratchet.trace.read.counter_files import KernelRun
+
+LAUNCH = re.compile(r"^(cuda|cu)LaunchKernel")
+CUDA_CORE_FLOPS = "CUDA core FLOP"
+_FLOPS_OF = re.compile(r"^smsp__sass_thread_inst_executed_op_[fhd](fma|mul|add)_pred_on\.sum$")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CounterRow:
+    """One counter of one kernel under one op, over all runs that were counted."""
+
+    kernel: str
+    counter: str
+    op: str
+    """The innermost CPU op around the launch; empty where none is known."""
+    top_op: str
+    """The outermost."""
+    count: int
+    total: float
+    smallest: float
+    largest: float
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count
+
+
+def counters(trace: Trace, links: Links, runs: Sequence[KernelRun]) -> tuple[CounterRow, ...]:
+    """Kernel by counter, with the op that launched it; by kernel, then by counter.
+
+    Runs without a correlation are the launches in their order, as CUPTI's ranges are; where the
+    numbers of both differ, no op is known.
+    """
+    launches = _launches(trace, runs)
+    found: dict[tuple[str, str, str], dict[str, list[float]]] = {}
+    for run, launch in zip(runs, launches, strict=True):
+        op = int(links.op[launch]) if launch >= 0 else -1
+        key = (run.kernel, trace.string(op) if op >= 0 else "", _outermost(trace, links, op))
+        own = found.setdefault(key, {})
+        for name, value in {**run.values, **_derived(run.values)}.items():
+            own.setdefault(name, []).append(value)
+    rows = [
+        CounterRow(
+            kernel=kernel, counter=counter, op=op, top_op=top, count=len(values),
+            total=sum(values), smallest=min(values), largest=max(values),
+        )
+        for (kernel, op, top), own in found.items()
+        for counter, values in own.items()
+    ]  # fmt: skip
+    return tuple(sorted(rows, key=lambda row: (row.kernel, row.op, row.counter)))
+
+
+def unlinked(trace: Trace, runs: Sequence[KernelRun]) -> str:
+    """Why runs stand without an op; empty where they do not."""
+    if not runs or max(_launches(trace, runs)) >= 0:
+        return ""
+    return (
+        f"counters of {len(runs):,} kernels stand without their ops: the trace holds "
+        f"{len(_kernel_launches(trace)):,} launches to match them with"
+    )
+
+
+def _kernel_launches(trace: Trace) -> list[int]:
+    rows = trace.rows(Kind.RUNTIME)
+    return [int(row) for row in rows[trace.named(LAUNCH)[trace.text[rows]]]]
+
+
+def _launches(trace: Trace, runs: Sequence[KernelRun]) -> list[int]:
+    """The row of the call that launched each run; -1 where it is not known."""
+    if not runs:
+        return []
+    if all(run.correlation < 0 for run in runs):
+        calls = _kernel_launches(trace)
+        return calls if len(calls) == len(runs) else [-1] * len(runs)
+    rows = trace.rows(Kind.RUNTIME)
+    by_id = dict(zip(trace.correlation[rows].tolist(), rows.tolist(), strict=True))
+    return [by_id.get(run.correlation, -1) if run.correlation > 0 else -1 for run in runs]
+
+
+def _outermost(trace: Trace, links: Links, op: int) -> str:
+    top = op
+    while op >= 0:
+        top, op = op, int(links.parent_op[op])
+    return trace.string(top) if top >= 0 else ""
+
+
+def _derived(values: Mapping[str, float]) -> dict[str, float]:
+    """FLOPs of the CUDA cores: an instruction is one a thread, a fused multiply-add two."""
+    parts = [
+        (2 if found[1] == "fma" else 1) * value
+        for name, value in values.items()
+        if (found := _FLOPS_OF.match(name))
+    ]
+    return {CUDA_CORE_FLOPS: sum(parts)} if parts else {}

@@ -1,0 +1,382 @@
+"""The chain of CPU work, launches, device work and waits that a window's length follows from."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet.trace.analysis.identity import Activity, Steps
+from ratchet.trace.analysis.links import Links
+from ratchet.trace.answers.critical_path.dependencies import Edge, Graph, Index, dependencies
+from ratchet.trace.read.columns import Bool, Int32, Int64, Kind, Trace
+
+PathKind = Literal[
+    "cpu", "between_ops", "launch_delay", "compute", "communication", "copy", "kernel_gap", "sync",
+    "unknown",
+]  # fmt: skip
+KINDS: tuple[PathKind, ...] = get_args(PathKind)
+CHAIN = 400
+"""Segments that the report lists: the longest, in order of time."""
+ROWS = 100
+_SIMULATED = 10
+"""Rows whose gain is worked out, where the graph is not too large."""
+_EDGES = 700_000
+"""Edges that are gone through for all gains together: about a third of a second."""
+_OF_WORK = {Kind.COPY: KINDS.index("copy"), Kind.FILL: KINDS.index("copy")}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PathWindow:
+    """One window's critical path by what it spent its time on, in ns; the kinds sum to it."""
+
+    label: str
+    start: int
+    window: int
+    cpu: int
+    """In an op or a runtime call."""
+    between_ops: int
+    """On a CPU thread outside of any: Python, a data loader, from one thread to the next."""
+    launch_delay: int
+    """From a launching call's start to the work's, where the stream had nothing left to do."""
+    compute: int
+    communication: int
+    copy: int
+    kernel_gap: int
+    """Between two pieces of work that were launched in time."""
+    sync: int
+    """From the end of device work to the return of the call that waited for it."""
+    unknown: int
+    """Nothing in the trace says what was waited for."""
+
+    def __post_init__(self) -> None:
+        parts = [getattr(self, kind) for kind in KINDS]
+        assert sum(parts) == self.window and min(parts) >= 0, (self.label, parts, self.window)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PathRow:
+    """One op, kernel or sort of wait on the critical path; times in ns."""
+
+    kind: PathKind
+    name: str
+    """Of the op, call or kernel; empty for a wait."""
+    count: int
+    """Segments of the path."""
+    time: int
+    share: float
+    """Of the window."""
+    gain: int | None
+    """How much shorter the window would be if it took no time: less than `time` where another chain
+    is nearly as long. None where it was not worked out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PathStretch:
+    """A stretch of the critical path; times in ns."""
+
+    start: int
+    duration: int
+    kind: PathKind
+    name: str
+    where: str
+    """The thread or stream."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CriticalPath:
+    """The critical path of a trace's window."""
+
+    window_is: str
+    whole: PathWindow
+    steps: tuple[PathWindow, ...]
+    rows: tuple[PathRow, ...]
+    """By time, the longest first."""
+    segments: int
+    chain: tuple[PathStretch, ...]
+    """The longest segments, in order of time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Path:
+    """The path as columns: segments that follow one another without a gap, in ns."""
+
+    start: Int64
+    end: Int64
+    kind: NDArray[np.uint8]
+    """A number into `KINDS`."""
+    row: Int32
+    """The op, call or device work in the trace; -1 for a wait."""
+    lane: Int32
+    """The thread; -1 on the device."""
+
+
+def critical_path(
+    trace: Trace, links: Links, communication: Bool, activity: Activity, steps: Steps | None
+) -> CriticalPath:
+    """The critical path of the activity's window, of each step, and what shortening it gives."""
+    graph = dependencies(trace, links, activity)
+    edges = binding_edges(graph, activity.start)
+    lanes = graph.lane[graph.target[edges]]
+    owners = _owners(trace, links, activity, np.unique(lanes[lanes >= 0]).tolist())
+    path = path_of(trace, communication, graph, edges, owners, activity)
+    length = path.end - path.start
+    names = len(trace.strings) + 1
+    key = np.where(path.row >= 0, trace.text[path.row] + 1, 0) + path.kind.astype(np.int32) * names
+    count = np.bincount(key)
+    total = np.zeros(count.size, dtype=np.int64)
+    np.add.at(total, key, length)
+    order = np.argsort(-total, kind="stable")[:ROWS]
+    order = order[count[order] > 0].tolist()
+    whole = _windows(path, ["all"], np.array([activity.start]), np.array([activity.end]))[0]
+    rows = []
+    allowed = min(_SIMULATED, _EDGES // max(graph.source.size, 1))
+    for index in order:
+        kind, name = divmod(index, names)
+        gain = None
+        if name and allowed:
+            gain = _gain(trace, graph, owners, name - 1, KINDS[kind] == "cpu")
+            allowed -= 1
+        rows.append(
+            PathRow(
+                kind=KINDS[kind],
+                name=trace.strings[name - 1] if name else "",
+                count=int(count[index]),
+                time=int(total[index]),
+                share=int(total[index]) / max(whole.window, 1),
+                gain=gain,
+            )
+        )
+    return CriticalPath(
+        window_is=activity.window_is,
+        whole=whole,
+        steps=tuple(_windows(path, steps.labels, steps.start, steps.end)) if steps else (),
+        rows=tuple(rows),
+        segments=path.start.size,
+        chain=_chain(trace, path),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Owners:
+    """By thread, the innermost op or call from each moment to the next."""
+
+    time: dict[int, Int64]
+    row: dict[int, Int32]
+
+
+def _owners(trace: Trace, links: Links, activity: Activity, lanes: Sequence[int]) -> _Owners:
+    inner = np.isin(trace.kind[links.chosen], (Kind.OP, Kind.RUNTIME))
+    above = links.tree.nearest(inner)
+    outside = np.where(above >= 0, links.chosen[above], -1).astype(np.int32)
+    depth = np.zeros(inner.size, dtype=np.int8)
+    for number, level in enumerate(links.tree.levels):
+        depth[level] = min(number, 63)
+    inner &= trace.duration[links.chosen] > 0
+    inner &= trace.start[links.chosen] < activity.end
+    on = trace.lane[links.chosen]
+    time: dict[int, Int64] = {}
+    row: dict[int, Int32] = {}
+    for lane in lanes:
+        own = np.flatnonzero(inner & (on == lane))
+        rows = links.chosen[own]
+        start = trace.start[rows]
+        moments = np.concatenate((start, start + trace.duration[rows]))
+        # What ends at a moment ends before what begins, the innermost first.
+        turn = np.concatenate((64 + depth[own], 63 - depth[own]))
+        since = moments - moments.min(initial=2**62)
+        short = int(since.max(initial=0)) < 2**55
+        order = np.argsort(since * 128 + turn) if short else np.lexsort((turn, since))
+        time[lane] = moments[order]
+        row[lane] = np.concatenate((rows.astype(np.int32), outside[own]))[order]
+    return _Owners(time=time, row=row)
+
+
+def binding_edges(graph: Graph, start: int) -> Index:
+    """From the end of the window back to its start along what each node was reached by last."""
+    source, binding, time = graph.source.data, graph.binding.data, graph.time.data
+    edges = array("i")
+    node = graph.sink
+    while node >= 0 and time[node] > start and (edge := binding[node]) >= 0:
+        edges.append(edge)
+        node = source[edge]
+    return np.array(edges, dtype=np.intp)[::-1]
+
+
+def path_of(
+    trace: Trace,
+    communication: Bool,
+    graph: Graph,
+    edges: Index,
+    owners: _Owners,
+    activity: Activity,
+) -> Path:
+    """Edges that follow one another as a path over the whole window, split by op."""
+    start, end = graph.time[graph.source[edges]], graph.time[graph.target[edges]]
+    keep = start < end
+    start, end, edges = start[keep], end[keep], edges[keep]
+    kind, row = _kinds(trace, communication, graph, edges)
+    lane = np.where(kind == KINDS.index("cpu"), graph.lane[graph.target[edges]], np.int32(-1))
+    first = int(start[0]) if start.size else activity.end
+    last = int(end[-1]) if end.size else activity.end
+    around = [(a, b) for a, b in ((activity.start, first), (last, activity.end)) if a < b]
+    if around:
+        # A trace without ops, or with ops of no length, says nothing about these.
+        begin, stop = np.array(around, dtype=np.int64).T
+        nothing = np.full(begin.size, -1, dtype=np.int32)
+        unknown = np.full(begin.size, KINDS.index("unknown"), dtype=np.uint8)
+        order = np.argsort(np.concatenate((start, begin)), kind="stable")
+        start = np.concatenate((start, begin))[order]
+        end = np.concatenate((end, stop))[order]
+        kind = np.concatenate((kind, unknown))[order]
+        row = np.concatenate((row, nothing))[order]
+        lane = np.concatenate((lane, nothing))[order]
+    return _by_op(Path(start=start, end=end, kind=kind, row=row, lane=lane), owners)
+
+
+def _kinds(
+    trace: Trace, communication: Bool, graph: Graph, edges: Index
+) -> tuple[NDArray[np.uint8], Int32]:
+    """(kind, row of the trace) of each edge."""
+    of_edge = {
+        Edge.THREAD: "cpu", Edge.WORK: "compute", Edge.LAUNCH: "launch_delay",
+        Edge.STREAM: "kernel_gap", Edge.SYNC: "sync", Edge.HANDOFF: "between_ops",
+        Edge.UNKNOWN: "unknown",
+    }  # fmt: skip
+    table = np.array([KINDS.index(of_edge[edge]) for edge in Edge], dtype=np.uint8)
+    kind = table[graph.kind[edges]]
+    is_work = graph.kind[edges] == Edge.WORK
+    row = np.where(is_work, graph.row[graph.target[edges]], np.int32(-1))
+    kind[is_work & communication[row]] = KINDS.index("communication")
+    kind[is_work & (trace.kind[row] != Kind.KERNEL)] = KINDS.index("copy")
+    return kind, row
+
+
+def _by_op(path: Path, owners: _Owners) -> Path:
+    """The path with each stretch of a thread cut where its innermost op changes."""
+    parts: list[tuple[Int64, Int64, NDArray[np.uint8], Int32, Int32]] = []
+    cpu, between = KINDS.index("cpu"), KINDS.index("between_ops")
+    on_thread = path.kind == cpu
+    parts.append((
+        path.start[~on_thread], path.end[~on_thread], path.kind[~on_thread], path.row[~on_thread],
+        path.lane[~on_thread],
+    ))  # fmt: skip
+    for lane in np.unique(path.lane[on_thread]).tolist():
+        own = on_thread & (path.lane == lane)
+        begin, stop = path.start[own], path.end[own]
+        moments = owners.time.get(lane, begin[:0])
+        first = np.searchsorted(moments, begin, side="right")
+        last = np.searchsorted(moments, stop, side="left")
+        inner = np.arange((last - first).sum()) + np.repeat(
+            first - np.cumsum(last - first) + (last - first), last - first
+        )
+        start = np.sort(np.concatenate((begin, moments[inner])), kind="stable")
+        end = np.sort(np.concatenate((moments[inner], stop)), kind="stable")
+        at = np.searchsorted(moments, start, side="right") - 1
+        row = (
+            np.where(at >= 0, owners.row[lane][np.maximum(at, 0)], -1)
+            if moments.size
+            else (np.full(start.size, -1))
+        )
+        keep = start < end
+        start, end, row = start[keep], end[keep], row[keep]
+        joins = (row[1:] == row[:-1]) & (start[1:] == end[:-1])
+        begins = np.concatenate(([True], ~joins)) if row.size else np.zeros(0, dtype=bool)
+        ends = np.concatenate((~joins, [True])) if row.size else begins
+        row = row[begins]
+        kind = np.where(row >= 0, cpu, between).astype(np.uint8)
+        parts.append((start[begins], end[ends], kind, row, np.full(row.size, lane, dtype=np.int32)))
+    joined = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
+    order = np.argsort(joined[0], kind="stable")
+    start, end, kind, row, lane_ = (column[order] for column in joined)
+    return Path(start=start, end=end, kind=kind, row=row, lane=lane_)
+
+
+def _windows(path: Path, labels: Sequence[str], start: Int64, end: Int64) -> list[PathWindow]:
+    """The kinds of each of several windows that follow one another."""
+    cuts = start[(start > path.start[:1].sum()) & (start < path.end[-1:].sum())]
+    at = np.searchsorted(path.start, cuts, side="right") - 1
+    begin = np.sort(np.concatenate((path.start, cuts)))
+    stop = np.append(begin[1:], path.end[-1:])
+    kind = np.concatenate((path.kind, path.kind[at]))
+    kind = kind[np.argsort(np.concatenate((path.start, cuts)), kind="stable")]
+    window = np.searchsorted(start, begin, side="right") - 1
+    sums = np.zeros((start.size, len(KINDS)), dtype=np.int64)
+    np.add.at(sums, (np.maximum(window, 0), kind), stop - begin)
+    made = []
+    for i, label in enumerate(labels):
+        parts: dict[str, int] = dict(zip(KINDS, sums[i].astype(np.int64).tolist(), strict=True))
+        made.append(
+            PathWindow(label=label, start=int(start[i]), window=int(end[i] - start[i]), **parts)
+        )
+    return made
+
+
+def _chain(trace: Trace, path: Path) -> tuple[PathStretch, ...]:
+    length = path.end - path.start
+    cut = max(length.size - CHAIN, 0)
+    chosen = np.sort(np.argpartition(length, cut)[cut:]) if cut else np.arange(length.size)
+    found = []
+    for at in chosen.tolist():
+        row, lane = int(path.row[at]), int(path.lane[at])
+        if lane >= 0:
+            process, thread = trace.lanes[lane]
+            where = f"thread {thread}" if thread else f"process {process}"
+        else:
+            where = f"stream {trace.stream[row]}" if row >= 0 else ""
+        found.append(
+            PathStretch(
+                start=int(path.start[at]),
+                duration=int(length[at]),
+                kind=KINDS[path.kind[at]],
+                name=trace.string(row) if row >= 0 else "",
+                where=where,
+            )
+        )
+    return tuple(found)
+
+
+def _gain(trace: Trace, graph: Graph, owners: _Owners, text: int, on_cpu: bool) -> int:
+    """How much earlier the window ends if an op's own time, or a kernel's, were nothing."""
+    less = np.zeros(graph.source.size, dtype=np.int64)
+    if on_cpu:
+        for lane, moments in owners.time.items():
+            edges = np.flatnonzero((graph.kind == Edge.THREAD) & (graph.lane[graph.target] == lane))
+            mine = owners.row[lane] >= 0
+            mine &= trace.text[np.maximum(owners.row[lane], 0)] == text
+            held = np.where(mine[:-1], np.diff(moments), 0)
+            before = np.concatenate(([0], np.cumsum(held)))
+            less[edges] = _until(moments, before, mine, graph.time[graph.target[edges]])
+            less[edges] -= _until(moments, before, mine, graph.time[graph.source[edges]])
+    else:
+        work = np.flatnonzero(graph.kind == Edge.WORK)
+        work = work[trace.text[graph.row[graph.target[work]]] == text]
+        less[work] = graph.weight[work]
+    return int(graph.time[graph.sink]) - arrival(graph, np.maximum(graph.weight - less, 0))
+
+
+def _until(moments: Int64, before: Int64, mine: Bool, time: Int64) -> Int64:
+    """Time before each moment that is an op's own."""
+    at = np.searchsorted(moments, time, side="right") - 1
+    known = np.maximum(at, 0)
+    inside = np.where(mine[known], time - moments[known], 0)
+    return np.asarray(np.where(at >= 0, before[known] + inside, 0), dtype=np.int64)
+
+
+def arrival(graph: Graph, weight: Int64) -> int:
+    """When the window ends if each edge takes `weight` ns at least: with its last work."""
+    times = graph.time.copy()
+    held = times.data
+    reached = -1
+    edges = zip(graph.source.data, graph.target.data, weight.data, strict=True)
+    for source, target, least in edges:
+        time = held[source] + least
+        if target != reached:
+            held[target], reached = time, target
+        elif time > held[target]:
+            held[target] = time
+    return int(times[(graph.row >= 0) | (graph.row.max(initial=-1) < 0)].max())

@@ -1,0 +1,62 @@
+"""Tables as Parquet files, with pyarrow where it is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ratchet.errors import TraceError
+from ratchet.files import why_not_new_folder
+from ratchet.trace.export.tables import Table
+
+UNITS = b"times in ns, sizes in bytes, rates in units a second"
+
+
+def write_parquet(tables: Iterable[Table], folder: Path) -> list[Path]:
+    """Write each table to FOLDER/NAME.parquet; an empty one keeps its columns.
+
+    TraceError without pyarrow, or where the folder cannot be written.
+    """
+    arrow, parquet = _pyarrow()
+    cells = {
+        int: arrow.int64(),
+        float: arrow.float64(),
+        str: arrow.string(),
+        bool: arrow.bool_(),
+        list[str]: arrow.list_(arrow.string()),
+    }
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for table in tables:
+            schema = arrow.schema(
+                [(name, cells[kind]) for name, kind in table.columns.items()],
+                metadata={b"units": UNITS},
+            )
+            path = folder / f"{table.name}.parquet"
+            parquet.write_table(arrow.Table.from_pylist(list(table.rows), schema=schema), path)
+            written.append(path)
+    except OSError as error:
+        raise TraceError(
+            f"--parquet {folder} cannot be written ({error.strerror or error}): name another folder"
+        ) from None
+    return written
+
+
+def check_parquet(folder: Path) -> None:
+    """TraceError where `write_parquet` could not begin: said before a long trace is read."""
+    _pyarrow()
+    if why := why_not_new_folder(folder):
+        raise TraceError(f"--parquet {folder} {why}: name a folder")
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise TraceError(
+            "--parquet needs pyarrow, which is not installed: pip install 'torch-ratchet[parquet]'"
+        ) from None
+    return pyarrow, pyarrow.parquet
