@@ -13,7 +13,7 @@ from ratchet.cli.trace_record import RecordCommand, record
 from ratchet.cli.trace_replay import replay
 
 if TYPE_CHECKING:
-    from ratchet.trace.answers.roofline import DeviceRooflines
+    from ratchet.trace.answers.roofline import Rooflines
 
 RUN_HELP = "A trace (Kineto or Chrome JSON, rocprofv3 JSON, rocpd; gzip too), or a folder of ranks."
 HERE = "here"
@@ -130,7 +130,7 @@ def diff(
         _say_written(out, parquet)
 
 
-def _ceilings(device: str | None) -> DeviceRooflines | None:
+def _ceilings(device: str | None) -> Rooflines | None:
     """The ceilings of a named device; None leaves it to the trace."""
     if device is None:
         return None

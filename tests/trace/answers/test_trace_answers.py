@@ -9,13 +9,13 @@ import made_traces as mt
 import pytest
 
 from ratchet.devices import catalogue
-from ratchet.devices.ceilings import DeviceRooflines as MeasuredRates
+from ratchet.devices.ceilings import Rooflines as MeasuredRates
 from ratchet.devices.roofline import Roofline
 from ratchet.trace.analysis.communication import KERNEL
 from ratchet.trace.answers.collectives import bus_factor, operation_of
 from ratchet.trace.answers.matmuls import precision_of_kernel
 from ratchet.trace.answers.report import Report, report
-from ratchet.trace.answers.roofline import DeviceRooflines, measured_ceilings, paper_ceilings
+from ratchet.trace.answers.roofline import Rooflines, measured_ceilings, paper_ceilings
 from ratchet.trace.answers.shapes import work
 from ratchet.trace.export.documents import document
 
@@ -233,9 +233,7 @@ def test_flops_and_bytes_follow_from_shapes() -> None:
 
 
 def test_roofline_says_what_could_be_won(tmp_path: Path) -> None:
-    ceilings = DeviceRooflines(
-        of={"fp32": Roofline(flops_per_s=1e9, bytes_per_s=1e12)}, source="made"
-    )
+    ceilings = Rooflines(of={"fp32": Roofline(flops_per_s=1e9, bytes_per_s=1e12)}, source="made")
     rows = report(mt.made(tmp_path, one_layer()), ceilings).roofline
     mm = next(row for row in rows if row.name == "aten::mm")
     assert (mm.flops, mm.bound, mm.least) == (128, "compute", 128)
@@ -253,7 +251,7 @@ def test_ceilings_are_measured_or_the_catalogues(tmp_path: Path) -> None:
     measured = measured_ceilings(rates, "this GPU")
     assert measured.of["bf16"] == Roofline(flops_per_s=2e12, bytes_per_s=1e11)
 
-    def paper(name: str) -> DeviceRooflines:
+    def paper(name: str) -> Rooflines:
         device = {"id": 0, "name": name, "numSms": 304, "totalGlobalMem": 1}
         return paper_ceilings(mt.made(tmp_path, one_layer(), deviceProperties=[device]))
 
@@ -261,7 +259,7 @@ def test_ceilings_are_measured_or_the_catalogues(tmp_path: Path) -> None:
     entry = catalogue.load()["MI300X"]
     assert known.flops_per_s == entry.peak_flops_per_s("matrix_bf16")
     assert known.bytes_per_s == entry.memory_bytes_per_s()
-    assert paper("GPU of tomorrow") == DeviceRooflines(
+    assert paper("GPU of tomorrow") == Rooflines(
         of={}, source="GPU of tomorrow is not in the catalogue"
     )
 

@@ -18,7 +18,7 @@ from ratchet.trace.export.documents import document
 from ratchet.trace.export.tables import report_tables
 from ratchet.trace.read.counter_files import CATEGORY, kernel_runs
 from ratchet.trace.read.file import read
-from ratchet.trace.read.raw import raw_events
+from ratchet.trace.read.stream import raw_events
 
 FMA = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"
 ADD = "smsp__sass_thread_inst_executed_op_fadd_pred_on.sum"
@@ -140,7 +140,6 @@ def test_the_events_of_a_damaged_file_are_those_before(
     events = ranges(*((f"kernel {i}", {FMA: i, "of": {"a": [{}, {}]}}) for i in range(400)))  # type: ignore[dict-item]
     whole = mt.text(events, notes=[{"traceEvents": 1}, {}]).encode()
     path = tmp_path / "a.json"
-    monkeypatch.setattr("ratchet.trace.read.raw._PIECE", 4000)
     monkeypatch.setattr("ratchet.trace.read.stream.BLOCK", 1500)
     for text, count, said in (
         (whole, 400, ""),
@@ -152,7 +151,7 @@ def test_the_events_of_a_damaged_file_are_those_before(
         path.write_bytes(text)
         notes: list[str] = []
         pieces = list(raw_events(path, dict, notes.append))
-        found = [event["name"] for piece, _ in pieces for event in piece]
+        found = [event["name"] for piece in pieces for event in piece]
         assert found == [f"kernel {i}" for i in range(len(found))]
         assert len(found) <= count and (len(found) >= 0.9 * count) and said in "".join(notes)
         assert bool(notes) == bool(said)

@@ -103,7 +103,7 @@ def test_a_truncated_file_gives_what_stands_before_the_cut(tmp_path: Path) -> No
         path.write_bytes(text[:cut])
         found = read(path)
         counts.append(len(found))
-        assert len(found) == full or any("the file ends" in str(f) for f in found.faults)
+        assert len(found) == full or any("the file" in str(f) for f in found.faults)
     assert counts == sorted(counts)
     assert counts[0] >= 1
 
@@ -127,15 +127,19 @@ def test_a_gzip_file_of_several_members(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ['{"ph": "X", "cat": "cpu_op"', '{"ph": \x01}', '{"a" "b"}', "null", "[]", '"text"']
-)
-def test_damage_in_the_middle_loses_little(tmp_path: Path, damage: str) -> None:
+    ("damage", "kept"),
+    [('{"ph": "X", "cat": "cpu_op"', 4), ('{"ph": \x01}', 4), ('{"a" "b"}', 4),
+     ("null", 8), ("[]", 8), ('"text"', 8)],
+)  # fmt: skip
+def test_what_stands_before_damage_is_read_and_no_event_is_left_out_alone(
+    tmp_path: Path, damage: str, kept: int
+) -> None:
     events = whole_step()
     parts = [json.dumps(event) for event in events]
     path = tmp_path / "damaged.json"
     path.write_text('{"traceEvents": [' + ", ".join([*parts[:4], damage, *parts[4:]]) + "]}")
     found = read(path)
-    assert len(found) >= 7
+    assert len(found) == kept
     assert found.faults
 
 

@@ -11,8 +11,8 @@ from ratchet.trace.answers.report import Report
 WORTH = 0.02
 """Findings below this share of the window are dropped."""
 ASSUMED_SPEEDUP = 2
-"""Speedup assumed for a narrower type: a cautious figure without a source. It only ranks the finding;
-the lever's own measurement decides."""
+"""Assumed speedup of a narrower type: a cautious figure without a source. It only ranks the
+finding; the lever's own measurement decides."""
 
 
 def advise(report: Report) -> tuple[Finding, ...]:

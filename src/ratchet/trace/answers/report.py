@@ -23,7 +23,7 @@ from ratchet.trace.answers.matmuls import PrecisionRow, matmuls
 from ratchet.trace.answers.memory import MemoryUse, memory
 from ratchet.trace.answers.pipeline import Bubble, bubble
 from ratchet.trace.answers.queues import QueueRow, queues
-from ratchet.trace.answers.roofline import DeviceRooflines, RooflineRow, roofline
+from ratchet.trace.answers.roofline import RooflineRow, Rooflines, roofline
 from ratchet.trace.answers.sequences.sequences import SequenceRow, sequences
 from ratchet.trace.answers.streams import CopyRow, StreamRow, copies, streams
 from ratchet.trace.answers.timeline import LANES, Timeline, timeline
@@ -98,7 +98,7 @@ class Report:
 
 
 def report(
-    trace: Trace, ceilings: DeviceRooflines | None = None, counted: Sequence[KernelRun] = ()
+    trace: Trace, ceilings: Rooflines | None = None, counted: Sequence[KernelRun] = ()
 ) -> Report:
     """All answers of one trace.
 

@@ -70,28 +70,28 @@ class RooflineRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceRooflines:
+class Rooflines:
     """The rooflines that a trace's ops are held against, by short type name."""
 
     of: Mapping[str, Roofline]
     source: str
 
 
-def paper_ceilings(trace: Trace) -> DeviceRooflines:
+def paper_ceilings(trace: Trace) -> Rooflines:
     """The catalogue's peaks of the trace's device; none where it is not in the catalogue."""
     device = next((one for one in trace.devices if one.name), None)
     if device is None:
-        return DeviceRooflines(of={}, source="the trace names no device")
+        return Rooflines(of={}, source="the trace names no device")
     # These bring torch in, which a trace without shapes does not need.
     from ratchet.devices import catalogue
 
     entry = catalogue.load().match(device.name, compute_units=device.compute_units)
     if entry is None:
-        return DeviceRooflines(of={}, source=f"{device.name} is not in the catalogue")
+        return Rooflines(of={}, source=f"{device.name} is not in the catalogue")
     return _on_paper(entry)
 
 
-def named_ceilings(name: str) -> DeviceRooflines:
+def named_ceilings(name: str) -> Rooflines:
     """The catalogue's peaks of a device by name; DeviceError where it is not in it."""
     from ratchet.devices import catalogue
 
@@ -99,7 +99,7 @@ def named_ceilings(name: str) -> DeviceRooflines:
     return _on_paper(known.match(name) or known[name])
 
 
-def _on_paper(entry: CatalogueDevice) -> DeviceRooflines:
+def _on_paper(entry: CatalogueDevice) -> Rooflines:
     from ratchet.devices.roofline import Roofline
 
     bandwidth = entry.memory_bytes_per_s()
@@ -108,21 +108,21 @@ def _on_paper(entry: CatalogueDevice) -> DeviceRooflines:
         rates = [rate for peak in peaks if (rate := entry.peak_flops_per_s(peak))]
         if rates and bandwidth:
             rooflines[short] = Roofline(flops_per_s=max(rates), bytes_per_s=bandwidth)
-    return DeviceRooflines(of=rooflines, source=f"{entry.name}, on paper")
+    return Rooflines(of=rooflines, source=f"{entry.name}, on paper")
 
 
-def measured_ceilings(rates: Ceilings, device: str) -> DeviceRooflines:
+def measured_ceilings(rates: Ceilings, device: str) -> Rooflines:
     """The rooflines of rates that were measured on the device that the trace is from."""
     from ratchet.devices.roofline import roofline as measured
 
-    return DeviceRooflines(
+    return Rooflines(
         of={dtype: measured(rates, dtype=dtype) for dtype in rates.gemm_flops_per_s},
         source=f"{device}, measured",
     )
 
 
 def roofline(
-    trace: Trace, links: Links, ceilings: DeviceRooflines | None = None
+    trace: Trace, links: Links, ceilings: Rooflines | None = None
 ) -> tuple[RooflineRow, ...]:
     """Ops whose arithmetic follows from their shapes, by the time that could still be won."""
     if trace.on_device:
@@ -163,7 +163,7 @@ def _with_callees(trace: Trace, links: Links, time: Int64) -> None:
 
 
 def _row(
-    name: str, dims: str, found: OpWork, count: int, time: int, ceilings: DeviceRooflines
+    name: str, dims: str, found: OpWork, count: int, time: int, ceilings: Rooflines
 ) -> RooflineRow:
     short = _RATE.get(found.dtype.lower(), (found.dtype,))[0]
     flops, size = found.flops * count, found.size_bytes * count

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ratchet.errors import TraceError
 from ratchet.trace.answers.report import Report, report
-from ratchet.trace.answers.roofline import DeviceRooflines
+from ratchet.trace.answers.roofline import Rooflines
 from ratchet.trace.compare.pairing import Run, paired, runs_by_key
 from ratchet.trace.read.columns import Trace
 from ratchet.trace.read.counter_files import kernel_runs
@@ -66,7 +66,7 @@ def trace_files(folder: Path) -> list[Path]:
     return files
 
 
-def report_file(path: Path, trace: Trace, ceilings: DeviceRooflines | None = None) -> Report:
+def report_file(path: Path, trace: Trace, ceilings: Rooflines | None = None) -> Report:
     """All answers of one file's trace, its performance counters among them."""
     faults: list[str] = []
     answers = report(trace, ceilings, kernel_runs(path, trace, faults.append))
@@ -98,7 +98,7 @@ def each_rank(folder: Path, faults: list[str]) -> Iterator[tuple[int, Path, Trac
         raise TraceError(f"no trace in {folder} can be read: {faults[0]}")
 
 
-def read_ranks(folder: Path, ceilings: DeviceRooflines | None = None) -> Ranks:
+def read_ranks(folder: Path, ceilings: Rooflines | None = None) -> Ranks:
     """Read and report every trace of a folder; the ranks must be told apart."""
     faults: list[str] = []
     reports = {

@@ -9,7 +9,7 @@ from ratchet import files
 from ratchet.errors import TraceError
 from ratchet.trace.analysis.analyse import analyse
 from ratchet.trace.answers.report import Report
-from ratchet.trace.answers.roofline import DeviceRooflines
+from ratchet.trace.answers.roofline import Rooflines
 from ratchet.trace.compare.diff import Diff, Side, compare, side, together
 from ratchet.trace.compare.ranks import Ranks, each_rank, read_ranks, report_file
 from ratchet.trace.read.columns import Trace
@@ -17,7 +17,7 @@ from ratchet.trace.read.file import read
 
 
 def report_run(
-    path: Path, ceilings: DeviceRooflines | None = None, rank: int | None = None
+    path: Path, ceilings: Rooflines | None = None, rank: int | None = None
 ) -> Report | Ranks:
     """A file's report; a folder's ranks together, or one of them where `rank` names it.
 

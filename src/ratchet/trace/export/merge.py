@@ -19,9 +19,9 @@ from ratchet.trace.analysis.analyse import analyse
 from ratchet.trace.compare.ranks import each_rank
 from ratchet.trace.read.columns import DEVICE_KINDS, EPOCH, Kind, Trace
 from ratchet.trace.read.digits import MISSING, nanoseconds
-from ratchet.trace.read.raw import raw_events
 from ratchet.trace.read.rocpd import is_database
 from ratchet.trace.read.rocprof import is_rocprof
+from ratchet.trace.read.stream import raw_events
 
 _FLOWS = ("s", "t", "f")
 _PACKED = 3
@@ -167,8 +167,8 @@ def _pieces(path: Path, note: Callable[[str], None]) -> Iterator[list[Fields]]:
 
         yield list(chrome_events(read(path)))
         return
-    for events, _ in raw_events(path, dict[str, Raw], note):
-        yield events
+    for events in raw_events(path, dict[str, Raw], note):
+        yield list(events)
 
 
 def chrome_events(trace: Trace) -> Iterator[Fields]:

@@ -12,20 +12,19 @@ import itertools
 import math
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct, field
 
 from ratchet.trace.read.columns import Kind, Trace
-from ratchet.trace.read.raw import raw_events
-from ratchet.trace.read.rocpd import is_database
-from ratchet.trace.read.rocprof import is_rocprof
-from ratchet.trace.read.stream import unpack
+from ratchet.trace.read.rocpd import columns_of, is_database, opened
+from ratchet.trace.read.rocprof import is_rocprof, rocprof_runs
+from ratchet.trace.read.stream import raw_events
 
 CATEGORY = "cuda_profiler_range"
 _KNOWN_OTHERS = re.compile(r"^(PyTorch Profiler|Iteration Start|Record Window End|Trace)")
@@ -33,11 +32,11 @@ _KNOWN_OTHERS = re.compile(r"^(PyTorch Profiler|Iteration Start|Record Window En
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelRun:
-    """What was counted of one run of a kernel."""
+    """The counters of one run of a kernel."""
 
     kernel: str
     correlation: int
-    """Of the call that launched it; -1 where the file does not say."""
+    """Of the call that launched it; -1 if the file does not say."""
     values: Mapping[str, float]
 
 
@@ -49,10 +48,10 @@ class _Range(Struct, gc=False):
 
 
 def kernel_runs(path: Path, trace: Trace, note: Callable[[str], None]) -> tuple[KernelRun, ...]:
-    """What a trace's file says of its kernels' counters, in the order in which they ran.
+    """Read the kernels' counters from a trace's file, in the order in which the kernels ran.
 
-    Nothing is read again where the columns show that there are none. TraceError when the file
-    cannot be opened.
+    If the columns show that there are none, the file is not read again. TraceError if it cannot be
+    opened.
     """
     if is_database(path):
         return tuple(_of_database(path, note))
@@ -63,11 +62,11 @@ def kernel_runs(path: Path, trace: Trace, note: Callable[[str], None]) -> tuple[
         return ()
     ranges = [
         event
-        for events, _ in raw_events(path, _Range, note)
+        for events in raw_events(path, _Range, note)
         for event in events
         if event.cat == CATEGORY
     ]
-    # Their times only share out the recording: what holds is the order.
+    # Their times only divide the recording up; only their order is real.
     ranges.sort(key=lambda event: float(event.ts))
     return tuple(
         KernelRun(kernel=str(event.name), correlation=-1, values=_numbers(event.args))
@@ -85,98 +84,37 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
-class _Handle(Struct):
-    handle: int = 0
-
-
-class _Correlation(Struct):
-    internal: int = -1
-
-
-class _Dispatch(Struct):
-    kernel_id: int = -1
-
-
-class _DispatchData(Struct):
-    dispatch_info: _Dispatch = field(default_factory=_Dispatch)
-    correlation_id: _Correlation = field(default_factory=_Correlation)
-    start_timestamp: int = 0
-
-
-class _Count(Struct):
-    counter_id: _Handle = field(default_factory=_Handle)
-    value: float = 0.0
-
-
-class _Collection(Struct):
-    dispatch_data: _DispatchData = field(default_factory=_DispatchData)
-    records: list[_Count] = field(default_factory=list)
-
-
-class _Records(Struct):
-    counter_collection: list[_Collection] = field(default_factory=list)
-
-
-class _Named(Struct):
-    id: _Handle = field(default_factory=_Handle)
-    name: str = ""
-
-
-class _Symbol(Struct):
-    kernel_id: int = -1
-    formatted_kernel_name: str = ""
-    kernel_name: str = ""
-
-
-class _Run(Struct):
-    counters: list[_Named] = field(default_factory=list)
-    kernel_symbols: list[_Symbol] = field(default_factory=list)
-    callback_records: _Records = field(default_factory=_Records)
-
-
-class _File(Struct):
-    runs: list[_Run] = field(name="rocprofiler-sdk-tool")
-
-
-def _of_rocprof(path: Path, note: Callable[[str], None]) -> Iterable[KernelRun]:
-    """One counter of a dispatch may stand in several records, one a unit: they are summed."""
+def _of_rocprof(path: Path, note: Callable[[str], None]) -> Iterator[KernelRun]:
+    """Sum the records of each counter of a dispatch."""
     try:
-        runs = msgspec.json.decode(b"".join(unpack(path, note)), type=_File).runs
+        runs = rocprof_runs(path, note)
     except msgspec.DecodeError as error:
         note(f"counters that cannot be decoded were left out ({error})")
         return
     for run in runs:
         counter = {one.id.handle: one.name for one in run.counters}
-        kernel = {s.kernel_id: s.formatted_kernel_name or s.kernel_name for s in run.kernel_symbols}
-        for one in sorted(
-            run.callback_records.counter_collection, key=lambda c: c.dispatch_data.start_timestamp
-        ):
-            values: dict[str, float] = {}
+        found = run.callback_records.counter_collection
+        found = sorted(found, key=lambda one: one.dispatch_data.start_timestamp)
+        kernels = run.kernel_names(one.dispatch_data for one in found)
+        for kernel, one in zip(kernels, found, strict=True):
+            values: dict[str, float] = defaultdict(float)
             for record in one.records:
-                name = counter.get(record.counter_id.handle, f"counter {record.counter_id.handle}")
-                values[name] = values.get(name, 0.0) + record.value
-            number = one.dispatch_data.dispatch_info.kernel_id
-            yield KernelRun(
-                kernel=kernel.get(number, f"kernel {number}"),
-                correlation=one.dispatch_data.correlation_id.internal,
-                values=values,
-            )
+                handle = record.counter_id.handle
+                values[counter.get(handle, f"counter {handle}")] += record.value
+            correlation = one.dispatch_data.correlation_id.internal
+            yield KernelRun(kernel=kernel, correlation=correlation, values=values)
 
 
-def _of_database(path: Path, note: Callable[[str], None]) -> Iterable[KernelRun]:
+def _of_database(path: Path, note: Callable[[str], None]) -> Iterator[KernelRun]:
     try:
-        connection = sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)
-        try:
-            known = {row[1] for row in connection.execute("PRAGMA table_info(`pmc_events`)")}
-            if not {"event_id", "name", "value"} <= known:
+        with opened(path) as connection:
+            if not {"event_id", "name", "value"} <= columns_of(connection, "pmc_events"):
                 return
             found = connection.execute(
                 "SELECT K.event_id, K.name, K.stack_id, P.name, SUM(P.value) FROM `pmc_events` P "
                 "JOIN `kernels` K ON K.event_id = P.event_id GROUP BY K.event_id, P.name "
                 "ORDER BY K.start, K.event_id"
             ).fetchall()
-        finally:
-            connection.close()
     except sqlite3.DatabaseError as error:
         note(f"counters that cannot be read were left out ({error})")
         return

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,7 +22,7 @@ _PIECE = 100_000
 
 
 def is_database(path: Path) -> bool:
-    """Whether a file is an SQLite database."""
+    """Return whether a file is an SQLite database."""
     try:
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
@@ -29,16 +30,27 @@ def is_database(path: Path) -> bool:
         return False
 
 
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a database to read."""
+    with contextlib.closing(
+        sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)
+    ) as connection:
+        yield connection
+
+
+def columns_of(connection: sqlite3.Connection, table: str) -> set[str]:
+    """Return the columns of a table or view; none if the database lacks it."""
+    return {row[1] for row in connection.execute(f"PRAGMA table_info(`{table}`)")}
+
+
 def read_database(path: Path) -> Trace:
-    """Read a rocpd database; TraceError when it holds none of rocpd's views."""
+    """Read a rocpd database; TraceError if it holds none of rocpd's views."""
     gatherer = Gatherer()
     try:
-        connection = sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)
-        try:
+        with opened(path) as connection:
             found = [_add(gatherer, connection, view) for view in _VIEWS]
             devices = _devices(connection)
-        finally:
-            connection.close()
     except sqlite3.DatabaseError as error:
         raise TraceError(
             f"{path.name} cannot be read as SQLite ({error}): record it again"
@@ -55,8 +67,8 @@ _VIEWS = ("kernels", "memory_copies", "regions")
 
 
 def _add(gatherer: Gatherer, connection: sqlite3.Connection, view: str) -> bool:
-    """Take one view's rows; False where the database lacks the view."""
-    known = {row[1] for row in connection.execute(f"PRAGMA table_info(`{view}`)")}
+    """Add one view's rows; return False if the database lacks the view."""
+    known = columns_of(connection, view)
     if not {"name", "start", "end"} <= known:
         return False
     wanted = [column for column in _WANTED if column in known]
@@ -92,8 +104,7 @@ def _add_piece(
 
 
 def _devices(connection: sqlite3.Connection) -> tuple[DeviceProperties, ...]:
-    known = {row[1] for row in connection.execute("PRAGMA table_info(`rocpd_info_agent`)")}
-    if not {"type", "product_name", "type_index"} <= known:
+    if not {"type", "product_name", "type_index"} <= columns_of(connection, "rocpd_info_agent"):
         return ()
     rows = connection.execute(
         "SELECT type_index, product_name FROM rocpd_info_agent WHERE type = 'GPU' "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ class _Dispatch(Struct):
 
 
 class _Record(Struct):
-    start_timestamp: int
-    end_timestamp: int
+    start_timestamp: int = 0
+    end_timestamp: int = 0
     kind: int = 0
     operation: int = 0
     thread_id: int = 0
@@ -47,19 +48,25 @@ class _Record(Struct):
     dst_agent_id: _Handle = field(default_factory=_Handle)
 
 
-class _Counted(Struct):
-    start_timestamp: int = 0
-    end_timestamp: int = 0
-    correlation_id: _Correlation = field(default_factory=_Correlation)
-    dispatch_info: _Dispatch = field(default_factory=_Dispatch)
+class _Count(Struct):
+    counter_id: _Handle = field(default_factory=_Handle)
+    value: float = 0.0
 
 
-class _Collection(Struct):
-    dispatch_data: _Counted = field(default_factory=_Counted)
+class CountedDispatch(Struct):
+    """A dispatch whose counters were taken. A counter may have several records, one a unit."""
+
+    dispatch_data: _Record = field(default_factory=_Record)
+    records: list[_Count] = field(default_factory=list)
 
 
 class _Callbacks(Struct):
-    counter_collection: list[_Collection] = field(default_factory=list)
+    counter_collection: list[CountedDispatch] = field(default_factory=list)
+
+
+class _Counter(Struct):
+    id: _Handle = field(default_factory=_Handle)
+    name: str = ""
 
 
 class _Records(Struct):
@@ -78,7 +85,7 @@ class _Strings(Struct):
 
 
 class _Symbol(Struct):
-    kernel_id: int
+    kernel_id: int = -1
     formatted_kernel_name: str = ""
     kernel_name: str = ""
 
@@ -94,21 +101,30 @@ class _Metadata(Struct):
     pid: int = 0
 
 
-class _Run(Struct):
+class RocprofRun(Struct):
+    """One process's part of a file."""
+
     metadata: _Metadata = field(default_factory=_Metadata)
     agents: list[_Agent] = field(default_factory=list)
     strings: _Strings = field(default_factory=_Strings)
     kernel_symbols: list[_Symbol] = field(default_factory=list)
     buffer_records: _Records = field(default_factory=_Records)
     callback_records: _Callbacks = field(default_factory=_Callbacks)
+    counters: list[_Counter] = field(default_factory=list)
+
+    def kernel_names(self, dispatches: Iterable[_Record]) -> list[str]:
+        """Return the name of each dispatched kernel."""
+        names = {s.kernel_id: s.formatted_kernel_name or s.kernel_name for s in self.kernel_symbols}
+        numbers = [one.dispatch_info.kernel_id for one in dispatches]
+        return [names.get(number, f"kernel {number}") for number in numbers]
 
 
 class _File(Struct):
-    runs: list[_Run] = field(name="rocprofiler-sdk-tool")
+    runs: list[RocprofRun] = field(name="rocprofiler-sdk-tool")
 
 
 def is_rocprof(path: Path) -> bool:
-    """Whether a file begins as rocprofv3 JSON does."""
+    """Return whether a file begins as rocprofv3 JSON does."""
     try:
         with path.open("rb") as file:
             head = file.read(1 << 16)
@@ -122,12 +138,16 @@ def is_rocprof(path: Path) -> bool:
     return KEY in head[:4096]
 
 
+def rocprof_runs(path: Path, note: Callable[[str], None]) -> list[RocprofRun]:
+    """Decode a file; msgspec.DecodeError if it is damaged."""
+    return msgspec.json.decode(b"".join(unpack(path, note)), type=_File).runs
+
+
 def read_rocprof(path: Path) -> Trace:
-    """Read rocprofv3 JSON; TraceError when it is damaged, for its tables cannot be read in part."""
+    """Read rocprofv3 JSON; TraceError if it is damaged: its tables cannot be read in part."""
     gatherer = Gatherer()
-    text = b"".join(unpack(path, gatherer.note))
     try:
-        runs = msgspec.json.decode(text, type=_File).runs
+        runs = rocprof_runs(path, gatherer.note)
     except msgspec.DecodeError as error:
         raise TraceError(
             f"{path.name} is rocprofv3 JSON that cannot be decoded ({error}): record it again, or "
@@ -146,7 +166,7 @@ def read_rocprof(path: Path) -> Trace:
 
 
 def kernel_kinds(names: list[str]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """KERNEL, but for the runtime's own copy and fill kernels."""
+    """Return KERNEL for each name, or COPY or FILL for the runtime's own copy and fill kernels."""
     return np.array(
         [
             Kind.COPY if n.startswith(COPY_KERNEL) else
@@ -157,15 +177,14 @@ def kernel_kinds(names: list[str]) -> np.ndarray[Any, np.dtype[np.uint8]]:
     )  # fmt: skip
 
 
-def _add(gatherer: Gatherer, run: _Run) -> list[DeviceProperties]:
+def _add(gatherer: Gatherer, run: RocprofRun) -> list[DeviceProperties]:
     gpus = [agent for agent in run.agents if agent.type == 2]
     index = {agent.id.handle: i for i, agent in enumerate(gpus)}
     process = str(run.metadata.pid)
-    names = {s.kernel_id: s.formatted_kernel_name or s.kernel_name for s in run.kernel_symbols}
-    work = run.buffer_records.kernel_dispatch or _counted(run)
-    kernel = [
-        names.get(r.dispatch_info.kernel_id, f"kernel {r.dispatch_info.kernel_id}") for r in work
-    ]
+    # With counters only, the counted dispatches are all there is.
+    counted = [one.dispatch_data for one in run.callback_records.counter_collection]
+    work = run.buffer_records.kernel_dispatch or counted
+    kernel = run.kernel_names(work)
     on = [index.get(r.dispatch_info.agent_id.handle, -1) for r in work]
     gatherer.add_rows(
         kernel_kinds(kernel), kernel, *_times(work),
@@ -193,19 +212,6 @@ def _add(gatherer: Gatherer, run: _Run) -> list[DeviceProperties]:
     ]
 
 
-def _counted(run: _Run) -> list[_Record]:
-    """The dispatches whose counters were taken: all there is where only counters were asked for."""
-    return [
-        _Record(
-            start_timestamp=one.dispatch_data.start_timestamp,
-            end_timestamp=one.dispatch_data.end_timestamp,
-            correlation_id=one.dispatch_data.correlation_id,
-            dispatch_info=one.dispatch_data.dispatch_info,
-        )
-        for one in run.callback_records.counter_collection
-    ]
-
-
 def _times(records: list[_Record]) -> tuple[Int64, Int64]:
     start = integers([record.start_timestamp for record in records])
     return start, integers([record.end_timestamp for record in records])
@@ -218,7 +224,7 @@ def _common(records: list[_Record]) -> dict[str, Int64]:
     }
 
 
-def _operation(run: _Run, record: _Record) -> str:
+def _operation(run: RocprofRun, record: _Record) -> str:
     domains = run.strings.buffer_records
     if 0 <= record.kind < len(domains):
         operations = domains[record.kind].operations

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
+import json
 import queue
 import re
 import sys
@@ -12,112 +12,73 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from ratchet.errors import TraceError
 from ratchet.trace.read.events import AnyEvent, Event, Known
 
+Kept = TypeVar("Kept")
 BLOCK = 1 << 20
 """Bytes decoded at once: large enough to hide the calls, small enough for the processor's cache."""
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE = re.compile(rb"\s*\[")
 _ARRAY_BYTES = 1024
-"""More than `_ARRAY` spans, with any indentation."""
-_CUT = re.compile(rb"\}\s*,\s*(?=\{)")
-_TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
-_NOT_A_NUMBER = re.compile(rb"(:\s*)-?(?:NaN|nan|Infinity|inf)\b")
-_CUTS_TRIED = 8
-_LONGEST_TEXT = 128
-"""Blocks of valid text in which no event ends before they are taken for damaged."""
-_LONGEST_EVENT = 64
-"""Cuts that a damaged stretch may span before its first part is given up."""
-NOT_UTF8 = "text that is not UTF-8 was read with question marks"
+"""Longer than any match of `_ARRAY`, with any indentation."""
+_SPACE = re.compile(r"[ \t\n\r]*")
+_COMMA = re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
+_NOT_A_NUMBER = re.compile(rb'("\s*:\s*)-?(?:NaN|nan|Infinity|inf)(?=\s*[,}])')
+_LONGEST_STRING = 8
+"""Blocks. A text that cannot be parsed this far before its end is damaged, not cut."""
+NOT_UTF8 = "text that is not UTF-8 was read with replacement characters"
+_DAMAGED = "the file is cut off or damaged in the middle of an event: what stands before was read"
 _KNOWN = msgspec.json.Decoder(list[Known])
 _ANY = msgspec.json.Decoder(list[Event])
-_ONE = msgspec.json.Decoder(Event)
 _PARTS = msgspec.json.Decoder(list[msgspec.Raw])
+_JSON = json.JSONDecoder()
 
 
 @dataclass(kw_only=True, slots=True)
 class Stream:
-    """Events of one file. `header` and `footer` are what stands around them; both JSON objects.
+    """The events of one file, and the texts around them: `header` and `footer`.
 
-    `begin` and `end` choose a stretch of a plain file: from one event's first byte to another's.
+    `begin` and `end` choose a stretch of a plain file, from one event's first byte to another's.
     """
 
     path: Path
     note: Callable[[str], None]
+    decode: Callable[[bytes], Sequence[Any]] | None = None
+    """Decodes an array of events; `_decoded` by default."""
     begin: int = 0
     end: int | None = None
     header: bytes = b""
     footer: bytes = b""
     ended: bool = False
+    """Whether the event array's end was reached."""
 
-    def __iter__(self) -> Iterator[Sequence[AnyEvent]]:
-        """Lists of events in the file's order; TraceError when the file holds no event array."""
+    def __iter__(self) -> Iterator[Sequence[Any]]:
+        """Yield lists of events in file order; TraceError if the file holds no event array."""
         blocks = ahead(unpack(self.path, self.note, self.begin, self.end))
         held = [b"" if self.begin else self._open(blocks)]
         enough = 0
-        after: list[bytes] = []
         for block in blocks:
-            if self.ended:
-                after.append(block)
-                continue
             held.append(block)
             size = sum(map(len, held))
-            if size < enough:
+            if size < enough or self.ended:
                 continue
             events, rest = self._whole(held)
             # A text without a whole event is tried again at twice its length: the cost is linear.
             enough = 2 * size if len(rest) == size else 0
             held = [rest]
             yield events
-            if self._done():
-                after.append(rest)
-        if self.ended:
-            self.footer = b"".join(after)
-        else:
-            yield self._finish(b"".join(held))
-
-    def _done(self) -> bool:
-        """Whether the event array ended in what was taken so far."""
-        return self.ended
-
-    def _whole(self, held: list[bytes]) -> tuple[Sequence[AnyEvent], bytes]:
-        """The whole events of texts that belong together, and what is left of them."""
-        cut = _last_cut(held[-1], len(held[-1]))
-        if cut is not None:
-            last = memoryview(held[-1])[: cut[0]]
-            with contextlib.suppress(msgspec.DecodeError):
-                return self._all(b"".join((b"[", *held[:-1], last, b"]"))), held[-1][cut[1] :]
-        return self._take(b"".join(held))
-
-    def _take(self, text: bytes, last: bool = False) -> tuple[Sequence[AnyEvent], bytes]:
-        """The whole events of a text, and what is left of it; `last` when nothing follows."""
-        cut = first_cut = _last_cut(text, len(text))
-        for _ in range(_CUTS_TRIED):
-            if cut is None:
+            if not self.ended and _is_damaged(rest):
                 break
-            try:
-                return self._all(b"[" + text[: cut[0]] + b"]"), text[cut[1] :]
-            except msgspec.DecodeError as error:
-                if "truncated" not in str(error):
-                    events, left = self._decode(text[: cut[0]])
-                    return events, (left + text[cut[0] :] if self.ended else text[cut[1] :])
-            # The cut fell inside an event that holds a list of objects, or inside a string.
-            cut = _last_cut(text, cut[1])
-        if first_cut is None or cut is None or (len(text) < _LONGEST_TEXT * BLOCK and not last):
-            return [], text
-        return self._salvage(text[: first_cut[0]]), text[first_cut[1] :]
-
-    def _all(self, text: bytes) -> Sequence[AnyEvent]:
-        """Every event of an array; msgspec.DecodeError where it is damaged."""
-        try:
-            return _decoded(text)
-        except UnicodeDecodeError:
-            self.note(NOT_UTF8)
-            return _decoded(_legible(text))
+        rest = b"".join(held)
+        if not self.ended:
+            events, rest = self._last(rest)
+            yield events
+        self.footer = rest
 
     def _open(self, blocks: Iterator[bytes]) -> bytes:
         """Read up to the first event."""
@@ -134,101 +95,118 @@ class Stream:
                 return bytes(head[found.end() :])
         if not head.strip():
             raise TraceError(f"{self.path.name} is empty: record it again")
-        raise TraceError(
-            f"{self.path.name} has no traceEvents: give a Chrome or Kineto trace (JSON or gzip), a "
-            "rocprofv3 JSON file or a rocpd database"
-        )
+        raise TraceError(f"{self.path.name} has no traceEvents: give a Chrome or Kineto trace")
 
-    def _decode(self, piece: bytes) -> tuple[Sequence[AnyEvent], bytes]:
-        """The events of a piece, and what follows in it when the array ended there."""
-        text = b"[" + piece + b"]"
+    def _whole(self, held: list[bytes]) -> tuple[Sequence[Any], bytes]:
+        """Decode the whole events of texts that belong together; return what is left of them."""
+        cut = _last_cut(held[-1])
+        if cut is not None:
+            last = memoryview(held[-1])[: cut[0]]
+            with contextlib.suppress(msgspec.DecodeError):
+                return self._all(b"".join((b"[", *held[:-1], last, b"]"))), held[-1][cut[1] :]
+        return self._taken(b"".join(held))
+
+    def _taken(self, text: bytes) -> tuple[Sequence[Any], bytes]:
+        """Decode the events up to the array's end, or to the first that is not whole."""
+        text = _NOT_A_NUMBER.sub(rb"\1null", text)
+        bounds = _bounds(text)
+        self.ended = bounds.ended
+        rest = text[bounds.rest :]
         try:
-            return self._all(text), b""
-        except msgspec.DecodeError as error:
-            end = _value_end(error)
-        if end:
-            try:
-                events = self._all(text[:end])
-            except msgspec.DecodeError:
-                events = self._salvage(text[1:end].rstrip()[:-1])
-            self.ended = True
-            return events, text[end:-1]
-        parts = _array(_legible(text))
-        if parts is None:
-            return self._salvage(piece), b""
-        known = [(part, _event(part)) for part in parts]
-        bad = sum(event is None for _, event in known)
-        if bad:
-            self._note_many("an entry that is not an event was left out", bad)
-        return [event for _, event in known if event is not None], b""
+            return self._all(b"[" + text[: bounds.end] + b"]"), rest
+        except msgspec.DecodeError:
+            self.note("a damaged stretch was left out")
+            return [], rest
 
-    def _finish(self, rest: bytes) -> Sequence[AnyEvent]:
-        """The last piece: to the array's end, or to where a file that was cut off stops."""
-        text = rest.strip().rstrip(b",")
+    def _last(self, text: bytes) -> tuple[Sequence[Any], bytes]:
+        """Decode to the array's end, or to where a file that was cut off stops."""
         if self.end is not None:
-            return self._all(b"[" + text + b"]")
-        if not text or text.startswith(b"]"):
-            self.footer = text[1:]
-            return []
-        events, left = self._decode_end(text)
-        self.footer = left
-        return events
+            return self._all(b"[" + text.strip().rstrip(b",") + b"]"), b""
+        events, rest = self._taken(text)
+        if self.ended:
+            return events, rest
+        if rest:
+            self.note(_DAMAGED)
+        elif self.header or self.begin:
+            # A bare array may stop without its bracket: the format allows it.
+            self.note("the file ends before its event array does: what is there was read")
+        return events, b""
 
-    def _decode_end(self, text: bytes) -> tuple[Sequence[AnyEvent], bytes]:
+    def _all(self, text: bytes) -> Sequence[Any]:
+        """Decode every event of an array; msgspec.DecodeError if it is damaged."""
+        decode = self.decode or _decoded
         try:
-            # A JSON array of events may stop without its bracket: the format allows it.
-            events = self._all(b"[" + text + b"]")
-            if self.header or self.begin:
-                self.note("the file ends before its event array does: what is there was read")
-            return events, b""
-        except msgspec.DecodeError as error:
-            end = _value_end(error)
-        if end:
-            array = b"[" + text[: end - 1]
-            self.ended = True
+            return decode(text)
+        except UnicodeDecodeError:
+            self.note(NOT_UTF8)
+            text = text.decode("utf-8", "replace").encode()
+        except msgspec.ValidationError:
+            pass
+        events: list[Any] = []
+        for part in _PARTS.decode(text):
             try:
-                return self._all(array), text[end - 1 :]
-            except msgspec.DecodeError:
-                return self._salvage(array[1:].rstrip()[:-1]), text[end - 1 :]
-        events, rest = self._take(text, last=True)
-        last = _leading_event(rest)
-        if last is not None:
-            return [*events, last], b""
-        self.note("the file ends in the middle of an event: what stands before it was read")
-        return events or self._salvage(rest), b""
-
-    def _salvage(self, piece: bytes) -> Sequence[AnyEvent]:
-        """Every event of a damaged piece that can be decoded, one by one."""
-        piece = _legible(piece)
-        piece = _NOT_A_NUMBER.sub(rb"\1null", piece)
-        bounds = [0, *(found.end() for found in _CUT.finditer(piece)), len(piece)]
-        events: list[AnyEvent] = []
-        lost = 0
-        first = 0
-        while first < len(bounds) - 1:
-            for last in range(first + 1, min(first + _LONGEST_EVENT, len(bounds))):
-                part = piece[bounds[first] : bounds[last]].strip().rstrip(b",")
-                event = _event(part)
-                if event is not None:
-                    events.append(event)
-                    first = last
-                    break
-            else:
-                lost += 1
-                first += 1
-        if lost:
-            self._note_many("a damaged stretch was left out", lost)
+                events += decode(b"[" + part + b"]")
+            except msgspec.ValidationError:
+                self.note("an entry that is not an event was left out")
         return events
 
-    def _note_many(self, what: str, count: int) -> None:
-        for _ in range(count):
-            self.note(what)
+
+def raw_events(
+    path: Path, kind: type[Kept], note: Callable[[str], None]
+) -> Iterator[Sequence[Kept]]:
+    """Yield pieces of a trace's events, each decoded to `kind`: for what the columns leave out."""
+    decoder = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
+    yield from Stream(path=path, note=note, decode=decoder.decode)
+
+
+class _Bounds(NamedTuple):
+    end: int
+    """Where the last whole event ends."""
+    rest: int
+    """Where the text after it begins."""
+    ended: bool
+    """Whether the array ends between the two."""
+
+
+def _bounds(text: bytes) -> _Bounds:
+    """Find the whole events at the start of a text, one by one."""
+    written = text.decode("latin-1")  # a letter a byte: JSON's own letters are ASCII
+    at, end = _space(written, 0), 0
+    while at < len(written) and written[at] != "]":
+        try:
+            _, end = _JSON.raw_decode(written, at)
+        except (ValueError, RecursionError):
+            return _Bounds(end, at, False)
+        comma = _COMMA.match(written, end)
+        at = comma.end() if comma else _space(written, end)
+        if not comma and written[at : at + 1] not in ("]", ""):
+            break
+    ended = written[at : at + 1] == "]"
+    return _Bounds(end, at + ended, ended)
+
+
+def _space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def _is_damaged(rest: bytes) -> bool:
+    """Return whether more text cannot complete the event that a text begins with."""
+    if len(rest) < _LONGEST_STRING * BLOCK:
+        return False
+    try:
+        _JSON.raw_decode(rest.decode("latin-1"))
+    except json.JSONDecodeError as error:
+        return len(rest) - error.pos >= _LONGEST_STRING * BLOCK
+    except RecursionError:
+        pass
+    return True
 
 
 def unpack(
     path: Path, note: Callable[[str], None], begin: int = 0, end: int | None = None
 ) -> Iterator[bytes]:
-    """The file's bytes in blocks, unpacked where it is gzip; a damaged tail is noted.
+    """Yield a file's bytes in blocks, unpacked if it is gzip; note a damaged tail.
 
     `begin` and `end` choose bytes of a plain file.
     """
@@ -274,7 +252,7 @@ def _gunzip(blocks: Iterator[bytes], note: Callable[[str], None]) -> Iterator[by
 
 
 def ahead(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """The same blocks, read and unpacked in a thread while the caller decodes."""
+    """Yield the same blocks, read and unpacked by a thread while the caller decodes."""
     ready: queue.Queue[bytes | BaseException | None] = queue.Queue(maxsize=2)
     stop = threading.Event()
 
@@ -306,16 +284,16 @@ def ahead(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _decoded(text: bytes) -> Sequence[AnyEvent]:
-    """An array's events; those of a phase that is not `Known` make all of them plain events."""
+    """Decode an array of events; one event of an unknown phase makes all of them plain events."""
     try:
         return _KNOWN.decode(text)
     except msgspec.ValidationError:
         return _ANY.decode(text)
 
 
-def _last_cut(text: bytes, before: int) -> tuple[int, int] | None:
-    """The last place before `before` where an object ends and the next begins; None without one."""
-    position = before
+def _last_cut(text: bytes) -> tuple[int, int] | None:
+    """Find the last place where an object ends and the next begins; None if there is none."""
+    position = len(text)
     while (position := text.rfind(b"{", 0, position)) > 0:
         start = max(0, position - 256)
         head = text[start:position].rstrip()
@@ -324,47 +302,3 @@ def _last_cut(text: bytes, before: int) -> tuple[int, int] | None:
             if head.endswith(b"}"):
                 return start + len(head), position
     return None
-
-
-def _legible(text: bytes) -> bytes:
-    """The same number of bytes, each that is not UTF-8 as a question mark."""
-    return text.decode("utf-8", "ratchet-question").encode()
-
-
-def _question(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeDecodeError)
-    return "?" * (error.end - error.start), error.end
-
-
-codecs.register_error("ratchet-question", _question)
-
-
-def _leading_event(text: bytes) -> Event | None:
-    """The event that a text begins with; None when it is cut."""
-    text = _legible(text)
-    try:
-        return _ONE.decode(text)
-    except msgspec.DecodeError as error:
-        end = _value_end(error)
-    return _event(text[:end]) if end else None
-
-
-def _value_end(error: msgspec.DecodeError) -> int:
-    """Where the value ended that an error says was followed by something; 0 for other errors."""
-    trailing = _TRAILING.search(str(error))
-    # The decoder counts the first character that follows.
-    return int(trailing[1]) - 1 if trailing else 0
-
-
-def _array(text: bytes) -> list[msgspec.Raw] | None:
-    try:
-        return _PARTS.decode(text)
-    except msgspec.DecodeError:
-        return None
-
-
-def _event(part: bytes | msgspec.Raw) -> Event | None:
-    try:
-        return _ONE.decode(part)
-    except msgspec.DecodeError:
-        return None

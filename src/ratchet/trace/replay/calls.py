@@ -18,7 +18,7 @@ from ratchet.trace.answers.sequences.sequences import launched
 from ratchet.trace.read.columns import PLATFORMS, Int64, Kind, Trace
 from ratchet.trace.read.digits import nanoseconds
 from ratchet.trace.read.events import NOTHING
-from ratchet.trace.read.raw import raw_events
+from ratchet.trace.read.stream import raw_events
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +82,7 @@ def calls(
     wanted = set(names)
     time = _times(found, wanted)
     sums: dict[tuple[str, bytes, bytes, bytes, bytes], list[int]] = {}
-    for events, _ in raw_events(path, _Event, note):
+    for events in raw_events(path, _Event, note):
         own = [event for event in events if event.name in wanted and event.ph == "X"]
         start = nanoseconds([event.ts for event in own]).tolist()
         length = nanoseconds([event.dur for event in own]).tolist()
