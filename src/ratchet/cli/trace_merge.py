@@ -27,7 +27,7 @@ def merge(
     from ratchet import files
     from ratchet.errors import TraceError
     from ratchet.report.console import working
-    from ratchet.report.trace_terminal_more import print_merged
+    from ratchet.report.trace_terminal import print_merged
     from ratchet.trace.export.documents import plainly
     from ratchet.trace.export.merge import merge as merge_ranks
 

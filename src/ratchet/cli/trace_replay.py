@@ -35,7 +35,7 @@ def replay(
     """
     from ratchet.errors import TraceError
     from ratchet.report.console import working
-    from ratchet.report.trace_terminal_more import print_replay
+    from ratchet.report.trace_terminal import print_replay
     from ratchet.trace.compare.runs import check
     from ratchet.trace.export.documents import plainly
     from ratchet.trace.replay.replay import replay as replay_calls

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ratchet.report.trace_names import last_modules
 from ratchet.report.trace_words import share_of, show_ns
 
 STATES = {
@@ -42,9 +41,3 @@ def reconciliation(document: Mapping[str, Any]) -> list[tuple[str, str, int]]:
     found.append(("hidden", "work that ran beside other work", document["hidden_change_ns"]))
     found.append(("idle", "idle", document["idle_change_ns"]))
     return found
-
-
-def module_words(row: Mapping[str, Any]) -> str:
-    """The innermost modules of a group, and how many they are."""
-    name = last_modules(row["module"])
-    return f"{name} ×{row['modules']:,}" if name and row["modules"] > 1 else name

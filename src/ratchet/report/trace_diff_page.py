@@ -18,8 +18,9 @@ def render_diff_page(document: Mapping[str, Any]) -> str:
     """The whole page as HTML; `document` is what `trace.documents.diff_document` makes."""
     scale = from_zero([document["window_before_ns"], document["window_after_ns"]])
     stacks = [
-        figures.identity_stack(
+        figures.window_bar(
             f"{side}: {document[side]}",
+            words.PARTS,
             document[f"identity_{side}_ns"],
             document[f"window_{side}_ns"],
             scale,

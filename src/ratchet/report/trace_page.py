@@ -12,7 +12,6 @@ from typing import Any
 from markupsafe import Markup
 
 from ratchet.report import trace_figures as figures
-from ratchet.report import trace_path as paths
 from ratchet.report import trace_words as words
 from ratchet.report.environment import page_environment
 from ratchet.report.trace_tables import page_tables
@@ -30,7 +29,7 @@ def render_trace_page(document: Mapping[str, Any]) -> str:
     ranks: Sequence[Mapping[str, Any]] = document.get("ranks") or [document]
     first = ranks[0]
     several = len(ranks) > 1
-    steps = figures.step_stacks(first) if len(first["steps"]) > 1 and not several else []
+    steps = figures.step_bars(first) if len(first["steps"]) > 1 and not several else []
     page = page_environment().get_template("trace.html")
     return page.render(
         title=f"{len(ranks)} ranks" if several else first["name"],
@@ -41,23 +40,24 @@ def render_trace_page(document: Mapping[str, Any]) -> str:
         words=words,
         means=words.part_means(first),
         faults=_faults(document, ranks),
-        whole=figures.identity_stack(
+        whole=figures.window_bar(
             "all ranks" if several else "whole window",
+            words.PARTS,
             document["identity_ns"],
             document["window_ns"],
         ),
-        stacks=figures.rank_stacks(ranks) if several else steps[:STEPS],
+        stacks=figures.rank_bars(ranks) if several else steps[:STEPS],
         rank_steps=[
-            (one["rank"], figures.step_stacks(one)[:STEPS])
+            (one["rank"], figures.step_bars(one)[:STEPS])
             for one in ranks
             if several and len(one["steps"]) > 1
         ],
         steps_left_out=max(len(steps) - STEPS, 0),
         advice=_advice(ranks),
         lanes=figures.lanes(ranks),
-        path_bars=paths.path_bars(ranks, STEPS),
-        path_kinds=paths.path_kinds(ranks),
-        series=paths.series_lanes(first),
+        path_bars=figures.path_bars(ranks, STEPS),
+        path_kinds=figures.path_kinds(ranks),
+        series=figures.series_lanes(first),
         tables=page_tables(ranks),
         roofline=figures.roofline_plot(ranks),
         memory=figures.memory_plot(ranks),

@@ -38,12 +38,35 @@ IDLE_MEANS = {
     "host_bound": "the next work was launched late",
     "kernel_gap": "the next work was queued already, or its launch is not known",
 }
+PATH = {
+    "compute": "compute",
+    "communication": "communication",
+    "copy": "copies",
+    "kernel_gap": "kernel gap",
+    "launch_delay": "launch delay",
+    "cpu": "CPU ops",
+    "between_ops": "between ops",
+    "sync": "synchronisation",
+    "unknown": "unknown",
+}
+"""The kinds of a critical path, as they are drawn."""
+PATH_MEANS = {
+    "compute": "kernels that do not communicate",
+    "communication": "communication kernels",
+    "copy": "copies and fills",
+    "kernel_gap": "between two pieces of work that were launched in time",
+    "launch_delay": "from the call to the work, where the stream had nothing left to do",
+    "cpu": "a thread was in an op or a runtime call",
+    "between_ops": "a thread was outside of any: Python, or one thread waited for another",
+    "sync": "from the end of device work to the return of the call that waited for it",
+    "unknown": "nothing in the trace says what was waited for",
+}
 NO_LAUNCHES = (
     "This trace links no launch to device work: all of the idle time counts as kernel gap."
 )
 
 
-def milliseconds(time_ns: int) -> str:
+def milliseconds(time_ns: float) -> str:
     """Nanoseconds as milliseconds to the microsecond."""
     return f"{time_ns / 1e6:,.3f}"
 

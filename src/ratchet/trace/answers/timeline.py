@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,11 +51,6 @@ class Timeline:
 def bin_edges(start: int, end: int) -> Int64:
     """Where the bins of a window begin, and where the last one ends, in ns."""
     return np.linspace(0, end - start, BINS + 1).astype(np.int64) + start
-
-
-def bins(start: int, end: int) -> list[tuple[int, int]]:
-    """The (start, end) of each bin, in ns."""
-    return list(itertools.pairwise(bin_edges(start, end).tolist()))
 
 
 def timeline(trace: Trace, links: Links, communication: Bool, whole: Activity) -> Timeline:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ratchet.errors import TraceError
 from ratchet.files import why_not_new_folder
@@ -16,22 +16,20 @@ UNITS = b"times in ns, sizes in bytes, rates in units a second"
 def write_parquet(tables: Iterable[Table], folder: Path) -> list[Path]:
     """Write each table to FOLDER/NAME.parquet; an empty one keeps its columns.
 
-    TraceError without pyarrow, or where the folder cannot be written.
+    TraceError without pyarrow, or if the folder cannot be written.
     """
     arrow, parquet = _pyarrow()
-    cells = {
-        int: arrow.int64(),
-        float: arrow.float64(),
-        str: arrow.string(),
-        bool: arrow.bool_(),
-        list[str]: arrow.list_(arrow.string()),
-    }
+    cells = {int: arrow.int64(), float: arrow.float64(), str: arrow.string(), bool: arrow.bool_()}
+
+    def cell(kind: Any) -> Any:
+        return cells[kind] if kind in cells else arrow.list_(cell(get_args(kind)[0]))
+
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for table in tables:
             schema = arrow.schema(
-                [(name, cells[kind]) for name, kind in table.columns.items()],
+                [(name, cell(kind)) for name, kind in table.columns.items()],
                 metadata={b"units": UNITS},
             )
             path = folder / f"{table.name}.parquet"
@@ -45,7 +43,7 @@ def write_parquet(tables: Iterable[Table], folder: Path) -> list[Path]:
 
 
 def check_parquet(folder: Path) -> None:
-    """TraceError where `write_parquet` could not begin: said before a long trace is read."""
+    """Raise the TraceError that `write_parquet` would begin with, before a long trace is read."""
     _pyarrow()
     if why := why_not_new_folder(folder):
         raise TraceError(f"--parquet {folder} {why}: name a folder")
