@@ -64,7 +64,7 @@ def report(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Where the time of a trace goes, exactly, and what could be won."""
+    """Show where the time of a trace goes, exactly, and what could be won."""
     from ratchet.report.console import working
     from ratchet.report.trace_terminal import print_trace
     from ratchet.trace.compare.ranks import Ranks
@@ -104,7 +104,7 @@ def diff(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """What got slower, what is new, what went away; it adds up to the change of the window."""
+    """Show what got slower, is new or went away; it adds up to the change of the window."""
     from ratchet.report.console import working
     from ratchet.report.trace_terminal import print_diff
     from ratchet.trace.compare.runs import diff_runs

@@ -17,7 +17,7 @@ STATES = {
 
 
 def diff_headline(document: Mapping[str, Any]) -> str:
-    """What the second side takes where the first took its time."""
+    """Return one sentence that compares the two windows."""
     before, after = document["window_before_ns"], document["window_after_ns"]
     change = after - before
     if not change:

@@ -38,7 +38,7 @@ class WindowPart:
     left_percent: float
     width_percent: float
     named: bool
-    """Whether the part is wide enough for its name."""
+    """True if the part is wide enough for its name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ class Lanes:
     unit: str
     steps: tuple[Tick, ...] = ()
     aligned: bool = True
-    """Whether the ranks share one clock; otherwise each begins at its own window."""
+    """True if the ranks share one clock. If not, each begins at its own window."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ _CPP = re.compile(r"\w[(<]|^\(anonymous namespace\)")
 _CLONE = re.compile(r" \[clone [^\]]*\]$")
 _OPENS = {")": "(", ">": "<", "}": "{", "]": "["}
 _OF_A_CALL = ("::", " const::")
-"""What follows the parameters of a function that something is declared in."""
+"""Text after the parameters of a function that encloses a declaration."""
 _NOISE = (
     (re.compile(r"::operator\(\)(?: const)?(?=::)"), ""),
     (re.compile(r"(?:::\{lambda\([^{}]*\)#\d+\})*::\{lambda(\([^{}]*\))#\d+\}"), r"\1"),
@@ -24,7 +24,7 @@ _NOISE = (
     (re.compile(r"\bTensorListMetadata<\d+>, "), ""),
     (re.compile(r" +>"), ">"),
 )
-"""What stands in the names of many kernels and tells none of them from another."""
+"""Text that many kernels' names share and that tells none of them apart."""
 _WRAPPER = re.compile(r"\b(?:gpu_kernel_impl(?:_nocast)?|Kernel2?(?=<cutlass_))<")
 """Templates whose argument is the kernel: of PyTorch's elementwise ones, and of CUTLASS's."""
 _TENSILE = re.compile(
@@ -65,7 +65,7 @@ def _alike(texts: dict[str, str]) -> list[list[str]]:
 
 
 def _head(name: str, plain: str, width: int) -> str:
-    """What names that read the same begin with: of Tensile's all but the ISA."""
+    """Return the common start of names that read the same: for Tensile's, all but the ISA."""
     if _TENSILE.match(name):
         return plain.removeprefix("Cijk_").rpartition(" ")[0][: 2 * width // 3 - 1]
     return plain[: width // 2]

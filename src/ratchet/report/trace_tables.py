@@ -115,9 +115,9 @@ class Column:
     title: str
     note: str = ""
     brief: bool = field(default=False, kw_only=True)
-    """Whether the terminal shows it too."""
+    """Show it on the terminal too."""
     where: Literal["anywhere", "device", "cpu"] = field(default="anywhere", kw_only=True)
-    """Whether only traces with device work have it, or only those without."""
+    """Show it only for traces with device work, or only for those without."""
 
     @property
     def look(self) -> Look:

@@ -286,7 +286,7 @@ def _types(text: str) -> str:
 
 
 def print_merged(document: Document, *, console: Console | None = None) -> None:
-    """Where the merged trace is, and how its ranks were put on one clock."""
+    """Print where the merged trace is, and how its ranks were put on one clock."""
     out = console or make_console()
     rows = [
         (str(rank["rank"]), f"{rank['events']:,}", words.change_ms(rank["shift"]), rank["file"])

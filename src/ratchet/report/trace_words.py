@@ -1,4 +1,4 @@
-"""What a trace says, in words and numbers, the same on the terminal and on the page."""
+"""A trace's answers in words and numbers, the same on the terminal and on the page."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _joined(clauses: Sequence[str]) -> str:
 
 
 def part_means(document: Mapping[str, Any]) -> dict[str, str]:
-    """What the identity's parts are on a device, or on a CPU-only trace."""
+    """Return the meaning of each part, on a device or on a CPU-only trace."""
     return PART_MEANS if document["on_device"] else ON_CPU_MEANS
 
 
@@ -141,13 +141,13 @@ def _device(document: Mapping[str, Any]) -> str:
 
 
 def ranks_words(ranks: Sequence[Mapping[str, Any]]) -> str:
-    """Where several ranks' reports are from."""
+    """Describe the source of several ranks' reports."""
     devices = ", ".join(dict.fromkeys(_device(one) for one in ranks))
     return f"{devices} · {len(ranks)} ranks · {sum(one['events'] for one in ranks):,} events"
 
 
 def source_words(document: Mapping[str, Any]) -> str:
-    """Where one rank's report is from: device, rank, events, steps."""
+    """Describe the source of one rank's report: device, rank, events, steps."""
     rank = document["rank"]
     steps = len(document["steps"])
     facts = [
@@ -160,7 +160,7 @@ def source_words(document: Mapping[str, Any]) -> str:
 
 
 def overlap_words(document: Mapping[str, Any]) -> str:
-    """How much of the communication is hidden; empty without communication."""
+    """Say how much of the communication is hidden; empty without communication."""
     found = document["communication"]
     if found["overlap"] is None:
         return ""
@@ -181,7 +181,7 @@ def sentence(text: str) -> str:
 
 
 def reasons(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Why torch.compile broke graphs and compiled again, where the recording kept it."""
+    """Return the reasons for graph breaks and recompilations that the recording kept."""
     found = document["compiled"] or {"break_reasons": {}, "recompile_reasons": {}}
     return [
         (name, f"{count:,} times: {reason}")
@@ -191,7 +191,7 @@ def reasons(document: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def ceiling_words(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Where the ceilings are from; where there are none, why, and what gives them."""
+    """Name the source of the ceilings, or say why there are none and how to get them."""
     found = {row["ceiling"]: bool(row["least"]) for row in rows}
     if not found:
         return ""
@@ -308,7 +308,7 @@ def _compile_words(found: Mapping[str, Any] | None) -> str:
 
 
 def advice_words(finding: Mapping[str, Any], window_ns: int) -> str:
-    """What a finding would give at most."""
+    """Say how much a finding would give at most."""
     gain = finding["gain"]
     return f"{finding['name']}: up to {show_ns(gain)} ({share_of(gain, window_ns)} of the window)"
 
@@ -325,7 +325,7 @@ def lever_words(finding: Mapping[str, Any]) -> str:
 
 
 def across_words(document: Mapping[str, Any]) -> list[str]:
-    """What only shows between ranks."""
+    """Return sentences about differences between ranks."""
     found = document["communication"]
     said = []
     if found["straggler"] is not None:

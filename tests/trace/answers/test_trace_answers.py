@@ -9,7 +9,7 @@ import made_traces as mt
 import pytest
 
 from ratchet.devices import catalogue
-from ratchet.devices.ceilings import Rooflines as MeasuredRates
+from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.roofline import Roofline
 from ratchet.trace.analysis.communication import KERNEL
 from ratchet.trace.answers.collectives import bus_factor, operation_of
@@ -244,7 +244,7 @@ def test_roofline_says_what_could_be_won(tmp_path: Path) -> None:
 
 
 def test_ceilings_are_measured_or_the_catalogues(tmp_path: Path) -> None:
-    rates = MeasuredRates(
+    rates = Ceilings(
         gemm_flops_per_s={"bf16": 2e12}, copy_bytes_per_s={"dram": 1e11},
         triad_bytes_per_s={"dram": 1e11},
     )  # fmt: skip

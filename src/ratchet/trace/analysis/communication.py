@@ -1,4 +1,4 @@
-"""Which events communicate."""
+"""The events that communicate."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ CPU_WINDOW = "first to last operator"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """Where one window's time went, in ns; the four parts sum to the window."""
+    """One window's time by part, in ns; the four parts sum to the window."""
 
     label: str
     start: int
@@ -50,7 +50,7 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Activity:
-    """What the time is made of: three sets of time, and the window that they are held against."""
+    """Three sets of time, and the window that they are measured in."""
 
     compute: Spans
     communication: Spans

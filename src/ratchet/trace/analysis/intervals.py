@@ -38,13 +38,13 @@ class Spans:
         return self.before(end) - self.before(start)
 
     def within(self, start: int, end: int) -> Spans:
-        """What lies inside one window."""
+        """Return the part inside one window."""
         begins, ends = np.maximum(self.start, start), np.minimum(self.end, end)
         keep = begins < ends
         return Spans(begins[keep], ends[keep])
 
     def gaps(self, start: int, end: int) -> Spans:
-        """What one window holds beside these."""
+        """Return the part of one window that these do not cover."""
         inside = self.within(start, end)
         begins = np.concatenate(([start], inside.end))
         ends = np.concatenate((inside.start, [end]))

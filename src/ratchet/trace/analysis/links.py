@@ -1,4 +1,4 @@
-"""What started what: device work to its launch, op, module and step."""
+"""Links from device work to its launch, op and module."""
 
 from __future__ import annotations
 

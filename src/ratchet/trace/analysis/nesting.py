@@ -1,4 +1,4 @@
-"""Which event encloses which on one thread, without a loop over events."""
+"""The call tree of each thread, found without a loop over events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast the device copied at every moment, by sort of copy."""
+"""Copy rates over time, by sort of copy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RateSeries:
     time: Int64
     """In ns."""
     bytes_per_s: NDArray[np.float64]
-    """Of all copies of the sort that run at that time, together."""
+    """Summed over the copies of this sort that run at that time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,10 +31,10 @@ class BandwidthRow:
 
     name: str
     start: int
-    """Of the first bin: the window's."""
+    """Start of the first bin and of the window."""
     end: int
     size_bytes: int
-    """Of the copies whose size the trace gives."""
+    """Counts only copies whose size is in the trace."""
     busiest: float
     """Bytes a second of the fastest bin."""
     bytes_per_s: tuple[float, ...]

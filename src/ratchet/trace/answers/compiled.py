@@ -22,7 +22,7 @@ NOTES_KEY = "ratchet_compile"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compiled:
-    """What torch.compile did in the recording; times in ns."""
+    """The work of torch.compile in the recording; times in ns."""
 
     regions: int
     """Distinct compiled frames."""
@@ -87,7 +87,7 @@ class Recompute:
 
     device: int
     share: float
-    """Of all linked device time."""
+    """As a share of all linked device time."""
     ops: int
 
 

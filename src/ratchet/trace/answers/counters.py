@@ -61,7 +61,7 @@ def counters(trace: Trace, links: Links, runs: Sequence[KernelRun]) -> tuple[Cou
 
 
 def unlinked(trace: Trace, runs: Sequence[KernelRun]) -> str:
-    """Why runs stand without an op; empty where they do not."""
+    """Return the reason why no run has an op; empty if some run has one."""
     if not runs or max(_launches(trace, runs)) >= 0:
         return ""
     return (

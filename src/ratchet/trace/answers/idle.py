@@ -1,4 +1,4 @@
-"""Why the device stood still, and what launching cost."""
+"""Idle time of the device by cause, and the cost of launches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Idle:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchCost:
-    """What it takes to start device work; times in ns."""
+    """The cost of starting device work; times in ns."""
 
     count: int
     cpu: int

@@ -28,7 +28,7 @@ class KernelRow:
     shortest: int
     longest: int
     share: float
-    """Of all device work's summed time."""
+    """As a share of all device work's summed time."""
     op: str
     """The CPU op that launched most of its time; empty where none did."""
     shapes: str

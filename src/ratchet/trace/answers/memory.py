@@ -93,7 +93,7 @@ def _at(
 
 
 def _phase(time: Int64, trace: Trace, links: Links) -> list[Category]:
-    """What ran on the CPU at each time."""
+    """Return the phase that the CPU was in at each time."""
     end = trace.end
     backward = np.flatnonzero(links.backward & (trace.kind == Kind.OP))
     optimizer = np.array(

@@ -1,4 +1,4 @@
-"""How much work waited on each stream at every moment, and the time that its queue was full."""
+"""The length of each stream's queue over time, and the time that it was full."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class QueueSeries:
     length: Int64
 
     def at_least(self, limit: int, start: int, end: int) -> Spans:
-        """When inside a window (ns) the queue held `limit` pieces of work or more."""
+        """Return when, inside a window (ns), the queue held at least `limit` pieces of work."""
         full = self.length[:-1] >= limit
         found = union(self.time[:-1][full], self.time[1:][full])
         return found.within(start, end)
@@ -54,7 +54,7 @@ class QueueRow:
     device: int
     stream: int
     start: int
-    """Of the first bin: the window's. Work is launched before the window too."""
+    """Start of the first bin and of the window. Work can be launched before the window."""
     end: int
     longest: int
     limit: int

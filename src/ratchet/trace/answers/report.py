@@ -43,7 +43,7 @@ class CarriedIn:
 
 
 def carried_in(trace: Trace, links: Links) -> CarriedIn:
-    """What the device still did of the time before the recording."""
+    """Sum the device work of the time before the recording."""
     rows = np.flatnonzero(links.carried_in)
     time: Counter[str] = Counter()
     for row, duration in zip(rows.tolist(), trace.duration[rows].tolist(), strict=True):
@@ -58,18 +58,18 @@ class Report:
     name: str
     platform: str
     on_device: bool
-    """Whether device work was recorded; without any, every time is a CPU's."""
+    """True if device work was recorded. If not, all times are CPU times."""
     device: str
     rank: int | None
     epoch: int
-    """When the trace's clock read 0, in ns, where it says so; else 0."""
+    """The time at which the trace's clock read 0, in ns; 0 if unknown."""
     events: int
     window_is: str
     steps_are: str
     identity: Identity
     steps: tuple[Identity, ...]
     by_device: tuple[Identity, ...]
-    """Where one process used several devices; `identity` is of their union."""
+    """Empty for one device. If a process used several, `identity` is of their union."""
     carried_in: CarriedIn
     kernels: tuple[KernelRow, ...]
     ops: tuple[OpRow, ...]
@@ -84,7 +84,7 @@ class Report:
     sequences: tuple[SequenceRow, ...]
     critical_path: CriticalPath
     counters: tuple[CounterRow, ...]
-    """Where the recording took performance counters."""
+    """Empty unless the recording took performance counters."""
     idle: Idle
     launches: LaunchCost
     memory: MemoryUse | None

@@ -45,7 +45,7 @@ class RooflineRow:
     flops: int
     size_bytes: int
     ceiling: str
-    """Where the device's ceilings are from, or why there are none."""
+    """Source of the device's ceilings, or the reason why there are none."""
     bound: Literal["compute", "memory", "unknown"]
     least: int
     """The time at the ceiling, in ns; 0 where the device's ceilings are not known."""

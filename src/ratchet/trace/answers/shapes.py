@@ -36,13 +36,13 @@ HEADS_FIRST = ("cudnn", "for_cpu")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpWork:
-    """What one call must do at least."""
+    """The least that one call must do."""
 
     flops: int
     size_bytes: int
     """Every input read once and every output written once."""
     dtype: str
-    """Of the first floating-point input, as the profiler wrote it."""
+    """Type of the first floating-point input, as the profiler wrote it."""
 
 
 def parse_shapes(text: str) -> list[Any]:

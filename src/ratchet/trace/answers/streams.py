@@ -1,4 +1,4 @@
-"""How full the device's queues were, and how fast it copied."""
+"""Streams by busy time and queue length, and copies by rate."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CopyRow:
     time: int
     """Summed, in ns."""
     size_bytes: int
-    """Of those whose size the trace gives."""
+    """Counts only those whose size is in the trace."""
     bytes_per_s: float
     """Over the time of those; 0 where no size is given."""
 

@@ -1,4 +1,4 @@
-"""What ran when: busy time in equal bins of the window, by sort of work and by stream."""
+"""Busy time in equal bins of the window, by sort of work and by stream."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Timeline:
 
 
 def bin_edges(start: int, end: int) -> Int64:
-    """Where the bins of a window begin, and where the last one ends, in ns."""
+    """Return the start of each bin of a window and the end of the last one, in ns."""
     return np.linspace(0, end - start, BINS + 1).astype(np.int64) + start
 
 

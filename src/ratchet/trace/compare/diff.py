@@ -18,7 +18,7 @@ from ratchet.trace.read.columns import Kind
 State = Literal["slower", "faster", "same", "new", "gone"]
 PARTS = ("compute", "exposed_communication", "exposed_copy", "idle")
 _NUMBER = re.compile(r"_\d+(?= > |$)")
-"""What tells the modules of one class apart in a path."""
+"""The number that tells modules of one class apart."""
 Key = tuple[str, str]
 Work = dict[str, tuple[int, int]]
 """(time in ns, count) by kernel name."""
@@ -39,7 +39,7 @@ class DiffRow:
     kernels_after: tuple[str, ...]
     """Kernels of this op that only the second ran."""
     modules: int = 1
-    """How many modules this row stands for."""
+    """Number of modules that this row stands for."""
 
     @property
     def change(self) -> int:
@@ -56,7 +56,7 @@ class DiffRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diff:
-    """What changed from one trace to another; times in ns.
+    """The change from one trace to another; times in ns.
 
     `window_change` = the rows' changes + `hidden_change` + `idle_change`, exactly.
     """
@@ -66,7 +66,7 @@ class Diff:
     device_before: str
     device_after: str
     device_work: bool
-    """Whether the rows are device work; else they are CPU ops."""
+    """True if the rows are device work, False if they are CPU ops."""
     ranks: int
     """Ranks on each side; their times are summed."""
     window_before: int
@@ -106,7 +106,7 @@ class Diff:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
-    """What one trace, or several ranks together, bring to a comparison; times in ns."""
+    """One side of a comparison: a trace, or several ranks together; times in ns."""
 
     name: str
     device: str
@@ -163,7 +163,7 @@ def together(name: str, sides: Sequence[Side]) -> Side:
 
 
 def compare(before: Side, after: Side) -> Diff:
-    """What changed from one side to another.
+    """Compare two sides.
 
     TraceError where one side has device work or ranks that the other lacks.
     """

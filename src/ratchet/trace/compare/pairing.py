@@ -1,4 +1,4 @@
-"""Which communication kernels of several ranks are one collective: those that ran together."""
+"""Collectives of several ranks: the communication kernels that ran together are one."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def ranks_document(ranks: Ranks) -> dict[str, Any]:
 
 
 def diff_document(found: Diff) -> dict[str, Any]:
-    """What changed from one trace to another, as one JSON object."""
+    """Return a comparison as one JSON object."""
     return {
         "before": found.name_before,
         "after": found.name_after,

@@ -47,12 +47,12 @@ class MergedRank:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Merged:
-    """What was written."""
+    """The written file, its ranks and their clocks."""
 
     path: Path
     ranks: tuple[MergedRank, ...]
     aligned: bool
-    """Whether the ranks' clocks meet; else each was moved to begin at the first one's window."""
+    """True if the ranks' clocks meet. If not, all ranks were moved to begin with the first."""
     faults: tuple[str, ...]
 
 
@@ -117,7 +117,7 @@ def _source(rank: int, path: Path, trace: Trace, faults: list[str]) -> _Source:
 
 
 def _shifts(sources: list[_Source]) -> tuple[list[int], bool]:
-    """What to add to each rank's times, and whether their clocks meet."""
+    """Return the shift of each rank's times, and whether their clocks meet."""
     first = sources[0].base
     to_base = [source.base - first for source in sources]
     starts = [source.start + move for source, move in zip(sources, to_base, strict=True)]
@@ -246,7 +246,7 @@ class _Lanes:
         return True
 
     def names(self) -> Iterator[bytes]:
-        """What the rank's process and threads are called, and their order."""
+        """Yield the names of the rank's process and threads, and their order."""
         label = f"rank {self.source.rank}"
         device = f" · {self.source.device}" if self.source.device else ""
         yield self._say("process_name", 0, {"name": label + device})

@@ -22,11 +22,11 @@ PLATFORMS: dict[Platform, str] = {
     "cpu": "a CPU",
 }
 EPOCH = "baseTimeNanoseconds"
-"""What Kineto calls the time from which its stamps count."""
+"""Kineto's name for the time from which its stamps count."""
 
 
 class Kind(IntEnum):
-    """What an event is, whatever its profiler's version calls it."""
+    """The kind of an event, whatever its profiler's version calls it."""
 
     OTHER = 0
     OP = 1
@@ -92,7 +92,7 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceProperties:
-    """What the trace says about one device."""
+    """Facts about one device from the trace."""
 
     index: int
     name: str
@@ -102,7 +102,7 @@ class DeviceProperties:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ops:
-    """What only CPU ops carry; `row` points into the events."""
+    """Columns that only CPU ops have; `row` points into the events."""
 
     row: Int32
     dims: Int32
@@ -113,7 +113,7 @@ class Ops:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collectives:
-    """What the profiler recorded about a communication kernel or op."""
+    """Columns of communication kernels and ops; `row` points into the events."""
 
     row: Int32
     name: Int32
@@ -189,16 +189,16 @@ class Trace:
 
     @property
     def device_name(self) -> str:
-        """What the trace calls its first device with a name; empty where it names none."""
+        """Name of the first device that has one; empty if none has."""
         return next((device.name for device in self.devices if device.name), "")
 
     @property
     def epoch(self) -> int:
-        """When the trace's clock read 0, in ns; 0 where the trace does not say."""
+        """The time at which the trace's clock read 0, in ns; 0 if unknown."""
         said = self.metadata.get(EPOCH, "")
         return int(said) if said.isdigit() else 0
 
     @property
     def on_device(self) -> bool:
-        """Whether any kernel, copy or fill was recorded."""
+        """True if any kernel, copy or fill was recorded."""
         return bool(np.isin(self.kind, DEVICE_KINDS).any())

@@ -36,7 +36,7 @@ class KernelRun:
 
     kernel: str
     correlation: int
-    """Of the call that launched it; -1 if the file does not say."""
+    """Correlation of the call that launched it; -1 if the file does not say."""
     values: Mapping[str, float]
 
 

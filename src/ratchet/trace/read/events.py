@@ -1,4 +1,4 @@
-"""How one event stands in a Chrome trace: only the fields that an answer needs are decoded.
+"""Events of a Chrome trace, with only the fields that an answer needs.
 
 The decoder compares each key of the text with the fields that it was told of, so a phase of its own
 struct with few fields is much cheaper than one struct for all: `Known` holds the phases that fill a
@@ -102,13 +102,13 @@ class Unused(Struct, frozen=True, gc=False):
 
 
 class ArrowStart(Unused, frozen=True, gc=False, tag_field="ph", tag="s"):
-    """Where an arrow between two events starts: their ids say the same."""
+    """The start of an arrow between two events."""
 
     ph: ClassVar[str] = "s"
 
 
 class ArrowEnd(Unused, frozen=True, gc=False, tag_field="ph", tag="f"):
-    """Where it ends."""
+    """The end of an arrow."""
 
     ph: ClassVar[str] = "f"
 

@@ -28,7 +28,7 @@ _CAUSES: dict[Platform, str] = {
     "xpu": "ProfilerActivity.XPU left out",
     "mtia": "ProfilerActivity.MTIA left out",
 }
-"""Why a run on an accelerator can leave no device work in its trace."""
+"""Reasons why a run on an accelerator can leave no device work in its trace."""
 
 
 def read(path: str | Path) -> Trace:

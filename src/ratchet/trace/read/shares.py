@@ -47,7 +47,7 @@ answer(sys.argv[2:])
 
 @dataclass(kw_only=True, slots=True)
 class Gathered:
-    """What stands in a file or a stretch of one, and whether its text was as it should be."""
+    """The contents of a file, or of a stretch of one."""
 
     gatherer: Gatherer
     header: bytes = b""
@@ -114,7 +114,7 @@ def gather_shared(path: Path) -> Gathered | None:
 
 
 def _bounds(path: Path) -> list[int]:
-    """Where the shares after the first begin; none for a file that is to be read in one go."""
+    """Return where the shares after the first begin; none if the file is best read in one go."""
     try:
         size = path.stat().st_size
         count = min(_cores(), size // SMALLEST, _MOST)
@@ -167,7 +167,7 @@ def answer(arguments: list[str]) -> None:
 
 
 def _received(pipe: IO[bytes] | None) -> Iterator[Any]:
-    """What another process answers, part by part; EOFError where it has no answer."""
+    """Yield another process's answer, part by part; EOFError if it has none."""
     assert pipe is not None
     while True:
         yield pickle.load(pipe)

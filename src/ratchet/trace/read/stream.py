@@ -55,7 +55,7 @@ class Stream:
     header: bytes = b""
     footer: bytes = b""
     ended: bool = False
-    """Whether the event array's end was reached."""
+    """True once the event array's end is reached."""
 
     def __iter__(self) -> Iterator[Sequence[Any]]:
         """Yield lists of events in file order; TraceError if the file holds no event array."""
@@ -161,11 +161,11 @@ def raw_events(
 
 class _Bounds(NamedTuple):
     end: int
-    """Where the last whole event ends."""
+    """End of the last whole event."""
     rest: int
-    """Where the text after it begins."""
+    """Start of the text after it."""
     ended: bool
-    """Whether the array ends between the two."""
+    """True if the array ends between the two."""
 
 
 def _bounds(text: bytes) -> _Bounds:

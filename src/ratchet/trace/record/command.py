@@ -20,13 +20,13 @@ FOLDER, SCHEDULE = "RATCHET_TRACE_FOLDER", "RATCHET_TRACE_SCHEDULE"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """Which steps are recorded: `wait` and `warmup` pass, `active` are kept."""
+    """The steps to record: `wait` and `warmup` pass, `active` are kept."""
 
     wait: int = 3
     warmup: int = 2
     active: int = 3
     memory: bool = True
-    """Whether allocations are recorded too."""
+    """Record allocations too."""
 
     def __post_init__(self) -> None:
         if self.wait < 0 or self.warmup < 0 or self.active < 1:

@@ -33,7 +33,7 @@ class Call:
     strides: tuple[Any, ...] | None
     """None where the recording has none: PyTorch 2.1 began to write them."""
     values: tuple[str, ...] | None
-    """What is no tensor, as text; None where the recording has none."""
+    """Values of inputs that are not tensors, as text; None if the recording has none."""
     count: int
     time: int
     """Summed, in ns: on the device what the calls launched, callees included; else on the CPU."""

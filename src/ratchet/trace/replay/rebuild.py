@@ -32,7 +32,7 @@ _OTHER_COUNT = "no overload"
 
 
 class Unbuildable(Exception):
-    """Why a call cannot be built again, as a clause."""
+    """The reason why a call cannot be built again, as a clause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,7 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Built:
-    """What is called, with what, and how much memory its tensors take."""
+    """A function, its arguments, and the memory that its tensors take."""
 
     call: Callable[..., Any]
     arguments: list[Any]
@@ -196,7 +196,7 @@ def _filled(entries: int, dtype: torch.dtype, bound: int, device: str) -> torch.
 
 
 def _bound(name: str, at: int, recorded: Recorded) -> int:
-    """What whole numbers must stay below to be indices of the other inputs."""
+    """Return the bound below which whole numbers are valid indices into the other inputs."""
     op = recorded.op.removeprefix("aten::")
     sizes = [list(d) for d in recorded.dims if _whole(d) and d]
     others = [list(d) for i, d in enumerate(recorded.dims) if i != at and _whole(d) and d]

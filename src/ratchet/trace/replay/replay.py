@@ -45,7 +45,7 @@ class ReplayRow:
     """Mean time of a call in the trace, in ns: what it launched on the device, else on the CPU."""
     outcome: Outcome
     why: str
-    """What was not rebuilt, or failed, and why."""
+    """The reason why the call was not rebuilt, or failed."""
     here: int | None
     """Median time of a call here, in ns, its inputs in the caches where they fit."""
     shortest: int | None
@@ -58,7 +58,7 @@ class ReplayRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replay:
-    """What `ratchet trace replay` answers."""
+    """The result of `ratchet trace replay`."""
 
     trace: str
     traced_on: str

@@ -1,4 +1,4 @@
-"""What waited for what: a graph over the moments at which something began or ended.
+"""The graph of waits, over the moments at which something began or ended.
 
 Nodes are moments of CPU threads and the beginning and end of each piece of device work. An edge
 says that its target could not happen before its source, and how long after it at least. The edge by
@@ -39,7 +39,7 @@ _NEVER = -(2**62)
 
 
 class Edge(IntEnum):
-    """Why a node had to wait for another."""
+    """The reason why a node waited for another."""
 
     THREAD = 0
     """A CPU thread does one thing after another."""
@@ -63,9 +63,9 @@ class Graph:
 
     time: Int64
     lane: Int32
-    """Of a CPU moment, its thread; -1 for device work."""
+    """The thread of a CPU moment; -1 for device work."""
     row: Int32
-    """Of device work, its row of the trace; -1 for a CPU moment."""
+    """The trace's row of device work; -1 for a CPU moment."""
     source: Int32
     """By edge; edges stand by target."""
     target: Int32
@@ -121,7 +121,7 @@ class _Work:
     call: Index
     """The row of the call that launched it; -1 without one."""
     called: Int64
-    """When that call began; without one, when the work did."""
+    """Start of that call; start of the work if there is none."""
     stream: Int32
     streams: tuple[slice, ...]
 
@@ -269,7 +269,7 @@ def _waits(trace: Trace, work: _Work, activity: Activity) -> _Waits:
 
 
 def _last_of(work: _Work, own: slice, asked: Int64, released: Int64) -> Index:
-    """Of one stream, the work that ended last before `released`, if launched before `asked` (ns).
+    """Find one stream's work that ended last before `released`, launched before `asked` (ns).
 
     -1 where there is none.
     """
@@ -391,7 +391,7 @@ def _in_stream(work: _Work) -> tuple[Index, Index]:
 
 
 def _shortest(times: Int64) -> int:
-    """What a start takes at least, as far as the trace shows it."""
+    """Return the shortest start that the trace shows; 0 if even that is long."""
     shortest = int(times.min(initial=_SLOWEST_START_NS + 1))
     return shortest if shortest <= _SLOWEST_START_NS else 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,6 @@ _SIMULATED = 10
 """Rows whose gain is worked out, where the graph is not too large."""
 _EDGES = 700_000
 """Edges that are gone through for all gains together: about a third of a second."""
-_OF_WORK = {Kind.COPY: KINDS.index("copy"), Kind.FILL: KINDS.index("copy")}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,14 +63,14 @@ class PathRow:
 
     kind: PathKind
     name: str
-    """Of the op, call or kernel; empty for a wait."""
+    """Name of the op, call or kernel; empty for a wait."""
     count: int
     """Segments of the path."""
     time: int
     share: float
-    """Of the window."""
+    """Share of the window."""
     gain: int | None
-    """How much shorter the window would be if it took no time: less than `time` where another chain
+    """Time that the window would lose if this took none: less than `time` if another chain
     is nearly as long. None where it was not worked out."""
 
 
@@ -101,18 +100,24 @@ class CriticalPath:
     """The longest segments, in order of time."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Path:
-    """The path as columns: segments that follow one another without a gap, in ns."""
+_STRETCH = np.dtype([("start", "i8"), ("end", "i8"), ("kind", "u1"), ("row", "i4"), ("lane", "i4")])
+"""One stretch of the path, in ns. The kind is a number into `KINDS`, the row that of the op, call or
+device work (-1 for a wait), and the lane the thread (-1 on the device)."""
+Path = NDArray[np.void]
+"""Stretches that follow one another without a gap."""
 
-    start: Int64
-    end: Int64
-    kind: NDArray[np.uint8]
-    """A number into `KINDS`."""
-    row: Int32
-    """The op, call or device work in the trace; -1 for a wait."""
-    lane: Int32
-    """The thread; -1 on the device."""
+
+def _stretches(**columns: NDArray[Any] | list[int] | int) -> Path:
+    made = np.empty(np.size(columns["start"]), dtype=_STRETCH)
+    for name, values in columns.items():
+        made[name] = values
+    return made
+
+
+def _joined(parts: Sequence[Path]) -> Path:
+    """Join parts of a path in order of time."""
+    path = np.concatenate(parts)
+    return path[np.argsort(path["start"], kind="stable")]
 
 
 def critical_path(
@@ -124,9 +129,12 @@ def critical_path(
     lanes = graph.lane[graph.target[edges]]
     owners = _owners(trace, links, activity, np.unique(lanes[lanes >= 0]).tolist())
     path = path_of(trace, communication, graph, edges, owners, activity)
-    length = path.end - path.start
+    length = path["end"] - path["start"]
     names = len(trace.strings) + 1
-    key = np.where(path.row >= 0, trace.text[path.row] + 1, 0) + path.kind.astype(np.int32) * names
+    key = (
+        np.where(path["row"] >= 0, trace.text[path["row"]] + 1, 0)
+        + path["kind"].astype(np.int32) * names
+    )
     count = np.bincount(key)
     total = np.zeros(count.size, dtype=np.int64)
     np.add.at(total, key, length)
@@ -156,7 +164,7 @@ def critical_path(
         whole=whole,
         steps=tuple(_windows(path, steps.labels, steps.start, steps.end)) if steps else (),
         rows=tuple(rows),
-        segments=path.start.size,
+        segments=path["start"].size,
         chain=_chain(trace, path),
     )
 
@@ -221,21 +229,15 @@ def path_of(
     start, end, edges = start[keep], end[keep], edges[keep]
     kind, row = _kinds(trace, communication, graph, edges)
     lane = np.where(kind == KINDS.index("cpu"), graph.lane[graph.target[edges]], np.int32(-1))
+    parts = [_stretches(start=start, end=end, kind=kind, row=row, lane=lane)]
     first = int(start[0]) if start.size else activity.end
     last = int(end[-1]) if end.size else activity.end
-    around = [(a, b) for a, b in ((activity.start, first), (last, activity.end)) if a < b]
-    if around:
-        # A trace without ops, or with ops of no length, says nothing about these.
-        begin, stop = np.array(around, dtype=np.int64).T
-        nothing = np.full(begin.size, -1, dtype=np.int32)
-        unknown = np.full(begin.size, KINDS.index("unknown"), dtype=np.uint8)
-        order = np.argsort(np.concatenate((start, begin)), kind="stable")
-        start = np.concatenate((start, begin))[order]
-        end = np.concatenate((end, stop))[order]
-        kind = np.concatenate((kind, unknown))[order]
-        row = np.concatenate((row, nothing))[order]
-        lane = np.concatenate((lane, nothing))[order]
-    return _by_op(Path(start=start, end=end, kind=kind, row=row, lane=lane), owners)
+    for begin, stop in ((activity.start, first), (last, activity.end)):
+        if begin < stop:
+            # A trace without ops, or with ops of no length, says nothing about these.
+            unknown = KINDS.index("unknown")
+            parts.append(_stretches(start=[begin], end=[stop], kind=unknown, row=-1, lane=-1))
+    return _by_op(_joined(parts), owners)
 
 
 def _kinds(
@@ -257,17 +259,13 @@ def _kinds(
 
 
 def _by_op(path: Path, owners: _Owners) -> Path:
-    """The path with each stretch of a thread cut where its innermost op changes."""
-    parts: list[tuple[Int64, Int64, NDArray[np.uint8], Int32, Int32]] = []
+    """Cut each stretch of a thread where its innermost op changes."""
     cpu, between = KINDS.index("cpu"), KINDS.index("between_ops")
-    on_thread = path.kind == cpu
-    parts.append((
-        path.start[~on_thread], path.end[~on_thread], path.kind[~on_thread], path.row[~on_thread],
-        path.lane[~on_thread],
-    ))  # fmt: skip
-    for lane in np.unique(path.lane[on_thread]).tolist():
-        own = on_thread & (path.lane == lane)
-        begin, stop = path.start[own], path.end[own]
+    on_thread = path["kind"] == cpu
+    parts = [path[~on_thread]]
+    for lane in np.unique(path["lane"][on_thread]).tolist():
+        own = on_thread & (path["lane"] == lane)
+        begin, stop = path["start"][own], path["end"][own]
         moments = owners.time.get(lane, begin[:0])
         first = np.searchsorted(moments, begin, side="right")
         last = np.searchsorted(moments, stop, side="left")
@@ -288,22 +286,19 @@ def _by_op(path: Path, owners: _Owners) -> Path:
         begins = np.concatenate(([True], ~joins)) if row.size else np.zeros(0, dtype=bool)
         ends = np.concatenate((~joins, [True])) if row.size else begins
         row = row[begins]
-        kind = np.where(row >= 0, cpu, between).astype(np.uint8)
-        parts.append((start[begins], end[ends], kind, row, np.full(row.size, lane, dtype=np.int32)))
-    joined = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
-    order = np.argsort(joined[0], kind="stable")
-    start, end, kind, row, lane_ = (column[order] for column in joined)
-    return Path(start=start, end=end, kind=kind, row=row, lane=lane_)
+        kind = np.where(row >= 0, cpu, between)
+        parts.append(_stretches(start=start[begins], end=end[ends], kind=kind, row=row, lane=lane))
+    return _joined(parts)
 
 
 def _windows(path: Path, labels: Sequence[str], start: Int64, end: Int64) -> list[PathWindow]:
     """The kinds of each of several windows that follow one another."""
-    cuts = start[(start > path.start[:1].sum()) & (start < path.end[-1:].sum())]
-    at = np.searchsorted(path.start, cuts, side="right") - 1
-    begin = np.sort(np.concatenate((path.start, cuts)))
-    stop = np.append(begin[1:], path.end[-1:])
-    kind = np.concatenate((path.kind, path.kind[at]))
-    kind = kind[np.argsort(np.concatenate((path.start, cuts)), kind="stable")]
+    cuts = start[(start > path["start"][:1].sum()) & (start < path["end"][-1:].sum())]
+    at = np.searchsorted(path["start"], cuts, side="right") - 1
+    begin = np.sort(np.concatenate((path["start"], cuts)))
+    stop = np.append(begin[1:], path["end"][-1:])
+    kind = np.concatenate((path["kind"], path["kind"][at]))
+    kind = kind[np.argsort(np.concatenate((path["start"], cuts)), kind="stable")]
     window = np.searchsorted(start, begin, side="right") - 1
     sums = np.zeros((start.size, len(KINDS)), dtype=np.int64)
     np.add.at(sums, (np.maximum(window, 0), kind), stop - begin)
@@ -317,12 +312,12 @@ def _windows(path: Path, labels: Sequence[str], start: Int64, end: Int64) -> lis
 
 
 def _chain(trace: Trace, path: Path) -> tuple[PathStretch, ...]:
-    length = path.end - path.start
+    length = path["end"] - path["start"]
     cut = max(length.size - CHAIN, 0)
     chosen = np.sort(np.argpartition(length, cut)[cut:]) if cut else np.arange(length.size)
     found = []
     for at in chosen.tolist():
-        row, lane = int(path.row[at]), int(path.lane[at])
+        row, lane = int(path["row"][at]), int(path["lane"][at])
         if lane >= 0:
             process, thread = trace.lanes[lane]
             where = f"thread {thread}" if thread else f"process {process}"
@@ -330,9 +325,9 @@ def _chain(trace: Trace, path: Path) -> tuple[PathStretch, ...]:
             where = f"stream {trace.stream[row]}" if row >= 0 else ""
         found.append(
             PathStretch(
-                start=int(path.start[at]),
+                start=int(path["start"][at]),
                 duration=int(length[at]),
-                kind=KINDS[path.kind[at]],
+                kind=KINDS[path["kind"][at]],
                 name=trace.string(row) if row >= 0 else "",
                 where=where,
             )
@@ -341,7 +336,7 @@ def _chain(trace: Trace, path: Path) -> tuple[PathStretch, ...]:
 
 
 def _gain(trace: Trace, graph: Graph, owners: _Owners, text: int, on_cpu: bool) -> int:
-    """How much earlier the window ends if an op's own time, or a kernel's, were nothing."""
+    """Return how much earlier the window would end if an op's own time, or a kernel's, were 0."""
     less = np.zeros(graph.source.size, dtype=np.int64)
     if on_cpu:
         for lane, moments in owners.time.items():
@@ -368,7 +363,7 @@ def _until(moments: Int64, before: Int64, mine: Bool, time: Int64) -> Int64:
 
 
 def arrival(graph: Graph, weight: Int64) -> int:
-    """When the window ends if each edge takes `weight` ns at least: with its last work."""
+    """Return when the window's last work ends if each edge takes at least `weight` ns."""
     times = graph.time.copy()
     held = times.data
     reached = -1

@@ -1,4 +1,4 @@
-"""Which stretches of a sequence are equal: exact, by doubling, without a hash.
+"""Equal stretches of a sequence, found exactly, by doubling and without a hash.
 
 The number of a stretch of 2^k entries follows from those of its two halves (Karp, Miller and
 Rosenberg, "Rapid identification of repeated patterns in strings, trees and arrays", 1972); that of
@@ -50,7 +50,7 @@ class Stretches:
 
 
 def apart(begin: Index, length: int) -> Index:
-    """Of equal stretches in order, those that do not overlap: each begins where one ended."""
+    """Keep those of equal stretches, in order, that do not overlap one kept before."""
     if begin.size < 2 or np.diff(begin).min() >= length:
         return begin
     kept, free = [], -1

@@ -54,7 +54,7 @@ class SequenceRow:
     time: int
     """Summed over occurrences."""
     longest: int
-    """Of `time`, the longest kernel of each occurrence: one kernel for all takes at least that."""
+    """Summed time of each occurrence's longest kernel: a fused kernel takes at least that."""
     gaps: int
     """Idle time between the kernels of an occurrence, of each gap at most 10 µs: what is longer has
     another cause. 0 under an op."""
@@ -65,7 +65,7 @@ class SequenceRow:
 
     @property
     def could_win(self) -> int:
-        """What fusing each occurrence into one kernel gives at most, in ns."""
+        """Upper bound on the gain from fusing each occurrence into one kernel, in ns."""
         return self.time - self.longest + self.gaps
 
 
@@ -79,9 +79,9 @@ class _Line:
     gap: Int64
     """Before each."""
     stops: Bool
-    """Where every run ends: copies and communication."""
+    """True for copies and communication: every run ends there."""
     products: Bool
-    """Where a run of what can be fused ends too."""
+    """True for products: a run of fusible kernels ends there too."""
 
     @property
     def sums(self) -> Int64:
@@ -169,7 +169,7 @@ def _rows(
 
 
 def _outermost(trace: Trace, ops: Index) -> Bool:
-    """Whether no op of these, on the same thread, is around each."""
+    """Return for each op whether none of the others, on the same thread, encloses it."""
     outer = np.ones(ops.size, dtype=bool)
     for lane in np.unique(trace.lane[ops]):
         own = np.flatnonzero(trace.lane[ops] == lane)
@@ -202,7 +202,7 @@ def launched(trace: Trace, links: Links, ops: Index) -> tuple[_Line, Index, Inde
 
 
 def _under_ops(trace: Trace, links: Links) -> list[_Occurrences]:
-    """Of ops around one another that launched the same kernels, the innermost."""
+    """Find runs by op; if nested ops launched the same kernels, count the innermost."""
     ops = trace.ops.row.astype(np.int64)
     line, begin, end = launched(trace, links, ops)
     keep = (end - begin >= SHORTEST) & (end - begin <= LONGEST_UNDER_OP)
@@ -327,7 +327,7 @@ def _cover(line: _Line, candidates: list[tuple[int, Index, int]]) -> list[_Occur
 
 
 def _between(trace: Trace, lines: list[_Line]) -> list[_Occurrences]:
-    """What runs between two products, copies or collectives, whole."""
+    """Find the whole runs between two products, copies or collectives."""
     runs = []
     for line in lines:
         breaks = line.stops | line.products
