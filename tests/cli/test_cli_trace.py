@@ -259,7 +259,7 @@ def _put(folder: Path, what: str) -> Path:
 @pytest.mark.parametrize(
     ("what", "why"),
     [
-        ("missing.json", "No such file"), ("folder", "holds no trace"), ("pipe", "is a FIFO"),
+        ("missing.json", "No such file"), ("folder", "has no traces"), ("pipe", "is a FIFO"),
         ("empty.json", "is empty"), ("zero.json.gz", "is empty"), ("other.json", "no traceEvents"),
         ("noise.json.gz", "no traceEvents"),
     ],
@@ -303,7 +303,7 @@ def test_where_nothing_can_be_written(
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ([], "none was given"), (["llama-tiny", "--", "x"], "both were given"), (["--"], "nothing"),
+        ([], "none was given"), (["llama-tiny", "--", "x"], "both were given"), (["--"], "no command"),
         (["--batch-size", "2", "--", "x"], "--batch-size"), (["--steps", "0", "gpt2"], "--steps"),
         (["--", "no-such-program"], "cannot start"),
     ],
@@ -314,7 +314,7 @@ def test_a_recording_that_cannot_be(mistake, tmp_path: Path, words: list[str], w
 
 def test_a_recording_does_not_mix_with_another(mistake, trace: Path) -> None:
     line = mistake("record", "--out", trace.parent, "--", sys.executable, "-c", "pass")
-    assert "holds traces already" in line
+    assert "already holds traces" in line
 
 
 def test_a_workload_is_recorded_by_a_process_of_its_own(

@@ -1,4 +1,4 @@
-"""`ratchet trace`: record a profiler trace, say where its time goes, compare, merge, replay."""
+"""`ratchet trace`: record a profiler trace, report it, compare, merge and replay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ratchet.cli.trace_replay import replay
 if TYPE_CHECKING:
     from ratchet.trace.answers.roofline import Rooflines
 
-RUN_HELP = "A trace (Kineto or Chrome JSON, rocprofv3 JSON, rocpd; gzip too), or a folder of ranks."
+RUN_HELP = "A trace (Kineto, Chrome or rocprofv3 JSON, plain or gzip; rocpd), or a folder of ranks."
 HERE = "here"
 
 commands = typer.Typer()
@@ -25,7 +25,7 @@ commands.command("record", cls=RecordCommand)(record)
 
 @commands.callback(invoke_without_command=True)
 def trace(context: typer.Context) -> None:
-    """Profiler traces: record one, see where its time goes, compare, merge, replay."""
+    """Record profiler traces, see where their time goes, compare, merge and replay them."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -40,7 +40,7 @@ Parquet = Annotated[
 ]
 RankNumber = Annotated[
     int | None,
-    typer.Option("--rank", min=0, help="Of a folder, only this rank. Default: all together."),
+    typer.Option("--rank", min=0, help="Only this rank of a folder. Default: all ranks together."),
 ]
 Top = Annotated[int, typer.Option(min=1, help="Rows of each table on the terminal.")]
 
@@ -56,8 +56,8 @@ def report(
         typer.Option(
             "--device",
             metavar="NAME",
-            help="Whose ceilings the roofline takes: a device of the catalogue (MI300X), or "
-            "'here' for what is measured on this machine. Default: the one the trace names.",
+            help="The device whose ceilings the roofline uses: one of the catalogue (MI300X), or "
+            "'here' for rates measured on this machine. Default: the device in the trace.",
         ),
     ] = None,
     top: Top = 10,
@@ -96,7 +96,7 @@ def report(
 @commands.command()
 def diff(
     before: Annotated[Path, typer.Argument(metavar="BEFORE", help=RUN_HELP)],
-    after: Annotated[Path, typer.Argument(metavar="AFTER", help="The same for the second run.")],
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help="The second run.")],
     out: Page = None,
     parquet: Parquet = None,
     rank: RankNumber = None,
@@ -131,7 +131,7 @@ def diff(
 
 
 def _ceilings(device: str | None) -> Rooflines | None:
-    """The ceilings of a named device; None leaves it to the trace."""
+    """Return the ceilings of a named device; None for the trace's own device."""
     if device is None:
         return None
     from ratchet.trace.answers.roofline import measured_ceilings, named_ceilings
@@ -146,7 +146,7 @@ def _ceilings(device: str | None) -> Rooflines | None:
 
 
 def _check_outputs(out: Path | None, parquet: Path | None) -> None:
-    """Say what cannot be written before a long trace is read."""
+    """Check that the outputs can be written, before a long trace is read."""
     from ratchet.errors import TraceError
     from ratchet.files import why_not_new_file
 

@@ -1,4 +1,4 @@
-"""`ratchet trace merge`: the ranks of one run in one file that opens in Perfetto."""
+"""`ratchet trace merge`: the ranks of one run in one file for Perfetto."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ratchet.cli.app import Debug, Json, print_json
 
 def merge(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Traces of one run, one a rank.")
+        Path, typer.Argument(metavar="FOLDER", help="Traces of one run, one for each rank.")
     ],
     out: Annotated[
         Path,
         typer.Option(
-            "--out", metavar="FILE.json.gz", help="The merged trace, packed where it ends in .gz."
+            "--out", metavar="FILE.json.gz", help="The merged trace; gzip if the name ends in .gz."
         ),
     ] = Path("ranks.json.gz"),
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Put the traces of a run's ranks into one Chrome trace: a process for each, on one clock."""
+    """Merge the traces of a run's ranks into one Chrome trace: a process for each, on one clock."""
     from ratchet import files
     from ratchet.errors import TraceError
     from ratchet.report.console import working

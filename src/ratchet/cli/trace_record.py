@@ -1,4 +1,4 @@
-"""`ratchet trace record`: profile a workload, or any training command, without an edit of it."""
+"""`ratchet trace record`: profile a workload or any training command, unedited."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MISTAKE = 2
 
 
 class RecordCommand(TyperCommand):
-    """Keeps what stands after `--` apart: it is a command of the user's, options and all."""
+    """Passes everything after `--` on, unparsed: it is the user's own command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         own, command = args, None
@@ -47,12 +47,13 @@ def record(
         ),
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", metavar="FOLDER", help="Where the traces go, one a rank.")
+        Path,
+        typer.Option("--out", metavar="FOLDER", help="Folder for the traces, one per rank."),
     ] = Path("ratchet-trace"),
     steps: Annotated[int, typer.Option(min=1, help="Steps to record.")] = 3,
-    wait: Annotated[int, typer.Option(min=0, help="Steps to let pass first.")] = 3,
+    wait: Annotated[int, typer.Option(min=0, help="Steps to skip first.")] = 3,
     warmup: Annotated[
-        int, typer.Option(min=0, help="Steps after those in which the profiler warms up.")
+        int, typer.Option(min=0, help="Steps after those, for the profiler to warm up.")
     ] = 2,
     memory: Annotated[
         bool, typer.Option("--memory/--no-memory", help="Record allocations too.")
@@ -92,7 +93,7 @@ def record(
     try:
         paths = run_and_record(command, out, schedule, stdout=sys.stderr if as_json else None)
     except CommandFailed as failed:
-        if workload is None or failed.code != MISTAKE:  # else its own line is on stderr already
+        if workload is None or failed.code != MISTAKE:  # else its line is on stderr
             typer.echo(f"ratchet: {failed}", err=True)
         raise typer.Exit(failed.exit_code) from None
     if as_json:
@@ -111,9 +112,9 @@ def record(
 
 def _check_command(command: list[str], *options: object) -> None:
     if not command:
-        raise TraceError("nothing stands after --: give a command, such as -- python train.py")
+        raise TraceError("there is no command after --: give one, such as -- python train.py")
     if any(option is not None for option in options):
         raise TraceError(
-            "--batch-size, --sequence, --precision and --text shape a WORKLOAD: a command after "
-            "-- has its own options"
+            "--batch-size, --sequence, --precision and --text apply to a WORKLOAD: a command "
+            "after -- has its own options"
         )

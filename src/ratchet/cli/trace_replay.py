@@ -1,4 +1,4 @@
-"""`ratchet trace replay`: a trace's ops run again on this machine."""
+"""`ratchet trace replay`: run a trace's ops again on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def replay(
         typer.Option(
             "--op",
             metavar="NAME",
-            help="An op of the trace (aten::mm); may be given again. Default: the costliest.",
+            help="An op of the trace (aten::mm); repeat it for more. Default: the costliest.",
         ),
     ] = None,
     top: Annotated[
@@ -31,7 +31,7 @@ def replay(
 ) -> None:
     """Rebuild a trace's calls from their shapes, types and strides, and time them here.
 
-    Calls run through torch.ops in a process of their own, with random values.
+    Calls run through torch.ops in a separate process, with random values.
     """
     from ratchet.errors import TraceError
     from ratchet.report.console import working

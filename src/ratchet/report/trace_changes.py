@@ -1,4 +1,4 @@
-"""Two traces held against each other, in words and in groups of repeated modules."""
+"""A comparison of two traces in words."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def diff_headline(document: Mapping[str, Any]) -> str:
 
 
 def reconciliation(document: Mapping[str, Any]) -> list[tuple[str, str, int]]:
-    """(key, words, ns) of every part of the window's change; they sum to it exactly."""
+    """Return (key, words, ns) of each part of the window's change; they sum to it exactly."""
     rows = document["groups"]
     found = []
     for state, words in STATES.items():

@@ -1,4 +1,4 @@
-"""The page of two traces held against each other."""
+"""The page that compares two traces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ratchet.report.trace_tables import diff_table
 
 
 def render_diff_page(document: Mapping[str, Any]) -> str:
-    """The whole page as HTML; `document` is what `trace.documents.diff_document` makes."""
+    """Render the page as HTML; `document` is what `diff_document` returns."""
     scale = from_zero([document["window_before_ns"], document["window_after_ns"]])
     stacks = [
         figures.window_bar(

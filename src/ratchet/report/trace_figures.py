@@ -1,4 +1,4 @@
-"""The figures of a trace's page as plain geometry, in percent of a figure's box."""
+"""The figures of a trace's page as geometry, in percent of a figure's box."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SEEN = 0.0005
 _PERCENT_PER_LETTER = 1.25
 _LANE_PERCENT_PER_LETTER = 0.85
 _SERIES = ("compute", "exposed_communication", "exposed_copy", "fourth", "fifth", "idle")
-"""Colours for ranks and types, in order; the last is for all that are left."""
+"""Colours for ranks and types, in order; the last is for all others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +95,7 @@ class RooflinePlot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChangeBar:
-    """One part of the window's change, to the right of zero where it costs time."""
+    """One part of the window's change, to the right of zero if it costs time."""
 
     key: str
     title: str
@@ -182,7 +182,7 @@ def path_kinds(ranks: Sequence[Document]) -> list[tuple[str, str, str, str, str]
 
 
 def lanes(ranks: Sequence[Document]) -> Lanes | None:
-    """Streams of one rank, or the sorts of work of each of several."""
+    """Draw the streams of one rank, or the sorts of work of each of several."""
     timelines = [one["timeline"] for one in ranks]
     starts = [line["start"] for line in timelines]
     ends = [line["end"] for line in timelines]
@@ -223,7 +223,7 @@ def lanes(ranks: Sequence[Document]) -> Lanes | None:
 
 
 def _apart(borders: Sequence[Tick]) -> tuple[Tick, ...]:
-    """The borders; a label that would run into the next one is left out."""
+    """Drop the labels that would run into the next one."""
     kept, free = [], -1.0
     for border in borders:
         fits = border.percent >= free
@@ -234,7 +234,7 @@ def _apart(borders: Sequence[Tick]) -> tuple[Tick, ...]:
 
 
 def _seen(line: Document) -> list[Document]:
-    """The streams that hold enough of the window to be seen; the busiest in any case."""
+    """Return the streams that fill enough of the window to be seen, and always the busiest."""
     least = _SEEN * (line["end"] - line["start"])
     return [lane for i, lane in enumerate(line["lanes"]) if not i or lane["total"] >= least]
 
@@ -300,7 +300,7 @@ def _axis(length: int) -> dict[str, Any]:
 
 
 def memory_plot(ranks: Sequence[Document]) -> Plot | None:
-    """Allocated memory over the recording of each rank; None where none was recorded."""
+    """Draw each rank's allocated memory over time; None if none was recorded."""
     known = [one for one in ranks if one["memory"] and len(one["memory"]["timeline"]) > 1]
     if not known:
         return None
@@ -330,7 +330,7 @@ def memory_plot(ranks: Sequence[Document]) -> Plot | None:
 
 
 def _steps(line: Sequence[Sequence[int]], width: Scale, tall: Scale) -> str:
-    """Allocated bytes as a path that rises and falls at once."""
+    """Draw allocated bytes as a step function."""
     start = line[0][0]
     points = [
         (width.percent((time - start) * 1e-9), 100 - tall.percent(float(size)))
@@ -341,7 +341,7 @@ def _steps(line: Sequence[Sequence[int]], width: Scale, tall: Scale) -> str:
 
 
 def roofline_plot(ranks: Sequence[Document]) -> RooflinePlot | None:
-    """The ops of the first rank whose arithmetic is known, under the ceilings of their types."""
+    """Draw the first rank's ops whose FLOPs are known, under the ceilings of their types."""
     rows = [row for row in ranks[0]["roofline"] if row["flops_per_s"] > 0 and row["intensity"] > 0]
     if not rows:
         return None
@@ -373,11 +373,11 @@ def roofline_plot(ranks: Sequence[Document]) -> RooflinePlot | None:
 
 
 def _roof(kind: str, key: str, row: Document | None, x: Scale, y: Scale) -> Series:
-    """The ceiling of a type: bandwidth up to the ridge, then compute."""
+    """Draw the ceiling of a type: bandwidth up to the ridge, then compute."""
     if row is None:
         return Series(key=key, title=kind, path="", note="no ceiling known")
     flops, bandwidth = row["roof_flops_per_s"], row["roof_bytes_per_s"]
-    # Where the sloped part enters the box: at its left edge, or at its bottom.
+    # The sloped part enters the box at its left edge or at its bottom.
     enter = max(x.low, y.low / bandwidth)
     corners = [(enter, enter * bandwidth), (flops / bandwidth, flops), (x.high, flops)]
     path = "L".join(f"{x.percent(i):.2f} {100 - y.percent(rate):.2f}" for i, rate in corners)
@@ -392,7 +392,7 @@ def _rate(flops_per_s: float) -> str:
 
 
 def change_bars(parts: Iterable[tuple[str, str, int]]) -> tuple[ChangeBar, ...]:
-    """Parts of a change as bars from a common zero."""
+    """Draw parts of a change as bars from a common zero."""
     found = list(parts)
     ends = [0, *(time for _, _, time in found)]
     scale = Scale(low=float(min(ends)), high=float(max(ends)) or (1.0 if not min(ends) else 0.0))

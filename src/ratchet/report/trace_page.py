@@ -17,14 +17,14 @@ from ratchet.report.environment import page_environment
 from ratchet.report.trace_tables import page_tables
 
 STEPS = 60
-"""Steps that are drawn: the first."""
+"""Number of steps drawn: the first."""
 
 
 def render_trace_page(document: Mapping[str, Any]) -> str:
-    """The whole page of one trace, or of several ranks, as HTML.
+    """Render the page of one trace, or of several ranks, as HTML.
 
-    `document` is what `trace.documents` makes. All of its text is escaped, and the page's policy
-    allows no load and no script but its own, by its hash.
+    `document` comes from `trace.export.documents`. All its text is escaped, and the page's policy
+    allows no loads and only the page's own script, by its hash.
     """
     ranks: Sequence[Mapping[str, Any]] = document.get("ranks") or [document]
     first = ranks[0]
@@ -73,7 +73,7 @@ def _faults(document: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> 
 
 
 def _advice(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Findings by what they would give; of ranks that say the same, the one that gains most."""
+    """Sort findings by gain; if ranks share a finding, keep the one with the largest gain."""
     found: dict[str, dict[str, Any]] = {}
     for one in ranks:
         for finding in one["advice"]:
@@ -86,7 +86,7 @@ def _advice(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 @cache
 def script() -> dict[str, Markup | str]:
-    """The page's script, and its hash for the policy (CSP level 2, script-src)."""
+    """Return the page's script, and its hash for the policy (CSP level 2, script-src)."""
     text = resources.files("ratchet.report").joinpath("templates/trace.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return {"script_text": Markup(text), "script_hash": f"sha256-{digest}"}

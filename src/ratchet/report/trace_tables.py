@@ -15,7 +15,7 @@ ROWS = 400
 NAME, BRIEF_NAME = 90, 44
 """Letters of a kernel's name on the page; on the terminal, where a table must fit 80 columns."""
 FITS = 34
-"""Letters of a name that its column shows; a longer one stands in full in its tooltip."""
+"""Letters of a name that its column shows; the tooltip has the full name."""
 Row = Mapping[str, Any]
 Look = Literal["name", "text", "number", "time"]
 
@@ -129,7 +129,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Described:
-    """A table: where its rows are, what they sort by, and its columns."""
+    """The description of a table: its rows' key, their order, and the columns."""
 
     key: str
     title: str
@@ -202,7 +202,7 @@ KERNELS = _table(
     Column("op", "kernel", "launched by"),
     Column("shapes", "shapes", "its shapes"),
     Column("module", "module", "module"),
-    Column("unlinked", "count", "unlinked", "runs that no CPU op here launched"),
+    Column("unlinked", "count", "unlinked", "runs that no CPU op in the trace launched"),
 )
 OPS = _table(
     "ops", "Ops by shapes", "device",

@@ -31,7 +31,7 @@ def print_trace(
     several: bool = False,
     console: Console | None = None,
 ) -> None:
-    """The answer of `ratchet trace report`: of one trace, or of several ranks."""
+    """Print the result of `ratchet trace report`, for one trace or several ranks."""
     out = console or make_console()
     if several:
         _print_ranks(out, document, top)
@@ -214,7 +214,7 @@ def _print_ranks(out: Console, document: Document, top: int) -> None:
 
 
 def print_diff(document: Document, *, top: int = 10, console: Console | None = None) -> None:
-    """The answer of `ratchet trace diff`."""
+    """Print the result of `ratchet trace diff`."""
     out = console or make_console()
     out.print(changes.diff_headline(document))
     _print_faults(out, document["faults"])
@@ -241,7 +241,7 @@ def print_diff(document: Document, *, top: int = 10, console: Console | None = N
 
 
 def print_replay(document: Document, *, console: Console | None = None) -> None:
-    """Each call's time in the trace beside its time here, and what could not be run."""
+    """Print each call's time in the trace and here, and the calls that could not run."""
     out = console or make_console()
     rows = document["rows"]
     timed = [row for row in rows if row["outcome"] == "timed"]
@@ -275,11 +275,11 @@ def print_replay(document: Document, *, console: Console | None = None) -> None:
             table(("op", "shapes", "why"), [(op, f"{n}", why) for (op, why), n in reasons.items()])
         )
     if document["left_out"]:
-        out.print(f"{document['left_out']:,} more distinct calls are there: --top shows more.")
+        out.print(f"{document['left_out']:,} more distinct calls were left out: --top shows more.")
 
 
 def _types(text: str) -> str:
-    """The types of the tensors, each once."""
+    """List the types of the tensors, each once."""
     plain = ("Scalar", "ScalarList", "")
     types = [str(one).removeprefix("c10::") for one in json.loads(text) if one not in plain]
     return ", ".join(dict.fromkeys(types))

@@ -19,7 +19,7 @@ PARTS = {
 PART_MEANS = {
     "compute": "kernels that do not communicate",
     "exposed_communication": "communication that no compute hides",
-    "exposed_copy": "copies and fills that neither hides",
+    "exposed_copy": "copies and fills that neither compute nor communication hides",
     "idle": "nothing runs",
 }
 ON_CPU_MEANS = PART_MEANS | {
@@ -34,9 +34,9 @@ IDLE = {
 }
 IDLE_MEANS = {
     "data_loading": "the CPU was in a data loader",
-    "synchronisation": "the CPU had waited for the device and queued nothing",
+    "synchronisation": "the CPU waited for the device and had nothing queued",
     "host_bound": "the next work was launched late",
-    "kernel_gap": "the next work was queued already, or its launch is not known",
+    "kernel_gap": "the next work was already queued, or its launch is unknown",
 }
 PATH = {
     "compute": "compute",
@@ -55,34 +55,32 @@ PATH_MEANS = {
     "communication": "communication kernels",
     "copy": "copies and fills",
     "kernel_gap": "between two pieces of work that were launched in time",
-    "launch_delay": "from the call to the work, where the stream had nothing left to do",
+    "launch_delay": "from the call to the work, while the stream had nothing to do",
     "cpu": "a thread was in an op or a runtime call",
-    "between_ops": "a thread was outside of any: Python, or one thread waited for another",
+    "between_ops": "a thread was outside of any op: Python, or a wait for another thread",
     "sync": "from the end of device work to the return of the call that waited for it",
-    "unknown": "nothing in the trace says what was waited for",
+    "unknown": "the trace does not say what was waited for",
 }
-NO_LAUNCHES = (
-    "This trace links no launch to device work: all of the idle time counts as kernel gap."
-)
+NO_LAUNCHES = "This trace links no launches to device work, so all idle time counts as kernel gap."
 
 
 def milliseconds(time_ns: float) -> str:
-    """Nanoseconds as milliseconds to the microsecond."""
+    """Format nanoseconds as milliseconds with three decimals."""
     return f"{time_ns / 1e6:,.3f}"
 
 
 def change_ms(time_ns: int) -> str:
-    """A difference in milliseconds, with its sign."""
+    """Format a difference in milliseconds, with its sign."""
     return f"{time_ns / 1e6:+,.3f}" if time_ns else "0"
 
 
 def show_ns(time_ns: float) -> str:
-    """A time with the unit that suits it; 0 as 0."""
+    """Format a time with a suitable unit; 0 as 0."""
     return show_time(time_ns * 1e-9) if time_ns else "0"
 
 
 def share_of(part: float, whole: float) -> str:
-    """A part as a percentage to a tenth; only nothing is 0 and only all is 100.0%."""
+    """Format a share as a percentage; only exactly 0 is `0`, and only exactly 1 is `100.0%`."""
     if not whole:
         return ABSENT
     share = part / whole
@@ -94,7 +92,7 @@ def share_of(part: float, whole: float) -> str:
 
 
 def bandwidth(bytes_per_s: float) -> str:
-    """GB a second, below 0.1 of them MB; a dash where it is not known."""
+    """Format a rate in GB/s, or in MB/s below 0.1 GB/s; a dash if it is unknown."""
     if not bytes_per_s:
         return ABSENT
     if bytes_per_s < 1e8:
@@ -107,7 +105,7 @@ def size(size_bytes: int) -> str:
 
 
 def headline(document: Mapping[str, Any]) -> str:
-    """The identity in one sentence, the largest part first."""
+    """Return the identity in one sentence, the largest part first."""
     window, parts = document["window_ns"], document["identity_ns"]
     ranks = f" over {len(document['ranks'])} ranks" if "ranks" in document else ""
     said = {
@@ -171,12 +169,12 @@ def overlap_words(document: Mapping[str, Any]) -> str:
 
 
 def overlap(share: float | None) -> str:
-    """The hidden share of communication; a dash without communication."""
+    """Format the hidden share of communication; a dash without communication."""
     return ABSENT if share is None else f"{share:.2%}"
 
 
 def sentence(text: str) -> str:
-    """A clause that begins a sentence."""
+    """Turn a clause into the start of a sentence."""
     return text[:1].upper() + text[1:]
 
 
@@ -202,7 +200,7 @@ def ceiling_words(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def communication_rows(collectives: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Collectives summed by operation and group, those that cost the window most first."""
+    """Sum collectives by operation and group, those with most exposed time first."""
     sums: dict[tuple[str, str, int], dict[str, Any]] = defaultdict(
         lambda: {"count": 0, "size_bytes": 0, "duration": 0, "exposed": 0, "sized": 0, "bus": 0.0}
     )
@@ -228,7 +226,7 @@ def communication_rows(collectives: Iterable[Mapping[str, Any]]) -> list[dict[st
 
 
 def facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """One line each: launches, memory, recompute, torch.compile, the bubble, carried-in work."""
+    """Return one line each on launches, memory, recompute, torch.compile, the bubble and more."""
     found = [("launches", _launch_words(document["launches"]))]
     full = sum(row["full"] for row in document["queues"])
     if full:
@@ -238,7 +236,7 @@ def facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
             (
                 "full queue",
                 f"{show_ns(full)} with {limit:,} or more pieces of work waiting on a stream, "
-                f"{show_ns(held)} of it in a call that launches",
+                f"{show_ns(held)} of it in a launching call",
             )
         )
     found.append(("memory", _memory_words(document["memory"])))
@@ -248,7 +246,7 @@ def facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
             (
                 "recompute",
                 f"{show_ns(again['device'])} ({show_share(again['share'])} of linked device time) "
-                "is forward work that the backward runs again",
+                "is forward work that the backward repeats",
             )
         )
     found.append(("torch.compile", _compile_words(document["compiled"])))
@@ -267,12 +265,12 @@ def facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
             (
                 "carried in",
                 f"{carried['count']:,} pieces of work ({show_ns(carried['time'])}) from before the "
-                "recording stand outside the window",
+                "recording are outside the window",
             )
         )
     unlinked = sum(row["unlinked"] for row in document["kernels"])
     if unlinked:
-        found.append(("unlinked", f"{unlinked:,} pieces of work that no CPU op here launched"))
+        found.append(("unlinked", f"{unlinked:,} pieces of work that no CPU op in it launched"))
     return [(name, words) for name, words in found if words]
 
 
@@ -314,7 +312,7 @@ def advice_words(finding: Mapping[str, Any], window_ns: int) -> str:
 
 
 def lever_words(finding: Mapping[str, Any]) -> str:
-    """The command that tries a finding; empty where no lever does."""
+    """Return the command that tries a finding; empty if no lever does."""
     if not finding["levers"]:
         return ""
     return (
@@ -334,14 +332,14 @@ def across_words(document: Mapping[str, Any]) -> list[str]:
         )
     if document["shared_collectives"]:
         said.append(
-            f"{len(document['shared_collectives']):,} collectives that all ranks took part in: "
+            f"{len(document['shared_collectives']):,} collectives in which all ranks took part: "
             f"{show_ns(found['wire_ns'])} on the wire, "
             f"{show_ns(sum(found['waiting_ns'].values()))} of waiting over all ranks."
         )
     if found["unmatched"]:
         said.append(
-            f"{found['unmatched']:,} collectives are not counted: no run of every other rank "
-            "overlaps theirs in time."
+            f"{found['unmatched']:,} collectives are not counted: not all other ranks ran one that "
+            "overlaps them in time."
             + ("" if document["shared_collectives"] else " Do the ranks' clocks agree?")
         )
     said.append(f"Compute differs by {share_of(document['skew'], 1)} of its mean over the ranks.")

@@ -46,11 +46,11 @@ def test_a_collective_that_a_rank_lacks_is_counted_and_left_out(tmp_path: Path) 
 
 
 def test_two_files_of_one_rank_and_an_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="holds no trace"):
+    with pytest.raises(TraceError, match="has no traces"):
         read_ranks(tmp_path)
     rank(tmp_path, 0, 5, 5)
     mt.write(tmp_path / "other.json", [mt.kernel("gemm", 0, 5)], distributedInfo={"rank": 0})
-    with pytest.raises(TraceError, match="both say rank 0"):
+    with pytest.raises(TraceError, match="are both of rank 0"):
         read_ranks(tmp_path)
 
 

@@ -17,7 +17,7 @@ class Analysis:
     trace: Trace
     links: Links
     communication: Bool
-    """For each event, whether it communicates."""
+    """True for events that communicate."""
     activity: Activity
     steps: Steps | None
 

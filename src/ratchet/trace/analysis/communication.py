@@ -16,12 +16,12 @@ KERNEL = re.compile(
 )
 """Names of device kernels of the collective libraries and of custom all-reduces; never `hip*`."""
 CPU_OP = re.compile(r"^(c10d::|gloo:|mpi:|ucc:|_c10d_functional::)")
-"""Names of CPU ops and annotations that communicate where no device does."""
+"""Names of CPU ops and annotations that communicate, for traces without device work."""
 POINT_TO_POINT = re.compile(r"send|recv", re.IGNORECASE)
 
 
 def communicates(trace: Trace) -> Bool:
-    """For each event, whether it is a kernel that communicates (on a CPU-only trace, an op)."""
+    """Return for each event whether it is a communication kernel (on a CPU-only trace, an op)."""
     if trace.on_device:
         named = trace.named(KERNEL)[trace.text] & (trace.kind == Kind.KERNEL)
         recorded = np.zeros(len(trace), dtype=bool)

@@ -1,4 +1,4 @@
-"""Rows that agree in several columns, found by one number a row."""
+"""Groups of rows that agree in several columns."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _MOST = 2**62
 
 
 def alike(*columns: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Groups of rows that hold the same whole numbers, in the order of these numbers.
+    """Group rows that hold the same whole numbers, in the order of these numbers.
 
-    (The first row of each group, the group of each row): what `np.unique` gives for the columns
+    Return (the first row of each group, the group of each row), as `np.unique` does for the columns
     stacked, in a tenth of its time and memory.
     """
     code: Int64 = np.zeros(columns[0].size, dtype=np.int64)
@@ -35,11 +35,11 @@ def alike(*columns: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 
 def _ranked(values: Int64) -> tuple[Int64, int]:
-    """Each value's place among the different ones, and how many these are."""
+    """Return each value's rank among the distinct ones, and how many of these there are."""
     kinds, place = np.unique(values, return_inverse=True)
     return place.reshape(-1).astype(np.int64), kinds.size
 
 
 def sums_by(group: NDArray[np.integer[Any]], values: Int64, size: int) -> Int64:
-    """Sums by group, exact: a double holds every sum of nanoseconds below 104 days."""
+    """Sum by group, exactly: a double holds every sum of nanoseconds below 104 days."""
     return np.bincount(group, weights=values, minlength=size).astype(np.int64)

@@ -64,7 +64,7 @@ class Activity:
         return self.compute | self.communication | self.copy
 
     def windows(self, labels: Sequence[str], start: Int64, end: Int64) -> tuple[Identity, ...]:
-        """The identity of each window."""
+        """Return the identity of each window."""
         with_communication = self.compute | self.communication
         compute = self.compute.covered(start, end)
         both = with_communication.covered(start, end)
@@ -87,7 +87,7 @@ class Activity:
         )
 
     def whole(self, label: str = "all") -> Identity:
-        """The identity of the whole window."""
+        """Return the identity of the whole window."""
         return self.windows([label], np.array([self.start]), np.array([self.end]))[0]
 
 
@@ -96,9 +96,9 @@ def activity(
 ) -> Activity:
     """Sort a trace's time into compute, communication and copies.
 
-    On a device: kernels, communication kernels, copies and fills, of one device or of all together,
-    without what was carried in from before the recording. On a CPU-only trace: operators,
-    communication operators, no copies.
+    On a device these are kernels, communication kernels, and copies and fills, of one device or of
+    all, without work carried in from before the recording. On a CPU-only trace they are operators
+    and communication operators; there are no copies.
     """
     if not trace.on_device:
         return _on_cpu(trace, communication)
@@ -118,7 +118,7 @@ def activity(
 
 
 def by_device(trace: Trace, links: Links, communication: Bool) -> tuple[Identity, ...]:
-    """The identity of each device, where one process used several; empty for one."""
+    """Return the identity of each device if the process used several; empty for one."""
     work = np.isin(trace.kind, DEVICE_KINDS) & ~links.carried_in
     devices = np.unique(trace.device[work]).tolist()
     if len(devices) < 2:
@@ -134,7 +134,7 @@ def _of(trace: Trace, end: Int64, chosen: Bool) -> Spans:
 
 
 def _on_cpu(trace: Trace, communication: Bool) -> Activity:
-    """Time in operators over all threads; a communication op's inside is communication."""
+    """Sort the time of operators over all threads; a communication op's callees communicate."""
     ops = trace.kind == Kind.OP
     end = trace.end
     nothing = Spans(trace.start[:0], trace.start[:0])
@@ -168,10 +168,10 @@ class Steps:
 
 
 def steps(trace: Trace, links: Links, whole: Activity) -> Steps | None:
-    """The steps; None where the trace marks none.
+    """Return the steps; None if the trace marks none.
 
-    On a device a step begins with the first work that it launched, so that work still queued when
-    the next step begins on the CPU is not the next step's.
+    On a device, a step begins with the first work that it launched. Work that is still queued when
+    the CPU begins the next step therefore counts to the step that launched it.
     """
     marked = np.flatnonzero(trace.named(STEP)[trace.text] & (trace.kind == Kind.ANNOTATION))
     if not marked.size:

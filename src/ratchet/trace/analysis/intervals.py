@@ -23,7 +23,7 @@ class Spans:
         return int((self.end - self.start).sum())
 
     def before(self, time: Int64) -> Int64:
-        """The covered time before each of these times, in ns."""
+        """Return the covered time before each of these times, in ns."""
         if not self.start.size:
             return np.zeros(np.shape(time), dtype=np.int64)
         total = np.concatenate(([0], np.cumsum(self.end - self.start)))
@@ -34,7 +34,7 @@ class Spans:
         return np.asarray(total[np.maximum(index - 1, 0)] + inside, dtype=np.int64)
 
     def covered(self, start: Int64, end: Int64) -> Int64:
-        """The covered time inside each window, in ns."""
+        """Return the covered time inside each window, in ns."""
         return self.before(end) - self.before(start)
 
     def within(self, start: int, end: int) -> Spans:
@@ -63,7 +63,7 @@ class Spans:
         return self & free
 
     def __and__(self, other: Spans) -> Spans:
-        """The time that both cover."""
+        """Return the time that both cover."""
         if not self.start.size or not other.start.size:
             return Spans(self.start[:0], self.end[:0])
         first = np.searchsorted(other.end, self.start, side="right")
@@ -94,7 +94,7 @@ def union(start: Int64, end: Int64) -> Spans:
 
 
 def peak_overlap(start: Int64, end: Int64) -> int:
-    """The most intervals open at once."""
+    """Return the largest number of intervals that are open at once."""
     if not start.size:
         return 0
     time = np.concatenate((start, end))

@@ -23,7 +23,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Links:
-    """Rows into the trace, by row of the trace; -1 where there is none."""
+    """Rows into the trace, by row of the trace; -1 if there is none."""
 
     launch: Rows
     """For device work, the runtime call that started it."""
@@ -34,11 +34,11 @@ class Links:
     module: Rows
     """For CPU ops, the innermost nn.Module call; for a backward op, that of its forward op."""
     backward: Bool
-    """For CPU ops, whether the autograd engine runs it."""
+    """True for CPU ops that the autograd engine runs."""
     recompute: Bool
-    """For CPU ops, whether it runs a forward again inside the backward (checkpointing)."""
+    """True for CPU ops that run a forward again inside the backward (checkpointing)."""
     carried_in: Bool
-    """Device work of before the recording: no launch, and over before any that has one starts."""
+    """True for work from before the recording: without a launch, and over before launched work."""
     mark: Rows
     """For device work, the process group's annotation around its launch, such as `nccl:send`."""
     chosen: Rows
@@ -92,14 +92,14 @@ def link(trace: Trace) -> Links:
 
 
 def _spread(trace: Trace, chosen: Rows, near: Rows) -> Rows:
-    """Positions in the choice to rows of the trace."""
+    """Turn positions in the choice into rows of the trace."""
     rows = np.full(len(trace), -1, dtype=np.int64)
     rows[chosen] = np.where(near >= 0, chosen[np.maximum(near, 0)], -1)
     return rows
 
 
 def _launches(trace: Trace) -> Rows:
-    """Device work to runtime call, by correlation id; the first call where an id is used twice."""
+    """Find the runtime call of device work by correlation id; if several share it, the first."""
     calls = np.flatnonzero((trace.kind == Kind.RUNTIME) & (trace.correlation > 0))
     launch = np.full(len(trace), -1, dtype=np.int64)
     work = trace.rows(*DEVICE_KINDS)
@@ -113,10 +113,10 @@ def _launches(trace: Trace) -> Rows:
 
 
 def _by_external_id(trace: Trace, op: Rows) -> Rows:
-    """The op of device work that has no launch in the trace but carries its op's id."""
+    """Find the op of device work that has no launch in the trace but carries its op's id."""
     work = trace.rows(*DEVICE_KINDS)
     own = trace.external[work]
-    # Old profilers repeat the correlation id there, which is no op's.
+    # Old profilers repeat the correlation id there: it is not an op's id.
     if not work.size or (own == trace.correlation[work]).all():
         return op
     open_work = work[(op[work] < 0) & (own > 0)]
@@ -142,7 +142,7 @@ def _carried_in(trace: Trace, launch: Rows) -> Bool:
 
 
 def _recomputes(checkpoint: Bool, is_backward: Bool, module: Bool, tree: Nest) -> Bool:
-    """Forward calls inside a backward node: under a checkpoint's backward or a module's forward."""
+    """Find forward calls inside a backward node: under a checkpoint or a module's forward."""
     above_backward = tree.nearest(is_backward)
     again_here = (checkpoint | module) & (above_backward >= 0)
     source = tree.nearest(again_here | is_backward)
@@ -167,7 +167,7 @@ def _modules_of_backward(
     of_node = np.full(len(trace), -1, dtype=np.int64)
     nodes = ops.row[numbered & backward[ops.row]]
     own = ops.sequence[numbered & backward[ops.row]]
-    # The last op of a sequence number made the node: an outer op keeps the number it began with.
+    # The last op with a sequence number made the node; an outer op keeps the number it began with.
     found = np.maximum(np.searchsorted(sequence, own, side="right") - 1, 0)
     of_node[nodes] = np.where(sequence[found] == own, home[found], -1)
     node = _spread(trace, chosen, backward_above)

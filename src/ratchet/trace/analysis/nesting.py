@@ -23,7 +23,7 @@ class Nest:
     """Positions by depth, the outermost first."""
 
     def nearest(self, wanted: Bool) -> Index:
-        """For each event the innermost one around it that is wanted, -1 without one."""
+        """Return for each event the innermost wanted one around it, -1 if there is none."""
         near = np.full(self.parent.size, -1, dtype=np.int64)
         for level in self.levels[1:]:
             above = self.parent[level]
@@ -33,12 +33,12 @@ class Nest:
 
 
 def nest(lane: NDArray[np.int32], start: Int64, duration: Int64) -> Nest:
-    """The tree of events that are in the order of a `Trace`: by start, then the longer first."""
+    """Build the tree of events in the order of a `Trace`: by start, the longer first."""
     count = start.size
     if not count:
         return Nest(parent=np.zeros(0, dtype=np.int64), levels=())
     order = np.argsort(lane, kind="stable")
-    # Doubled times give an event of no length an end of its own, after its start.
+    # With doubled times, an event of length 0 ends after its start.
     begin = 2 * (start[order] - start.min())
     end = begin + np.maximum(2 * duration[order], 1)
     begin, end = _apart(lane[order].astype(np.int64), begin, end)

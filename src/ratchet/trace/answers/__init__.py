@@ -1,1 +1,1 @@
-"""Columns to tables: each file answers one question about one trace, `report` asks them all."""
+"""Columns to tables: each file answers one question about a trace, and `report` asks them all."""

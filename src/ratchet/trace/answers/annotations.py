@@ -1,4 +1,4 @@
-"""Time by the marks that the user and the libraries set (`record_function`)."""
+"""Time by the marks of the user and of libraries (`record_function`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class AnnotationRow:
 
 
 def marks(trace: Trace, links: Links) -> tuple[AnnotationRow, ...]:
-    """Marks by device time, then by CPU time. Steps are not among them."""
+    """Return the marks by device time, then by CPU time. Steps are left out."""
     chosen = np.flatnonzero(np.isin(trace.kind, (Kind.ANNOTATION, Kind.RUNTIME)))
     tree = nest(trace.lane[chosen], trace.start[chosen], trace.duration[chosen])
     mark = trace.kind[chosen] == Kind.ANNOTATION

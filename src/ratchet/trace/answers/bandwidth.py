@@ -38,11 +38,11 @@ class BandwidthRow:
     busiest: float
     """Bytes a second of the fastest bin."""
     bytes_per_s: tuple[float, ...]
-    """Over the time of each bin, idle time included."""
+    """Mean of each bin, idle time included."""
 
 
 def copy_rates(trace: Trace, links: Links) -> tuple[RateSeries, ...]:
-    """The exact rate of each sort of copy and fill, by name; a copy moves its bytes evenly."""
+    """Return the exact rate of each sort of copy and fill, if each moves its bytes evenly."""
     found = []
     for name, rows in _sorts(trace, links):
         time, change = _changes(trace, rows)
@@ -52,7 +52,7 @@ def copy_rates(trace: Trace, links: Links) -> tuple[RateSeries, ...]:
 
 
 def bandwidth(trace: Trace, links: Links, activity: Activity) -> tuple[BandwidthRow, ...]:
-    """The rate of each sort of copy by bin of the window, the one that moved most first."""
+    """Return the rate of each sort of copy by bin; the sort that moved most comes first."""
     start, end = activity.start, activity.end
     edges = bin_edges(start, end)
     width = np.maximum(np.diff(edges), 1)
@@ -73,7 +73,7 @@ def bandwidth(trace: Trace, links: Links, activity: Activity) -> tuple[Bandwidth
 
 
 def _sorts(trace: Trace, links: Links) -> list[tuple[str, NDArray[np.intp]]]:
-    """(name, rows) of the copies and fills that took time and whose size is known."""
+    """Return (name, rows) of the copies and fills that took time and have a known size."""
     rows = device_rows(trace, links)
     rows = rows[(trace.kind[rows] != Kind.KERNEL) & (trace.size[rows] >= 0)]
     rows = rows[trace.duration[rows] > 0]
@@ -83,7 +83,7 @@ def _sorts(trace: Trace, links: Links) -> list[tuple[str, NDArray[np.intp]]]:
 
 
 def _changes(trace: Trace, rows: NDArray[np.intp]) -> tuple[Int64, NDArray[np.float64]]:
-    """(times, change of the rate there in bytes a ns)."""
+    """Return (times, change of the rate at each, in bytes per ns)."""
     rate = trace.size[rows] / trace.duration[rows]
     moments: Int64 = np.concatenate((trace.start[rows], trace.end[rows]))
     time, place = np.unique(moments, return_inverse=True)
@@ -93,10 +93,10 @@ def _changes(trace: Trace, rows: NDArray[np.intp]) -> tuple[Int64, NDArray[np.fl
 
 
 def _moved_before(trace: Trace, rows: NDArray[np.intp], edges: Int64) -> NDArray[np.float64]:
-    """Bytes moved before each edge."""
+    """Return the bytes moved before each edge."""
     time, change = _changes(trace, rows)
     rate = np.cumsum(change)[:-1]
     moved = np.concatenate(([0.0], np.cumsum(rate * np.diff(time))))
-    # A double holds the distance to the first copy exactly, but not a stamp since 1970.
+    # A double holds the distance to the first copy exactly, but not a time since 1970.
     since, first = (edges - time[0]).astype(np.float64), (time - time[0]).astype(np.float64)
     return np.asarray(np.interp(since, first, moved), dtype=np.float64)

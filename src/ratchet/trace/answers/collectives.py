@@ -1,4 +1,4 @@
-"""Each collective: bytes, algorithm and bus bandwidth, and the time that nothing hid."""
+"""Collectives: bytes, algorithm and bus bandwidth, and exposed time."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ _ALGORITHMS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectiveRow:
-    """One communication kernel; times in ns, bandwidths in bytes a second (0 where unknown)."""
+    """One communication kernel; times in ns, bandwidths in bytes a second (0 if unknown)."""
 
     kernel: str
     operation: str
-    """all_reduce, all_gather, ...; `unknown` where neither the record nor the name says."""
+    """all_reduce, all_gather, ...; `unknown` if neither the record nor the name says."""
     group: str
     ranks: int
     size_bytes: int
-    """Per rank, as the collective libraries' tests count it; 0 where the trace does not say."""
+    """Per rank, as the collective libraries' tests count it; 0 if the trace does not say."""
     start: int
     duration: int
     exposed: int
@@ -58,7 +58,7 @@ class CollectiveRow:
 def collectives(
     trace: Trace, links: Links, communication: Bool, activity: Activity
 ) -> tuple[CollectiveRow, ...]:
-    """Every communication kernel of the window, in order of time."""
+    """Return every communication kernel of the window, in order of time."""
     wanted = communication & ~links.carried_in
     wanted &= trace.kind == Kind.KERNEL if trace.on_device else True
     rows = np.flatnonzero(wanted)
@@ -90,7 +90,7 @@ def collectives(
 
 
 def bus_factor(operation: str, ranks: int) -> float:
-    """Bus over algorithm bandwidth, from nccl-tests' doc/PERFORMANCE.md; 0 where ranks are unknown.
+    """Return bus over algorithm bandwidth (nccl-tests' doc/PERFORMANCE.md); 0 if ranks are unknown.
 
     2(n-1)/n for all-reduce, (n-1)/n for gather, scatter and all-to-all, 1 for the rest.
     """
@@ -104,7 +104,7 @@ def bus_factor(operation: str, ranks: int) -> float:
 
 
 def operation_of(name: str) -> str:
-    """The collective that a recorded or a kernel's name means."""
+    """Return the collective that a recorded name or a kernel's name stands for."""
     for operation, pattern in _ALGORITHMS:
         if pattern.search(name):
             return operation
@@ -112,7 +112,7 @@ def operation_of(name: str) -> str:
 
 
 def _recorded(trace: Trace, links: Links, rows: NDArray[np.intp]) -> dict[int, int]:
-    """For each communication row, the index of its own or its op's record."""
+    """Return the index of each communication row's own record, or its op's."""
     index = {int(row): i for i, row in enumerate(trace.collectives.row)}
     found = {}
     for row in rows.tolist():
@@ -127,7 +127,7 @@ def _recorded(trace: Trace, links: Links, rows: NDArray[np.intp]) -> dict[int, i
 
 
 def _facts(trace: Trace, links: Links, row: int, said: int) -> tuple[str, int, int, str]:
-    """(operation, bytes, ranks, group) of one kernel."""
+    """Return (operation, bytes, ranks, group) of one kernel."""
     if said < 0:
         return _named_by_caller(trace, links, row), 0, 0, ""
     record = trace.collectives
@@ -142,9 +142,9 @@ def _facts(trace: Trace, links: Links, row: int, said: int) -> tuple[str, int, i
 
 
 def _named_by_caller(trace: Trace, links: Links, row: int) -> str:
-    """The collective by what stands around the launch, else by the kernel's own name.
+    """Name the collective by the ops around its launch, else by its own name.
 
-    An all-to-all runs as a send-receive kernel: only its caller tells them apart.
+    An all-to-all runs as a send-receive kernel, so only its caller tells the two apart.
     """
     if links.mark[row] >= 0:
         return operation_of(trace.string(links.mark[row]))

@@ -27,11 +27,10 @@ class Compiled:
     regions: int
     """Distinct compiled frames."""
     graphs: int
-    """Distinct compiled graphs; more than one in a region's place are its breaks or recompiles."""
+    """Distinct compiled graphs. A region with several has graph breaks or was recompiled."""
     calls: int
     graph_breaks: int
-    """Frames after the first that the recording resumes in; from the recording's own count where
-    it has one."""
+    """The recording's own count; without one, the number of frames after the first."""
     recompilations: int
     """Compilations of a frame that had been compiled before."""
     compile_time: int
@@ -42,7 +41,7 @@ class Compiled:
 
 
 def compiled(trace: Trace, links: Links) -> Compiled | None:
-    """None where the trace shows no torch.compile."""
+    """Return None if the trace shows no torch.compile."""
     regions: dict[int, int] = {}
     graphs = set()
     calls = 0
@@ -92,7 +91,7 @@ class Recompute:
 
 
 def recompute(trace: Trace, links: Links) -> Recompute:
-    """Device time of ops that run a checkpointed forward again."""
+    """Sum the device time of ops that run a checkpointed forward again."""
     rows = device_rows(trace, links)
     rows = rows[links.op[rows] >= 0]
     again = links.recompute[links.op[rows]]

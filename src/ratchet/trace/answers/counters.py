@@ -17,14 +17,14 @@ _FLOPS_OF = re.compile(r"^smsp__sass_thread_inst_executed_op_[fhd](fma|mul|add)_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CounterRow:
-    """One counter of one kernel under one op, over all runs that were counted."""
+    """One counter of one kernel under one op, over all counted runs."""
 
     kernel: str
     counter: str
     op: str
-    """The innermost CPU op around the launch; empty where none is known."""
+    """The innermost CPU op around the launch; empty if none is known."""
     top_op: str
-    """The outermost."""
+    """The outermost CPU op around the launch."""
     count: int
     total: float
     smallest: float
@@ -36,10 +36,10 @@ class CounterRow:
 
 
 def counters(trace: Trace, links: Links, runs: Sequence[KernelRun]) -> tuple[CounterRow, ...]:
-    """Kernel by counter, with the op that launched it; by kernel, then by counter.
+    """Return counters by kernel, op and counter.
 
-    Runs without a correlation are the launches in their order, as CUPTI's ranges are; where the
-    numbers of both differ, no op is known.
+    Runs without a correlation (CUPTI's ranges) match the launches in order. If there are more or
+    fewer of them, no op is known.
     """
     launches = _launches(trace, runs)
     found: dict[tuple[str, str, str], dict[str, list[float]]] = {}
@@ -76,7 +76,7 @@ def _kernel_launches(trace: Trace) -> list[int]:
 
 
 def _launches(trace: Trace, runs: Sequence[KernelRun]) -> list[int]:
-    """The row of the call that launched each run; -1 where it is not known."""
+    """Return the row of the call that launched each run; -1 if it is unknown."""
     if not runs:
         return []
     if all(run.correlation < 0 for run in runs):
@@ -95,7 +95,7 @@ def _outermost(trace: Trace, links: Links, op: int) -> str:
 
 
 def _derived(values: Mapping[str, float]) -> dict[str, float]:
-    """FLOPs of the CUDA cores: an instruction is one a thread, a fused multiply-add two."""
+    """Sum the CUDA cores' FLOPs: one for each instruction and thread, two for a multiply-add."""
     parts = [
         (2 if found[1] == "fma" else 1) * value
         for name, value in values.items()

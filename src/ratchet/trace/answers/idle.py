@@ -19,12 +19,12 @@ SYNCHRONISE = re.compile(
     r"^(cuda|hip)(Malloc|Free)$|aten::_local_scalar_dense|aten::item"
 )
 KERNEL_GAP_NS = 10_000
-"""A gap shorter than this between two pieces of queued work is the device's own turn-around."""
+"""A shorter gap between two pieces of queued work is the device's own turn-around."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Idle:
-    """The idle time of the window by cause, in ns; the four sum to the identity's idle exactly."""
+    """Idle time by cause, in ns; the first four sum exactly to the identity's idle."""
 
     data_loading: int
     """The CPU was in a data loader."""
@@ -35,7 +35,7 @@ class Idle:
     kernel_gap: int
     """The next work was already queued, or no launch is known."""
     turn_around: int
-    """The kernel gaps with each counted up to 10 µs: a longer one is no kernel's turn-around."""
+    """The kernel gaps, with at most 10 µs of each: a longer gap has another cause."""
     gaps: int
     longest: int
 
@@ -48,21 +48,21 @@ class LaunchCost:
     cpu: int
     """Summed time of the runtime calls that started device work."""
     delay_median: int
-    """From the call's start to the work's, half of all."""
+    """Median time from the call's start to the work's."""
     delay_90: int
     small: int
     """Pieces of device work shorter than `small_below`."""
     small_time: int
     small_below: int
     outrun: int
-    """Pieces that were shorter than the call that started them."""
+    """Pieces of device work that were shorter than the call that started them."""
 
 
 def idle(trace: Trace, links: Links, activity: Activity) -> Idle:
-    """Split the window's idle time: each piece of a gap has one cause, the first that applies.
+    """Split the window's idle time: each piece of a gap has the first cause that applies.
 
-    Data loading, then host-bound (from the gap's begin to the launch of the work that ends it; what
-    of it the CPU spent in a synchronising call is synchronisation), then kernel gap.
+    First data loading; then host-bound, from the start of the gap to the launch of the work that
+    ends it (or synchronisation, while the CPU was in a synchronising call); then kernel gap.
     """
     gaps = activity.busy.gaps(activity.start, activity.end)
     if not trace.on_device or not gaps.start.size:
@@ -104,7 +104,7 @@ def idle(trace: Trace, links: Links, activity: Activity) -> Idle:
 
 
 def _late(trace: Trace, links: Links, gaps: Spans) -> Spans:
-    """From each gap's begin to the launch of the work that ends it."""
+    """Return each gap's time before the launch of the work that ends it."""
     rows = device_rows(trace, links)
     rows = rows[np.argsort(trace.start[rows], kind="stable")]
     following = np.searchsorted(trace.start[rows], gaps.end)
@@ -120,7 +120,7 @@ def _longest(gaps: Spans) -> int:
 
 
 def launches(trace: Trace, links: Links) -> LaunchCost:
-    """Launch overhead and small kernels."""
+    """Return the cost of launches and of small kernels."""
     rows = device_rows(trace, links)
     known = rows[links.launch[rows] >= 0]
     calls = links.launch[known]

@@ -1,4 +1,4 @@
-"""Device work and CPU ops by total time, with what launched them."""
+"""Device work, CPU ops and modules by total time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class KernelRow:
     share: float
     """As a share of all device work's summed time."""
     op: str
-    """The CPU op that launched most of its time; empty where none did."""
+    """The CPU op that launched most of its time; empty if none did."""
     shapes: str
     """That op's input shapes, as the profiler wrote them."""
     module: str
@@ -55,7 +55,7 @@ class OpRow:
     cpu_own: int
     """Summed duration without the ops and runtime calls inside."""
     device: int
-    """Device time of what it launched itself, callees excluded."""
+    """Device time of the work that it launched itself, callees excluded."""
     launches: int
     backward: bool
 
@@ -79,12 +79,12 @@ class ModuleRow:
 
 
 def device_rows(trace: Trace, links: Links) -> NDArray[np.intp]:
-    """Rows of the device work that the recording's window holds."""
+    """Return the rows of the device work inside the recording's window."""
     return np.flatnonzero(np.isin(trace.kind, DEVICE_KINDS) & ~links.carried_in)
 
 
 def kernels(trace: Trace, links: Links, communication: Bool) -> tuple[KernelRow, ...]:
-    """Kernels, copies and fills by total time; what no op launched is kept and counted."""
+    """Return kernels, copies and fills by total time, including work that no op launched."""
     rows = device_rows(trace, links)
     names, group = np.unique(trace.text[rows], return_inverse=True)
     duration = trace.duration[rows]
@@ -121,7 +121,7 @@ def kernels(trace: Trace, links: Links, communication: Bool) -> tuple[KernelRow,
 
 
 def ops(trace: Trace, links: Links) -> tuple[OpRow, ...]:
-    """CPU ops by name and input shapes, those with most device time first, then by own CPU time."""
+    """Return CPU ops by name and input shapes, sorted by device time, then by own CPU time."""
     table = trace.ops
     if not table.row.size:
         return ()
@@ -151,7 +151,7 @@ def ops(trace: Trace, links: Links) -> tuple[OpRow, ...]:
 
 
 def own_cpu_time(trace: Trace, links: Links) -> Int64:
-    """By row, the time of each op and runtime call without those directly inside, in ns."""
+    """Return the time of each op and runtime call without those directly inside, in ns."""
     kinds = trace.kind[links.chosen]
     inner = np.isin(kinds, (Kind.OP, Kind.RUNTIME))
     above = links.tree.nearest(inner)
@@ -164,7 +164,7 @@ def own_cpu_time(trace: Trace, links: Links) -> Int64:
 
 
 def device_time_by_op(trace: Trace, links: Links) -> tuple[Int64, Int64]:
-    """(device ns, launches) that each row launched itself."""
+    """Return (device ns, launches) of the work that each row launched itself."""
     rows = device_rows(trace, links)
     rows = rows[links.op[rows] >= 0]
     time = sums_by(links.op[rows], trace.duration[rows], len(trace))
@@ -172,7 +172,7 @@ def device_time_by_op(trace: Trace, links: Links) -> tuple[Int64, Int64]:
 
 
 def modules(trace: Trace, links: Links) -> tuple[ModuleRow, ...]:
-    """The model's modules by device time; empty where the trace was recorded without stacks."""
+    """Return the model's modules by device time; empty if the trace has no stacks."""
     parents = _module_parents(trace, links)
     calls = np.array(sorted(parents), dtype=np.int64)
     if not calls.size:
@@ -190,7 +190,7 @@ def modules(trace: Trace, links: Links) -> tuple[ModuleRow, ...]:
         key.tolist(), sums_by(group, worked[known], key.size).tolist(), strict=True
     ):
         path = paths[code // 3]
-        # A path holds its callers', each followed by a dot.
+        # A module's time counts to its callers too.
         while path:
             if path in sums:
                 sums[path][code % 3] += time
@@ -203,7 +203,7 @@ def modules(trace: Trace, links: Links) -> tuple[ModuleRow, ...]:
 
 
 def _module_work(trace: Trace, links: Links) -> tuple[NDArray[np.int64], Int64]:
-    """(op row, ns) of each piece of work; on a CPU-only trace the ops' own time."""
+    """Return (op row, ns) of each piece of work; on a CPU-only trace, the ops' own time."""
     if not trace.on_device:
         ops_ = trace.rows(Kind.OP)
         return ops_, own_cpu_time(trace, links)[ops_]
@@ -213,7 +213,7 @@ def _module_work(trace: Trace, links: Links) -> tuple[NDArray[np.int64], Int64]:
 
 
 def _rooted(paths: dict[int, str]) -> dict[int, str]:
-    """A module that a checkpoint runs again has no callers there: give it its first run's path."""
+    """Give modules that a checkpoint runs again, without callers, their first run's path."""
     full: dict[str, str] = {}
     for path in paths.values():
         own = path.rpartition(" > ")[2]
@@ -226,7 +226,7 @@ def _rooted(paths: dict[int, str]) -> dict[int, str]:
 
 
 def module_paths(trace: Trace, links: Links, op: NDArray[np.int64]) -> list[str]:
-    """The module path of each op row; empty without one."""
+    """Return the module path of each op row; empty if it has none."""
     home = np.where(op >= 0, links.module[np.maximum(op, 0)], -1)
     parents = _module_parents(trace, links)
     known = {int(row): _path(trace, parents, int(row)) for row in np.unique(home) if row >= 0}

@@ -1,4 +1,4 @@
-"""The precision that each matrix multiply really used: its inputs' types and its kernel's."""
+"""Matrix multiplies by precision: that of their inputs and that of their kernels."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ class PrecisionRow:
 
     op: str
     inputs: str
-    """Precision of the op's inputs; empty where shapes were not recorded."""
+    """Precision of the op's inputs; empty if shapes were not recorded."""
     kernel: str
-    """Precision that the kernel's name states; `unknown` where it states none."""
+    """Precision that the kernel's name states; `unknown` if it states none."""
     count: int
     time: int
     example: str
 
 
 def precision_of_kernel(name: str) -> str:
-    """The precision that a matrix kernel's name states."""
+    """Return the precision that a matrix kernel's name states."""
     for precision, pattern in _PRECISIONS:
         if pattern.search(name):
             return precision
@@ -68,9 +68,9 @@ def precision_of_kernel(name: str) -> str:
 
 
 def is_product(trace: Trace, links: Links) -> Bool:
-    """For each event, whether it multiplies matrices: a kernel, and on a CPU-only trace an op.
+    """Return for each event whether it multiplies matrices: a kernel, or on a CPU-only trace an op.
 
-    A product, a convolution or fused attention, by the kernel's name or by the op that launched it.
+    These are products, convolutions and fused attention, by the kernel's name or its op's.
     """
     matrix_op = np.array([s in _PRODUCTS for s in trace.strings], dtype=bool)
     if not trace.on_device:
@@ -83,7 +83,7 @@ def is_product(trace: Trace, links: Links) -> Bool:
 
 
 def matmuls(trace: Trace, links: Links) -> tuple[PrecisionRow, ...]:
-    """Matrix multiplies, convolutions and attention by the precision that ran, longest first."""
+    """Return matrix multiplies, convolutions and attention by precision, the longest first."""
     rows = device_rows(trace, links)
     rows = rows[is_product(trace, links)[rows] & trace.on_device]
     types = np.full(len(trace), -1, dtype=np.int32)
@@ -96,7 +96,7 @@ def matmuls(trace: Trace, links: Links) -> tuple[PrecisionRow, ...]:
     time = sums_by(group, trace.duration[rows], first.size)
     sums: dict[tuple[str, str, str], list[int]] = {}
     example: dict[tuple[str, str, str], str] = {}
-    # In order of time: the example is the first that ran.
+    # In order of time, so that the example is the first that ran.
     for place in np.argsort(first).tolist():
         at = first[place]
         name = trace.string(rows[at])

@@ -1,4 +1,4 @@
-"""Device memory over time: the peak, what stood at it by category, and churn."""
+"""Device memory over time: the peak by category, and churn."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from ratchet.trace.read.columns import Int64, Kind, Trace
 
 Category = Literal["forward", "backward", "optimizer", "before the recording", "other"]
 POINTS = 500
-"""Samples of the timeline that a report keeps."""
+"""A report keeps this many samples of the timeline."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryUse:
-    """Allocations of one device (or of the CPU, where no device memory was recorded)."""
+    """Allocations of one device, or of the CPU if no device memory was recorded."""
 
     on_device: bool
     allocations: int
     frees: int
     churn_bytes: int
-    """Bytes allocated in the recording that were freed in it again."""
+    """Bytes both allocated and freed in the recording."""
     peak_bytes: int
-    """The most that was allocated at once, what was there before the recording included."""
+    """Most bytes allocated at once, including those from before the recording."""
     peak_time: int
     peak_reserved_bytes: int
     at_peak: dict[Category, int]
-    """Bytes at the peak, by what ran when they were allocated; sums to the peak."""
+    """Bytes at the peak, by the phase that allocated them; sums to the peak."""
     timeline: tuple[tuple[int, int], ...]
     """(time in ns, bytes allocated), thinned so that every stretch keeps its highest point."""
 
 
 def memory(trace: Trace, links: Links) -> MemoryUse | None:
-    """The memory of the device with most allocations; None where none were recorded."""
+    """Return the memory of the device with most allocations; None if none were recorded."""
     events = trace.memory
     if not events.time.size:
         return None
@@ -52,7 +52,7 @@ def memory(trace: Trace, links: Links) -> MemoryUse | None:
     time, size = events.time[chosen], events.size[chosen]
     allocated = events.allocated[chosen]
     running = np.cumsum(size)
-    # The allocator's own total counts what was there before; without it, start from the deepest.
+    # The allocator's total includes earlier allocations; without it, start from the lowest level.
     base = int(allocated[0] - size[0]) if allocated[0] >= 0 else int(max(0, -running.min()))
     level = running + base
     top = int(np.argmax(level))
@@ -74,7 +74,7 @@ def memory(trace: Trace, links: Links) -> MemoryUse | None:
 def _at(
     time: Int64, size: Int64, address: Int64, top: int, trace: Trace, links: Links
 ) -> tuple[int, dict[Category, int]]:
-    """(bytes allocated and freed in the recording, bytes live at the peak by category)."""
+    """Return (bytes allocated and freed in the recording, bytes live at the peak by category)."""
     live: dict[int, int] = {}
     churn = 0
     standing: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: the time in which a stage has nothing to compute."""
+"""Pipeline parallelism: the time during which a stage has nothing to compute."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Bubble:
     """A stage's bubble in the window, in ns."""
 
     waiting: int
-    """In a send or receive that no compute hides."""
+    """Time in sends or receives that no compute hides."""
     idle: int
-    """With nothing on the device."""
+    """Time with nothing on the device."""
     share: float
-    """Both, of the window."""
+    """Share of the window that both take."""
 
 
 def bubble(activity: Activity, collectives: tuple[CollectiveRow, ...]) -> Bubble | None:
-    """The bubble of a rank that sends to or receives from a neighbour; None for any other."""
+    """Return the bubble of a rank that sends to or receives from a neighbour; None for others."""
     transfers = [row for row in collectives if row.operation == "send_recv"]
     if not transfers:
         return None

@@ -15,13 +15,13 @@ from ratchet.trace.answers.timeline import bin_edges
 from ratchet.trace.read.columns import Int64, Platform, Trace
 
 QUEUE_LIMITS: dict[Platform, int] = {"cuda": 1024, "rocm": 16_384}
-"""Pieces of work that one queue holds before a launch waits.
+"""The number of pieces of work that a queue holds before a launch waits.
 
-CUDA: about 1,000 launches of a stream return at once and the next wait (NVIDIA's forum, thread
-68937; HolisticTraceAnalysis counts 1,024, having seen 1,022 to 1,024). NVIDIA documents no figure.
+CUDA: about 1,000 launches of a stream return at once, and the next one waits (NVIDIA's forum,
+thread 68937; HolisticTraceAnalysis counts 1,024). NVIDIA documents no figure.
 ROCm: AQL packets of a queue, the default of ROC_AQL_QUEUE_SIZE in HIP's list of environment
-variables; a piece of work takes one packet or a few, and streams may share a queue.
-Of other platforms no figure is known: there no queue counts as full.
+variables. A piece of work takes one packet or a few, and streams may share a queue.
+No figure is known for other platforms, so their queues never count as full.
 """
 _NO_LIMIT = 2**62
 
@@ -30,8 +30,8 @@ _NO_LIMIT = 2**62
 class QueueSeries:
     """The queue of one stream as a step function: `length` holds from each `time` to the next.
 
-    A piece of work waits from the start of the call that launched it to its own start. What one
-    call launched onto a stream (a captured graph) is one piece, until its first kernel starts.
+    A piece of work waits from the start of the call that launched it to its own start. All work
+    that one call launched onto a stream (a captured graph) is one piece.
     """
 
     device: int
@@ -58,28 +58,28 @@ class QueueRow:
     end: int
     longest: int
     limit: int
-    """The length that counts as full; 0 where it is not known."""
+    """The length that counts as full; 0 if unknown."""
     full: int
     """Time at or above the limit."""
     blocked: int
-    """The part of it that a thread spent in a call that launches onto this stream."""
+    """The part of `full` that a thread spent in a call that launches onto this stream."""
     mean: tuple[float, ...]
-    """Over the time of each bin."""
+    """Mean length in each bin."""
     peak: tuple[int, ...]
-    """In each bin, what stood at its begin included."""
+    """Largest length in each bin."""
 
 
 def queue_series(trace: Trace, links: Links) -> tuple[QueueSeries, ...]:
-    """The exact queue of each stream, the one with most launches first."""
+    """Return the exact queue of each stream, the one with most launches first."""
     return tuple(_series(key, *waits(trace, links, rows)) for key, rows in _streams(trace, links))
 
 
 def queues(
     trace: Trace, links: Links, activity: Activity, limit: int | None = None
 ) -> tuple[QueueRow, ...]:
-    """Every stream's queue by bin, and how long it was full; `limit` is the platform's by default.
+    """Return each stream's queue by bin, and how long it was full.
 
-    The window is the activity's. Work without a known launch is not counted.
+    `limit` is the platform's by default. Work without a known launch is not counted.
     """
     limit = QUEUE_LIMITS.get(trace.platform, 0) if limit is None else limit
     start, end = activity.start, activity.end
@@ -112,7 +112,7 @@ def queues(
 
 
 def _streams(trace: Trace, links: Links) -> list[tuple[tuple[int, int], NDArray[np.intp]]]:
-    """((device, stream), rows with a launch), the stream with most of them first."""
+    """Return ((device, stream), rows with a launch), the stream with most of them first."""
     rows = device_rows(trace, links)
     rows = rows[links.launch[rows] >= 0]
     keys, group = np.unique(
@@ -128,9 +128,9 @@ def _streams(trace: Trace, links: Links) -> list[tuple[tuple[int, int], NDArray[
 
 
 def waits(trace: Trace, links: Links, rows: NDArray[np.intp]) -> tuple[Int64, Int64]:
-    """(launched, begun) in ns of each piece of work among one stream's rows that have a launch.
+    """Return (launched, begun) in ns of each piece of work; all rows are of one stream.
 
-    A clock that ran ahead makes a wait empty.
+    A wait that would be negative, because clocks differ, is 0.
     """
     calls, piece = np.unique(links.launch[rows], return_inverse=True)
     begun = np.full(calls.size, np.iinfo(np.int64).max)
@@ -149,12 +149,12 @@ def _series(key: tuple[int, int], called: Int64, begun: Int64) -> QueueSeries:
 
 
 def _waited_before(called: Int64, begun: Int64, time: Int64) -> Int64:
-    """Summed waiting of all work before each time, exact, in ns."""
+    """Return the exact waiting time of all work before each time, in ns."""
     return _ramp(np.sort(called), time) - _ramp(np.sort(begun), time)
 
 
 def _ramp(points: Int64, time: Int64) -> Int64:
-    """For each time, the sum of its distances to the points before it."""
+    """Return for each time the sum of its distances to the points before it."""
     origin = points[0]
     before = np.searchsorted(points, time, side="right")
     sums = np.concatenate(([0], np.cumsum(points - origin)))
@@ -162,7 +162,7 @@ def _ramp(points: Int64, time: Int64) -> Int64:
 
 
 def _peaks(series: QueueSeries, edges: Int64) -> Int64:
-    """The longest queue of each bin."""
+    """Return the longest queue of each bin."""
     standing = np.searchsorted(series.time, edges[:-1], side="right") - 1
     peak = np.where(standing >= 0, series.length[np.maximum(standing, 0)], 0)
     place = np.searchsorted(edges, series.time, side="right") - 1

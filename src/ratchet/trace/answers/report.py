@@ -1,4 +1,4 @@
-"""Everything that one trace answers: `report(trace)`."""
+"""All answers of one trace: `report(trace)`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ratchet.trace.read.counter_files import KernelRun
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CarriedIn:
-    """Device work of before the recording, which the window leaves out."""
+    """Device work from before the recording, which the window leaves out."""
 
     count: int
     time: int
@@ -79,7 +79,7 @@ class Report:
     copies: tuple[CopyRow, ...]
     streams: tuple[StreamRow, ...]
     queues: tuple[QueueRow, ...]
-    """Streams with launches, those with most first."""
+    """Only streams with launches, those with most first."""
     bandwidth: tuple[BandwidthRow, ...]
     sequences: tuple[SequenceRow, ...]
     critical_path: CriticalPath
@@ -100,9 +100,9 @@ class Report:
 def report(
     trace: Trace, ceilings: Rooflines | None = None, counted: Sequence[KernelRun] = ()
 ) -> Report:
-    """All answers of one trace.
+    """Compute all answers of one trace.
 
-    `ceilings` are the device's measured ones, else the catalogue's; `counted` is what
+    `ceilings` are measured ones; by default, the catalogue's. `counted` is what
     `counter_files.kernel_runs` found in the trace's file.
     """
     found = analyse(trace)

@@ -1,4 +1,4 @@
-"""Each op against the device's ceilings, and the time that could still be won."""
+"""Ops against the device's ceilings, and the time that could still be won."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RATE = {
     "c10::float8_e4m3fnuz": ("fp8", "matrix_fp8"),
     "c10::float8_e5m2fnuz": ("fp8", "matrix_fp8"),
 }
-"""A type as profilers write it: its short name, then the catalogue's peaks that can bound it."""
+"""Types as profilers write them: the short name, then the catalogue's peaks that bound it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,11 +48,11 @@ class RooflineRow:
     """Source of the device's ceilings, or the reason why there are none."""
     bound: Literal["compute", "memory", "unknown"]
     least: int
-    """The time at the ceiling, in ns; 0 where the device's ceilings are not known."""
+    """The time at the ceiling, in ns; 0 if the device's ceilings are not known."""
     roof_flops_per_s: float
-    """The compute ceiling; 0 where it is not known."""
+    """The compute ceiling; 0 if it is not known."""
     roof_bytes_per_s: float
-    """The bandwidth ceiling; 0 where it is not known."""
+    """The bandwidth ceiling; 0 if it is not known."""
 
     @property
     def flops_per_s(self) -> float:
@@ -60,29 +60,29 @@ class RooflineRow:
 
     @property
     def intensity(self) -> float:
-        """FLOPs a byte."""
+        """FLOPs per byte."""
         return self.flops / self.size_bytes if self.size_bytes else 0.0
 
     @property
     def could_win(self) -> int:
-        """Device time above the ceiling's, in ns; 0 where it is not known."""
+        """Time above the ceiling's, in ns; 0 if the ceiling is unknown."""
         return max(self.time - self.least, 0) if self.least else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rooflines:
-    """The rooflines that a trace's ops are held against, by short type name."""
+    """A device's rooflines by short type name."""
 
     of: Mapping[str, Roofline]
     source: str
 
 
 def paper_ceilings(trace: Trace) -> Rooflines:
-    """The catalogue's peaks of the trace's device; none where it is not in the catalogue."""
+    """Return the catalogue's peaks of the trace's device; none if it is not in the catalogue."""
     device = next((one for one in trace.devices if one.name), None)
     if device is None:
         return Rooflines(of={}, source="the trace names no device")
-    # These bring torch in, which a trace without shapes does not need.
+    # This imports torch, which a trace without shapes does not need.
     from ratchet.devices import catalogue
 
     entry = catalogue.load().match(device.name, compute_units=device.compute_units)
@@ -92,7 +92,7 @@ def paper_ceilings(trace: Trace) -> Rooflines:
 
 
 def named_ceilings(name: str) -> Rooflines:
-    """The catalogue's peaks of a device by name; DeviceError where it is not in it."""
+    """Return the catalogue's peaks of a device by name; DeviceError if it is not there."""
     from ratchet.devices import catalogue
 
     known = catalogue.load()
@@ -112,7 +112,7 @@ def _on_paper(entry: CatalogueDevice) -> Rooflines:
 
 
 def measured_ceilings(rates: Ceilings, device: str) -> Rooflines:
-    """The rooflines of rates that were measured on the device that the trace is from."""
+    """Return the rooflines of rates that were measured on the trace's device."""
     from ratchet.devices.roofline import roofline as measured
 
     return Rooflines(
@@ -124,7 +124,7 @@ def measured_ceilings(rates: Ceilings, device: str) -> Rooflines:
 def roofline(
     trace: Trace, links: Links, ceilings: Rooflines | None = None
 ) -> tuple[RooflineRow, ...]:
-    """Ops whose arithmetic follows from their shapes, by the time that could still be won."""
+    """Return the ops whose FLOPs follow from their shapes, by the time that could still be won."""
     if trace.on_device:
         time, _ = device_time_by_op(trace, links)
     else:
@@ -154,7 +154,7 @@ def roofline(
 
 
 def _with_callees(trace: Trace, links: Links, time: Int64) -> None:
-    """Add to each op the device time of the ops inside it, in place; the deepest first."""
+    """Add to each op the time of the ops inside it, in place, the deepest first."""
     for level in reversed(links.tree.levels):
         rows = links.chosen[level]
         above = links.parent_op[rows]

@@ -46,7 +46,7 @@ class OpWork:
 
 
 def parse_shapes(text: str) -> list[Any]:
-    """`Input Dims` as nested lists; empty where there is none."""
+    """Parse `Input Dims` into nested lists; empty if there is nothing to parse."""
     try:
         value = json.loads(text) if text else []
     except ValueError:
@@ -55,7 +55,7 @@ def parse_shapes(text: str) -> list[Any]:
 
 
 def work(name: str, dims: str, types: str, concrete: str = "") -> OpWork | None:
-    """The FLOPs and bytes of one call; None where they do not follow from what was recorded."""
+    """Return the FLOPs and bytes of one call; None if they do not follow from the recording."""
     shapes = [_shape(entry) for entry in parse_shapes(dims)]
     kinds = [str(entry) for entry in parse_shapes(types)]
     tensors = [(s, k) for s, k in zip(shapes, kinds, strict=False) if s and _width(k)]
@@ -71,7 +71,7 @@ def work(name: str, dims: str, types: str, concrete: str = "") -> OpWork | None:
 
 
 def _arithmetic(name: str, shapes: list[Shape], concrete: list[Any]) -> tuple[int, int] | None:
-    """(FLOPs, elements written), or None for an op without a rule here."""
+    """Return (FLOPs, elements written); None for an op without a rule here."""
     if name in MATMULS:
         return _matmul(name, shapes)
     if name in CONVOLUTIONS:
@@ -124,7 +124,7 @@ def _convolution(shapes: list[Shape], concrete: list[Any]) -> tuple[int, int] | 
 
 
 def _attention(name: str, query: Shape, key: Shape) -> tuple[int, int]:
-    """Full attention; a causal mask does half, which the trace does not tell apart."""
+    """Count full attention. A causal mask halves it, but the trace does not show the mask."""
     # Flash and efficient attention take (batch, tokens, heads, width).
     tokens = 2 if any(word in name for word in HEADS_FIRST) else 1
     return 4 * prod(query) * key[tokens], prod(query)

@@ -22,11 +22,11 @@ class StreamRow:
     stream: int
     count: int
     busy: int
-    """Union of its work, in ns."""
+    """Time with work running, in ns."""
     longest_queue: int
-    """Most pieces of work that were launched and had not started at once; a graph is one piece."""
+    """Largest number of pieces of work waiting at once; a graph is one piece."""
     mean_queue: float
-    """Over the window's time."""
+    """Mean over the window."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,11 +40,11 @@ class CopyRow:
     size_bytes: int
     """Counts only those whose size is in the trace."""
     bytes_per_s: float
-    """Over the time of those; 0 where no size is given."""
+    """Rate of those; 0 if no size is given."""
 
 
 def streams(trace: Trace, links: Links, activity: Activity) -> tuple[StreamRow, ...]:
-    """Every stream, the busiest first."""
+    """Return every stream, the busiest first."""
     rows = device_rows(trace, links)
     keys = np.stack((trace.device[rows], trace.stream[rows]))
     names, group = np.unique(keys, axis=1, return_inverse=True)
@@ -68,7 +68,7 @@ def streams(trace: Trace, links: Links, activity: Activity) -> tuple[StreamRow, 
 
 
 def copies(trace: Trace, links: Links) -> tuple[CopyRow, ...]:
-    """Copies and fills by name, the longest first."""
+    """Return copies and fills by name, the longest first."""
     rows = device_rows(trace, links)
     rows = rows[trace.kind[rows] != Kind.KERNEL]
     table = []

@@ -14,9 +14,9 @@ from ratchet.trace.answers.kernels import Sort
 from ratchet.trace.read.columns import DEVICE_KINDS, Bool, Int64, Kind, Trace
 
 BINS = 400
-"""Bins of the window: about the columns that a screen can tell apart."""
+"""Bins of a window: about as many as a screen has columns to show."""
 LANES = 16
-"""Streams, or threads, that are kept: the busiest."""
+"""Streams or threads kept: the busiest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,7 @@ class Timeline:
     end: int
     bins: int
     together: tuple[Lane, ...]
-    """Compute, communication, copies: those that are there."""
+    """Compute, communication and copies; a sort without work is left out."""
     lanes: tuple[Lane, ...]
     """By stream (by thread on a CPU-only trace), the busiest first."""
 
@@ -54,7 +54,7 @@ def bin_edges(start: int, end: int) -> Int64:
 
 
 def timeline(trace: Trace, links: Links, communication: Bool, whole: Activity) -> Timeline:
-    """Busy time by bin; what was carried in from before the recording is left out."""
+    """Sum busy time by bin, without work carried in from before the recording."""
     edges = bin_edges(whole.start, whole.end)
     sorts: tuple[tuple[Sort, Spans], ...] = (
         ("compute", whole.compute),

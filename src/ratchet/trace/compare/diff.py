@@ -1,4 +1,4 @@
-"""Two traces held against each other; the rows add up to the difference of the windows."""
+"""Two traces compared: the rows add up to the difference of the windows."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ class Diff:
     device_work: bool
     """True if the rows are device work, False if they are CPU ops."""
     ranks: int
-    """Ranks on each side; their times are summed."""
+    """Number of ranks on each side; their times are summed."""
     window_before: int
     window_after: int
     rows: tuple[DiffRow, ...]
     """The largest change first, in either direction."""
     hidden_change: int
-    """Change of the time in which pieces of device work ran beside each other, negated."""
+    """Change of the time that overlapping work saves, negated."""
     idle_change: int
     parts_before: dict[str, int]
     """The identity's parts, which sum to the window."""
@@ -87,7 +87,7 @@ class Diff:
 
     @property
     def groups(self) -> tuple[DiffRow, ...]:
-        """The rows with modules that repeat (a model's layers) together; the sums are the same."""
+        """Return the rows with repeated modules (a model's layers) summed."""
         groups: dict[Key, list[DiffRow]] = defaultdict(list)
         for row in self.rows:
             groups[_NUMBER.sub("", row.module), row.op].append(row)
@@ -96,7 +96,7 @@ class Diff:
 
     @property
     def parts_change(self) -> dict[str, int]:
-        """Change of each part of the identity."""
+        """Return the change of each part of the identity."""
         return {name: self.parts_after[name] - self.parts_before[name] for name in PARTS}
 
     def __post_init__(self) -> None:
@@ -119,15 +119,15 @@ class Side:
 
 
 def diff(before: Analysis, after: Analysis) -> Diff:
-    """Compare device work by module and op, then by kernel; also across vendors.
+    """Compare device work by module and op, then by kernel, also across vendors.
 
-    TraceError where exactly one of the two recorded device work: they cannot be matched.
+    TraceError if only one of the two recorded device work: they cannot be matched.
     """
     return compare(side(before), side(after))
 
 
 def side(found: Analysis) -> Side:
-    """One trace's side."""
+    """Return one trace's side."""
     trace, whole = found.trace, found.activity.whole()
     return Side(
         name=trace.name,
@@ -142,7 +142,7 @@ def side(found: Analysis) -> Side:
 
 
 def together(name: str, sides: Sequence[Side]) -> Side:
-    """Several ranks as one side, their times summed."""
+    """Sum several ranks into one side."""
     work: dict[Key, Work] = {}
     for one in sides:
         for key, own in one.work.items():
@@ -165,18 +165,18 @@ def together(name: str, sides: Sequence[Side]) -> Side:
 def compare(before: Side, after: Side) -> Diff:
     """Compare two sides.
 
-    TraceError where one side has device work or ranks that the other lacks.
+    TraceError if one side has device work or ranks that the other lacks.
     """
     if before.on_device != after.on_device:
         missing = after if before.on_device else before
         raise TraceError(
-            f"{missing.name} holds no device work and the other does: compare two traces of "
-            "the same sort"
+            f"{missing.name} has no device work and the other trace does: compare two traces that "
+            "both have device work, or two that have none"
         )
     if len(before.ranks) != len(after.ranks):
         raise TraceError(
             f"{before.name} has {len(before.ranks)} ranks and {after.name} has "
-            f"{len(after.ranks)}: name the rank to compare with --rank"
+            f"{len(after.ranks)}: choose one rank with --rank"
         )
     first, second = before.work, after.work
     rows = [_row(key, first.get(key, {}), second.get(key, {})) for key in {**first, **second}]
@@ -201,7 +201,7 @@ def compare(before: Side, after: Side) -> Diff:
 
 
 def _work(side: Analysis) -> dict[Key, Work]:
-    """Kernels by (module, op); CPU ops on a CPU-only trace."""
+    """Return kernels by (module, op); on a CPU-only trace, CPU ops."""
     trace, links = side.trace, side.links
     if trace.on_device:
         rows = device_rows(trace, links)
@@ -240,7 +240,7 @@ def _row(
 
 
 def _group(key: Key, rows: Sequence[DiffRow]) -> DiffRow:
-    """Rows of one class of modules as one; a kernel that either side ran in any is not named."""
+    """Sum the rows of one class of modules; name only kernels that one side never ran."""
     before = dict.fromkeys(kernel for row in rows for kernel in row.kernels_before)
     after = dict.fromkeys(kernel for row in rows for kernel in row.kernels_after)
     return DiffRow(

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from ratchet.trace.answers.collectives import CollectiveRow
 
 _TOGETHER = 0.5
-"""Share of the shortest run in which all ranks' runs must overlap.
+"""All ranks' runs must overlap for this share of the shortest run.
 
-The rank that comes last ends with the others, so all of it should; the rest is left to clocks that
-are not quite alike.
+The last rank to arrive ends with the others, so its whole run should overlap; the margin allows for
+clocks that differ a little.
 """
 _SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
-"""Operations in which each rank has a message of the same size."""
+"""Operations in which every rank's message has the same size."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,11 +33,11 @@ class Run:
 
 
 Key = tuple[str, str, str]
-"""Operation, process group and the kernel's name: what a collective's runs have in common."""
+"""Operation, process group and kernel name, which all runs of a collective share."""
 
 
 def runs_by_key(rows: Sequence[CollectiveRow], epoch: int) -> dict[Key, list[Run]]:
-    """One rank's runs of each sort of collective, in order of time."""
+    """Return one rank's runs of each sort of collective, in order of time."""
     found: dict[Key, list[Run]] = {}
     for row in rows:
         start = row.start + epoch
@@ -50,10 +50,10 @@ def runs_by_key(rows: Sequence[CollectiveRow], epoch: int) -> dict[Key, list[Run
 
 
 def paired(runs: Mapping[int, Sequence[Run]]) -> list[dict[int, Run]]:
-    """The collectives of one key that every rank ran, each as its run by rank, in order of time.
+    """Return one key's collectives that every rank ran, in order of time, each as runs by rank.
 
-    Two runs are of one collective if each overlaps the other longest. All ranks' runs must share
-    half of the shortest one's time: a collective cannot end before its last rank has begun.
+    Two runs belong to one collective if each is the other's longest overlap. All ranks' runs must
+    share half of the shortest one's time: a collective cannot end before its last rank begins.
     """
     fewest = min(runs, key=lambda rank: len(runs[rank]))
     others = {rank: _partners(runs[fewest], own) for rank, own in runs.items() if rank != fewest}
@@ -70,7 +70,7 @@ def paired(runs: Mapping[int, Sequence[Run]]) -> list[dict[int, Run]]:
 
 
 def _partners(runs: Sequence[Run], others: Sequence[Run]) -> list[int | None]:
-    """For each run the other rank's that overlaps it longest, if it is that one's longest too."""
+    """Return for each run the other rank's run with the longest overlap, if that is mutual."""
     starts = [run.start for run in others]
     ends = list(itertools.accumulate((run.end for run in others), max))
     best: list[tuple[int, int | None]] = [(0, None)] * len(runs)
@@ -90,5 +90,5 @@ def _partners(runs: Sequence[Run], others: Sequence[Run]) -> list[int | None]:
 
 
 def _overlap(*runs: Run) -> int:
-    """The time in which all of them run, in ns; negative where they do not."""
+    """Return the time during which all runs overlap, in ns; negative if they do not."""
     return min(run.end for run in runs) - max(run.start for run in runs)

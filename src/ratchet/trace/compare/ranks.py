@@ -25,29 +25,29 @@ class SharedCollective:
     operation: str
     group: str
     index: int
-    """Its number among the group's that were paired, in order of time."""
+    """Its number among the group's paired collectives, in order of time."""
     wire: int
-    """The shortest duration over ranks: from the arrival of the last."""
+    """The shortest duration over ranks, which begins when the last rank arrives."""
     waiting: dict[int, int]
-    """Per rank, the rest of its duration."""
+    """The rest of each rank's duration."""
     late: int
     """The rank that waited least: the others waited for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
-    """Several ranks' reports and what only shows between them."""
+    """Several ranks' reports, and the differences between them."""
 
     reports: tuple[Report, ...]
     collectives: tuple[SharedCollective, ...]
     wire: int
     """Summed over collectives, in ns."""
     waiting: dict[int, int]
-    """Per rank, summed, in ns."""
+    """Summed by rank, in ns."""
     straggler: int | None
-    """The rank that the others waited for longest; None where nothing was waited for."""
+    """The rank that the others waited for longest; None if no rank waited."""
     unmatched: int
-    """Collectives that no run of every other rank overlaps in time: they are in no figure here."""
+    """Collectives that not every rank ran at the same time; no other figure here counts them."""
     skew: float
     """(Longest - shortest compute time over ranks) / mean."""
     faults: tuple[str, ...] = ()
@@ -55,19 +55,19 @@ class Ranks:
 
 
 def trace_files(folder: Path) -> list[Path]:
-    """The traces in a folder, by name; TraceError without one."""
+    """Return the traces in a folder by name; TraceError if there are none."""
     files = sorted(
         path for path in folder.iterdir() if path.name.endswith(SUFFIXES) and path.is_file()
     )
     if not files:
         raise TraceError(
-            f"{folder} holds no trace: put one .json, .json.gz or .db file per rank there"
+            f"{folder} has no traces: put one .json, .json.gz or .db file per rank there"
         )
     return files
 
 
 def report_file(path: Path, trace: Trace, ceilings: Rooflines | None = None) -> Report:
-    """All answers of one file's trace, its performance counters among them."""
+    """Report one file's trace, with its performance counters."""
     faults: list[str] = []
     answers = report(trace, ceilings, kernel_runs(path, trace, faults.append))
     new = dict.fromkeys(fault for fault in faults if fault not in answers.faults)
@@ -75,10 +75,10 @@ def report_file(path: Path, trace: Trace, ceilings: Rooflines | None = None) -> 
 
 
 def each_rank(folder: Path, faults: list[str]) -> Iterator[tuple[int, Path, Trace]]:
-    """(rank, file, trace) of every file in a folder, one in memory at a time.
+    """Yield (rank, file, trace) of every file in a folder, one in memory at a time.
 
-    A file that is no trace is left out and its error is put into `faults`; TraceError where none
-    can be read, or where two say that they are the same rank.
+    A file that is not a trace is left out, and its error goes into `faults`. TraceError if none can
+    be read, or if two files have the same rank.
     """
     seen: dict[int, str] = {}
     for path in trace_files(folder):
@@ -90,7 +90,7 @@ def each_rank(folder: Path, faults: list[str]) -> Iterator[tuple[int, Path, Trac
         rank = trace.rank if trace.rank is not None else len(seen)
         if rank in seen:
             raise TraceError(
-                f"{path.name} and {seen[rank]} both say rank {rank}: keep one file per rank"
+                f"{path.name} and {seen[rank]} are both of rank {rank}: keep one file per rank"
             )
         seen[rank] = path.name
         yield rank, path, trace
@@ -99,7 +99,7 @@ def each_rank(folder: Path, faults: list[str]) -> Iterator[tuple[int, Path, Trac
 
 
 def read_ranks(folder: Path, ceilings: Rooflines | None = None) -> Ranks:
-    """Read and report every trace of a folder; the ranks must be told apart."""
+    """Read and report every trace of a folder."""
     faults: list[str] = []
     reports = {
         rank: report_file(path, trace, ceilings) for rank, path, trace in each_rank(folder, faults)
@@ -110,7 +110,7 @@ def read_ranks(folder: Path, ceilings: Rooflines | None = None) -> Ranks:
 
 
 def across(reports: dict[int, Report]) -> Ranks:
-    """Match the collectives of several ranks: the runs of one that overlap in time are one."""
+    """Match the collectives of several ranks, and find who waited for whom."""
     runs = {rank: runs_by_key(one.collectives, one.epoch) for rank, one in reports.items()}
     pairs: dict[tuple[str, str], list[dict[int, Run]]] = {}
     known = 0

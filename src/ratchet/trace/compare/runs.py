@@ -1,4 +1,4 @@
-"""A run by its path: one trace's file, or a folder with one for each rank."""
+"""Runs by path: a trace's file, or a folder with one file for each rank."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ratchet.trace.read.file import read
 def report_run(
     path: Path, ceilings: Rooflines | None = None, rank: int | None = None
 ) -> Report | Ranks:
-    """A file's report; a folder's ranks together, or one of them where `rank` names it.
+    """Report a file, a folder's ranks together, or the one that `rank` names.
 
-    A folder that holds one trace is that trace. TraceError where nothing can be read.
+    A folder with one trace counts as that trace. TraceError if nothing can be read.
     """
     check(path)
     if not path.is_dir():
@@ -38,7 +38,7 @@ def report_run(
 
 
 def diff_runs(before: Path, after: Path, rank: int | None = None) -> Diff:
-    """Compare two files, or two folders: their ranks summed, or the one that `rank` names."""
+    """Compare two files or two folders: the sums over their ranks, or the one that `rank` names."""
     check(before)
     check(after)
     names = [path.resolve().name for path in (before, after)]
@@ -65,9 +65,9 @@ def _side(path: Path, name: str, rank: int | None) -> Side:
 
 
 def check(path: Path) -> None:
-    """TraceError where a path is no file or folder that can be opened.
+    """Raise TraceError if a path is not a file or folder that can be opened.
 
-    A pipe or a device is refused before it is opened: reading it could wait for ever.
+    Pipes and devices are refused before they are opened: reading one could wait for ever.
     """
     why = files.why_not_folder(path) if path.is_dir() else files.why_not_file(path)
     if why:
@@ -75,7 +75,7 @@ def check(path: Path) -> None:
 
 
 def _one(folder: Path, rank: int) -> tuple[Path, Trace, tuple[str, ...]]:
-    """The file and trace of one rank in a folder, and what was wrong on the way to it."""
+    """Return the file and trace of one rank in a folder, and the faults of files before it."""
     faults: list[str] = []
     seen = []
     for number, path, trace in each_rank(folder, faults):

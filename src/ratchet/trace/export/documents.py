@@ -1,4 +1,4 @@
-"""Answers as plain data: what `--json` prints and what the pages are made of."""
+"""Answers as plain data, for `--json` and for the pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def document(answers: Report) -> dict[str, Any]:
-    """One rank's report as one JSON object: every table, and the identity under its own names."""
+    """Return one rank's report as one JSON object."""
     from ratchet.trace.advice import advise
 
     whole = answers.identity
@@ -38,7 +38,7 @@ def document(answers: Report) -> dict[str, Any]:
 
 
 def ranks_document(ranks: Ranks) -> dict[str, Any]:
-    """A folder of ranks: each one's report, what shows between them, and sums over the ranks."""
+    """Return the reports of several ranks, their sums, and the differences between them."""
     own = [document(answers) for answers in ranks.reports]
     total = sum(one["communication"]["total_ns"] for one in own)
     exposed = sum(one["communication"]["exposed_ns"] for one in own)
@@ -107,7 +107,7 @@ def _identity(part: Identity) -> dict[str, int]:
 
 
 def plainly(value: Any) -> Any:
-    """Dataclasses to dicts with their derived figures, tuples to lists."""
+    """Turn dataclasses into dicts with their derived figures, and tuples into lists."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         plain = {f.name: plainly(getattr(value, f.name)) for f in dataclasses.fields(value)}
         derived = [n for n, kind in vars(type(value)).items() if isinstance(kind, property)]

@@ -1,4 +1,4 @@
-"""Several ranks' traces as one Chrome trace: a process for each rank, on one clock."""
+"""Several ranks' traces merged into one Chrome trace: a process for each rank, on one clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ratchet.trace.read.stream import raw_events
 
 _FLOWS = ("s", "t", "f")
 _PACKED = 3
-"""gzip's level: 1.2 times the size of the best in a quarter of its time."""
+"""gzip's level: 1.2 times the smallest size, in a quarter of the time."""
 _CATEGORIES = {
     Kind.OP: "cpu_op", Kind.RUNTIME: "cuda_runtime", Kind.KERNEL: "kernel",
     Kind.COPY: "gpu_memcpy", Kind.FILL: "gpu_memset", Kind.ANNOTATION: "user_annotation",
@@ -67,15 +67,15 @@ class _Source:
 
 
 def merge(folder: Path, out: Path) -> Merged:
-    """Write the traces of a folder, one a rank, into one file that Perfetto and Chrome open.
+    """Merge the traces of a folder, one for each rank, into one file for Perfetto or Chrome.
 
-    Each rank is a process of its own; its threads and streams keep their names. Where the windows
-    of all ranks meet, their clocks are taken to be one; else each is moved so that the windows
-    begin together. Times stay exact to the nanosecond. TraceError where nothing can be read or
-    `out` cannot be written, or would lie among the traces.
+    Each rank becomes a process; its threads and streams keep their names. If the ranks' windows
+    overlap, their clocks count as one. If not, the ranks are moved so that their windows begin
+    together. Times stay exact to the nanosecond. TraceError if nothing can be read, or if `out`
+    cannot be written or lies in the folder of traces.
     """
     if out.resolve().parent == folder.resolve():
-        raise TraceError(f"--out {out} would be taken for a rank of {folder}: name another folder")
+        raise TraceError(f"--out {out} would be taken for a rank of {folder}: choose another")
     faults: list[str] = []
     sources = [
         _source(rank, path, trace, faults) for rank, path, trace in each_rank(folder, faults)
@@ -136,7 +136,7 @@ def _opened(path: Path, *, packed: bool) -> AbstractContextManager[BinaryIO]:
 def _write(
     file: BinaryIO, sources: list[_Source], shifts: list[int], note: Callable[[str], None]
 ) -> list[int]:
-    """Everything; the number of each rank's events."""
+    """Write everything, and return the number of each rank's events."""
     about = [
         {"rank": s.rank, "file": s.path.name, "shift_ns": shift}
         for s, shift in zip(sources, shifts, strict=True)
@@ -172,7 +172,7 @@ def _pieces(path: Path, note: Callable[[str], None]) -> Iterator[list[Fields]]:
 
 
 def chrome_events(trace: Trace) -> Iterator[Fields]:
-    """The rows of a trace that is no Chrome trace, as events of one."""
+    """Yield the rows of another sort of trace as events of a Chrome trace."""
     on_device = np.isin(trace.kind, DEVICE_KINDS)
     for row in range(len(trace)):
         process, thread = trace.lanes[trace.lane[row]]
@@ -210,7 +210,7 @@ class _Lanes:
         self.pid = Raw(str(source.rank).encode())
 
     def moved(self, events: list[Fields], shift: int) -> list[bytes]:
-        """The events on this rank's process, `shift` ns later, as lines; names are kept apart."""
+        """Return the events as lines, on this rank's process and `shift` ns later; keep names."""
         kept = [event for event in events if not self._names(event)]
         if shift:
             timed = [event for event in kept if "ts" in event]
@@ -256,7 +256,7 @@ class _Lanes:
             thread = self.said.get(("thread_name", pid, tid), "") or tid.decode().strip('"')
             process = self.said.get(("process_labels", pid, b""), "")
             yield self._say("thread_name", number, {"name": f"{process} {thread}".strip()})
-            # Streams stand below threads: they are read from the launch down.
+            # Streams come below threads, so that one reads from the launch down.
             below = "stream" in thread.lower() or process.startswith("GPU")
             yield self._say("thread_sort_index", number, {"sort_index": number + 10_000 * below})
 

@@ -1,4 +1,4 @@
-"""Tables as Parquet files, with pyarrow where it is installed."""
+"""Tables as Parquet files, with pyarrow if it is installed."""
 
 from __future__ import annotations
 

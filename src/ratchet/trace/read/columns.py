@@ -1,4 +1,4 @@
-"""A trace as columns: one row an event, strings as numbers into one table, times in nanoseconds."""
+"""A trace as columns: one row per event, strings as numbers into a table, times in nanoseconds."""
 
 from __future__ import annotations
 
@@ -73,15 +73,15 @@ CATEGORIES = {
 }
 """Category spellings of Kineto's versions, in lower case.
 
-Kineto's own list (libkineto/include/ActivityType.h) makes those of each accelerator aliases of
-runtime, driver and kernel.
+Kineto's own list (libkineto/include/ActivityType.h) treats each accelerator's categories as aliases
+of runtime, driver and kernel.
 """
 DEVICE_KINDS = (Kind.KERNEL, Kind.COPY, Kind.FILL)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """Something in the file that is not as it should be, and what was done about it."""
+    """A defect of the file, and how the reader handled it."""
 
     what: str
     count: int = 1
@@ -156,7 +156,7 @@ class Trace:
     stream: Int32
     device: Int32
     size: Int64
-    """Bytes that a copy or fill moved, -1 where the trace does not say."""
+    """Bytes that a copy or fill moved, -1 if the trace does not say."""
     ops: Ops
     collectives: Collectives
     memory: MemoryEvents
@@ -175,15 +175,15 @@ class Trace:
         return self.start + self.duration
 
     def rows(self, *kinds: Kind) -> NDArray[np.intp]:
-        """The rows of these kinds, in order of time."""
+        """Return the rows of these kinds, in order of time."""
         return np.flatnonzero(np.isin(self.kind, kinds))
 
     def string(self, row: SupportsIndex) -> str:
-        """The name of the event in this row."""
+        """Return the name of the event in this row."""
         return self.strings[int(self.text[row])]
 
     def named(self, pattern: re.Pattern[str]) -> Bool:
-        """For each string, whether the pattern is found in it."""
+        """Return for each string whether the pattern matches somewhere in it."""
         search = pattern.search
         return np.fromiter((search(s) is not None for s in self.strings), bool, len(self.strings))
 

@@ -1,9 +1,9 @@
-"""Performance counters of kernels as their files hold them.
+"""Performance counters of kernels, read from a trace's file.
 
-Three sources: Kineto's CUPTI range profiler (one event of category `cuda_profiler_range` a kernel,
-its arguments the metrics: libkineto/src/CuptiRangeProfiler.cpp), rocprofv3's JSON (one record of
-`counter_collection` a dispatch) and rocpd (the views `pmc_events` and `kernels`:
-rocprofiler-sdk-rocpd/data_views.sql).
+There are three sources: Kineto's CUPTI range profiler (an event of category `cuda_profiler_range`
+for each kernel, with the metrics as arguments: libkineto/src/CuptiRangeProfiler.cpp), rocprofv3's
+JSON (a record of `counter_collection` for each dispatch) and rocpd (the views `pmc_events` and
+`kernels`: rocprofiler-sdk-rocpd/data_views.sql).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Numbers of a trace to integer nanoseconds, by their digits.
+"""Times of a trace to integer nanoseconds, digit by digit.
 
-A double holds 53 bits: an epoch stamp in microseconds with three decimals needs 61, so a parser
-that goes through one loses up to a quarter of a microsecond.
+A double holds 53 bits, but microseconds since 1970 with three decimals need 61: a parser that uses
+doubles loses up to a quarter of a microsecond.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from msgspec import Raw
 from numpy.typing import NDArray
 
 MISSING = -(2**62)
-"""Stands for a time that is not there or not a number; no real stamp reaches it."""
+"""A missing or unreadable time; no real time reaches it."""
 EARLIEST, LATEST = -(2**60), 2**61
-"""Stamps outside are no times: 36 years before the clock's zero, 73 after."""
+"""Bounds of a valid time: 36 years before the clock's zero, 73 after."""
 _COMMA, _DOT, _ZERO, _NINE = b",.09"
 _WHOLE_DIGITS = 16
-"""Digits of microseconds that fit 63 bits once they are nanoseconds, if the first is no 9."""
+"""So many digits of microseconds fit into 63 bits as nanoseconds, unless the first is a 9."""
 
 
 def nanoseconds(tokens: Sequence[Raw | bytes]) -> NDArray[np.int64]:
-    """Microseconds as JSON wrote them to integer nanoseconds; MISSING where there is no number."""
+    """Turn microseconds as written in JSON into integer nanoseconds; MISSING if not a number."""
     if not tokens:
         return np.zeros(0, dtype=np.int64)
     text = b",".join(tokens) + b","
@@ -57,7 +57,7 @@ def nanoseconds(tokens: Sequence[Raw | bytes]) -> NDArray[np.int64]:
 
 
 def _scaled(text: bytes, decimals: int) -> NDArray[np.int64]:
-    """Numbers that all have the same number of decimals."""
+    """Scale numbers that all have the same number of decimals."""
     values = np.fromstring(text.replace(b".", b""), dtype=np.int64, sep=",")
     return np.asarray(values * 10 ** (3 - decimals), dtype=np.int64)
 
@@ -67,7 +67,7 @@ def _possible(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _one(token: bytes) -> int:
-    """One number in any form that JSON writers use, quoted ones too."""
+    """Parse one number in any form that JSON writers use, quoted or not."""
     try:
         value = Decimal(token.strip(b'" ').decode()) * 1000
         nanosecond = int(value.to_integral_value())

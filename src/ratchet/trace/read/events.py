@@ -1,8 +1,7 @@
 """Events of a Chrome trace, with only the fields that an answer needs.
 
-The decoder compares each key of the text with the fields that it was told of, so a phase of its own
-struct with few fields is much cheaper than one struct for all: `Known` holds the phases that fill a
-trace, `Event` reads any.
+The decoder compares each key with the struct's fields, so a small struct for each phase is much
+cheaper than one for all. `Known` has the phases that fill a trace; `Event` reads any.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ NOTHING = Raw(b"")
 class WorkArguments(Struct, frozen=True, gc=False):
     """`args` of an event with a duration, in the order in which Kineto writes them.
 
-    A writer may give a number, a string or null, so most are untyped.
+    Most are untyped, because a writer may give a number, a string or null.
     """
 
     external: Any = field(default=-1, name="External id")

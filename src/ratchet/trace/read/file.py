@@ -1,4 +1,4 @@
-"""A trace file to columns: `read(path)`. What is wrong with a file is in `Trace.faults`."""
+"""A trace file to columns: `read(path)`. Defects of the file are in `Trace.faults`."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _CAUSES: dict[Platform, str] = {
 def read(path: str | Path) -> Trace:
     """Read one rank's trace: Kineto or Chrome JSON, rocprofv3 JSON or a rocpd database.
 
-    JSON may be gzip. TraceError when the file is not there or holds no trace at all; a damaged or
-    truncated file gives what can be read, and says in `faults` what could not.
+    JSON may be gzip. TraceError if the file is missing or holds no trace at all. A damaged or
+    truncated file is read as far as possible, and `faults` says what could not be read.
     """
     path = Path(path)
     if is_database(path):
@@ -51,7 +51,7 @@ def read_chrome(path: Path) -> Trace:
     gatherer = gathered.gatherer
     if gatherer.count == 0:
         raise TraceError(
-            f"{path.name} holds no event with a duration: record it again with the profiler running"
+            f"{path.name} has no event with a duration: record it again with the profiler running"
         )
     about = _around(gathered.header) | _around(gathered.footer)
     columns = gatherer.finish()
@@ -71,7 +71,7 @@ def read_chrome(path: Path) -> Trace:
 
 
 def without_device_work(trace: Trace) -> Trace:
-    """The same trace; where a GPU run recorded no device work, a fault says so and why."""
+    """Return the trace, with a fault that names likely causes if a GPU run has no device work."""
     launches = trace.rows(Kind.RUNTIME).size
     if trace.on_device or trace.platform == "cpu" or not (launches or trace.devices):
         return trace
@@ -83,7 +83,7 @@ def without_device_work(trace: Trace) -> Trace:
 
 
 def _around(text: bytes) -> dict[str, Any]:
-    """The keys of the object around the events, as far as they can be read."""
+    """Read the keys of the object around the events, as far as possible."""
     inner = text.strip().lstrip(b"{],").rstrip().rstrip(b",}]").strip()
     for closing in (b"}", b"}}", b"]}", b"}]}"):
         try:
@@ -133,7 +133,7 @@ def _platform(
 
 
 def _place(info: Any, path: Path) -> tuple[int | None, int | None]:
-    """(rank, world size) from the trace, else the rank from the file's name."""
+    """Return (rank, world size) from the trace, or the rank from the file's name."""
     if isinstance(info, dict):
         rank, world = info.get("rank"), info.get("world_size")
         if isinstance(rank, int):

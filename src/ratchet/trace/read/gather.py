@@ -1,4 +1,4 @@
-"""Decoded events into columns, piece by piece: each piece becomes arrays, then is let go."""
+"""Decoded events to columns, piece by piece; each piece becomes arrays and is dropped."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ from ratchet.trace.read.events import NO_ARGUMENTS, NOTHING, AnyEvent, Unused, W
 from ratchet.trace.read.numbering import Kinds, Numbers, Parts, Written, integers, numbered
 
 GPU_DEVICE_TYPES = (1, 6, 12, 15, 19, 20)
-"""c10::DeviceType of CUDA, HIP, XPU, HPU, MTIA and PrivateUse1: what is allocated on one is device
-memory."""
+"""c10::DeviceType of CUDA, HIP, XPU, HPU, MTIA and PrivateUse1: those with device memory."""
 _NO_OTHERS = (WorkEvent, Unused)
 _LONGEST = 2**59
-"""18 years in ns: a longer duration is none."""
+"""18 years in ns: a longer duration is not valid."""
 
 
 class Gatherer:
@@ -84,7 +83,7 @@ class Gatherer:
         lanes: Sequence[tuple[str, str]],
         **columns: Int64,
     ) -> None:
-        """Take rows whose times are nanoseconds already; `columns` as in `Trace`, else -1."""
+        """Take rows with times in nanoseconds. `columns` are as in `Trace`; missing ones are -1."""
         if not len(names):
             return
         values: dict[str, NDArray[Any]] = {
@@ -102,7 +101,7 @@ class Gatherer:
         self.count += len(names)
 
     def _number(self, values: Iterable[Any]) -> Sequence[int]:
-        """Each string's number; what is no string is written as one."""
+        """Number the strings; other values are turned into strings."""
         values = list(values)
         try:
             return numbered(self.strings, values)
@@ -147,9 +146,9 @@ class Gatherer:
         none = (duration == MISSING) | (duration > _LONGEST)
         negative = (duration < 0) & ~none
         if none.any():
-            self.faults["an event without a duration counts as 0 ns long"] += int(none.sum())
+            self.faults["an event without a duration was read as 0 ns long"] += int(none.sum())
         if negative.any():
-            self.faults["an event with a negative duration counts as 0 ns long"] += int(
+            self.faults["an event with a negative duration was read as 0 ns long"] += int(
                 negative.sum()
             )
         return np.where(none | negative, 0, duration)
@@ -220,7 +219,7 @@ class Gatherer:
                 self.note("an event without a phase was left out")
 
     def _add_half(self, event: Any) -> None:
-        """Begin and end events, which Chrome's format allows in place of one with a duration."""
+        """Pair a begin with an end event, which Chrome's format allows in place of a duration."""
         lane = int(self._lanes([event])[0])
         if event.ph == "B":
             self.open.setdefault(lane, []).append(event)
@@ -245,7 +244,7 @@ class Gatherer:
         self.memory["device"].add(integers([a.device_id for a in given]))
 
     def parts(self) -> Iterator[Any]:
-        """All that was taken, piece by piece, for `absorb` elsewhere; what was given is let go."""
+        """Yield everything, piece by piece, for another gatherer's `absorb`, and drop it here."""
         yield {
             "count": self.count,
             "strings": list(self.strings),
@@ -258,7 +257,7 @@ class Gatherer:
                 yield part.join()
 
     def absorb(self, parts: Iterator[Any]) -> None:
-        """Take the parts of one that took the events which follow."""
+        """Take the parts of a gatherer that read the events after ours."""
         about = next(parts)
         strings = integers(self._number(about["strings"]))
         lanes = integers([self.lanes[lane] for lane in about["lanes"]])
@@ -280,7 +279,7 @@ class Gatherer:
         return self.main, self.op, self.collective, self.memory
 
     def finish(self) -> dict[str, Any]:
-        """The columns, sorted by start and then the longer first: keyword arguments of `Trace`."""
+        """Return the columns as arguments of `Trace`, sorted by start, then the longer first."""
         left = sum(len(events) for events in self.open.values())
         if left:
             self.faults["a begin event without its end was left out"] += left
@@ -303,7 +302,7 @@ class Gatherer:
 
 
 def _in_order(start: Int64, duration: Int64) -> NDArray[np.int32]:
-    """Events by start, the longer first among those that start together."""
+    """Sort events by start, the longer first among those that start together."""
     order = np.argsort(start, kind="stable")
     together = np.flatnonzero(np.diff(start[order]) == 0)
     if together.size:
@@ -314,12 +313,12 @@ def _in_order(start: Int64, duration: Int64) -> NDArray[np.int32]:
 
 
 def _narrow(values: Int64) -> Int64:
-    """Values that fit 32 bits; others (a stream's address) are folded into them."""
+    """Fold values into 32 bits (a stream may be an address)."""
     return np.where(np.abs(values) < 2**31, values, values & 0x7FFFFFFF)
 
 
 def _placed(parts: dict[str, Parts], place: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
-    """Columns of a part table, in the order of the events that its rows point at."""
+    """Sort the columns of a part table by the events that its rows point at."""
     row = place[parts["row"].join()]
     order = np.argsort(row, kind="stable")
     columns = {"row": row[order]}

@@ -1,4 +1,4 @@
-"""Numbers for keys that repeat, and columns that grow: what a reader collects events into."""
+"""Building blocks of a reader: numbers for keys that repeat, and columns that grow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Numbers(dict[Any, int]):
 
 
 class Written(dict[bytes, int]):
-    """The number of a JSON value's text, however its writer laid it out."""
+    """Numbers JSON values, whatever their layout."""
 
     def __init__(self, strings: Numbers) -> None:
         self.strings = strings
@@ -41,7 +41,7 @@ class Written(dict[bytes, int]):
 
 
 class Kinds(dict[Any, int]):
-    """The Kind of a category as written; what is not known is OTHER."""
+    """Maps categories as written to a Kind; unknown ones are OTHER."""
 
     def __missing__(self, key: Any) -> int:
         kind = self[key] = int(CATEGORIES.get(str(key).lower(), Kind.OTHER))
@@ -51,8 +51,8 @@ class Kinds(dict[Any, int]):
 class Parts:
     """One column that grows.
 
-    Its memory is one block, so that it goes back to the system when the column is done: many small
-    arrays would leave as much again behind, in pieces that nothing large fits into.
+    Its memory is one block, which goes back to the system when the column is done. Many small
+    arrays would leave as much again behind, in pieces too small to reuse.
     """
 
     def __init__(self, dtype: DTypeLike) -> None:
@@ -66,7 +66,7 @@ class Parts:
     def add(self, values: NDArray[Any]) -> None:
         end = self._count + values.size
         if end > self._held.size:
-            # Memory that was asked for and not written to yet takes no place.
+            # Memory that is allocated but not written to takes no space.
             grown = np.empty(max(end, 2 * self._held.size, _FIRST_ROWS), dtype=self.dtype)
             grown[: self._count] = self._held[: self._count]
             self._held = grown
@@ -74,14 +74,14 @@ class Parts:
         self._count = end
 
     def join(self, order: NDArray[Any] | None = None) -> NDArray[Any]:
-        """The whole column, in `order` where given; it is let go here."""
+        """Return the whole column, in `order` if given, and drop it here."""
         whole = self._held[: self._count]
         self._let_go()
         return whole if order is None else whole[order]
 
 
 def numbered(table: dict[Any, int], keys: Sequence[Any]) -> Sequence[int]:
-    """The number of each key; TypeError for a key that cannot be one (a list)."""
+    """Return the number of each key; TypeError for a key that cannot be hashed (a list)."""
     if len(keys) < 2:
         return [table[key] for key in keys]
     numbers: Sequence[int] = itemgetter(*keys)(table)
@@ -89,7 +89,7 @@ def numbered(table: dict[Any, int], keys: Sequence[Any]) -> Sequence[int]:
 
 
 def integers(values: Sequence[Any]) -> Int64:
-    """Whatever a writer put down as a number, as int64; -1 where it is none."""
+    """Convert whatever a writer used as a number to int64; -1 if it is not a number."""
     try:
         return np.frombuffer(array("q", values), dtype=np.int64)
     except (TypeError, ValueError, OverflowError):

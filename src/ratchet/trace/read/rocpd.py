@@ -1,4 +1,4 @@
-"""A rocpd database (rocprofv3's default output) to columns, through the views that it carries."""
+"""A rocpd database (rocprofv3's default output) to columns, through its views."""
 
 from __future__ import annotations
 

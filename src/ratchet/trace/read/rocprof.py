@@ -19,7 +19,7 @@ from ratchet.trace.read.stream import unpack
 
 KEY = b'"rocprofiler-sdk-tool"'
 COPY_KERNEL, FILL_KERNEL = "__amd_rocclr_copyBuffer", "__amd_rocclr_fillBuffer"
-"""The HIP runtime copies and fills with kernels of these names where it does not use SDMA."""
+"""Kernels with which the HIP runtime copies and fills if it does not use SDMA."""
 
 
 class _Handle(Struct):

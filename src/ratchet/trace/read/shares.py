@@ -1,8 +1,7 @@
 """A large trace file gathered by several processes, a share each.
 
-The file is cut where an event seems to end. Whether it does shows when the share before the cut is
-read: where that is not whole, or the text of any share is damaged, there is no result, and the file
-is to be read in one go.
+The file is cut where an event seems to end. If a share turns out not to end there, or is damaged,
+there is no result, and the file must be read in one go.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from ratchet.trace.read.gather import Gatherer
 from ratchet.trace.read.stream import Stream
 
 SMALLEST = 64 << 20
-"""Bytes of a share: a process that reads fewer takes longer to start than it saves."""
+"""Smallest share in bytes: for fewer, starting a process costs more than it saves."""
 _START = 32 << 20
-"""Bytes that are read while another process starts."""
+"""Bytes read here while another process starts."""
 _MOST = 4
-"""Processes at once: what they hold is held at the same time."""
+"""Most processes at once: all of them hold memory at the same time."""
 _WINDOW = 1 << 20
-"""Bytes in which an event must end."""
+"""An event must end within so many bytes."""
 _FIRST = re.compile(rb'(?:"traceEvents"\s*:\s*|^\s*)\[\s*\{\s*("[^"\\]*"\s*:)')
 _CODE = """
 import json, sys
@@ -56,9 +55,9 @@ class Gathered:
 
 
 def gather(path: Path, begin: int = 0, end: int | None = None) -> Gathered:
-    """Gather a whole file, or a stretch of a plain one; TraceError when it holds no event array.
+    """Gather a whole file, or a stretch of a plain one; TraceError if it holds no event array.
 
-    With an `end`, msgspec.DecodeError where no event ends there.
+    With an `end`, msgspec.DecodeError if no event ends there.
     """
     gathered = Gathered(gatherer=Gatherer())
 
@@ -71,14 +70,14 @@ def gather(path: Path, begin: int = 0, end: int | None = None) -> Gathered:
         for events in stream:
             gathered.gatherer.add(events)
     gathered.header, gathered.footer = stream.header, stream.footer
-    # Where the array ended before the stretch did, what follows is of something else.
+    # If the array ended before the stretch did, the rest of the stretch is not events.
     gathered.whole &= end is None or not stream.ended
     return gathered
 
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without garbage collection: it would look through every event and find none."""
+    """Switch garbage collection off: it would search every event and find no garbage."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -89,7 +88,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def gather_shared(path: Path) -> Gathered | None:
-    """Gather a plain file with several processes; None where it is small or that does not work."""
+    """Gather a plain file with several processes; None if it is small or that fails."""
     bounds = _bounds(path)
     if not bounds:
         return None
@@ -158,7 +157,7 @@ def _start(path: Path, begin: int, end: int | None) -> subprocess.Popen[bytes]:
 
 
 def answer(arguments: list[str]) -> None:
-    """In the other process: gather the share and write it to the standard output."""
+    """Gather a share in the other process, and write it to standard output."""
     path, begin, end = arguments
     gathered = gather(Path(path), int(begin), int(end) if end else None)
     if gathered.whole and not gathered.gatherer.open:

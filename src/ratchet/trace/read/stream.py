@@ -21,7 +21,7 @@ from ratchet.trace.read.events import AnyEvent, Event, Known
 
 Kept = TypeVar("Kept")
 BLOCK = 1 << 20
-"""Bytes decoded at once: large enough to hide the calls, small enough for the processor's cache."""
+"""Bytes decoded at once: large enough to hide the calls, small enough for the CPU's cache."""
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE = re.compile(rb"\s*\[")
 _ARRAY_BYTES = 1024
@@ -30,9 +30,9 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 _COMMA = re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
 _NOT_A_NUMBER = re.compile(rb'("\s*:\s*)-?(?:NaN|nan|Infinity|inf)(?=\s*[,}])')
 _LONGEST_STRING = 8
-"""Blocks. A text that cannot be parsed this far before its end is damaged, not cut."""
+"""In blocks. Text that cannot be parsed so far before its end is damaged, not cut off."""
 NOT_UTF8 = "text that is not UTF-8 was read with replacement characters"
-_DAMAGED = "the file is cut off or damaged in the middle of an event: what stands before was read"
+_DAMAGED = "the file is cut off or damaged in the middle of an event: everything before was read"
 _KNOWN = msgspec.json.Decoder(list[Known])
 _ANY = msgspec.json.Decoder(list[Event])
 _PARTS = msgspec.json.Decoder(list[msgspec.Raw])
@@ -68,7 +68,7 @@ class Stream:
             if size < enough or self.ended:
                 continue
             events, rest = self._whole(held)
-            # A text without a whole event is tried again at twice its length: the cost is linear.
+            # Without a whole event, try again at twice the length: the cost stays linear.
             enough = 2 * size if len(rest) == size else 0
             held = [rest]
             yield events
@@ -128,8 +128,8 @@ class Stream:
         if rest:
             self.note(_DAMAGED)
         elif self.header or self.begin:
-            # A bare array may stop without its bracket: the format allows it.
-            self.note("the file ends before its event array does: what is there was read")
+            # The format allows a bare array to stop without its bracket.
+            self.note("the file ends before its event array ends: all events in it were read")
         return events, b""
 
     def _all(self, text: bytes) -> Sequence[Any]:
@@ -170,7 +170,7 @@ class _Bounds(NamedTuple):
 
 def _bounds(text: bytes) -> _Bounds:
     """Find the whole events at the start of a text, one by one."""
-    written = text.decode("latin-1")  # a letter a byte: JSON's own letters are ASCII
+    written = text.decode("latin-1")  # One letter per byte: JSON's syntax is ASCII.
     at, end = _space(written, 0), 0
     while at < len(written) and written[at] != "]":
         try:
@@ -238,7 +238,7 @@ def _gunzip(blocks: Iterator[bytes], note: Callable[[str], None]) -> Iterator[by
             try:
                 out = member.decompress(block, BLOCK)
             except zlib.error:
-                note("the gzip file is damaged: what stands before the damage was read")
+                note("the gzip file is damaged: everything before the damage was read")
                 return
             if out:
                 yield out
@@ -248,7 +248,7 @@ def _gunzip(blocks: Iterator[bytes], note: Callable[[str], None]) -> Iterator[by
                 member = zlib.decompressobj(wbits=31)
     if not whole:
         yield member.flush()
-        note("the gzip file is cut off: what stands before the cut was read")
+        note("the gzip file is cut off: everything before the cut was read")
 
 
 def ahead(blocks: Iterator[bytes]) -> Iterator[bytes]:

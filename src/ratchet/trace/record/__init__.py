@@ -1,4 +1,4 @@
-"""Recording: run a training command with a profiler that its script does not know of."""
+"""Recording: run a training command under the profiler, without an edit of its script."""
 
 from __future__ import annotations
 

@@ -32,20 +32,20 @@ class Schedule:
         if self.wait < 0 or self.warmup < 0 or self.active < 1:
             raise TraceError(
                 f"a schedule of {self.wait} waiting, {self.warmup} warm-up and {self.active} "
-                "recorded steps: record at least 1 and let 0 or more pass"
+                "recorded steps: record at least 1, and let 0 or more pass"
             )
 
 
 class CommandFailed(TraceError):
-    """The recorded command ended with another code than 0; below 0, by that signal."""
+    """The recorded command failed: `code` is its exit code, or minus the signal that ended it."""
 
     def __init__(self, said: str, code: int) -> None:
-        super().__init__(f"{said} ended with code {code}: make it run by itself first")
+        super().__init__(f"{said} ended with code {code}: check that it runs without the profiler")
         self.code = code
 
     @property
     def exit_code(self) -> int:
-        """The code for whoever ran us: of a command that a signal ended, 128 + the signal."""
+        """Return our own exit code: the command's, or 128 + the signal that ended it."""
         return self.code if self.code > 0 else 128 - self.code
 
 
@@ -56,12 +56,12 @@ def record(
     environment: Mapping[str, str] | None = None,
     stdout: IO[Any] | None = None,
 ) -> tuple[Path, ...]:
-    """Run a command and give the traces that it left in `folder`, one a rank.
+    """Run a command, and return the traces that it left in `folder`, one for each rank.
 
-    The command may be `python train.py` or torchrun: every Python process of it that steps an
-    optimizer is profiled, with shapes, stacks and memory. Its output goes where ours goes, or its
-    stdout to the open file `stdout`. TraceError when it cannot start, fails (CommandFailed), or
-    takes too few steps, and where the folder holds traces already or cannot be made.
+    The command may be `python train.py` or torchrun: every Python process that steps an optimizer
+    is profiled, with shapes, stacks and memory. Its output goes where ours goes, or its stdout to
+    the open file `stdout`. TraceError if the command cannot start, fails (CommandFailed) or takes
+    too few steps, and if the folder already holds traces or cannot be made.
     """
     schedule = schedule or Schedule()
     _prepare(folder)
@@ -80,18 +80,18 @@ def record(
     if not made:
         steps = 1 + schedule.wait + schedule.warmup
         raise TraceError(
-            f"{said} left no trace: it must step an optimizer more than {steps} times, or wait less"
+            f"{said} left no trace: step an optimizer more than {steps} times, or lower --wait"
         )
     return tuple(made)
 
 
 def _prepare(folder: Path) -> None:
-    """Make the folder; traces of another run in it would be taken for ranks of this one."""
+    """Make the folder. It must hold no traces: they would be taken for ranks of this run."""
     if why := why_not_new_folder(folder):
         raise TraceError(f"--out {folder} {why}: name a folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(path.name.endswith(SUFFIX) for path in folder.iterdir()):
-            raise TraceError(f"{folder} holds traces already: name another folder, or remove them")
+            raise TraceError(f"{folder} already holds traces: name another folder, or remove them")
     except OSError as error:
         raise TraceError(f"{folder} cannot be written ({error.strerror}): name another") from None

@@ -1,4 +1,4 @@
-"""The distinct calls of a trace's ops: sizes, types, strides and values, and what they took."""
+"""The distinct calls of a trace's ops: sizes, types, strides and values, and their times."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from ratchet.trace.read.stream import raw_events
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """All calls of an op with the same inputs; entries stand by position."""
+    """All calls of an op with the same inputs, which are listed by position."""
 
     op: str
     dims: tuple[Any, ...]
-    """Sizes; of a list of tensors, a list for each; empty for what is no tensor."""
+    """Sizes; for a list of tensors, a list of sizes; empty for other inputs."""
     types: tuple[str, ...]
     """As the profiler writes them: `float`, `c10::BFloat16`, `Scalar`, `ScalarList`, ..."""
     strides: tuple[Any, ...] | None
-    """None where the recording has none: PyTorch 2.1 began to write them."""
+    """None if the recording has none: PyTorch writes them since 2.1."""
     values: tuple[str, ...] | None
     """Values of inputs that are not tensors, as text; None if the recording has none."""
     count: int
     time: int
-    """Summed, in ns: on the device what the calls launched, callees included; else on the CPU."""
+    """Summed, in ns: device time of all launched work, or CPU time on a CPU-only trace."""
 
 
 class _Arguments(Struct, gc=False):
@@ -55,7 +55,7 @@ class _Event(Struct, gc=False):
 
 
 def costly_ops(found: Analysis, count: int) -> tuple[str, ...]:
-    """The aten ops that take most: device time that they launch themselves, else CPU time."""
+    """Return the aten ops with most device time of their own; on a CPU-only trace, CPU time."""
     times: dict[str, int] = {}
     on_device = found.trace.on_device
     for row in op_rows(found.trace, found.links):
@@ -68,16 +68,16 @@ def costly_ops(found: Analysis, count: int) -> tuple[str, ...]:
 def calls(
     path: Path, found: Analysis, names: Sequence[str], note: Callable[[str], None]
 ) -> tuple[Call, ...]:
-    """The distinct calls of these ops, those that took most first.
+    """Return the distinct calls of these ops, those that took most time first.
 
-    TraceError where the file is no Chrome trace, holds none of an op, or was recorded without
+    TraceError if the file is not a Chrome trace, lacks one of the ops, or was recorded without
     shapes.
     """
     trace = found.trace
     missing = [name for name in names if name not in trace.strings]
     if missing:
         raise TraceError(
-            f"{path.name} holds no call of {', '.join(missing)}: ratchet trace report lists its ops"
+            f"{path.name} has no call of {', '.join(missing)}: `ratchet trace report` lists its ops"
         )
     wanted = set(names)
     time = _times(found, wanted)
@@ -98,8 +98,8 @@ def calls(
             total[1] += time[key].pop() if time[key] else 0
     if not sums:
         raise TraceError(
-            f"{path.name} holds no shapes: record it with record_shapes=True, as ratchet trace "
-            "record does"
+            f"{path.name} has no shapes: record it with record_shapes=True, as `ratchet trace "
+            "record` does"
         )
     made = [
         Call(
@@ -117,7 +117,7 @@ def calls(
 
 
 def _times(found: Analysis, names: set[str]) -> dict[tuple[str, int, int], list[int]]:
-    """By (name, start, duration) of a call, the time that counts for it."""
+    """Return the time to count for each call, by its (name, start, duration)."""
     trace = found.trace
     rows = trace.rows(Kind.OP)
     rows = rows[np.isin(trace.text[rows], [i for i, s in enumerate(trace.strings) if s in names])]
@@ -144,5 +144,5 @@ def _entries(text: bytes) -> tuple[Any, ...] | None:
 
 
 def traced_on(trace: Trace) -> str:
-    """The device that a trace's times are of."""
+    """Name the device that a trace was recorded on."""
     return trace.device_name or PLATFORMS[trace.platform]

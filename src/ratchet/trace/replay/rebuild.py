@@ -1,6 +1,6 @@
-"""A recorded call as arguments that torch takes: tensors of the recorded sizes, strides and types.
+"""Arguments for a recorded call: tensors of the recorded sizes, strides and types.
 
-Only imported where torch is loaded anyway: by the process that replays.
+Only the process that replays imports this, because it imports torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DTYPES = {
 }  # fmt: skip
 """torch's types by the names that the profiler writes, in lower case."""
 REFUSED = frozenset({"aten::from_file", "aten::save", "aten::record_stream"})
-"""Ops that reach outside their tensors."""
+"""Ops that touch more than their tensors."""
 _ROWS_OF_FIRST = ("embedding", "embedding_bag", "_embedding_bag", "_embedding_bag_forward_only")
 _CLASSES = ("nll_loss", "nll_loss_nd", "nll_loss_forward", "nll_loss_backward", "nll_loss2d",
             "cross_entropy_loss")  # fmt: skip
@@ -37,7 +37,7 @@ class Unbuildable(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recorded:
-    """One call as the trace has it; entries stand by position."""
+    """One call as recorded; inputs are listed by position."""
 
     op: str
     dims: Sequence[Any]
@@ -57,11 +57,11 @@ class Built:
 
 
 def build(recorded: Recorded, device: str, most_bytes: int) -> Built:
-    """The call with new tensors on `device`; Unbuildable with the reason where it cannot be."""
+    """Build the call with new tensors on `device`; Unbuildable, with the reason, if it cannot."""
     if not recorded.op.startswith("aten::"):
-        raise Unbuildable("it is no aten op")
+        raise Unbuildable("it is not an aten op")
     if recorded.op in REFUSED:
-        raise Unbuildable("it reaches outside its tensors")
+        raise Unbuildable("it touches more than its tensors")
     name = recorded.op.removeprefix("aten::")
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
@@ -76,7 +76,7 @@ def build(recorded: Recorded, device: str, most_bytes: int) -> Built:
             continue
         needed = sum(plan.size_bytes for plan in plans)
         if needed > most_bytes:
-            raise Unbuildable(f"its tensors take {needed / 2**30:.1f} GiB, more than there is room")
+            raise Unbuildable(f"its tensors take {needed / 2**30:.1f} GiB, more than is free")
         schema = one._schema.arguments
         values = [plan.make(device) for plan in plans]
         pairs = list(zip(schema, values, strict=True))
@@ -86,7 +86,7 @@ def build(recorded: Recorded, device: str, most_bytes: int) -> Built:
             keywords={a.name: value for a, value in pairs if a.kwarg_only},
             size_bytes=needed,
         )
-    # An overload that takes as many inputs says more than one that does not.
+    # An overload with the right number of inputs has the more useful reason.
     said = [why for why in whys if not why.startswith(_OTHER_COUNT)] or whys
     raise Unbuildable(said[0] if said else "it has no overload")
 
@@ -119,15 +119,13 @@ def _argument(argument: Any, at: int, recorded: Recorded) -> _InputPlan:
             return _tensor(argument, at, recorded)
         if written == "" and optional:
             return _InputPlan(make=lambda _: None)
-        raise Unbuildable(
-            f"{argument.name} is a tensor, which the trace has as {written or 'none'}"
-        )
+        raise Unbuildable(f"{argument.name} is a tensor, but the trace has {written or 'nothing'}")
     if takes == "ListType" and kind.getElementType().kind() in ("TensorType", "OptionalType"):
         if written == "" and optional:
             return _InputPlan(make=lambda _: None)
-        raise Unbuildable("the types of a list's tensors are not in a trace")
+        raise Unbuildable("traces do not hold the types of a list's tensors")
     if written.lower() in DTYPES:
-        raise Unbuildable(f"{argument.name} is no tensor, which the trace has as {written}")
+        raise Unbuildable(f"{argument.name} is not a tensor, but the trace has {written}")
     if takes == "DeviceObjType":
         return _InputPlan(make=lambda device: torch.device(device))
     if value == "":
@@ -146,22 +144,22 @@ def _value(takes: str, kind: Any, text: str, name: str) -> Any:
         return text
     plain = text.replace("True", "true").replace("False", "false")
     try:
-        # The profiler writes 0. for a float that is whole.
+        # The profiler writes a whole float as `0.`.
         value = json.loads(plain if not plain.endswith(".") else plain + "0")
     except ValueError:
-        raise Unbuildable(f"the value of {name} is {text!r}, which is no number") from None
+        raise Unbuildable(f"the value of {name} is {text!r}, which is not a number") from None
     if takes == "ListType":
         if not isinstance(value, list):
             value = [value]
         return value
     if isinstance(value, list):
-        raise Unbuildable(f"{name} is no list, which the trace has as {text}")
+        raise Unbuildable(f"{name} is not a list, but the trace has {text}")
     if takes == "BoolType" and not isinstance(value, bool):
         return bool(value)
     if takes == "FloatType":
         return float(value)
     if takes in ("IntType", "SymIntType") and not isinstance(value, int):
-        raise Unbuildable(f"{name} is whole, which the trace has as {text}")
+        raise Unbuildable(f"{name} is a whole number, but the trace has {text}")
     return value
 
 
@@ -185,7 +183,7 @@ def _tensor(argument: Any, at: int, recorded: Recorded) -> _InputPlan:
 
 
 def _filled(entries: int, dtype: torch.dtype, bound: int, device: str) -> torch.Tensor:
-    """Values between a half and one and a half; whole numbers below the bound."""
+    """Draw values between 0.5 and 1.5, or whole numbers below the bound."""
     if dtype == torch.bool:
         return torch.randint(0, 2, (entries,), device=device, dtype=torch.bool)
     if not (dtype.is_floating_point or dtype.is_complex):
@@ -229,7 +227,7 @@ def _whole(entry: Any) -> bool:
 
 
 def recorded_of(line: str) -> Recorded:
-    """One call of the replaying process's input."""
+    """Parse one line of the process's input."""
     given = json.loads(line)
     return Recorded(**given)
 

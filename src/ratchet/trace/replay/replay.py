@@ -1,4 +1,4 @@
-"""Run a trace's ops again on this machine, each with inputs of the recorded sizes and types."""
+"""Replay of a trace's ops on this machine, with inputs of the recorded sizes and types."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ from ratchet.trace.replay.calls import Call, calls, costly_ops, traced_on
 Outcome = Literal["timed", "not rebuilt", "failed"]
 WORKER = "ratchet.trace.replay.worker"
 CALL_S, START_S = 120, 180
-"""Seconds after which a call, or the start of its process, is given up."""
+"""Time limits in seconds of a call, and of the start of its process."""
 _ROOM = 4
-"""The inputs of a call may take one part in so many of the free memory."""
+"""A call's inputs may take at most one part in so many of the free memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayRow:
-    """One op with one set of inputs: what it took in the trace, and what it takes here."""
+    """One op with one set of inputs: its time in the trace and its time here."""
 
     op: str
     shapes: str
     types: str
     strides: str
-    """Empty where the recording has none: the tensors are then contiguous."""
+    """Empty if the recording has none: the tensors are then contiguous."""
     values: str
     count: int
-    """Calls in the trace."""
+    """Number of calls in the trace."""
     traced: int
-    """Mean time of a call in the trace, in ns: what it launched on the device, else on the CPU."""
+    """Mean time of a call in the trace, in ns: device time, or CPU time on a CPU-only trace."""
     outcome: Outcome
     why: str
     """The reason why the call was not rebuilt, or failed."""
     here: int | None
-    """Median time of a call here, in ns, its inputs in the caches where they fit."""
+    """Median time of a call here, in ns, with inputs in the caches if they fit."""
     shortest: int | None
 
     @property
     def ratio(self) -> float | None:
-        """The trace's time over the time here: above 1 where this machine is faster."""
+        """The trace's time over the time here: above 1 if this machine is faster."""
         return self.traced / self.here if self.here else None
 
 
@@ -66,23 +66,23 @@ class Replay:
     torch: str
     threads: int
     rows: tuple[ReplayRow, ...]
-    """Those that took most in the trace first."""
+    """Those that took most time in the trace come first."""
     left_out: int
-    """Distinct calls beyond those asked for."""
+    """Number of distinct calls beyond those asked for."""
     faults: tuple[str, ...]
 
 
 def replay(path: Path, names: Sequence[str] = (), top: int = 20, device: str = "auto") -> Replay:
     """Rebuild and time the `top` calls that took most, of the ops `names` or of the costliest ops.
 
-    Calls run in a process of their own, through torch.ops, with random values; one that crashes or
-    takes too long is given up and the rest go on in a new one. TraceError where the file holds no
-    such op or no shapes, and where the process cannot start.
+    Calls run in a separate process, through torch.ops, with random values. If one crashes or takes
+    too long, the rest continue in a new process. TraceError if the file lacks such an op or its
+    shapes, or if the process cannot start.
     """
     found = analyse(read(path))
     names = tuple(names) or costly_ops(found, top)
     if not names:
-        raise TraceError(f"{path.name} holds no aten op that took time: name one with --op")
+        raise TraceError(f"{path.name} has no aten op that took time: name one with --op")
     faults = [str(fault) for fault in found.trace.faults]
     every = calls(path, found, names, faults.append)
     worker = _ReplayProcess(_device(device))
@@ -132,7 +132,7 @@ def _python(code: str) -> str:
 
 
 class _ReplayProcess:
-    """The process that replays, and a new one after each that died."""
+    """The process that replays, restarted whenever it dies."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -148,7 +148,7 @@ class _ReplayProcess:
         self._stop()
 
     def ask(self, call: Call) -> dict[str, Any]:
-        """The answer for one call."""
+        """Return the answer for one call."""
         if self._process is None:
             self._start()
         assert self._process is not None and self._process.stdin is not None
@@ -211,5 +211,5 @@ def _forward(lines: Iterator[str], into: queue.Queue[str | None]) -> None:
         for line in lines:
             into.put(line)
     except ValueError:
-        pass  # closed while it was read
+        pass  # The stream was closed during the read.
     into.put(None)

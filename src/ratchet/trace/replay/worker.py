@@ -1,4 +1,4 @@
-"""The process that replays calls: one JSON line a call in, one JSON line a result out."""
+"""The process that replays calls: a JSON line for each call in, one for each result out."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ratchet.trace.replay.rebuild import Unbuildable, build, recorded_of
 
 BATCHES = 9
 BATCH_S, BUDGET_S = 0.02, 1.5
-"""A batch of calls takes at least the one; all of them stop after the other."""
+"""Least time of a batch of calls, and most time of all batches, in seconds."""
 HEADROOM = 3
-"""Bytes that a call may take beside its inputs, as a multiple of the room for inputs."""
+"""Memory that a call may take beyond its inputs, as a multiple of the room for inputs."""
 
 
 def main(device: str, room_bytes: int) -> int:
-    """Answer until the input ends."""
+    """Answer calls until the input ends."""
     torch.set_flush_denormal(True)
     torch.manual_seed(0)
     if device == "cpu":
@@ -45,7 +45,7 @@ def _answer(line: str, device: str, room_bytes: int) -> dict[str, Any]:
     try:
         with torch.inference_mode():
             times = _timed(lambda: built.call(*built.arguments, **built.keywords), device)
-    # Whatever an op raises on values that are not the recording's is the answer for that call.
+    # Values differ from the recording's, so an op may raise anything: that is its answer.
     except Exception as error:
         return {"outcome": "failed", "why": _first_line(error)}
     times.sort()
@@ -57,7 +57,7 @@ def _answer(line: str, device: str, room_bytes: int) -> dict[str, Any]:
 
 
 def _timed(call: Callable[[], Any], device: str) -> list[float]:
-    """Seconds a call, of each batch."""
+    """Return the seconds per call of each batch."""
     call()
     once = _batch(call, 1, device)
     count = max(1, int(BATCH_S / max(once, 1e-7)))
@@ -69,7 +69,7 @@ def _timed(call: Callable[[], Any], device: str) -> list[float]:
 
 
 def _batch(call: Callable[[], Any], count: int, device: str) -> float:
-    """Seconds of `count` calls: on a GPU by its own events."""
+    """Time `count` calls in seconds, on a GPU by its own events."""
     if device == "cuda":
         event: Any = torch.cuda.Event
         begin, end = event(enable_timing=True), event(enable_timing=True)

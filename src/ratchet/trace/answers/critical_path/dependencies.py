@@ -1,8 +1,8 @@
 """The graph of waits, over the moments at which something began or ended.
 
-Nodes are moments of CPU threads and the beginning and end of each piece of device work. An edge
-says that its target could not happen before its source, and how long after it at least. The edge by
-which a node was reached last is binding: the time between its ends is what the node waited for.
+Nodes are moments of CPU threads and the start and end of each piece of device work. An edge says
+that its target could not happen before its source, and gives the least time between them. The edge
+that reached a node last is binding: the node waited for its source.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from ratchet.trace.read.columns import Bool, Int32, Int64, Kind, Trace
 
 Index = NDArray[np.intp]
 BLOCKING = re.compile(r"^(cuda|hip|cu)(Device|Stream|Event|Ctx)Synchronize")
-"""Calls that return when work that was launched before has ended."""
+"""Calls that return once work launched before them has ended."""
 OF_ALL_STREAMS = re.compile(r"^(cuda|hip|cu)(Device|Ctx)Synchronize")
-"""Those of them that wait for every stream."""
+"""Blocking calls that wait for every stream."""
 COPYING = re.compile(r"^(cuda|hip)Memcpy")
-"""Calls that may return only when their own copy has ended."""
+"""Calls that may return only once their own copy has ended."""
 WAITING = re.compile(r"^(cuda|hip|cu)StreamWaitEvent")
 """Calls that make a stream wait for another; the columns do not say which."""
 _SLOWEST_START_NS = 100_000
-"""Work that starts later than this after all that is known to precede it waited for something."""
+"""Work that starts later than this, after all its known predecessors, waited for something else."""
 _OF_A_THREAD = 0.01
-"""Share of the window that a thread's ops must fill to hand work to the backward's thread."""
+"""A thread must fill this share of the window with ops to hand work to the backward's thread."""
 _NEVER = -(2**62)
 
 
@@ -59,7 +59,7 @@ class Edge(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Graph:
-    """Nodes in an order in which every edge goes forward; times in ns, none before the window."""
+    """Nodes in topological order; times in ns, none before the window."""
 
     time: Int64
     lane: Int32
@@ -67,20 +67,20 @@ class Graph:
     row: Int32
     """The trace's row of device work; -1 for a CPU moment."""
     source: Int32
-    """By edge; edges stand by target."""
+    """The source of each edge; edges are sorted by target."""
     target: Int32
     least: Int64
     """The least time from source to target, in ns."""
     kind: NDArray[np.uint8]
     """An `Edge`."""
     binding: Int32
-    """By node, its binding edge; -1 for one without a source."""
+    """The binding edge of each node; -1 if it has none."""
     sink: int
     """The node that ends the window."""
 
     @property
     def weight(self) -> Int64:
-        """By edge, the least time; of a binding edge all the time between its ends."""
+        """Return each edge's least time; for a binding edge, all the time between its ends."""
         weight = self.least.copy()
         bound = self.binding[self.binding >= 0]
         weight[bound] = self.time[self.target[bound]] - self.time[self.source[bound]]
@@ -89,7 +89,7 @@ class Graph:
 
 @dataclass(kw_only=True, slots=True)
 class _Edges:
-    """Edges as they are found, between nodes in the order in which they were made."""
+    """A list of edges that grows, between nodes that are not sorted yet."""
 
     parts: list[tuple[Int32, Int32, Int64, NDArray[np.uint8]]] = field(default_factory=list)
 
@@ -102,7 +102,7 @@ class _Edges:
         ))  # fmt: skip
 
     def join(self) -> tuple[Int32, Int32, Int64, NDArray[np.uint8]]:
-        """(source, target, least, kind); the parts are let go."""
+        """Return (source, target, least, kind) and drop the parts."""
         source, target, least, kind = zip(*self.parts, strict=True)
         self.parts = []
         return (
@@ -113,13 +113,13 @@ class _Edges:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Work:
-    """Device work, stream by stream in order of time; the k-th begins at node first + 2k."""
+    """Device work by stream, then by time; the k-th piece begins at node first + 2k."""
 
     row: Index
     start: Int64
     end: Int64
     call: Index
-    """The row of the call that launched it; -1 without one."""
+    """The row of the call that launched it; -1 if there is none."""
     called: Int64
     """Start of that call; start of the work if there is none."""
     stream: Int32
@@ -166,7 +166,7 @@ class _Moments:
         return self.times[self.key % max(self.times.size, 1)]
 
     def at(self, lane: Index | Int32, time: Int64) -> Index:
-        """The node of a moment that is there."""
+        """Return the node of a known moment."""
         number = np.searchsorted(self.times, time)
         return np.searchsorted(self.key, lane.astype(np.int64) * self.times.size + number)
 
@@ -192,10 +192,10 @@ class _Handoffs:
 
 
 def dependencies(trace: Trace, links: Links, activity: Activity) -> Graph:
-    """The graph of one trace, up to the end of the activity's window.
+    """Build the graph of one trace, up to the end of the activity's window.
 
-    Which work a stream or a synchronising call waits for is not in the columns: it is taken to be
-    what ended last before it went on, of what had been launched.
+    The columns do not say which work a stream or a synchronising call waits for. It is taken to be
+    the launched work that ended last before the wait did.
     """
     work = _Work.of(trace, links, activity)
     spans = _spans(trace, activity)
@@ -226,7 +226,7 @@ def dependencies(trace: Trace, links: Links, activity: Activity) -> Graph:
 
 
 def _spans(trace: Trace, activity: Activity) -> dict[int, Spans]:
-    """By thread, when it was in an op or a runtime call, up to the end of the window."""
+    """Return when each thread was in an op or a runtime call, up to the end of the window."""
     rows = trace.rows(Kind.OP, Kind.RUNTIME)
     rows = rows[trace.start[rows] < activity.end]
     found = {}
@@ -256,7 +256,7 @@ def _waits(trace: Trace, work: _Work, activity: Activity) -> _Waits:
     waited &= trace.start[copying] + trace.duration[copying] <= activity.end
     found.append((copying[waited], copies[waited]))
     rows, ended = (np.concatenate(part) for part in zip(*found, strict=True))
-    # Without any device work every place is -1, and there is nothing that it could point into.
+    # Without device work every place is -1.
     rows, ended = rows[ended >= 0], ended[ended >= 0]
     keep = work.end[ended] > trace.start[rows]
     rows = rows[keep]
@@ -271,9 +271,9 @@ def _waits(trace: Trace, work: _Work, activity: Activity) -> _Waits:
 def _last_of(work: _Work, own: slice, asked: Int64, released: Int64) -> Index:
     """Find one stream's work that ended last before `released`, launched before `asked` (ns).
 
-    -1 where there is none.
+    -1 if there is none.
     """
-    # What follows on a stream was launched later: so was not what has no launch here.
+    # Work that follows on a stream was launched later, even if its launch is not in the trace.
     called = np.minimum.accumulate(work.called[own][::-1])[::-1]
     over = np.maximum.accumulate(work.end[own])
     at = np.minimum(
@@ -285,9 +285,9 @@ def _last_of(work: _Work, own: slice, asked: Int64, released: Int64) -> Index:
 
 
 def _awaited(work: _Work, asked: Int64, released: Int64, not_on: Int32 | None = None) -> Index:
-    """For each wait, the work that it was for, -1 where there is none.
+    """Find the work that each wait was for, -1 if there is none.
 
-    The work that ended last before the waiter was `released`, of what had been launched before the
+    It is the work that ended last before the waiter was `released`, and was launched before the
     wait was `asked` for (both in ns), on any stream but `not_on`.
     """
     found = np.full(asked.size, -1, dtype=np.intp)
@@ -302,9 +302,9 @@ def _awaited(work: _Work, asked: Int64, released: Int64, not_on: Int32 | None = 
 
 
 def _handoffs(trace: Trace, spans: dict[int, Spans], activity: Activity) -> _Handoffs:
-    """A thread that mostly runs the backward is given work by the forward's, and gives it back.
+    """Find where the forward's thread handed work to the backward's, and got it back.
 
-    Where one was idle and the other stopped meanwhile, the one waited for the other.
+    If one thread was idle and the other stopped meanwhile, the first waited for the second.
     """
     ops = trace.rows(Kind.OP)
     own = np.bincount(trace.lane[ops], weights=trace.duration[ops], minlength=len(trace.lanes))
@@ -339,7 +339,7 @@ def _handoffs(trace: Trace, spans: dict[int, Spans], activity: Activity) -> _Han
 
 
 def _add_threads(edges: _Edges, moments: _Moments, waits: _Waits, handed: _Handoffs) -> None:
-    """From each moment of a thread to its next; where it waited, it could have come at once."""
+    """Join each moment of a thread to the next; time spent waiting could have been 0."""
     lane, time = moments.lane, moments.time
     source = np.flatnonzero(lane[1:] == lane[:-1])
     open_ = np.zeros(time.size + 1, dtype=np.int32)
@@ -352,7 +352,7 @@ def _add_threads(edges: _Edges, moments: _Moments, waits: _Waits, handed: _Hando
 
 
 def _add_device(edges: _Edges, trace: Trace, work: _Work, first: int, launched: Index) -> None:
-    """The work itself, its launch, the order of each stream, and waits for another stream."""
+    """Add the work, its launches, the order of each stream, and waits for other streams."""
     begin = first + 2 * np.arange(work.row.size)
     edges.add(begin, begin + 1, Edge.WORK, work.end - work.start)
     known = np.flatnonzero(work.call >= 0)
@@ -377,7 +377,7 @@ def _add_device(edges: _Edges, trace: Trace, work: _Work, first: int, launched: 
 
 
 def _in_stream(work: _Work) -> tuple[Index, Index]:
-    """(work, what ended last before it on its stream): a graph's kernels may overlap."""
+    """Return (work, the work that ended last before it on its stream); a graph's may overlap."""
     follower, before = [], []
     for own in work.streams:
         by_end = own.start + np.argsort(work.end[own], kind="stable")
@@ -397,10 +397,10 @@ def _shortest(times: Int64) -> int:
 
 
 def _stream_waits(trace: Trace, work: _Work, known: Index, late: Bool) -> tuple[Index, Index]:
-    """(work, the work of another stream that it waited for).
+    """Return (work, the work of another stream that it waited for).
 
-    Work waited if a call that makes a stream wait stands between its launch and the stream's launch
-    before; or if it began right after another stream's work had ended, long after it was ready.
+    Work waited if a call between its launch and the stream's previous launch makes the stream wait,
+    or if it began long after it was ready and right after another stream's work had ended.
     """
     lane, called = trace.lane[work.call[known]], work.called[known]
     order = np.lexsort((called, work.stream[known], lane))
@@ -427,7 +427,7 @@ def _stream_waits(trace: Trace, work: _Work, known: Index, late: Bool) -> tuple[
 
 
 def _without_launch(work: _Work) -> tuple[Index, Index]:
-    """(work without a launch in the trace, the work of any stream that ended last before it)."""
+    """Return (work without a launch, the work of any stream that ended last before it)."""
     alone = np.flatnonzero(work.call < 0)
     if not alone.size:
         return alone, alone
@@ -439,9 +439,9 @@ def _without_launch(work: _Work) -> tuple[Index, Index]:
 
 
 def _ordered(edges: _Edges, moments: _Moments, work: _Work, activity: Activity) -> Graph:
-    """Nodes by time; an edge that would go back is dropped, a node without a source is given one.
+    """Sort the nodes by time, drop edges that go back, and give each node a source.
 
-    Of what happens at once, work ends before a thread goes on, and begins after it.
+    Of events at the same time, work ends before a thread goes on, and begins after it.
     """
     first = moments.key.size
     time = np.empty(first + 2 * work.row.size, dtype=np.int64)

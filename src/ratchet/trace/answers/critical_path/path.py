@@ -21,32 +21,32 @@ PathKind = Literal[
 ]  # fmt: skip
 KINDS: tuple[PathKind, ...] = get_args(PathKind)
 CHAIN = 400
-"""Segments that the report lists: the longest, in order of time."""
+"""The report lists this many stretches: the longest, in order of time."""
 ROWS = 100
 _SIMULATED = 10
-"""Rows whose gain is worked out, where the graph is not too large."""
+"""Gains are computed for this many rows, fewer if the graph is large."""
 _EDGES = 700_000
-"""Edges that are gone through for all gains together: about a third of a second."""
+"""Edges visited for all gains together: about a third of a second."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PathWindow:
-    """One window's critical path by what it spent its time on, in ns; the kinds sum to it."""
+    """One window's critical path by kind, in ns; the kinds sum to the window."""
 
     label: str
     start: int
     window: int
     cpu: int
-    """In an op or a runtime call."""
+    """A thread was in an op or a runtime call."""
     between_ops: int
-    """On a CPU thread outside of any: Python, a data loader, from one thread to the next."""
+    """A thread was outside of any op: Python, a data loader, or a switch between threads."""
     launch_delay: int
-    """From a launching call's start to the work's, where the stream had nothing left to do."""
+    """From a launching call's start to the work's, while the stream had nothing to do."""
     compute: int
     communication: int
     copy: int
     kernel_gap: int
-    """Between two pieces of work that were launched in time."""
+    """Time between two pieces of work that were launched in time."""
     sync: int
     """From the end of device work to the return of the call that waited for it."""
     unknown: int
@@ -65,13 +65,13 @@ class PathRow:
     name: str
     """Name of the op, call or kernel; empty for a wait."""
     count: int
-    """Segments of the path."""
+    """Number of stretches of the path."""
     time: int
     share: float
     """Share of the window."""
     gain: int | None
     """Time that the window would lose if this took none: less than `time` if another chain
-    is nearly as long. None where it was not worked out."""
+    is nearly as long. None if it was not computed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,12 +97,12 @@ class CriticalPath:
     """By time, the longest first."""
     segments: int
     chain: tuple[PathStretch, ...]
-    """The longest segments, in order of time."""
+    """The longest stretches, in order of time."""
 
 
 _STRETCH = np.dtype([("start", "i8"), ("end", "i8"), ("kind", "u1"), ("row", "i4"), ("lane", "i4")])
-"""One stretch of the path, in ns. The kind is a number into `KINDS`, the row that of the op, call or
-device work (-1 for a wait), and the lane the thread (-1 on the device)."""
+"""One stretch of the path, in ns. The kind is a number into `KINDS`, the row that of the op, call
+or device work (-1 for a wait), and the lane the thread (-1 on the device)."""
 Path = NDArray[np.void]
 """Stretches that follow one another without a gap."""
 
@@ -123,7 +123,7 @@ def _joined(parts: Sequence[Path]) -> Path:
 def critical_path(
     trace: Trace, links: Links, communication: Bool, activity: Activity, steps: Steps | None
 ) -> CriticalPath:
-    """The critical path of the activity's window, of each step, and what shortening it gives."""
+    """Find the critical path of the window and of each step, and the gain from shortening it."""
     graph = dependencies(trace, links, activity)
     edges = binding_edges(graph, activity.start)
     lanes = graph.lane[graph.target[edges]]
@@ -171,7 +171,7 @@ def critical_path(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Owners:
-    """By thread, the innermost op or call from each moment to the next."""
+    """The innermost op or call of each thread, from each moment to the next."""
 
     time: dict[int, Int64]
     row: dict[int, Int32]
@@ -194,7 +194,7 @@ def _owners(trace: Trace, links: Links, activity: Activity, lanes: Sequence[int]
         rows = links.chosen[own]
         start = trace.start[rows]
         moments = np.concatenate((start, start + trace.duration[rows]))
-        # What ends at a moment ends before what begins, the innermost first.
+        # At the same moment, events end before others begin, the innermost first.
         turn = np.concatenate((64 + depth[own], 63 - depth[own]))
         since = moments - moments.min(initial=2**62)
         short = int(since.max(initial=0)) < 2**55
@@ -205,7 +205,7 @@ def _owners(trace: Trace, links: Links, activity: Activity, lanes: Sequence[int]
 
 
 def binding_edges(graph: Graph, start: int) -> Index:
-    """From the end of the window back to its start along what each node was reached by last."""
+    """Follow the binding edges from the end of the window back to its start."""
     source, binding, time = graph.source.data, graph.binding.data, graph.time.data
     edges = array("i")
     node = graph.sink
@@ -223,7 +223,7 @@ def path_of(
     owners: _Owners,
     activity: Activity,
 ) -> Path:
-    """Edges that follow one another as a path over the whole window, split by op."""
+    """Turn consecutive edges into a path over the whole window, split by op."""
     start, end = graph.time[graph.source[edges]], graph.time[graph.target[edges]]
     keep = start < end
     start, end, edges = start[keep], end[keep], edges[keep]
@@ -243,7 +243,7 @@ def path_of(
 def _kinds(
     trace: Trace, communication: Bool, graph: Graph, edges: Index
 ) -> tuple[NDArray[np.uint8], Int32]:
-    """(kind, row of the trace) of each edge."""
+    """Return (kind, row of the trace) of each edge."""
     of_edge = {
         Edge.THREAD: "cpu", Edge.WORK: "compute", Edge.LAUNCH: "launch_delay",
         Edge.STREAM: "kernel_gap", Edge.SYNC: "sync", Edge.HANDOFF: "between_ops",
@@ -292,7 +292,7 @@ def _by_op(path: Path, owners: _Owners) -> Path:
 
 
 def _windows(path: Path, labels: Sequence[str], start: Int64, end: Int64) -> list[PathWindow]:
-    """The kinds of each of several windows that follow one another."""
+    """Sum the kinds in each of several consecutive windows."""
     cuts = start[(start > path["start"][:1].sum()) & (start < path["end"][-1:].sum())]
     at = np.searchsorted(path["start"], cuts, side="right") - 1
     begin = np.sort(np.concatenate((path["start"], cuts)))
@@ -355,7 +355,7 @@ def _gain(trace: Trace, graph: Graph, owners: _Owners, text: int, on_cpu: bool) 
 
 
 def _until(moments: Int64, before: Int64, mine: Bool, time: Int64) -> Int64:
-    """Time before each moment that is an op's own."""
+    """Return an op's own time before each moment."""
     at = np.searchsorted(moments, time, side="right") - 1
     known = np.maximum(at, 0)
     inside = np.where(mine[known], time - moments[known], 0)

@@ -1,8 +1,8 @@
 """Equal stretches of a sequence, found exactly, by doubling and without a hash.
 
-The number of a stretch of 2^k entries follows from those of its two halves (Karp, Miller and
-Rosenberg, "Rapid identification of repeated patterns in strings, trees and arrays", 1972); that of
-any stretch from the two powers of two that cover it.
+A stretch of 2^k entries gets its number from those of its two halves (Karp, Miller and Rosenberg,
+"Rapid identification of repeated patterns in strings, trees and arrays", 1972). Any other stretch
+gets its number from the two powers of two that cover it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Stretches:
     def __init__(self, entries: NDArray[np.integer]) -> None:
         _, number = np.unique(entries, return_inverse=True)
         self._levels: list[Index] = [number.reshape(-1).astype(np.int64)]
-        """By k: for each position, the number of the 2^k entries that begin there."""
+        """For each k and each position, the number of the 2^k entries that begin there."""
 
     def same(self, begin: Index, end: Index) -> Index:
-        """A number for each stretch [begin, end): equal where the stretches are; none is empty."""
+        """Number the stretches [begin, end), none of them empty: equal ones get the same number."""
         length = end - begin
         assert length.size == 0 or length.min() > 0, "a stretch without entries"
         level = np.floor(np.log2(np.maximum(length, 1))).astype(np.int64)
@@ -62,14 +62,14 @@ def apart(begin: Index, length: int) -> Index:
 
 
 def groups(number: Index) -> list[Index]:
-    """The positions of each number, in order; the smallest number first."""
+    """Return the positions of each number, in order, the smallest number first."""
     order = np.argsort(number, kind="stable")
     edges = np.flatnonzero(np.diff(number[order], prepend=-1, append=-1))
     return [order[a:b] for a, b in itertools.pairwise(edges.tolist())]
 
 
 def _numbers(left: Int64, right: Int64) -> Index:
-    """A number for each pair of whole numbers of at least 0."""
+    """Number the pairs of whole numbers, all at least 0."""
     if not left.size:
         return np.zeros(0, dtype=np.int64)
     key = left * (int(right.max()) + 1) + right

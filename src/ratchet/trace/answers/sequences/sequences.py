@@ -1,4 +1,4 @@
-"""Kernels that keep running after one another: under one op, on one stream, between products."""
+"""Kernels that keep running one after another: under one op, on one stream, between products."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ratchet.trace.read.columns import Bool, Int64, Kind, Trace
 
 Under = Literal["op", "stream", "between products"]
 SHORTEST, LONGEST = 2, 8
-"""Kernels of a run that is looked for on a stream."""
+"""Lengths of the runs that are searched for on a stream."""
 LONGEST_UNDER_OP = 64
-"""A longer one is a whole graph's: `under_op` gives it."""
+"""Longer runs are whole graphs; `under_op` returns them."""
 LEAST = 2
-"""Times that a run under an op or on a stream must be seen."""
+"""A run under an op or on a stream must occur this often."""
 ROWS = 40
-"""Rows that are kept of each sort: those that take most time."""
+"""Rows kept of each sort: those that take most time."""
 NAMED = 16
-"""Kernels that a row names: the first."""
+"""A row names this many kernels: the first."""
 _TRIED = 200
 _ALREADY_FUSED = re.compile(r"triton_|_fused_", re.IGNORECASE)
 _MOVES_NOTHING = re.compile(
@@ -35,7 +35,7 @@ _MOVES_NOTHING = re.compile(
     r"resize_|resolve_\w+|lift_fresh|set_|is_\w+|result_type|item|_local_scalar_dense|stride|size|"
     r"unflatten|flatten|movedim|diagonal|real|imag|view_as\w*)$|^detach_?$|^[^:]*$|^(torch::)?autograd::"
 )
-"""CPU ops that only describe memory anew unless they call another, and marks that are no op."""
+"""CPU ops that only change a tensor's metadata, and marks that are not ops."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,21 +43,21 @@ class SequenceRow:
     """One run of kernels (on a CPU-only trace, of ops) and all its occurrences; times in ns."""
 
     under: Under
-    """Launched by one op's calls; anywhere on one stream; or without a product between them."""
+    """Runs of one op's calls, runs anywhere on one stream, or runs between two products."""
     name: str
     """The op, the stream, or the module that launched most of it."""
     kernels: tuple[str, ...]
-    """In the order in which they were launched (under an op) or ran: the first of them."""
+    """The first of them, in the order in which they were launched (under an op) or ran."""
     length: int
     count: int
-    """Occurrences; on a stream none overlaps another, of this run or of one listed before it."""
+    """Number of occurrences; on a stream they overlap no other of this run or an earlier one."""
     time: int
     """Summed over occurrences."""
     longest: int
     """Summed time of each occurrence's longest kernel: a fused kernel takes at least that."""
     gaps: int
-    """Idle time between the kernels of an occurrence, of each gap at most 10 µs: what is longer has
-    another cause. 0 under an op."""
+    """Idle time between the kernels of an occurrence, with at most 10 µs of each gap: longer gaps
+    have another cause. 0 under an op."""
     cpu: int
     """Summed duration of the op's calls; 0 elsewhere."""
     op: str
@@ -71,13 +71,13 @@ class SequenceRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Line:
-    """Work in an order: rows of the trace, with what the sums need."""
+    """Work in order: rows of the trace, with their times and gaps."""
 
     name: str
     row: Index
     time: Int64
     gap: Int64
-    """Before each."""
+    """Idle time before each."""
     stops: Bool
     """True for copies and communication: every run ends there."""
     products: Bool
@@ -85,7 +85,7 @@ class _Line:
 
     @property
     def sums(self) -> Int64:
-        """Summed time before each position, one longer than the rows."""
+        """Return the summed time before each position; one entry longer than the rows."""
         return np.concatenate(([0], np.cumsum(self.time)))
 
 
@@ -103,7 +103,7 @@ class _Occurrences:
 
 
 def sequences(trace: Trace, links: Links, communication: Bool) -> tuple[SequenceRow, ...]:
-    """The runs that take most time, of each sort; the window is that of `identity`."""
+    """Return the runs of each sort that take most time in the window."""
     lines = _lines(trace, links, communication)
     runs = [
         *_most(_under_ops(trace, links), ROWS),
@@ -117,10 +117,10 @@ def sequences(trace: Trace, links: Links, communication: Bool) -> tuple[Sequence
 
 
 def under_op(trace: Trace, links: Links, name: str, shortest: int = 3) -> tuple[SequenceRow, ...]:
-    """The kernel sequences of every call of the op `name` that launched `shortest` or more, whole.
+    """Return the whole kernel sequences of the op `name`'s calls that launched `shortest` or more.
 
-    HolisticTraceAnalysis' get_frequent_cuda_kernel_sequences; the most frequent first. A call
-    inside a call of the same name is not counted again.
+    The most frequent comes first, as in HolisticTraceAnalysis'
+    get_frequent_cuda_kernel_sequences. Calls inside a call of the same name do not count.
     """
     number = trace.strings.index(name) if name in trace.strings else -1
     calls = trace.ops.row[trace.text[trace.ops.row] == number].astype(np.int64)
@@ -179,7 +179,7 @@ def _outermost(trace: Trace, ops: Index) -> Bool:
 
 
 def launched(trace: Trace, links: Links, ops: Index) -> tuple[_Line, Index, Index]:
-    """Device work by thread and time of its launch, and the stretch that each op launched."""
+    """Sort device work by thread and time of launch, and find the stretch that each op launched."""
     rows = device_rows(trace, links)
     rows = rows[links.launch[rows] >= 0]
     call = links.launch[rows]
@@ -219,7 +219,7 @@ def _under_ops(trace: Trace, links: Links) -> list[_Occurrences]:
 def _equal(
     trace: Trace, under: Under, line: _Line, begin: Index, end: Index, calls: Index | None = None
 ) -> list[_Occurrences]:
-    """The stretches by what runs in them and, of an op's calls, by the op."""
+    """Group stretches that run the same kernels and, for an op's calls, have the same op."""
     if not begin.size:
         return []
     number = Stretches(trace.text[line.row]).same(begin, end)
@@ -241,7 +241,7 @@ def _equal(
 
 
 def _lines(trace: Trace, links: Links, communication: Bool) -> list[_Line]:
-    """The work of each stream in the order of its start; on a CPU-only trace the leaves' ops."""
+    """Return each stream's work in order of its start; on a CPU-only trace, the innermost ops."""
     on_device = trace.on_device
     if on_device:
         rows, time = device_rows(trace, links), trace.duration
@@ -277,12 +277,12 @@ def _lines(trace: Trace, links: Links, communication: Bool) -> list[_Line]:
 
 
 def _on_streams(trace: Trace, lines: list[_Line]) -> list[_Occurrences]:
-    """The runs of each stream that take most time; no piece of work is in two."""
+    """Return the runs of each stream that take most time; no work is in two of them."""
     return [run for line in lines for run in _cover(line, _candidates(trace, line))]
 
 
 def _candidates(trace: Trace, line: _Line) -> list[tuple[int, Index, int]]:
-    """(summed time, where it begins, length) of runs that are seen often enough."""
+    """Return (summed time, starts, length) of runs that occur often enough."""
     size, sums = line.row.size, line.sums
     stopped = np.concatenate(([0], np.cumsum(line.stops)))
     stretches = Stretches(trace.text[line.row])
@@ -307,7 +307,7 @@ def _candidates(trace: Trace, line: _Line) -> list[tuple[int, Index, int]]:
 
 
 def _cover(line: _Line, candidates: list[tuple[int, Index, int]]) -> list[_Occurrences]:
-    """The heaviest first, each only where none before it lies."""
+    """Choose runs, the heaviest first, that do not overlap one chosen before."""
     taken, sums = np.zeros(line.row.size, dtype=bool), line.sums
     runs: list[_Occurrences] = []
     for _, begin, length in candidates:

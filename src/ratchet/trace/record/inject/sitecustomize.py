@@ -1,7 +1,7 @@
-"""Profiles a training script that was not edited: Python runs this file before the script.
+"""Profiles a training script without an edit: Python runs this file before the script.
 
-It stands alone, without Ratchet, because the script may run in another environment. The step ends
-where the first optimizer that steps has stepped.
+It does not import Ratchet, because the script may run in another environment. A step ends when the
+first optimizer that stepped steps again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCHEDULE = "RATCHET_TRACE_SCHEDULE"
 
 
 class Recorder:
-    """One process's profiler, moved on by the optimizer's steps."""
+    """One process's profiler, advanced by the optimizer's steps."""
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
@@ -60,7 +60,7 @@ class Recorder:
             self.finish()
 
     def keep_reasons(self) -> None:
-        """Graph-break reasons, which the trace itself does not hold."""
+        """Store graph-break reasons, which the trace itself lacks."""
         dynamo = sys.modules.get("torch._dynamo.utils")
         if dynamo is not None:
             breaks = {str(k): int(v) for k, v in dynamo.counters["graph_break"].items()}
@@ -100,7 +100,7 @@ class AfterTorch(importlib.abc.MetaPathFinder):
 
 
 def hook(torch: Any) -> None:
-    """Make the recorder when the first optimizer steps: its imports are not wanted before."""
+    """Make the recorder when the first optimizer steps, to delay its imports until then."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     recorders: list[Recorder] = []
@@ -114,7 +114,7 @@ def hook(torch: Any) -> None:
 
 
 def run_the_hidden_one() -> None:
-    """Run the environment's own sitecustomize, which this file stands in front of."""
+    """Run the environment's own sitecustomize, which this file hides."""
     own = str(Path(__file__).resolve().parent)
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or ".") != own]
     this = sys.modules.pop("sitecustomize", None)
