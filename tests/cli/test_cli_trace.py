@@ -303,7 +303,8 @@ def test_where_nothing_can_be_written(
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ([], "none was given"), (["llama-tiny", "--", "x"], "both were given"), (["--"], "no command"),
+        ([], "none was given"), (["llama-tiny", "--", "x"], "both were given"),
+        (["--"], "no command"),
         (["--batch-size", "2", "--", "x"], "--batch-size"), (["--steps", "0", "gpt2"], "--steps"),
         (["--", "no-such-program"], "cannot start"),
     ],

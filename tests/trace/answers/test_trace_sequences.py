@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratchet.trace.analysis.analyse import Analysis, analyse
-from ratchet.trace.answers.sequences.repeats import Stretches, apart, groups
+from ratchet.trace.analysis.grouping import groups
+from ratchet.trace.answers.sequences.repeats import Stretches, apart
 from ratchet.trace.answers.sequences.sequences import LEAST, SequenceRow, sequences, under_op
 from ratchet.trace.read.file import read
 

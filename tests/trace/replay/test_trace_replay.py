@@ -14,7 +14,8 @@ from ratchet.errors import TraceError
 from ratchet.trace.analysis.analyse import analyse
 from ratchet.trace.read.file import read
 from ratchet.trace.replay.calls import calls, costly_ops
-from ratchet.trace.replay.rebuild import Recorded, Unbuildable, build
+from ratchet.trace.replay.rebuild import Unbuildable, build
+from ratchet.trace.replay.recorded import Recorded
 from ratchet.trace.replay.replay import ReplayRow, replay
 
 GIB = 2**30
@@ -55,11 +56,11 @@ def test_calls_are_grouped_by_their_inputs(tmp_path: Path) -> None:
     found = analyse(read(path))
     assert costly_ops(found, 5) == ("aten::mm",)
     first, second = calls(path, found, ["aten::mm"], print)
-    assert (first.dims[0], first.count, first.time) == ([5, 8], 1, 11_000)
-    assert (second.dims[0], second.count, second.time) == ([4, 8], 3, 7000)
-    assert first.types == ("float", "float") and first.values is None
+    assert (first.recorded.dims[0], first.count, first.time) == ([5, 8], 1, 11_000)
+    assert (second.recorded.dims[0], second.count, second.time) == ([4, 8], 3, 7000)
+    assert first.recorded.types == ("float", "float") and first.recorded.values is None
     (times,) = calls(path, found, ["aten::mul"], print)
-    assert (times.values, times.time) == (("", "2."), 0)
+    assert (times.recorded.values, times.time) == (("", "2."), 0)
     with pytest.raises(TraceError, match="has no call of aten::bmm"):
         calls(path, found, ["aten::bmm"], print)
     bare = mt.write(tmp_path / "bare.json", [mt.op("aten::mm", 0, 5)])
@@ -174,7 +175,7 @@ def test_a_call_that_kills_its_process_is_given_up(
         "import json,sys\n"
         "print(json.dumps({'device': 'CPU', 'torch': 'x', 'threads': 1}), flush=True)\n"
         "for line in sys.stdin:\n"
-        "    if '[5, 8]' in line: sys.exit(3)\n"
+        "    if '[5,8]' in line: sys.exit(3)\n"
         "    print(json.dumps({'outcome': 'timed', 'why': '', 'time_ns': 5, 'shortest_ns': 4}),"
         " flush=True)\n"
     )

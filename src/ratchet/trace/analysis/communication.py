@@ -17,7 +17,6 @@ KERNEL = re.compile(
 """Names of device kernels of the collective libraries and of custom all-reduces; never `hip*`."""
 CPU_OP = re.compile(r"^(c10d::|gloo:|mpi:|ucc:|_c10d_functional::)")
 """Names of CPU ops and annotations that communicate, for traces without device work."""
-POINT_TO_POINT = re.compile(r"send|recv", re.IGNORECASE)
 
 
 def communicates(trace: Trace) -> Bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,13 @@ def _ranked(values: Int64) -> tuple[Int64, int]:
     """Return each value's rank among the distinct ones, and how many of these there are."""
     kinds, place = np.unique(values, return_inverse=True)
     return place.reshape(-1).astype(np.int64), kinds.size
+
+
+def groups(number: NDArray[np.integer[Any]]) -> list[NDArray[np.intp]]:
+    """Return the positions of each number, in order, the smallest number first."""
+    order = np.argsort(number, kind="stable")
+    edges = np.flatnonzero(np.diff(number[order], prepend=-1, append=-1))
+    return [order[a:b] for a, b in itertools.pairwise(edges.tolist())]
 
 
 def sums_by(group: NDArray[np.integer[Any]], values: Int64, size: int) -> Int64:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,9 +46,12 @@ class Links:
     """The rows of the call tree, and the tree over them."""
     tree: Nest
 
-    @property
-    def unlinked_rows(self) -> NDArray[np.intp]:
-        return np.flatnonzero(self.op < 0)
+    def ops_around(self, row: int) -> Iterator[int]:
+        """Yield the op of a row and the ops around it, the innermost first."""
+        op = int(self.op[row])
+        while op >= 0:
+            yield op
+            op = int(self.parent_op[op])
 
 
 def link(trace: Trace) -> Links:

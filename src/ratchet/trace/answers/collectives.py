@@ -116,12 +116,8 @@ def _recorded(trace: Trace, links: Links, rows: NDArray[np.intp]) -> dict[int, i
     index = {int(row): i for i, row in enumerate(trace.collectives.row)}
     found = {}
     for row in rows.tolist():
-        place = index.get(row, -1)
-        op = int(links.op[row])
-        while place < 0 and op >= 0:
-            place = index.get(op, -1)
-            op = int(links.parent_op[op])
-        if place >= 0:
+        known = (index[one] for one in (row, *links.ops_around(row)) if one in index)
+        if (place := next(known, None)) is not None:
             found[row] = place
     return found
 
@@ -148,10 +144,6 @@ def _named_by_caller(trace: Trace, links: Links, row: int) -> str:
     """
     if links.mark[row] >= 0:
         return operation_of(trace.string(links.mark[row]))
-    op = int(links.op[row])
-    while op >= 0:
-        operation = operation_of(trace.string(op))
-        if operation != "unknown":
-            return operation
-        op = int(links.parent_op[op])
-    return operation_of(trace.string(row))
+    names = (trace.string(one) for one in (*links.ops_around(row), row))
+    found = (operation for name in names if (operation := operation_of(name)) != "unknown")
+    return next(found, "unknown")

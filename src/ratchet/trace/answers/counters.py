@@ -44,8 +44,8 @@ def counters(trace: Trace, links: Links, runs: Sequence[KernelRun]) -> tuple[Cou
     launches = _launches(trace, runs)
     found: dict[tuple[str, str, str], dict[str, list[float]]] = {}
     for run, launch in zip(runs, launches, strict=True):
-        op = int(links.op[launch]) if launch >= 0 else -1
-        key = (run.kernel, trace.string(op) if op >= 0 else "", _outermost(trace, links, op))
+        ops = [trace.string(op) for op in links.ops_around(launch)] if launch >= 0 else []
+        key = (run.kernel, ops[0], ops[-1]) if ops else (run.kernel, "", "")
         own = found.setdefault(key, {})
         for name, value in {**run.values, **_derived(run.values)}.items():
             own.setdefault(name, []).append(value)
@@ -85,13 +85,6 @@ def _launches(trace: Trace, runs: Sequence[KernelRun]) -> list[int]:
     rows = trace.rows(Kind.RUNTIME)
     by_id = dict(zip(trace.correlation[rows].tolist(), rows.tolist(), strict=True))
     return [by_id.get(run.correlation, -1) if run.correlation > 0 else -1 for run in runs]
-
-
-def _outermost(trace: Trace, links: Links, op: int) -> str:
-    top = op
-    while op >= 0:
-        top, op = op, int(links.parent_op[op])
-    return trace.string(top) if top >= 0 else ""
 
 
 def _derived(values: Mapping[str, float]) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.trace.analysis.grouping import alike, sums_by
+from ratchet.trace.analysis.grouping import alike, groups, sums_by
 from ratchet.trace.analysis.links import MODULE, Links
 from ratchet.trace.read.columns import DEVICE_KINDS, Bool, Int64, Kind, Trace
 
@@ -81,6 +81,15 @@ class ModuleRow:
 def device_rows(trace: Trace, links: Links) -> NDArray[np.intp]:
     """Return the rows of the device work inside the recording's window."""
     return np.flatnonzero(np.isin(trace.kind, DEVICE_KINDS) & ~links.carried_in)
+
+
+def by_stream(trace: Trace, rows: NDArray[np.intp]) -> list[tuple[int, int, NDArray[np.intp]]]:
+    """Group rows as (device, stream, rows), in the order of these numbers."""
+    first, group = alike(trace.device[rows], trace.stream[rows])
+    return [
+        (int(trace.device[rows[at]]), int(trace.stream[rows[at]]), rows[own])
+        for at, own in zip(first, groups(group), strict=True)
+    ]
 
 
 def kernels(trace: Trace, links: Links, communication: Bool) -> tuple[KernelRow, ...]:

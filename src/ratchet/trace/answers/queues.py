@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ratchet.trace.analysis.identity import Activity
 from ratchet.trace.analysis.intervals import Spans, union
 from ratchet.trace.analysis.links import Links
-from ratchet.trace.answers.kernels import device_rows
+from ratchet.trace.answers.kernels import by_stream, device_rows
 from ratchet.trace.answers.timeline import bin_edges
 from ratchet.trace.read.columns import Int64, Platform, Trace
 
@@ -71,7 +71,10 @@ class QueueRow:
 
 def queue_series(trace: Trace, links: Links) -> tuple[QueueSeries, ...]:
     """Return the exact queue of each stream, the one with most launches first."""
-    return tuple(_series(key, *waits(trace, links, rows)) for key, rows in _streams(trace, links))
+    return tuple(
+        _series(device, stream, *waits(trace, links, rows))
+        for device, stream, rows in _streams(trace, links)
+    )
 
 
 def queues(
@@ -85,9 +88,9 @@ def queues(
     start, end = activity.start, activity.end
     edges = bin_edges(start, end)
     table = []
-    for key, rows in _streams(trace, links):
+    for device, stream, rows in _streams(trace, links):
         called, begun = waits(trace, links, rows)
-        series = _series(key, called, begun)
+        series = _series(device, stream, called, begun)
         full = series.at_least(limit or _NO_LIMIT, start, end)
         waited = np.diff(_waited_before(called, begun, edges))
         width = np.maximum(np.diff(edges), 1)
@@ -96,8 +99,8 @@ def queues(
         lengths = np.append(series.length[inside], series.length[standing])
         table.append(
             QueueRow(
-                device=key[0],
-                stream=key[1],
+                device=device,
+                stream=stream,
                 start=start,
                 end=end,
                 longest=int(lengths.max()),
@@ -111,20 +114,11 @@ def queues(
     return tuple(table)
 
 
-def _streams(trace: Trace, links: Links) -> list[tuple[tuple[int, int], NDArray[np.intp]]]:
-    """Return ((device, stream), rows with a launch), the stream with most of them first."""
+def _streams(trace: Trace, links: Links) -> list[tuple[int, int, NDArray[np.intp]]]:
+    """Return (device, stream, rows with a launch), the stream with most of them first."""
     rows = device_rows(trace, links)
-    rows = rows[links.launch[rows] >= 0]
-    keys, group = np.unique(
-        np.stack((trace.device[rows], trace.stream[rows])), axis=1, return_inverse=True
-    )
-    order = np.argsort(group.reshape(-1), kind="stable")
-    bounds = np.searchsorted(group.reshape(-1)[order], np.arange(keys.shape[1] + 1))
-    found = [
-        ((int(device), int(stream)), rows[order[bounds[i] : bounds[i + 1]]])
-        for i, (device, stream) in enumerate(keys.T.tolist())
-    ]
-    return sorted(found, key=lambda one: -one[1].size)
+    found = by_stream(trace, rows[links.launch[rows] >= 0])
+    return sorted(found, key=lambda one: -one[2].size)
 
 
 def waits(trace: Trace, links: Links, rows: NDArray[np.intp]) -> tuple[Int64, Int64]:
@@ -138,13 +132,13 @@ def waits(trace: Trace, links: Links, rows: NDArray[np.intp]) -> tuple[Int64, In
     return np.minimum(trace.start[calls], begun), begun
 
 
-def _series(key: tuple[int, int], called: Int64, begun: Int64) -> QueueSeries:
+def _series(device: int, stream: int, called: Int64, begun: Int64) -> QueueSeries:
     time, place = np.unique(np.concatenate((called, begun)), return_inverse=True)
     step = np.ones(called.size + begun.size)
     step[called.size :] = -1
     change = np.bincount(place.reshape(-1), weights=step, minlength=time.size)
     return QueueSeries(
-        device=key[0], stream=key[1], time=time, length=np.cumsum(change).astype(np.int64)
+        device=device, stream=stream, time=time, length=np.cumsum(change).astype(np.int64)
     )
 
 

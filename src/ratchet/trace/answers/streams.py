@@ -9,7 +9,7 @@ import numpy as np
 from ratchet.trace.analysis.identity import Activity
 from ratchet.trace.analysis.intervals import peak_overlap, union
 from ratchet.trace.analysis.links import Links
-from ratchet.trace.answers.kernels import device_rows
+from ratchet.trace.answers.kernels import by_stream, device_rows
 from ratchet.trace.answers.queues import waits
 from ratchet.trace.read.columns import Kind, Trace
 
@@ -46,12 +46,9 @@ class CopyRow:
 def streams(trace: Trace, links: Links, activity: Activity) -> tuple[StreamRow, ...]:
     """Return every stream, the busiest first."""
     rows = device_rows(trace, links)
-    keys = np.stack((trace.device[rows], trace.stream[rows]))
-    names, group = np.unique(keys, axis=1, return_inverse=True)
     window = max(activity.end - activity.start, 1)
     table = []
-    for index, (device, stream) in enumerate(names.T.tolist()):
-        own = rows[group.reshape(-1) == index]
+    for device, stream, own in by_stream(trace, rows):
         known = own[links.launch[own] >= 0]
         called, begun = waits(trace, links, known)
         table.append(

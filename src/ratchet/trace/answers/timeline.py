@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from ratchet.trace.analysis.identity import Activity
 from ratchet.trace.analysis.intervals import Spans, union
 from ratchet.trace.analysis.links import Links
-from ratchet.trace.answers.kernels import Sort
-from ratchet.trace.read.columns import DEVICE_KINDS, Bool, Int64, Kind, Trace
+from ratchet.trace.answers.kernels import Sort, by_stream, device_rows
+from ratchet.trace.read.columns import Bool, Int64, Kind, Trace
 
 BINS = 400
 """Bins of a window: about as many as a screen has columns to show."""
@@ -74,17 +74,12 @@ def timeline(trace: Trace, links: Links, communication: Bool, whole: Activity) -
 
 
 def _by_stream(trace: Trace, links: Links, communication: Bool, edges: Int64) -> list[Lane]:
-    rows = np.flatnonzero(np.isin(trace.kind, DEVICE_KINDS) & ~links.carried_in)
+    rows = device_rows(trace, links)
     several = np.unique(trace.device[rows]).size > 1
-    keys, group = np.unique(
-        np.stack((trace.device[rows], trace.stream[rows])), axis=1, return_inverse=True
-    )
-    group = group.reshape(-1)
-    busiest = np.argsort(-np.bincount(group, weights=trace.duration[rows]), kind="stable")[:LANES]
+    found = by_stream(trace, rows)
+    found.sort(key=lambda one: -int(trace.duration[one[2]].sum()))
     lanes = []
-    for index in busiest.tolist():
-        device, stream = keys[:, index].tolist()
-        own = rows[group == index]
+    for device, stream, own in found[:LANES]:
         name = f"device {device} stream {stream}" if several else f"stream {stream}"
         kernel = trace.kind[own] == Kind.KERNEL
         lanes += _lanes(

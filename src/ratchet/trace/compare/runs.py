@@ -49,17 +49,18 @@ def diff_runs(before: Path, after: Path, rank: int | None = None) -> Diff:
 
 
 def _side(path: Path, name: str, rank: int | None) -> Side:
+    """Return a file's side, the sum over a folder's ranks, or that of the one that `rank` names."""
     if not path.is_dir():
         return replace(side(analyse(read(path))), name=name)
     faults: list[str] = []
     if rank is not None:
-        _, trace, found = _one(path, rank)
-        whole = side(analyse(trace))
-        return replace(whole, name=name, faults=(*found, *map(str, trace.faults)))
-    sides = [
-        replace(side(analyse(trace)), ranks=(number,))
-        for number, _, trace in each_rank(path, faults)
-    ]
+        _, trace, faults = _one(path, rank)
+        sides = [side(analyse(trace))]
+    else:
+        sides = [
+            replace(side(analyse(trace)), ranks=(number,))
+            for number, _, trace in each_rank(path, faults)
+        ]
     whole = together(name, sides)
     return replace(whole, faults=(*faults, *whole.faults))
 
@@ -74,12 +75,12 @@ def check(path: Path) -> None:
         raise TraceError(f"{path} {why}: give a trace's file, or a folder of them")
 
 
-def _one(folder: Path, rank: int) -> tuple[Path, Trace, tuple[str, ...]]:
+def _one(folder: Path, rank: int) -> tuple[Path, Trace, list[str]]:
     """Return the file and trace of one rank in a folder, and the faults of files before it."""
     faults: list[str] = []
     seen = []
     for number, path, trace in each_rank(folder, faults):
         if number == rank:
-            return path, trace, tuple(faults)
+            return path, trace, faults
         seen.append(str(number))
     raise TraceError(f"{folder} has no rank {rank}: it has {', '.join(seen)}")

@@ -19,21 +19,14 @@ from ratchet.trace.read.columns import PLATFORMS, Int64, Kind, Trace
 from ratchet.trace.read.digits import nanoseconds
 from ratchet.trace.read.events import NOTHING
 from ratchet.trace.read.stream import raw_events
+from ratchet.trace.replay.recorded import Recorded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """All calls of an op with the same inputs, which are listed by position."""
+    """All calls of an op with the same inputs."""
 
-    op: str
-    dims: tuple[Any, ...]
-    """Sizes; for a list of tensors, a list of sizes; empty for other inputs."""
-    types: tuple[str, ...]
-    """As the profiler writes them: `float`, `c10::BFloat16`, `Scalar`, `ScalarList`, ..."""
-    strides: tuple[Any, ...] | None
-    """None if the recording has none: PyTorch writes them since 2.1."""
-    values: tuple[str, ...] | None
-    """Values of inputs that are not tensors, as text; None if the recording has none."""
+    recorded: Recorded
     count: int
     time: int
     """Summed, in ns: device time of all launched work, or CPU time on a CPU-only trace."""
@@ -103,11 +96,13 @@ def calls(
         )
     made = [
         Call(
-            op=op,
-            dims=_entries(dims) or (),
-            types=tuple(map(str, _entries(types) or ())),
-            strides=_entries(strides),
-            values=None if (known := _entries(values)) is None else tuple(map(str, known)),
+            recorded=Recorded(
+                op=op,
+                dims=_entries(dims) or (),
+                types=tuple(map(str, _entries(types) or ())),
+                strides=_entries(strides),
+                values=None if (known := _entries(values)) is None else tuple(map(str, known)),
+            ),
             count=count,
             time=took,
         )

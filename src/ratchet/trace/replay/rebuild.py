@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ratchet.trace.replay.recorded import Recorded
+
 DTYPES = {
     "float": torch.float32, "double": torch.float64, "c10::half": torch.float16,
     "c10::bfloat16": torch.bfloat16, "int": torch.int32, "long int": torch.int64,
@@ -33,17 +35,6 @@ _OTHER_COUNT = "no overload"
 
 class Unbuildable(Exception):
     """The reason why a call cannot be built again, as a clause."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recorded:
-    """One call as recorded; inputs are listed by position."""
-
-    op: str
-    dims: Sequence[Any]
-    types: Sequence[str]
-    strides: Sequence[Any] | None
-    values: Sequence[str] | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,12 +215,3 @@ def _contiguous(sizes: Sequence[int]) -> list[int]:
 
 def _whole(entry: Any) -> bool:
     return isinstance(entry, list | tuple) and all(type(n) is int and n >= 0 for n in entry)
-
-
-def recorded_of(line: str) -> Recorded:
-    """Parse one line of the process's input."""
-    given = json.loads(line)
-    return Recorded(**given)
-
-
-__all__ = ["DTYPES", "Built", "Recorded", "Unbuildable", "build", "recorded_of"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import queue
 import subprocess
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import psutil
 
 from ratchet import watchdog
@@ -101,12 +101,13 @@ def replay(path: Path, names: Sequence[str] = (), top: int = 20, device: str = "
 
 
 def _row(call: Call, answer: dict[str, Any]) -> ReplayRow:
+    inputs = call.recorded
     return ReplayRow(
-        op=call.op,
-        shapes=json.dumps(call.dims),
-        types=json.dumps(call.types),
-        strides="" if call.strides is None else json.dumps(call.strides),
-        values="" if call.values is None else json.dumps(call.values),
+        op=inputs.op,
+        shapes=json.dumps(inputs.dims),
+        types=json.dumps(inputs.types),
+        strides="" if inputs.strides is None else json.dumps(inputs.strides),
+        values="" if inputs.values is None else json.dumps(inputs.values),
         count=call.count,
         traced=call.time // call.count,
         outcome=answer["outcome"],
@@ -152,10 +153,8 @@ class _ReplayProcess:
         if self._process is None:
             self._start()
         assert self._process is not None and self._process.stdin is not None
-        asked = {f.name: getattr(call, f.name) for f in dataclasses.fields(call)}
-        del asked["count"], asked["time"]
         try:
-            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.write(msgspec.json.encode(call.recorded).decode() + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             return self._gave_up("its process ended")

@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import torch
 
-from ratchet.trace.replay.rebuild import Unbuildable, build, recorded_of
+from ratchet.trace.replay.rebuild import Unbuildable, build
+from ratchet.trace.replay.recorded import Recorded
 
 BATCHES = 9
 BATCH_S, BUDGET_S = 0.02, 1.5
@@ -37,7 +39,7 @@ def main(device: str, room_bytes: int) -> int:
 
 def _answer(line: str, device: str, room_bytes: int) -> dict[str, Any]:
     try:
-        built = build(recorded_of(line), device, room_bytes)
+        built = build(msgspec.json.decode(line, type=Recorded), device, room_bytes)
     except Unbuildable as why:
         return {"outcome": "not rebuilt", "why": str(why)}
     except (RuntimeError, MemoryError) as error:

@@ -7,8 +7,6 @@ gets its number from the two powers of two that cover it.
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -59,13 +57,6 @@ def apart(begin: Index, length: int) -> Index:
             kept.append(position)
             free = position + length
     return np.array(kept, dtype=np.int64)
-
-
-def groups(number: Index) -> list[Index]:
-    """Return the positions of each number, in order, the smallest number first."""
-    order = np.argsort(number, kind="stable")
-    edges = np.flatnonzero(np.diff(number[order], prepend=-1, append=-1))
-    return [order[a:b] for a, b in itertools.pairwise(edges.tolist())]
 
 
 def _numbers(left: Int64, right: Int64) -> Index:

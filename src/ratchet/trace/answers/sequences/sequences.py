@@ -9,11 +9,12 @@ from typing import Literal
 
 import numpy as np
 
+from ratchet.trace.analysis.grouping import groups
 from ratchet.trace.analysis.links import Links
 from ratchet.trace.answers.idle import KERNEL_GAP_NS
 from ratchet.trace.answers.kernels import device_rows, module_paths, own_cpu_time
 from ratchet.trace.answers.matmuls import is_product
-from ratchet.trace.answers.sequences.repeats import Index, Stretches, apart, groups
+from ratchet.trace.answers.sequences.repeats import Index, Stretches, apart
 from ratchet.trace.read.columns import Bool, Int64, Kind, Trace
 
 Under = Literal["op", "stream", "between products"]
