@@ -116,7 +116,7 @@ def diff(
         found = diff_runs(before, after, rank)
     plain = diff_document(found)
     if out is not None:
-        from ratchet.report.trace_diff_page import render_diff_page
+        from ratchet.report.trace_page import render_diff_page
 
         _write_page(out, render_diff_page(plain))
     if parquet is not None:

@@ -1,4 +1,4 @@
-"""The page of a trace: one file that opens offline. Its one script only sorts and filters."""
+"""The pages of a trace and of a comparison: each one file that opens offline, with one script."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from markupsafe import Markup
 from ratchet.report import trace_figures as figures
 from ratchet.report import trace_words as words
 from ratchet.report.environment import page_environment
-from ratchet.report.trace_tables import page_tables
+from ratchet.report.scale import from_zero
+from ratchet.report.trace_tables import diff_table, page_tables
 
 STEPS = 60
 """Number of steps drawn: the first."""
@@ -61,6 +62,32 @@ def render_trace_page(document: Mapping[str, Any]) -> str:
         tables=page_tables(ranks),
         roofline=figures.roofline_plot(ranks),
         memory=figures.memory_plot(ranks),
+        **script(),
+    )
+
+
+def render_diff_page(document: Mapping[str, Any]) -> str:
+    """Render the page as HTML; `document` is what `diff_document` returns."""
+    scale = from_zero([document["window_before_ns"], document["window_after_ns"]])
+    stacks = [
+        figures.window_bar(
+            f"{side}: {document[side]}",
+            words.PARTS,
+            document[f"identity_{side}_ns"],
+            document[f"window_{side}_ns"],
+            scale,
+        )
+        for side in ("before", "after")
+    ]
+    total = ("total", "together", document["window_change_ns"])
+    page = page_environment().get_template("trace_diff.html")
+    return page.render(
+        document=document,
+        words=words,
+        headline=words.diff_headline(document),
+        stacks=stacks,
+        changes=figures.change_bars([*words.reconciliation(document), total]),
+        table=diff_table(document["groups"]),
         **script(),
     )
 

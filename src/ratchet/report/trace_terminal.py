@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 
-from ratchet.report import trace_changes as changes
 from ratchet.report import trace_tables as tables
 from ratchet.report import trace_words as words
 from ratchet.report.console import heading, make_console, table
@@ -216,10 +215,10 @@ def _print_ranks(out: Console, document: Document, top: int) -> None:
 def print_diff(document: Document, *, top: int = 10, console: Console | None = None) -> None:
     """Print the result of `ratchet trace diff`."""
     out = console or make_console()
-    out.print(changes.diff_headline(document))
+    out.print(words.diff_headline(document))
     _print_faults(out, document["faults"])
     heading(out, "The change of the window, ms")
-    sums = [(title, words.change_ms(time)) for _, title, time in changes.reconciliation(document)]
+    sums = [(title, words.change_ms(time)) for _, title, time in words.reconciliation(document)]
     sums.append(("together", words.change_ms(document["window_change_ns"])))
     out.print(table(("", "ms"), sums))
     heading(out, "Where the time goes, ms")

@@ -227,51 +227,55 @@ def communication_rows(collectives: Iterable[Mapping[str, Any]]) -> list[dict[st
 
 def facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return one line each on launches, memory, recompute, torch.compile, the bubble and more."""
-    found = [("launches", _launch_words(document["launches"]))]
-    full = sum(row["full"] for row in document["queues"])
-    if full:
-        held = sum(row["blocked"] for row in document["queues"])
-        limit = document["queues"][0]["limit"]
-        found.append(
-            (
-                "full queue",
-                f"{show_ns(full)} with {limit:,} or more pieces of work waiting on a stream, "
-                f"{show_ns(held)} of it in a launching call",
-            )
-        )
-    found.append(("memory", _memory_words(document["memory"])))
-    again = document["recompute"]
-    if again["device"]:
-        found.append(
-            (
-                "recompute",
-                f"{show_ns(again['device'])} ({show_share(again['share'])} of linked device time) "
-                "is forward work that the backward repeats",
-            )
-        )
-    found.append(("torch.compile", _compile_words(document["compiled"])))
-    bubble = document["bubble"]
-    if bubble:
-        found.append(
-            (
-                "pipeline",
-                f"{share_of(bubble['share'], 1)} bubble: {show_ns(bubble['waiting'])} waiting for "
-                f"a neighbour and {show_ns(bubble['idle'])} idle",
-            )
-        )
-    carried = document["carried_in"]
-    if carried["count"]:
-        found.append(
-            (
-                "carried in",
-                f"{carried['count']:,} pieces of work ({show_ns(carried['time'])}) from before the "
-                "recording are outside the window",
-            )
-        )
     unlinked = sum(row["unlinked"] for row in document["kernels"])
-    if unlinked:
-        found.append(("unlinked", f"{unlinked:,} pieces of work that no CPU op in it launched"))
-    return [(name, words) for name, words in found if words]
+    found = {
+        "launches": _launch_words(document["launches"]),
+        "full queue": _queue_words(document["queues"]),
+        "memory": _memory_words(document["memory"]),
+        "recompute": _recompute_words(document["recompute"]),
+        "torch.compile": _compile_words(document["compiled"]),
+        "pipeline": _bubble_words(document["bubble"]),
+        "carried in": _carried_words(document["carried_in"]),
+        "unlinked": f"{unlinked:,} pieces of work that no CPU op launched" if unlinked else "",
+    }
+    return [(name, words) for name, words in found.items() if words]
+
+
+def _queue_words(queues: Sequence[Mapping[str, Any]]) -> str:
+    full = sum(row["full"] for row in queues)
+    if not full:
+        return ""
+    return (
+        f"{show_ns(full)} with {queues[0]['limit']:,} or more pieces of work waiting on a stream, "
+        f"{show_ns(sum(row['blocked'] for row in queues))} of it in a launching call"
+    )
+
+
+def _recompute_words(found: Mapping[str, Any]) -> str:
+    if not found["device"]:
+        return ""
+    return (
+        f"{show_ns(found['device'])} ({show_share(found['share'])} of linked device time) is "
+        "forward work that the backward repeats"
+    )
+
+
+def _bubble_words(found: Mapping[str, Any] | None) -> str:
+    if not found:
+        return ""
+    return (
+        f"{share_of(found['share'], 1)} bubble: {show_ns(found['waiting'])} waiting for a "
+        f"neighbour and {show_ns(found['idle'])} idle"
+    )
+
+
+def _carried_words(found: Mapping[str, Any]) -> str:
+    if not found["count"]:
+        return ""
+    return (
+        f"{found['count']:,} pieces of work ({show_ns(found['time'])}) from before the recording "
+        "are outside the window"
+    )
 
 
 def _launch_words(found: Mapping[str, Any]) -> str:
@@ -344,3 +348,39 @@ def across_words(document: Mapping[str, Any]) -> list[str]:
         )
     said.append(f"Compute differs by {share_of(document['skew'], 1)} of its mean over the ranks.")
     return said
+
+
+STATES = {
+    "slower": "ops that got slower",
+    "new": "ops that are new",
+    "faster": "ops that got faster",
+    "gone": "ops that went away",
+    "same": "ops that did not change",
+}
+
+
+def diff_headline(document: Mapping[str, Any]) -> str:
+    """Return one sentence that compares the two windows."""
+    before, after = document["window_before_ns"], document["window_after_ns"]
+    change = after - before
+    if not change:
+        return f"Both take {show_ns(before)}."
+    word = "longer" if change > 0 else "less"
+    return (
+        f"{document['after']} takes {show_ns(after)} where {document['before']} took "
+        f"{show_ns(before)}: {show_ns(abs(change))} {word} ({share_of(abs(change), before)})."
+    )
+
+
+def reconciliation(document: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+    """Return (key, words, ns) of each part of the window's change; they sum to it exactly."""
+    rows = document["groups"]
+    found = []
+    for state, words in STATES.items():
+        own = [row for row in rows if row["state"] == state]
+        if own and state != "same":
+            change = sum(row["change"] for row in own)
+            found.append((state, f"{words} ({len(own):,})", change))
+    found.append(("hidden", "work that ran beside other work", document["hidden_change_ns"]))
+    found.append(("idle", "idle", document["idle_change_ns"]))
+    return found

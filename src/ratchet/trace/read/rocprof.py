@@ -64,7 +64,7 @@ class _Callbacks(Struct):
     counter_collection: list[CountedDispatch] = field(default_factory=list)
 
 
-class _Counter(Struct):
+class _NamedCounter(Struct):
     id: _Handle = field(default_factory=_Handle)
     name: str = ""
 
@@ -110,7 +110,7 @@ class RocprofRun(Struct):
     kernel_symbols: list[_Symbol] = field(default_factory=list)
     buffer_records: _Records = field(default_factory=_Records)
     callback_records: _Callbacks = field(default_factory=_Callbacks)
-    counters: list[_Counter] = field(default_factory=list)
+    counters: list[_NamedCounter] = field(default_factory=list)
 
     def kernel_names(self, dispatches: Iterable[_Record]) -> list[str]:
         """Return the name of each dispatched kernel."""
