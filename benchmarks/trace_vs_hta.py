@@ -39,8 +39,8 @@ def peak_mb():
 OURS = """
 import json, sys, time
 from ratchet.trace import document
-from ratchet.trace.read import read
-from ratchet.trace.report import report
+from ratchet.trace.read.file import read
+from ratchet.trace.answers.report import report
 begin = time.perf_counter()
 trace = read(sys.argv[1])
 loaded = time.perf_counter()

@@ -25,8 +25,8 @@ from ratchet.optimize.turn.loop import check_settings
 from ratchet.optimize.turn.settings import Settings
 from ratchet.suites.candidates import kernelbench_suite
 from ratchet.suites.verdict_files import check_out
-from ratchet.trace.record import record
-from ratchet.trace.runs import report_run
+from ratchet.trace.compare.runs import report_run
+from ratchet.trace.record.command import record
 from ratchet.workloads.names import user_file
 from ratchet.workloads.text import file_text
 

@@ -88,7 +88,7 @@ FIRST = (
     "import ratchet; ratchet.compile, ratchet.apply, ratchet.Settings",
     "from ratchet import *",
     "from ratchet import optimize, judge, trace",
-    "import ratchet.trace.report, ratchet.judge.api",
+    "import ratchet.trace.answers.report, ratchet.judge.api",
 )
 IN_A_FORK_EACH = """
 import os, sys, torch  # imported once, for all of them
@@ -109,7 +109,7 @@ def test_the_names_are_the_same_whatever_is_imported_first() -> None:
 def test_a_callable_module_has_the_signature_of_its_function() -> None:
     assert list(inspect.signature(ratchet.optimize).parameters)[:2] == ["workload", "budget"]
     assert list(inspect.signature(ratchet.trace.read).parameters) == ["path"]
-    from ratchet.trace.read import read
+    from ratchet.trace.read.file import read
 
     assert inspect.isfunction(read)
 

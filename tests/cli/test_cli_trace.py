@@ -21,8 +21,8 @@ import made_up_trace as made
 from ratchet.cli import main
 from ratchet.cli.app import app
 from ratchet.errors import TraceError
-from ratchet.trace.record import CommandFailed, Schedule
-from ratchet.trace.runs import check
+from ratchet.trace.compare.runs import check
+from ratchet.trace.record.command import CommandFailed, Schedule
 from ratchet.workloads.run_steps import main as run_steps
 
 ROOT = Path(__file__).parents[2]
@@ -211,7 +211,7 @@ def test_ops_are_replayed(
 ) -> None:
     (tmp_path / "stand_in.py").write_text(STAND_IN)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr("ratchet.trace.replay.WORKER", "stand_in")
+    monkeypatch.setattr("ratchet.trace.replay.replay.WORKER", "stand_in")
     found = json.loads(said("replay", trace, "--op", "aten::mm", "--device", "cpu", "--json"))
     (row,) = found["rows"]
     assert (row["op"], row["count"], row["outcome"]) == ("aten::mm", 2, "timed")
@@ -259,7 +259,7 @@ def _put(folder: Path, what: str) -> Path:
 @pytest.mark.parametrize(
     ("what", "why"),
     [
-        ("missing.json", "No such file"), ("folder", "holds no trace"), ("pipe", "is a FIFO"),
+        ("missing.json", "No such file"), ("folder", "has no traces"), ("pipe", "is a FIFO"),
         ("empty.json", "is empty"), ("zero.json.gz", "is empty"), ("other.json", "no traceEvents"),
         ("noise.json.gz", "no traceEvents"),
     ],
@@ -315,7 +315,7 @@ def test_a_recording_that_cannot_be(mistake, tmp_path: Path, words: list[str], w
 
 def test_a_recording_does_not_mix_with_another(mistake, trace: Path) -> None:
     line = mistake("record", "--out", trace.parent, "--", sys.executable, "-c", "pass")
-    assert "holds traces already" in line
+    assert "already holds traces" in line
 
 
 def test_a_workload_is_recorded_by_a_process_of_its_own(
@@ -329,7 +329,7 @@ def test_a_workload_is_recorded_by_a_process_of_its_own(
         made_path.touch()
         return [made_path]
 
-    monkeypatch.setattr("ratchet.trace.record.record", recorded)
+    monkeypatch.setattr("ratchet.trace.record.command.record", recorded)
     words = ["--steps", "2", "--wait", "0", "--warmup", "1", "--batch-size", "2", "--device", "cpu"]
     assert main(["trace", "record", "llama-tiny", "--out", str(tmp_path), *words]) == 0
     printed = capsys.readouterr().out
@@ -355,7 +355,7 @@ def test_a_workload_that_is_not_there_is_said_once(
     def failed(*_: object, **__: object) -> None:
         raise CommandFailed("the workload's process", 2)
 
-    monkeypatch.setattr("ratchet.trace.record.record", failed)
+    monkeypatch.setattr("ratchet.trace.record.command.record", failed)
     words = ["trace", "record", "llama-tiny", "--device", "cpu", "--out", str(tmp_path / "out")]
     assert main(words) == 2
     assert capsys.readouterr() == ("", ""), "its process has said it"

@@ -10,10 +10,11 @@ sys.path.append(str(Path(__file__).parents[1] / "trace"))
 
 import made_traces as mt
 
-from ratchet.trace.diff import diff
-from ratchet.trace.documents import diff_document, document, ranks_document
-from ratchet.trace.ranks import read_ranks
-from ratchet.trace.report import analyse, report
+from ratchet.trace.analysis.analyse import analyse
+from ratchet.trace.answers.report import report
+from ratchet.trace.compare.diff import diff
+from ratchet.trace.compare.ranks import read_ranks
+from ratchet.trace.export.documents import diff_document, document, ranks_document
 
 H100 = {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3", "numSms": 132}]}
 LONG = (

@@ -6,8 +6,8 @@ import pytest
 from made_up_trace import mt
 
 from ratchet.report.trace_names import short_kernel, short_kernels
-from ratchet.trace.columns import DEVICE_KINDS
-from ratchet.trace.read import read
+from ratchet.trace.read.columns import DEVICE_KINDS
+from ratchet.trace.read.file import read
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,16 @@ import pytest
 from html_pages import CHROMIUM, HOSTILE, hostile, in_chromium, tags
 from made_up_trace import made_up_cpu_trace, made_up_diff, made_up_ranks, made_up_trace
 
-from ratchet.report.trace_diff_page import render_diff_page
-from ratchet.report.trace_figures import change_bars, lanes, memory_plot, roofline_plot
-from ratchet.report.trace_page import render_trace_page
-from ratchet.report.trace_path import path_bars, path_kinds, series_lanes
+from ratchet.report.trace_figures import (
+    change_bars,
+    lanes,
+    memory_plot,
+    path_bars,
+    path_kinds,
+    roofline_plot,
+    series_lanes,
+)
+from ratchet.report.trace_page import render_diff_page, render_trace_page
 
 KNOWN = ("platform", "sort", "state", "bound", "look", "kind", "under")
 """Keys whose values are Ratchet's own words, not a file's."""

@@ -13,8 +13,7 @@ from rich.console import Console
 
 from ratchet.report.console import table
 from ratchet.report.trace_names import last_modules, short_shapes
-from ratchet.report.trace_terminal import print_diff, print_trace
-from ratchet.report.trace_terminal_more import print_merged, print_replay
+from ratchet.report.trace_terminal import print_diff, print_merged, print_replay, print_trace
 from ratchet.report.trace_words import bandwidth, share_of
 
 

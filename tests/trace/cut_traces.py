@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ratchet.trace.columns import Bool, Collectives, Kind, Ops, Trace
+from ratchet.trace.read.columns import Bool, Collectives, Kind, Ops, Trace
 
 Part = TypeVar("Part", Ops, Collectives)
 COLUMNS = (

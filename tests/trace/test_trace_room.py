@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
+
+import grimp
 
 import ratchet.trace
 from ratchet.optimize.levers import all_levers
@@ -18,6 +21,14 @@ def test_the_names_are_sorted_and_there() -> None:
     assert list(ratchet.trace.__all__) == sorted(ratchet.trace.__all__)
     for name in ratchet.trace.__all__:
         assert getattr(ratchet.trace, name) is not None
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports inside functions and for type checkers count too."""
+    graph = grimp.build_graph("ratchet", cache_dir=None)
+    own = {name for name in graph.modules if name.startswith("ratchet.trace")}
+    imports = {name: graph.find_modules_directly_imported_by(name) & own for name in own}
+    TopologicalSorter(imports).prepare()  # CycleError names a circle
 
 
 def test_reading_a_trace_does_not_bring_torch_in() -> None:

@@ -13,9 +13,9 @@ from ratchet.cli.trace_record import RecordCommand, record
 from ratchet.cli.trace_replay import replay
 
 if TYPE_CHECKING:
-    from ratchet.trace.roofline import Ceilings
+    from ratchet.trace.answers.roofline import Rooflines
 
-RUN_HELP = "A trace (Kineto or Chrome JSON, rocprofv3 JSON, rocpd; gzip too), or a folder of ranks."
+RUN_HELP = "A trace (Kineto, Chrome or rocprofv3 JSON, plain or gzip; rocpd), or a folder of ranks."
 HERE = "here"
 
 commands = typer.Typer()
@@ -67,10 +67,10 @@ def report(
     """Account for all of a trace's time, and show what could be won."""
     from ratchet.report.console import working
     from ratchet.report.trace_terminal import print_trace
-    from ratchet.trace.documents import document, ranks_document
-    from ratchet.trace.ranks import Ranks
-    from ratchet.trace.runs import report_run
-    from ratchet.trace.tables import ranks_tables, report_tables
+    from ratchet.trace.compare.ranks import Ranks
+    from ratchet.trace.compare.runs import report_run
+    from ratchet.trace.export.documents import document, ranks_document
+    from ratchet.trace.export.tables import ranks_tables, report_tables
 
     _check_outputs(out, parquet)
     with working(f"reading {run}"):
@@ -82,7 +82,7 @@ def report(
 
         _write_page(out, render_trace_page(plain))
     if parquet is not None:
-        from ratchet.trace.parquet import write_parquet
+        from ratchet.trace.export.parquet import write_parquet
 
         tables = ranks_tables(found) if isinstance(found, Ranks) else report_tables([found])
         write_parquet(tables, parquet)
@@ -107,20 +107,20 @@ def diff(
     """Show what got slower, what is new and what is gone; the parts add up to the whole change."""
     from ratchet.report.console import working
     from ratchet.report.trace_terminal import print_diff
-    from ratchet.trace.documents import diff_document
-    from ratchet.trace.runs import diff_runs
-    from ratchet.trace.tables import diff_tables
+    from ratchet.trace.compare.runs import diff_runs
+    from ratchet.trace.export.documents import diff_document
+    from ratchet.trace.export.tables import diff_tables
 
     _check_outputs(out, parquet)
     with working(f"reading {before} and {after}"):
         found = diff_runs(before, after, rank)
     plain = diff_document(found)
     if out is not None:
-        from ratchet.report.trace_diff_page import render_diff_page
+        from ratchet.report.trace_page import render_diff_page
 
         _write_page(out, render_diff_page(plain))
     if parquet is not None:
-        from ratchet.trace.parquet import write_parquet
+        from ratchet.trace.export.parquet import write_parquet
 
         write_parquet(diff_tables(found), parquet)
     if as_json:
@@ -130,11 +130,11 @@ def diff(
         _say_written(out, parquet)
 
 
-def _ceilings(device: str | None) -> Ceilings | None:
+def _ceilings(device: str | None) -> Rooflines | None:
     """Return the ceilings of a named device; None leaves the choice to the trace."""
     if device is None:
         return None
-    from ratchet.trace.roofline import measured_ceilings, named_ceilings
+    from ratchet.trace.answers.roofline import measured_ceilings, named_ceilings
 
     if device != HERE:
         return named_ceilings(device)
@@ -153,7 +153,7 @@ def _check_outputs(out: Path | None, parquet: Path | None) -> None:
     if out is not None and (why := why_not_new_file(out)):
         raise TraceError(f"--out {out} {why}: name a file in a folder that exists")
     if parquet is not None:
-        from ratchet.trace.parquet import check_parquet
+        from ratchet.trace.export.parquet import check_parquet
 
         check_parquet(parquet)
 

@@ -25,9 +25,9 @@ def merge(
     from ratchet import files
     from ratchet.errors import TraceError
     from ratchet.report.console import working
-    from ratchet.report.trace_terminal_more import print_merged
-    from ratchet.trace.documents import plainly
-    from ratchet.trace.merge import merge as merge_ranks
+    from ratchet.report.trace_terminal import print_merged
+    from ratchet.trace.export.documents import plainly
+    from ratchet.trace.export.merge import merge as merge_ranks
 
     if why := files.why_not_folder(folder):
         raise TraceError(f"{folder} {why}: give a folder that holds a trace for each rank")

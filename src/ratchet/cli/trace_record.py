@@ -70,8 +70,8 @@ def record(
     Your script needs no edits: every Python process that steps a torch optimizer is profiled, with
     shapes, stacks, modules and memory. If the command fails, its exit code is passed on.
     """
-    from ratchet.trace.record import CommandFailed, Schedule
-    from ratchet.trace.record import record as run_and_record
+    from ratchet.trace.record.command import CommandFailed, Schedule
+    from ratchet.trace.record.command import record as run_and_record
 
     command = context.meta[COMMAND]
     schedule = Schedule(wait=wait, warmup=warmup, active=steps, memory=memory)
@@ -92,7 +92,7 @@ def record(
     try:
         paths = run_and_record(command, out, schedule, stdout=sys.stderr if as_json else None)
     except CommandFailed as failed:
-        if workload is None or failed.code != MISTAKE:  # else its own line is on stderr already
+        if workload is None or failed.code != MISTAKE:  # else its line is on stderr
             typer.echo(f"ratchet: {failed}", err=True)
         raise typer.Exit(failed.exit_code) from None
     if as_json:

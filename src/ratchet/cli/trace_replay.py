@@ -35,10 +35,10 @@ def replay(
     """
     from ratchet.errors import TraceError
     from ratchet.report.console import working
-    from ratchet.report.trace_terminal_more import print_replay
-    from ratchet.trace.documents import plainly
-    from ratchet.trace.replay import replay as replay_calls
-    from ratchet.trace.runs import check
+    from ratchet.report.trace_terminal import print_replay
+    from ratchet.trace.compare.runs import check
+    from ratchet.trace.export.documents import plainly
+    from ratchet.trace.replay.replay import replay as replay_calls
 
     check(file)
     if file.is_dir():

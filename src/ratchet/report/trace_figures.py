@@ -1,4 +1,4 @@
-"""The figures of a trace's page as plain geometry, in percent of a figure's box."""
+"""The figures of a trace's page as geometry, in percent of a figure's box."""
 
 from __future__ import annotations
 
@@ -7,47 +7,70 @@ from dataclasses import dataclass
 from typing import Any
 
 from ratchet.report import trace_words as words
-from ratchet.report.breakdown import Segment, Stack
 from ratchet.report.figures import Plot, Series
 from ratchet.report.scale import Scale, Tick, around, from_zero
 from ratchet.report.trace_names import short_shapes
 from ratchet.report.words import common_unit, show_bytes
 
 Document = Mapping[str, Any]
-_LANE_COLOURS = {
-    "compute": "compute",
-    "communication": "exposed_communication",
-    "copy": "exposed_copy",
-}
+_COLOURS = {
+    "communication": "exposed_communication", "copy": "exposed_copy", "cpu": "fourth",
+    "between_ops": "fifth", "kernel_gap": "idle", "launch_delay": "idle", "sync": "idle",
+    "unknown": "idle",
+}  # fmt: skip
+"""Colours of sorts of work and kinds of the critical path; others have their own name."""
 _SEEN = 0.0005
 """Share of the window below which a stream is not drawn."""
 _PERCENT_PER_LETTER = 1.25
 _LANE_PERCENT_PER_LETTER = 0.85
 _SERIES = ("compute", "exposed_communication", "exposed_copy", "fourth", "fifth", "idle")
-"""Colours for ranks and types, in order; the last is for all that are left."""
+"""Colours for ranks and types, in order; the last is for all others."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowPart:
+    """One part of a window in its bar."""
+
+    colour: str
+    title: str
+    time: str
+    share: str
+    left_percent: float
+    width_percent: float
+    named: bool
+    """True if the part is wide enough for its name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowBar:
+    """One window by part."""
+
+    title: str
+    total: str
+    parts: tuple[WindowPart, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneRow:
-    """One lane's busy time over the window as an area, 100 high."""
+    """A value over the window as an area, 100 high."""
 
     label: str
     key: str
     path: str
     value: str
-    first_of_rank: bool
+    first_of_rank: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lanes:
-    """All lanes on one time axis, with the borders of the steps of the first rank."""
+    """Lanes on one time axis, with the borders of the first rank's steps."""
 
     rows: tuple[LaneRow, ...]
     ticks: tuple[Tick, ...]
-    steps: tuple[Tick, ...]
     unit: str
-    aligned: bool
-    """Whether the ranks stand on one clock; else each begins at its own window."""
+    steps: tuple[Tick, ...] = ()
+    aligned: bool = True
+    """True if the ranks share one clock. If not, each begins at its own window."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +95,7 @@ class RooflinePlot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChangeBar:
-    """One part of the window's change, to the right of zero where it costs time."""
+    """One part of the window's change, to the right of zero if it costs time."""
 
     key: str
     title: str
@@ -81,48 +104,85 @@ class ChangeBar:
     value: str
 
 
-def identity_stack(
-    title: str, parts: Mapping[str, int], window: int, scale: Scale | None = None
-) -> Stack:
-    """A window as a bar of its four parts; full width, or on the scale of several."""
+def window_bar(
+    title: str, names: Mapping[str, str], times: Document, window: int, scale: Scale | None = None
+) -> WindowBar:
+    """Draw a window as a bar of its parts: full width, or on the scale of several."""
     scale = scale or from_zero([window])
-    segments, left = [], 0.0
-    for name, said in words.PARTS.items():
-        width = scale.percent(parts[name])
-        share = words.share_of(parts[name], window)
-        if parts[name]:
-            segments.append(
-                Segment(
-                    category=name,
+    parts, left = [], 0.0
+    for key, said in names.items():
+        width = scale.percent(times[key])
+        share = words.share_of(times[key], window)
+        if times[key]:
+            parts.append(
+                WindowPart(
+                    colour=_COLOURS.get(key, key),
+                    title=said,
+                    time=f"{words.milliseconds(times[key])} ms",
+                    share=share,
                     left_percent=round(left, 3),
                     width_percent=width,
-                    time=f"{words.milliseconds(parts[name])} ms",
-                    share=share,
                     named=width >= _PERCENT_PER_LETTER * len(f"{said} {share}"),
                 )
             )
         left += width
-    return Stack(title=title, total=words.show_ns(window), segments=tuple(segments))
+    return WindowBar(title=title, total=words.show_ns(window), parts=tuple(parts))
 
 
-def step_stacks(document: Document) -> list[Stack]:
-    """One bar a step, all on the scale of the longest."""
+def _bars(
+    names: Mapping[str, str], windows: Sequence[tuple[str, Document, int]]
+) -> list[WindowBar]:
+    """Draw several windows, all on the scale of the longest."""
+    scale = from_zero([window for _, _, window in windows])
+    return [window_bar(title, names, times, window, scale) for title, times, window in windows]
+
+
+def step_bars(document: Document) -> list[WindowBar]:
+    """Draw one bar for each step."""
     steps = document["steps"]
-    scale = from_zero([step["window_ns"] for step in steps])
-    return [identity_stack(step["label"], step, step["window_ns"], scale) for step in steps]
+    return _bars(words.PARTS, [(step["label"], step, step["window_ns"]) for step in steps])
 
 
-def rank_stacks(ranks: Sequence[Document]) -> list[Stack]:
-    """One bar a rank, all on the scale of the longest."""
-    scale = from_zero([one["window_ns"] for one in ranks])
+def rank_bars(ranks: Sequence[Document]) -> list[WindowBar]:
+    """Draw one bar for each rank."""
+    windows = [(f"rank {one['rank']}", one["identity_ns"], one["window_ns"]) for one in ranks]
+    return _bars(words.PARTS, windows)
+
+
+def path_bars(ranks: Sequence[Document], most: int) -> list[WindowBar]:
+    """Draw the critical path of the window and of its steps; of several ranks, of each window."""
+    found = [one["critical_path"] for one in ranks]
+    whole = [path["whole"] for path in found]
+    titles = [f"rank {one['rank']}" for one in ranks] if len(ranks) > 1 else ["whole window"]
+    bars = _bars(
+        words.PATH, [(t, one, one["window"]) for t, one in zip(titles, whole, strict=True)]
+    )
+    if len(ranks) > 1 or len(found[0]["steps"]) < 2:
+        return bars
+    steps = found[0]["steps"][:most]
+    return bars + _bars(words.PATH, [(step["label"], step, step["window"]) for step in steps])
+
+
+def path_kinds(ranks: Sequence[Document]) -> list[tuple[str, str, str, str, str]]:
+    """Return (kind, ms, share, meaning, colour) of the critical path, summed over ranks."""
+    whole = [one["critical_path"]["whole"] for one in ranks]
+    total = sum(window["window"] for window in whole)
+    sums = {kind: sum(window[kind] for window in whole) for kind in words.PATH}
     return [
-        identity_stack(f"rank {one['rank']}", one["identity_ns"], one["window_ns"], scale)
-        for one in ranks
+        (
+            said,
+            words.milliseconds(sums[kind]),
+            words.share_of(sums[kind], total),
+            words.PATH_MEANS[kind],
+            _COLOURS.get(kind, kind),
+        )
+        for kind, said in words.PATH.items()
+        if sums[kind]
     ]
 
 
 def lanes(ranks: Sequence[Document]) -> Lanes | None:
-    """Streams of one rank, or the sorts of work of each of several."""
+    """Draw the streams of one rank, or the sorts of work of each of several."""
     timelines = [one["timeline"] for one in ranks]
     starts = [line["start"] for line in timelines]
     ends = [line["end"] for line in timelines]
@@ -141,15 +201,14 @@ def lanes(ranks: Sequence[Document]) -> Lanes | None:
             rows.append(
                 LaneRow(
                     label=lane["name"] if len(ranks) == 1 else f"rank {one['rank']}",
-                    key=_LANE_COLOURS[lane["sort"]],
-                    path=_area(lane["busy"], line, offset, length),
+                    key=_COLOURS.get(lane["sort"], lane["sort"]),
+                    path=_area(_busy(lane["busy"], line), line, offset, length),
                     value=f"{lane['sort']} {share}",
                     first_of_rank=index == 0 and len(ranks) > 1,
                 )
             )
     if not rows:
         return None
-    unit = common_unit([length * 1e-9])
     scale = Scale(low=0.0, high=length * 1e-9)
     borders = [
         Tick(percent=scale.percent((step["start_ns"] - origin) * 1e-9), label=step["label"])
@@ -157,15 +216,14 @@ def lanes(ranks: Sequence[Document]) -> Lanes | None:
     ]
     return Lanes(
         rows=tuple(rows),
-        ticks=scale.ticks(unit.show),
         steps=_apart(borders) if aligned else (),
-        unit=unit.name,
         aligned=aligned,
+        **_axis(length),
     )
 
 
 def _apart(borders: Sequence[Tick]) -> tuple[Tick, ...]:
-    """The borders; a label that would run into the next one is left out."""
+    """Drop the labels that would run into the next one."""
     kept, free = [], -1.0
     for border in borders:
         fits = border.percent >= free
@@ -176,31 +234,73 @@ def _apart(borders: Sequence[Tick]) -> tuple[Tick, ...]:
 
 
 def _seen(line: Document) -> list[Document]:
-    """The streams that hold enough of the window to be seen; the busiest in any case."""
+    """Return the streams that fill enough of the window to be seen, and always the busiest."""
     least = _SEEN * (line["end"] - line["start"])
     return [lane for i, lane in enumerate(line["lanes"]) if not i or lane["total"] >= least]
 
 
-def _area(busy: Sequence[int], line: Document, offset: int, length: int) -> str:
-    """Bins as columns as high as their busy share."""
-    bins = line["bins"]
-    width = (line["end"] - line["start"]) / bins
+def _busy(times: Sequence[int], line: Document) -> list[float]:
+    """Return each bin's busy share in percent; a bin that holds anything can be seen."""
+    width = (line["end"] - line["start"]) / line["bins"]
+    return [max(100 * min(time / width, 1), 4.0) if time and width else 0.0 for time in times]
+
+
+def _scaled(values: Sequence[float]) -> list[float]:
+    """Return values in percent of the highest; what is above 0 can be seen."""
+    highest = max(values, default=0)
+    return [max(100 * value / highest, 2.0) if value > 0 else 0.0 for value in values]
+
+
+def _area(heights: Sequence[float], line: Document, offset: int = 0, length: int = 0) -> str:
+    """Draw bins as columns; the window begins at `offset` ns of an axis of `length` ns."""
+    bins, span = len(heights), line["end"] - line["start"]
+    at = [100 * (offset + index * span / bins) / (length or span) for index in range(bins + 1)]
     path, height = "", 0.0
-    for index, time in enumerate(busy):
-        share = min(time / width, 1.0) if width else 0.0
-        # A bin that holds anything is seen.
-        tall = max(round(100 * share, 1), 4.0) if time else 0.0
+    for x, tall in zip(at, (*(round(tall, 1) for tall in heights), 0.0), strict=True):
         if tall != height:
-            x = 100 * (offset + index * width) / length
             path += f"H{x:.2f}V{100 - tall:g}" if path else f"M{x:.2f} 100V{100 - tall:g}"
             height = tall
-    if path and height:
-        path += f"H{100 * (offset + bins * width) / length:.2f}V100"
     return f"{path}Z" if path else ""
 
 
+def series_lanes(one: Document) -> Lanes | None:
+    """Draw queue lengths and copy rates of one rank, each on its own scale; None without any."""
+    line = one["timeline"]
+    length = line["end"] - line["start"]
+    rows = [
+        LaneRow(
+            label=f"queue of stream {row['stream']}",
+            key="fourth",
+            path=_area(_scaled(row["peak"]), line),
+            value=f"up to {row['longest']:,} waiting",
+        )
+        for row in one["queues"]
+        if row["longest"] > 1 and length > 0
+    ]
+    rows += [
+        LaneRow(
+            label=row["name"],
+            key="exposed_copy",
+            path=_area(_scaled(row["bytes_per_s"]), line),
+            value=f"up to {words.bandwidth(row['busiest'])}",
+        )
+        for row in one["bandwidth"]
+        if row["busiest"] >= 1e6 and length > 0
+    ]
+    return Lanes(rows=tuple(rows), **_axis(length)) if rows else None
+
+
+def _axis(length: int) -> dict[str, Any]:
+    """Return the ticks and the unit of an axis of `length` ns."""
+    unit = common_unit([length * 1e-9])
+    return {
+        "ticks": Scale(low=0.0, high=length * 1e-9).ticks(unit.show),
+        "unit": unit.name,
+    }
+
+
 def memory_plot(ranks: Sequence[Document]) -> Plot | None:
-    """Allocated memory over the recording of each rank; None where none was recorded."""
+    """Draw each rank's allocated memory over time; None if none was recorded."""
     known = [one for one in ranks if one["memory"] and len(one["memory"]["timeline"]) > 1]
     if not known:
         return None
@@ -230,7 +330,7 @@ def memory_plot(ranks: Sequence[Document]) -> Plot | None:
 
 
 def _steps(line: Sequence[Sequence[int]], width: Scale, tall: Scale) -> str:
-    """Allocated bytes as a path that rises and falls at once."""
+    """Draw allocated bytes as a step function."""
     start = line[0][0]
     points = [
         (width.percent((time - start) * 1e-9), 100 - tall.percent(float(size)))
@@ -241,7 +341,7 @@ def _steps(line: Sequence[Sequence[int]], width: Scale, tall: Scale) -> str:
 
 
 def roofline_plot(ranks: Sequence[Document]) -> RooflinePlot | None:
-    """The ops of the first rank whose arithmetic is known, under the ceilings of their types."""
+    """Draw the first rank's ops whose FLOPs are known, under the ceilings of their types."""
     rows = [row for row in ranks[0]["roofline"] if row["flops_per_s"] > 0 and row["intensity"] > 0]
     if not rows:
         return None
@@ -273,11 +373,11 @@ def roofline_plot(ranks: Sequence[Document]) -> RooflinePlot | None:
 
 
 def _roof(kind: str, key: str, row: Document | None, x: Scale, y: Scale) -> Series:
-    """The ceiling of a type: bandwidth up to the ridge, then compute."""
+    """Draw the ceiling of a type: bandwidth up to the ridge, then compute."""
     if row is None:
         return Series(key=key, title=kind, path="", note="no ceiling known")
     flops, bandwidth = row["roof_flops_per_s"], row["roof_bytes_per_s"]
-    # Where the sloped part enters the box: at its left edge, or at its bottom.
+    # The sloped part enters the box at its left edge or at its bottom.
     enter = max(x.low, y.low / bandwidth)
     corners = [(enter, enter * bandwidth), (flops / bandwidth, flops), (x.high, flops)]
     path = "L".join(f"{x.percent(i):.2f} {100 - y.percent(rate):.2f}" for i, rate in corners)
@@ -292,7 +392,7 @@ def _rate(flops_per_s: float) -> str:
 
 
 def change_bars(parts: Iterable[tuple[str, str, int]]) -> tuple[ChangeBar, ...]:
-    """Parts of a change as bars from a common zero."""
+    """Draw parts of a change as bars from a common zero."""
     found = list(parts)
     ends = [0, *(time for _, _, time in found)]
     scale = Scale(low=float(min(ends)), high=float(max(ends)) or (1.0 if not min(ends) else 0.0))

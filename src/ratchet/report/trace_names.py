@@ -15,7 +15,7 @@ _CPP = re.compile(r"\w[(<]|^\(anonymous namespace\)")
 _CLONE = re.compile(r" \[clone [^\]]*\]$")
 _OPENS = {")": "(", ">": "<", "}": "{", "]": "["}
 _OF_A_CALL = ("::", " const::")
-"""What follows the parameters of a function that something is declared in."""
+"""Text after the parameters of a function that encloses a declaration."""
 _NOISE = (
     (re.compile(r"::operator\(\)(?: const)?(?=::)"), ""),
     (re.compile(r"(?:::\{lambda\([^{}]*\)#\d+\})*::\{lambda(\([^{}]*\))#\d+\}"), r"\1"),
@@ -24,27 +24,27 @@ _NOISE = (
     (re.compile(r"\bTensorListMetadata<\d+>, "), ""),
     (re.compile(r" +>"), ">"),
 )
-"""What stands in the names of many kernels and tells none of them from another."""
+"""Text that many kernels' names share and that tells none of them apart."""
 _WRAPPER = re.compile(r"\b(?:gpu_kernel_impl(?:_nocast)?|Kernel2?(?=<cutlass_))<")
-"""Templates whose argument is the kernel: of PyTorch's elementwise ones, and of CUTLASS's."""
+"""Templates whose argument is the kernel: PyTorch's for elementwise kernels, and CUTLASS's."""
 _TENSILE = re.compile(
     r"^(Cijk_\w+?_\w+?_[A-Z0-9]+(?:_[A-Z]+)*?)_(?=BH|HA|AS|Bias|SAV|UserArgs|MT|I8)"
 )
-"""Layouts and types of a product by Tensile; what follows says how it is done."""
+"""The layouts and types in the name of a Tensile product."""
 _TENSILE_FACTS = re.compile(r"(?<=_)(?:MT\d+x\d+x\d+|ISA\w+?)(?=_|$)")
 _READ = 2048
-"""Letters of a demangled name that are looked at: Composable Kernel's have tens of thousands."""
+"""Letters read of a demangled name: Composable Kernel's have tens of thousands."""
 _WORD = re.compile(r"[A-Za-z]*[^A-Za-z]?$")
-"""The word that a text ends in, as far as it goes."""
+"""The last, perhaps incomplete, word of a text."""
 
 
 def short_kernel(name: str, width: int = 56) -> str:
-    """A kernel's name without namespaces, return type and argument list, cut to a width."""
+    """Return a kernel's name without namespaces, return type and arguments, cut to a width."""
     return _cut(_plain(name), width)
 
 
 def short_kernels(names: Iterable[str], width: int = 56) -> dict[str, str]:
-    """The short names of one table: those that would read the same show where they differ."""
+    """Shorten the names of one table so that different names stay different."""
     plain = {name: _plain(name) for name in names}
     short = {name: _cut(text, width) for name, text in plain.items()}
     doubtful = {name: plain[name] for alike in _alike(short) for name in alike}
@@ -57,7 +57,7 @@ def short_kernels(names: Iterable[str], width: int = 56) -> dict[str, str]:
 
 
 def _alike(texts: dict[str, str]) -> list[list[str]]:
-    """Names whose texts are the same, where several have it."""
+    """Return groups of names that have the same text."""
     groups: dict[str, list[str]] = {}
     for name, text in texts.items():
         groups.setdefault(text, []).append(name)
@@ -65,14 +65,14 @@ def _alike(texts: dict[str, str]) -> list[list[str]]:
 
 
 def _head(name: str, plain: str, width: int) -> str:
-    """What names that read the same begin with: of Tensile's all but the ISA."""
+    """Return the common start of names that read the same: for Tensile's, all but the ISA."""
     if _TENSILE.match(name):
         return plain.removeprefix("Cijk_").rpartition(" ")[0][: 2 * width // 3 - 1]
     return plain[: width // 2]
 
 
 def _apart(texts: dict[str, str], head: str, width: int) -> dict[str, str]:
-    """A common head, then each name from the word on in which it first differs from the others."""
+    """Join a common head and each name's rest, from the word where the names first differ."""
     ends = min(texts.values()), max(texts.values())
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*ends, strict=False))
     shared = ends[0][: len(list(same))]
@@ -93,7 +93,7 @@ def _begun(text: str, width: int) -> str:
 
 
 def _cut(text: str, width: int) -> str:
-    """A text that fits: its middle is left out, for kernels end in what tells them apart."""
+    """Cut out a text's middle if it is too long: kernels' names differ at the end."""
     if len(text) <= width:
         return text
     end = (width - 1) // 2
@@ -101,7 +101,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def _plain(name: str) -> str:
-    """A kernel's name with what tells it from others: its own, its types, its tile."""
+    """Reduce a kernel's name to its own name, its types and its tile."""
     if tensile := _TENSILE.match(name):
         return " ".join((tensile[1], *_TENSILE_FACTS.findall(name)))
     if name.startswith("_Z"):
@@ -115,9 +115,9 @@ def _plain(name: str) -> str:
 
 
 def _own_name(name: str) -> str:
-    """A demangled function without its return type and its parameters.
+    """Strip a demangled function's return type and parameters.
 
-    Inside of parentheses a `>` compares: `enable_if<(((8)>(0))), void>::type kernel<8>(int)`.
+    Inside parentheses, `>` compares: `enable_if<(((8)>(0))), void>::type kernel<8>(int)`.
     """
     begin = 0
     for place, opened in _levels(name):
@@ -131,7 +131,7 @@ def _own_name(name: str) -> str:
 
 
 def _levels(name: str) -> Iterator[tuple[int, int]]:
-    """(place, brackets that are open before it) of each letter."""
+    """Yield (place, open brackets before it) for each letter."""
     opened: list[str] = []
     for place, letter in enumerate(name):
         yield place, len(opened)
@@ -143,13 +143,13 @@ def _levels(name: str) -> Iterator[tuple[int, int]]:
 
 
 def _closing(name: str, place: int) -> int:
-    """The place of the bracket that closes the one here, or the end of a name that is cut off."""
+    """Find the closing bracket, or the end of a name that is cut off."""
     levels = [level for _, level in _levels(name[place:] + " ")]
     return next((place + at - 1 for at in range(1, len(levels)) if levels[at] == 0), len(name))
 
 
 def _without_calls(name: str) -> str:
-    """Without the parameters of functions that something is declared in."""
+    """Strip the parameters of enclosing functions."""
     place = 0
     while (place := name.find("(", place)) >= 0:
         end = _closing(name, place) + 1
@@ -161,7 +161,7 @@ def _without_calls(name: str) -> str:
 
 
 def _unwrapped(name: str) -> str:
-    """With the argument of a wrapping template in the template's place."""
+    """Replace wrapping templates by their argument."""
     while found := _WRAPPER.search(name):
         end = _closing(name, found.end() - 1)
         after = _closing(name, end + 1) + 1 if name.startswith("(", end + 1) else end + 1
@@ -170,7 +170,7 @@ def _unwrapped(name: str) -> str:
 
 
 def short_shapes(text: str) -> str:
-    """`Input Dims` as [2, 3] × [3, 4]: scalars and absent inputs left out."""
+    """Format `Input Dims` as [2, 3] × [3, 4], without scalars and absent inputs."""
     try:
         found = json.loads(text) if text else []
     except ValueError:
@@ -179,7 +179,7 @@ def short_shapes(text: str) -> str:
 
 
 def _shape_words(entries: Sequence[Any]) -> Iterator[str]:
-    """Each shape that stands in `Input Dims`, those inside lists of tensors too."""
+    """Yield each shape in `Input Dims`, also those inside lists of tensors."""
     for entry in entries:
         if isinstance(entry, list) and entry and isinstance(entry[0], list):
             yield from _shape_words(entry)
@@ -189,6 +189,6 @@ def _shape_words(entries: Sequence[Any]) -> Iterator[str]:
 
 
 def last_modules(path: str, depth: int = 2) -> str:
-    """The innermost modules of a path."""
+    """Return the innermost modules of a path."""
     names = path.split(" > ")
     return " > ".join(names[-depth:]) if len(names) <= depth else f"… {' > '.join(names[-depth:])}"

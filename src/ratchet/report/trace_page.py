@@ -1,4 +1,4 @@
-"""The page of a trace: one file that opens offline. Its one script only sorts and filters."""
+"""The pages of a trace and of a comparison: each one file that opens offline, with one script."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import Any
 from markupsafe import Markup
 
 from ratchet.report import trace_figures as figures
-from ratchet.report import trace_path as paths
 from ratchet.report import trace_words as words
 from ratchet.report.environment import page_environment
-from ratchet.report.trace_tables import page_tables
+from ratchet.report.scale import from_zero
+from ratchet.report.trace_tables import diff_table, page_tables
 
 STEPS = 60
-"""Steps that are drawn: the first."""
+"""Number of steps drawn: the first."""
 
 
 def render_trace_page(document: Mapping[str, Any]) -> str:
-    """The whole page of one trace, or of several ranks, as HTML.
+    """Render the page of one trace, or of several ranks, as HTML.
 
-    `document` is what `trace.documents` makes. All of its text is escaped, and the page's policy
-    allows no load and no script but its own, by its hash.
+    `document` comes from `trace.export.documents`. All its text is escaped, and the page's policy
+    allows no loads and only the page's own script, by its hash.
     """
     ranks: Sequence[Mapping[str, Any]] = document.get("ranks") or [document]
     first = ranks[0]
     several = len(ranks) > 1
-    steps = figures.step_stacks(first) if len(first["steps"]) > 1 and not several else []
+    steps = figures.step_bars(first) if len(first["steps"]) > 1 and not several else []
     page = page_environment().get_template("trace.html")
     return page.render(
         title=f"{len(ranks)} ranks" if several else first["name"],
@@ -41,26 +41,53 @@ def render_trace_page(document: Mapping[str, Any]) -> str:
         words=words,
         means=words.part_means(first),
         faults=_faults(document, ranks),
-        whole=figures.identity_stack(
+        whole=figures.window_bar(
             "all ranks" if several else "whole window",
+            words.PARTS,
             document["identity_ns"],
             document["window_ns"],
         ),
-        stacks=figures.rank_stacks(ranks) if several else steps[:STEPS],
+        stacks=figures.rank_bars(ranks) if several else steps[:STEPS],
         rank_steps=[
-            (one["rank"], figures.step_stacks(one)[:STEPS])
+            (one["rank"], figures.step_bars(one)[:STEPS])
             for one in ranks
             if several and len(one["steps"]) > 1
         ],
         steps_left_out=max(len(steps) - STEPS, 0),
         advice=_advice(ranks),
         lanes=figures.lanes(ranks),
-        path_bars=paths.path_bars(ranks, STEPS),
-        path_kinds=paths.path_kinds(ranks),
-        series=paths.series_lanes(first),
+        path_bars=figures.path_bars(ranks, STEPS),
+        path_kinds=figures.path_kinds(ranks),
+        series=figures.series_lanes(first),
         tables=page_tables(ranks),
         roofline=figures.roofline_plot(ranks),
         memory=figures.memory_plot(ranks),
+        **script(),
+    )
+
+
+def render_diff_page(document: Mapping[str, Any]) -> str:
+    """Render the page as HTML; `document` is what `diff_document` returns."""
+    scale = from_zero([document["window_before_ns"], document["window_after_ns"]])
+    stacks = [
+        figures.window_bar(
+            f"{side}: {document[side]}",
+            words.PARTS,
+            document[f"identity_{side}_ns"],
+            document[f"window_{side}_ns"],
+            scale,
+        )
+        for side in ("before", "after")
+    ]
+    total = ("total", "together", document["window_change_ns"])
+    page = page_environment().get_template("trace_diff.html")
+    return page.render(
+        document=document,
+        words=words,
+        headline=words.diff_headline(document),
+        stacks=stacks,
+        changes=figures.change_bars([*words.reconciliation(document), total]),
+        table=diff_table(document["groups"]),
         **script(),
     )
 
@@ -73,7 +100,7 @@ def _faults(document: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> 
 
 
 def _advice(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Findings by what they would give; of ranks that say the same, the one that gains most."""
+    """Sort findings by gain; if ranks share a finding, keep the one with the largest gain."""
     found: dict[str, dict[str, Any]] = {}
     for one in ranks:
         for finding in one["advice"]:
@@ -86,7 +113,7 @@ def _advice(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 @cache
 def script() -> dict[str, Markup | str]:
-    """The page's script, and its hash for the policy (CSP level 2, script-src)."""
+    """Return the page's script, and its hash for the policy (CSP level 2, script-src)."""
     text = resources.files("ratchet.report").joinpath("templates/trace.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return {"script_text": Markup(text), "script_hash": f"sha256-{digest}"}

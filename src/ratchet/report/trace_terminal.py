@@ -1,34 +1,36 @@
-"""What `ratchet trace report` and `ratchet trace diff` print for people."""
+"""The terminal output of the `ratchet trace` commands."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 
-from ratchet.report import trace_changes as changes
+from ratchet.report import trace_tables as tables
 from ratchet.report import trace_words as words
 from ratchet.report.console import heading, make_console, table
-from ratchet.report.trace_names import short_kernels, short_shapes
-from ratchet.report.trace_path import path_kinds
+from ratchet.report.trace_figures import path_kinds
+from ratchet.report.trace_names import short_shapes
 from ratchet.report.words import ABSENT
 
+Document = Mapping[str, Any]
 _STEPS = 8
 _ROOFLINES = 5
 _PATH_ROWS = 5
-_NAME = 44
-"""Letters of a kernel's name: the table stays whole at 80 columns."""
+_SUMMED = ("device", "cpu_own", "count")
 
 
 def print_trace(
-    document: Mapping[str, Any],
+    document: Document,
     *,
     top: int = 10,
     several: bool = False,
     console: Console | None = None,
 ) -> None:
-    """The answer of `ratchet trace report`: of one trace, or of several ranks."""
+    """Print the result of `ratchet trace report`, for one trace or several ranks."""
     out = console or make_console()
     if several:
         _print_ranks(out, document, top)
@@ -41,10 +43,10 @@ def print_trace(
     _print_steps(out, document["steps"])
     _print_idle(out, document)
     _print_path(out, document, top)
-    _print_kernels(out, document["kernels"], top)
-    _print_ops(out, document, top)
-    _print_communication(out, document["collectives"], top)
-    _print_roofline(out, document["roofline"], top)
+    _print_kernels(out, document, top)
+    _print_table(out, "Ops", tables.OPS, _ops_by_name(document), top, document["on_device"])
+    _print_communication(out, document, top)
+    _print_roofline(out, document, top)
     _print_facts(out, document)
     _print_advice(out, document)
 
@@ -54,7 +56,7 @@ def _print_faults(out: Console, faults: Sequence[str]) -> None:
         out.print(f"warning: {fault}")
 
 
-def _print_identity(out: Console, document: Mapping[str, Any]) -> None:
+def _print_identity(out: Console, document: Document) -> None:
     window = document["window_ns"]
     heading(out, "Where the time goes")
     rows = [
@@ -71,7 +73,7 @@ def _print_identity(out: Console, document: Mapping[str, Any]) -> None:
         out.print(overlap)
 
 
-def _print_steps(out: Console, steps: Sequence[Mapping[str, Any]]) -> None:
+def _print_steps(out: Console, steps: Sequence[Document]) -> None:
     if len(steps) < 2:
         return
     heading(out, "Steps, ms")
@@ -89,7 +91,7 @@ def _print_steps(out: Console, steps: Sequence[Mapping[str, Any]]) -> None:
         out.print(f"{len(steps) - len(shown)} more steps are in --json and on the page.")
 
 
-def _print_idle(out: Console, document: Mapping[str, Any]) -> None:
+def _print_idle(out: Console, document: Document) -> None:
     idle = document["idle"]
     total = document["identity_ns"]["idle"]
     if not total or not document["on_device"]:
@@ -105,126 +107,70 @@ def _print_idle(out: Console, document: Mapping[str, Any]) -> None:
         out.print(words.NO_LAUNCHES)
 
 
-def _print_path(out: Console, document: Mapping[str, Any], top: int) -> None:
-    path = document["critical_path"]
+def _print_path(out: Console, document: Document, top: int) -> None:
     kinds = path_kinds([document])
     if not kinds:
         return
     heading(out, "The critical path: what the window's length follows from")
     out.print(table(("", "ms", "share"), [kind[:3] for kind in kinds]))
-    named = [row for row in path["rows"] if row["name"]][: min(top, _PATH_ROWS)]
-    if named:
-        names = short_kernels((row["name"] for row in named), _NAME)
-        rows = [
-            (
-                names[row["name"]],
-                words.milliseconds(row["time"]),
-                words.milliseconds(row["gain"]) if row["gain"] is not None else ABSENT,
-            )
-            for row in named
-        ]
-        out.print(table(("on it most", "ms", "would give"), rows))
+    named = [row for row in document["critical_path"]["rows"] if row["name"]]
+    _print_table(out, "", tables.PATH, named[: min(top, _PATH_ROWS)], top)
 
 
-def _print_kernels(out: Console, kernels: Sequence[Mapping[str, Any]], top: int) -> None:
-    if not kernels:
+def _print_table(
+    out: Console,
+    title: str,
+    described: tables.Described,
+    rows: Sequence[Document],
+    top: int,
+    on_device: bool = True,
+) -> None:
+    """Print the first rows of a table under a title that counts them all; nothing without rows."""
+    if not rows:
         return
-    heading(out, f"Kernels, copies and fills: {_first(top, len(kernels))}")
-    names = short_kernels((row["name"] for row in kernels[:top]), _NAME)
-    rows = [
-        (
-            names[row["name"]],
-            words.milliseconds(row["total"]),
-            words.share_of(row["share"], 1),
-            f"{row['count']:,}",
-        )
-        for row in kernels[:top]
-    ]
-    out.print(table(("kernel", "ms", "share", "count"), rows))
+    if title:
+        heading(out, f"{title}: {_first(top, len(rows))}")
+    out.print(table(*described.brief(rows[:top], on_device), left=described.texts))
 
 
 def _first(top: int, count: int) -> str:
     return f"the first {top} of {count:,}" if count > top else f"{count:,}"
 
 
-def _print_ops(out: Console, document: Mapping[str, Any], top: int) -> None:
-    ops = document["ops"]
-    if not ops:
-        return
-    on_device = document["on_device"]
-    rows = _by_name(ops)
-    rows.sort(key=lambda row: (-row["device"], -row["cpu_own"]))
-    heading(out, f"Ops: {_first(top, len(rows))}")
-    shown = [
-        (
-            row["name"],
-            *((words.milliseconds(row["device"]),) if on_device else ()),
-            words.milliseconds(row["cpu_own"]),
-            f"{row['count']:,}",
-        )
-        for row in rows[:top]
-    ]
-    times = ("device, ms", "own CPU, ms") if on_device else ("own CPU, ms",)
-    out.print(table(("op", *times, "calls"), shown))
-
-
-def _by_name(ops: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Ops of all shapes together."""
+def _ops_by_name(document: Document) -> list[Document]:
+    """Sum the ops of all shapes."""
     sums: dict[str, dict[str, Any]] = {}
-    for row in ops:
-        one = sums.setdefault(
-            row["name"], {"name": row["name"], "device": 0, "cpu_own": 0, "count": 0}
-        )
-        for name in ("device", "cpu_own", "count"):
+    for row in document["ops"]:
+        one = sums.setdefault(row["name"], {"name": row["name"], **dict.fromkeys(_SUMMED, 0)})
+        for name in _SUMMED:
             one[name] += row[name]
-    return list(sums.values())
+    return sorted(sums.values(), key=lambda row: (-row["device"], -row["cpu_own"]))
 
 
-def _print_communication(out: Console, collectives: Sequence[Mapping[str, Any]], top: int) -> None:
-    if not collectives:
-        return
-    rows = words.communication_rows(collectives)
-    heading(out, f"Communication: {_first(top, len(rows))}")
-    shown = [
-        (
-            f"{row['operation']} {row['group']}".strip(),
-            f"{row['count']:,}",
-            words.size(row["size_bytes"]),
-            words.milliseconds(row["duration"]),
-            words.milliseconds(row["exposed"]),
-            words.bandwidth(row["bus_bandwidth"]),
-        )
-        for row in rows[:top]
-    ]
-    out.print(table(("collective", "count", "bytes", "ms", "exposed", "bus"), shown))
+def _print_kernels(out: Console, document: Document, top: int) -> None:
+    _print_table(out, "Kernels, copies and fills", tables.KERNELS, document["kernels"], top)
 
 
-def _print_roofline(out: Console, rows: Sequence[Mapping[str, Any]], top: int) -> None:
-    known = [row for row in rows if row["least"]]
-    if not known:
-        return
-    top = min(top, _ROOFLINES)
-    heading(out, f"Against the ceilings of {known[0]['ceiling']}: {_first(top, len(known))}")
-    shown = [
-        (
-            f"{row['name']} {short_shapes(row['shapes'])}",
-            words.milliseconds(row["time"]),
-            words.milliseconds(row["could_win"]),
-            row["bound"],
-        )
-        for row in known[:top]
-    ]
-    out.print(table(("op", "ms", "could win", "bound"), shown))
+def _print_communication(out: Console, document: Document, top: int) -> None:
+    rows = words.communication_rows(document["collectives"])
+    _print_table(out, "Communication", tables.COMMUNICATION, rows, top)
 
 
-def _print_facts(out: Console, document: Mapping[str, Any]) -> None:
+def _print_roofline(out: Console, document: Document, top: int) -> None:
+    known = [row for row in document["roofline"] if row["least"]]
+    if known:
+        title = f"Against the ceilings of {known[0]['ceiling']}"
+        _print_table(out, title, tables.ROOFLINE, known, min(top, _ROOFLINES))
+
+
+def _print_facts(out: Console, document: Document) -> None:
     found = words.facts(document)
     if found:
         heading(out, "Also")
         out.print(table(("", ""), found, left=2))
 
 
-def _print_advice(out: Console, document: Mapping[str, Any]) -> None:
+def _print_advice(out: Console, document: Document) -> None:
     heading(out, "Advice")
     if not document["advice"]:
         out.print("Nothing stands out.")
@@ -236,7 +182,7 @@ def _print_advice(out: Console, document: Mapping[str, Any]) -> None:
             out.print(f"   {lever}", soft_wrap=True)
 
 
-def _print_ranks(out: Console, document: Mapping[str, Any], top: int) -> None:
+def _print_ranks(out: Console, document: Document, top: int) -> None:
     ranks = document["ranks"]
     out.print(words.headline(document))
     out.print(words.ranks_words(ranks))
@@ -259,22 +205,20 @@ def _print_ranks(out: Console, document: Mapping[str, Any], top: int) -> None:
     out.print(table(columns, rows))
     for line in words.across_words(document):
         out.print(line)
-    for one in ranks[:1]:
-        _print_kernels(out, one["kernels"], top)
-        _print_communication(out, one["collectives"], top)
-        out.print(f"These are of rank {one['rank']}; --rank N shows another.")
-        _print_advice(out, one)
+    first = ranks[0]
+    _print_kernels(out, first, top)
+    _print_communication(out, first, top)
+    out.print(f"These are of rank {first['rank']}; --rank N shows another.")
+    _print_advice(out, first)
 
 
-def print_diff(
-    document: Mapping[str, Any], *, top: int = 10, console: Console | None = None
-) -> None:
-    """The answer of `ratchet trace diff`."""
+def print_diff(document: Document, *, top: int = 10, console: Console | None = None) -> None:
+    """Print the result of `ratchet trace diff`."""
     out = console or make_console()
-    out.print(changes.diff_headline(document))
+    out.print(words.diff_headline(document))
     _print_faults(out, document["faults"])
     heading(out, "The change of the window, ms")
-    sums = [(title, words.change_ms(time)) for _, title, time in changes.reconciliation(document)]
+    sums = [(title, words.change_ms(time)) for _, title, time in words.reconciliation(document)]
     sums.append(("together", words.change_ms(document["window_change_ns"])))
     out.print(table(("", "ms"), sums))
     heading(out, "Where the time goes, ms")
@@ -291,23 +235,68 @@ def print_diff(
     out.print(table(("", "before", "after", "change"), parts))
     rows = document["groups"]
     for state in ("slower", "new", "gone", "faster"):
-        _print_rows(out, [row for row in rows if row["state"] == state], state, top)
+        own = [row for row in rows if row["state"] == state]
+        _print_table(out, state.capitalize(), tables.DIFF, own, top)
 
 
-def _print_rows(out: Console, rows: Sequence[Mapping[str, Any]], state: str, top: int) -> None:
-    if not rows:
-        return
-    titles = {"slower": "Slower", "new": "New", "gone": "Gone", "faster": "Faster"}
-    heading(out, f"{titles[state]}: {_first(top, len(rows))}")
-    names = short_kernels((row["op"] for row in rows[:top]), _NAME)
-    shown = [
-        (
-            names[row["op"]] or ABSENT,
-            changes.module_words(row),
-            words.milliseconds(row["before"]),
-            words.milliseconds(row["after"]),
-            words.change_ms(row["change"]),
+def print_replay(document: Document, *, console: Console | None = None) -> None:
+    """Print each call's time in the trace and here, and the calls that could not run."""
+    out = console or make_console()
+    rows = document["rows"]
+    timed = [row for row in rows if row["outcome"] == "timed"]
+    out.print(
+        f"{document['trace']}: {len(timed)} of {len(rows)} calls run on {document['device']} "
+        f"(torch {document['torch']}, {document['threads']} threads), recorded on "
+        f"{document['traced_on']}"
+    )
+    for fault in document["faults"]:
+        out.print(f"warning: {fault}")
+    if timed:
+        heading(out, "A call, ms")
+        shown = [
+            (
+                f"{row['op']} {short_shapes(row['shapes'])} {_types(row['types'])}".strip(),
+                f"{row['count']:,}",
+                words.milliseconds(row["traced"]),
+                words.milliseconds(row["here"]),
+                f"{row['ratio']:,.3g}" if row["traced"] else ABSENT,
+            )
+            for row in timed
+        ]
+        out.print(table(("op", "calls", "in the trace", "here", "trace / here"), shown))
+    reasons: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        if row["outcome"] != "timed":
+            reasons[row["op"], row["why"]] += 1
+    if reasons:
+        heading(out, "Not run")
+        out.print(
+            table(("op", "shapes", "why"), [(op, f"{n}", why) for (op, why), n in reasons.items()])
         )
-        for row in rows[:top]
+    if document["left_out"]:
+        out.print(f"{document['left_out']:,} more distinct calls were left out: --top shows more.")
+
+
+def _types(text: str) -> str:
+    """List the types of the tensors, each once."""
+    plain = ("Scalar", "ScalarList", "")
+    types = [str(one).removeprefix("c10::") for one in json.loads(text) if one not in plain]
+    return ", ".join(dict.fromkeys(types))
+
+
+def print_merged(document: Document, *, console: Console | None = None) -> None:
+    """Print where the merged trace is, and how its ranks were put on one clock."""
+    out = console or make_console()
+    rows = [
+        (str(rank["rank"]), f"{rank['events']:,}", words.change_ms(rank["shift"]), rank["file"])
+        for rank in document["ranks"]
     ]
-    out.print(table(("op", "module", "before", "after", "change"), shown, left=2))
+    for fault in document["faults"]:
+        out.print(f"warning: {fault}")
+    out.print(table(("rank", "events", "moved, ms", "trace"), rows))
+    out.print(
+        "The ranks' clocks meet: their times are as recorded."
+        if document["aligned"]
+        else "The ranks' clocks do not meet: each begins with the first one's window."
+    )
+    out.print(f"written: {document['path']} ({words.size(document['size_bytes'])})", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What a trace says, in words and numbers, the same on the terminal and on the page."""
+"""A trace's answers in words and numbers, the same on the terminal and on the page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ratchet.report.words import ABSENT, show_bytes, show_share, show_time
-from ratchet.trace.columns import PLATFORMS, Platform
+from ratchet.trace.read.columns import PLATFORMS, Platform
 
 PARTS = {
     "compute": "compute",
@@ -19,7 +19,7 @@ PARTS = {
 PART_MEANS = {
     "compute": "kernels that do not communicate",
     "exposed_communication": "communication that no compute hides",
-    "exposed_copy": "copies and fills that neither hides",
+    "exposed_copy": "copies and fills that neither compute nor communication hides",
     "idle": "nothing runs",
 }
 ON_CPU_MEANS = PART_MEANS | {
@@ -34,32 +34,53 @@ IDLE = {
 }
 IDLE_MEANS = {
     "data_loading": "the CPU was in a data loader",
-    "synchronisation": "the CPU had waited for the device and queued nothing",
+    "synchronisation": "the CPU waited for the device and had nothing queued",
     "host_bound": "the next work was launched late",
-    "kernel_gap": "the next work was queued already, or its launch is not known",
+    "kernel_gap": "the next work was already queued, or its launch is unknown",
 }
-NO_LAUNCHES = (
-    "This trace links no launch to device work: all of the idle time counts as kernel gap."
-)
+PATH = {
+    "compute": "compute",
+    "communication": "communication",
+    "copy": "copies",
+    "kernel_gap": "kernel gap",
+    "launch_delay": "launch delay",
+    "cpu": "CPU ops",
+    "between_ops": "between ops",
+    "sync": "synchronisation",
+    "unknown": "unknown",
+}
+"""The kinds of a critical path, as they are drawn."""
+PATH_MEANS = {
+    "compute": "kernels that do not communicate",
+    "communication": "communication kernels",
+    "copy": "copies and fills",
+    "kernel_gap": "between two pieces of work that were launched in time",
+    "launch_delay": "from the call to the work, while the stream had nothing to do",
+    "cpu": "a thread was in an op or a runtime call",
+    "between_ops": "a thread was outside of any op: Python, or a wait for another thread",
+    "sync": "from the end of device work to the return of the call that waited for it",
+    "unknown": "the trace does not say what was waited for",
+}
+NO_LAUNCHES = "This trace links no launches to device work, so all idle time counts as kernel gap."
 
 
-def milliseconds(time_ns: int) -> str:
-    """Nanoseconds as milliseconds to the microsecond."""
+def milliseconds(time_ns: float) -> str:
+    """Format nanoseconds as milliseconds with three decimals."""
     return f"{time_ns / 1e6:,.3f}"
 
 
 def change_ms(time_ns: int) -> str:
-    """A difference in milliseconds, with its sign."""
+    """Format a difference in milliseconds, with its sign."""
     return f"{time_ns / 1e6:+,.3f}" if time_ns else "0"
 
 
 def show_ns(time_ns: float) -> str:
-    """A time with the unit that suits it; 0 as 0."""
+    """Format a time with a suitable unit; 0 as 0."""
     return show_time(time_ns * 1e-9) if time_ns else "0"
 
 
 def share_of(part: float, whole: float) -> str:
-    """A part as a percentage to a tenth; only nothing is 0 and only all is 100.0%."""
+    """Format a share as a percentage; only exactly 0 is `0`, and only exactly 1 is `100.0%`."""
     if not whole:
         return ABSENT
     share = part / whole
@@ -71,7 +92,7 @@ def share_of(part: float, whole: float) -> str:
 
 
 def bandwidth(bytes_per_s: float) -> str:
-    """GB a second, below 0.1 of them MB; a dash where it is not known."""
+    """Format a rate in GB/s, or in MB/s below 0.1 GB/s; a dash if it is unknown."""
     if not bytes_per_s:
         return ABSENT
     if bytes_per_s < 1e8:
@@ -84,7 +105,7 @@ def size(size_bytes: int) -> str:
 
 
 def headline(document: Mapping[str, Any]) -> str:
-    """The identity in one sentence, the largest part first."""
+    """Return the identity in one sentence, the largest part first."""
     window, parts = document["window_ns"], document["identity_ns"]
     ranks = f" over {len(document['ranks'])} ranks" if "ranks" in document else ""
     said = {
@@ -108,7 +129,7 @@ def _joined(clauses: Sequence[str]) -> str:
 
 
 def part_means(document: Mapping[str, Any]) -> dict[str, str]:
-    """What the identity's parts are on a device, or on a CPU-only trace."""
+    """Return the meaning of each part, on a device or on a CPU-only trace."""
     return PART_MEANS if document["on_device"] else ON_CPU_MEANS
 
 
@@ -118,13 +139,13 @@ def _device(document: Mapping[str, Any]) -> str:
 
 
 def ranks_words(ranks: Sequence[Mapping[str, Any]]) -> str:
-    """Where several ranks' reports are from."""
+    """Describe the source of several ranks' reports."""
     devices = ", ".join(dict.fromkeys(_device(one) for one in ranks))
     return f"{devices} · {len(ranks)} ranks · {sum(one['events'] for one in ranks):,} events"
 
 
 def source_words(document: Mapping[str, Any]) -> str:
-    """Where one rank's report is from: device, rank, events, steps."""
+    """Describe the source of one rank's report: device, rank, events, steps."""
     rank = document["rank"]
     steps = len(document["steps"])
     facts = [
@@ -137,7 +158,7 @@ def source_words(document: Mapping[str, Any]) -> str:
 
 
 def overlap_words(document: Mapping[str, Any]) -> str:
-    """How much of the communication is hidden; empty without communication."""
+    """Say how much of the communication is hidden; empty without communication."""
     found = document["communication"]
     if found["overlap"] is None:
         return ""
@@ -148,17 +169,17 @@ def overlap_words(document: Mapping[str, Any]) -> str:
 
 
 def overlap(share: float | None) -> str:
-    """The hidden share of communication; a dash without communication."""
+    """Format the hidden share of communication; a dash without communication."""
     return ABSENT if share is None else f"{share:.2%}"
 
 
 def sentence(text: str) -> str:
-    """A clause that begins a sentence."""
+    """Turn a clause into the start of a sentence."""
     return text[:1].upper() + text[1:]
 
 
 def reasons(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Why torch.compile broke graphs and compiled again, where the recording kept it."""
+    """Return the reasons for graph breaks and recompilations that the recording kept."""
     found = document["compiled"] or {"break_reasons": {}, "recompile_reasons": {}}
     return [
         (name, f"{count:,} times: {reason}")
@@ -168,7 +189,7 @@ def reasons(document: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def ceiling_words(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Where the ceilings are from; where there are none, why, and what gives them."""
+    """Name the source of the ceilings, or say why there are none and how to get them."""
     found = {row["ceiling"]: bool(row["least"]) for row in rows}
     if not found:
         return ""
@@ -179,7 +200,7 @@ def ceiling_words(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def communication_rows(collectives: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Collectives summed by operation and group, those that cost the window most first."""
+    """Sum collectives by operation and group, those with most exposed time first."""
     sums: dict[tuple[str, str, int], dict[str, Any]] = defaultdict(
         lambda: {"count": 0, "size_bytes": 0, "duration": 0, "exposed": 0, "sized": 0, "bus": 0.0}
     )
@@ -205,52 +226,56 @@ def communication_rows(collectives: Iterable[Mapping[str, Any]]) -> list[dict[st
 
 
 def facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """One line each: launches, memory, recompute, torch.compile, the bubble, carried-in work."""
-    found = [("launches", _launch_words(document["launches"]))]
-    full = sum(row["full"] for row in document["queues"])
-    if full:
-        held = sum(row["blocked"] for row in document["queues"])
-        limit = document["queues"][0]["limit"]
-        found.append(
-            (
-                "full queue",
-                f"{show_ns(full)} with {limit:,} or more pieces of work waiting on a stream, "
-                f"{show_ns(held)} of it in a call that launches",
-            )
-        )
-    found.append(("memory", _memory_words(document["memory"])))
-    again = document["recompute"]
-    if again["device"]:
-        found.append(
-            (
-                "recompute",
-                f"{show_ns(again['device'])} ({show_share(again['share'])} of linked device time) "
-                "is forward work that the backward runs again",
-            )
-        )
-    found.append(("torch.compile", _compile_words(document["compiled"])))
-    bubble = document["bubble"]
-    if bubble:
-        found.append(
-            (
-                "pipeline",
-                f"{share_of(bubble['share'], 1)} bubble: {show_ns(bubble['waiting'])} waiting for "
-                f"a neighbour and {show_ns(bubble['idle'])} idle",
-            )
-        )
-    carried = document["carried_in"]
-    if carried["count"]:
-        found.append(
-            (
-                "carried in",
-                f"{carried['count']:,} pieces of work ({show_ns(carried['time'])}) from before the "
-                "recording stand outside the window",
-            )
-        )
+    """Return one line each on launches, memory, recompute, torch.compile, the bubble and more."""
     unlinked = sum(row["unlinked"] for row in document["kernels"])
-    if unlinked:
-        found.append(("unlinked", f"{unlinked:,} pieces of work that no CPU op here launched"))
-    return [(name, words) for name, words in found if words]
+    found = {
+        "launches": _launch_words(document["launches"]),
+        "full queue": _queue_words(document["queues"]),
+        "memory": _memory_words(document["memory"]),
+        "recompute": _recompute_words(document["recompute"]),
+        "torch.compile": _compile_words(document["compiled"]),
+        "pipeline": _bubble_words(document["bubble"]),
+        "carried in": _carried_words(document["carried_in"]),
+        "unlinked": f"{unlinked:,} pieces of work that no CPU op launched" if unlinked else "",
+    }
+    return [(name, words) for name, words in found.items() if words]
+
+
+def _queue_words(queues: Sequence[Mapping[str, Any]]) -> str:
+    full = sum(row["full"] for row in queues)
+    if not full:
+        return ""
+    return (
+        f"{show_ns(full)} with {queues[0]['limit']:,} or more pieces of work waiting on a stream, "
+        f"{show_ns(sum(row['blocked'] for row in queues))} of it in a launching call"
+    )
+
+
+def _recompute_words(found: Mapping[str, Any]) -> str:
+    if not found["device"]:
+        return ""
+    return (
+        f"{show_ns(found['device'])} ({show_share(found['share'])} of linked device time) is "
+        "forward work that the backward repeats"
+    )
+
+
+def _bubble_words(found: Mapping[str, Any] | None) -> str:
+    if not found:
+        return ""
+    return (
+        f"{share_of(found['share'], 1)} bubble: {show_ns(found['waiting'])} waiting for a "
+        f"neighbour and {show_ns(found['idle'])} idle"
+    )
+
+
+def _carried_words(found: Mapping[str, Any]) -> str:
+    if not found["count"]:
+        return ""
+    return (
+        f"{found['count']:,} pieces of work ({show_ns(found['time'])}) from before the recording "
+        "are outside the window"
+    )
 
 
 def _launch_words(found: Mapping[str, Any]) -> str:
@@ -285,13 +310,13 @@ def _compile_words(found: Mapping[str, Any] | None) -> str:
 
 
 def advice_words(finding: Mapping[str, Any], window_ns: int) -> str:
-    """What a finding would give at most."""
+    """Say how much a finding would give at most."""
     gain = finding["gain"]
     return f"{finding['name']}: up to {show_ns(gain)} ({share_of(gain, window_ns)} of the window)"
 
 
 def lever_words(finding: Mapping[str, Any]) -> str:
-    """The command that tries a finding; empty where no lever does."""
+    """Return the command that tries a finding; empty if no lever does."""
     if not finding["levers"]:
         return ""
     return (
@@ -302,7 +327,7 @@ def lever_words(finding: Mapping[str, Any]) -> str:
 
 
 def across_words(document: Mapping[str, Any]) -> list[str]:
-    """What only shows between ranks."""
+    """Return sentences about differences between ranks."""
     found = document["communication"]
     said = []
     if found["straggler"] is not None:
@@ -311,15 +336,51 @@ def across_words(document: Mapping[str, Any]) -> list[str]:
         )
     if document["shared_collectives"]:
         said.append(
-            f"{len(document['shared_collectives']):,} collectives that all ranks took part in: "
+            f"{len(document['shared_collectives']):,} collectives in which all ranks took part: "
             f"{show_ns(found['wire_ns'])} on the wire, "
             f"{show_ns(sum(found['waiting_ns'].values()))} of waiting over all ranks."
         )
     if found["unmatched"]:
         said.append(
-            f"{found['unmatched']:,} collectives are not counted: no run of every other rank "
-            "overlaps theirs in time."
+            f"{found['unmatched']:,} collectives are not counted: not all other ranks ran one that "
+            "overlaps them in time."
             + ("" if document["shared_collectives"] else " Do the ranks' clocks agree?")
         )
     said.append(f"Compute differs by {share_of(document['skew'], 1)} of its mean over the ranks.")
     return said
+
+
+STATES = {
+    "slower": "ops that got slower",
+    "new": "ops that are new",
+    "faster": "ops that got faster",
+    "gone": "ops that went away",
+    "same": "ops that did not change",
+}
+
+
+def diff_headline(document: Mapping[str, Any]) -> str:
+    """Return one sentence that compares the two windows."""
+    before, after = document["window_before_ns"], document["window_after_ns"]
+    change = after - before
+    if not change:
+        return f"Both take {show_ns(before)}."
+    word = "longer" if change > 0 else "less"
+    return (
+        f"{document['after']} takes {show_ns(after)} where {document['before']} took "
+        f"{show_ns(before)}: {show_ns(abs(change))} {word} ({share_of(abs(change), before)})."
+    )
+
+
+def reconciliation(document: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+    """Return (key, words, ns) of each part of the window's change; they sum to it exactly."""
+    rows = document["groups"]
+    found = []
+    for state, words in STATES.items():
+        own = [row for row in rows if row["state"] == state]
+        if own and state != "same":
+            change = sum(row["change"] for row in own)
+            found.append((state, f"{words} ({len(own):,})", change))
+    found.append(("hidden", "work that ran beside other work", document["hidden_change_ns"]))
+    found.append(("idle", "idle", document["idle_change_ns"]))
+    return found

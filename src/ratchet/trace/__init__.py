@@ -1,7 +1,9 @@
 """Profiler traces: where the time goes, exactly.
 
-Where a function shares its module's name (`diff`, `read`, `record`, `report`), the module can be
-called: `ratchet.trace.read(path)`.
+`record/` makes traces. Then, bottom up: `read/` turns files into columns, `analysis/` finds links
+and the window, `answers/` makes tables, `compare/` puts traces side by side, `advice/` says what
+could be won, `export/` and `replay/` pass the results on. The packages `read` and `record` can be
+called like the function of the same name: `ratchet.trace.read(path)`.
 """
 
 from __future__ import annotations
@@ -10,18 +12,17 @@ from typing import TYPE_CHECKING
 
 from ratchet.callable_module import make_callable
 from ratchet.trace.advice import Finding, advise
-from ratchet.trace.columns import Trace
-from ratchet.trace.diff import Diff
-from ratchet.trace.documents import diff_document, document, ranks_document
-from ratchet.trace.identity import Identity
-from ratchet.trace.ranks import Ranks, read_ranks
-from ratchet.trace.report import Analysis, Report, analyse
+from ratchet.trace.analysis.analyse import Analysis, analyse
+from ratchet.trace.analysis.identity import Identity
+from ratchet.trace.answers.report import Report, report
+from ratchet.trace.compare.diff import Diff, diff
+from ratchet.trace.compare.ranks import Ranks, read_ranks
+from ratchet.trace.export.documents import diff_document, document, ranks_document
+from ratchet.trace.read.columns import Trace
 
 if TYPE_CHECKING:
-    from ratchet.trace.diff import diff
-    from ratchet.trace.read import read
-    from ratchet.trace.record import record
-    from ratchet.trace.report import report
+    from ratchet.trace.read.file import read
+    from ratchet.trace.record.command import record
 
 __all__ = [
     "Analysis",
@@ -43,5 +44,5 @@ __all__ = [
     "report",
 ]
 
-for _name in ("diff", "read", "record", "report"):
-    make_callable(f"{__name__}.{_name}", f"{__name__}.{_name}:{_name}")
+make_callable("ratchet.trace.read", "ratchet.trace.read.file:read")
+make_callable("ratchet.trace.record", "ratchet.trace.record.command:record")

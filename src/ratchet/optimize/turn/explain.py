@@ -11,10 +11,10 @@ from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.probe import Device
 from ratchet.optimize.turn.result import FindingResult, IdentityResult, OpTime, StepProfile
 from ratchet.trace.advice import advise
-from ratchet.trace.identity import Identity
-from ratchet.trace.read import read
-from ratchet.trace.report import Report, report
-from ratchet.trace.roofline import measured_ceilings
+from ratchet.trace.analysis.identity import Identity
+from ratchet.trace.answers.report import Report, report
+from ratchet.trace.answers.roofline import measured_ceilings
+from ratchet.trace.read.file import read
 
 NS = 1e9
 OVERHEAD = "overhead"

@@ -1,15 +1,12 @@
-"""Kernels that run one after another without a product between them: one could do for several."""
+"""Kernels that run one after another with no product between them: candidates for fusion."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
-from ratchet.trace.advice.finding import Finding, milliseconds, worth
-
-if TYPE_CHECKING:
-    from ratchet.trace.report import Report
-    from ratchet.trace.sequences import SequenceRow
+from ratchet.trace.advice.finding import Finding, milliseconds
+from ratchet.trace.answers.report import Report
+from ratchet.trace.answers.sequences.sequences import SequenceRow
 
 COMPILE = ("compile", "compile-max-autotune")
 OPTIMIZER = re.compile(r"_foreach_|_fused_adam|multi_tensor_apply|Optimizer", re.IGNORECASE)
@@ -23,22 +20,21 @@ KERNEL_LEVERS = (
     (re.compile(r"::silu|::gelu|SwiGLU|GeGLU", re.IGNORECASE), "kernel:gated_activation"),
     (OPTIMIZER, "kernel:adamw"),
 )  # fmt: skip
-"""What the library's kernels fuse, by the module or op that launched a run; they run on CPUs."""
+"""Kernels of the library by the module or op that they replace; they run on CPUs."""
 _COUNTED = re.compile(r"_\d+$")
-"""The number that the profiler gives each module of a class."""
+"""The number that the profiler appends to a module's class name."""
 _NAMED = 3
 _SHARE = 0.1
-"""Of the gain: a run below it names no kernel of the library."""
+"""Runs below this share of the gain name no kernel of the library."""
 
 
-def find(report: Report) -> Finding | None:
-    """Runs of kernels between products, copies and collectives."""
+def fusible_kernels(report: Report) -> Finding | None:
+    """Find runs of kernels between products, copies and collectives."""
     runs = [row for row in report.sequences if row.under == "between products"]
-    runs = [row for row in runs if row.could_win > 0]
+    runs = sorted((row for row in runs if row.could_win > 0), key=lambda row: -row.could_win)
     gain = min(sum(row.could_win for row in runs), report.identity.window)
-    if not worth(gain, report.identity.window):
+    if not runs:
         return None
-    runs.sort(key=lambda row: -row.could_win)
     what = "kernels" if report.on_device else "ops"
     said = "; ".join(_words(row, what) for row in runs[:_NAMED])
     more = len(runs) - _NAMED
@@ -51,8 +47,8 @@ def find(report: Report) -> Finding | None:
         gain=gain,
         levers=_levers(runs, gain, report.platform == "cpu"),
         remedy=(
-            "fuse them: each run takes its longest kernel's time at least, and no more where the "
-            "others only read and write what it does"
+            "fuse them: a fused run takes at least the time of its longest kernel, and no more if "
+            "the others only touch the same data"
         ),
     )
 
@@ -67,7 +63,7 @@ def _words(row: SequenceRow, what: str) -> str:
 
 
 def _levers(runs: list[SequenceRow], gain: int, on_cpu: bool) -> tuple[str, ...]:
-    """The levers for what takes most, the library's kernels first where they run."""
+    """Return the levers for the heaviest runs, on CPUs those of the library's kernels first."""
     found: dict[str, None] = {}
     optimizer = 0
     for row in runs:

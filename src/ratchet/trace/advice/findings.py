@@ -1,0 +1,168 @@
+"""Everything that one report's figures suggest, the largest gain first: `advise(report)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ratchet.trace.advice.finding import Finding, milliseconds
+from ratchet.trace.advice.fusible import fusible_kernels
+from ratchet.trace.answers.report import Report
+
+WORTH = 0.02
+"""Findings below this share of the window are dropped."""
+ASSUMED_SPEEDUP = 2
+"""Assumed speedup of a narrower type: a cautious figure without a source. It only ranks the
+finding; the lever's own measurement decides."""
+
+
+def advise(report: Report) -> tuple[Finding, ...]:
+    """Return the findings that apply and are worth naming, the one with the largest gain first."""
+    made = [finding for find in FINDINGS if (finding := find(report)) is not None]
+    least = max(WORTH * report.identity.window, 1)
+    found = [one for one in made if one.gain >= least or one.name == "graph-breaks"]
+    return tuple(sorted(found, key=lambda finding: -finding.gain))
+
+
+def exposed_communication(report: Report) -> Finding | None:
+    """Find communication that no compute hides."""
+    whole = report.identity
+    if whole.overlap is None:
+        return None
+    return Finding(
+        name="exposed-communication",
+        evidence=(
+            f"{milliseconds(whole.exposed_communication)} of "
+            f"{milliseconds(whole.communication)} of communication is not hidden by compute "
+            f"({whole.overlap:.1%} overlap)"
+        ),
+        gain=whole.exposed_communication,
+        remedy=(
+            "start collectives earlier (DDP bucket_cap_mb, FSDP prefetch), send fewer bytes (bf16 "
+            "gradients), or compare ranks: waiting for a late rank counts as communication"
+        ),
+    )
+
+
+def graph_breaks(report: Report) -> Finding | None:
+    """Find graph breaks and recompilations that the recording caught."""
+    compiled = report.compiled
+    if compiled is None or not (compiled.graph_breaks or compiled.recompilations):
+        return None
+    reasons = [*compiled.break_reasons, *compiled.recompile_reasons]
+    why = f": {'; '.join(reasons[:3])}" if reasons else ""
+    return Finding(
+        name="graph-breaks",
+        evidence=(
+            f"{compiled.graph_breaks} graph breaks and {compiled.recompilations} recompilations, "
+            f"{milliseconds(compiled.compile_time)} of compilation in the recording{why}"
+        ),
+        gain=compiled.compile_time,
+        remedy=(
+            "run with TORCH_LOGS=graph_breaks,recompiles, mark changing sizes with "
+            "torch._dynamo.mark_dynamic, and move what dynamo cannot trace out of the step"
+        ),
+    )
+
+
+def data_loading(report: Report) -> Finding | None:
+    """Find idle time while the CPU is in a data loader."""
+    gain = report.idle.data_loading
+    return Finding(
+        name="data-loading",
+        evidence=f"the device idles {milliseconds(gain)} while the CPU loads data",
+        gain=gain,
+        remedy="raise the loader's num_workers and prefetch_factor, and set pin_memory",
+    )
+
+
+def host_bound(report: Report) -> Finding | None:
+    """Find idle time that ends with work that the CPU launched late."""
+    if not report.on_device:
+        return None
+    gain = report.idle.host_bound
+    return Finding(
+        name="host-bound",
+        evidence=(
+            f"the device idles {milliseconds(gain)} before work that the CPU launched late "
+            f"({report.launches.count:,} launches)"
+        ),
+        gain=gain,
+        levers=("compile", "compile-max-autotune", "fused-optimizer", "foreach-optimizer"),
+        remedy="launch less: compile the step, capture it in a graph, or raise the batch size",
+    )
+
+
+def fp32_matmuls(report: Report) -> Finding | None:
+    """Find matrix multiplies that run in fp32 on a device with faster units."""
+    slow = [row for row in report.matmuls if row.kernel == "fp32" and row.inputs in ("fp32", "")]
+    if not report.on_device or not slow:
+        return None
+    time = min(sum(row.time for row in slow), report.identity.compute)
+    return Finding(
+        name="fp32-matmuls",
+        evidence=(
+            f"{milliseconds(time)} in {sum(row.count for row in slow):,} fp32 matrix kernels, most "
+            f"of it in {slow[0].op or slow[0].example}"
+        ),
+        gain=time - time // ASSUMED_SPEEDUP,
+        levers=("bf16-autocast", "bf16-weights", "matmul-precision"),
+        remedy="lower the precision of matrix multiplies if the loss allows it",
+    )
+
+
+def recompute(report: Report) -> Finding | None:
+    """Find forward work that activation checkpointing runs a second time."""
+    gain = report.recompute.device
+    return Finding(
+        name="recompute",
+        evidence=(
+            f"checkpointing recomputes {milliseconds(gain)} of forward work "
+            f"({report.recompute.share:.1%} of the device time that ops launched)"
+        ),
+        gain=gain,
+        remedy="checkpoint fewer blocks, or only cheap ones, if the peak leaves memory free",
+    )
+
+
+def small_kernels(report: Report) -> Finding | None:
+    """Find small device work and short gaps between queued kernels."""
+    launches = report.launches
+    if not launches.small:
+        return None
+    # If no launch is known, every gap counts as turn-around: that says nothing about kernels.
+    gaps = report.idle.turn_around if launches.count else 0
+    return Finding(
+        name="small-kernels",
+        evidence=(
+            f"{launches.small:,} pieces of device work are shorter than "
+            f"{launches.small_below / 1000:g} µs ({milliseconds(launches.small_time)} together, "
+            f"{milliseconds(gaps)} in gaps of up to 10 µs between queued work)"
+        ),
+        gain=min(gaps + launches.small_time // 2, report.identity.window),
+        levers=("compile", "fused-optimizer", "foreach-optimizer"),
+        remedy="fuse elementwise chains and optimizer updates",
+    )
+
+
+def synchronisation(report: Report) -> Finding | None:
+    """Find idle time around synchronising calls."""
+    gain = report.idle.synchronisation
+    return Finding(
+        name="synchronisation",
+        evidence=f"the device idles {milliseconds(gain)} while the CPU is in a synchronising call",
+        gain=gain,
+        remedy="read losses and masks less often: .item(), .cpu() and nonzero wait for the device",
+    )
+
+
+FINDINGS: tuple[Callable[[Report], Finding | None], ...] = (
+    exposed_communication,
+    graph_breaks,
+    data_loading,
+    fusible_kernels,
+    host_bound,
+    fp32_matmuls,
+    recompute,
+    small_kernels,
+    synchronisation,
+)

@@ -1,0 +1,180 @@
+"""Links from device work to its launch, op and module."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet.trace.analysis.nesting import Nest, nest
+from ratchet.trace.read.columns import DEVICE_KINDS, Bool, Int64, Kind, Trace
+
+MODULE = re.compile(r"^nn\.Module: ")
+STEP = re.compile(r"^ProfilerStep\s*#")
+BACKWARD = re.compile(r"^autograd::engine::evaluate_function: ")
+CHECKPOINT = re.compile(
+    r"CheckpointFunctionBackward|utils/checkpoint\.py\(\d+\): (unpack|recompute)"
+)
+COLLECTIVE_MARK = re.compile(r"^(nccl|rccl|gloo|xccl|mpi|ucc):")
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Links:
+    """Rows into the trace, by row of the trace; -1 if there is none."""
+
+    launch: Rows
+    """For device work, the runtime call that started it."""
+    op: Rows
+    """For device work and runtime calls, the innermost CPU op around the launch."""
+    parent_op: Rows
+    """For CPU ops, the op around it."""
+    module: Rows
+    """For CPU ops, the innermost nn.Module call; for a backward op, that of its forward op."""
+    backward: Bool
+    """True for CPU ops that the autograd engine runs."""
+    recompute: Bool
+    """True for CPU ops that run a forward again inside the backward (checkpointing)."""
+    carried_in: Bool
+    """True for work from before the recording: without a launch, and over before launched work."""
+    mark: Rows
+    """For device work, the process group's annotation around its launch, such as `nccl:send`."""
+    chosen: Rows
+    """The rows of the call tree, and the tree over them."""
+    tree: Nest
+
+    def ops_around(self, row: int) -> Iterator[int]:
+        """Yield the op of a row and the ops around it, the innermost first."""
+        op = int(self.op[row])
+        while op >= 0:
+            yield op
+            op = int(self.parent_op[op])
+
+
+def link(trace: Trace) -> Links:
+    """Find every link of a trace."""
+    module_name = trace.named(MODULE)[trace.text] & (trace.kind == Kind.PYTHON)
+    checkpoint = trace.named(CHECKPOINT)[trace.text]
+    inner = np.isin(trace.kind, (Kind.OP, Kind.RUNTIME)) | module_name
+    inner |= checkpoint & (trace.kind == Kind.PYTHON)
+    marked = trace.named(COLLECTIVE_MARK)[trace.text] & (trace.kind == Kind.ANNOTATION)
+    chosen = np.flatnonzero(inner | marked)
+    tree = nest(trace.lane[chosen], trace.start[chosen], trace.duration[chosen])
+    kind = trace.kind[chosen]
+    is_op = kind == Kind.OP
+    op_above = _spread(trace, chosen, tree.nearest(is_op))
+    launch = _launches(trace)
+    op = np.where(trace.kind == Kind.RUNTIME, op_above, -1)
+    started = launch >= 0
+    op[started] = op_above[launch[started]]
+    mark_above = _spread(trace, chosen, tree.nearest(marked[chosen]))
+    mark = np.where(started, mark_above[np.maximum(launch, 0)], -1)
+    op = _by_external_id(trace, op)
+    is_backward = trace.named(BACKWARD)[trace.text[chosen]] & is_op
+    backward_above = tree.nearest(is_backward)
+    again = _recomputes(checkpoint[chosen], is_backward, module_name[chosen], tree)
+    backward = np.zeros(len(trace), dtype=bool)
+    backward[chosen] = is_backward | (backward_above >= 0)
+    recompute = np.zeros(len(trace), dtype=bool)
+    recompute[chosen] = again
+    module = _spread(trace, chosen, tree.nearest(module_name[chosen]))
+    return Links(
+        launch=launch,
+        op=op,
+        parent_op=np.where(trace.kind == Kind.OP, op_above, -1),
+        module=_modules_of_backward(trace, module, backward & ~recompute, chosen, backward_above),
+        backward=backward & ~recompute,
+        recompute=recompute,
+        carried_in=_carried_in(trace, launch),
+        mark=mark,
+        chosen=chosen,
+        tree=tree,
+    )
+
+
+def _spread(trace: Trace, chosen: Rows, near: Rows) -> Rows:
+    """Turn positions in the choice into rows of the trace."""
+    rows = np.full(len(trace), -1, dtype=np.int64)
+    rows[chosen] = np.where(near >= 0, chosen[np.maximum(near, 0)], -1)
+    return rows
+
+
+def _launches(trace: Trace) -> Rows:
+    """Find the runtime call of device work by correlation id; if several share it, the first."""
+    calls = np.flatnonzero((trace.kind == Kind.RUNTIME) & (trace.correlation > 0))
+    launch = np.full(len(trace), -1, dtype=np.int64)
+    work = trace.rows(*DEVICE_KINDS)
+    if not calls.size or not work.size:
+        return launch
+    order = np.argsort(trace.correlation[calls], kind="stable")
+    ids = trace.correlation[calls][order]
+    found = np.minimum(np.searchsorted(ids, trace.correlation[work]), ids.size - 1)
+    launch[work] = np.where(ids[found] == trace.correlation[work], calls[order][found], -1)
+    return launch
+
+
+def _by_external_id(trace: Trace, op: Rows) -> Rows:
+    """Find the op of device work that has no launch in the trace but carries its op's id."""
+    work = trace.rows(*DEVICE_KINDS)
+    own = trace.external[work]
+    # Old profilers repeat the correlation id there: it is not an op's id.
+    if not work.size or (own == trace.correlation[work]).all():
+        return op
+    open_work = work[(op[work] < 0) & (own > 0)]
+    ops = trace.ops.row[trace.external[trace.ops.row] > 0]
+    if not ops.size or not open_work.size:
+        return op
+    order = np.argsort(trace.external[ops], kind="stable")
+    ids = trace.external[ops][order]
+    found = np.minimum(np.searchsorted(ids, trace.external[open_work]), ids.size - 1)
+    fits = ids[found] == trace.external[open_work]
+    op[open_work] = np.where(fits, ops[order][found], -1)
+    return op
+
+
+def _carried_in(trace: Trace, launch: Rows) -> Bool:
+    work = trace.rows(*DEVICE_KINDS)
+    carried = np.zeros(len(trace), dtype=bool)
+    started = work[launch[work] >= 0]
+    if started.size:
+        first = trace.start[started].min()
+        carried[work] = (launch[work] < 0) & (trace.end[work] <= first)
+    return carried
+
+
+def _recomputes(checkpoint: Bool, is_backward: Bool, module: Bool, tree: Nest) -> Bool:
+    """Find forward calls inside a backward node: under a checkpoint or a module's forward."""
+    above_backward = tree.nearest(is_backward)
+    again_here = (checkpoint | module) & (above_backward >= 0)
+    source = tree.nearest(again_here | is_backward)
+    inside = np.zeros(source.size, dtype=bool)
+    known = source >= 0
+    inside[known] = again_here[source[known]]
+    return (inside | again_here) & ~is_backward
+
+
+def _modules_of_backward(
+    trace: Trace, module: Rows, backward: Bool, chosen: Rows, backward_above: Rows
+) -> Rows:
+    """Give ops of the backward the module of the forward op with the same sequence number."""
+    ops = trace.ops
+    numbered = ops.sequence >= 0
+    forward = numbered & ~backward[ops.row] & (module[ops.row] >= 0)
+    if not forward.any():
+        return module
+    order = np.argsort(ops.sequence[forward], kind="stable")
+    sequence: Int64 = ops.sequence[forward][order]
+    home = module[ops.row[forward]][order]
+    of_node = np.full(len(trace), -1, dtype=np.int64)
+    nodes = ops.row[numbered & backward[ops.row]]
+    own = ops.sequence[numbered & backward[ops.row]]
+    # The last op with a sequence number made the node; an outer op keeps the number it began with.
+    found = np.maximum(np.searchsorted(sequence, own, side="right") - 1, 0)
+    of_node[nodes] = np.where(sequence[found] == own, home[found], -1)
+    node = _spread(trace, chosen, backward_above)
+    inherited = np.where(node >= 0, of_node[np.maximum(node, 0)], -1)
+    inherited = np.where(of_node >= 0, of_node, inherited)
+    return np.where(backward & (module < 0), inherited, module)

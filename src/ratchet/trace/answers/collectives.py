@@ -1,0 +1,149 @@
+"""Collectives: bytes, algorithm and bus bandwidth, and exposed time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet.trace.analysis.identity import Activity
+from ratchet.trace.analysis.links import Links
+from ratchet.trace.read.columns import Bool, Kind, Trace
+
+ELEMENT_BYTES = {
+    "float": 4, "float32": 4, "int": 4, "int32": 4, "uint32": 4,
+    "double": 8, "float64": 8, "long": 8, "long int": 8, "int64": 8, "complexfloat": 8,
+    "half": 2, "float16": 2, "bfloat16": 2, "c10::half": 2, "c10::bfloat16": 2,
+    "short": 2, "short int": 2, "int16": 2,
+    "byte": 1, "char": 1, "int8": 1, "uint8": 1, "bool": 1, "unsigned char": 1, "signed char": 1,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
+    "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1,
+    "c10::float8_e4m3fnuz": 1, "c10::float8_e5m2fnuz": 1,
+    "complexdouble": 16, "c10::complex<float>": 8, "c10::complex<double>": 16,
+}  # fmt: skip
+"""Bytes of an element by the names that profilers use, in lower case."""
+_ALGORITHMS = (
+    ("all_reduce", re.compile(r"all_?reduce|allreduce|cross_device_reduce|quick_?reduce", re.I)),
+    ("reduce_scatter", re.compile(r"reduce_?scatter", re.I)),
+    ("all_gather", re.compile(r"all_?gather", re.I)),
+    ("all_to_all", re.compile(r"all_?to_?all", re.I)),
+    ("broadcast", re.compile(r"broadcast", re.I)),
+    ("send_recv", re.compile(r"send|recv", re.I)),
+    ("reduce", re.compile(r"reduce", re.I)),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectiveRow:
+    """One communication kernel; times in ns, bandwidths in bytes a second (0 if unknown)."""
+
+    kernel: str
+    operation: str
+    """all_reduce, all_gather, ...; `unknown` if neither the record nor the name says."""
+    group: str
+    ranks: int
+    size_bytes: int
+    """Per rank, as the collective libraries' tests count it; 0 if the trace does not say."""
+    start: int
+    duration: int
+    exposed: int
+    """The part that no compute kernel hid."""
+    algorithm_bandwidth: float
+    bus_bandwidth: float
+    linked: bool
+
+
+def collectives(
+    trace: Trace, links: Links, communication: Bool, activity: Activity
+) -> tuple[CollectiveRow, ...]:
+    """Return every communication kernel of the window, in order of time."""
+    wanted = communication & ~links.carried_in
+    wanted &= trace.kind == Kind.KERNEL if trace.on_device else True
+    rows = np.flatnonzero(wanted)
+    end = trace.end
+    hidden = activity.compute.covered(trace.start[rows], end[rows])
+    recorded = _recorded(trace, links, rows)
+    table = []
+    for row, covered in zip(rows.tolist(), hidden.tolist(), strict=True):
+        said = recorded.get(row, -1)
+        operation, size, ranks, group = _facts(trace, links, row, said)
+        duration = int(trace.duration[row])
+        rate = size / duration * 1e9 if duration and size else 0.0
+        table.append(
+            CollectiveRow(
+                kernel=trace.string(row),
+                operation=operation,
+                group=group,
+                ranks=ranks,
+                size_bytes=size,
+                start=int(trace.start[row]),
+                duration=duration,
+                exposed=duration - covered,
+                algorithm_bandwidth=rate,
+                bus_bandwidth=rate * bus_factor(operation, ranks),
+                linked=bool(links.op[row] >= 0),
+            )
+        )
+    return tuple(table)
+
+
+def bus_factor(operation: str, ranks: int) -> float:
+    """Return bus over algorithm bandwidth (nccl-tests' doc/PERFORMANCE.md); 0 if ranks are unknown.
+
+    2(n-1)/n for all-reduce, (n-1)/n for gather, scatter and all-to-all, 1 for the rest.
+    """
+    if ranks < 1:
+        return 0.0
+    if operation == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    if operation in ("all_gather", "reduce_scatter", "all_to_all"):
+        return (ranks - 1) / ranks
+    return 1.0
+
+
+def operation_of(name: str) -> str:
+    """Return the collective that a recorded name or a kernel's name stands for."""
+    for operation, pattern in _ALGORITHMS:
+        if pattern.search(name):
+            return operation
+    return "unknown"
+
+
+def _recorded(trace: Trace, links: Links, rows: NDArray[np.intp]) -> dict[int, int]:
+    """Return the index of each communication row's own record, or its op's."""
+    index = {int(row): i for i, row in enumerate(trace.collectives.row)}
+    found = {}
+    for row in rows.tolist():
+        known = (index[one] for one in (row, *links.ops_around(row)) if one in index)
+        if (place := next(known, None)) is not None:
+            found[row] = place
+    return found
+
+
+def _facts(trace: Trace, links: Links, row: int, said: int) -> tuple[str, int, int, str]:
+    """Return (operation, bytes, ranks, group) of one kernel."""
+    if said < 0:
+        return _named_by_caller(trace, links, row), 0, 0, ""
+    record = trace.collectives
+    operation = operation_of(trace.strings[record.name[said]])
+    if operation == "unknown":
+        operation = operation_of(trace.string(row))
+    width = ELEMENT_BYTES.get(trace.strings[record.dtype[said]].lower(), 0)
+    # The larger buffer is the whole message: the output of a gather, the input of a scatter.
+    elements = max(int(record.elements_in[said]), int(record.elements_out[said]), 0)
+    ranks = max(int(record.group_size[said]), 0)
+    return operation, elements * width, ranks, trace.strings[record.group[said]]
+
+
+def _named_by_caller(trace: Trace, links: Links, row: int) -> str:
+    """Name the collective by the ops around its launch, else by its own name.
+
+    An all-to-all runs as a send-receive kernel, so only its caller tells the two apart.
+    """
+    if links.mark[row] >= 0:
+        return operation_of(trace.string(links.mark[row]))
+    names = (trace.string(one) for one in (*links.ops_around(row), row))
+    found = (operation for name in names if (operation := operation_of(name)) != "unknown")
+    return next(found, "unknown")

@@ -1,0 +1,1 @@
+"""The critical path: `dependencies` builds the graph of waits, `path` walks it."""

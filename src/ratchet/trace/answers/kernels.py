@@ -1,0 +1,279 @@
+"""Device work, CPU ops and modules by total time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet.trace.analysis.grouping import alike, groups, sums_by
+from ratchet.trace.analysis.links import MODULE, Links
+from ratchet.trace.read.columns import DEVICE_KINDS, Bool, Int64, Kind, Trace
+
+Sort = Literal["compute", "communication", "copy"]
+SMALL_KERNEL_NS = 10_000
+"""Work shorter than this can cost less than its launch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelRow:
+    """All runs of one kernel, copy or fill in the window; times in ns."""
+
+    name: str
+    sort: Sort
+    count: int
+    total: int
+    shortest: int
+    longest: int
+    share: float
+    """As a share of all device work's summed time."""
+    op: str
+    """The CPU op that launched most of its time; empty if none did."""
+    shapes: str
+    """That op's input shapes, as the profiler wrote them."""
+    module: str
+    unlinked: int
+    """Runs that no CPU op of this trace launched."""
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpRow:
+    """All calls of one CPU op with one set of input shapes; times in ns."""
+
+    name: str
+    shapes: str
+    types: str
+    count: int
+    cpu: int
+    """Summed duration, callees included."""
+    cpu_own: int
+    """Summed duration without the ops and runtime calls inside."""
+    device: int
+    """Device time of the work that it launched itself, callees excluded."""
+    launches: int
+    backward: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModuleRow:
+    """One module of the model; device times in ns, callees included.
+
+    On a CPU-only trace they are the ops' own CPU times.
+    """
+
+    path: str
+    calls: int
+    forward: int
+    backward: int
+    recompute: int
+
+    @property
+    def total(self) -> int:
+        return self.forward + self.backward + self.recompute
+
+
+def device_rows(trace: Trace, links: Links) -> NDArray[np.intp]:
+    """Return the rows of the device work inside the recording's window."""
+    return np.flatnonzero(np.isin(trace.kind, DEVICE_KINDS) & ~links.carried_in)
+
+
+def by_stream(trace: Trace, rows: NDArray[np.intp]) -> list[tuple[int, int, NDArray[np.intp]]]:
+    """Group rows as (device, stream, rows), in the order of these numbers."""
+    first, group = alike(trace.device[rows], trace.stream[rows])
+    return [
+        (int(trace.device[rows[at]]), int(trace.stream[rows[at]]), rows[own])
+        for at, own in zip(first, groups(group), strict=True)
+    ]
+
+
+def kernels(trace: Trace, links: Links, communication: Bool) -> tuple[KernelRow, ...]:
+    """Return kernels, copies and fills by total time, including work that no op launched."""
+    rows = device_rows(trace, links)
+    names, group = np.unique(trace.text[rows], return_inverse=True)
+    duration = trace.duration[rows]
+    total = sums_by(group, duration, names.size)
+    everything = max(int(total.sum()), 1)
+    op_text, op_shapes = _op_columns(trace, links.op[rows])
+    module = module_paths(trace, links, links.op[rows])
+    order = np.argsort(group, kind="stable")
+    bounds = np.searchsorted(group[order], np.arange(names.size + 1))
+    table = []
+    for index in np.argsort(-total, kind="stable"):
+        own = order[bounds[index] : bounds[index + 1]]
+        first = own[np.argmax(duration[own])] if own.size else 0
+        main = _heaviest(op_text[own], duration[own])
+        linked = own[op_text[own] == main] if main >= 0 else own[:0]
+        chief = linked[np.argmax(duration[linked])] if linked.size else first
+        row = int(rows[first])
+        table.append(
+            KernelRow(
+                name=trace.strings[names[index]],
+                sort=_sort(trace, row, communication),
+                count=own.size,
+                total=int(total[index]),
+                shortest=int(duration[own].min()),
+                longest=int(duration[own].max()),
+                share=int(total[index]) / everything,
+                op=trace.strings[main] if main >= 0 else "",
+                shapes=trace.strings[op_shapes[chief]] if op_shapes[chief] >= 0 else "",
+                module=module[chief],
+                unlinked=int((links.op[rows[own]] < 0).sum()),
+            )
+        )
+    return tuple(table)
+
+
+def ops(trace: Trace, links: Links) -> tuple[OpRow, ...]:
+    """Return CPU ops by name and input shapes, sorted by device time, then by own CPU time."""
+    table = trace.ops
+    if not table.row.size:
+        return ()
+    cpu_own = own_cpu_time(trace, links)
+    device, launches = device_time_by_op(trace, links)
+    backward = links.backward[table.row].astype(np.int64)
+    first, group = alike(trace.text[table.row], table.dims, table.types, backward)
+    count = np.bincount(group, minlength=first.size)
+    cpu = sums_by(group, trace.duration[table.row], first.size)
+    own = sums_by(group, cpu_own[table.row], first.size)
+    on_device = sums_by(group, device[table.row], first.size)
+    started = sums_by(group, launches[table.row], first.size)
+    return tuple(
+        OpRow(
+            name=trace.string(table.row[first[i]]),
+            shapes=trace.strings[table.dims[first[i]]],
+            types=trace.strings[table.types[first[i]]],
+            count=int(count[i]),
+            cpu=int(cpu[i]),
+            cpu_own=int(own[i]),
+            device=int(on_device[i]),
+            launches=int(started[i]),
+            backward=bool(backward[first[i]]),
+        )
+        for i in np.lexsort((-own, -on_device))
+    )
+
+
+def own_cpu_time(trace: Trace, links: Links) -> Int64:
+    """Return the time of each op and runtime call without those directly inside, in ns."""
+    kinds = trace.kind[links.chosen]
+    inner = np.isin(kinds, (Kind.OP, Kind.RUNTIME))
+    above = links.tree.nearest(inner)
+    duration = trace.duration[links.chosen]
+    child = inner & (above >= 0)
+    inside = sums_by(above[child], duration[child], duration.size)
+    own = np.zeros(len(trace), dtype=np.int64)
+    own[links.chosen] = np.where(inner, np.maximum(duration - inside, 0), 0)
+    return own
+
+
+def device_time_by_op(trace: Trace, links: Links) -> tuple[Int64, Int64]:
+    """Return (device ns, launches) of the work that each row launched itself."""
+    rows = device_rows(trace, links)
+    rows = rows[links.op[rows] >= 0]
+    time = sums_by(links.op[rows], trace.duration[rows], len(trace))
+    return time, np.bincount(links.op[rows], minlength=len(trace)).astype(np.int64)
+
+
+def modules(trace: Trace, links: Links) -> tuple[ModuleRow, ...]:
+    """Return the model's modules by device time; empty if the trace has no stacks."""
+    parents = _module_parents(trace, links)
+    calls = np.array(sorted(parents), dtype=np.int64)
+    if not calls.size:
+        return ()
+    op, worked = _module_work(trace, links)
+    home = links.module[op]
+    part = np.where(links.recompute[op], 2, np.where(links.backward[op], 1, 0))
+    sums: dict[str, list[int]] = {}
+    paths = _rooted({call: _path(trace, parents, call) for call in calls.tolist()})
+    for call in calls.tolist():
+        sums.setdefault(paths[call], [0, 0, 0, 0])[3] += 1
+    known = home >= 0
+    key, group = np.unique(home[known] * 3 + part[known], return_inverse=True)
+    for code, time in zip(
+        key.tolist(), sums_by(group, worked[known], key.size).tolist(), strict=True
+    ):
+        path = paths[code // 3]
+        # A module's time counts to its callers too.
+        while path:
+            if path in sums:
+                sums[path][code % 3] += time
+            path = path.rpartition(" > ")[0]
+    table = [
+        ModuleRow(path=path, calls=n, forward=f, backward=b, recompute=r)
+        for path, (f, b, r, n) in sums.items()
+    ]
+    return tuple(sorted(table, key=lambda row: -row.total))
+
+
+def _module_work(trace: Trace, links: Links) -> tuple[NDArray[np.int64], Int64]:
+    """Return (op row, ns) of each piece of work; on a CPU-only trace, the ops' own time."""
+    if not trace.on_device:
+        ops_ = trace.rows(Kind.OP)
+        return ops_, own_cpu_time(trace, links)[ops_]
+    rows = device_rows(trace, links)
+    rows = rows[links.op[rows] >= 0]
+    return links.op[rows], trace.duration[rows]
+
+
+def _rooted(paths: dict[int, str]) -> dict[int, str]:
+    """Give modules that a checkpoint runs again, without callers, their first run's path."""
+    full: dict[str, str] = {}
+    for path in paths.values():
+        own = path.rpartition(" > ")[2]
+        full[own] = max(full.get(own, ""), path, key=len)
+    rooted = {}
+    for call, path in paths.items():
+        root, _, rest = path.partition(" > ")
+        rooted[call] = f"{full[root]} > {rest}" if rest else full[root]
+    return rooted
+
+
+def module_paths(trace: Trace, links: Links, op: NDArray[np.int64]) -> list[str]:
+    """Return the module path of each op row; empty if it has none."""
+    home = np.where(op >= 0, links.module[np.maximum(op, 0)], -1)
+    parents = _module_parents(trace, links)
+    known = {int(row): _path(trace, parents, int(row)) for row in np.unique(home) if row >= 0}
+    return [known.get(row, "") for row in home.tolist()]
+
+
+def _module_parents(trace: Trace, links: Links) -> dict[int, int]:
+    is_module = trace.named(MODULE)[trace.text[links.chosen]]
+    is_module &= trace.kind[links.chosen] == Kind.PYTHON
+    above = links.tree.nearest(is_module)
+    own = np.flatnonzero(is_module)
+    outer = np.where(above[own] >= 0, links.chosen[np.maximum(above[own], 0)], -1)
+    return dict(zip(links.chosen[own].tolist(), outer.tolist(), strict=True))
+
+
+def _path(trace: Trace, parents: dict[int, int], row: int) -> str:
+    names = []
+    while row >= 0:
+        names.append(trace.string(row).removeprefix("nn.Module: "))
+        row = parents.get(row, -1)
+    return " > ".join(reversed(names))
+
+
+def _op_columns(trace: Trace, op: NDArray[np.int64]) -> tuple[NDArray[np.int64], Int64]:
+    text = np.where(op >= 0, trace.text[np.maximum(op, 0)], -1).astype(np.int64)
+    of_row = np.full(len(trace), -1, dtype=np.int64)
+    of_row[trace.ops.row] = trace.ops.dims
+    return text, np.where(op >= 0, of_row[np.maximum(op, 0)], -1)
+
+
+def _heaviest(keys: NDArray[np.int64], weight: Int64) -> int:
+    names, group = np.unique(keys, return_inverse=True)
+    sums = sums_by(group, weight, names.size)
+    sums[names < 0] = -1
+    return int(names[np.argmax(sums)]) if names.size else -1
+
+
+def _sort(trace: Trace, row: int, communication: Bool) -> Sort:
+    if trace.kind[row] != Kind.KERNEL:
+        return "copy"
+    return "communication" if communication[row] else "compute"

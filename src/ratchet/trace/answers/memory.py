@@ -1,0 +1,123 @@
+"""Device memory over time: the peak by category, and churn."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratchet.trace.analysis.intervals import union
+from ratchet.trace.analysis.links import Links
+from ratchet.trace.read.columns import Int64, Kind, Trace
+
+Category = Literal["forward", "backward", "optimizer", "before the recording", "other"]
+POINTS = 500
+"""A report keeps this many samples of the timeline."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryUse:
+    """Allocations of one device, or of the CPU if no device memory was recorded."""
+
+    on_device: bool
+    allocations: int
+    frees: int
+    churn_bytes: int
+    """Bytes both allocated and freed in the recording."""
+    peak_bytes: int
+    """Most bytes allocated at once, including those from before the recording."""
+    peak_time: int
+    peak_reserved_bytes: int
+    at_peak: dict[Category, int]
+    """Bytes at the peak, by the phase that allocated them; sums to the peak."""
+    timeline: tuple[tuple[int, int], ...]
+    """(time in ns, bytes allocated), thinned so that every stretch keeps its highest point."""
+
+
+def memory(trace: Trace, links: Links) -> MemoryUse | None:
+    """Return the memory of the device with most allocations; None if none were recorded."""
+    events = trace.memory
+    if not events.time.size:
+        return None
+    chosen = events.on_device
+    if chosen.any():
+        devices, counts = np.unique(events.device[chosen], return_counts=True)
+        chosen = chosen & (events.device == devices[np.argmax(counts)])
+    else:
+        chosen = np.ones(events.time.size, dtype=bool)
+    time, size = events.time[chosen], events.size[chosen]
+    allocated = events.allocated[chosen]
+    running = np.cumsum(size)
+    # The allocator's total includes earlier allocations; without it, start from the lowest level.
+    base = int(allocated[0] - size[0]) if allocated[0] >= 0 else int(max(0, -running.min()))
+    level = running + base
+    top = int(np.argmax(level))
+    freed, at_peak = _at(time, size, events.address[chosen], top, trace, links)
+    at_peak["before the recording"] = int(level[top]) - sum(at_peak.values())
+    return MemoryUse(
+        on_device=bool(events.on_device.any()),
+        allocations=int((size > 0).sum()),
+        frees=int((size < 0).sum()),
+        churn_bytes=freed,
+        peak_bytes=int(level[top]),
+        peak_time=int(time[top]),
+        peak_reserved_bytes=max(int(events.reserved[chosen].max()), 0),
+        at_peak=at_peak,
+        timeline=_thin(time, level),
+    )
+
+
+def _at(
+    time: Int64, size: Int64, address: Int64, top: int, trace: Trace, links: Links
+) -> tuple[int, dict[Category, int]]:
+    """Return (bytes allocated and freed in the recording, bytes live at the peak by category)."""
+    live: dict[int, int] = {}
+    churn = 0
+    standing: dict[int, int] = {}
+    for i, (where, amount) in enumerate(zip(address.tolist(), size.tolist(), strict=True)):
+        if amount > 0:
+            live[where] = i
+        elif amount < 0 and live.pop(where, None) is not None:
+            churn -= amount
+        if i == top:
+            standing = dict(live)
+    made = np.array(sorted(standing.values()), dtype=np.int64)
+    totals: dict[Category, int] = defaultdict(int)
+    for category, amount in zip(_phase(time[made], trace, links), size[made].tolist(), strict=True):
+        totals[category] += amount
+    return churn, dict(totals)
+
+
+def _phase(time: Int64, trace: Trace, links: Links) -> list[Category]:
+    """Return the phase that the CPU was in at each time."""
+    end = trace.end
+    backward = np.flatnonzero(links.backward & (trace.kind == Kind.OP))
+    optimizer = np.array(
+        [s.startswith(("Optimizer.step", "Optimizer.zero_grad")) for s in trace.strings], dtype=bool
+    )[trace.text]
+    optimizer &= np.isin(trace.kind, (Kind.OP, Kind.ANNOTATION))
+    forward = np.flatnonzero((trace.kind == Kind.OP) & ~links.backward)
+    inside_optimizer = _inside(time, trace.start, end, np.flatnonzero(optimizer))
+    inside_backward = _inside(time, trace.start, end, backward)
+    inside_forward = _inside(time, trace.start, end, forward)
+    names: list[Category] = []
+    for o, b, f in zip(inside_optimizer, inside_backward, inside_forward, strict=True):
+        names.append("optimizer" if o else "backward" if b else "forward" if f else "other")
+    return names
+
+
+def _inside(time: Int64, start: Int64, end: Int64, rows: NDArray[np.intp]) -> list[bool]:
+    spans = union(start[rows], end[rows])
+    return [bool(x) for x in spans.before(time + 1) - spans.before(time)]
+
+
+def _thin(time: Int64, level: Int64) -> tuple[tuple[int, int], ...]:
+    if time.size <= POINTS:
+        return tuple(zip(time.tolist(), level.tolist(), strict=True))
+    bounds = np.linspace(0, time.size, POINTS + 1).astype(int)
+    kept = [a + int(np.argmax(level[a:b])) for a, b in itertools.pairwise(bounds)]
+    return tuple((int(time[i]), int(level[i])) for i in kept)

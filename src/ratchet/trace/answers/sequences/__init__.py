@@ -1,0 +1,1 @@
+"""Repeated runs of kernels: `repeats` finds equal stretches, `sequences` ranks them."""

@@ -1,0 +1,153 @@
+"""FLOPs and compulsory bytes of an op, from the shapes and types that the profiler recorded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ratchet.trace.answers.collectives import ELEMENT_BYTES
+
+Shape = tuple[int, ...]
+MATMULS = frozenset(
+    {
+        "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm",
+        "aten::_grouped_mm", "aten::_addmm_activation",
+    }
+)  # fmt: skip
+CONVOLUTIONS = frozenset(
+    {"aten::cudnn_convolution", "aten::miopen_convolution", "aten::convolution_overrideable",
+     "aten::_slow_conv2d_forward", "aten::mkldnn_convolution"}
+)  # fmt: skip
+CONVOLUTION_BACKWARD = frozenset({"aten::convolution_backward"})
+ATTENTION = frozenset(
+    {"aten::_flash_attention_forward", "aten::_efficient_attention_forward",
+     "aten::_scaled_dot_product_cudnn_attention",
+     "aten::_scaled_dot_product_flash_attention_for_cpu"}
+)  # fmt: skip
+ATTENTION_BACKWARD = frozenset(
+    {"aten::_flash_attention_backward", "aten::_efficient_attention_backward",
+     "aten::_scaled_dot_product_flash_attention_for_cpu_backward"}
+)  # fmt: skip
+HEADS_FIRST = ("cudnn", "for_cpu")
+"""Attention ops with these in their names take (batch, heads, tokens, width)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpWork:
+    """The least that one call must do."""
+
+    flops: int
+    size_bytes: int
+    """Every input read once and every output written once."""
+    dtype: str
+    """Type of the first floating-point input, as the profiler wrote it."""
+
+
+def parse_shapes(text: str) -> list[Any]:
+    """Parse `Input Dims` into nested lists; empty if there is nothing to parse."""
+    try:
+        value = json.loads(text) if text else []
+    except ValueError:
+        return []
+    return value if isinstance(value, list) else []
+
+
+def work(name: str, dims: str, types: str, concrete: str = "") -> OpWork | None:
+    """Return the FLOPs and bytes of one call; None if they do not follow from the recording."""
+    shapes = [_shape(entry) for entry in parse_shapes(dims)]
+    kinds = [str(entry) for entry in parse_shapes(types)]
+    tensors = [(s, k) for s, k in zip(shapes, kinds, strict=False) if s and _width(k)]
+    if not tensors:
+        return None
+    dtype = next((k for _, k in tensors if _is_float(k)), tensors[0][1])
+    read = sum(prod(shape) * _width(kind) for shape, kind in tensors)
+    flops_and_output = _arithmetic(name, shapes, parse_shapes(concrete))
+    if flops_and_output is None:
+        return None
+    flops, output = flops_and_output
+    return OpWork(flops=flops, size_bytes=read + output * _width(dtype), dtype=dtype)
+
+
+def _arithmetic(name: str, shapes: list[Shape], concrete: list[Any]) -> tuple[int, int] | None:
+    """Return (FLOPs, elements written); None for an op without a rule here."""
+    if name in MATMULS:
+        return _matmul(name, shapes)
+    if name in CONVOLUTIONS:
+        return _convolution(shapes, concrete)
+    if name in CONVOLUTION_BACKWARD and len(shapes) >= 3 and min(map(len, shapes[:3])) >= 3:
+        grad, inputs, weight = shapes[:3]
+        one = 2 * prod(grad) * prod(weight[1:])
+        return 2 * one, prod(inputs) + prod(weight)
+    if name in ATTENTION and len(shapes) >= 3 and all(len(s) == 4 for s in shapes[:3]):
+        return _attention(name, shapes[0], shapes[1])
+    if name in ATTENTION_BACKWARD and len(shapes) >= 4 and all(len(s) == 4 for s in shapes[:4]):
+        flops, _ = _attention(name, shapes[1], shapes[2])
+        return flops * 5 // 2, sum(prod(s) for s in shapes[1:4])
+    return None
+
+
+def _matmul(name: str, shapes: list[Shape]) -> tuple[int, int] | None:
+    pair = (
+        shapes[1:3]
+        if name.startswith(("aten::addmm", "aten::baddbmm", "aten::_addmm"))
+        else (shapes[:2])
+    )
+    if len(pair) < 2 or len(pair[0]) < 2 or len(pair[1]) < 2 or pair[0][-1] != pair[1][-2]:
+        return None
+    left, right = pair
+    batch = prod(left[:-2])
+    out = batch * left[-2] * right[-1]
+    return 2 * out * left[-1], out
+
+
+def _convolution(shapes: list[Shape], concrete: list[Any]) -> tuple[int, int] | None:
+    if len(shapes) < 2 or len(shapes[0]) < 3 or len(shapes[0]) != len(shapes[1]):
+        return None
+    inputs, weight = shapes[:2]
+    lists = [_numbers(entry) for entry in concrete]
+    found = [entry for entry in lists if len(entry) == len(inputs) - 2]
+    if len(found) < 3:
+        return None
+    # cuDNN and MIOpen take padding first; the general form takes stride first.
+    padding, stride, dilation = found[:3] if min(found[1]) >= 1 else (found[1], found[0], found[2])
+    out_size = [
+        (size + 2 * p - d * (k - 1) - 1) // s + 1
+        for size, k, p, s, d in zip(inputs[2:], weight[2:], padding, stride, dilation, strict=True)
+        if s > 0
+    ]
+    if len(out_size) != len(inputs) - 2 or min(out_size) < 1:
+        return None
+    out = inputs[0] * weight[0] * prod(out_size)
+    return 2 * out * prod(weight[1:]), out
+
+
+def _attention(name: str, query: Shape, key: Shape) -> tuple[int, int]:
+    """Count full attention. A causal mask halves it, but the trace does not show the mask."""
+    # Flash and efficient attention take (batch, tokens, heads, width).
+    tokens = 2 if any(word in name for word in HEADS_FIRST) else 1
+    return 4 * prod(query) * key[tokens], prod(query)
+
+
+def _shape(entry: Any) -> Shape:
+    whole = isinstance(entry, list) and all(isinstance(n, int) and n >= 0 for n in entry)
+    return tuple(entry) if whole else ()
+
+
+def _numbers(entry: Any) -> list[int]:
+    try:
+        value = json.loads(entry) if isinstance(entry, str) else entry
+    except ValueError:
+        return []
+    ok = isinstance(value, list) and all(isinstance(n, int) for n in value)
+    return value if ok else []
+
+
+def _width(kind: str) -> int:
+    return ELEMENT_BYTES.get(kind.lower(), 0)
+
+
+def _is_float(kind: str) -> bool:
+    kind = kind.lower()
+    return any(word in kind for word in ("float", "half", "double"))

@@ -1,0 +1,256 @@
+"""Two traces compared: the rows add up to the difference of the windows."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ratchet.errors import TraceError
+from ratchet.trace.analysis.analyse import Analysis
+from ratchet.trace.answers.kernels import device_rows, module_paths, own_cpu_time
+from ratchet.trace.read.columns import Kind
+
+State = Literal["slower", "faster", "same", "new", "gone"]
+PARTS = ("compute", "exposed_communication", "exposed_copy", "idle")
+_NUMBER = re.compile(r"_\d+(?= > |$)")
+"""The number that tells modules of one class apart."""
+Key = tuple[str, str]
+Work = dict[str, tuple[int, int]]
+"""(time in ns, count) by kernel name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiffRow:
+    """One module and op in both traces; device times in ns."""
+
+    module: str
+    op: str
+    before: int
+    after: int
+    count_before: int
+    count_after: int
+    kernels_before: tuple[str, ...]
+    """Kernels of this op that only the first trace ran."""
+    kernels_after: tuple[str, ...]
+    """Kernels of this op that only the second ran."""
+    modules: int = 1
+    """Number of modules that this row stands for."""
+
+    @property
+    def change(self) -> int:
+        return self.after - self.before
+
+    @property
+    def state(self) -> State:
+        if not self.count_before:
+            return "new"
+        if not self.count_after:
+            return "gone"
+        return "slower" if self.change > 0 else "faster" if self.change < 0 else "same"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diff:
+    """The change from one trace to another; times in ns.
+
+    `window_change` = the rows' changes + `hidden_change` + `idle_change`, exactly.
+    """
+
+    name_before: str
+    name_after: str
+    device_before: str
+    device_after: str
+    device_work: bool
+    """True if the rows are device work, False if they are CPU ops."""
+    ranks: int
+    """Number of ranks on each side; their times are summed."""
+    window_before: int
+    window_after: int
+    rows: tuple[DiffRow, ...]
+    """The largest change first, in either direction."""
+    hidden_change: int
+    """Change of the time that overlapping work saves, negated."""
+    idle_change: int
+    parts_before: dict[str, int]
+    """The identity's parts, which sum to the window."""
+    parts_after: dict[str, int]
+    faults: tuple[str, ...]
+
+    @property
+    def window_change(self) -> int:
+        return self.window_after - self.window_before
+
+    @property
+    def groups(self) -> tuple[DiffRow, ...]:
+        """Return the rows with repeated modules (a model's layers) summed."""
+        groups: dict[Key, list[DiffRow]] = defaultdict(list)
+        for row in self.rows:
+            groups[_NUMBER.sub("", row.module), row.op].append(row)
+        found = [_group(key, own) for key, own in groups.items()]
+        return tuple(sorted(found, key=lambda row: -abs(row.change)))
+
+    @property
+    def parts_change(self) -> dict[str, int]:
+        """Return the change of each part of the identity."""
+        return {name: self.parts_after[name] - self.parts_before[name] for name in PARTS}
+
+    def __post_init__(self) -> None:
+        work = sum(row.change for row in self.rows)
+        assert work + self.hidden_change + self.idle_change == self.window_change
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Side:
+    """One side of a comparison: a trace, or several ranks together; times in ns."""
+
+    name: str
+    device: str
+    on_device: bool
+    ranks: tuple[int, ...]
+    window: int
+    parts: dict[str, int]
+    work: dict[Key, Work]
+    faults: tuple[str, ...] = ()
+
+
+def diff(before: Analysis, after: Analysis) -> Diff:
+    """Compare device work by module and op, then by kernel, also across vendors.
+
+    TraceError if only one of the two recorded device work: they cannot be matched.
+    """
+    return compare(side(before), side(after))
+
+
+def side(found: Analysis) -> Side:
+    """Return one trace's side."""
+    trace, whole = found.trace, found.activity.whole()
+    return Side(
+        name=trace.name,
+        device=trace.devices[0].name if trace.devices else "",
+        on_device=trace.on_device,
+        ranks=(trace.rank or 0,),
+        window=whole.window,
+        parts={name: getattr(whole, name) for name in PARTS},
+        work=_work(found),
+        faults=tuple(f"{trace.name}: {fault}" for fault in trace.faults),
+    )
+
+
+def together(name: str, sides: Sequence[Side]) -> Side:
+    """Sum several ranks into one side."""
+    work: dict[Key, Work] = {}
+    for one in sides:
+        for key, own in one.work.items():
+            sums = work.setdefault(key, {})
+            for kernel, (time, count) in own.items():
+                total, runs = sums.get(kernel, (0, 0))
+                sums[kernel] = (total + time, runs + count)
+    return Side(
+        name=name,
+        device=sides[0].device,
+        on_device=any(one.on_device for one in sides),
+        ranks=tuple(sorted(rank for one in sides for rank in one.ranks)),
+        window=sum(one.window for one in sides),
+        parts={part: sum(one.parts[part] for one in sides) for part in PARTS},
+        work=work,
+        faults=tuple(fault for one in sides for fault in one.faults),
+    )
+
+
+def compare(before: Side, after: Side) -> Diff:
+    """Compare two sides.
+
+    TraceError if one side has device work or ranks that the other lacks.
+    """
+    if before.on_device != after.on_device:
+        missing = after if before.on_device else before
+        raise TraceError(
+            f"{missing.name} has no device work and the other trace does: compare two traces that "
+            "both have device work, or two that have none"
+        )
+    if len(before.ranks) != len(after.ranks):
+        raise TraceError(
+            f"{before.name} has {len(before.ranks)} ranks and {after.name} has "
+            f"{len(after.ranks)}: choose one rank with --rank"
+        )
+    first, second = before.work, after.work
+    rows = [_row(key, first.get(key, {}), second.get(key, {})) for key in {**first, **second}]
+    idle_change = after.parts["idle"] - before.parts["idle"]
+    window_change = after.window - before.window
+    return Diff(
+        name_before=before.name,
+        name_after=after.name,
+        device_before=before.device,
+        device_after=after.device,
+        device_work=before.on_device,
+        ranks=len(before.ranks),
+        window_before=before.window,
+        window_after=after.window,
+        rows=tuple(sorted(rows, key=lambda row: -abs(row.change))),
+        hidden_change=window_change - idle_change - sum(row.change for row in rows),
+        idle_change=idle_change,
+        parts_before=before.parts,
+        parts_after=after.parts,
+        faults=(*before.faults, *after.faults),
+    )
+
+
+def _work(side: Analysis) -> dict[Key, Work]:
+    """Return kernels by (module, op); on a CPU-only trace, CPU ops."""
+    trace, links = side.trace, side.links
+    if trace.on_device:
+        rows = device_rows(trace, links)
+        op = links.op[rows]
+        time = trace.duration[rows]
+    else:
+        rows = op = trace.rows(Kind.OP)
+        time = own_cpu_time(trace, links)[rows]
+    module = module_paths(trace, links, np.asarray(op, dtype=np.int64))
+    work: dict[Key, Work] = defaultdict(dict)
+    for row, own, path, duration in zip(
+        rows.tolist(), op.tolist(), module, time.tolist(), strict=True
+    ):
+        key = (path, trace.string(own) if own >= 0 else "")
+        name = trace.string(row)
+        if own < 0:
+            key = ("", name)
+        total, count = work[key].get(name, (0, 0))
+        work[key][name] = (total + duration, count + 1)
+    return work
+
+
+def _row(
+    key: Key, before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]
+) -> DiffRow:
+    return DiffRow(
+        module=key[0],
+        op=key[1],
+        before=sum(time for time, _ in before.values()),
+        after=sum(time for time, _ in after.values()),
+        count_before=sum(count for _, count in before.values()),
+        count_after=sum(count for _, count in after.values()),
+        kernels_before=tuple(sorted(set(before) - set(after))),
+        kernels_after=tuple(sorted(set(after) - set(before))),
+    )
+
+
+def _group(key: Key, rows: Sequence[DiffRow]) -> DiffRow:
+    """Sum the rows of one class of modules; name only kernels that one side never ran."""
+    before = dict.fromkeys(kernel for row in rows for kernel in row.kernels_before)
+    after = dict.fromkeys(kernel for row in rows for kernel in row.kernels_after)
+    return DiffRow(
+        module=key[0],
+        op=key[1],
+        before=sum(row.before for row in rows),
+        after=sum(row.after for row in rows),
+        count_before=sum(row.count_before for row in rows),
+        count_after=sum(row.count_after for row in rows),
+        kernels_before=tuple(kernel for kernel in before if kernel not in after),
+        kernels_after=tuple(kernel for kernel in after if kernel not in before),
+        modules=len(rows),
+    )

@@ -1,0 +1,158 @@
+"""Ranks together: each collective's wire time against waiting, stragglers and skew."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ratchet.errors import TraceError
+from ratchet.trace.answers.report import Report, report
+from ratchet.trace.answers.roofline import Rooflines
+from ratchet.trace.compare.pairing import Run, paired, runs_by_key
+from ratchet.trace.read.columns import Trace
+from ratchet.trace.read.counter_files import kernel_runs
+from ratchet.trace.read.file import read
+
+SUFFIXES = (".json", ".json.gz", ".gz", ".db")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedCollective:
+    """One collective as its ranks saw it; times in ns."""
+
+    operation: str
+    group: str
+    index: int
+    """Its number among the group's paired collectives, in order of time."""
+    wire: int
+    """The shortest duration over ranks, which begins when the last rank arrives."""
+    waiting: dict[int, int]
+    """The rest of each rank's duration."""
+    late: int
+    """The rank that waited least: the others waited for it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranks:
+    """Several ranks' reports, and the differences between them."""
+
+    reports: tuple[Report, ...]
+    collectives: tuple[SharedCollective, ...]
+    wire: int
+    """Summed over collectives, in ns."""
+    waiting: dict[int, int]
+    """Summed by rank, in ns."""
+    straggler: int | None
+    """The rank that the others waited for longest; None if no rank waited."""
+    unmatched: int
+    """Collectives that not every rank ran at the same time; no other figure here counts them."""
+    skew: float
+    """(Longest - shortest compute time over ranks) / mean."""
+    faults: tuple[str, ...] = ()
+    """Files of the folder that could not be read, and why."""
+
+
+def trace_files(folder: Path) -> list[Path]:
+    """Return the traces in a folder by name; TraceError if there are none."""
+    files = sorted(
+        path for path in folder.iterdir() if path.name.endswith(SUFFIXES) and path.is_file()
+    )
+    if not files:
+        raise TraceError(
+            f"{folder} has no traces: put one .json, .json.gz or .db file per rank there"
+        )
+    return files
+
+
+def report_file(path: Path, trace: Trace, ceilings: Rooflines | None = None) -> Report:
+    """Report one file's trace, with its performance counters."""
+    faults: list[str] = []
+    answers = report(trace, ceilings, kernel_runs(path, trace, faults.append))
+    new = dict.fromkeys(fault for fault in faults if fault not in answers.faults)
+    return replace(answers, faults=(*answers.faults, *new))
+
+
+def each_rank(folder: Path, faults: list[str]) -> Iterator[tuple[int, Path, Trace]]:
+    """Yield (rank, file, trace) of every file in a folder, one in memory at a time.
+
+    A file that is not a trace is left out, and its error goes into `faults`. TraceError if none can
+    be read, or if two files have the same rank.
+    """
+    seen: dict[int, str] = {}
+    for path in trace_files(folder):
+        try:
+            trace = read(path)
+        except TraceError as error:
+            faults.append(str(error))
+            continue
+        rank = trace.rank if trace.rank is not None else len(seen)
+        if rank in seen:
+            raise TraceError(
+                f"{path.name} and {seen[rank]} are both of rank {rank}: keep one file per rank"
+            )
+        seen[rank] = path.name
+        yield rank, path, trace
+    if not seen:
+        raise TraceError(f"no trace in {folder} can be read: {faults[0]}")
+
+
+def read_ranks(folder: Path, ceilings: Rooflines | None = None) -> Ranks:
+    """Read and report every trace of a folder."""
+    faults: list[str] = []
+    reports = {
+        rank: report_file(path, trace, ceilings) for rank, path, trace in each_rank(folder, faults)
+    }
+    if len(reports) > 1:
+        reports = {rank: replace(answers, rank=rank) for rank, answers in reports.items()}
+    return replace(across(reports), faults=tuple(faults))
+
+
+def across(reports: dict[int, Report]) -> Ranks:
+    """Match the collectives of several ranks, and find who waited for whom."""
+    runs = {rank: runs_by_key(one.collectives, one.epoch) for rank, one in reports.items()}
+    pairs: dict[tuple[str, str], list[dict[int, Run]]] = {}
+    known = 0
+    for key in dict.fromkeys(key for own in runs.values() for key in own):
+        of_key = {rank: own.get(key, []) for rank, own in runs.items()}
+        known += max(map(len, of_key.values()))
+        if len(reports) > 1:
+            pairs.setdefault(key[:2], []).extend(paired(of_key))
+    shared = [
+        _shared(operation, group, index, of)
+        for (operation, group), found in pairs.items()
+        for index, of in enumerate(sorted(found, key=lambda of: max(r.start for r in of.values())))
+    ]
+    waiting = {rank: sum(c.waiting[rank] for c in shared) for rank in sorted(reports)}
+    return Ranks(
+        reports=tuple(reports[rank] for rank in sorted(reports)),
+        collectives=tuple(shared),
+        wire=sum(c.wire for c in shared),
+        waiting=waiting,
+        straggler=_straggler(shared),
+        unmatched=known - len(shared),
+        skew=_skew([answers.identity.compute for answers in reports.values()]),
+    )
+
+
+def _shared(operation: str, group: str, index: int, runs: dict[int, Run]) -> SharedCollective:
+    wire = min(run.duration for run in runs.values())
+    waiting = {rank: run.duration - wire for rank, run in sorted(runs.items())}
+    return SharedCollective(
+        operation=operation, group=group, index=index, wire=wire, waiting=waiting,
+        late=min(waiting, key=lambda rank: (waiting[rank], rank)),
+    )  # fmt: skip
+
+
+def _straggler(shared: Sequence[SharedCollective]) -> int | None:
+    blamed: Counter[int] = Counter()
+    for collective in shared:
+        blamed[collective.late] += sum(collective.waiting.values())
+    chief = blamed.most_common(1)
+    return chief[0][0] if chief and chief[0][1] > 0 else None
+
+
+def _skew(times: Sequence[int]) -> float:
+    mean = sum(times) / len(times) if times else 0
+    return (max(times) - min(times)) / mean if mean else 0.0

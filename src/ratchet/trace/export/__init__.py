@@ -1,0 +1,1 @@
+"""Answers for other programs: JSON documents, flat tables, Parquet, one merged Chrome trace."""

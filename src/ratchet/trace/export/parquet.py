@@ -1,0 +1,60 @@
+"""Tables as Parquet files, with pyarrow if it is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, get_args
+
+from ratchet.errors import TraceError
+from ratchet.files import why_not_new_folder
+from ratchet.trace.export.tables import Table
+
+UNITS = b"times in ns, sizes in bytes, rates in units a second"
+
+
+def write_parquet(tables: Iterable[Table], folder: Path) -> list[Path]:
+    """Write each table to FOLDER/NAME.parquet; an empty one keeps its columns.
+
+    TraceError without pyarrow, or if the folder cannot be written.
+    """
+    arrow, parquet = _pyarrow()
+    cells = {int: arrow.int64(), float: arrow.float64(), str: arrow.string(), bool: arrow.bool_()}
+
+    def cell(kind: Any) -> Any:
+        return cells[kind] if kind in cells else arrow.list_(cell(get_args(kind)[0]))
+
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for table in tables:
+            schema = arrow.schema(
+                [(name, cell(kind)) for name, kind in table.columns.items()],
+                metadata={b"units": UNITS},
+            )
+            path = folder / f"{table.name}.parquet"
+            parquet.write_table(arrow.Table.from_pylist(list(table.rows), schema=schema), path)
+            written.append(path)
+    except OSError as error:
+        raise TraceError(
+            f"--parquet {folder} cannot be written ({error.strerror or error}): name another folder"
+        ) from None
+    return written
+
+
+def check_parquet(folder: Path) -> None:
+    """Raise the TraceError that `write_parquet` would begin with, before a long trace is read."""
+    _pyarrow()
+    if why := why_not_new_folder(folder):
+        raise TraceError(f"--parquet {folder} {why}: name a folder")
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise TraceError(
+            "--parquet needs pyarrow, which is not installed: pip install 'torch-ratchet[parquet]'"
+        ) from None
+    return pyarrow, pyarrow.parquet

@@ -1,0 +1,122 @@
+"""Events of a Chrome trace, with only the fields that an answer needs.
+
+The decoder compares each key with the struct's fields, so a small struct for each phase is much
+cheaper than one for all. `Known` has the phases that fill a trace; `Event` reads any.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeAlias
+
+from msgspec import Raw, Struct, field
+
+NOTHING = Raw(b"")
+
+
+class WorkArguments(Struct, frozen=True, gc=False):
+    """`args` of an event with a duration, in the order in which Kineto writes them.
+
+    Most are untyped, because a writer may give a number, a string or null.
+    """
+
+    external: Any = field(default=-1, name="External id")
+    sequence: Any = field(default=-1, name="Sequence number")
+    concrete: Raw = field(default=NOTHING, name="Concrete Inputs")
+    types: Raw = field(default=NOTHING, name="Input type")
+    dims: Raw = field(default=NOTHING, name="Input Dims")
+    device: Any = -1
+    stream: Any = -1
+    correlation: Any = -1
+    bytes: Any = -1
+    collective: Any = field(default="", name="Collective name")
+    elements_in: Any = field(default=-1, name="In msg nelems")
+    elements_out: Any = field(default=-1, name="Out msg nelems")
+    group_size: Any = field(default=-1, name="Group size")
+    dtype: Any = ""
+    group: Any = field(default="", name="Process Group Name")
+
+
+class MemoryArguments(Struct, frozen=True, gc=False):
+    """`args` of an allocation or a free."""
+
+    device_type: Any = field(default=-1, name="Device Type")
+    device_id: Any = field(default=-1, name="Device Id")
+    address: Any = field(default=-1, name="Addr")
+    size: Any = field(default=-1, name="Bytes")
+    allocated: Any = field(default=-1, name="Total Allocated")
+    reserved: Any = field(default=-1, name="Total Reserved")
+
+
+class Arguments(WorkArguments, frozen=True, gc=False):
+    """`args` of any event."""
+
+    device_type: Any = field(default=-1, name="Device Type")
+    device_id: Any = field(default=-1, name="Device Id")
+    address: Any = field(default=-1, name="Addr")
+    size: Any = field(default=-1, name="Bytes")
+    allocated: Any = field(default=-1, name="Total Allocated")
+    reserved: Any = field(default=-1, name="Total Reserved")
+
+
+NO_ARGUMENTS = Arguments()
+
+
+class Event(Struct, frozen=True, gc=False):
+    """Any event; times are kept as the bytes of their digits."""
+
+    ph: Any = ""
+    cat: Any = ""
+    name: Any = ""
+    pid: Any = ""
+    tid: Any = ""
+    ts: Raw = NOTHING
+    dur: Raw = NOTHING
+    args: Arguments | None = None
+
+
+class WorkEvent(Struct, frozen=True, gc=False, tag_field="ph", tag="X"):
+    """An event with a duration."""
+
+    ph: ClassVar[str] = "X"
+    cat: Any = ""
+    name: Any = ""
+    pid: Any = ""
+    tid: Any = ""
+    ts: Raw = NOTHING
+    dur: Raw = NOTHING
+    args: WorkArguments | None = None
+
+
+class Instant(Struct, frozen=True, gc=False, tag_field="ph", tag="i"):
+    """A moment: an allocation or a free."""
+
+    ph: ClassVar[str] = "i"
+    name: Any = ""
+    ts: Raw = NOTHING
+    args: MemoryArguments | None = None
+
+
+class Unused(Struct, frozen=True, gc=False):
+    """An event that no answer needs."""
+
+
+class ArrowStart(Unused, frozen=True, gc=False, tag_field="ph", tag="s"):
+    """The start of an arrow between two events."""
+
+    ph: ClassVar[str] = "s"
+
+
+class ArrowEnd(Unused, frozen=True, gc=False, tag_field="ph", tag="f"):
+    """The end of an arrow."""
+
+    ph: ClassVar[str] = "f"
+
+
+class Metadata(Unused, frozen=True, gc=False, tag_field="ph", tag="M"):
+    """The name of a process or a thread."""
+
+    ph: ClassVar[str] = "M"
+
+
+Known: TypeAlias = WorkEvent | Instant | ArrowStart | ArrowEnd | Metadata
+AnyEvent: TypeAlias = Event | Known

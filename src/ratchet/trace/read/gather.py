@@ -1,0 +1,345 @@
+"""Decoded events to columns, piece by piece; each piece becomes arrays and is dropped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
+from typing import Any
+
+import numpy as np
+from msgspec import Raw
+from numpy.typing import NDArray
+
+from ratchet.trace.read.columns import (
+    DEVICE_KINDS,
+    Collectives,
+    Fault,
+    Int64,
+    Kind,
+    MemoryEvents,
+    Ops,
+)
+from ratchet.trace.read.digits import MISSING, nanoseconds
+from ratchet.trace.read.events import NO_ARGUMENTS, NOTHING, AnyEvent, Unused, WorkEvent
+from ratchet.trace.read.numbering import Kinds, Numbers, Parts, Written, integers, numbered
+
+GPU_DEVICE_TYPES = (1, 6, 12, 15, 19, 20)
+"""c10::DeviceType of CUDA, HIP, XPU, HPU, MTIA and PrivateUse1: those with device memory."""
+_NO_OTHERS = (WorkEvent, Unused)
+_LONGEST = 2**59
+"""18 years in ns: a longer duration is not valid."""
+
+
+class Gatherer:
+    """Takes lists of events and becomes the columns of a `Trace`."""
+
+    def __init__(self) -> None:
+        self.strings = Numbers()
+        self.written = Written(self.strings)
+        self.lanes = Numbers()
+        self.kinds = Kinds()
+        self.faults: Counter[str] = Counter()
+        self.count = 0
+        self.main = {
+            name: Parts(dtype)
+            for name, dtype in {
+                "kind": np.uint8,
+                "text": np.int32,
+                "start": np.int64,
+                "duration": np.int64,
+                "lane": np.int32,
+                "correlation": np.int64,
+                "external": np.int64,
+                "stream": np.int32,
+                "device": np.int32,
+                "size": np.int64,
+            }.items()
+        }
+        self.op = {name: Parts(np.int64) for name in Ops.__slots__}
+        self.collective = {name: Parts(np.int64) for name in Collectives.__slots__}
+        self.memory = {name: Parts(np.int64) for name in MemoryEvents.__slots__}
+        self.open: dict[int, list[Any]] = {}
+
+    def note(self, what: str) -> None:
+        """Count one fault."""
+        self.faults[what] += 1
+
+    def add(self, events: Sequence[AnyEvent]) -> None:
+        """Take one piece."""
+        work = [event for event in events if type(event) is WorkEvent or event.ph == "X"]
+        others = [e for e in events if not isinstance(e, _NO_OTHERS) and e.ph != "X"]
+        if others:
+            self._add_others(others)
+        if work:
+            self._add_work(work)
+
+    def add_rows(
+        self,
+        kind: Kind | NDArray[Any],
+        names: Sequence[str],
+        start: Int64,
+        end: Int64,
+        lanes: Sequence[tuple[str, str]],
+        **columns: Int64,
+    ) -> None:
+        """Take rows with times in nanoseconds. `columns` are as in `Trace`; missing ones are -1."""
+        if not len(names):
+            return
+        values: dict[str, NDArray[Any]] = {
+            "kind": np.broadcast_to(np.asarray(kind, dtype=np.uint8), (len(names),)),
+            "text": np.array(self._number(names)),
+            "start": start,
+            "duration": self._mend(end - start),
+            "lane": np.array([self.lanes[lane] for lane in lanes]),
+            **columns,
+        }
+        for name, part in self.main.items():
+            values.setdefault(name, np.full(len(names), -1))
+            given = values[name]
+            part.add(_narrow(given) if part.dtype == np.int32 else given)
+        self.count += len(names)
+
+    def _number(self, values: Iterable[Any]) -> Sequence[int]:
+        """Number the strings; other values are turned into strings."""
+        values = list(values)
+        try:
+            return numbered(self.strings, values)
+        except TypeError:
+            return numbered(self.strings, [v if isinstance(v, str) else str(v) for v in values])
+
+    def _add_work(self, work: Sequence[Any], duration: Int64 | None = None) -> None:
+        if duration is None:
+            both = nanoseconds([*[event.ts for event in work], *[event.dur for event in work]])
+            start, duration = both[: len(work)], both[len(work) :]
+        else:
+            start = nanoseconds([event.ts for event in work])
+        lost = start == MISSING
+        if lost.any():
+            self.faults["an event without a start time was left out"] += int(lost.sum())
+            keep = ~lost
+            work = list(compress(work, keep.tolist()))
+            start, duration = start[keep], duration[keep]
+            if not work:
+                return
+        categories = [event.cat for event in work]
+        try:
+            kinds = numbered(self.kinds, categories)
+        except TypeError:
+            kinds = numbered(self.kinds, list(map(str, categories)))
+        kind = np.frombuffer(bytes(kinds), dtype=np.uint8)
+        given = [event.args or NO_ARGUMENTS for event in work]
+        columns = self.main
+        columns["kind"].add(kind)
+        columns["text"].add(integers(self._number([event.name for event in work])))
+        columns["start"].add(start)
+        columns["duration"].add(self._mend(duration))
+        columns["lane"].add(self._lanes(work))
+        columns["correlation"].add(integers([a.correlation for a in given]))
+        columns["external"].add(integers([a.external for a in given]))
+        self._add_device(kind, given)
+        self._add_ops(kind, given)
+        self._add_collectives(given)
+        self.count += len(work)
+
+    def _mend(self, duration: Int64) -> Int64:
+        none = (duration == MISSING) | (duration > _LONGEST)
+        negative = (duration < 0) & ~none
+        if none.any():
+            self.faults["an event without a duration was read as 0 ns long"] += int(none.sum())
+        if negative.any():
+            self.faults["an event with a negative duration was read as 0 ns long"] += int(
+                negative.sum()
+            )
+        return np.where(none | negative, 0, duration)
+
+    def _lanes(self, events: Sequence[Any]) -> Int64:
+        lanes = self.lanes
+        try:
+            return integers([lanes[event.pid, event.tid] for event in events])
+        except TypeError:
+            return integers([lanes[str(e.pid), str(e.tid)] for e in events])
+
+    def _add_device(self, kind: NDArray[np.uint8], given: Sequence[Any]) -> None:
+        stream = np.full(kind.size, -1, dtype=np.int32)
+        device, size = stream.copy(), np.full(kind.size, -1, dtype=np.int64)
+        chosen = np.isin(kind, DEVICE_KINDS)
+        if chosen.any():
+            own = list(compress(given, chosen.tolist()))
+            stream[chosen] = _narrow(integers([a.stream for a in own]))
+            device[chosen] = _narrow(integers([a.device for a in own]))
+            size[chosen] = integers([a.bytes for a in own])
+        self.main["stream"].add(stream)
+        self.main["device"].add(device)
+        self.main["size"].add(size)
+
+    def _add_ops(self, kind: NDArray[np.uint8], given: Sequence[Any]) -> None:
+        chosen = kind == Kind.OP
+        if not chosen.any():
+            return
+        own = list(compress(given, chosen.tolist()))
+        self.op["row"].add(np.flatnonzero(chosen) + self.count)
+        self.op["dims"].add(self._texts([a.dims for a in own]))
+        self.op["types"].add(self._texts([a.types for a in own]))
+        self.op["concrete"].add(self._texts([a.concrete for a in own]))
+        self.op["sequence"].add(integers([a.sequence for a in own]))
+
+    def _texts(self, values: list[Raw]) -> Int64:
+        written = self.written
+        if values.count(NOTHING) == len(values):
+            return np.full(len(values), written[b""])
+        texts = b"\0".join(values).split(b"\0")
+        if len(texts) != len(values):
+            texts = list(map(bytes, values))
+        return integers(numbered(written, texts))
+
+    def _add_collectives(self, given: Sequence[Any]) -> None:
+        names = [a.collective for a in given]
+        if names.count("") == len(names):
+            return
+        rows = [i for i, name in enumerate(names) if name]
+        own = [given[row] for row in rows]
+        columns = self.collective
+        columns["row"].add(np.array(rows) + self.count)
+        columns["name"].add(np.array(self._number(a.collective for a in own)))
+        columns["dtype"].add(np.array(self._number(a.dtype for a in own)))
+        columns["group"].add(np.array(self._number(a.group for a in own)))
+        columns["elements_in"].add(integers([a.elements_in for a in own]))
+        columns["elements_out"].add(integers([a.elements_out for a in own]))
+        columns["group_size"].add(integers([a.group_size for a in own]))
+
+    def _add_others(self, events: Sequence[Any]) -> None:
+        memory = [e for e in events if e.ph == "i" and e.name == "[memory]" and e.args]
+        if memory:
+            self._add_memory(memory)
+        for event in events:
+            if event.ph in ("B", "E"):
+                self._add_half(event)
+            elif not isinstance(event.ph, str) or not event.ph:
+                self.note("an event without a phase was left out")
+
+    def _add_half(self, event: Any) -> None:
+        """Pair a begin with an end event, which Chrome's format allows in place of a duration."""
+        lane = int(self._lanes([event])[0])
+        if event.ph == "B":
+            self.open.setdefault(lane, []).append(event)
+        elif self.open.get(lane):
+            begun = self.open[lane].pop()
+            times = nanoseconds([begun.ts, event.ts])
+            if MISSING not in times:
+                self._add_work([begun], times[1:] - times[:1])
+        else:
+            self.note("an end event without its begin was left out")
+
+    def _add_memory(self, events: Sequence[Any]) -> None:
+        given = [event.args for event in events]
+        self.memory["time"].add(nanoseconds([event.ts for event in events]))
+        self.memory["address"].add(integers([a.address for a in given]))
+        self.memory["size"].add(integers([a.size for a in given]))
+        self.memory["allocated"].add(integers([a.allocated for a in given]))
+        self.memory["reserved"].add(integers([a.reserved for a in given]))
+        self.memory["on_device"].add(
+            np.isin(integers([a.device_type for a in given]), GPU_DEVICE_TYPES)
+        )
+        self.memory["device"].add(integers([a.device_id for a in given]))
+
+    def parts(self) -> Iterator[Any]:
+        """Yield everything, piece by piece, for another gatherer's `absorb`, and drop it here."""
+        yield {
+            "count": self.count,
+            "strings": list(self.strings),
+            "lanes": list(self.lanes),
+            "categories": list(self.kinds),
+            "faults": self.faults,
+        }
+        for table in self._tables():
+            for part in table.values():
+                yield part.join()
+
+    def absorb(self, parts: Iterator[Any]) -> None:
+        """Take the parts of a gatherer that read the events after ours."""
+        about = next(parts)
+        strings = integers(self._number(about["strings"]))
+        lanes = integers([self.lanes[lane] for lane in about["lanes"]])
+        for table in self._tables():
+            for name, part in table.items():
+                values = next(parts)
+                if name == "lane":
+                    values = lanes[values]
+                elif name == "row":
+                    values = values + self.count
+                elif name in _STRINGS:
+                    values = strings[values]
+                part.add(values)
+        numbered(self.kinds, about["categories"])
+        self.count += about["count"]
+        self.faults.update(about["faults"])
+
+    def _tables(self) -> tuple[dict[str, Parts], ...]:
+        return self.main, self.op, self.collective, self.memory
+
+    def finish(self) -> dict[str, Any]:
+        """Return the columns as arguments of `Trace`, sorted by start, then the longer first."""
+        left = sum(len(events) for events in self.open.values())
+        if left:
+            self.faults["a begin event without its end was left out"] += left
+        start, duration = self.main["start"].join(), self.main["duration"].join()
+        order = _in_order(start, duration)
+        place = np.empty_like(order)
+        place[order] = np.arange(order.size, dtype=np.int32)
+        columns: dict[str, Any] = {"start": start[order], "duration": duration[order]}
+        del start, duration
+        for name, part in self.main.items():
+            if name not in columns:
+                columns[name] = part.join(order)
+        columns["ops"] = Ops(**_placed(self.op, place))
+        columns["collectives"] = Collectives(**_placed(self.collective, place))
+        columns["memory"] = MemoryEvents(**_timed(self.memory))
+        columns["strings"] = [key if isinstance(key, str) else str(key) for key in self.strings]
+        columns["lanes"] = [(str(process), str(thread)) for process, thread in self.lanes]
+        columns["faults"] = tuple(Fault(what=w, count=n) for w, n in self.faults.items())
+        return columns
+
+
+def _in_order(start: Int64, duration: Int64) -> NDArray[np.int32]:
+    """Sort events by start, the longer first among those that start together."""
+    order = np.argsort(start, kind="stable")
+    together = np.flatnonzero(np.diff(start[order]) == 0)
+    if together.size:
+        tied = np.union1d(together, together + 1)
+        rows = order[tied]
+        order[tied] = rows[np.lexsort((-duration[rows], start[rows]))]
+    return order.astype(np.int32)
+
+
+def _narrow(values: Int64) -> Int64:
+    """Fold values into 32 bits (a stream may be an address)."""
+    return np.where(np.abs(values) < 2**31, values, values & 0x7FFFFFFF)
+
+
+def _placed(parts: dict[str, Parts], place: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
+    """Sort the columns of a part table by the events that its rows point at."""
+    row = place[parts["row"].join()]
+    order = np.argsort(row, kind="stable")
+    columns = {"row": row[order]}
+    for name, part in parts.items():
+        if name != "row":
+            columns[name] = part.join(order)
+    return {
+        name: values.astype(np.int32) if name in ("row", *_STRINGS) else values
+        for name, values in columns.items()
+    }
+
+
+_STRINGS = ("text", "dims", "types", "concrete", "name", "dtype", "group")
+
+
+def _timed(parts: dict[str, Parts]) -> dict[str, NDArray[Any]]:
+    time = parts["time"].join()
+    order = np.argsort(time, kind="stable")
+    columns = {"time": time[order]}
+    for name, part in parts.items():
+        if name != "time":
+            values = part.join(order)
+            columns[name] = values.astype(bool) if name == "on_device" else values
+    return columns

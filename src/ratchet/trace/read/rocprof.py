@@ -1,0 +1,233 @@
+"""rocprofv3's JSON output to columns."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct, field
+
+from ratchet.errors import TraceError
+from ratchet.trace.read.columns import DeviceProperties, Int64, Kind, Trace
+from ratchet.trace.read.gather import Gatherer
+from ratchet.trace.read.numbering import integers
+from ratchet.trace.read.stream import unpack
+
+KEY = b'"rocprofiler-sdk-tool"'
+COPY_KERNEL, FILL_KERNEL = "__amd_rocclr_copyBuffer", "__amd_rocclr_fillBuffer"
+"""Kernels with which the HIP runtime copies and fills if it does not use SDMA."""
+
+
+class _Handle(Struct):
+    handle: int = 0
+
+
+class _Correlation(Struct):
+    internal: int = -1
+
+
+class _Dispatch(Struct):
+    agent_id: _Handle = field(default_factory=_Handle)
+    kernel_id: int = -1
+
+
+class _Record(Struct):
+    start_timestamp: int = 0
+    end_timestamp: int = 0
+    kind: int = 0
+    operation: int = 0
+    thread_id: int = 0
+    bytes: int = -1
+    correlation_id: _Correlation = field(default_factory=_Correlation)
+    dispatch_info: _Dispatch = field(default_factory=_Dispatch)
+    stream_id: _Handle = field(default_factory=_Handle)
+    dst_agent_id: _Handle = field(default_factory=_Handle)
+
+
+class _Count(Struct):
+    counter_id: _Handle = field(default_factory=_Handle)
+    value: float = 0.0
+
+
+class CountedDispatch(Struct):
+    """A dispatch whose counters were taken. A counter may have several records, one a unit."""
+
+    dispatch_data: _Record = field(default_factory=_Record)
+    records: list[_Count] = field(default_factory=list)
+
+
+class _Callbacks(Struct):
+    counter_collection: list[CountedDispatch] = field(default_factory=list)
+
+
+class _NamedCounter(Struct):
+    id: _Handle = field(default_factory=_Handle)
+    name: str = ""
+
+
+class _Records(Struct):
+    kernel_dispatch: list[_Record] = field(default_factory=list)
+    hip_api: list[_Record] = field(default_factory=list)
+    memory_copy: list[_Record] = field(default_factory=list)
+    rccl_api: list[_Record] = field(default_factory=list)
+
+
+class _Domain(Struct):
+    operations: list[str] = field(default_factory=list)
+
+
+class _Strings(Struct):
+    buffer_records: list[_Domain] = field(default_factory=list)
+
+
+class _Symbol(Struct):
+    kernel_id: int = -1
+    formatted_kernel_name: str = ""
+    kernel_name: str = ""
+
+
+class _Agent(Struct):
+    id: _Handle
+    type: int = 0
+    product_name: str = ""
+    cu_count: int = 0
+
+
+class _Metadata(Struct):
+    pid: int = 0
+
+
+class RocprofRun(Struct):
+    """One process's part of a file."""
+
+    metadata: _Metadata = field(default_factory=_Metadata)
+    agents: list[_Agent] = field(default_factory=list)
+    strings: _Strings = field(default_factory=_Strings)
+    kernel_symbols: list[_Symbol] = field(default_factory=list)
+    buffer_records: _Records = field(default_factory=_Records)
+    callback_records: _Callbacks = field(default_factory=_Callbacks)
+    counters: list[_NamedCounter] = field(default_factory=list)
+
+    def kernel_names(self, dispatches: Iterable[_Record]) -> list[str]:
+        """Return the name of each dispatched kernel."""
+        names = {s.kernel_id: s.formatted_kernel_name or s.kernel_name for s in self.kernel_symbols}
+        numbers = [one.dispatch_info.kernel_id for one in dispatches]
+        return [names.get(number, f"kernel {number}") for number in numbers]
+
+
+class _File(Struct):
+    runs: list[RocprofRun] = field(name="rocprofiler-sdk-tool")
+
+
+def is_rocprof(path: Path) -> bool:
+    """Return whether a file begins as rocprofv3 JSON does."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(1 << 16)
+    except OSError:
+        return False
+    if head[:2] == b"\x1f\x8b":
+        try:
+            head = zlib.decompressobj(wbits=31).decompress(head, 4096)
+        except zlib.error:
+            return False
+    return KEY in head[:4096]
+
+
+def rocprof_runs(path: Path, note: Callable[[str], None]) -> list[RocprofRun]:
+    """Decode a file; msgspec.DecodeError if it is damaged."""
+    return msgspec.json.decode(b"".join(unpack(path, note)), type=_File).runs
+
+
+def read_rocprof(path: Path) -> Trace:
+    """Read rocprofv3 JSON; TraceError if it is damaged: its tables cannot be read in part."""
+    gatherer = Gatherer()
+    try:
+        runs = rocprof_runs(path, gatherer.note)
+    except msgspec.DecodeError as error:
+        raise TraceError(
+            f"{path.name} is rocprofv3 JSON that cannot be decoded ({error}): record it again, or "
+            "with --output-format rocpd"
+        ) from None
+    devices: list[DeviceProperties] = []
+    for run in runs:
+        devices += _add(gatherer, run)
+    if not gatherer.count:
+        raise TraceError(
+            f"{path.name} holds no kernel, copy or HIP call: record with --kernel-trace "
+            "--memory-copy-trace --hip-trace"
+        )
+    columns = gatherer.finish()
+    return Trace(name=path.name, platform="rocm", devices=tuple(devices), **columns)
+
+
+def kernel_kinds(names: list[str]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return KERNEL for each name, or COPY or FILL for the runtime's own copy and fill kernels."""
+    return np.array(
+        [
+            Kind.COPY if n.startswith(COPY_KERNEL) else
+            Kind.FILL if n.startswith(FILL_KERNEL) else Kind.KERNEL
+            for n in names
+        ],
+        dtype=np.uint8,
+    )  # fmt: skip
+
+
+def _add(gatherer: Gatherer, run: RocprofRun) -> list[DeviceProperties]:
+    gpus = [agent for agent in run.agents if agent.type == 2]
+    index = {agent.id.handle: i for i, agent in enumerate(gpus)}
+    process = str(run.metadata.pid)
+    # With counters only, the counted dispatches are all there is.
+    counted = [one.dispatch_data for one in run.callback_records.counter_collection]
+    work = run.buffer_records.kernel_dispatch or counted
+    kernel = run.kernel_names(work)
+    on = [index.get(r.dispatch_info.agent_id.handle, -1) for r in work]
+    gatherer.add_rows(
+        kernel_kinds(kernel), kernel, *_times(work),
+        [(f"GPU {gpu}", str(r.stream_id.handle)) for gpu, r in zip(on, work, strict=True)],
+        **_common(work), device=integers(on),
+    )  # fmt: skip
+    copies = run.buffer_records.memory_copy
+    gatherer.add_rows(
+        Kind.COPY, [_operation(run, r) for r in copies], *_times(copies),
+        [(f"GPU {index.get(r.dst_agent_id.handle, -1)}", "copy") for r in copies],
+        **_common(copies), size=integers([r.bytes for r in copies]),
+    )  # fmt: skip
+    for kind, calls in (
+        (Kind.RUNTIME, run.buffer_records.hip_api),
+        (Kind.ANNOTATION, run.buffer_records.rccl_api),
+    ):
+        gatherer.add_rows(
+            kind, [_operation(run, r) for r in calls], *_times(calls),
+            [(process, str(r.thread_id)) for r in calls],
+            correlation=_common(calls)["correlation"],
+        )  # fmt: skip
+    return [
+        DeviceProperties(index=i, name=a.product_name, memory_bytes=0, compute_units=a.cu_count)
+        for i, a in enumerate(gpus)
+    ]
+
+
+def _times(records: list[_Record]) -> tuple[Int64, Int64]:
+    start = integers([record.start_timestamp for record in records])
+    return start, integers([record.end_timestamp for record in records])
+
+
+def _common(records: list[_Record]) -> dict[str, Int64]:
+    return {
+        "correlation": integers([record.correlation_id.internal for record in records]),
+        "stream": integers([record.stream_id.handle for record in records]),
+    }
+
+
+def _operation(run: RocprofRun, record: _Record) -> str:
+    domains = run.strings.buffer_records
+    if 0 <= record.kind < len(domains):
+        operations = domains[record.kind].operations
+        if 0 <= record.operation < len(operations):
+            return operations[record.operation]
+    return f"operation {record.kind}.{record.operation}"

@@ -1,0 +1,129 @@
+"""Profiles a training script without an edit: Python runs this file before the script.
+
+It does not import Ratchet, because the script may run in another environment. A step ends when the
+first optimizer that stepped steps again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+FOLDER = "RATCHET_TRACE_FOLDER"
+SCHEDULE = "RATCHET_TRACE_SCHEDULE"
+
+
+class Recorder:
+    """One process's profiler, advanced by the optimizer's steps."""
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+        self.optimizer: int | None = None
+        self.done = False
+        self.active = False
+        wait, warmup, active, self.memory = map(int, os.environ[SCHEDULE].split(","))
+        self.steps_left = wait + warmup + active
+        self.profiler = torch.profiler.profile(
+            schedule=torch.profiler.schedule(wait=wait, warmup=warmup, active=active, repeat=1),
+            on_trace_ready=self.write,
+            record_shapes=True,
+            with_stack=True,
+            with_modules=True,
+            profile_memory=bool(self.memory),
+        )
+
+    def after_step(self, optimizer: Any, *_: Any) -> None:
+        """Count a step; the profiler starts with the first."""
+        if self.done or (self.optimizer is not None and self.optimizer != id(optimizer)):
+            return
+        if self.optimizer is None:
+            self.optimizer = id(optimizer)
+            self.profiler.start()
+            self.active = True
+            atexit.register(self.finish)
+            return
+        self.steps_left -= 1
+        if self.steps_left == 0:
+            self.keep_reasons()
+        self.profiler.step()
+        if self.steps_left == 0:
+            self.finish()
+
+    def keep_reasons(self) -> None:
+        """Store graph-break reasons, which the trace itself lacks."""
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        if dynamo is not None:
+            breaks = {str(k): int(v) for k, v in dynamo.counters["graph_break"].items()}
+            self.profiler.add_metadata_json("ratchet_compile", json.dumps({"graph_break": breaks}))
+
+    def write(self, profiler: Any) -> None:
+        rank = os.environ.get("RANK", "0")
+        folder = Path(os.environ[FOLDER])
+        profiler.export_chrome_trace(str(folder / f"rank{rank}-{os.getpid()}.json.gz"))
+
+    def finish(self) -> None:
+        if self.active and not self.done:
+            self.done = True
+            self.profiler.stop()
+
+
+class AfterTorch(importlib.abc.MetaPathFinder):
+    """Lets the usual finders import torch, then hooks the optimizers."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is None or spec.loader is None:
+            return spec
+        run = spec.loader.exec_module
+
+        def run_then_hook(module: ModuleType) -> None:
+            run(module)
+            hook(module)
+
+        spec.loader.exec_module = run_then_hook  # type: ignore[method-assign]
+        return spec
+
+
+def hook(torch: Any) -> None:
+    """Make the recorder when the first optimizer steps, to delay its imports until then."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    recorders: list[Recorder] = []
+
+    def after_step(optimizer: Any, *rest: Any) -> None:
+        if not recorders:
+            recorders.append(Recorder(torch))
+        recorders[0].after_step(optimizer, *rest)
+
+    register_optimizer_step_post_hook(after_step)
+
+
+def run_the_hidden_one() -> None:
+    """Run the environment's own sitecustomize, which this file hides."""
+    own = str(Path(__file__).resolve().parent)
+    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or ".") != own]
+    this = sys.modules.pop("sitecustomize", None)
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module("sitecustomize")
+    if this is not None:  # Python looks it up once more when this import ends
+        sys.modules.setdefault("sitecustomize", this)
+
+
+if FOLDER in os.environ and SCHEDULE in os.environ:
+    sys.meta_path.insert(0, AfterTorch())
+    run_the_hidden_one()

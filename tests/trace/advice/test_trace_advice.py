@@ -1,0 +1,81 @@
+"""Each finding: one trace that has it, and one that has not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import made_traces as mt
+import pytest
+
+from ratchet.trace.advice import advise
+from ratchet.trace.answers.report import report
+
+QUIET = [mt.launch(0, 1, 1), mt.kernel("triton_fused", 5, 900, 1)]
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+TRACES: dict[str, list[dict]] = {
+    "exposed-communication": [*QUIET, mt.kernel("ncclDevKernel_AllReduce", 905, 100, 2, 9)],
+    "data-loading": [
+        *QUIET, mt.span("user_annotation", LOADER, 900, 150), mt.launch(1060, 1, 2),
+        mt.kernel("triton_b", 1065, 50, 2),
+    ],
+    "host-bound": [*QUIET, mt.launch(1200, 1, 2), mt.kernel("triton_b", 1203, 50, 2)],
+    "synchronisation": [
+        *QUIET, mt.span("cuda_runtime", "cudaDeviceSynchronize", 900, 200, correlation=8),
+        mt.launch(1101, 1, 2), mt.kernel("triton_b", 1103, 50, 2),
+    ],
+    "small-kernels": [
+        *QUIET, *(mt.launch(1 + i, 0.5, 10 + i) for i in range(30)),
+        *(mt.kernel("tiny", 905 + 6 * i, 5, 10 + i) for i in range(30)),
+    ],
+    "fp32-matmuls": [mt.launch(0, 1, 1), mt.kernel("volta_sgemm_128x32_nn", 5, 900, 1)],
+    "recompute": [
+        *QUIET,
+        mt.op("autograd::engine::evaluate_function: CheckpointFunctionBackward", 10, 50),
+        mt.module("Linear_0", 12, 40), mt.op("aten::relu", 14, 5), mt.launch(15, 1, 2),
+        mt.kernel("triton_again", 905, 400, 2),
+    ],
+    "fusible-kernels": [
+        *(mt.launch(1 + i, 0.5, 1 + i) for i in range(10)),
+        *(mt.kernel(name, 10 + 31 * i, 30, 1 + i)
+          for i, name in enumerate(["gemm", "mul", "add", "tanh", "gemm"] * 2)),
+    ],
+    "graph-breaks": [*QUIET, *(mt.op(f"Torch-Compiled Region: {i}/0", 0, 2) for i in range(3))],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_a_trace_with_the_finding(name: str, tmp_path: Path) -> None:
+    found = report(mt.made(tmp_path, TRACES[name]))
+    finding = next(finding for finding in advise(found) if finding.name == name)
+    assert 0 <= finding.gain <= found.identity.window
+    assert finding.evidence and finding.remedy
+    assert "\n" not in finding.evidence + finding.remedy
+
+
+def test_a_trace_without_any(tmp_path: Path) -> None:
+    assert advise(report(mt.made(tmp_path, QUIET))) == ()
+
+
+def test_findings_are_ranked_by_what_they_give(tmp_path: Path) -> None:
+    events = [*TRACES["host-bound"], mt.kernel("ncclDevKernel_AllReduce", 1260, 100, 3, 9)]
+    gains = [finding.gain for finding in advise(report(mt.made(tmp_path, events)))]
+    assert len(gains) >= 2
+    assert gains == sorted(gains, reverse=True)
+
+
+def test_reasons_that_a_recording_kept_are_named(tmp_path: Path) -> None:
+    notes = json.dumps({"graph_break": {"call to print": 1}})
+    found = report(mt.made(tmp_path, TRACES["graph-breaks"], ratchet_compile=notes))
+    assert "call to print" in next(f for f in advise(found) if f.name == "graph-breaks").evidence
+
+
+def test_a_long_gap_is_not_small_kernels(tmp_path: Path) -> None:
+    """No number of kernels is behind a gap of 463 ms: only a turn-around of each gap counts."""
+    tiny = [mt.kernel("tiny", 6 * i, 5, 10 + i) for i in range(373)]
+    calls = [mt.launch(-500 + i, 0.5, 10 + i) for i in range(374)]
+    late = mt.kernel("late", 465_000, 5, 10 + 373)
+    found = report(mt.made(tmp_path, [*calls, *tiny, late]))
+    assert found.idle.kernel_gap == 372 * 1000 + (465_000 - 372 * 6 - 5) * 1000
+    assert found.idle.turn_around == 372 * 1000 + 10_000
+    assert "small-kernels" not in {finding.name for finding in advise(found)}

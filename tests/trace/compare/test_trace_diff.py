@@ -1,0 +1,62 @@
+"""Two traces: the rows, what is hidden and what is idle add up to the change of the window."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import made_traces as mt
+import pytest
+
+from ratchet.errors import TraceError
+from ratchet.trace.analysis.analyse import analyse
+from ratchet.trace.compare.diff import diff
+from ratchet.trace.read.file import read
+
+
+def work(kernel: str, duration: float, extra: list[dict]) -> list[dict]:
+    return [
+        mt.module("Linear_0", 0, 20), mt.op("aten::addmm", 1, 5), mt.launch(2, 1, 1),
+        mt.kernel(kernel, 10, duration, 1), *extra,
+    ]  # fmt: skip
+
+
+def test_what_changed_is_reconciled(tmp_path: Path) -> None:
+    before = mt.made(tmp_path, work("Cijk_gemm", 8, [mt.copy(12, 10)]))
+    after = mt.made(tmp_path, work("cutlass_gemm", 11, [mt.kernel("fresh", 15, 9)]))
+    found = diff(analyse(before), analyse(after))
+    rows = {row.op: row for row in found.rows}
+    assert (rows["aten::addmm"].state, rows["aten::addmm"].change) == ("slower", 3000)
+    assert rows["aten::addmm"].module == "Linear_0"
+    assert rows["aten::addmm"].kernels_before == ("Cijk_gemm",)
+    assert rows["aten::addmm"].kernels_after == ("cutlass_gemm",)
+    assert {op: rows[op].state for op in rows if op != "aten::addmm"} == {
+        "Memcpy HtoD (Pageable -> Device)": "gone", "fresh": "new",
+    }  # fmt: skip
+    assert (found.window_before, found.window_after) == (12_000, 14_000)
+    assert sum(r.change for r in found.rows) + found.hidden_change == 2000
+    assert sum(found.parts_change.values()) == found.window_change
+
+
+def test_a_trace_against_itself_changes_nothing(tmp_path: Path) -> None:
+    side = analyse(mt.made(tmp_path, work("gemm", 8, [])))
+    found = diff(side, side)
+    assert {row.state for row in found.rows} == {"same"}
+    assert (found.window_change, found.hidden_change, found.idle_change) == (0, 0, 0)
+
+
+def test_cpu_only_traces_compare_by_operator(tmp_path: Path) -> None:
+    sides = [analyse(mt.made(tmp_path, [mt.op("aten::mm", 0, time)])) for time in (5, 9)]
+    found = diff(*sides)
+    assert [(row.op, row.change) for row in found.rows] == [("aten::mm", 4000)]
+    with pytest.raises(TraceError, match="no device work"):
+        diff(sides[0], analyse(mt.made(tmp_path, work("gemm", 8, []))))
+
+
+@pytest.mark.parametrize("model", ["bert-small", "qwen1.5-0.5b"])
+def test_across_vendors_modules_and_ops_match(model: str) -> None:
+    h100, mi300x = (read(mt.real_trace(f"{device}-{model}")) for device in ("h100", "mi300x"))
+    found = diff(analyse(h100), analyse(mi300x))
+    matched = [row for row in found.rows if row.state not in ("new", "gone")]
+    shared = sum(row.before for row in matched)
+    assert shared > 0.9 * sum(row.before for row in found.rows)
+    assert any(row.kernels_before and row.kernels_after for row in matched)

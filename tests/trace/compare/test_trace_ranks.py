@@ -1,0 +1,141 @@
+"""Several ranks: wire time, waiting and the straggler."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import made_traces as mt
+import pytest
+
+from ratchet.errors import TraceError
+from ratchet.report.trace_words import across_words
+from ratchet.trace.answers.report import report
+from ratchet.trace.compare.pairing import Run, paired
+from ratchet.trace.compare.ranks import across, read_ranks
+from ratchet.trace.export.documents import ranks_document
+from ratchet.trace.read.file import read
+
+
+def rank(folder: Path, number: int, reduce: float, compute: float) -> None:
+    events = [mt.kernel("gemm", 0, compute, 1)]
+    for i in range(2):
+        said = {"Collective name": "allreduce", "Process Group Name": "dp", "Group size": 3}
+        events.append(mt.kernel("ncclDevKernel_AllReduce", 50 + 50 * i, reduce, 2 + i, 9, **said))
+    mt.write(folder / f"trace_{number}.json.gz", events, distributedInfo={"rank": number})
+
+
+def test_the_late_rank_is_the_straggler(tmp_path: Path) -> None:
+    for number, reduce, compute in ((0, 20, 10), (1, 6, 24), (2, 18, 14)):
+        rank(tmp_path, number, reduce, compute)
+    found = read_ranks(tmp_path)
+    assert [report.rank for report in found.reports] == [0, 1, 2]
+    assert (found.wire, found.straggler, found.unmatched) == (12_000, 1, 0)
+    assert found.waiting == {0: 28_000, 1: 0, 2: 24_000}
+    assert found.skew == pytest.approx(14 / 16)
+    assert [c.late for c in found.collectives] == [1, 1]
+
+
+def test_a_collective_that_a_rank_lacks_is_counted_and_left_out(tmp_path: Path) -> None:
+    rank(tmp_path, 0, 5, 5)
+    mt.write(tmp_path / "trace_1.json", [mt.kernel("gemm", 0, 5)], distributedInfo={"rank": 1})
+    found = read_ranks(tmp_path)
+    assert (found.unmatched, found.collectives, found.straggler) == (2, (), None)
+
+
+def test_two_files_of_one_rank_and_an_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="has no traces"):
+        read_ranks(tmp_path)
+    rank(tmp_path, 0, 5, 5)
+    mt.write(tmp_path / "other.json", [mt.kernel("gemm", 0, 5)], distributedInfo={"rank": 0})
+    with pytest.raises(TraceError, match="are both of rank 0"):
+        read_ranks(tmp_path)
+
+
+def collectives(folder: Path, number: int, runs: list[tuple[float, float]], **said: Any) -> None:
+    """A rank's trace with an all-reduce for each (start, end) in microseconds."""
+    about = {"Collective name": "allreduce", "Process Group Name": "dp", "Group size": 2, **said}
+    events = [
+        mt.kernel("ncclDevKernel_AllReduce", start, end - start, 1 + i, 9, **about)
+        for i, (start, end) in enumerate(runs)
+    ]
+    mt.write(folder / f"trace_{number}.json", events, distributedInfo={"rank": number})
+
+
+EARLY = [(100.0 * i, 100.0 * i + 60) for i in range(10)]
+LATE = [(100.0 * i + 50, 100.0 * i + 60) for i in range(10)]
+
+
+def test_a_rank_whose_trace_lacks_the_first_collectives(tmp_path: Path) -> None:
+    """Counted from the front, each would be held against another three later."""
+    collectives(tmp_path, 0, EARLY)
+    collectives(tmp_path, 1, LATE[3:])
+    found = read_ranks(tmp_path)
+    assert (len(found.collectives), found.unmatched) == (7, 3)
+    assert (found.wire, found.waiting, found.straggler) == (70_000, {0: 350_000, 1: 0}, 1)
+    assert [one.index for one in found.collectives] == list(range(7))
+
+
+def test_recordings_that_overlap_in_part(tmp_path: Path) -> None:
+    """Both hold seven; a neighbour's last microsecond is not enough to be paired with it."""
+    collectives(tmp_path, 0, EARLY[:7])
+    collectives(tmp_path, 1, [(start - 91, end) for start, end in LATE[3:]])
+    found = read_ranks(tmp_path)
+    assert (len(found.collectives), found.unmatched) == (4, 3)
+    assert found.waiting == {0: 0, 1: 164_000}
+    alone = {0: [Run(start=0, end=60, size_bytes=0)], 1: [Run(start=59, end=160, size_bytes=0)]}
+    assert paired(alone) == []
+
+
+def test_runs_at_different_times_are_refused(tmp_path: Path) -> None:
+    collectives(tmp_path, 0, EARLY)
+    collectives(tmp_path, 1, [(start + 5000, end + 5000) for start, end in LATE])
+    found = read_ranks(tmp_path)
+    assert (found.collectives, found.unmatched, found.straggler) == ((), 10, None)
+    assert found.waiting == {0: 0, 1: 0}
+    assert any(
+        "10 collectives are not counted" in line and "clocks" in line
+        for line in across_words(ranks_document(found))
+    )
+
+
+def test_each_trace_counts_from_its_own_base(tmp_path: Path) -> None:
+    """Kineto's stamps count from a base time that differs from one process to another."""
+    collectives(tmp_path, 0, EARLY)
+    collectives(tmp_path, 1, LATE)
+    moved = json.loads((tmp_path / "trace_1.json").read_text())
+    for event in moved["traceEvents"]:
+        event["ts"] -= 7000
+    for number, base in ((0, 10**18), (1, 10**18 + 7_000_000)):
+        path = tmp_path / f"trace_{number}.json"
+        whole = moved if number else json.loads(path.read_text())
+        path.write_text(json.dumps(whole | {"baseTimeNanoseconds": base}))
+    found = read_ranks(tmp_path)
+    assert (len(found.collectives), found.straggler) == (10, 1)
+
+
+def test_messages_of_different_sizes_are_not_one_collective(tmp_path: Path) -> None:
+    for number, elements in ((0, 64), (1, 128)):
+        said = {"dtype": "Float", "In msg nelems": elements, "Out msg nelems": elements}
+        collectives(tmp_path, number, EARLY, **said)
+    assert read_ranks(tmp_path).unmatched == 10
+
+
+def test_the_recorded_rank_beside_a_late_one(tmp_path: Path) -> None:
+    """A recorded rank against itself, of which 20 µs of each collective's start are taken away."""
+    trace = read(mt.real_trace("a100-nccl-metadata-rank0of2"))
+    early = report(trace)
+    late = replace(
+        early,
+        collectives=tuple(
+            replace(row, start=row.start + 20_000, duration=row.duration - 20_000)
+            for row in early.collectives[3:]
+            if row.duration > 50_000
+        ),
+    )
+    found = across({0: early, 1: late})
+    assert len(found.collectives) == len(late.collectives) > 10
+    assert found.straggler == 1
+    assert found.waiting == {0: 20_000 * len(late.collectives), 1: 0}
