@@ -40,6 +40,7 @@ for _ in range(5):
     model(torch.randn(16, 64)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
+dist.barrier()  # else the rank that is done first may take the other down
 dist.destroy_process_group()
 """
 
