@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Final, NoReturn
@@ -15,8 +16,8 @@ from typing import Final, NoReturn
 NEW_NAMESPACES: Final = 0x2C02_0000 | 0x4000_0000
 """CLONE_NEWNS, NEWUTS, NEWIPC, NEWPID and NEWNET of linux/sched.h."""
 NEW_USER: Final = 0x1000_0000
-NO_SUID, NO_DEVICE, NO_EXEC, DOWN, PRIVATE = 2, 4, 8, 16384, 1 << 18
-"""MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC and MS_PRIVATE of linux/mount.h."""
+NO_SUID, NO_DEVICE, NO_EXEC, BIND, DOWN, PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
+"""MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC and MS_PRIVATE of linux/mount.h."""
 PR_CAPBSET_DROP: Final = 24
 CAPABILITY_VERSION: Final = 0x2008_0522
 
@@ -40,11 +41,31 @@ def cover(tmp_bytes: int, shared_memory_bytes: int) -> None:
     """Mount empty folders over all that can be written, and the processes of this namespace."""
     _mount("none", "/", None, DOWN | PRIVATE, None)
     plain = NO_SUID | NO_DEVICE
+    kept = {path: os.open(path, os.O_PATH) for path in _bound_below("/tmp/")}
     _mount("tmpfs", "/tmp", "tmpfs", plain, f"mode=1777,size={tmp_bytes}")
+    for path, descriptor in kept.items():
+        os.makedirs(path, 0o755)
+        _mount(f"/proc/self/fd/{descriptor}", path, None, BIND | DOWN, None)
+        os.close(descriptor)
     _mount("tmpfs", "/dev/shm", "tmpfs", plain, f"mode=1777,size={shared_memory_bytes}")
     _mount("devpts", "/dev/pts", "devpts", NO_SUID | NO_EXEC, "newinstance,ptmxmode=0666,mode=620")
     _mount("proc", "/proc", "proc", plain | NO_EXEC, None)
     os.chdir("/tmp")  # the folder that this process stood in is the zygote's
+
+
+def _bound_below(folder: str) -> list[str]:
+    """The outermost places below a folder where something is mounted: a checkout in /tmp, say."""
+    with open("/proc/self/mounts", encoding="utf-8") as file:
+        places = [re.sub(r"\\(\d{3})", _unescaped, line.split()[1]) for line in file]
+    found: list[str] = []
+    for place in sorted(set(places)):
+        if place.startswith(folder) and not any(place.startswith(f"{one}/") for one in found):
+            found.append(place)
+    return found
+
+
+def _unescaped(octal: re.Match[str]) -> str:
+    return chr(int(octal[1], 8))
 
 
 def drop_bounding() -> None:
