@@ -172,7 +172,10 @@ class KernelJudge:
         """Where a candidate's processes are forked from; None where each starts anew."""
         if kernel.language not in WITH_TORCH or accelerator is not None or bubblewrap() is None:
             return None
-        if self._zygote is None or (self._zygote.has_ended and self._zygote.able):
+        if self._zygote is not None and self._zygote.has_ended and self._zygote.able:
+            self._zygote.close()
+            self._zygote = None
+        if self._zygote is None:
             self._zygote = CandidateZygote(threads=self.threads)
         return self._zygote
 

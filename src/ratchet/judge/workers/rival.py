@@ -67,6 +67,7 @@ def start_zygote(inherited: Sequence[int]) -> socket.socket:
 def _run(_: dict[str, Any], descriptors: list[int]) -> None:
     os.setsid()
     shift_heap()
+    torch.default_generator.seed()  # as a candidate's
     serve(Channel(socket.socket(fileno=descriptors[0])), RivalWorker().answer)
     os._exit(0)
 

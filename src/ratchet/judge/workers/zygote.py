@@ -85,6 +85,7 @@ def _run(order: dict[str, Any], descriptors: list[int]) -> None:
 def _first(order: dict[str, Any], channel: int) -> None:
     """PID 1 of the new namespaces: its end ends everything in them."""
     processes.die_with_parent(0)  # who is outside of the namespace
+    os.setsid()
     namespaces.cover(order["tmp_bytes"], order["shared_memory_bytes"])
     child = os.fork()
     if not child:
@@ -97,13 +98,13 @@ def _first(order: dict[str, Any], channel: int) -> None:
 
 def _work(order: dict[str, Any], channel: int) -> None:
     """The candidate's worker, as a new process would be."""
-    os.setsid()
     processes.prctl(processes.PR_SET_DUMPABLE, 1)
     namespaces.drop_bounding()
     confine(order["limits"])
     namespaces.drop_capabilities()
     processes.prctl(processes.PR_SET_DUMPABLE, 1)  # a change of the uid clears it
     shift_heap()
+    torch.default_generator.seed()  # by the system's entropy, as in a new process
     torch.set_num_threads(order["threads"])
     if channel >= 0:
         serve(Channel(socket.socket(fileno=channel)), Worker().answer)
