@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ratchet.kernels.flop_count import FlopCount
@@ -35,6 +36,9 @@ def test_the_count_is_torch_s(call: Callable[[], object]) -> None:
     with torch.no_grad(), FlopCount() as ours:
         call()
     assert ours.total == theirs.get_total_flops()
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), FlopCount() as fake:
+        call()
+    assert fake.total == ours.total
 
 
 def test_it_imports_no_compiler() -> None:

@@ -31,7 +31,7 @@ class FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not isinstance(func, OpOverload):  # torch's operators of higher order
             return func(*args, **kwargs)
         formula = flop_registry.get(func._overloadpacket)
-        if formula is None:
+        if formula is None and func.namespace == "aten":
             with self:
                 composed = func.decompose(*args, **kwargs)
             if composed is not NotImplemented:
