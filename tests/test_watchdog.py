@@ -25,9 +25,9 @@ subprocess.Popen([sys.executable, "-I", "-S", "-c", code], env=watchdog.environm
 """
 A_WORKER = """
 import os, sys
-from ratchet.judge.child import Child
+from ratchet.judge.child import Child, program
 command = [sys.executable, "-P", "-m", "{module}"]
-child = Child(lambda c: [*command, str(c), str(os.getpid())], environment=dict(os.environ))
+child = Child(program(lambda c: [*command, str(c), str(os.getpid())], dict(os.environ)))
 child.receive("start", timeout_s=1 << 20)
 """
 A_PROBLEM = """

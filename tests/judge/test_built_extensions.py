@@ -12,10 +12,9 @@ from answers import assert_right
 
 from ratchet.errors import CompilerMissing
 from ratchet.judge import isolation, kernel_timing
-from ratchet.judge.built_extensions import NoFiles, keep
+from ratchet.judge.built_extensions import NoFiles, checked
 from ratchet.judge.kernel_trial import KernelJudge
-from ratchet.judge.workers import extensions
-from ratchet.judge.workers.extensions import FOLDER, SEEN
+from ratchet.judge.workers.packed_files import EXTENSIONS, PackedFiles
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
 from ratchet.kernels.problem import Problem
@@ -40,32 +39,25 @@ def asked() -> Problem:
     return load_problem(RELU, scale=None)
 
 
-def packed(folder: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Any:
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-    monkeypatch.setenv(FOLDER, str(folder))
-    told, descriptor = extensions.packed()
-    return [list(one) for one in told], descriptor
-
-
-def test_what_was_built_is_kept_with_its_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_built_is_kept_with_its_times(tmp_path: Path) -> None:
     files = {"relu/relu.so": b"\x7fELF" * 999, "relu/.ninja_log": b"# ninja", "empty": b""}
-    told, descriptor = packed(tmp_path, {**files, "relu/lock": b""}, monkeypatch)
-    kept = keep(told, descriptor)
+    own, other = tmp_path / "own", tmp_path / "other"
+    for name, content in {**files, "relu/lock": b""}.items():
+        (own / name).parent.mkdir(parents=True, exist_ok=True)
+        (own / name).write_bytes(content)
+    packed = PackedFiles.of(own)
+    kept = checked([list(one) for one in packed.files], packed.descriptor)
     assert kept is not None
-    found = {one.relative_to(kept).as_posix(): one for one in kept.rglob("*") if one.is_file()}
+    kept.unpack(other)
+    found = {one.relative_to(other).as_posix(): one for one in other.rglob("*") if one.is_file()}
     assert {name: one.read_bytes() for name, one in found.items()} == files
     assert all(
-        one.stat().st_mtime_ns == (tmp_path / name).stat().st_mtime_ns
-        for name, one in found.items()
+        one.stat().st_mtime_ns == (own / name).stat().st_mtime_ns for name, one in found.items()
     )
-    assert kept.stat().st_mode & 0o777 == 0o755
-    shutil.rmtree(kept)
-    os.close(descriptor)
-    assert keep([], os.memfd_create("nothing")) is None
+    with pytest.raises(PermissionError):
+        os.pwrite(kept.descriptor, b"poison", 0)
+    kept.close()
+    assert checked([], os.memfd_create("nothing")) is None
 
 
 @pytest.mark.parametrize(
@@ -94,36 +86,30 @@ def test_what_was_built_is_kept_with_its_times(
 def test_a_list_of_files_is_not_believed(told: Any) -> None:
     descriptor = os.memfd_create("three")
     os.write(descriptor, b"abc")
-    before = set(Path("/tmp").glob(f"{isolation.SCRATCH_PREFIX}{os.getpid()}-*"))
     with pytest.raises(NoFiles):
-        keep(told, descriptor)
-    assert set(Path("/tmp").glob(f"{isolation.SCRATCH_PREFIX}{os.getpid()}-*")) == before
+        checked(told, descriptor)
     os.close(descriptor)
 
 
 BUILDS = f"""
 import os, pathlib, torch
 # torch.utils.cpp_extension is not asked: this writes what it would
-own, seen = pathlib.Path(os.environ[{FOLDER!r}]), pathlib.Path({SEEN!r})
-FIRST = not seen.exists()
+own = pathlib.Path(os.environ[{EXTENSIONS!r}])
+FIRST = not own.exists()
 if FIRST:
     (own / "relu").mkdir(parents=True)
     (own / "relu" / "relu.so").write_text("built")
+elif [one.name for one in own.rglob("*")] != ["relu", "relu.so"]:
+    raise RuntimeError("it has another's notes")
+if any(os.readlink(f"/proc/self/fd/{{n}}").startswith("/memfd:") for n in range(3, 64)
+       if os.path.islink(f"/proc/self/fd/{{n}}")):
+    raise RuntimeError("it holds what others read")
 
 class ModelNew(torch.nn.Module):
     def forward(self, x):
         if (own / "relu" / "relu.so").read_text() != "built":
             raise RuntimeError("nothing is built")
         (own / "relu" / "seen").write_text(str(float(x.flatten()[0])))  # to be told to the next
-        if not FIRST:
-            if [one.name for one in seen.rglob("*")] != ["relu", "relu.so"]:
-                raise RuntimeError("it has another's notes")
-            for attempt in (seen / "new", seen / "relu" / "relu.so"):
-                try:
-                    attempt.write_text("poison")
-                except OSError:
-                    continue
-                raise RuntimeError("it writes to what others read")
         return torch.relu(x){{extra}}
 """
 
@@ -138,7 +124,6 @@ def test_later_processes_have_what_the_first_built_and_no_notes(
     )
     assert_right(verdict)
     assert "extensions" in {one.check for one in verdict.evidence}
-    assert not list(Path("/tmp").glob(f"{isolation.SCRATCH_PREFIX}{os.getpid()}-*/relu"))
     # The second process did run: one that is wrong from then on is found out.
     source = BUILDS.replace("{extra}", " + (not FIRST)")
     verdict = judge.judge(
@@ -161,9 +146,10 @@ torch::Tensor relu_forward(torch::Tensor x) {
     return y;
 }
 '''
-began, found = time.monotonic(), os.path.exists("/ratchet-extensions")
+own = os.environ["TORCH_EXTENSIONS_DIR"]
+found, began = os.path.exists(own), time.time()
 built = load_inline(name="relu_ext", cpp_sources=source, functions=["relu_forward"])
-if found and os.path.getmtime(built.__file__) > os.path.getmtime("/ratchet-extensions"):
+if found and os.path.getmtime(built.__file__) > began:
     raise RuntimeError("it was built again")
 
 class ModelNew(torch.nn.Module):

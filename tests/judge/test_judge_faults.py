@@ -22,7 +22,7 @@ import ratchet
 from ratchet.errors import CompilerMissing
 from ratchet.judge import headroom, isolation, kernel_checks, kernel_timing, processes
 from ratchet.judge.channel import open_pair
-from ratchet.judge.child import Child, ChildFailure
+from ratchet.judge.child import Child, ChildFailure, program
 from ratchet.judge.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.languages import cpp
@@ -263,11 +263,8 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def spy(*arguments: Any, **named: Any) -> isolation.Sandbox:
         sandbox = made(*arguments, **named)
-        words = sandbox.program
         if sandbox.uid is not None:
             uids.add(sandbox.uid)
-        if "--reuid" in words:
-            uids.add(int(words[words.index("--reuid") + 1]))
         return sandbox
 
     monkeypatch.setattr("ratchet.judge.candidate_process.make_sandbox", spy)
@@ -420,7 +417,7 @@ def test_the_folders_of_killed_judges_are_cleared(
 
 def test_a_child_that_takes_no_message_is_given_up_in_time() -> None:
     sleeper = ["-c", "import time; print('up', flush=True); time.sleep(60)"]
-    child = Child(lambda _: [sys.executable, *sleeper], environment=dict(os.environ))
+    child = Child(program(lambda _: [sys.executable, *sleeper], dict(os.environ)))
     began = time.monotonic()
     with pytest.raises(ChildFailure, match="did not answer 'fill'"):
         child.send({"do": "fill", "words": "x" * (8 << 20)}, timeout_s=0.5)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
 from answers import assert_right
 
 from ratchet.errors import CompilerMissing
-from ratchet.judge import isolation, kernel_checks, kernel_timing, kernel_trial, shared_compilations
+from ratchet.judge import isolation, kernel_checks, kernel_timing, shared_compilations
 from ratchet.judge.kernel_checks import OpenProblem
 from ratchet.judge.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Evidence
-from ratchet.judge.workers.compilations import ENVIRONMENT, OWN, SEEN
+from ratchet.judge.workers.compilations import ENVIRONMENT, OWN
+from ratchet.judge.workers.packed_files import PackedFiles
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
 from ratchet.kernels.problem import Problem
@@ -43,8 +45,7 @@ def short(few_rounds: None, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def for_anyone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder for every kernel: a hostile one that has it must do no harm."""
-    for module in (shared_compilations, kernel_trial):
-        monkeypatch.setattr(module, "is_compiled_reference", lambda *_: True)
+    monkeypatch.setattr(shared_compilations, "is_compiled_reference", lambda *_: True)
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ import os
 
 class ModelNew(Model):
     def forward(self, x):
-        if os.path.exists({SEEN!r}) or "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+        if os.path.exists({OWN!r}) or "TORCHINDUCTOR_CACHE_DIR" in os.environ:
             raise RuntimeError("it has what others compiled")
         return super().forward(x)
 """,
@@ -107,38 +108,28 @@ def test_a_process_finds_every_graph(judge: KernelJudge, asked: Problem, for_any
 
 
 HOSTILE = f"""
-import os, pathlib, shutil
+import os, pathlib
 
 def harmed():
-    seen, own = pathlib.Path({SEEN!r}), pathlib.Path({OWN!r})
-    files = [path for path in seen.rglob("*") if path.is_file()]
+    files = [path for path in pathlib.Path({OWN!r}).rglob("*") if path.is_file()]
     if not files:
         return "nothing to harm"
-    attempts = [
-        lambda: (seen / "new").write_text("poison"),
-        lambda: files[0].write_text("poison"),
-        lambda: files[0].unlink(),
-        lambda: files[0].rename(seen / "moved"),
-        lambda: files[0].chmod(0o777),
-        lambda: seen.chmod(0o777),
-        lambda: os.link(files[0], "/tmp/linked"),
-        lambda: shutil.rmtree(files[0].parent),
-    ]
-    for number, attempt in enumerate(attempts):
-        try:
-            attempt()
-        except OSError:
-            continue
-        return f"attempt {{number}} worked"
-    for path in own.rglob("*"):
-        if path.is_file():
-            path.write_text("poison")
+    if any(path.read_bytes() == b"poison" for path in files):
+        return "somebody else's poison"
+    for path in files:
+        path.write_text("poison")
+    for number in os.listdir("/proc/self/fd"):
+        link = f"/proc/self/fd/{{number}}"
+        if os.path.islink(link) and "memfd:files" in os.readlink(link):
+            return "it holds what others read"
     return ""
+
+HARMED = harmed()
 
 class ModelNew(Model):
     def forward(self, x):
-        if harmed():
-            raise RuntimeError(harmed())
+        if HARMED:
+            raise RuntimeError(HARMED)
         return super().forward(x)
 """
 
@@ -146,7 +137,8 @@ class ModelNew(Model):
 def test_a_hostile_kernel_cannot_write_what_others_read(
     judge: KernelJudge, asked: Problem, for_anyone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders: dict[Path, dict[str, str]] = {}
+    folders: list[Path] = []
+    given: list[tuple[PackedFiles, str]] = []
     original = shared_compilations.SharedCompilations.of
 
     def remembering(
@@ -154,24 +146,25 @@ def test_a_hostile_kernel_cannot_write_what_others_read(
         kernel: Kernel,
         opened: OpenProblem,
         evidence: list[Evidence],
-    ) -> Path | None:
-        folder = original(self, kernel, opened, evidence)
-        assert folder is not None
-        folders[folder] = digests(folder)
-        return folder
+    ) -> PackedFiles | None:
+        packed = original(self, kernel, opened, evidence)
+        assert packed is not None and self._folder is not None
+        given.append((packed, digest(packed)))
+        folders.append(self._folder)
+        return packed
 
     monkeypatch.setattr(shared_compilations.SharedCompilations, "of", remembering)
     verdict = judge.judge(answer(asked, HOSTILE), asked, time_limit_s=500)
     assert_right(verdict)
-    ((folder, before),) = folders.items()
-    assert before and digests(folder) == before
+    ((packed, before),) = given
+    assert packed.files and digest(packed) == before
     judge.close()
-    assert not folder.exists()
+    assert not folders[0].exists()
 
 
-def digests(folder: Path) -> dict[str, str]:
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(one): hashlib.sha256(one.read_bytes()).hexdigest() for one in files}
+def digest(packed: PackedFiles) -> str:
+    size = os.fstat(packed.descriptor).st_size
+    return hashlib.sha256(os.pread(packed.descriptor, size, 0)).hexdigest()
 
 
 def test_the_copy_is_private() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -22,8 +23,10 @@ from ratchet.judge.worker_modules import (
     MODULES,
     PROFILE_WORKER,
     TORCH_WORKER,
+    ZYGOTE,
     package_files,
 )
+from ratchet.judge.zygote import CandidateZygote
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.kernels.suites import find_problem
 
@@ -33,6 +36,7 @@ SENT_SOURCES = ("ratchet.judge.workers.candidate_model", "ratchet.judge.workers.
 ROOTS = {
     CPP_WORKER: (CPP_WORKER,),
     TORCH_WORKER: (TORCH_WORKER, *SENT_SOURCES),
+    ZYGOTE: (ZYGOTE, *SENT_SOURCES),
     PROFILE_WORKER: (PROFILE_WORKER, *SENT_SOURCES),
 }
 UNCALLED = "ratchet.judge.api"
@@ -131,9 +135,11 @@ def test_nothing_that_tells_what_is_right_is_on_a_list(worker: str) -> None:
         assert place.startswith("ratchet/")
 
 
-def refusal(kernel: Kernel) -> str:
+def refusal(kernel: Kernel, zygote: CandidateZygote | None = None) -> str:
     """What a sandboxed process says of a source that raises when it is loaded."""
-    process = CandidateProcess(kernel, threads=1, memory_bytes=8 << 30, clock=Clock.of(120))
+    process = CandidateProcess(
+        kernel, threads=1, memory_bytes=8 << 30, clock=Clock.of(120), zygote=zygote
+    )
     try:
         with pytest.raises(Decided) as refused:
             process.load(kernel, None)
@@ -164,6 +170,12 @@ def looks_about(worker: str, language: Language = "torch") -> Kernel:
 @pytest.mark.parametrize("language", ["torch", "triton"])
 def test_a_candidate_in_python_finds_none_of_the_others(language: Language) -> None:
     assert refusal(looks_about(TORCH_WORKER, language)).endswith("found: []")
+
+
+@needs_bubblewrap
+def test_nor_does_one_that_is_forked() -> None:
+    with contextlib.closing(CandidateZygote(threads=1)) as zygote:
+        assert refusal(looks_about(ZYGOTE), zygote).endswith("found: []")
 
 
 @needs_bubblewrap

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from ratchet import errors
 from ratchet.errors import ArmFailure, DeadlinePassed, RatchetError
 from ratchet.judge.channel import close_descriptors
-from ratchet.judge.child import Child, ChildFailure
+from ratchet.judge.child import Child, ChildFailure, program
 from ratchet.measure.arm import Timing
 
 WORKER = "ratchet.judge.workers.arm"
@@ -89,7 +89,7 @@ class ArmProcess:
         """Start the worker and have it build the arm; `finish_start` waits for that."""
         self._began_s = time.perf_counter()
         try:
-            self._child = Child(worker_command, environment=worker_environment(self.spec))
+            self._child = Child(program(worker_command, worker_environment(self.spec)))
         except OSError as error:
             raise ArmFailure(f"arm '{self.name}': its process cannot start: {error}") from error
         try:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from pathlib import Path
 from typing import Any, Final
 
-from ratchet.judge import isolation
 from ratchet.judge.candidate_languages import WITH_TORCH
+from ratchet.judge.workers.packed_files import PackedFiles
 from ratchet.kernels.kernel import Kernel
 
 USED: Final = "cpp_extension"
@@ -36,34 +35,13 @@ def uses_extensions(kernel: Kernel) -> bool:
     return kernel.language in WITH_TORCH and USED in kernel.source
 
 
-def keep(told: Any, packed: int) -> Path | None:
-    """A new folder with the files of a sealed descriptor, for others to read; None without any.
+def checked(told: Any, descriptor: int) -> PackedFiles | None:
+    """The files of a sealed descriptor, as they were told; None without any.
 
     `told` is a list of name, time of change and size. Raises NoFiles where it is not.
     """
-    files = _checked(told, os.fstat(packed).st_size)
-    if not files:
-        return None
-    folder = isolation.private_folder(None)
-    try:
-        offset = 0
-        for name, changed_ns, size in files:
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path, "xb") as file:
-                while size > 0:
-                    chunk = os.pread(packed, min(size, 1 << 20), offset)
-                    file.write(chunk)
-                    offset, size = offset + len(chunk), size - len(chunk)
-            os.utime(path, ns=(changed_ns, changed_ns))
-            path.chmod(0o644)
-        for path in (folder, *folder.rglob("*")):
-            if path.is_dir():
-                path.chmod(0o755)
-    except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise NoFiles(f"its files cannot be kept: {error.strerror}") from error
-    return folder
+    files = _checked(told, os.fstat(descriptor).st_size)
+    return PackedFiles(files=files, descriptor=descriptor) if files else None
 
 
 def _checked(told: Any, size: int) -> list[tuple[str, int, int]]:
@@ -79,4 +57,8 @@ def _checked(told: Any, size: int) -> list[tuple[str, int, int]]:
             raise NoFiles("a time or size out of bounds")
     if sum(one[2] for one in told) != size:
         raise NoFiles("sizes that do not add up")
+    names = [one[0] for one in told]
+    folders = {str(parent) for name in names for parent in Path(name).parents}
+    if len(set(names)) < len(names) or folders & set(names):
+        raise NoFiles("a name that stands twice")
     return [(name, changed_ns, count) for name, changed_ns, count in told]

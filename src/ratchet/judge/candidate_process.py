@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
 import sys
@@ -11,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 from ratchet.errors import JudgeError
@@ -19,7 +19,7 @@ from ratchet.judge.accelerator import Accelerator
 from ratchet.judge.arms import import_path
 from ratchet.judge.candidate_languages import WITH_TORCH
 from ratchet.judge.channel import close_descriptors
-from ratchet.judge.child import Child, ChildFailure
+from ratchet.judge.child import Child, ChildFailure, program
 from ratchet.judge.headroom import Headroom
 from ratchet.judge.isolation import (
     TORCH_FIRST,
@@ -33,6 +33,8 @@ from ratchet.judge.returned_outputs import ReturnedOutputs, Unreadable, readable
 from ratchet.judge.verdict import Status
 from ratchet.judge.worker_modules import CPP_WORKER, TORCH_WORKER
 from ratchet.judge.workers.mapping import seal
+from ratchet.judge.workers.packed_files import SEALS, PackedFiles
+from ratchet.judge.zygote import CandidateZygote
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.precompiled_headers import NAME
 
@@ -123,14 +125,16 @@ class CandidateProcess:
         clock: Clock,
         accelerator: Accelerator | None = None,
         headers: Path | None = None,
-        compilations: Path | None = None,
-        built: Path | None = None,
+        given: Mapping[str, PackedFiles] = MappingProxyType({}),
+        zygote: CandidateZygote | None = None,
     ) -> None:
-        """`headers` is a folder of precompiled headers for its compiler, `compilations` one of what
-        torch.compile has compiled for it, `built` one of extensions that it has built before.
+        """`headers` is a folder of precompiled headers for its compiler. `given` holds its
+        `extensions`, that it has built before, and `compilations` of torch.compile's for it.
+        It is forked from the `zygote`, where that is able to.
         """
         self._clock = clock
         self._accelerator = accelerator
+        self._given = given
         self.device_s: float | None = None
         """What a GPU's own clock named for the last batch: the candidate's word."""
         with_torch = kernel.language in WITH_TORCH
@@ -147,8 +151,7 @@ class CandidateProcess:
             with_torch=with_torch,
             accelerator=accelerator,
             headers=headers,
-            compilations=compilations,
-            built=built,
+            forked=zygote is not None and zygote.able,
         )
         self._headers = headers
         self._spots = OutputSpots({"calls": []}, ())
@@ -164,14 +167,15 @@ class CandidateProcess:
             processes.hide_memory()  # it holds the batches that this candidate must not see yet
         try:
             self._child = Child(
-                self.sandbox.command,
-                environment=self.sandbox.environment,
+                program(self.sandbox.command, self.sandbox.environment)
+                if zygote is None or self.sandbox.program
+                else zygote.start(self.sandbox),
                 max_bytes=MAX_ANSWER_BYTES,
                 shortage=Headroom(self.sandbox.shared_folders).shortage,
                 enclosed=self.sandbox.enclosed,
                 counts_work=True,
             )
-        except OSError:
+        except (OSError, JudgeError):
             self.sandbox.clean()
             raise
 
@@ -218,10 +222,12 @@ class CandidateProcess:
         message = {"do": "load", "entry": kernel.entry, "kernel": kernel.as_json()}
         if self._accelerator is not None:
             message["device"] = self._accelerator.as_json()
+        handed = [] if library is None else [library]
+        if self._given:
+            message["files"] = {what: packed.files for what, packed in self._given.items()}
+            handed += [packed.descriptor for packed in self._given.values()]
         with _decides():
-            reply = self._child.ask(
-                message, () if library is None else (library,), timeout_s=self._clock.step_s
-            )
+            reply = self._child.ask(message, handed, timeout_s=self._clock.step_s)
         if "error" in reply and built_extensions.uses_extensions(kernel):
             raise Decided(
                 "refused",
@@ -231,8 +237,8 @@ class CandidateProcess:
         if self.returns_outputs and not self.copies_outputs:
             self.copies_outputs = not readable(self._child.sender)
 
-    def extensions(self) -> Path | None:
-        """A folder with what it has built as it loaded the kernel, which the caller removes."""
+    def extensions(self) -> PackedFiles | None:
+        """What it has built as it loaded the kernel; the caller closes it."""
         with _decides():
             self._child.send({"do": "extensions"}, timeout_s=self._clock.step_s)
             reply, handed = self._child.receive("extensions", timeout_s=self._clock.step_s)
@@ -244,13 +250,15 @@ class CandidateProcess:
         finally:
             close_descriptors(handed)
         try:
-            return built_extensions.keep(reply.get("files"), packed)
+            found = built_extensions.checked(reply.get("files"), packed)
         except built_extensions.NoFiles as error:
+            os.close(packed)
             raise Decided(
                 "crashed", f"the candidate's process answered nonsense: {error}"
             ) from error
-        finally:
+        if found is None:
             os.close(packed)
+        return found
 
     def prepare(
         self, layout: Mapping[str, Any], memories: Sequence[int], read: Read | None = None
@@ -364,8 +372,7 @@ class ReferenceProcess:
         path = import_path()
         own = {"RATCHET_IMPORT_PATH": path, **arm_environment(threads)}
         self._child = Child(
-            _reference_command,
-            environment={**os.environ, **own},
+            program(_reference_command, {**os.environ, **own}),
             enclosed=True,
             counts_work=True,
         )
@@ -496,6 +503,5 @@ def _sealed_copy(descriptor: int) -> int:
         if isinstance(error, OSError):
             raise Decided("crashed", "the library that was handed out cannot be read") from error
         raise
-    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-    seal(copy, seals)
+    seal(copy, SEALS)
     return copy

@@ -1,12 +1,16 @@
-"""A process that the judge starts and owns: a private channel, bounded output, stop and end."""
+"""A process that the judge owns: a private channel, bounded output, stop and end.
+
+It is a program that the judge starts (`Program`), or a fork of a zygote (`zygote.Fork`).
+"""
 
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Protocol
 
 from ratchet import watchdog
 from ratchet.errors import JudgeError
@@ -42,26 +46,84 @@ class ChildFailure(JudgeError):
         super().__init__(f"{what}{ending}" + (f": {line}" if line else ""))
 
 
+class Started(Protocol):
+    """A process that was started: whoever did so can tell how it ended."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+
+    def exit_code(self) -> int | None:
+        """Its exit code (negative: the signal), or None while it lives."""
+
+    def reap(self) -> None:
+        """Wait for its end; its process id may then be another's."""
+
+
+Start = Callable[[int, int], Started]
+"""Starts a process, given the descriptors of its end of the channel, and for what it prints."""
+
+
+class Program:
+    """A new process that runs a program."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """Its exit code, left unreaped, or None while it lives."""
+        return processes.exit_code(self.pid)
+
+    def reap(self) -> None:
+        """Wait for its end."""
+        self._process.wait()
+
+
+def program(command: Callable[[int], Sequence[str]], environment: Mapping[str, str]) -> Start:
+    """Start a program; `command` is given the number of the channel's descriptor.
+
+    It and all that it starts end with this process, even by SIGKILL (`ratchet.watchdog`), and with
+    the thread that started it where it asks for that.
+    """
+
+    def start(channel: int, output: int) -> Program:
+        return Program(
+            subprocess.Popen(
+                list(command(channel)),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(channel,),
+                env=watchdog.environment(environment),
+                start_new_session=True,
+            )
+        )
+
+    return start
+
+
 class Child:
     """One running child. After a ChildFailure it has been killed with all that it started.
 
-    `command` is given the number of the channel's descriptor in the child. The child and all that
-    it starts end with this process, even by SIGKILL (`ratchet.watchdog`), and with the thread that
-    started it where its program asks for that. `shortage` is asked while the judge waits for it:
-    where it gives a text, the child is ended for it.
+    `shortage` is asked while the judge waits for it: where it gives a text, the child is ended for
+    it.
     """
 
     def __init__(
         self,
-        command: Callable[[int], Sequence[str]],
+        start: Start,
         *,
-        environment: Mapping[str, str],
         max_bytes: int = MAX_MESSAGE_BYTES,
         shortage: Callable[[], str | None] | None = None,
         enclosed: bool = False,
         counts_work: bool = False,
     ) -> None:
-        """Start it; raises OSError when that cannot be done. `enclosed`: see `processes.family`.
+        """Start it; raises what `start` does. `enclosed`: see `processes.family`.
 
         With `counts_work` the limit of an answer is one of work (`WorkLimit`), not of the wall
         clock: a busy machine does not shorten it.
@@ -69,16 +131,8 @@ class Child:
         ours, theirs = open_pair()
         readable, writable = os.pipe()
         try:
-            self._process = subprocess.Popen(
-                list(command(theirs.fileno())),
-                stdin=subprocess.DEVNULL,
-                stdout=writable,
-                stderr=writable,
-                pass_fds=(theirs.fileno(),),
-                env=watchdog.environment(environment),
-                start_new_session=True,
-            )
-        except OSError:
+            self._process = start(theirs.fileno(), writable)
+        except (OSError, JudgeError):
             ours.close()
             os.close(readable)
             raise
@@ -87,7 +141,7 @@ class Child:
             os.close(writable)
         self._output = processes.OutputTail(readable)
         self._watch = os.pidfd_open(self._process.pid)
-        self._channel = Channel(ours, watch=self._watch, max_bytes=max_bytes, shortage=shortage)
+        self.channel = Channel(ours, watch=self._watch, max_bytes=max_bytes, shortage=shortage)
         self._enclosed = enclosed
         self._counts_work = counts_work
         self.worked_s = 0.0
@@ -111,7 +165,7 @@ class Child:
         """Send one message; the child must take it in time, at most SEND_TIMEOUT_S."""
         timeout_s = min(timeout_s, SEND_TIMEOUT_S)
         try:
-            self._channel.send(message, descriptors, timeout_s=timeout_s)
+            self.channel.send(message, descriptors, timeout_s=timeout_s)
         except JudgeError as error:
             self._fail(error, str(message.get("do", "")), timeout_s)
 
@@ -119,9 +173,7 @@ class Child:
         """Wait for one answer and its descriptors; `what` names the request in a failure."""
         limit = WorkLimit(timeout_s, self._members) if self._counts_work else None
         try:
-            return self._channel.receive(
-                timeout_s=timeout_s, left_s=limit.left_s if limit else None
-            )
+            return self.channel.receive(timeout_s=timeout_s, left_s=limit.left_s if limit else None)
         except JudgeError as error:
             self._fail(error, what, timeout_s)
         finally:
@@ -133,12 +185,21 @@ class Child:
     @property
     def sender(self) -> int:
         """The process of its family that sent the last answer, as the kernel says."""
-        return self._channel.sender
+        return self.channel.sender
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is closed, or its process is dead."""
+        if self.closed:
+            return True
+        poller = select.poll()
+        poller.register(self._watch, select.POLLIN)
+        return bool(poller.poll(0))
 
     @property
     def has_answer(self) -> bool:
         """Whether `receive` would find something now."""
-        return self._channel.has_answer
+        return self.channel.has_answer
 
     def ask(
         self, message: Mapping[str, Any], descriptors: Sequence[int] = (), *, timeout_s: float
@@ -151,7 +212,7 @@ class Child:
 
     def pause(self) -> None:
         """Stop every process of the child's family, and wait until all of them stand."""
-        if processes.exit_code(self.pid) is not None:
+        if self.has_ended:
             self._fail(JudgeError("died"), "idle", 0.0)
         self._check_rest()
         stopped = processes.stop(self.pid, enclosed=self._enclosed)
@@ -191,9 +252,9 @@ class Child:
             return
         self.closed = True
         processes.end(self.pid, enclosed=self._enclosed)
-        self._process.wait()
+        self._process.reap()
         close_descriptors([self._watch])
-        self._channel.close()
+        self.channel.close()
 
     def _fail(self, error: JudgeError, what: str, timeout_s: float) -> NoReturn:
         if isinstance(error, ChannelShortage):
@@ -213,6 +274,6 @@ class Child:
     def _settled_exit_code(self) -> int | None:
         """The exit code of a child whose channel has closed; it may still be on its way out."""
         deadline = time.monotonic() + EXIT_S
-        while (code := processes.exit_code(self.pid)) is None and time.monotonic() < deadline:
+        while (code := self._process.exit_code()) is None and time.monotonic() < deadline:
             time.sleep(0.002)
         return code

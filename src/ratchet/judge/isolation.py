@@ -5,7 +5,8 @@ of the system's libraries and a small private /tmp; as root it also gets a fresh
 capabilities, because plain bubblewrap keeps root's. Without bubblewrap: a fresh uid when root, with
 a guard that ends it when the judge is killed; a subreaper and rlimits otherwise. rlimits and
 no_new_privs hold always, and a filter of system calls where `confine` knows their numbers. A
-verdict carries the name of what was in force.
+verdict carries the name of what was in force. Where a candidate in Python is forked from a zygote
+in bubblewrap's sandbox, the fork takes the same for itself (`workers.zygote`).
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ import ratchet
 from ratchet.errors import CompilerMissing, JudgeError
 from ratchet.judge import processes
 from ratchet.judge.accelerator import Accelerator, groups_of
-from ratchet.judge.worker_modules import package_files
-from ratchet.judge.workers import extensions, system_calls
-from ratchet.judge.workers.compilations import ENVIRONMENT, SEEN
+from ratchet.judge.worker_modules import ZYGOTE, package_files
+from ratchet.judge.workers import system_calls
+from ratchet.judge.workers.packed_files import EXTENSIONS
 from ratchet.kernels.languages.cpp import find_compiler
 
 TMP_BYTES = 256 << 20
@@ -81,11 +82,13 @@ class Sandbox:
 
     isolation: str
     program: tuple[str, ...]
+    """Empty for a fork of the zygote."""
     environment: Mapping[str, str]
+    limits: Limits
     scratch: Path | None = None
     """A private folder of this process, where no private /tmp could be made; remove it after."""
     uid: int | None = None
-    """The fresh uid of a process that sees the whole machine."""
+    """The fresh uid, where there is one."""
     guard: int | None = None
     """The process that ends what that uid runs, should the judge be killed."""
 
@@ -108,7 +111,7 @@ class Sandbox:
 
     def clean(self) -> None:
         """End what still runs under the fresh uid, and remove what the process left on the disk."""
-        if self.uid is not None:
+        if self.uid is not None and not self.enclosed:
             processes.end_user(self.uid)
             for path in _left_by(self.uid):
                 _remove(path)
@@ -157,13 +160,12 @@ def make_sandbox(
     with_torch: bool,
     accelerator: Accelerator | None = None,
     headers: Path | None = None,
-    compilations: Path | None = None,
-    built: Path | None = None,
+    forked: bool = False,
 ) -> Sandbox:
     """How to start the worker `module` as strictly as this machine allows.
 
-    `headers` is a folder that its compiler may read, `compilations` one that torch.compile may
-    read where there is bubblewrap, `built` one of extensions, likewise.
+    `headers` is a folder that its compiler may read. A worker that is `forked` comes from a zygote
+    in a sandbox of `zygote_sandbox`, and takes its uid itself.
     """
     wrapped = bubblewrap()
     root = os.geteuid() == 0
@@ -172,49 +174,80 @@ def make_sandbox(
         address_space_bytes=None if accelerator else memory_bytes,
         cpu_time_s=int(time_limit_s * threads) + 5,
         processes=_most_processes(threads),
-        uid=uid if root and not wrapped else None,
+        uid=uid if root and (forked or not wrapped) else None,
         parent=None if wrapped else os.getpid(),
         filtered=system_calls.known(),
         groups=tuple(groups_of(accelerator.nodes)) if accelerator else (),
         local_sockets=accelerator is not None and wrapped is not None,
     )
+    if forked:
+        return Sandbox(
+            isolation=isolation_name(), program=(), environment={}, limits=limits, uid=limits.uid
+        )
     if limits.uid is not None and with_torch and not _enterable(sys.base_prefix):
         raise JudgeError(
             f"Python under {sys.base_prefix} cannot be read by the fresh uid of a candidate: "
             "install bubblewrap, or a Python outside of root's home"
         )
-    package = Path(ratchet.__file__).parent
-    code = CODE_FOLDER if wrapped else str(package.parent)
-    boot = BOOT.format(folder=code, module=module)
-    program = [*_python(with_torch), "-c", TORCH_FIRST + boot if with_torch else boot]
-    program.append(json.dumps(asdict(limits)))
+    program = [*_program(module, with_torch), json.dumps(asdict(limits))]
     if wrapped:
-        binds = [*_python_folders(with_torch), *([] if with_torch else compiler_folders())]
+        binds = [] if with_torch else compiler_folders()
         if headers is not None:
             binds.append(str(headers))
         if accelerator is not None:
             binds += [*accelerator.folders, *_compiler_if_any()]
-        inside = [
-            *_code(module),
-            *(["--ro-bind", str(compilations), SEEN] if compilations is not None else []),
-            *(["--ro-bind", str(built), extensions.SEEN] if built is not None else []),
-            "--remount-ro",
-            "/",
-        ]
-        hidden = _hidden(package, [*SYSTEM_FOLDERS, *binds])
-        program_start = [wrapped, *_namespaces(), *_binds(binds, accelerator), *hidden, *inside]
-        program = [*program_start, *_privileges(uid, limits.groups), *program]
+        walls = _walls(wrapped, module, with_torch, binds, accelerator)
+        program = [*walls, *_privileges(uid, limits.groups), *program]
     scratch = None if wrapped else private_folder(limits.uid)
     return Sandbox(
         isolation=isolation_name(accelerator),
         program=tuple(program),
         environment=_environment(threads, with_torch, scratch or Path("/tmp"))
-        | (accelerator.environment() if accelerator else {})
-        | (ENVIRONMENT if compilations is not None and wrapped else {}),
+        | (accelerator.environment() if accelerator else {}),
+        limits=limits,
         scratch=scratch,
-        uid=limits.uid,
+        uid=uid if root else None,
         guard=_start_guard(limits.uid) if limits.uid is not None else None,
     )
+
+
+def zygote_program() -> list[str]:
+    """The command line of the zygote of candidates in Python; it takes the channel's number.
+
+    It stands in bubblewrap's sandbox with the privileges to make namespaces there. Empty where
+    bubblewrap does not work.
+    """
+    wrapped = bubblewrap()
+    if wrapped is None:
+        return []
+    return [*_walls(wrapped, ZYGOTE, True, [], None), *_program(ZYGOTE, with_torch=True)]
+
+
+def zygote_environment(threads: int) -> dict[str, str]:
+    """Its environment, and that of its forks."""
+    return _environment(threads, True, Path("/tmp"))
+
+
+def _program(module: str, with_torch: bool) -> list[str]:
+    """Python running a worker, which finds Ratchet's code where it is bound, or installed."""
+    folder = CODE_FOLDER if bubblewrap() else str(Path(ratchet.__file__).parents[1])
+    boot = BOOT.format(folder=folder, module=module)
+    return [*_python(with_torch), "-c", TORCH_FIRST + boot if with_torch else boot]
+
+
+def _walls(
+    wrapped: str,
+    module: str,
+    with_torch: bool,
+    binds: Sequence[str],
+    accelerator: Accelerator | None,
+) -> list[str]:
+    """Bubblewrap with what a worker may see of the machine."""
+    package = Path(ratchet.__file__).parent
+    seen = [*_python_folders(with_torch), *binds]
+    hidden = _hidden(package, [*SYSTEM_FOLDERS, *seen])
+    inside = [*_binds(seen, accelerator), *hidden, *_code(module), "--remount-ro", "/"]
+    return [wrapped, *_namespaces(), *inside]
 
 
 def _start_guard(uid: int) -> int:
@@ -433,7 +466,7 @@ def _environment(threads: int, with_torch: bool, home: Path) -> dict[str, str]:
     }
     if with_torch:
         own["PATH"] += f":{Path(sys.prefix) / 'bin'}"  # ninja may lie there
-        own[extensions.FOLDER] = str(home / "extensions")
+        own[EXTENSIONS] = str(home / "extensions")
         passed = ("CUDA_VISIBLE_DEVICES",)
         return own | {name: os.environ[name] for name in passed if name in os.environ}
     with contextlib.suppress(CompilerMissing):  # the verdict says so; its PATH is not ours

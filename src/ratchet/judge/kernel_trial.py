@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import math
 import os
 import secrets
 import time
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, cast
 
@@ -31,18 +29,19 @@ from ratchet.judge.code_places import CodePlaces
 from ratchet.judge.device_work import census_on_device
 from ratchet.judge.group_sequential import time_until_answered
 from ratchet.judge.interpreted import REASON, interpreted, small_cases, without_blame
-from ratchet.judge.isolation import arm_environment, isolation_name
-from ratchet.judge.kernel_checks import TORCH_BYTES, OpenProblem, check_cases
+from ratchet.judge.isolation import arm_environment, bubblewrap, isolation_name
+from ratchet.judge.kernel_checks import OpenProblem, check_cases
 from ratchet.judge.kernel_timing import CaseTiming, see_order, time_alone, watch_case
 from ratchet.judge.launches import Launches
 from ratchet.judge.library_ops import judge_census, read_census
-from ratchet.judge.model_answer import is_compiled_reference, runnable
+from ratchet.judge.model_answer import runnable
 from ratchet.judge.own_work import places_of, watch_for
 from ratchet.judge.revision import revision
 from ratchet.judge.shared_compilations import SharedCompilations
 from ratchet.judge.speed import conclude, without_gain
 from ratchet.judge.timed_arms import CANDIDATE, REFERENCE, TWIN
 from ratchet.judge.verdict import Evidence, Speedup, Status, TimedSample, Verdict
+from ratchet.judge.zygote import CandidateZygote
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
 from ratchet.measure.estimate import summarise
@@ -56,8 +55,9 @@ MARGIN_BYTES = 4 << 30
 
 
 class KernelJudge:
-    """Judges kernels one after another, keeping the reference worker (trusted code) between them.
+    """Judges kernels one after another, keeping its trusted processes between them.
 
+    These are the reference worker, and the zygote from which candidates in Python are forked.
     Candidates' processes are never reused. `threads` are the cores both sides may use; by default
     all that this process may. The worker dies with the thread that made it.
     """
@@ -67,6 +67,7 @@ class KernelJudge:
         self._reference: ReferenceProcess | None = None
         self._ahead = Ahead()
         self._compilations = SharedCompilations()
+        self._zygote: CandidateZygote | None = None
 
     def __enter__(self) -> KernelJudge:
         return self
@@ -80,9 +81,12 @@ class KernelJudge:
         self.close()
 
     def close(self) -> None:
-        """End the reference worker, and what was compiled ahead."""
+        """End the reference worker and the zygote, and what was compiled ahead."""
         self._ahead.close()
         self._compilations.close()
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
         if self._reference is not None:
             self._reference.close()
             self._reference = None
@@ -119,6 +123,7 @@ class KernelJudge:
         trial.shared = self._compilations
         try:
             trial.use(self._accelerator(kernel, device))
+            trial.zygote = self._zygote_for(kernel, trial.accelerator)
             trial.run(self._worker())
         except Decided as decided:
             trial.status, trial.reason = decided.status, decided.reason
@@ -160,6 +165,19 @@ class KernelJudge:
             why = found.get("refused") or found.get("missing")
             raise Decided("unmeasured", f"nothing can be measured on {asked}: {why}")
         return Accelerator.of(found)
+
+    def _zygote_for(
+        self, kernel: Kernel, accelerator: Accelerator | None
+    ) -> CandidateZygote | None:
+        """Where a candidate's processes are forked from; None where each starts anew."""
+        if kernel.language not in WITH_TORCH or accelerator is not None or bubblewrap() is None:
+            return None
+        if self._zygote is not None and self._zygote.has_ended and self._zygote.able:
+            self._zygote.close()
+            self._zygote = None
+        if self._zygote is None:
+            self._zygote = CandidateZygote(threads=self.threads)
+        return self._zygote
 
     def _worker(self) -> ReferenceProcess:
         if self._reference is None or not self._reference.alive:
@@ -205,7 +223,8 @@ class _Trial:
         self.against_compile = False
         self.ahead, self.then = Ahead(), cast("Kernel | None", None)
         self.accelerator: Accelerator | None = None
-        self.shared, self.compilations = SharedCompilations(), cast("Path | None", None)
+        self.shared = SharedCompilations()
+        self.zygote: CandidateZygote | None = None
         self.evidence += [Evidence(check="sizes", passed=True, detail=one) for one in problem.notes]
 
     @property
@@ -233,13 +252,9 @@ class _Trial:
             self._interpret(reference)
         with contextlib.ExitStack() as stack:
             library = stack.enter_context(self._library())
-            early = self._starts_early()
-            launches = stack.enter_context(self._launches()) if early else None
             opened = self._open(reference)
             stack.callback(opened.rivals.close)
-            if launches is None:
-                self.compilations = self.shared.of(self.kernel, opened, self.evidence)
-                launches = stack.enter_context(self._launches(opened))
+            launches = stack.enter_context(self._launches(opened))
             candidate = launches.load(library.fetch())
             if launches.built is not None:
                 detail = "once, by its first process; those after it have a copy"
@@ -338,12 +353,7 @@ class _Trial:
         """Compile in a sandbox of its own, beside what the caller does meanwhile."""
         return self.ahead.take(self.kernel, self.then, threads=self.threads, clock=self.clock)
 
-    def _starts_early(self) -> bool:
-        """Whether the processes import torch while the reference worker judges the problem."""
-        in_python = self.kernel.language in WITH_TORCH and self.accelerator is None
-        return in_python and not is_compiled_reference(self.kernel, self.problem)
-
-    def _launches(self, opened: OpenProblem | None = None) -> Launches:
+    def _launches(self, opened: OpenProblem) -> Launches:
         """The candidate's processes: one to be checked, and those of a look at a timed case."""
         is_timed = any(case.timed for case in self.problem.cases)
         timed_here = is_timed and not (self.kernel.language == "triton" and not self.accelerator)
@@ -351,10 +361,11 @@ class _Trial:
             self._runnable,
             timed=kernel_timing.LAUNCHES if timed_here else 0,
             threads=self.threads,
-            memory_bytes=address_space(self._runnable, self.problem, opened),
+            memory_bytes=opened.memory_bytes(self._runnable) + MARGIN_BYTES,
             clock=self.clock,
             accelerator=self.accelerator,
-            compilations=self.compilations,
+            compilations=self.shared.of(self.kernel, opened, self.evidence),
+            zygote=self.zygote,
         )
 
     def _check(
@@ -452,18 +463,6 @@ class _Trial:
                 **arm_environment(self.threads),
             },
         )
-
-
-def address_space(kernel: Kernel, problem: Problem, opened: OpenProblem | None) -> int:
-    """Bytes that a candidate's process may map: its largest case some times over, and torch.
-
-    Before the problem is open the size of the outputs is not known: as much as the machine has.
-    """
-    if opened is not None:
-        return opened.memory_bytes(kernel) + MARGIN_BYTES
-    counts = [sum(math.prod(spec.shape) for spec in case.inputs) for case in problem.cases]
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return 64 * max(counts, default=0) + machine + TORCH_BYTES + MARGIN_BYTES
 
 
 def layout_seed(secret: int) -> int:

@@ -1,23 +1,23 @@
 """The processes of one candidate over a verdict: the one that is checked, and others to be timed.
 
-They start together, a compiled kernel's while its compiler still works and a Python kernel's while
-the reference worker judges the problem: importing torch would disturb a clock later. Each is
-stopped as soon as it has loaded the kernel, and all last until the verdict is made; where more are
-needed, as many again start together. On a GPU, and where the first process builds extensions for
-the others, a process starts when its turn comes and ends after it.
+Where it takes long to start one they start together, a compiled kernel's while its compiler still
+works: importing torch would disturb a clock later. Each is stopped as soon as it has loaded the
+kernel, and all last until the verdict is made; where more are needed, as many again start together.
+A fork of the zygote starts when its turn comes and ends after it, as the reference's do; so does
+one on a GPU, and where the first process builds extensions for the others.
 """
 
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 from ratchet.judge.accelerator import Accelerator
 from ratchet.judge.built_extensions import uses_extensions
 from ratchet.judge.candidate_process import CandidateProcess, Clock, Decided, NotTimed
 from ratchet.judge.isolation import bubblewrap
+from ratchet.judge.workers.packed_files import PackedFiles
+from ratchet.judge.zygote import CandidateZygote
 from ratchet.kernels.kernel import Kernel
 
 
@@ -33,7 +33,8 @@ class Launches:
         memory_bytes: int,
         clock: Clock,
         accelerator: Accelerator | None = None,
-        compilations: Path | None = None,
+        compilations: PackedFiles | None = None,
+        zygote: CandidateZygote | None = None,
     ) -> None:
         """Start the first, and with it the `timed` ones of a look where they can start together."""
         self._kernel = kernel
@@ -41,13 +42,15 @@ class Launches:
         self._memory_bytes = memory_bytes
         self._clock = clock
         self._accelerator = accelerator
-        self._compilations = compilations
-        self.built: Path | None = None
+        self._zygote = zygote
+        self._given = {} if compilations is None else {"compilations": compilations}
+        self.built: PackedFiles | None = None
         """What the first process has built (`load_inline`), for those after it."""
         self._builds = uses_extensions(kernel) and accelerator is None and bubblewrap() is not None
         self._library: int | None = None
         self._standing: list[CandidateProcess] = []
-        self._together = 0 if accelerator is not None or self._builds else timed
+        in_turn = accelerator is not None or self._builds or (zygote is not None and zygote.able)
+        self._together = 0 if in_turn else timed
         try:
             self._start_together(1 + self._together)
         except BaseException:
@@ -65,7 +68,7 @@ class Launches:
         while self._standing:
             self._standing.pop().close()
         if self.built is not None:
-            shutil.rmtree(self.built, ignore_errors=True)
+            self.built.close()
             self.built = None
 
     def load(self, library: int | None) -> CandidateProcess:
@@ -116,14 +119,16 @@ class Launches:
             memory_bytes=self._memory_bytes,
             clock=self._clock,
             accelerator=self._accelerator,
-            compilations=self._compilations,
-            built=self.built,
+            given=self._given,
+            zygote=self._zygote,
         )
 
     def _load(self, process: CandidateProcess) -> None:
         process.load(self._kernel, self._library)
         if self._builds and self.built is None:
             self.built = process.extensions()
+            if self.built is not None:
+                self._given["extensions"] = self.built
         process.pause()
 
 

@@ -92,7 +92,7 @@ class Watch:
 
         The process stands now.
         """
-        family = Family(process.pid, wrapped=process.sandbox.scratch is None)
+        family = Family(process.pid, wrapped=process.sandbox.enclosed)
         self._worker = family.worker
         rng = secrets.SystemRandom()
 

@@ -19,6 +19,7 @@ from ratchet.judge import processes
 from ratchet.judge.candidate_process import Clock, ReferenceProcess, raise_fault
 from ratchet.judge.channel import Channel, close_descriptors, inherited, open_pair
 from ratchet.judge.child import SEND_TIMEOUT_S
+from ratchet.judge.zygote import START_S, Fork, Forks
 from ratchet.kernels.at_work import WorkLimit
 from ratchet.kernels.problem import Problem
 from ratchet.measure.arm import Timing
@@ -27,16 +28,15 @@ Fate = Literal["mapped", "kept", "copied"]
 """What becomes of the outputs of the reference's calls, as of the candidate's: they are kept until
 the next batch; kept, and the memory for them is mapped, where the candidate writes them there
 itself; or copied to that memory, inside the clock."""
-START_S = 30.0
-"""A fork that takes longer is none."""
 
 
 class RivalProcess:
     """One start of the reference. Whatever goes wrong in it is a fault of the judge."""
 
-    def __init__(self, connection: socket.socket, pid: int, clock: Clock) -> None:
-        self.pid = pid
-        self._watch = os.pidfd_open(pid)
+    def __init__(self, connection: socket.socket, fork: Fork, clock: Clock) -> None:
+        self.pid = fork.pid
+        self._fork = fork
+        self._watch = os.pidfd_open(self.pid)
         self._channel = Channel(connection, watch=self._watch)
         self._clock = clock
         self._stopped: Sequence[int] = ()
@@ -79,7 +79,9 @@ class RivalProcess:
         self._stopped = ()
 
     def close(self) -> None:
-        """Let go of it; `Rivals` ends it."""
+        """End it and what it started."""
+        processes.end(self.pid, enclosed=True)
+        self._fork.reap()
         close_descriptors([self._watch])
         self._channel.close()
 
@@ -105,7 +107,7 @@ class Rivals:
         self._problem = problem
         self._reference = reference
         self._clock = clock
-        self._zygote: Channel | None = None
+        self._zygote: Forks | None = None
         self._running: list[RivalProcess] = []
 
     def start(self, *, threads: int, compiled: bool = False, limit_s: float = 0.0) -> RivalProcess:
@@ -116,13 +118,13 @@ class Rivals:
         """
         ours, theirs = open_pair()
         try:
-            pid = self._order({"do": "fork"}, [theirs.fileno()])
+            fork = self._forks().fork([theirs.fileno()])
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
-        process = RivalProcess(ours, pid, self._clock)
+        process = RivalProcess(ours, fork, self._clock)
         self._running.append(process)
         process.ask(
             {
@@ -140,8 +142,6 @@ class Rivals:
         """End one of them."""
         self._running.remove(process)
         process.close()
-        with contextlib.suppress(JudgeError):  # where the zygote is gone, so is what it started
-            self._order({"do": "end", "pid": process.pid})
 
     def close(self) -> None:
         """End all of them."""
@@ -151,9 +151,8 @@ class Rivals:
             self._zygote.close()
             self._zygote = None
 
-    def _order(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> int:
+    def _forks(self) -> Forks:
         if self._zygote is None:
             _, handed = self._reference.ask_for_memory(timeout_s=START_S, do="zygote")
-            self._zygote = inherited(handed[0])
-        self._zygote.send(message, descriptors, timeout_s=START_S)
-        return int(self._zygote.receive(timeout_s=START_S)[0]["pid"])
+            self._zygote = Forks(inherited(handed[0]))
+        return self._zygote

@@ -16,26 +16,33 @@ from ratchet.judge.isolation import bubblewrap, private_folder
 from ratchet.judge.kernel_checks import OpenProblem
 from ratchet.judge.model_answer import is_compiled_reference
 from ratchet.judge.verdict import Evidence
+from ratchet.judge.workers.packed_files import PackedFiles
 from ratchet.kernels.kernel import Kernel
 
 
 class SharedCompilations:
-    """A folder of compiled graphs that only the reference worker fills, for one problem."""
+    """Compiled graphs of one problem, out of a folder that only the reference worker fills."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
+        self._packed: PackedFiles | None = None
         self._problem = ""
 
     def close(self) -> None:
         """Remove the folder."""
+        if self._packed is not None:
+            self._packed.close()
+            self._packed = None
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
-    def of(self, kernel: Kernel, opened: OpenProblem, evidence: list[Evidence]) -> Path | None:
-        """The folder with the reference's graphs, where the kernel is the reference compiled.
+    def of(
+        self, kernel: Kernel, opened: OpenProblem, evidence: list[Evidence]
+    ) -> PackedFiles | None:
+        """The reference's graphs, where the kernel is the reference compiled.
 
-        None for other kernels, and where no sandbox keeps the folder from being written to.
+        None for other kernels, and where candidates have no private /tmp.
         """
         if opened.accelerator is not None or bubblewrap() is None:
             return None
@@ -44,7 +51,8 @@ class SharedCompilations:
         if self._folder is None or self._problem != opened.problem.hash:
             self.close()  # a candidate gets a copy of it all
             self._folder, self._problem = private_folder(None), opened.problem.hash
-            self._folder.chmod(0o755)
+        if self._packed is not None:
+            self._packed.close()
         try:
             opened.compile_into(self._folder)
         except ReferenceFault as error:
@@ -52,4 +60,5 @@ class SharedCompilations:
         else:
             detail = "once, by the reference worker; each process has a copy of its graphs"
         evidence.append(Evidence(check="compiled ahead", passed=True, detail=detail))
-        return self._folder
+        self._packed = PackedFiles.of(self._folder)
+        return self._packed

@@ -259,7 +259,7 @@ class CandidateArm:
         if watch is not None:
             meanwhile = watch.looks(self._candidate, self.batch_s, iterations)
         if order is not None and self.batch_s < math.inf:
-            family = Family(self._candidate.pid, wrapped=self._candidate.sandbox.scratch is None)
+            family = Family(self._candidate.pid, wrapped=self._candidate.sandbox.enclosed)
             meanwhile = order.looks(family, self.batch_s)
         self._candidate.resume()
         self._candidate.prepare(batch.layout, batch.memories, batch.read)

@@ -15,6 +15,7 @@ import ratchet
 
 CPP_WORKER: Final = "ratchet.judge.workers.candidate"
 TORCH_WORKER: Final = "ratchet.judge.workers.candidate_torch"
+ZYGOTE: Final = "ratchet.judge.workers.zygote"
 PROFILE_WORKER: Final = "ratchet.judge.workers.static_profile"
 
 _CONFINED: Final = (
@@ -48,21 +49,28 @@ _MODEL: Final = (
     "ratchet.judge.workers.candidate_model",
     "ratchet.kernels.model_state",
 )
+_TORCH: Final = (
+    *_CONFINED,
+    *_TRITON,
+    *_MODEL,
+    "ratchet.judge.workers.candidate_torch",
+    "ratchet.judge.workers.census",
+    "ratchet.judge.workers.compilations",
+    "ratchet.judge.workers.device",
+    "ratchet.judge.workers.device_census",
+    "ratchet.judge.workers.driver_memory",
+    "ratchet.judge.workers.memory",
+    "ratchet.judge.workers.packed_files",
+    "ratchet.judge.workers.results",
+)
 MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     CPP_WORKER: _CONFINED,
-    TORCH_WORKER: (
-        *_CONFINED,
-        *_TRITON,
-        *_MODEL,
-        "ratchet.judge.workers.candidate_torch",
-        "ratchet.judge.workers.census",
-        "ratchet.judge.workers.compilations",
-        "ratchet.judge.workers.device",
-        "ratchet.judge.workers.device_census",
-        "ratchet.judge.workers.driver_memory",
-        "ratchet.judge.workers.extensions",
-        "ratchet.judge.workers.memory",
-        "ratchet.judge.workers.results",
+    TORCH_WORKER: _TORCH,
+    ZYGOTE: (
+        *_TORCH,
+        "ratchet.judge.workers.forks",
+        "ratchet.judge.workers.namespaces",
+        "ratchet.judge.workers.zygote",
     ),
     PROFILE_WORKER: (
         *_CONFINED,

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
+from ratchet.kernels.flop_count import FlopCount
 from ratchet.kernels.model_state import flatten
 from ratchet.kernels.on_cores import on_cores
 from ratchet.kernels.source_module import run_source
@@ -109,7 +109,7 @@ def measure(text: str, most_operators: float = MOST_OPERATORS) -> Cost | None:
             module = run_source(text)
             model = module.Model(*module.get_init_inputs())
             inputs = module.get_inputs()
-            with torch.no_grad(), FlopCounterMode(display=False) as flops, counter:
+            with torch.no_grad(), FlopCount() as flops, counter:
                 outputs = flatten(model(*inputs))
     except _TooManyOperators:
         return Cost(flops=math.inf, bytes=math.inf, held_bytes=0.0, case_bytes=math.inf)
@@ -118,7 +118,7 @@ def measure(text: str, most_operators: float = MOST_OPERATORS) -> Cost | None:
     given = [one for one in inputs if isinstance(one, Tensor)]
     fixed = sum(_bytes(one) for one in (*given, *model.state_dict().values()))
     return Cost(
-        flops=float(flops.get_total_flops()),
+        flops=flops.total,
         bytes=float(fixed + counter.total + sum(_bytes(one) for one in outputs)),
         held_bytes=float(fixed + 2 * counter.largest),
         case_bytes=float(fixed + sum(_bytes(one) for one in outputs)),

@@ -18,7 +18,7 @@ from typing import Any
 
 from ratchet.errors import JudgeError, KernelError, RatchetError
 from ratchet.judge.candidate_process import Clock
-from ratchet.judge.child import Child, ChildFailure
+from ratchet.judge.child import Child, ChildFailure, program
 from ratchet.judge.isolation import Sandbox, isolation_name, make_sandbox
 from ratchet.judge.model_answer import runnable
 from ratchet.judge.static_profile import bound, kernel_facts, nvidia
@@ -312,8 +312,7 @@ class _Workers:
                 with_torch=True,
             )
             self._child = Child(
-                self._sandbox.command,
-                environment=self._sandbox.environment,
+                program(self._sandbox.command, self._sandbox.environment),
                 max_bytes=MAX_ANSWER_BYTES,
             )
         return self._child

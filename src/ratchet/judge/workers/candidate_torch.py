@@ -7,6 +7,7 @@ there; where it cannot, they are copied to shared memory, inside the clock.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -22,12 +23,13 @@ from torch import Tensor
 
 from ratchet.errors import JudgeError, KernelError
 from ratchet.judge.channel import inherited
-from ratchet.judge.workers import compilations, extensions
+from ratchet.judge.workers import compilations
 from ratchet.judge.workers.candidate import IN_PLACE, INPUTS, OUTPUTS, Reply, serve
 from ratchet.judge.workers.confine import confine
 from ratchet.judge.workers.device import Device, Host, open_device
 from ratchet.judge.workers.driver_memory import DriverRefusal
 from ratchet.judge.workers.mapping import shift_heap
+from ratchet.judge.workers.packed_files import EXTENSIONS, PackedFiles
 from ratchet.judge.workers.results import Form, Kept, as_results, places
 from ratchet.kernels.abi import DTYPE_CODES
 from ratchet.kernels.kernel import Kernel
@@ -140,8 +142,9 @@ class Worker:
         except DriverRefusal as error:
             return {"no_device": str(error)}, []
 
-    def _load(self, message: dict[str, Any], _: list[int]) -> Reply:
+    def _load(self, message: dict[str, Any], descriptors: list[int]) -> Reply:
         kernel = Kernel.from_json(message["kernel"])
+        _take_files(message.get("files", {}), descriptors)
         try:
             self._device = open_device(message.get("device"))
             self._device.try_sharing()
@@ -152,8 +155,8 @@ class Worker:
         return {"value": None}, []
 
     def _extensions(self, _: dict[str, Any], __: list[int]) -> Reply:
-        files, descriptor = extensions.packed()
-        return {"files": files}, [descriptor]
+        packed = PackedFiles.of(Path(os.environ[EXTENSIONS]))
+        return {"files": packed.files}, [packed.descriptor]
 
     def _prepare(self, message: dict[str, Any], _: list[int]) -> Reply:
         batch = Batch(message["layout"], self._device, message["outputs"])
@@ -188,6 +191,17 @@ class Worker:
         return {"codes": codes, "cpu_time_s": 0.0, **told}, []
 
 
+def _take_files(told: dict[str, Any], descriptors: list[int]) -> None:
+    """Write what the judge hands over, and close it; what cannot be is made again."""
+    for (what, files), descriptor in zip(told.items(), descriptors, strict=True):
+        folder = os.environ[EXTENSIONS] if what == "extensions" else compilations.OWN
+        if what == "compilations":
+            os.environ.update(compilations.ENVIRONMENT)
+        with contextlib.suppress(OSError):
+            PackedFiles(files=files, descriptor=descriptor).unpack(Path(folder))
+        os.close(descriptor)
+
+
 def _loaded(kernel: Kernel) -> Entry:
     """The entry of a source; Triton's is a file, for Triton looks up its kernels' text."""
     if kernel.language == "triton":
@@ -208,8 +222,6 @@ def main() -> None:
     channel = inherited(int(sys.argv[2]))
     confine(sys.argv[1])
     shift_heap()
-    compilations.copy_own()
-    extensions.copy_own()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     serve(channel, Worker().answer)
     os._exit(0)

@@ -1,28 +1,26 @@
-"""What torch.compile has compiled, in a folder that others may read: filled here, copied there.
+"""What torch.compile has compiled, in a folder that only the reference worker fills.
 
-The reference worker fills it with the reference's own graphs. A candidate's worker sees the folder
-read-only and works on a copy in its private /tmp, so that nothing it does to its copy is read by
-anyone else. The folder holds code and shapes; values, seeds and answers are no part of a graph.
+It fills it with the reference's own graphs. A candidate's worker gets the files and works on a copy
+in its private /tmp, so that nothing it does to its copy is read by anyone else. The folder holds
+code and shapes; values, seeds and answers are no part of a graph.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from ratchet.errors import KernelError
 
-SEEN: Final = "/ratchet-compilations"
-"""Where a sandbox has the folder, read-only."""
 OWN: Final = "/tmp/compilations"
 CACHE: Final = "TORCHINDUCTOR_CACHE_DIR"
 ENVIRONMENT: Final = {CACHE: OWN, "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
-"""Of a candidate's worker. A precompiled header (100 MB) is slower to make than it saves, once the
-code itself is there; where it is looked for is part of what graphs are known by."""
+"""Of a candidate's worker that gets the files. A precompiled header (100 MB) is slower to make than
+it saves, once the code itself is there; where it is looked for is part of what graphs are known by.
+"""
 
 
 @contextlib.contextmanager
@@ -75,10 +73,3 @@ def alarm(limit_s: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-def copy_own() -> None:
-    """Copy the folder, where this sandbox has one; what cannot be read is compiled again."""
-    if os.environ.get(CACHE) == OWN:
-        with contextlib.suppress(OSError, shutil.Error):
-            shutil.copytree(SEEN, OWN, copy_function=shutil.copyfile)

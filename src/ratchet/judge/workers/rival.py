@@ -2,31 +2,29 @@
 
 The reference worker forks a zygote first of all: torch is imported there, and no thread of OpenMP
 or autograd runs yet. Each rival is a fork of the zygote, with a heap and threads of its own from
-there, so that a start costs milliseconds. What it does with a batch is what a Python candidate's
+there, as a Python candidate is of its own zygote. What it does with a batch is what the candidate's
 worker does, by the same code.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import os
 import resource
 import secrets
-import signal
 import socket
 import warnings
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from ratchet.judge import processes
-from ratchet.judge.channel import Channel, ChannelClosed, close_descriptors, open_pair
+from ratchet.judge.channel import Channel, close_descriptors, open_pair
 from ratchet.judge.workers import compilations, system_calls
 from ratchet.judge.workers.candidate import Reply, serve
 from ratchet.judge.workers.candidate_torch import Entry, Worker, settle
+from ratchet.judge.workers.forks import serve_forks
 from ratchet.judge.workers.mapping import shift_heap
 from ratchet.kernels.problem import Problem
 
@@ -63,37 +61,15 @@ def start_zygote(inherited: Sequence[int]) -> socket.socket:
     ours.close()
     close_descriptors(inherited)
     processes.die_with_parent(parent)
-    _serve_forks(Channel(theirs))
+    serve_forks(Channel(theirs), _run)
 
 
-def _serve_forks(channel: Channel) -> NoReturn:
-    gc.collect()
-    gc.freeze()
-    while True:
-        try:
-            message, descriptors = channel.receive()
-        except ChannelClosed:
-            os._exit(0)
-        pid = message.get("pid") or _fork(channel, descriptors)
-        if message["do"] == "end":
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-        close_descriptors(descriptors)
-        channel.send({"pid": pid})
-
-
-def _fork(channel: Channel, descriptors: Sequence[int]) -> int:
-    zygote = os.getpid()
-    child = os.fork()
-    if not child:
-        channel.close()
-        processes.die_with_parent(zygote)
-        os.setsid()
-        shift_heap()
-        serve(Channel(socket.socket(fileno=descriptors[0])), RivalWorker().answer)
-        os._exit(0)
-    return child
+def _run(_: dict[str, Any], descriptors: list[int]) -> None:
+    os.setsid()
+    shift_heap()
+    torch.default_generator.seed()  # as a candidate's
+    serve(Channel(socket.socket(fileno=descriptors[0])), RivalWorker().answer)
+    os._exit(0)
 
 
 def _compiled(problem: Problem) -> Entry:

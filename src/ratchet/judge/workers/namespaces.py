@@ -1,0 +1,103 @@
+"""Namespaces of its own for a fork of the zygote: what bubblewrap does for a new program.
+
+unshare(2), user_namespaces(7), mount(2). A fork starts from the zygote's read-only view of the
+machine and covers what can be written: /tmp, /dev/shm, /dev/pts and /proc.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Final, NoReturn
+
+NEW_NAMESPACES: Final = 0x2C02_0000 | 0x4000_0000
+"""CLONE_NEWNS, NEWUTS, NEWIPC, NEWPID and NEWNET of linux/sched.h."""
+NEW_USER: Final = 0x1000_0000
+NO_SUID, NO_DEVICE, NO_EXEC, BIND, DOWN, PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
+"""MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC and MS_PRIVATE of linux/mount.h."""
+PR_CAPBSET_DROP: Final = 24
+CAPABILITY_VERSION: Final = 0x2008_0522
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def unshare() -> None:
+    """Leave every namespace for a new one; an ordinary user's in a new user namespace.
+
+    The process itself stays in its process namespace: its next child is PID 1 of the new one.
+    """
+    uid, gid = os.geteuid(), os.getegid()
+    _call("unshare", ctypes.c_int(NEW_NAMESPACES | (NEW_USER if uid else 0)))
+    if uid:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+
+
+def cover(tmp_bytes: int, shared_memory_bytes: int) -> None:
+    """Mount empty folders over all that can be written, and the processes of this namespace."""
+    _mount("none", "/", None, DOWN | PRIVATE, None)
+    plain = NO_SUID | NO_DEVICE
+    kept = {path: os.open(path, os.O_PATH) for path in _bound_below("/tmp/")}
+    _mount("tmpfs", "/tmp", "tmpfs", plain, f"mode=1777,size={tmp_bytes}")
+    for path, descriptor in kept.items():
+        os.makedirs(path, 0o755)
+        _mount(f"/proc/self/fd/{descriptor}", path, None, BIND | DOWN, None)
+        os.close(descriptor)
+    _mount("tmpfs", "/dev/shm", "tmpfs", plain, f"mode=1777,size={shared_memory_bytes}")
+    _mount("devpts", "/dev/pts", "devpts", NO_SUID | NO_EXEC, "newinstance,ptmxmode=0666,mode=620")
+    _mount("proc", "/proc", "proc", plain | NO_EXEC, None)
+    os.chdir("/tmp")  # the folder that this process stood in is the zygote's
+
+
+def _bound_below(folder: str) -> list[str]:
+    """The outermost places below a folder where something is mounted: a checkout in /tmp, say."""
+    with open("/proc/self/mounts", encoding="utf-8") as file:
+        places = [re.sub(r"\\(\d{3})", _unescaped, line.split()[1]) for line in file]
+    found: list[str] = []
+    for place in sorted(set(places)):
+        if place.startswith(folder) and not any(place.startswith(f"{one}/") for one in found):
+            found.append(place)
+    return found
+
+
+def _unescaped(octal: re.Match[str]) -> str:
+    return chr(int(octal[1], 8))
+
+
+def drop_bounding() -> None:
+    """Take every capability from what this process may ever get; it needs CAP_SETPCAP."""
+    number = 0
+    while _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(number), 0, 0, 0) == 0:
+        number += 1
+
+
+def drop_capabilities() -> None:
+    """Give up every capability of this process."""
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
+    _call("capset", header, (ctypes.c_uint32 * 6)())
+
+
+def guard(child: int) -> NoReturn:
+    """Reap whatever ends, and end as the child does: with its exit code, or 128 and its signal."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no signal from inside ends a PID 1 then
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int, data: str | None) -> None:
+    words = [None if word is None else word.encode() for word in (source, target, kind)]
+    _call("mount", *words, ctypes.c_ulong(flags), None if data is None else data.encode())
+
+
+def _call(name: str, *arguments: object) -> None:
+    """Call a function of the C library; raises OSError."""
+    if getattr(_libc, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
