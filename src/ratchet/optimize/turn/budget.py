@@ -59,7 +59,7 @@ class Costs:
     steps_s: dict[str, float] = field(default_factory=dict)
     profile_s: float = 0.0
     verdict_s: float = 0.0
-    """The longest verdict on a kernel so far."""
+    """The last verdict on a kernel. The first one also starts the judge's processes."""
     _modes: dict[str, float] = field(default_factory=dict)
     """What a start takes that compiles anew, alone, by the compile mode."""
     _plain_s: float = math.inf

@@ -24,7 +24,6 @@ from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.step.installed import InstalledKernel
 from ratchet.optimize.turn.baseline import Baseline, find_baseline, search_ends_s
-from ratchet.optimize.turn.budget import MARGIN
 from ratchet.optimize.turn.climb import Climb, Climber, applicable
 from ratchet.optimize.turn.compose import compose, make_folder, make_recipe
 from ratchet.optimize.turn.keep import Found, Kept, keep, keeps_arithmetic, roles
@@ -259,7 +258,7 @@ def _kernels(
     levers = [one for one in kernel_levers() if one.name in _wanted_kernels(turn, situation)]
     names = [lever.name.removeprefix(PREFIX) for lever in ranked(levers, worth.by_lever)]
     reasons = {name: too_small(PREFIX + name, worth.by_lever, worth.step_time_s) for name in names}
-    bundle_s = MARGIN * new_screening_s(turn, baseline.best)
+    bundle_s = new_screening_s(turn, baseline.best)
     kernels_end_s = min(_part(turn, ends_s, KERNELS_SHARE), ends_s - bundle_s)
     with turn.stage(kernels_end_s):
         return prove_kernels(

@@ -14,7 +14,6 @@ from ratchet.measure.samples import Sample
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.turn.budget import (
     LEAST_LAUNCHES,
-    MARGIN,
     START_TOGETHER,
     WARMUP_STEPS,
     ProofPlan,
@@ -26,6 +25,8 @@ from ratchet.optimize.turn.state import MEMORY_SHARE, Turn
 
 TWIN = "twin"
 """A second process of the best rival: what differs between them is noise."""
+EARLY = 0.93
+"""A launch that others follow ends by this part of its share: it overruns by a round or two."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,13 +131,14 @@ def _launches(
     key = ":".join(sorted(candidate.key() for candidate in distinct.values()))
     candidates = timed(distinct, tuple(distinct), rival)
     done: list[dict[str, Any]] = []
+    least_s = 0.0
     for launch in range(plan.launches):
-        left_s = turn.left_s() / (plan.launches - launch)
+        more = plan.launches - launch - 1
+        left_s = turn.left_s() / (more + 1) * (EARLY if more else 1.0)
         ends_s = turn.spent_s + left_s
         rounds = max(FEWEST_ROUNDS, turn.costs.rounds_in(left_s, candidates))
         name = f"{key}:{rival}:{launch}"
-        hopeless = MARGIN * turn.left_s() < turn.costs.launch_s(candidates, FEWEST_ROUNDS)
-        if launch and hopeless and not turn.holds("proof", name):
+        if turn.left_s() < least_s and not turn.holds("proof", name):
             break
         try:
             payload = turn.memo(
@@ -147,6 +149,7 @@ def _launches(
         except DeadlinePassed:
             break
         done.append(payload)
+        least_s = payload["least_s"]
         for role, setup_s in payload["setup_s"].items():
             if role in distinct:
                 turn.costs.note_setup(distinct[role], float(setup_s))
@@ -162,6 +165,7 @@ def _launch(
     ends_s: float,
 ) -> dict[str, Any]:
     turn.tell("proof", launch=launch, rounds=rounds)
+    began_s = turn.elapsed_s
     specs = [turn.spec(candidate, name=role) for role, candidate in distinct.items()]
     specs.append(turn.spec(distinct[rival], name=TWIN))
     trial = time_arms(
@@ -175,7 +179,9 @@ def _launch(
         on_event=lambda event: turn.tell("trial", **asdict(event)),
         enough=lambda: turn.spent_s >= ends_s,
     )
+    further_s = sum(one.wall_time_s for one in trial.samples if one.round >= FEWEST_ROUNDS)
     return {
+        "least_s": turn.elapsed_s - began_s - further_s,
         "samples": [{**asdict(sample), "launch": launch} for sample in trial.samples],
         "descriptions": trial.descriptions,
         "setup_s": trial.setup_time_s,

@@ -175,7 +175,7 @@ class _Court:
         turn.tell("judging", kernel=kernel.entry)
         limit_s, began_s = min(KERNEL_LIMIT_S, turn.left_s()), turn.elapsed_s
         judged = judge.judge(kernel, problem, time_limit_s=limit_s)
-        turn.costs.verdict_s = max(turn.costs.verdict_s, turn.elapsed_s - began_s)
+        turn.costs.verdict_s = turn.elapsed_s - began_s
         if limit_s < KERNEL_LIMIT_S and judged.status in ("timed_out", "unmeasured"):
             return None
         verdict: dict[str, Any] = judged.model_dump(mode="json")
