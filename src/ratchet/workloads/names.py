@@ -44,7 +44,7 @@ def user_file(spec: str) -> Path:
 
 
 def user_function(spec: str) -> str:
-    """Return the function name in `file.py:function`; WorkloadError if it or the file is missing."""
+    """Return the function in `file.py:function`; WorkloadError if it or the file is missing."""
     path, name = user_file(spec), spec.rpartition(":")[2] if ".py:" in spec else ""
     if not name:
         raise WorkloadError(f"workload {spec!r} names no function; write {path}:FUNCTION")
