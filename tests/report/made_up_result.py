@@ -46,7 +46,7 @@ CHANGES: list[tuple[str, str, float | None, str]] = [
     ("compile_max_autotune", "dropped", 1.004, "not faster on top of the rest"),
     ("kernel:rms_norm", "refused", None, "wrong: case 'outliers', norm error 3.1e-2 above 8.2e-3"),
     ("checkpointing", "not_applicable", None, "the step fits in memory without it"),
-    ("attention_flash", "not_applicable", None, "it concerns a GPU only"),
+    ("attention_flash", "not_applicable", None, "it applies only to GPUs"),
     ("huge_pages", "not_tried", None, "the budget ended before it"),
 ]
 

@@ -14,8 +14,10 @@ from ratchet.judge.verdict import Ratio, Speedup, Status
 
 FAST_P = (1.0, 1.2, 1.5, 2.0)
 FAILED_RATIO = 1.0 / SLOWEST_FACTOR
-"""The ratio that a failure counts as in the mean. It is the slowest speed that the judge waits for,
-so no right answer can score less."""
+"""Ratio that counts for a failure in the mean.
+
+It is the slowest speed that the judge waits for, so no right answer can score less.
+"""
 RIGHT: tuple[Status, ...] = ("proven", "correct")
 
 RowStatus = Status | Literal["unanswered", "not_reached"]
