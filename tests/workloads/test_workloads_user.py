@@ -233,7 +233,7 @@ def test_noise_in_a_loss_is_a_warning() -> None:
     assert check(own()) == ()
     (warning,) = check(own(loss=unseeded))
     assert "two runs with the same seed and batch gave the losses" in warning
-    assert "seed it from the batch's index" in warning
+    assert "Seed it from the batch's index" in warning
 
 
 def test_dropout_is_another_warning_and_leaves_the_generators_as_they_were() -> None:
@@ -241,7 +241,7 @@ def test_dropout_is_another_warning_and_leaves_the_generators_as_they_were() -> 
     workload = own(loss=dropped, batch=lambda index: x)
     before = torch.random.get_rng_state()
     (warning,) = check(workload)
-    assert "the loss is random" in warning and "set dropout to 0" in warning
+    assert "the loss is random" in warning and "Set dropout to 0" in warning
     assert torch.equal(torch.random.get_rng_state(), before)
 
 

@@ -98,7 +98,10 @@ def why_bf16_is_slow(gemm_flops_per_s: Mapping[str, float]) -> str | None:
     fp32, bf16 = gemm_flops_per_s.get("fp32"), gemm_flops_per_s.get("bf16")
     if fp32 is None or bf16 is None or bf16 >= BF16_LEAST * fp32:
         return None
-    return f"matrix products reach {bf16 / 1e9:.3g} GFLOP/s in bf16 here, against {fp32 / 1e9:.3g} in fp32"
+    return (
+        f"matrix products reach {bf16 / 1e9:.3g} GFLOP/s in bf16 here, "
+        f"against {fp32 / 1e9:.3g} in fp32"
+    )
 
 
 def only_cpu(situation: Situation) -> str | None:
