@@ -111,7 +111,7 @@ def make_result(**changes: Any) -> dict[str, Any]:
                 "MALLOC_TRIM_THRESHOLD_=1073741824 "
                 "python your_script.py",
             ],
-            "undo": ["remove these lines: the script is as it was"],
+            "undo": ["remove these lines to restore the script"],
         },
         "paths": {
             "recipe": "ratchet-out/recipe.json",
