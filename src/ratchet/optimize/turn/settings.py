@@ -56,7 +56,7 @@ class Settings:
         return called if self.title == self.workload else "ratchet.optimize(workload)"
 
     def key(self) -> str:
-        """Hash all that the result depends on: the workload's source counts, the budget does not."""
+        """Hash all that determines the result, including the workload's source, not the budget."""
         content = {
             "workload": self.title,
             "source": _source_hash(self.workload),
