@@ -258,8 +258,8 @@ def floor_words(floor: Mapping[str, float]) -> str:
         return "No A/A floor was measured."
     interval = show_interval(floor["low"], floor["high"])
     return (
-        f"Two copies of the same step differed by {interval} here (the A/A floor). A difference "
-        "within that range does not count."
+        f"Two copies of the same step had a ratio of {interval} here (the A/A floor). A ratio "
+        "within that range shows no difference."
     )
 
 

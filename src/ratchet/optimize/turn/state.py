@@ -53,7 +53,7 @@ class Turn:
     """Peak memory of one arm of the step as written, once known."""
     recalled: int = 0
     _until_s: float = math.inf
-    """When the current stage must end, in seconds spent."""
+    """End of the current stage, in seconds spent."""
     _skipped_s: float = 0.0
     """Original time of recalled evidence, beyond the time this turn took to recall it."""
     _own: set[str] = field(default_factory=set)
