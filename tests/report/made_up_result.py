@@ -98,7 +98,7 @@ def make_result(**changes: Any) -> dict[str, Any]:
             "passed": True,
             "worst_parameter": "layers.3.attention.k.weight",
             "worst_ratio": 1.31,
-            "detail": "every parameter's first-step gradient is within the rule",
+            "detail": "every parameter's first-step gradient is within tolerance",
         },
         "losses": _losses(rng),
         "samples": _samples(rng),

@@ -69,7 +69,7 @@ _METHODS: Mapping[str, frozenset[str]] = {
 
 
 class Declined(GraphError):
-    """A call site resembles a pattern, but the kernel cannot take it; the message says why."""
+    """Raised for a call site that resembles a pattern but that the kernel cannot take."""
 
 
 def calls(node: object, kind: str) -> bool:

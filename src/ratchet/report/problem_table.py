@@ -46,7 +46,7 @@ def print_card(card: ProblemCard, reference: str) -> None:
     out = make_console()
     out.print(f"{card.name}: {card.summary}".rstrip(": "))
     _print_facts(out, card)
-    heading(out, "Cases that you see")
+    heading(out, "Visible cases")
     rows = [
         (
             case.name,

@@ -199,7 +199,7 @@ def drift_words(result: OptimizeResult) -> str | None:
         return None
     return (
         f"The machine drifted during the run: {drifted[max(drifted)]}. The steps of a pair ran one "
-        "right after the other, so drift cancels in the ratios: read those, not the times."
+        "right after the other, so drift cancels in the ratios. Rely on the ratios, not the times."
     )
 
 
@@ -235,7 +235,7 @@ def limit_words(limit: StepLimit) -> str:
 def change_gave(change: Change) -> str:
     """Format a change's effect with its interval; a dash if it was not timed."""
     if change.ratio is None:
-        return {"bundle": "with the bundle", "rival": "the rival has it"}.get(
+        return {"bundle": "with the bundle", "rival": "in the rival too"}.get(
             change.basis or "", ABSENT
         )
     return f"{show_ratio(change.ratio)} ({show_interval(change.low, change.high)})"
@@ -258,8 +258,8 @@ def floor_words(floor: Mapping[str, float]) -> str:
         return "No A/A floor was measured."
     interval = show_interval(floor["low"], floor["high"])
     return (
-        f"Two copies of the same step had a ratio of {interval} here (the A/A floor). A ratio "
-        "within that range shows no difference."
+        f"The ratio between two copies of the same step was {interval} here (the A/A floor). A "
+        "ratio within that range shows no difference."
     )
 
 

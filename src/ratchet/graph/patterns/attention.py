@@ -54,7 +54,7 @@ def _install(node: Node, scope: Scope) -> None:
     _check_shapes(tensor(query), tensor(key), tensor(value))
     dtype = tensor(node).dtype
     if dtype not in (torch.float32, torch.bfloat16):
-        raise Declined(f"attention computes in {dtype}; the kernel knows fp32 and bf16")
+        raise Declined(f"attention computes in {dtype}; the kernel supports fp32 and bf16")
     scale = given["scale"]
     both = scope.kernel(
         torch.ops.ratchet.attention.default,

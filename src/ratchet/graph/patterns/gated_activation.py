@@ -42,7 +42,7 @@ def _install(node: Node, scope: Scope) -> None:
         raise Declined(f"gate {tuple(tensor(gate).shape)} and up {tuple(tensor(up).shape)} differ")
     dtype = tensor(node).dtype
     if dtype not in (torch.float32, torch.bfloat16):
-        raise Declined(f"the product is {dtype}; the kernel knows fp32 and bf16")
+        raise Declined(f"the product is {dtype}; the kernel supports fp32 and bf16")
     product = scope.kernel(
         torch.ops.ratchet.gated_activation.default,
         scope.cast(gate, dtype),

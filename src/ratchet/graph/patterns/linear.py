@@ -28,7 +28,7 @@ def _install(node: Node, scope: Scope) -> None:
         raise Declined(f"{node} multiplies a vector")
     if tensor(weight).dtype not in (torch.float32, torch.bfloat16):
         raise Declined(
-            f"{node} has a weight in {tensor(weight).dtype}; the kernel knows fp32, bf16"
+            f"{node} has a weight in {tensor(weight).dtype}; the kernel supports fp32, bf16"
         )
     result = scope.kernel(
         torch.ops.ratchet.linear.default,

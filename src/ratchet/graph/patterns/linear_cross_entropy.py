@@ -106,7 +106,7 @@ def _linear_arguments(linear: Node, scope: Scope) -> tuple[Node, Node, Node | No
     given = bind(linear, ("input", "weight", "bias"), {"bias": None})
     dtype = tensor(linear).dtype
     if dtype not in (torch.float32, torch.bfloat16):
-        raise Declined(f"the logits are {dtype}; the kernel knows fp32 and bf16")
+        raise Declined(f"the logits are {dtype}; the kernel supports fp32 and bf16")
     hidden = scope.cast(through_whole_slices(as_node(given["input"])), dtype)
     weight = scope.cast(as_node(given["weight"]), dtype)
     bias = given["bias"]
@@ -142,10 +142,10 @@ def _token_index(step: Node) -> Any:
     index = step.args[1]
     parts = index if isinstance(index, tuple) else (index,)
     if any(part is not Ellipsis and not isinstance(part, slice) for part in parts):
-        raise Declined(f"{step} picks from the logits by {index!r}")
+        raise Declined(f"{step} indexes the logits with {index!r}")
     touches_last = Ellipsis in parts or len(parts) == tensor(step.args[0]).dim()
     if touches_last and parts[-1] is not Ellipsis and parts[-1] != slice(None):
-        raise Declined(f"{step} takes some of the classes")
+        raise Declined(f"{step} takes only some of the classes")
     return index
 
 

@@ -89,7 +89,9 @@ def _with_last_cast(norm: Norm) -> Norm:
 def _check(norm: Norm) -> None:
     x, end = tensor(norm.x), tensor(norm.end)
     if x.dtype not in KNOWN or end.dtype not in KNOWN:
-        raise Declined(f"the norm takes {x.dtype} to {end.dtype}; the kernel knows fp32 and bf16")
+        raise Declined(
+            f"the norm takes {x.dtype} to {end.dtype}; the kernel supports fp32 and bf16"
+        )
     if x.shape != end.shape:
         raise Declined(f"the norm's weight broadcasts {tuple(x.shape)} to {tuple(end.shape)}")
     for parameter in norm.parameters:

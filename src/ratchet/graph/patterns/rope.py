@@ -54,7 +54,7 @@ def _install(node: Node, scope: Scope) -> None:
     heads_last = _heads_dimension(x, cos, sin) == 2
     dtype = tensor(node).dtype
     if dtype not in (torch.float32, torch.bfloat16):
-        raise Declined(f"the rotation computes in {dtype}; the kernel knows fp32 and bf16")
+        raise Declined(f"the rotation computes in {dtype}; the kernel supports fp32 and bf16")
     if tensor(x).dtype != dtype and not rounds_to(node, tensor(x).dtype):
         x = scope.cast(x, dtype)
     x = scope.method("transpose", x, 1, 2) if heads_last else x

@@ -283,7 +283,7 @@ def _gradients(turn: Turn, baseline: Baseline, recipe: Candidate) -> GradientRes
     except DeadlinePassed:
         turn.leave_out("the check of the recipe's gradients", "the budget ended during it")
         return None
-    good = "every parameter's first-step gradient is within the rule"
+    good = "every parameter's first-step gradient is within tolerance"
     return GradientResult(
         passed=found.passed,
         worst_parameter=found.worst_parameter,

@@ -23,7 +23,7 @@ from ratchet.optimize.turn.state import Turn
 KERNEL_LIMIT_S = 180.0
 LEAST_VERDICT_S = 5.0
 """Minimum time left for a verdict to begin."""
-NO_TIME = "the budget ended before the judge came to it"
+NO_TIME = "the budget ended before it was judged"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
