@@ -89,9 +89,7 @@ def _with_last_cast(norm: Norm) -> Norm:
 def _check(norm: Norm) -> None:
     x, end = tensor(norm.x), tensor(norm.end)
     if x.dtype not in KNOWN or end.dtype not in KNOWN:
-        raise Declined(
-            f"the norm takes {x.dtype} to {end.dtype}; the kernel supports fp32 and bf16"
-        )
+        raise Declined(f"the norm maps {x.dtype} to {end.dtype}; kernels support fp32 and bf16")
     if x.shape != end.shape:
         raise Declined(f"the norm's weight broadcasts {tuple(x.shape)} to {tuple(end.shape)}")
     for parameter in norm.parameters:
