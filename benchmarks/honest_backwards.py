@@ -1,7 +1,7 @@
-"""Backwards of the suite's problems written by hand, in another order of operations than torch's.
+"""Handwritten backward passes of the suite's problems, in another order of operations than torch's.
 
-They recompute what torch keeps, sum in chunks or from the end, and use other algebra: a bound that
-torch's own reference can never miss is tested by these.
+They recompute values that torch keeps, sum in chunks or from the end, and use other algebra. They
+therefore test bounds that torch's own reference can never miss.
 """
 
 from __future__ import annotations
@@ -529,7 +529,7 @@ BOTH = ("", "_bf16")
 
 
 def sources() -> Iterator[tuple[str, str]]:
-    """The problem's name and the source that answers it."""
+    """Yield each problem's name and the source that answers it."""
     slope = "-std::exp2(-8.0f * (h + 1) / heads) * (i - j)"
     kinds = (
         *(("full", "true", "0"), ("causal", "j <= i", "0"), ("grouped", "j <= i", "0")),
@@ -568,7 +568,7 @@ def _with(source: str, **macros: str) -> str:
 
 
 def compiled() -> Iterator[Honest]:
-    """Those in C++, which do the work themselves, at the suite's smallest sizes."""
+    """Yield the C++ ones, which do the work themselves, at the suite's smallest sizes."""
     for name, source in sources():
         kernel = Kernel(name="honest", language="cpp", source=HEAD + source, entry="answer")
         yield Honest(name=f"backward, {name}", kernel=kernel, problem=find_problem(name).at("ci"))

@@ -1,4 +1,4 @@
-"""The backwards of `honest_formulas` as kernels in torch, each with the problems it answers."""
+"""Turn the backward passes of `honest_formulas` into torch kernels, each with its problems."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SOURCE = Path(__file__).with_name("honest_formulas.py")
 
 
 def kernels() -> Iterator[Honest]:
-    """Every formula on its problem, and on the same one in bf16 where there is one.
+    """Yield every formula with its problem, and with the bf16 problem if there is one.
 
-    They are torch's operations, and no answer to a problem that asks for the kernel's own.
+    The formulas use torch's operations, so they cannot answer problems that require own code.
     """
     source = SOURCE.read_text(encoding="utf-8")
     formulas = re.findall(r"^def ([a-z]\w*)", source, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""A kernel that is right, and the problem it answers."""
+"""A correct kernel and the problem it answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ratchet.kernels.problem import Problem
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Honest:
-    """A kernel that is right, and the problem it answers."""
+    """A correct kernel and the problem it answers."""
 
     name: str
     kernel: Kernel

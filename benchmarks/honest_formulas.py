@@ -1,7 +1,7 @@
-"""Backwards in torch by formulas written out, none by autograd: the sources of honest kernels.
+"""Backward passes written out as torch formulas, without autograd: sources of honest kernels.
 
-Each has the name of the problem that it answers, or of that problem in fp32. What comes in bf16 is
-computed in fp32 and rounded once.
+Each function has the name of its problem, or of that problem in fp32. bf16 inputs are computed in
+fp32 and rounded once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _narrow(like, *tensors):
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:
-    """a^T b, a few rows at a time, from the last."""
+    """Return a^T b, summed over a few rows at a time, from the last."""
     parts = list(zip(a.split(CHUNK), b.split(CHUNK), strict=True))[::-1]
     total = torch.zeros(a.shape[1], b.shape[1])
     for left, right in parts:
@@ -83,7 +83,7 @@ def norm_linear_backward(grad, x, weight, w, scalars):
 
 
 def _normed(grad, x, weight, eps, over):
-    """The gradients of a normalisation over those dimensions of [B, C, S, S]."""
+    """Return the gradients of a normalisation over those dimensions of [B, C, S, S]."""
     centred = x - x.mean(over, keepdim=True)
     scale = 1 / torch.sqrt(centred.square().mean(over, keepdim=True) + eps)
     seen, down = centred * scale, grad * weight.view(-1, 1, 1)
@@ -101,7 +101,7 @@ def instance_norm_backward(grad, x, weight, scalars):
 
 
 def _patches(x: Tensor) -> Tensor:
-    """[B, C, S, S] -> [B S S, C 9]."""
+    """Map [B, C, S, S] to [B S S, C 9]."""
     found = F.unfold(x, 3, padding=1)
     return found.transpose(1, 2).reshape(-1, found.shape[1])
 
@@ -141,7 +141,7 @@ def pointwise_residual_bf16_backward(grad, y, x, weight, scalars):
 
 
 def _attended(grad, q, k, v, bias, cap=0.0):
-    """Row by row of queries, a few at a time; dk and dv are added up from the last."""
+    """Process a few query rows at a time; dk and dv are summed from the last rows to the first."""
     wide, q, k, v = _wide(grad, q, k, v)
     scale, dq = q.shape[-1] ** -0.5, torch.zeros_like(q)
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
@@ -221,7 +221,7 @@ def cumulative_sum_backward(grad, scalars):
 
 
 def cumulative_log_sum_backward(grad, x, scalars):
-    """Every pair of places at once; logs of sums from a largest value of each place's own."""
+    """Compute all pairs of positions at once; each position scales its sums by its own maximum."""
     top = x.cummax(-1).values
     earlier = torch.ones(x.shape[-1], x.shape[-1], dtype=torch.bool).tril()
     gap = (x.unsqueeze(1) - top.unsqueeze(2)).masked_fill(~earlier, float("-inf"))

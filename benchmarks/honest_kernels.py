@@ -1,7 +1,7 @@
-"""Honest kernels and their problems: in C++ and torch by hand, what ships, and torch's references.
+"""Collect honest kernels: handwritten C++ and torch, shipped kernels, and torch's references.
 
-The same sum in another order, with other threads and other widths is as right as the reference's:
-a judge that calls one of these wrong has too narrow a bound.
+The same sum in another order, with other threads or widths, is as right as the reference's. A judge
+that calls one of these kernels wrong has too narrow a bound.
 """
 
 from __future__ import annotations
@@ -129,10 +129,10 @@ TEXTBOOK = {
     " { float mixed = 0; for (int64_t c = 0; c < rows; ++c) mixed += p[c] / sum * IN(2)[c * n + i];"
     " OUT(3)[r * n + i] = mixed; }",
 }
-"""Kernels as a textbook has them: one accumulator in float32, which loses more than torch does."""
+"""Textbook kernels: one float32 accumulator, which loses more precision than torch does."""
 TEXTBOOK_INPUTS = {"squared_error": 2, "products": 2, "attention": 3}
 LONGEST = {"attention": 256}
-"""Of a row, where it is not 4099: heads are no wider."""
+"""Row length where it is not 4099: heads are no wider."""
 THREADS = {"one thread": "", "threads": '_Pragma("omp parallel for")'}
 
 
@@ -161,7 +161,7 @@ def residual(x: Tensor, y: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
 
 
 def momentum(m: Tensor, g: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
-    """In place: m = k m + g."""
+    """Update in place: m = k m + g."""
     return (scalars[0] * m + g,)
 
 
@@ -202,7 +202,7 @@ def logsumexp(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
 
 
 def cross_entropy(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
-    """A loss for each row, whose class is the row's number."""
+    """Return one loss per row; the row's number is its class."""
     targets = torch.arange(len(x)) % x.shape[-1]
     return (torch.nn.functional.cross_entropy(x, targets, reduction="none"),)
 
@@ -224,7 +224,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scalars: Sequence[float]) -> tupl
 
 
 def honest_kernels(*, with_python: bool = True) -> list[Honest]:
-    """Every honest kernel that this CPU can run; those in C++ do the work themselves (`own`)."""
+    """Return every honest kernel that this CPU can run; the C++ ones do their own work (`own`)."""
     compiled = [*_elementwise(), *_rows(), *textbook_kernels(), *honest_backwards.compiled()]
     compiled += _shipped()
     found = [replace(one, problem=replace(one.problem, task="own")) for one in compiled]
@@ -237,9 +237,9 @@ def honest_kernels(*, with_python: bool = True) -> list[Honest]:
 def problem(
     name: str, inputs: int, *, in_place: bool = False, longest: int | None = None
 ) -> Problem:
-    """A problem with a timed case, one small case for each distribution and a hidden shape.
+    """Make a problem with a timed case, a small case per distribution, and a hidden shape.
 
-    `longest` adds cases with rows of that length, where sums lose most.
+    `longest` adds cases with rows of that length, where sums lose the most precision.
     """
 
     def case(title: str, shape: tuple[int, ...], distribution: str, **flags: bool) -> Case:
@@ -285,7 +285,7 @@ def _rows() -> Iterator[Honest]:
 
 
 def textbook_kernels() -> Iterator[Honest]:
-    """Sums in one accumulator, on rows of up to 4099 elements."""
+    """Yield kernels that sum in one accumulator, on rows of up to 4099 elements."""
     for name, body in {"softmax": ROWS["softmax"], **TEXTBOOK}.items():
         kernel = _by_rows(body, SUMS["sequential"])
         asked = problem(name, TEXTBOOK_INPUTS.get(name, 1), longest=LONGEST.get(name, 4099))
@@ -293,7 +293,7 @@ def textbook_kernels() -> Iterator[Honest]:
 
 
 def _by_rows(body: str, total: str, pragma: str = "") -> Kernel:
-    """The kernel that does `body` for each row x of n elements, with room for n more in v."""
+    """Make the kernel that runs `body` for each row x of n elements, with room for n more in v."""
     return _cpp(
         f"{HEAD}#include <algorithm>\nstatic float total(const float* v, int64_t n) {{ {total} "
         "}\nENTRY { const int64_t n = t[0].size[t[0].ndim - 1], rows = elements(t[0]) / n;\n"
@@ -303,7 +303,7 @@ def _by_rows(body: str, total: str, pragma: str = "") -> Kernel:
 
 
 def _shipped() -> Iterator[Honest]:
-    """The library's kernels in every variant that this CPU runs, in both dtypes."""
+    """Yield the library's kernels in every variant that this CPU runs, in both dtypes."""
     from ratchet.devices.probe import best_isa
 
     runnable = ISAS[: ISAS.index(best_isa()) + 1]
@@ -318,7 +318,7 @@ def _shipped() -> Iterator[Honest]:
 
 
 def _shipped_triton() -> Iterator[Honest]:
-    """The library in Triton at the suite's smallest sizes; without a GPU it is interpreted."""
+    """Yield the Triton library at the suite's smallest sizes; without a GPU it is interpreted."""
     if importlib.util.find_spec("triton") is None:
         return
     for entry, kernel in triton_kernels().items():
@@ -326,14 +326,14 @@ def _shipped_triton() -> Iterator[Honest]:
 
 
 def _references() -> Iterator[Honest]:
-    """The library's references, called from Python."""
+    """Yield the library's references, called from Python."""
     for library in LIBRARY.values():
         for one in library.problems(WorkloadShapes(**SHAPES, dtype="float32")):
             yield _as_candidate(one, f"reference of {one.name}")
 
 
 def _suite_references() -> Iterator[Honest]:
-    """The references of the suite of training work, at its smallest sizes."""
+    """Yield the references of the training suite, at its smallest sizes."""
     for one in load_suite("training"):
         try:
             yield _as_candidate(one.at("ci"), f"suite: {one.name}")
@@ -343,7 +343,7 @@ def _suite_references() -> Iterator[Honest]:
 
 def _as_candidate(asked: Problem, name: str) -> Honest:
     kernel = built_in_kernel(asked, "eager")
-    # It is torch's work: right, and no answer to a problem that asks for the kernel's own.
+    # This is torch's work: right, but no answer to a problem that requires own code.
     return Honest(name=name, kernel=kernel, problem=replace(asked, task="any"))
 
 

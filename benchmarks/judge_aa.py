@@ -1,16 +1,18 @@
-"""Submit the reference itself, again and again: it must read 1.00x and never be proven faster.
+"""Submit the reference itself repeatedly: it must read 1.00x and never be proven faster.
 
     python benchmarks/judge_aa.py [--verdicts 500] [--seed 0] [--busy 0] [--minutes 40]
                                   [--kinds suite,cpp,blocks] [--scale 0.5] [--out judge_aa.jsonl]
 
-Three kinds of problems take turns: `suite`, the training suite's references at `ci` sizes as Python
-kernels; `cpp`, C++ kernels that ship, each judged against a reference that calls the same kernel;
-and `blocks`, whole blocks of EfficientNet, ResNet and a transformer in KernelBench's form, shrunk
-by --scale. --busy starts that many processes that compute all the time. Each verdict is a line of
---out; with an --out of before, what stands there is counted and not judged again. A row for each
-kind comes before the last line, which is one JSON object: `verdicts` with a ratio, how many were
-`proven`, their `median_ratio`, and `worst_low`, the highest lower end of an interval. Exits with 1
-where more than 1 in 500 was proven, or the median lies over 3 % from 1.
+Three kinds of problems take turns. `suite` is the training suite's references at `ci` sizes, as
+Python kernels. `cpp` is shipped C++ kernels, each judged against a reference that calls the same
+kernel. `blocks` is whole blocks of EfficientNet, ResNet and a transformer in KernelBench's form,
+shrunk by --scale. --busy starts that many processes that compute all the time.
+
+Each verdict is one line of --out. If --out exists, its verdicts are counted and not judged again.
+The output has one row per kind; the last line is one JSON object with the number of `verdicts` that
+have a ratio, how many were `proven`, their `median_ratio`, and `worst_low`, the highest lower end
+of an interval. The exit code is 1 if more than 1 in 500 was proven, or if the median is more than
+3 % from 1.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from ratchet.kernels.problem_file import built_in_kernel, load_problem
 from ratchet.kernels.suites import load_suite
 
 Question = tuple[str, str, Problem, Kernel]
-"""Kind, name, problem and the reference as its kernel."""
+"""Kind, name, problem, and the reference as its kernel."""
 BLOCKS = Path(__file__).parent / "blocks"
 KINDS = ("suite", "cpp", "blocks")
 BUSY = "while True: sum(range(100000))"
@@ -47,7 +49,7 @@ MOST_PROVEN, MOST_OFF = 1 / 500, 0.03
 
 
 def questions(kind: str, scale: float) -> list[Question]:
-    """Every problem of a kind with its reference as the kernel."""
+    """Return every problem of a kind with its reference as the kernel."""
     if kind == "cpp":
         return [(kind, entry, problem_of(entry), kernel_of(entry)) for entry in SHIPPED]
     if kind == "blocks":
@@ -58,7 +60,7 @@ def questions(kind: str, scale: float) -> list[Question]:
 
 
 def in_turn(kinds: Sequence[str], scale: float, seed: int) -> Iterator[Question]:
-    """Endlessly one question of each kind, each kind's own in a random order."""
+    """Yield one question of each kind in turn, without end; each kind's order is random."""
     rng = random.Random(seed)
     found = {kind: questions(kind, scale) for kind in kinds}
     left: dict[str, list[Question]] = {kind: [] for kind in kinds}
@@ -70,7 +72,7 @@ def in_turn(kinds: Sequence[str], scale: float, seed: int) -> Iterator[Question]
 
 
 def row_of(kind: str, name: str, verdict: Verdict, took_s: float) -> dict[str, Any]:
-    """A verdict as a line of the output."""
+    """Return a verdict as a line of the output."""
     ratio = verdict.speedup.vs_reference
     return {
         "kind": kind,
@@ -85,7 +87,7 @@ def row_of(kind: str, name: str, verdict: Verdict, took_s: float) -> dict[str, A
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What was proven, and how far the ratios lie from 1."""
+    """Summarise the proven verdicts and the ratios' distance from 1."""
     told = [row for row in rows if row["ratio"] is not None]
     ratios = [row["ratio"] for row in told]
     return {
@@ -101,7 +103,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[None]:
-    """So many processes that compute meanwhile."""
+    """Run this many compute-bound processes in the background."""
     started = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
     try:
         yield
@@ -112,10 +114,10 @@ def busy(count: int) -> Iterator[None]:
 
 
 def judge_all(asked: argparse.Namespace, rows: list[dict[str, Any]], out: Path) -> None:
-    """Judge until there are enough verdicts, or the minutes are over; a line for each."""
+    """Judge until there are enough verdicts or the time is up; write one line for each."""
     deadline = time.monotonic() + 60 * asked.minutes
     coming = in_turn(asked.kinds.split(","), asked.scale, asked.seed)
-    for _ in rows:  # what an earlier run has judged
+    for _ in rows:  # judged by an earlier run
         next(coming)
     with KernelJudge() as judge, out.open("a", encoding="utf-8") as file:
         while len(rows) < asked.verdicts and time.monotonic() < deadline:
@@ -135,16 +137,18 @@ def judge_all(asked: argparse.Namespace, rows: list[dict[str, Any]], out: Path) 
 
 
 def main() -> None:
-    """Read the arguments, judge, print."""
+    """Read the arguments, judge, and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--verdicts", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--busy", type=int, default=0, help="processes that compute all the time")
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
-    parser.add_argument("--scale", type=float, default=1.0, help="of the blocks")
-    parser.add_argument("--limit-s", type=float, default=120.0, help="of one verdict")
-    parser.add_argument("--out", type=Path, default=None, help="kept, and gone on from")
+    parser.add_argument("--scale", type=float, default=1.0, help="scale of the blocks")
+    parser.add_argument("--limit-s", type=float, default=120.0, help="time limit of one verdict")
+    parser.add_argument(
+        "--out", type=Path, default=None, help="output file; an existing one is continued"
+    )
     asked = parser.parse_args()
     out = asked.out or Path(f"judge_aa_{asked.seed}_{asked.busy}.jsonl")
     rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []

@@ -1,7 +1,7 @@
-"""References that call the C++ kernels that ship: what is then judged is such a kernel twice over.
+"""References that call the shipped C++ kernels, so that a kernel is judged against itself.
 
-A worker compiles the source as the sandbox does, and the op calls it. The float64 of the oracle is
-computed by the op's composite in torch.
+A worker compiles the source like the sandbox does, and the op calls it. The op's torch composite
+computes the oracle's float64 result.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ SHIPPED = {
     "linear_dgrad": "linear",
     "attention_forward": "attention",
 }
-"""Kernels that compute for long on little memory: what the op costs beside them must not show."""
+"""Kernels that compute long on little memory, so that the op's overhead does not show."""
 OPS = {"linear_forward": "linear", "attention_forward": "attention"}
-"""Names under torch.ops.ratchet, where they are not the entry's."""
+"""Names under torch.ops.ratchet that differ from the entry's."""
 
 
 def kernel_of(entry: str) -> Kernel:
-    """The best variant for this machine of the kernel that ships for an entry."""
+    """Return this machine's best variant of the kernel that ships for an entry."""
     return next(one for one in LIBRARY[SHIPPED[entry]].kernels(best_isa()) if one.entry == entry)
 
 
 def problem_of(entry: str) -> Problem:
-    """The entry's problem at llama-60m's sizes, with its first timed case, and our reference."""
+    """Return the entry's problem at llama-60m's sizes: first timed case, our reference."""
     problems = LIBRARY[SHIPPED[entry]].problems(WorkloadShapes())
     problem = next(one for one in problems if one.name == entry)
     timed = next(case for case in problem.cases if case.timed)

@@ -3,8 +3,8 @@
     python benchmarks/judge_honest.py [--times 5] [--only WORDS] [--limit-s 60] [--no-python]
                                       [--looks 3]
 
-Prints what was not `proven` or `correct` as it comes, then a table, and as its last line one JSON
-object. Exits with 1 where an honest kernel was called wrong or cheating.
+Prints each verdict that is neither `proven` nor `correct` as it arrives, then a table. The last
+line is one JSON object. The exit code is 1 if an honest kernel was called wrong or cheating.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STATUSES = (
 
 
 def judge_all(kernels: list[Honest], times: int, limit_s: float) -> dict[str, Counter[str]]:
-    """The statuses of each kernel, by its name."""
+    """Return the statuses of each kernel, by its name."""
     counts = {honest.name: Counter[str]() for honest in kernels}
     with KernelJudge() as judge:
         for _ in range(times):
@@ -45,7 +45,7 @@ def judge_all(kernels: list[Honest], times: int, limit_s: float) -> dict[str, Co
 
 
 def table(counts: dict[str, Counter[str]]) -> str:
-    """One line for each group of kernels (the words before the first comma or colon)."""
+    """Return one line for each group of kernels (the words before the first comma or colon)."""
     groups: dict[str, Counter[str]] = {}
     for name, found in counts.items():
         group = name.split(",")[0].split(":")[0].split(" of ")[0]
@@ -59,17 +59,19 @@ def table(counts: dict[str, Counter[str]]) -> str:
 
 
 def main() -> None:
-    """Read the arguments, judge, print."""
+    """Read the arguments, judge, and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--times", type=int, default=5)
-    parser.add_argument("--only", default="", help="judge kernels whose name holds these words")
+    parser.add_argument(
+        "--only", default="", help="judge only kernels whose name contains these words"
+    )
     parser.add_argument("--limit-s", type=float, default=60.0)
-    parser.add_argument("--no-python", action="store_true", help="leave out those in Python")
+    parser.add_argument("--no-python", action="store_true", help="leave out the Python kernels")
     parser.add_argument(
         "--looks",
         type=int,
         default=kernel_timing.LOOKS,
-        help="looks at a kernel's time: fewer leave more undecided and say as much about answers",
+        help="looks at a kernel's time; fewer leave more undecided, with equal checks of answers",
     )
     asked = parser.parse_args()
     kernel_timing.LOOKS = asked.looks

@@ -1,9 +1,9 @@
-"""KernelBench's kinds of problems at `--scale auto`, with eager as its own candidate.
+"""Judge KernelBench's kinds of problems at `--scale auto`, with eager as the candidate.
 
     python benchmarks/judge_kernelbench.py [--only NAME ...]
 
-Every answer should be `correct`, within seconds. Prints a line for each problem; the last line is
-JSON. Exit code 0: all of them are `correct`.
+Every verdict should be `correct` and take seconds. Prints one line for each problem; the last
+line is JSON. The exit code is 0 if all verdicts are `correct`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ratchet.kernels.problem_file import built_in_kernel
 
 
 def main() -> int:
-    """Judge them in turn."""
+    """Judge the problems in turn and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=list(KINDS), default=list(KINDS))
     rows = []
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def _verdict(name: str) -> Verdict:
-    """The verdict on a problem's own reference, each with processes of its own."""
+    """Judge a problem's own reference in a fresh judge."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.py"

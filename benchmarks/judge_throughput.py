@@ -1,14 +1,14 @@
-"""How fast the judge is: one verdict on a small C++ kernel, verdicts a minute, its memory.
+"""Measure the judge's speed: one verdict on a small C++ kernel, verdicts per minute, memory.
 
     python benchmarks/judge_throughput.py [--verdicts 30]
 
-Every kernel is compiled anew (the sandbox has no compile cache) and has a source of its own.
-`verdict_s` is from source to answer with the reference worker already running, each verdict by
-itself, as a median with the shortest and the longest; `first_verdict_s` also starts that worker,
-which imports torch. `verdicts_per_minute` is of a second pass over the same problems, as `ratchet
-judge --suite` makes it: two kernels' compilers share the cores. `judge_peak_mb` is the peak
-resident memory of the judging process alone, `reference_peak_mb` that of its reference worker,
-which stands beside it; candidates' processes are in neither. The last line is one JSON object.
+Every kernel has its own source and is compiled from scratch (the sandbox has no compile cache).
+`verdict_s` is the time from source to answer with the reference worker already running, one verdict
+at a time: the median, the shortest and the longest. `first_verdict_s` includes the start of that
+worker, which imports torch. `verdicts_per_minute` is from a second pass over the same problems,
+like `ratchet judge --suite`: two kernels' compilers share the cores. `judge_peak_mb` is the peak
+resident memory of the judging process alone, and `reference_peak_mb` that of its reference worker,
+a separate process; candidates' processes count in neither. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ratchet.kernels.problem import Problem
 
 
 def small_kernels(count: int) -> list[tuple[Kernel, Problem]]:
-    """Honest C++ kernels of one loop each, in turn, every one with a text of its own."""
+    """Return honest one-loop C++ kernels in turn, each with a unique source."""
     found = [one for one in honest_kernels(with_python=False) if len(one.kernel.source) < 6000]
     chosen = []
     for index in range(count):
@@ -45,19 +45,19 @@ def small_kernels(count: int) -> list[tuple[Kernel, Problem]]:
             entry=kernel.entry,
             schedule=kernel.schedule,
         )
-        chosen.append((own, replace(honest.problem, task="any")))  # as a user's problem is
+        chosen.append((own, replace(honest.problem, task="any")))  # like a user's problem
     return chosen
 
 
 def peak_mb(pid: int | str) -> float:
-    """The peak resident memory of a process, in 10^6 bytes."""
+    """Return the peak resident memory of a process, in 10^6 bytes."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     return int(found[1]) * 1024 / 1e6 if found else float("nan")
 
 
 def main() -> None:
-    """Read the arguments, judge, print."""
+    """Read the arguments, judge, and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--verdicts", type=int, default=30)
     asked = parser.parse_args()

@@ -1,6 +1,6 @@
-"""Problems of KernelBench's kinds and sizes, in its format, of our own making: name to file text.
+"""Define problems of KernelBench's kinds and sizes, in its format but our own: name to file text.
 
-Each is given as sizes, layers, the forward's arguments and result, and the inputs.
+Each is given by its sizes, its layers, the forward pass's arguments and result, and its inputs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Kind:
     arguments: str = "x"
 
     def text(self) -> str:
-        """The problem's file."""
+        """Return the text of the problem's file."""
         return FILE.format(
             sizes=self.sizes.replace("; ", "\n"),
             layers=self.layers.replace("; ", "\n        ") or "pass",

@@ -1,14 +1,14 @@
-"""Kill `ratchet judge` and `ratchet optimize --resume` at random moments, and count what is lost.
+"""Kill `ratchet judge` and `ratchet optimize --resume` at random moments, and count the losses.
 
     python benchmarks/kill_loop.py [--times 200] [--seed 0]
 
-Both commands write to one ledger, in turn. Each first runs once to its end, to learn how long it
-takes; then it is started and, at a moment drawn from that time, killed with SIGKILL. Every row that
-another process could read before the kill, every verdict and screening that the command had named
-on stderr, and every result that it had printed must be in the ledger afterwards (`rows_lost` counts
-those that are not), the database must pass its integrity check, and no process of the command may
-be left (`longest_end_s` is the longest that one lived on). A turn that was killed is resumed; one
-that came to its end is followed by a turn with another seed. The last line is one JSON object.
+Both commands write to one ledger, in turn. Each runs once to its end, to learn how long it takes.
+After that it is started and killed with SIGKILL at a random moment within that time. Afterwards the
+ledger must hold every row that another process could read before the kill, every verdict and
+screening that the command had named on stderr, and every result that it had printed; `rows_lost`
+counts those that are missing. The database must pass its integrity check. No process of the command
+may be left; `longest_end_s` is the longest that one survived. A killed turn is resumed; a finished
+one is followed by a turn with another seed. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Tally:
 
     kills: int = 0
     ends: int = 0
-    """Runs that came to their end before they were killed."""
+    """Runs that ended before they were killed."""
     resumed: int = 0
     rows_seen: int = 0
     rows_named: int = 0
@@ -80,7 +80,7 @@ class Tally:
 
 
 class Loop:
-    """The commands, their ledger and what has been found so far."""
+    """The commands, their ledger and the results so far."""
 
     def __init__(self, folder: Path, drawn: random.Random) -> None:
         self.folder, self.drawn = folder, drawn
@@ -94,7 +94,7 @@ class Loop:
             (level / f"{name}.py").write_text(PROBLEM.format(body=body))
 
     def run(self, times: int, commands: tuple[str, ...] = ("judge", "optimize")) -> Tally:
-        """Kill the commands so often, in turn."""
+        """Kill the commands this many times, in turn."""
         for index in range(times):
             name = commands[index % len(commands)]
             if name not in self.lasts_s:
@@ -146,14 +146,14 @@ class Loop:
         return events["started"] > events["finished"]
 
     def query(self, question: str) -> list[tuple[str, ...]]:
-        """The rows of a question in SQL; none where there are no tables yet."""
+        """Return the rows of an SQL query; none if there are no tables yet."""
         if not self.rows():
             return []
         with closing(sqlite3.connect(self.ledger, timeout=30)) as database:
             return list(database.execute(question))
 
     def rows(self) -> Rows:
-        """Every row that another process can read now, behind its table's name."""
+        """Return every row that another process can read now, prefixed with its table's name."""
         if not self.ledger.exists():
             return Counter()
         with closing(sqlite3.connect(self.ledger, timeout=30)) as database:
@@ -178,7 +178,7 @@ class Loop:
             self._lose(1, f"the ledger is damaged: {answer}")
 
     def _check_named(self, name: str, said: str, before: Rows, *, ended: bool) -> None:
-        """Each verdict and screening that the command named has a row."""
+        """Check that each verdict and screening that the command named has a row."""
         old = {row[1] for row in before if row[0] == "verdicts"}
         rows = self.query(VERDICTS)
         problems = Counter(JUDGED.findall(said)) - Counter(
@@ -218,7 +218,7 @@ class Loop:
 
 
 class Said:
-    """Whatever a process prints, read while it runs."""
+    """The output of a process, read while it runs."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._parts: list[str] = []
@@ -230,7 +230,7 @@ class Said:
     def _read(self, pipe: object) -> None:
         with pipe as lines:  # type: ignore[attr-defined]
             for line in lines:
-                if line.endswith("\n"):  # the rest of a line that was cut was not reported
+                if line.endswith("\n"):  # a line cut by the kill was not reported
                     self._parts.append(line)
 
     @property

@@ -2,9 +2,9 @@
 
     python benchmarks/make_large_trace.py SMALL.json.gz LARGE.json --size-mb 275
 
-Every copy's times start where the copy before ended, and its correlation ids, external ids and
-flow ids are its own, so that links hold inside a copy and nowhere else. The text around the events
-and the layout of each event stay as they were.
+Each copy starts where the previous one ended. Its correlation ids, external ids and flow ids are
+unique, so links hold only inside a copy. The text around the events and the layout of each event do
+not change.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _TIME = re.compile(rb'"ts": (\d+)')
 
 
 def parts(text: bytes) -> tuple[bytes, bytes, bytes]:
-    """A trace's text up to its first event, its events, and what follows the last."""
+    """Split a trace into the text before its events, the events, and the text after them."""
     begin = _ARRAY.search(text)
     end = _ARRAY_END.search(text, begin.end()) if begin else None
     if begin is None or end is None:
-        raise SystemExit("the small trace does not end as Kineto's do: give another")
+        raise SystemExit("the small trace does not end like one of Kineto's: give another")
     return text[: begin.end()], text[begin.end() : end.start() + 1], text[end.start() + 1 :]
 
 
 def copies(events: bytes) -> Iterator[bytes]:
-    """The events again and again, each time later and with ids of their own."""
+    """Yield the events repeatedly, each time later and with new ids."""
     times = [int(found[1]) for found in _TIME.finditer(events)]
     length = max(times) - min(times) + 1_000_000
     ids = [int(found[2]) for found in _SHIFTED.finditer(events) if found[1] != b"ts"]
@@ -53,7 +53,7 @@ def _later(found: re.Match[bytes], time: int, ids: int) -> bytes:
 
 
 def write(small: Path, large: Path, size_bytes: int) -> int:
-    """Write copies of `small` until `large` holds `size_bytes`; the number of copies."""
+    """Write copies of `small` until `large` has `size_bytes`; return the number of copies."""
     text = small.read_bytes()
     if text[:2] == b"\x1f\x8b":
         text = gzip.decompress(text)

@@ -1,9 +1,9 @@
-"""Time a workload's step as Ratchet's recipe runs it against torch.compile's best, in one run.
+"""Time a workload's step with Ratchet's recipe against torch.compile's best, in one run.
 
     python benchmarks/optimize_step.py llama-60m [--budget 30m] [--out FOLDER] [--ledger PATH]
 
-Runs `ratchet optimize` in a ledger of its own (nothing is reused) and prints, as its last line,
-one JSON object. Timing decides nothing here: the figures are for people.
+Runs `ratchet optimize` with a new ledger, so nothing is reused. The last line is one JSON object.
+The figures are for people; no test depends on them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 
 def run(workload: str, budget: str, out: Path, ledger: Path) -> dict[str, Any]:
-    """One turn in a process of its own; its result document."""
+    """Run one turn in its own process and return its result document."""
     command = [sys.executable, "-m", "ratchet.cli", "optimize", workload, "--budget", budget]
     command += ["--out", str(out), "--ledger", str(ledger)]
     done = subprocess.run(command, check=False)
@@ -29,7 +29,7 @@ def run(workload: str, budget: str, out: Path, ledger: Path) -> dict[str, Any]:
 
 
 def summary(result: dict[str, Any]) -> dict[str, Any]:
-    """The figures of one turn, as one flat object."""
+    """Return the figures of one turn as one flat object."""
     arms = {arm["key"]: arm for arm in result["arms"]}
 
     def ratio(name: str) -> dict[str, float]:

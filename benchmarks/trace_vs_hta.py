@@ -1,17 +1,17 @@
-"""Load and report a large trace here and with HolisticTraceAnalysis, in one run.
+"""Load and report a large trace with Ratchet and with HolisticTraceAnalysis, in one run.
 
     python benchmarks/trace_vs_hta.py SMALL.json.gz --hta-python HTA/bin/python [--skip-two-gb]
 
-HolisticTraceAnalysis needs pandas below 3 and lives in an environment of its own:
+HolisticTraceAnalysis needs pandas below 3 and its own environment:
 
     python -m venv HTA && HTA/bin/python -m pip install HolisticTraceAnalysis "pandas<3" ijson
 
-SMALL is repeated to 275 MB (and to 2 GB) by `make_large_trace.py`. Every figure is of a process of
-its own: wall time of the call, imports left out, and the peak of its resident memory, imports
-counted (Linux). For each process that it starts in turn, the peak of the largest of these is added,
-as if all stood at their peaks at once. HTA's ijson mode is the one that it calls best
-(IJSON_BATCH_AND_COMPRESS; it leaves out Python functions). Without --hta-python its lines are left
-out. The last line is one JSON object.
+`make_large_trace.py` repeats SMALL to 275 MB (and to 2 GB). Each figure comes from a separate
+process: the wall time of the call without imports, and the peak resident memory with imports
+(Linux). For each process that it starts in turn, the peak of the largest of these is added, as if
+all reached their peaks at once. HTA's ijson mode is the one it calls best
+(IJSON_BATCH_AND_COMPRESS; it leaves out Python functions). Without --hta-python, HTA's lines are
+left out. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ print(json.dumps({"load_s": done - begin, "peak_mb": peak_mb(), "processes": 1 +
 
 
 def measured(python: str, code: str, path: Path, mode: str) -> dict[str, Any]:
-    """Run one reader in a new process; its own figures."""
+    """Run one reader in a new process and return its figures."""
     done = subprocess.run(
         [python, "-c", MEMORY + code, str(path), mode], check=False, capture_output=True, text=True
     )
@@ -131,7 +131,7 @@ def summary(
     theirs: dict[str, dict[str, Any]],
     two_gb: dict[str, Any] | None,
 ) -> dict[str, float | None]:
-    """The figures that matter: times of theirs over ours, memory of ours over theirs."""
+    """Return the main figures: HTA's time over ours, and our memory over HTA's."""
 
     def times(mode: str) -> float | None:
         return round(theirs[mode]["load_s"] / ours["load_s"], 2) if mode in theirs else None

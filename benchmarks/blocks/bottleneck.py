@@ -1,4 +1,4 @@
-"""A bottleneck of three convolutions around a shortcut, as ResNet-50 stacks them."""
+"""A ResNet-50 bottleneck: three convolutions around a shortcut."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""An inverted bottleneck with squeeze and excitation, as EfficientNet stacks them."""
+"""An EfficientNet block: an inverted bottleneck with squeeze and excitation."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A transformer's block: causal attention and a gated feed-forward, each behind a norm."""
+"""A transformer block: causal attention and a gated feed-forward, each behind a norm."""
 
 import torch
 from torch import nn

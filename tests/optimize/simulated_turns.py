@@ -235,7 +235,7 @@ def _kernels(world: World, turn: Any, wanted: Any, too_small: Any) -> ProvenKern
     for name in wanted:
         if name not in refused:
             if turn.left_s() <= 5.0:
-                refused[name] = "the budget ended before the judge came to it"
+                refused[name] = "the budget ended before it was judged"
                 continue
             takes_s = min(world.verdict_s, turn.left_s())
             turn.memo("judged", name, lambda: world.spend(takes_s))  # noqa: B023

@@ -41,7 +41,7 @@ def test_they_need_an_amd_gpu_and_a_torch_built_for_it(
 ) -> None:
     applies = all_levers()[name].applies
     for here in (situation("avx512"), situation("sm_90", vendor="NVIDIA")):
-        assert applies(here) == "it concerns an AMD GPU under ROCm only"
+        assert applies(here) == "it applies only to AMD GPUs under ROCm"
     monkeypatch.setattr(torch.version, "hip", None)
     assert applies(situation("gfx1100")) == "this torch is not built for ROCm"
 
@@ -55,9 +55,9 @@ def test_they_apply_where_torch_does_not_do_it_by_itself() -> None:
     }
     assert found[("tunableop", "gfx942")] is None
     assert found[("tunableop", "gfx1100")] is None
-    assert found[("hipblaslt", "gfx942")] == "torch prefers hipBLASLt on gfx942 by itself"
+    assert found[("hipblaslt", "gfx942")] == "torch already prefers hipBLASLt on gfx942"
     assert found[("hipblaslt", "gfx1100")] is None
-    by_itself = "torch uses AOTriton's attention on gfx942 by itself"
+    by_itself = "torch already uses AOTriton's attention on gfx942"
     assert found[("aotriton-attention", "gfx942")] == by_itself
     assert found[("aotriton-attention", "gfx1100")] is None
     without = situation("gfx1100", attention=False)

@@ -154,7 +154,7 @@ def test_binary_is_refused(tmp_path: Path) -> None:
 def test_another_device_or_version_is_refused() -> None:
     recipe = make()
     recipe.check_here(device="d1", device_name="a CPU", software="s1")
-    with pytest.raises(RecipeError, match="a CPU, this is another CPU"):
+    with pytest.raises(RecipeError, match="a CPU, but this is another CPU"):
         recipe.check_here(device="d2", device_name="another CPU", software="s1")
     with pytest.raises(RecipeError, match=r"torch 2\.13\.0"):
         recipe.check_here(device="d1", device_name="a CPU", software="s2")

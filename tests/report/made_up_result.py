@@ -46,7 +46,7 @@ CHANGES: list[tuple[str, str, float | None, str]] = [
     ("compile_max_autotune", "dropped", 1.004, "not faster on top of the rest"),
     ("kernel:rms_norm", "refused", None, "wrong: case 'outliers', norm error 3.1e-2 above 8.2e-3"),
     ("checkpointing", "not_applicable", None, "the step fits in memory without it"),
-    ("attention_flash", "not_applicable", None, "it concerns a GPU only"),
+    ("attention_flash", "not_applicable", None, "it applies only to GPUs"),
     ("huge_pages", "not_tried", None, "the budget ended before it"),
 ]
 
@@ -98,7 +98,7 @@ def make_result(**changes: Any) -> dict[str, Any]:
             "passed": True,
             "worst_parameter": "layers.3.attention.k.weight",
             "worst_ratio": 1.31,
-            "detail": "every parameter's first-step gradient is within the rule",
+            "detail": "every parameter's first-step gradient is within tolerance",
         },
         "losses": _losses(rng),
         "samples": _samples(rng),
@@ -111,7 +111,7 @@ def make_result(**changes: Any) -> dict[str, Any]:
                 "MALLOC_TRIM_THRESHOLD_=1073741824 "
                 "python your_script.py",
             ],
-            "undo": ["remove these lines: the script is as it was"],
+            "undo": ["remove these lines to restore the script"],
         },
         "paths": {
             "recipe": "ratchet-out/recipe.json",

@@ -30,9 +30,9 @@ def test_the_limit_says_what_holds_the_rest() -> None:
     said = limit_words(limit())
     assert "torch.compile, fp32 runs at 74% of what this machine can do" in said
     assert "at most 1.4x is left, 62% of it in attention, 38% of it in loss." in said
-    assert "bound is not known take 10% of the step" in said
+    assert "without a known bound take 10% of the step" in said
     assert "norm" not in said
 
 
 def test_without_a_bound_it_says_so() -> None:
-    assert "not known" in limit_words(limit(most=None))
+    assert "is unknown" in limit_words(limit(most=None))

@@ -59,7 +59,7 @@ def test_comparisons_say_their_interval(result: dict[str, Any]) -> None:
     said = _said(result, 200)
     assert "Ratchet: 1.83x as fast as torch.compile's best (95 % interval 1.78 to 1.88)." in said
     assert "the A/A floor" in said
-    assert "has won that back after 25 steps" in said
+    assert "recovers that after 25 steps" in said
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 160])

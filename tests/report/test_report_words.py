@@ -84,16 +84,17 @@ SAME = Speedup(ratio=1.0, low=1.0, high=1.0, answer="equivalent")
 
 
 def test_a_recipe_that_is_its_rival_says_so_in_words() -> None:
-    assert words.speedup_words(SAME, "X", {}) == "the same step as X, as nothing faster was proven"
+    said = words.speedup_words(SAME, "X", {})
+    assert said == "the same step as X, because nothing faster was proven"
     speedup = make_result()["speedup"]
     said = words.headline(as_result(make_result(speedup=speedup | {"vs_compile": SAME})))
     assert said == (
-        "Nothing was proven faster for llama-60m than torch.compile's best: the recipe is that. "
+        "Nothing was proven faster for llama-60m than torch.compile's best, so that is the recipe. "
         "It runs 7.22x as fast as the step as written."
     )
     said = words.headline(as_result(make_result(speedup=speedup | {"vs_written": SAME})))
-    assert (
-        said == "Nothing was proven faster than a step of llama-60m as written; it stays as it is."
+    assert said == (
+        "Nothing was proven faster than a step of llama-60m as written, so it stays as it is."
     )
 
 
@@ -130,15 +131,15 @@ def test_the_headline_names_both_baselines() -> None:
 
 def test_a_turn_that_compared_nothing_claims_nothing() -> None:
     said = words.headline(as_result(make_result(speedup={})))
-    assert said == "llama-60m was timed, and compared with nothing."
+    assert said == "llama-60m was timed but not compared with anything."
 
 
 @pytest.mark.parametrize(
     ("extra_s", "steps", "expected"),
     [
-        (47.3, 25, "47.3 s later than the step as written, and has won that back after 25 steps."),
+        (47.3, 25, "47.3 s later than the step as written and recovers that after 25 steps."),
         (1.0, 1, "after 1 step."),
-        (1.0, None, "does not win that back: its steps are no faster."),
+        (1.0, None, "never recovers that, because its steps are no faster."),
         (-0.2, 0, "Ratchet starts no later than the step as written."),
     ],
 )

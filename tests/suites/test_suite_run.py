@@ -262,7 +262,7 @@ def test_kernelbench_in_any_folder(tmp_path: Path, inner: str) -> None:
 def test_a_folder_that_is_no_kernelbench(tmp_path: Path) -> None:
     with pytest.raises(RatchetError, match="give a clone of KernelBench"):
         level_folder(tmp_path, 1)
-    with pytest.raises(RatchetError, match="library answers no KernelBench"):
+    with pytest.raises(RatchetError, match="library has no kernels for KernelBench"):
         kernelbench_suite(tmp_path, level=1, scale="auto", candidate="library")
 
 

@@ -82,7 +82,7 @@ def test_a_folder_without_or_with_a_damaged_config_is_one_line(tmp_path: Path) -
     assert "that transformers cannot read" in message(f"hf:{tmp_path}")
     (tmp_path / "config.json").write_text('{"model_type": "nothing_known"}')
     assert "that transformers cannot read" in message(f"hf:{tmp_path}")
-    assert "names no folder" in message("hf:./nowhere")
+    assert "is not a folder" in message("hf:./nowhere")
 
 
 def test_an_unknown_type_is_one_line_with_the_nearest() -> None:

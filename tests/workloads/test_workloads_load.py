@@ -58,7 +58,7 @@ def test_a_device_that_means_nothing_is_one_line(device: str) -> None:
 
 def test_a_device_that_is_not_there_is_one_line() -> None:
     missing = f"cuda:{torch.cuda.device_count()}"
-    with pytest.raises(DeviceError, match="is not there") as error:
+    with pytest.raises(DeviceError, match="is not available") as error:
         load("llama-tiny", device=missing)
     assert "use --device cpu" in one_line(error)
 
@@ -75,7 +75,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_built(
 
     monkeypatch.setattr(psutil, "virtual_memory", Memory)
     with pytest.raises(
-        DeviceError, match=r"'llama-8b' needs at least 128.5 GB, and cpu has 1.0 GB"
+        DeviceError, match=r"'llama-8b' needs at least 128.5 GB, but cpu has 1.0 GB"
     ):
         load("llama-8b")
 

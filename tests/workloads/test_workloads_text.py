@@ -83,7 +83,7 @@ def test_any_text_file_can_be_trained_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"too short", r"is too short: \d+ tokens, and windows of 65 need 130"),
+        (b"too short", r"is too short: \d+ tokens, but windows of 65 need 130"),
         (b"", "is too short: 0 tokens"),
         (b"\x89PNG\r\n\x1a\n" * 1000, "is not UTF-8"),
         (b"a\0b" * 1000, "is binary"),

@@ -80,7 +80,7 @@ def test_the_seed_gives_the_weights(tmp_path: Path) -> None:
         ("lambda m, x: (m(x) * 0).mean()", "does not depend on the weights"),
         ("lambda m, x: (m(x) * 0).sum().sqrt()", "gradient of the first batch is not finite"),
         ("lambda m, x: m(x, x)", "raised TypeError"),
-        ("3", "loss cannot be called"),
+        ("3", "loss is not callable"),
     ],
 )
 def test_a_loss_that_cannot_train_is_one_line(tmp_path: Path, loss: str, expected: str) -> None:
@@ -152,7 +152,10 @@ def own(**changes: object) -> Workload:
         ({"precision": "fp16"}, "precision is 'fp16'"),
         ({"checkpointing": "all"}, "checkpointing is 'all'"),
         ({"model": nn.Linear(4, 1).requires_grad_(False)}, "no parameter requires a gradient"),
-        ({"batch": lambda index: torch.rand(2, 4)}, "batch(0) gave two different batches"),
+        (
+            {"batch": lambda index: torch.rand(2, 4)},
+            "two calls of batch(0) returned different batches",
+        ),
     ],
 )
 def test_a_wrong_field_is_one_line(changes: dict[str, object], expected: str) -> None:
@@ -164,8 +167,11 @@ def test_a_wrong_field_is_one_line(changes: dict[str, object], expected: str) ->
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"optimizer": 5}, "optimizer cannot be called"),
-        ({"optimizer": lambda parameters: 5}, "optimizer gave int 5, not a torch.optim.Optimizer"),
+        ({"optimizer": 5}, "optimizer is not callable"),
+        (
+            {"optimizer": lambda parameters: 5},
+            "optimizer returned int 5, not a torch.optim.Optimizer",
+        ),
         ({"optimizer": lambda p: torch.optim.AdamW(p, betas=5)}, "raised TypeError"),
         ({"optimizer": AdamWSpec(betas=5)}, "raised TypeError"),  # type: ignore[arg-type]
         (
@@ -227,7 +233,7 @@ def test_noise_in_a_loss_is_a_warning() -> None:
     assert check(own()) == ()
     (warning,) = check(own(loss=unseeded))
     assert "two runs with the same seed and batch gave the losses" in warning
-    assert "seed it from the batch's index" in warning
+    assert "Seed it from the batch's index" in warning
 
 
 def test_dropout_is_another_warning_and_leaves_the_generators_as_they_were() -> None:
@@ -235,7 +241,7 @@ def test_dropout_is_another_warning_and_leaves_the_generators_as_they_were() -> 
     workload = own(loss=dropped, batch=lambda index: x)
     before = torch.random.get_rng_state()
     (warning,) = check(workload)
-    assert "the loss is random" in warning and "set dropout to 0" in warning
+    assert "the loss is random" in warning and "Set dropout to 0" in warning
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -250,7 +256,7 @@ def seed(value: int) -> torch.Generator:
 
 
 def test_a_device_of_the_users_that_is_not_there_is_one_line() -> None:
-    with pytest.raises(DeviceError, match="is not there"):
+    with pytest.raises(DeviceError, match="is not available"):
         check(own(device=f"cuda:{torch.cuda.device_count()}"))
 
 

@@ -1,4 +1,4 @@
-"""The call sites of a workload with their real shapes, and the judge's problems made of them."""
+"""Call sites of a workload with their real shapes, and the judge problems built from them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def capture(workload: Workload, config: StepConfig) -> list[CapturedSite]:
-    """The sites of every pattern in one forward pass and loss, as `config`'s precision runs them.
+    """Return every pattern's sites in one forward pass and loss, at `config`'s precision.
 
-    The graphs are traced with the first batch and run eagerly, without any kernel. An AdamW update
-    is one more site, `adamw`, with the shapes of the parameters. The model is left as it was.
+    The graphs are traced with the first batch and run eagerly, without kernels. An AdamW update
+    adds one more site, `adamw`, with the shapes of the parameters. The model is not changed.
     """
     report = InstallReport()
     eager = config.model_copy(update={"compile_mode": None, "kernels": ()})
@@ -57,7 +57,7 @@ def _only_look(report: InstallReport) -> Any:
 
 
 def _at_precision(model: nn.Module, config: StepConfig) -> nn.Module:
-    """The model, or a copy with bf16 weights where the step would have them and it has not."""
+    """Return the model, or a copy with bf16 weights if the step would lower them."""
     if config.precision != "bf16_master":
         return model
     if all(p.dtype != torch.float32 for p in model.parameters() if p.dim() >= 2):
@@ -83,10 +83,10 @@ def _update_sites(workload: Workload, model: nn.Module) -> list[CapturedSite]:
 
 
 def problems_for(sites: Iterable[CapturedSite], *, most: int = 1) -> list[tuple[str, Problem]]:
-    """(kernel's name in LIBRARY, problem) for the sites, each problem once.
+    """Return (kernel name in LIBRARY, problem) pairs for the sites, without duplicates.
 
-    A kernel is judged at the `most` sites on which it does the most work (elements times count).
-    Raises GraphError for a site of a kernel that the library does not have.
+    Each kernel is judged at the `most` sites where it does the most work (elements times count).
+    Raises GraphError if the library lacks a site's kernel.
     """
     problems: list[tuple[str, Problem]] = []
     seen: set[str] = set()
@@ -102,7 +102,7 @@ def problems_for(sites: Iterable[CapturedSite], *, most: int = 1) -> list[tuple[
 
 
 def _largest(sites: list[CapturedSite], most: int) -> list[tuple[str, WorkloadShapes]]:
-    """For each kernel, the sizes of its largest sites, filled up with the workload's own."""
+    """Return each kernel's largest sites; other sites of the workload supply missing sizes."""
     common = _common_shapes(sites)
     chosen: list[tuple[str, WorkloadShapes]] = []
     for name in dict.fromkeys(site.pattern for site in sites):
@@ -123,13 +123,13 @@ def _common_shapes(sites: list[CapturedSite]) -> WorkloadShapes:
 
 
 def shapes_of(site: CapturedSite, base: WorkloadShapes) -> WorkloadShapes:
-    """`base` with the sizes that this site knows."""
+    """Return `base` updated with the sizes that this site knows."""
     reader = _READERS.get(site.pattern)
     return base if reader is None else replace(base, **reader(site))
 
 
 def _rows(site: CapturedSite, name: str) -> dict[str, Any]:
-    """Batch, sequence and dtype of [B, T, H] or [N, H] activations; inner sizes join T."""
+    """Return batch, sequence and dtype of [B, T, H] or [N, H] activations; inner sizes join T."""
     sizes = site.shapes[name]
     batch = sizes[0] if len(sizes) > 2 else 1
     return {"batch": batch, "sequence": prod(sizes[:-1]) // batch, "dtype": _dtype(site, name)}
@@ -182,7 +182,7 @@ def _read_update(site: CapturedSite) -> dict[str, Any]:
 
 
 MOST_PARAMETERS = 6
-"""Distinct parameter shapes in the optimizer's problem, the largest first."""
+"""Maximum number of distinct parameter shapes in the optimizer's problem, largest first."""
 
 _READERS = {
     "linear_cross_entropy": _read_classes,

@@ -1,7 +1,7 @@
-"""Tensors of a graph that depend on none of its inputs, computed while it is compiled.
+"""Evaluate, at compile time, the tensors of a graph that depend on none of its inputs.
 
-Hugging Face models build their causal mask inside the graph from `arange` alone. Computing it
-once shows what it is, and lets a kernel that knows only "causal" stand in for it.
+Hugging Face models build their causal mask inside the graph from `arange` alone. Once the mask is
+computed, a kernel that supports only causal attention can take the site.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ratchet.graph.mutation import written_by
 from ratchet.graph.nodes import value
 
 MOST_ELEMENTS = 1 << 27
-"""Larger masks are not computed (128 Mi elements: a bool mask of 128 MiB)."""
+"""Largest mask that is computed: 128 Mi elements, or 128 MiB as bool."""
 
 
 class Constants:
-    """The input-free tensors of one graph, computed on demand and kept for the pass."""
+    """Compute a graph's input-free tensors on demand and keep them for the pass."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -29,7 +29,7 @@ class Constants:
         self._varying: set[Node] = {n for n in graph.nodes if not _computable(n)}
 
     def find(self, node: Node) -> Tensor | None:
-        """The value of `node`; None where it depends on an input, on chance or is too large."""
+        """Return the value of `node`; None if it is random, too large or depends on an input."""
         example = value(node)
         if example is None or not self._is_constant(node):
             return None
@@ -90,7 +90,7 @@ def _random(node: Node) -> bool:
 
 
 def is_causal_mask(mask: Tensor, queries: int, keys: int) -> bool:
-    """Whether a bool mask, or an additive one of 0 and -inf, is exactly the causal triangle."""
+    """Return True if a mask, bool or additive (0 and -inf), is exactly the causal triangle."""
     allowed = _allowed(mask)
     if allowed is None or queries != keys:
         return False
@@ -99,7 +99,7 @@ def is_causal_mask(mask: Tensor, queries: int, keys: int) -> bool:
 
 
 def is_open_mask(mask: Tensor) -> bool:
-    """Whether the mask lets every query see every key."""
+    """Return True if the mask lets every query attend to every key."""
     allowed = _allowed(mask)
     return allowed is not None and bool(allowed.all())
 

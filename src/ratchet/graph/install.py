@@ -1,10 +1,10 @@
-"""Kernels into torch.compile: the pass, and the options that carry it to one compilation.
+"""Install kernels through torch.compile: the pass, and the options for one compilation.
 
-Nothing global is set. torch 2.11 runs the pass before it looks into its caches. Later versions run
-a pass with a uuid after a cache miss only, so that a cache hit would leave the report empty; there
-`pre_grad_pass_timing="early"` restores the old order, and a second pass that does nothing brings
-the uuid into the key (https://github.com/pytorch/pytorch, torch/_inductor/codecache.py,
-`resolve_pre_grad_pass_timing` and `FxGraphHashDetails`).
+No global state is set. torch 2.11 runs the pass before it looks into its caches. Later versions run
+a pass with a uuid only after a cache miss, so a cache hit would leave the report empty. On those
+versions `pre_grad_pass_timing="early"` restores the old order. A second pass, which changes
+nothing, adds the uuid to the cache key (https://github.com/pytorch/pytorch,
+torch/_inductor/codecache.py, `resolve_pre_grad_pass_timing` and `FxGraphHashDetails`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["InstallKernels", "InstallReport", "compile_options", "installed_by"]
 
 
 class InstallKernels(CustomGraphPass):
-    """Puts kernels into each graph of one torch.compile call; `report` says what it did."""
+    """Install kernels in each graph of one torch.compile call; `report` lists the results."""
 
     def __init__(self, kernels: Sequence[str], identity: str) -> None:
         self.patterns = select(kernels)
@@ -41,11 +41,11 @@ class InstallKernels(CustomGraphPass):
         rewrite(graph, self.patterns, self.report)
 
     def uuid(self) -> str:
-        """The recipe's hash: kernel names, kernel sources, this package's code and version."""
+        """Hash the recipe: kernel names, kernel sources, this package's code and version."""
         return self._identity
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # torch 2.11 pickles the pass into its cache key: the recipe alone must decide it.
+        # torch 2.11 pickles the pass into its cache key, so only the recipe may affect the pickle.
         return InstallKernels, (self.report.kernels, self._identity)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InstallKernels:
@@ -53,7 +53,7 @@ class InstallKernels(CustomGraphPass):
 
 
 class RecipeStamp(CustomGraphPass):
-    """Changes nothing; its uuid keeps graphs with other kernels apart in torch's caches."""
+    """Change nothing; the uuid keeps graphs with different kernels apart in torch's caches."""
 
     def __init__(self, identity: str) -> None:
         self._identity = identity
@@ -66,11 +66,11 @@ class RecipeStamp(CustomGraphPass):
 
 
 def compile_options(kernels: Sequence[str], *, isa: str | None = None) -> dict[str, Any]:
-    """`options=` for a torch.compile call that installs these kernels; empty without any.
+    """Return the `options=` for a torch.compile call that installs these kernels; empty if none.
 
-    `kernels` are names of `ratchet.kernels.library.LIBRARY`; `isa` (default: the best of this
-    machine) is the variant whose sources enter the cache key. Raises GraphError on a name that is
-    unknown. The report of the installation is `installed_by(options)`.
+    `kernels` are names in `ratchet.kernels.library.LIBRARY`. `isa` selects the variant whose
+    sources enter the cache key; it defaults to this machine's best. Raises GraphError for an
+    unknown name. `installed_by(options)` returns the installation report.
     """
     patterns = select(kernels)
     if not patterns:
@@ -86,13 +86,13 @@ def compile_options(kernels: Sequence[str], *, isa: str | None = None) -> dict[s
 
 
 def installed_by(options: dict[str, Any]) -> InstallReport:
-    """The live report of the pass in `options`; an empty one where they hold none."""
+    """Return the live report of the pass in `options`, or an empty one if there is no pass."""
     found = options.get("pre_grad_custom_pass")
     return found.report if isinstance(found, InstallKernels) else InstallReport()
 
 
 def recipe_identity(kernels: Iterable[str], isa: str) -> str:
-    """A hash of all that decides what a graph with these kernels computes."""
+    """Hash everything that determines what a graph with these kernels computes."""
     digest = hashlib.sha256()
     for name in sorted(kernels):
         digest.update(name.encode())
@@ -104,7 +104,7 @@ def recipe_identity(kernels: Iterable[str], isa: str) -> str:
 
 @cache
 def _code_identity() -> str:
-    """A hash of the package's version and of the files that patterns and ops are written in."""
+    """Hash the package version and the source files of the patterns and ops."""
     digest = hashlib.sha256(_package_version().encode())
     package = Path(ratchet.__file__).parent
     for folder in (package / "graph", package / "kernels" / "library"):
@@ -116,5 +116,5 @@ def _code_identity() -> str:
 def _package_version() -> str:
     try:
         return version("torch-ratchet")
-    except PackageNotFoundError:  # run from a source tree that is not installed
+    except PackageNotFoundError:  # running from a source tree that is not installed
         return "source"

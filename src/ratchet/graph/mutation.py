@@ -1,4 +1,4 @@
-"""What must not be moved: tensors written in place, and regions without gradients."""
+"""Find nodes that must not move: tensors written in place, and regions without gradients."""
 
 from __future__ import annotations
 
@@ -63,19 +63,19 @@ _VIEWS = frozenset(
 
 
 def root(node: Node) -> Node:
-    """The node whose memory this one may share."""
+    """Return the node whose memory this one may share."""
     while node.args and isinstance(node.args[0], Node) and _may_alias(node):
         node = node.args[0]
     return node
 
 
 def written_roots(graph: Graph) -> frozenset[Node]:
-    """The roots of every tensor that some node of the graph writes in place."""
+    """Return the roots of all tensors that a node of the graph writes in place."""
     return frozenset(root(target) for node in graph.nodes for target in written_by(node))
 
 
 def written_by(node: Node) -> Iterator[Node]:
-    """The nodes whose memory `node` writes."""
+    """Yield the nodes whose memory `node` writes."""
     if node.op == "call_method" and _in_place_name(str(node.target)):
         yield from _nodes(node.args[:1])
     elif node.op == "call_function":
@@ -87,7 +87,7 @@ def written_by(node: Node) -> Iterator[Node]:
 
 
 def grad_regions(graph: Graph) -> dict[Node, int]:
-    """A number for each node that changes wherever the graph turns gradients on or off."""
+    """Number the nodes; the number changes wherever the graph turns gradients on or off."""
     regions, region = {}, 0
     for node in graph.nodes:
         if node.op == "call_function" and _changes_grad_mode(node.target):
@@ -121,7 +121,7 @@ def _in_place_function(node: Node) -> bool:
     if target in _IN_PLACE_OPERATORS or target is operator.setitem:
         return True
     if target in _OPERATORS:
-        return False  # and_, or_ and not_ are only spelled so
+        return False  # the trailing underscore only avoids a Python keyword
     return _in_place_name(getattr(target, "__name__", "")) or _inplace_flag(node)
 
 

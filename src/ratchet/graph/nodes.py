@@ -1,7 +1,7 @@
-"""Reading dynamo's torch-level graph: what a node calls, its arguments, its fake tensor.
+"""Read dynamo's torch-level graph: the function a node calls, its arguments, its fake tensor.
 
-The graph is neither functional nor normalised: the same product may be `operator.mul`,
-`torch.mul` or the method `mul`. The helpers here give each meaning one name.
+The graph is neither functional nor normalised: the same product may be `operator.mul`, `torch.mul`
+or the method `mul`. The helpers here give each operation one name.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ _METHODS: Mapping[str, frozenset[str]] = {
 
 
 class Declined(GraphError):
-    """A call site that looks like a pattern's, and why the pattern leaves it alone."""
+    """Raised for a call site that resembles a pattern but that the kernel cannot take."""
 
 
 def calls(node: object, kind: str) -> bool:
-    """Whether `node` computes `kind`, as a function or as a method."""
+    """Return True if `node` computes `kind`, as a function or as a method."""
     if not isinstance(node, Node):
         return False
     if node.op == "call_function":
@@ -82,7 +82,7 @@ def calls(node: object, kind: str) -> bool:
 
 
 def value(node: object) -> Tensor | None:
-    """The fake tensor that stands for a node's result; None where it is no tensor."""
+    """Return the fake tensor of a node's result, or None if the result is not a tensor."""
     if not isinstance(node, Node):
         return None
     found = node.meta.get("example_value")
@@ -90,7 +90,7 @@ def value(node: object) -> Tensor | None:
 
 
 def tensor(node: object) -> Tensor:
-    """The node's fake tensor; Declined where it has none or a symbolic size."""
+    """Return the node's fake tensor; raise Declined if it has none or has a symbolic size."""
     found = value(node)
     if found is None:
         raise Declined(f"{node} has no tensor of known shape in the graph")
@@ -100,17 +100,19 @@ def tensor(node: object) -> Tensor:
 
 
 def as_node(argument: object) -> Node:
-    """`argument` as a node; Declined where it is a plain number or missing."""
+    """Return `argument` as a node; raise Declined if it is a plain number or missing."""
     if not isinstance(argument, Node):
-        raise Declined(f"{argument!r} stands where a tensor is needed")
+        raise Declined(f"{argument!r} is not a tensor")
     return argument
 
 
 def bind(node: Node, names: Sequence[str], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """A call's arguments by name; an argument beyond `names` is Declined."""
+    """Return a call's arguments by name; raise Declined for an argument beyond `names`."""
     bound = dict(defaults)
     if len(node.args) > len(names):
-        raise Declined(f"{node} is called with {len(node.args)} arguments, {len(names)} are known")
+        raise Declined(
+            f"{node} is called with {len(node.args)} arguments, at most {len(names)} are supported"
+        )
     bound.update(zip(names, node.args, strict=False))
     for name, given in node.kwargs.items():
         if name not in names:
@@ -120,19 +122,19 @@ def bind(node: Node, names: Sequence[str], defaults: Mapping[str, Any]) -> dict[
 
 
 def operands(node: Node) -> tuple[Any, Any] | None:
-    """Both operands of a plain binary call; None with an `alpha`, `out` or a missing operand."""
+    """Return both operands of a plain binary call; None if it has keywords or another arity."""
     if node.kwargs or len(node.args) != 2:
         return None
     return node.args[0], node.args[1]
 
 
 def only_user(node: Node) -> Node | None:
-    """The one node that uses this one, once."""
+    """Return this node's user if exactly one node uses it."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def through_casts(node: Node) -> Node:
-    """The node before any change of dtype, or copy into one block of memory."""
+    """Return the node before any change of dtype or copy to contiguous memory."""
     while calls(node, "cast") or calls(node, "contiguous"):
         source = node.args[0]
         if not isinstance(source, Node) or not _same_device(node, source):
@@ -142,7 +144,7 @@ def through_casts(node: Node) -> Node:
 
 
 def through_whole_slices(node: Node) -> Node:
-    """The node before any slicing that takes all of it, as in `x[:, 0:, :]`."""
+    """Return the node before any slicing that keeps all of it, such as `x[:, 0:, :]`."""
     while calls(node, "getitem") and isinstance(node.args[1], tuple):
         source, index = as_node(node.args[0]), node.args[1]
         after, before = value(node), value(source)
@@ -162,7 +164,7 @@ def _same_device(node: Node, source: Node) -> bool:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`torch.bfloat16` as `bf16`, and so on, in the contract's words."""
+    """Return the contract's name for a dtype: `bf16` for `torch.bfloat16`, and so on."""
     short = {
         torch.float32: "fp32",
         torch.bfloat16: "bf16",
@@ -173,5 +175,5 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def is_symbolic(sizes: Sequence[Any]) -> bool:
-    """Whether a size is a symbol of a dynamic shape."""
+    """Return True if any size is a symbol of a dynamic shape."""
     return not all(isinstance(size, int) for size in sizes)

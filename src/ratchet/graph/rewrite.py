@@ -1,4 +1,4 @@
-"""Runs patterns over one graph."""
+"""Run patterns over one graph."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ratchet.kernels.library import register_ops
 
 
 def rewrite(graph: Graph, patterns: Sequence[Pattern], report: InstallReport) -> None:
-    """Put the patterns' kernels into `graph`, in place, and count what was done in `report`.
+    """Install the patterns' kernels in `graph`, in place, and record the results in `report`.
 
-    The graph is dynamo's: torch functions and methods, fake tensors in
-    `node.meta["example_value"]`. Its result keeps every shape and dtype.
+    The graph is dynamo's: torch functions and methods, with fake tensors in
+    `node.meta["example_value"]`. The rewritten graph keeps every shape and dtype.
     """
     register_ops()
     scope = Scope(graph)
@@ -41,7 +41,7 @@ def _run(pattern: Pattern, scope: Scope) -> None:
 
 
 def graphs_of(module: GraphModule) -> Iterator[GraphModule]:
-    """The module and, before it, every graph that its higher-order ops (checkpointing) call."""
+    """Yield the graphs that the module's higher-order ops (checkpointing) call, then the module."""
     for node in module.graph.nodes:
         if node.op == "get_attr":
             inner = getattr(module, str(node.target), None)

@@ -1,4 +1,4 @@
-"""One graph under rewriting: new nodes carry fake tensors; a declined site leaves no trace."""
+"""Edit one graph: new nodes carry fake tensors, and a declined site leaves no trace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ratchet.graph.sites import CapturedSite
 
 
 class Scope:
-    """A graph, what is known of it, and the nodes that the site at hand has added to it."""
+    """A graph, the facts known about it, and the nodes added for the current site."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -39,16 +39,16 @@ class Scope:
     # Sites
 
     def begin(self, pattern: str, before: Node) -> None:
-        """Start on a site of `pattern`; new nodes go in front of `before`."""
+        """Start on a site of `pattern`; new nodes go before `before`."""
         self._pattern, self._before = pattern, before
         self._added, self._found = [], []
 
     def insert_before(self, node: Node) -> None:
-        """Put the site's next nodes in front of `node` instead."""
+        """Insert the site's next nodes before `node` instead."""
         self._before = node
 
     def mark(self) -> tuple[int, int]:
-        """A point of the site to roll back to."""
+        """Return a point of the site to roll back to."""
         return len(self._added), len(self._found)
 
     def roll_back(self, mark: tuple[int, int]) -> None:
@@ -59,7 +59,7 @@ class Scope:
         del self._added[added:], self._found[found:]
 
     def decline(self, reason: str) -> None:
-        """Undo what the site has added and note why it was left alone."""
+        """Undo the site's additions and record why it was declined."""
         self.roll_back((0, 0))
         self.declined.append((self._pattern, reason))
 
@@ -69,16 +69,16 @@ class Scope:
         self._added, self._found = [], []
 
     def alive(self, node: Node) -> bool:
-        """Whether the node still stands in the graph."""
+        """Return True if the node is still in the graph."""
         return node not in self._gone
 
-    # What a pattern must ask before it takes a site
+    # Checks that a pattern makes before it takes a site
 
     def require_movable(self, nodes: Iterable[Node]) -> None:
-        """Declined where the nodes straddle a change of gradient mode or are written in place."""
+        """Raise Declined if the nodes span a change of gradient mode or are written in place."""
         members = list(nodes)
         if len({self._regions[node] for node in members}) > 1:
-            raise Declined("the site straddles a change of gradient mode")
+            raise Declined("the site spans a change of gradient mode")
         for node in members:
             for read in (node, *node.all_input_nodes):
                 if root(read) in self._written:
@@ -87,25 +87,25 @@ class Scope:
     # New nodes
 
     def kernel(self, op: torch._ops.OpOverload, *args: Any) -> Node:
-        """A call of a custom op, recorded as a call site."""
+        """Add a call to a custom op and record it as a call site."""
         node = self.call(op, *args)
         self._found.append(_site(self._pattern, op, args))
         return node
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
-        """A function call in front of the site."""
+        """Add a function call before the site."""
         return self._add("call_function", target, args, kwargs)
 
     def method(self, name: str, *args: Any) -> Node:
-        """A method call on the first argument in front of the site."""
+        """Add a call to a method of the first argument before the site."""
         return self._add("call_method", name, args, {})
 
     def item(self, node: Node, place: int) -> Node:
-        """One of the results of a node that gives several."""
+        """Return one result of a node that has several."""
         return self.call(operator.getitem, node, place)
 
     def cast(self, node: Node, dtype: torch.dtype) -> Node:
-        """`node` as `dtype`: itself, what it was widened from, or a cast that sites share."""
+        """Return `node` as `dtype`: itself, its source before widening, or a shared cast."""
         narrow = through_widening(node, dtype)
         found = value(narrow)
         if found is not None and found.dtype == dtype:
@@ -113,7 +113,7 @@ class Scope:
         return self.derived("to", node, dtype)
 
     def derived(self, name: str, node: Node, *args: Any) -> Node:
-        """A method call on `node` that every site of the same gradient region shares."""
+        """Add a method call on `node` that every site in the same gradient region shares."""
         assert self._before is not None
         key = (name, node, args, self._regions[self._before])
         known = self._derived.get(key)
@@ -145,12 +145,12 @@ class Scope:
     # Replacing
 
     def replace(self, old: Node, new: Node) -> None:
-        """Give every use of `old` to `new`, and drop what nothing uses any more."""
+        """Redirect every use of `old` to `new`, and erase what is no longer used."""
         old.replace_all_uses_with(new)
         self.sweep(old)
 
     def replace_as(self, old: Node, new: Node) -> None:
-        """`replace`, with a cast where the dtypes differ; Declined where the shapes do."""
+        """Replace `old`, casting if the dtypes differ; raise Declined if the shapes differ."""
         before, after = value(old), value(new)
         if before is None or after is None or before.shape != after.shape:
             raise Declined(f"the kernel's result would not have the shape of {old}")
@@ -159,7 +159,7 @@ class Scope:
         self.replace(old, new)
 
     def replace_rounded(self, old: Node, new: Node) -> None:
-        """`replace_as`, where `rounds_to(old, new's dtype)` may hold: then rounding once will do.
+        """Replace `old` and round once; valid where `rounds_to(old, new's dtype)` may hold.
 
         Casts of `old` to the dtype of `new` become `new` itself.
         """
@@ -175,7 +175,7 @@ class Scope:
             self.sweep(old)
 
     def sweep(self, node: Node) -> None:
-        """Erase `node` and, in turn, its inputs as far as nothing needs them."""
+        """Erase `node` and then each input that is no longer used."""
         pending = [node]
         while pending:
             current = pending.pop()
@@ -191,7 +191,7 @@ class Scope:
 
 
 def through_widening(node: Node, dtype: torch.dtype) -> Node:
-    """What `node` was widened from, where casting back to `dtype` gives the same bits."""
+    """Return the node before widening if casting back to `dtype` gives the same bits."""
     found = value(node)
     if not calls(node, "cast") or found is None or found.dtype != torch.float32:
         return node
@@ -201,7 +201,7 @@ def through_widening(node: Node, dtype: torch.dtype) -> Node:
 
 
 def rounds_to(node: Node, dtype: torch.dtype) -> bool:
-    """Whether every user of `node` takes it as `dtype`: by a cast, or by autocast's own rule."""
+    """Return True if every user takes `node` as `dtype`, by a cast or by autocast's own rule."""
     for user in node.users:
         found = value(user)
         takes = any(calls(user, kind) for kind in ("cast", "linear", "attention"))
@@ -222,10 +222,10 @@ def _fake_argument(node: Node) -> Any:
 
 
 def _example(like: Tensor) -> Tensor:
-    """A fake tensor of the mode that is on, of the size, strides and dtype of `like`.
+    """Return a fake tensor in the active mode with the size, strides and dtype of `like`.
 
-    dynamo's fake tensors belong to two modes (its own, and the compiler's for the inputs), which
-    no operation takes together.
+    dynamo's fake tensors belong to two modes: its own, and the compiler's for the inputs. No
+    operation accepts both together.
     """
     return torch.empty_strided(
         tuple(like.shape),

@@ -1,4 +1,4 @@
-"""What the patterns found: call sites with their shapes, and the report of an installation."""
+"""Call sites with their shapes, and the report of an installation."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class CapturedSite:
 
     @classmethod
     def from_json(cls, site: Mapping[str, Any]) -> CapturedSite:
-        """A site from what JSON left of `dataclasses.asdict(site)`."""
+        """Rebuild a site from the JSON form of `dataclasses.asdict(site)`."""
         shapes = {name: tuple(sizes) for name, sizes in site["shapes"].items()}
         return cls(**{**site, "shapes": shapes})
 
     def alike(self, other: CapturedSite) -> bool:
-        """Whether the two sites differ in their count alone."""
+        """Return True if the two sites differ only in their count."""
         return replace(self, count=other.count) == other
 
 
 def merge_sites(sites: Iterable[CapturedSite]) -> list[CapturedSite]:
-    """The same sites, each distinct one once with its count, in order of first appearance."""
+    """Merge equal sites and add up their counts, in order of first appearance."""
     merged: list[CapturedSite] = []
     for site in sites:
         for place, seen in enumerate(merged):
@@ -52,25 +52,25 @@ def merge_sites(sites: Iterable[CapturedSite]) -> list[CapturedSite]:
 
 @dataclass(kw_only=True, slots=True)
 class InstallReport:
-    """What one pass has done so far; it grows with every graph that is compiled."""
+    """Results of one pass so far; it grows with every compiled graph."""
 
     kernels: tuple[str, ...] = ()
     graphs: int = 0
-    """Graphs seen. A step with graph breaks has several; a recompilation counts again."""
+    """Graphs seen. A step with graph breaks has several, and each recompilation counts again."""
     declined: list[tuple[str, str]] = field(default_factory=list)
-    """(pattern, reason) for every call site that was left alone."""
+    """(pattern, reason) for every call site that was declined."""
     sites: list[CapturedSite] = field(default_factory=list)
 
     @property
     def installed(self) -> dict[str, int]:
-        """Sites taken, by pattern; a pattern that was asked for and found nothing is missing."""
+        """Count sites taken, by pattern; a requested pattern that found none is absent."""
         counts: Counter[str] = Counter()
         for site in self.sites:
             counts[site.pattern] += site.count
         return dict(counts)
 
     def add_graph(self, sites: Iterable[CapturedSite], declined: Iterable[tuple[str, str]]) -> None:
-        """Count one more compiled graph."""
+        """Add the results of one more compiled graph."""
         self.graphs += 1
         self.sites.extend(sites)
         self.declined.extend(declined)

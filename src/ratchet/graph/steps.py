@@ -1,4 +1,4 @@
-"""A training step with the kernels of its configuration in it."""
+"""Build a training step with its configured kernels installed."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class InstalledStep(TrainingStep):
 
 
 def build_step(workload: Workload, config: StepConfig) -> InstalledStep:
-    """The workload's step as `config` says, with its kernels and its optimizer kernel.
+    """Build the workload's step from `config`, including its kernels and its optimizer kernel.
 
-    The ops compute their torch composites until kernels are activated
-    (`ratchet.kernels.library.activate`). Raises GraphError for kernels without a compile mode, or
-    an optimizer kernel for an optimizer that is not AdamW.
+    The ops run their torch composites until kernels are activated
+    (`ratchet.kernels.library.activate`). Raises GraphError if kernels are given without a compile
+    mode, or an optimizer kernel without AdamW.
     """
     options = compile_options(config.kernels)
     if options and config.compile_mode is None:
         raise GraphError(
-            f"the kernels {', '.join(config.kernels)} are installed by torch.compile: "
+            f"the kernels {', '.join(config.kernels)} need torch.compile: "
             "set compile_mode, or leave kernels empty"
         )
     step = InstalledStep(
@@ -44,17 +44,17 @@ def build_step(workload: Workload, config: StepConfig) -> InstalledStep:
 
 
 def kernel_adamw(step: TrainingStep) -> WholeUpdate:
-    """The AdamW kernel as the whole update of `step`: clip, update, drop the gradients.
+    """Return the whole update of `step` by the AdamW kernel: clip, update, drop the gradients.
 
-    Unless `preallocate` keeps them, gradients are dropped rather than zeroed: the next backward
-    then hands its own memory over instead of adding to zeros.
+    Gradients are dropped rather than zeroed unless `preallocate` keeps them. The next backward pass
+    then returns its own memory instead of adding to zeros.
 
-    Raises GraphError where the optimizer is not torch's AdamW.
+    Raises GraphError if the optimizer is not torch's AdamW.
     """
     written = step.workload.optimizer(step.parameters.values())
     if type(written) is not AdamW:
         raise GraphError(
-            f"optimizer 'kernel' replaces AdamW, and this workload trains with "
+            f"optimizer 'kernel' replaces AdamW, but this workload trains with "
             f"{type(written).__name__}: choose as_written, foreach or fused"
         )
     optimizer = KernelAdamW.taking_over(

@@ -1,9 +1,9 @@
-"""The turn of the ratchet: baseline, levers, kernels, proof, and the recipe that comes of it.
+"""One optimization turn: baseline, levers, kernels, proof, and the resulting recipe.
 
-The package is also the function `ratchet.optimize(workload)`, which is `ratchet.api.optimize`.
+The package is also callable: `ratchet.optimize(workload)` is `ratchet.api.optimize`.
 """
 
 from ratchet.callable_module import make_callable
 
-# By name alone: `ratchet.api` stands above this room and the one that writes the report.
+# Named by string: `ratchet.api` is above this room and above the one that writes the report.
 make_callable(__name__, "ratchet.api:optimize")

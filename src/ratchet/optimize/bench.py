@@ -1,4 +1,4 @@
-"""`ratchet bench` as a library call: workloads as written, each in a process of its own."""
+"""Run `ratchet bench` as a library call: workloads as written, each in its own process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIDDLE_SIZES = ("llama-60m", "gpt2", "moe", "bert", "vit")
 
 
 class BenchArm:
-    """One workload to be benched in this process."""
+    """A workload to bench in this process."""
 
     calls = ("bench",)
 
@@ -49,7 +49,7 @@ def make_bench(*, workload: str, options: dict[str, Any]) -> BenchArm:
 def bench_all(
     workloads: Sequence[str], *, options: dict[str, Any], steps: int, ledger: str | None
 ) -> list[dict[str, Any]]:
-    """Bench each workload by itself, one after the other, and keep each result in the ledger."""
+    """Bench the workloads one after the other and record each result in the ledger."""
     device = probe(str(options.get("device", "auto")))
     results = []
     with Ledger.open(ledger) as book:

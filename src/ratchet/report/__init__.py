@@ -1,4 +1,4 @@
-"""Results as people read them: tables on the terminal, a page that opens offline."""
+"""Render results for people: terminal tables, and pages that open offline."""
 
 from ratchet.report.page import render_page
 from ratchet.report.progress import Progress

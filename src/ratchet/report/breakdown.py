@@ -1,4 +1,4 @@
-"""Where a step's time goes, by category and by operator, before and after."""
+"""Break a step's time down by category and by operator, before and after."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ CATEGORIES = (
     "overhead",
     "other",
 )
-"""The order of a stacked bar; a category that is not among them counts as `other`."""
+"""Order of the segments in a stacked bar; any other category counts as `other`."""
 _PERCENT_PER_LETTER = 1.25
-"""How much of a bar a letter of a segment's name takes, at the page's full width."""
+"""Share of a bar that one letter of a segment's label takes, at the page's full width."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stack:
-    """One step, by category, on the scale of the longer one."""
+    """One step by category, on the scale of the longer step."""
 
     title: str
     total: str
@@ -51,7 +51,7 @@ class Stack:
 
 
 def stacks(result: OptimizeResult) -> tuple[Stack, ...]:
-    """The step before and after, by category; those that were profiled."""
+    """Return the step before and after, by category, as far as they were profiled."""
     found = {"As written": result.profile_before, "Ratchet": result.profile_after}
     profiles = {title: profile for title, profile in found.items() if profile is not None}
     scale = from_zero([profile.total_s for profile in profiles.values()])
@@ -79,7 +79,7 @@ def _stack(title: str, profile: StepProfile, scale: Scale) -> Stack:
 
 
 def identity_words(profile: StepProfile) -> str:
-    """The parts of one step's window that are not nothing, in words; they sum to the window."""
+    """Describe the nonzero parts of one step's window; they sum to the window."""
     identity = profile.identity
     window_s = identity.window_s
     parts = {
@@ -97,7 +97,7 @@ def identity_words(profile: StepProfile) -> str:
 
 
 def finding_words(finding: FindingResult) -> str:
-    """One finding of the trace: what was seen, what it could give, what tries it."""
+    """Describe one finding of the trace: the evidence, the possible gain, and the remedy."""
     return f"{finding.evidence}; at most {show_time(finding.gain_s)} a step. {finding.remedy}"
 
 
@@ -112,7 +112,7 @@ class CategoryRow:
 
 
 def category_rows(result: OptimizeResult) -> tuple[CategoryRow, ...]:
-    """Time by category of both profiles and the difference; a dash where one was not taken."""
+    """Return both profiles' time by category and the difference; a dash for a missing profile."""
     profiles = (result.profile_before, result.profile_after)
     before, after = (by_category(profile) if profile else None for profile in profiles)
     taken = [times for times in (before, after) if times is not None]
@@ -139,13 +139,13 @@ def _saved(
 
 
 def op_times(result: OptimizeResult) -> list[float]:
-    """The times of a step's operators in both profiles, seconds."""
+    """Return the times of a step's operators in both profiles, in seconds."""
     profiles = (result.profile_before, result.profile_after)
     return [op.time_s for profile in profiles if profile for op in profile.ops]
 
 
 def by_category(profile: StepProfile) -> dict[str, float]:
-    """Seconds by category, in the fixed order, without those that took nothing."""
+    """Return seconds by category in the fixed order, without empty categories."""
     times = dict.fromkeys(CATEGORIES, 0.0)
     for op in profile.ops:
         times[op.category if op.category in times else "other"] += op.time_s

@@ -13,25 +13,26 @@ from rich.table import Table
 from rich.text import Text
 
 LEAST_TEXT, BETWEEN = 10, 3
-"""Columns that a folded text needs at least; columns between two of a table."""
+"""Minimum width of folded text; columns between two table columns."""
 
 
 def make_console() -> Console:
-    """A console on stdout that prints what it is given: a name holds no markup, and no emoji."""
+    """Make a console on stdout that prints text verbatim, without markup or emoji."""
     return Console(markup=False, emoji=False, highlight=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FittedTable:
-    """A table that never cuts a figure: it takes the first form that fits the terminal.
+    """A table that never cuts a figure; it uses the first form that fits the terminal.
 
-    All on one line; headings of figures on several lines; a block for each row. Texts fold.
+    The forms are: headings on one line, headings of figures on several lines, and one block for
+    each row. Text cells fold.
     """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     left: int
-    """Columns that are text; so is a last one named `why`."""
+    """Number of leading text columns; a last column named `why` is also text."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         broken = tuple("\n".join(name.split()) for name in self.columns)
@@ -46,7 +47,7 @@ class FittedTable:
         return index < self.left or self.columns[index] == "why"
 
     def _least_width(self, columns: Sequence[str]) -> int:
-        """The width below which a figure would be cut, or a text be a column of letters."""
+        """Return the width below which a figure would be cut or text fold to single letters."""
         widths = [
             max(cell_len(line) for cell in cells for line in cell.split("\n"))
             for cells in zip(columns, *self.rows, strict=True)
@@ -69,7 +70,7 @@ class FittedTable:
         return made
 
     def _block(self, row: Sequence[str], most: int) -> Iterator[Text]:
-        """The row's title, then a line for each other cell that is not empty."""
+        """Yield the row's title, then a line for each other cell that is not empty."""
         title, *cells = row
         named = [(n, cell) for n, cell in zip(self.columns[1:], cells, strict=True) if cell]
         width = max((cell_len(name) for name, _ in named), default=0)
@@ -81,25 +82,25 @@ class FittedTable:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> FittedTable:
-    """A table: its first `left` columns and a last one named `why` are text, the rest figures."""
+    """Make a table: the first `left` columns and a last one named `why` are text."""
     return FittedTable(columns=tuple(columns), rows=tuple(tuple(row) for row in rows), left=left)
 
 
 def heading(console: Console, title: str) -> None:
-    """A section's title, after an empty line."""
+    """Print a section's title after an empty line."""
     console.print()
     console.print(Text(title, style="bold"))
 
 
 def verbatim(console: Console, lines: Iterable[str]) -> None:
-    """Lines to be copied: never wrapped, cut or coloured."""
+    """Print lines to be copied: never wrapped, cut or coloured."""
     for line in lines:
         console.print(Text(line), soft_wrap=True)
 
 
 @contextlib.contextmanager
 def working(what: str) -> Iterator[None]:
-    """Says on a terminal's stderr what takes its time; silent when piped."""
+    """Show on a terminal's stderr what is running; stay silent when piped."""
     console = Console(stderr=True, markup=False, emoji=False, highlight=False)
     with console.status(Text(what)) if console.is_terminal else contextlib.nullcontext():
         yield

@@ -1,4 +1,4 @@
-"""How every page is filled in: all text is escaped, and a name that is missing is an error."""
+"""Set up every page's template: all text is escaped, and a missing name is an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ratchet.report import breakdown, words
 
 @cache
 def page_environment() -> Environment:
-    """The templates with the filters and functions that they use."""
+    """Return the template environment with its filters and functions."""
     environment = Environment(
         loader=PackageLoader("ratchet.report", "templates"),
         autoescape=True,
@@ -46,7 +46,7 @@ def page_environment() -> Environment:
 
 
 def plain(value: object) -> str:
-    """A value of a config, a device or an environment as a person reads it."""
+    """Format a value of a config, a device or an environment for people."""
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -1,7 +1,7 @@
-"""The page's figures as plain geometry: everything is in percent of the figure's box.
+"""Compute the page's figures as plain geometry, in percent of the figure's box.
 
-Bars and intervals are drawn with CSS, points and curves as one SVG path each, so a page needs no
-script and weighs tens of kilobytes.
+CSS draws bars and intervals, and one SVG path draws each set of points or curves. A page therefore
+needs no script and weighs tens of kilobytes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """One change's effect, on the axis of all of them."""
+    """One change's effect, on the axis shared by all changes."""
 
     change: Change
     low_percent: float
@@ -65,7 +65,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plot:
-    """A box with two axes and what is drawn in it."""
+    """A box with two axes and the series drawn in it."""
 
     series: tuple[Series, ...]
     x_ticks: tuple[Tick, ...]
@@ -76,7 +76,7 @@ class Plot:
 
 
 def arm_bars(arms: Sequence[ArmResult]) -> tuple[Bar, ...]:
-    """Step times as bars from zero, with their intervals."""
+    """Return step times as bars from zero, with their intervals."""
     scale = from_zero([value for arm in arms for value in (arm.step_time_s, arm.high_s)])
     unit = common_unit([arm.step_time_s for arm in arms])
     return tuple(
@@ -93,7 +93,7 @@ def arm_bars(arms: Sequence[ArmResult]) -> tuple[Bar, ...]:
 
 
 def forest(changes: Sequence[Change], floor: Mapping[str, float]) -> Forest | None:
-    """What each change gave on a common logarithmic axis; None where none was timed alone."""
+    """Put each change's effect on a common logarithmic axis; None if none was timed alone."""
     timed = [change for change in changes if change.ratio is not None]
     if not timed:
         return None
@@ -124,7 +124,7 @@ def _ends(change: Change) -> tuple[float, float]:
 
 
 def samples_plot(result: OptimizeResult) -> Plot | None:
-    """Every raw sample over the rounds of all launches, on a logarithmic time axis."""
+    """Plot every raw sample over the rounds of all launches, on a logarithmic time axis."""
     titles: dict[str, str] = {arm.key: arm.title for arm in result.arms}
     titles[TWIN] = "a twin of torch.compile's best (A/A)"
     return dots_plot(result.samples, titles, what="step")
@@ -137,10 +137,9 @@ def dots_plot(
     what: str,
     colours: Mapping[str, str] | None = None,
 ) -> Plot | None:
-    """Samples of the arms in `titles` over their rounds; None where there are none.
+    """Plot samples of the arms in `titles` over their rounds; None if there are none.
 
-    `what` is the thing that was timed; `colours` names the style of an arm where it is not the
-    arm's own name.
+    `what` names the timed thing. `colours` names an arm's style if it differs from the arm's name.
     """
     if not samples:
         return None
@@ -168,7 +167,7 @@ def dots_plot(
 
 
 def _places(samples: Sequence[Mapping[str, Any]]) -> dict[tuple[int, int], int]:
-    """The x place of each round: launches one after the other."""
+    """Return the x position of each round, with launches one after the other."""
     keys = sorted({(int(sample["launch"]), int(sample["round"])) for sample in samples})
     return {key: index for index, key in enumerate(keys)}
 
@@ -190,7 +189,7 @@ def _dots(
     ]
     median_s = statistics.median(float(sample["wall_time_s"]) for sample in own)
     note = f"median {show_time(median_s)}, {len(own)} samples"
-    # A line of no length with round ends is a dot that keeps its shape when the box is stretched.
+    # A zero-length line with round ends is a dot that keeps its shape when the box is stretched.
     path = "".join(f"M{x:.2f} {y:.2f}h.01" for x, y in points)
     return Series(key=key, title=title, path=path, note=note)
 
@@ -206,14 +205,14 @@ def _launch_ticks(places: Mapping[tuple[int, int], int], width: Scale) -> tuple[
 
 
 def _dividers(places: Mapping[tuple[int, int], int], width: Scale) -> tuple[float, ...]:
-    """Where one launch ends and the next begins."""
+    """Return the borders between launches."""
     ordered = sorted(places, key=lambda key: places[key])
     borders = [places[right] - 0.5 for left, right in pairwise(ordered) if left[0] != right[0]]
     return tuple(width.percent(border) for border in borders)
 
 
 def losses_plot(losses: LossResult | None) -> Plot | None:
-    """The loss of each seed over the steps, the baseline's curves and the recipe's."""
+    """Plot each seed's loss over the steps: the baseline's curves and the recipe's."""
     if losses is None or not (losses.baseline or losses.candidate):
         return None
     curves = [*losses.baseline, *losses.candidate]
@@ -245,7 +244,7 @@ def losses_plot(losses: LossResult | None) -> Plot | None:
 
 
 def _curve(values: Sequence[float], width: Scale, scale: Scale) -> str:
-    """One curve as a path; a value that is not finite breaks it."""
+    """Return one curve as a path; a value that is not finite breaks it."""
     path, pen = "", "M"
     for step, value in enumerate(values):
         if not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Names of kernels as a C++ compiler mangles them (Itanium C++ ABI), read as far as they go."""
+"""Read kernel names mangled by a C++ compiler (Itanium C++ ABI), as far as possible."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _DEEPEST = 50
 
 
 def demangled(name: str) -> str:
-    """The function of a mangled name with its template's arguments, without namespaces.
+    """Return a mangled name's function with its template arguments, without namespaces.
 
-    What the name only refers back to, and what is not understood, is left out.
+    Back references and parts that are not understood are left out.
     """
     return _Reader(name).part() or name
 
 
 class _Reader:
-    """Reads a mangled name from left to right; where it understands nothing it is at the end."""
+    """Reads a mangled name from left to right; skips to the end if it understands nothing."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -32,7 +32,7 @@ class _Reader:
         self.depth = 0
 
     def part(self) -> str:
-        """One name, type or value, empty where there is nothing to say of it."""
+        """Read one name, type or value; empty if there is nothing to show."""
         self.depth += 1
         text = self._part() if self.depth < _DEEPEST else self._give_up()
         self.depth -= 1
@@ -62,7 +62,7 @@ class _Reader:
         return self._give_up()
 
     def _qualified(self) -> str:
-        """The last name of a qualified one."""
+        """Return the last name of a qualified one."""
         text = ""
         while self.place < len(self.name) and not self._skip("E"):
             if any(self._skip(one) for one in ("K", "V", "St")) or self._take(_REPEATED):

@@ -1,4 +1,4 @@
-"""report.html: one file that opens offline, with no script and nothing to load."""
+"""Render report.html: one file that opens offline, with no script and nothing to load."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _TILE_TITLES = {
 
 
 def render_page(result: OptimizeResult) -> str:
-    """The whole page of one turn, as HTML.
+    """Return the whole page of one turn as HTML.
 
-    All of its text is escaped, and the page's own policy forbids scripts and loads.
+    All text is escaped, and the page's own policy forbids scripts and loads.
     """
     budget = result.budget
     page = page_environment().get_template("page.html")
@@ -67,7 +67,7 @@ def render_page(result: OptimizeResult) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tile:
-    """One comparison at the top of the page; only a decided one has its ratio in large print."""
+    """One comparison at the top of the page; only a decided one shows its ratio in large print."""
 
     large: str
     words: str
@@ -76,7 +76,7 @@ class Tile:
 
 
 def tiles(result: OptimizeResult) -> tuple[Tile, ...]:
-    """The comparisons that were made, each as large as it is certain."""
+    """Return the tiles of the comparisons that were made."""
     found = []
     for key, answer in words.answers_of(result).items():
         speedup = result.speedup[key]
@@ -98,7 +98,7 @@ def tiles(result: OptimizeResult) -> tuple[Tile, ...]:
 
 
 def device_rows(device: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Every fact of the device, sizes in their units."""
+    """Return every fact about the device, with sizes in their units."""
     rows = []
     for name, value in device.items():
         if name.endswith("_bytes"):
@@ -111,7 +111,7 @@ def device_rows(device: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def changed_settings(result: OptimizeResult) -> list[tuple[str, str, str]]:
-    """Each field of the step's config that Ratchet set: its name, as written, and now."""
+    """Return each config field that Ratchet changed: its name, the written and the new value."""
     configs = {arm.key: arm.config for arm in result.arms}
     before, after = configs.get("as_written", {}), configs.get("ratchet", {})
     return [
@@ -122,7 +122,7 @@ def changed_settings(result: OptimizeResult) -> list[tuple[str, str, str]]:
 
 
 def _verdict_row(verdict: Mapping[str, Any]) -> dict[str, Any]:
-    """One verdict's row; the pairs of its evidence stay as they are."""
+    """Return one verdict's row; the evidence is passed through unchanged."""
     speedup = verdict.get("speedup") or {}
     ratio = speedup.get("vs_reference") or speedup.get("vs_compile")
     return {

@@ -1,4 +1,4 @@
-"""Problems on the terminal: the list of the suite's, and one of them for whoever writes kernels."""
+"""Print problems on the terminal: the suite's list, and one problem for kernel authors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TASKS: Final = {
 
 
 def problem_row(problem: Problem, family: str) -> dict[str, Any]:
-    """One problem of the list, as plain data: its inputs are those of the default tier."""
+    """Return one problem of the list as plain data, with the inputs of the default tier."""
     case = problem.at(*JUDGED_AT).cases[0]
     return {
         "name": problem.name,
@@ -31,22 +31,22 @@ def problem_row(problem: Problem, family: str) -> dict[str, Any]:
 
 
 def print_problems(rows: Sequence[Mapping[str, Any]]) -> None:
-    """One line for each problem: its family, its task and its inputs."""
+    """Print one line for each problem: its family, its task and its inputs."""
     out = make_console()
     shown = [
         (row["name"], row["family"], row["task"], ", ".join(map(_form, row["inputs"])))
         for row in rows
     ]
     out.print(table(("problem", "family", "task", "inputs"), shown, left=4))
-    out.print("\nratchet judge --show PROBLEM prints the whole of one")
+    out.print("\nratchet judge --show PROBLEM prints one problem in full")
 
 
 def print_card(card: ProblemCard, reference: str) -> None:
-    """What one must know of a problem, and how to get a file to start from."""
+    """Print the facts an author needs about a problem, and the commands for a template."""
     out = make_console()
     out.print(f"{card.name}: {card.summary}".rstrip(": "))
     _print_facts(out, card)
-    heading(out, "Cases that you see")
+    heading(out, "Visible cases")
     rows = [
         (
             case.name,
@@ -94,7 +94,7 @@ def _print_facts(out: Console, card: ProblemCard) -> None:
     out.print(f"scalars: {', '.join(f'{one:g}' for one in scalars) if scalars else 'none'}")
     out.print(f"task: {TASKS[card.task]}")
     if card.libraries:
-        out.print(f"allowed of libraries: {', '.join(card.libraries)}")
+        out.print(f"allowed from libraries: {', '.join(card.libraries)}")
     out.print(f"tolerance: {card.tolerance}")
     if card.varies:
         out.print("note: the number, dtypes or dimensions of the tensors differ between cases")
@@ -104,7 +104,7 @@ def _print_facts(out: Console, card: ProblemCard) -> None:
 
 def _forms(forms: Iterable[TensorForm] | None) -> str:
     if forms is None:
-        return "only running it tells"
+        return "known only after running it"
     return ", ".join(_form({"shape": list(one.shape), "dtype": one.dtype}) for one in forms)
 
 

@@ -1,4 +1,4 @@
-"""What is being done: a moving line on a terminal, a plain line a stage when piped."""
+"""Show progress: a moving line on a terminal, one plain line per stage when piped."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ratchet.report.words import DECIDED, show_ratio, show_time
 
 
 class Progress:
-    """Says on stderr what a turn does and how much of its budget is spent.
+    """Reports on stderr what a turn is doing and how much of its budget is spent.
 
-    It is the listener of a turn: call it with an event's name and its details. On a terminal what a
-    screening or a verdict said stays above one line that moves; where stderr is a pipe or a file
-    every stage is one plain line with the seconds since the start. The first waits for the second,
-    so that what fails at once is told in one line.
+    It is a turn's listener: call it with an event's name and details. On a terminal, the results of
+    screenings and verdicts stay above one moving line. In a pipe or a file, every stage is one
+    plain line with the seconds since the start. The first line is held until the second, so that an
+    immediate failure prints only its own line.
     """
 
     def __init__(self, budget_s: float, *, console: Console | None = None) -> None:
@@ -44,7 +44,7 @@ class Progress:
                 TextColumn("{task.description}", markup=False),
                 console=self._console,
                 transient=True,
-                # The arms that are being timed need the cores more than this line does.
+                # The arms being timed need the cores more than this line does.
                 refresh_per_second=1,
                 redirect_stdout=False,
                 redirect_stderr=False,
@@ -64,7 +64,7 @@ class Progress:
             self._bar = None
 
     def __call__(self, event: str, details: dict[str, Any]) -> None:
-        """Show one event; one that has no words of its own shows its name."""
+        """Show one event; an event without words of its own shows its name."""
         if event == "proof":
             self._launch, self._rounds = int(details["launch"]), int(details["rounds"])
         if self._bar is None:
@@ -110,7 +110,7 @@ class Progress:
 
 
 def _done(event: str, details: dict[str, Any]) -> str:
-    """The line that stays: a verdict or a screening; empty for everything else."""
+    """Return the line that stays, for a verdict or a screening; empty for other events."""
     if event == "judged":
         return f"kernel {details['kernel']}: {details['status']}"
     if event == "screened" and details.get("ratio"):

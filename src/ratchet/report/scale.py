@@ -1,4 +1,4 @@
-"""Axes: where a value stands between two ends, in percent, and the round values to label."""
+"""Axes: the position of a value between two ends, in percent, and the round values to label."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _LOG_STEPS = ((1.0, 2.0, 5.0), (1.0,))
 _ONE_VALUE = 1e-9
-"""Ends nearer than this, relative to their size, are one value: an axis cannot tell them apart."""
+"""Relative distance below which two ends are one value, because an axis cannot separate them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,20 +22,20 @@ class Tick:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """An axis from `low` to `high`; logarithmic where `log` (both ends are then above 0)."""
+    """An axis from `low` to `high`; if `log`, it is logarithmic and both ends are above 0."""
 
     low: float
     high: float
     log: bool = False
 
     def percent(self, value: float) -> float:
-        """Where a value stands, 0 to 100; what lies outside is moved to the nearer end."""
+        """Return a value's position, 0 to 100; values outside move to the nearer end."""
         ends = (self._place(self.low), self._place(self.high))
         share = (self._place(value) - ends[0]) / (ends[1] - ends[0])
         return round(100 * min(max(share, 0.0), 1.0), 3)
 
     def ticks(self, show: Callable[[float], str], count: int = 6) -> tuple[Tick, ...]:
-        """About `count` round values inside the axis, with their labels."""
+        """Return about `count` round values inside the axis, with their labels."""
         values = self._log_values(count) if self.log else self._values(count)
         return tuple(Tick(percent=self.percent(value), label=show(value)) for value in values)
 
@@ -53,7 +53,7 @@ class Scale:
     def _log_values(self, count: int) -> list[float]:
         found = [self._powers(steps) for steps in _LOG_STEPS]
         fitting = [values for values in found if 2 <= len(values) <= 2 * count]
-        # An axis that spans less than a decade has too few powers of ten to read it by.
+        # An axis that spans less than a decade has too few powers of ten to be readable.
         return fitting[0] if fitting else self._values(count)
 
     def _powers(self, steps: tuple[float, ...]) -> list[float]:
@@ -63,12 +63,12 @@ class Scale:
 
 
 def from_zero(values: Iterable[float]) -> Scale:
-    """An axis for bars: from zero to the largest finite value."""
+    """Return an axis for bars: from zero to the largest finite value."""
     return Scale(low=0.0, high=max(_finite(values), default=0.0) or 1.0)
 
 
 def around(values: Iterable[float], *, log: bool = False, margin: float = 0.06) -> Scale:
-    """An axis around all finite values (above 0 where `log`), with some room at both ends."""
+    """Return an axis around all finite values (above 0 if `log`), with room at both ends."""
     kept = [value for value in _finite(values) if value > 0 or not log]
     low, high = min(kept, default=0.5), max(kept, default=2.0)
     if math.isclose(low, high, rel_tol=_ONE_VALUE):

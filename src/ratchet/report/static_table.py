@@ -1,4 +1,4 @@
-"""What a kernel compiles to, as tables: one for each kernel, its targets beside one another."""
+"""Show a kernel's compiled code in tables: one per kernel, with targets side by side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REGISTERS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StaticTable:
-    """One kernel on every target, or the bounds on the time of all of them."""
+    """One kernel on every target, or the time bounds of all kernels."""
 
     title: str
     columns: tuple[str, ...]
@@ -30,7 +30,7 @@ class StaticTable:
 
 
 def print_inspection(document: Mapping[str, Any], console: Console | None = None) -> None:
-    """The answer of `ratchet inspect`; `document` is what `inspect_kernel` returns."""
+    """Print the result of `ratchet inspect`; `document` is what `inspect_kernel` returns."""
     out = console or make_console()
     tier = f" (tier {document['tier']})" if document.get("tier") else ""
     case = f", launched as on case {document['case']}{tier}" if document.get("case") else ""
@@ -41,7 +41,7 @@ def print_inspection(document: Mapping[str, Any], console: Console | None = None
 
 
 def print_static(out: Console, document: Mapping[str, Any] | None) -> None:
-    """Every table of a profile, where there is one."""
+    """Print every table of a profile, if there is one."""
     for part in static_tables(document):
         heading(out, part.title)
         if part.rows:
@@ -51,9 +51,9 @@ def print_static(out: Console, document: Mapping[str, Any] | None) -> None:
 
 
 def static_tables(document: Mapping[str, Any] | None) -> list[StaticTable]:
-    """A table for each kernel, one of all bounds, and what went wrong; none without a profile.
+    """Return one table per kernel, one of all bounds, and the errors; none without a profile.
 
-    Of an autotuned kernel only the configurations that were kept have a table.
+    For an autotuned kernel, only the configurations that were kept have a table.
     """
     if not document or "targets" not in document:
         return []
@@ -69,7 +69,7 @@ def static_tables(document: Mapping[str, Any] | None) -> list[StaticTable]:
 
 
 def _key(kernel: Mapping[str, Any]) -> str:
-    """What makes it one kernel over all targets: its name, constants, warps and stages."""
+    """Return a kernel's identity across targets: its name, constants, warps and stages."""
     constants = {**kernel.get("constants", {})}
     if kernel.get("num_warps") is not None:
         constants["warps"] = kernel["num_warps"]
@@ -80,7 +80,7 @@ def _key(kernel: Mapping[str, Any]) -> str:
 
 
 def _kept(targets: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The kernels that the entry launches once tuning is over."""
+    """Return the kernels that the entry launches after tuning."""
     return list(
         dict.fromkeys(
             _key(kernel)
@@ -150,7 +150,7 @@ def _count(value: object) -> str:
 
 
 def _matrix(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Each matrix instruction by its shape, or its name where that is not known."""
+    """Return each matrix instruction by its shape, or by its name if the shape is unknown."""
     shown = []
     for row in rows:
         shape = "x".join(str(extent) for extent in row.get("shape", ()))

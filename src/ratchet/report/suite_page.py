@@ -1,4 +1,4 @@
-"""The page of a suite's table, with a link to the page of each verdict beside it."""
+"""Render the page of a suite's table, with a link to each verdict's page."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ratchet.report.verdict_words import show_speedup, show_status, tone
 
 
 def render_suite_page(document: Mapping[str, Any], links: Mapping[str, str]) -> str:
-    """The whole table as HTML.
+    """Return the whole table as HTML.
 
-    `document` is a `SuiteResult` as plain data; `links` leads from a problem's name to the page of
-    its verdict, relative to this one.
+    `document` is a `SuiteResult` as plain data. `links` maps a problem's name to the page of its
+    verdict, relative to this page.
     """
     page = page_environment().get_template("suite.html")
     return page.render(

@@ -1,4 +1,4 @@
-"""How far a suite's run has come: a bar on a terminal, a plain line a problem when piped."""
+"""Show a suite's progress: a bar on a terminal, one plain line per problem when piped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ratchet.report.suite_table import row_words
 
 
 class SuiteProgress:
-    """A line on stderr; the verdict on each problem stays above it, all there is in a pipe."""
+    """A progress line on stderr below each problem's verdict; a pipe gets only the verdicts."""
 
     def __init__(self, problems: int, *, console: Console | None = None) -> None:
         self._console = console or Console(
@@ -32,7 +32,7 @@ class SuiteProgress:
                 TextColumn("{task.description}", markup=False),
                 console=self._console,
                 transient=True,
-                refresh_per_second=1,  # the kernels that are being timed need the cores more
+                refresh_per_second=1,  # the kernels being timed need the cores more
                 redirect_stdout=False,
                 redirect_stderr=False,
             )
@@ -51,7 +51,7 @@ class SuiteProgress:
             self._bar = None
 
     def show(self, row: Mapping[str, Any]) -> None:
-        """One problem is done: its row, as plain data."""
+        """Show that one problem is done; `row` is its row as plain data."""
         self._done += 1
         if self._bar is None:
             words = f"{self._words()}: {row_words(row)}"

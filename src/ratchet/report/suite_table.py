@@ -12,7 +12,7 @@ from ratchet.report.console import heading, make_console, table, verbatim
 from ratchet.report.verdict_words import RIVALS, show_confidence, show_speedup, show_status
 from ratchet.report.words import device_words, show_ratio, show_time
 
-PARTS = {"all": "All problems", "answered": "Problems that a kernel answers"}
+PARTS = {"all": "All problems", "answered": "Problems with a kernel"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,16 +25,16 @@ class ScoreTable:
 
 
 def print_suite(document: Mapping[str, Any], console: Console | None = None) -> None:
-    """The answer of `ratchet judge --suite` and `--kernelbench`.
+    """Print the result of `ratchet judge --suite` and `--kernelbench`.
 
-    `document` is a `SuiteResult` as plain data, with `paths` where files were written; the console
-    is stdout where none is given.
+    `document` is a `SuiteResult` as plain data, with `paths` if files were written. The console
+    defaults to stdout.
     """
     out = console or make_console()
     out.print(suite_headline(document))
     out.print(f"{device_words(document['device'])} · the run took {_duration(document)}")
     if document["interrupted"]:
-        out.print("Interrupted: the same command goes on from the ledger.")
+        out.print("Interrupted. Run the same command again to continue from the ledger.")
     out.print()
     compiled = against_compile(document)
     columns = ("problem", "verdict", "vs eager", *(["vs torch.compile"] if compiled else []))
@@ -53,19 +53,19 @@ def print_suite(document: Mapping[str, Any], console: Console | None = None) -> 
 
 
 def suite_headline(document: Mapping[str, Any]) -> str:
-    """The run in one sentence."""
+    """Return the run in one sentence."""
     statuses = document["summary"]["all"]["statuses"]
     counted = ", ".join(f"{count} {show_status(status)}" for status, count in statuses.items())
     return f"{document['candidate']} on {document['suite']}: {counted}."
 
 
 def against_compile(document: Mapping[str, Any]) -> bool:
-    """Whether torch.compile was timed as a rival anywhere: not where it is the candidate."""
+    """Return True if torch.compile was timed as a rival, which excludes it as the candidate."""
     return any(row["speedup"]["vs_compile"] for row in document["rows"])
 
 
 def score_tables(document: Mapping[str, Any]) -> list[ScoreTable]:
-    """fast_p and the means; for the answered problems too, where they are not all."""
+    """Return fast_p and the means, and separately for the answered problems if some are not."""
     summary = document["summary"]
     keys = ["all"] if summary["all"] == summary["answered"] else list(PARTS)
     return [_score_table(PARTS[key], summary[key]) for key in keys if summary[key]["problems"]]
@@ -87,27 +87,27 @@ def _score_table(title: str, summary: Mapping[str, Any]) -> ScoreTable:
         for name, score in scores
     ]
     return ScoreTable(
-        title=f"{title}: {summary['problems']}, of them right: {summary['right']}",
+        title=f"{title}: {summary['problems']}, right: {summary['right']}",
         columns=columns,
         rows=tuple(rows),
     )
 
 
 def definitions(document: Mapping[str, Any]) -> list[str]:
-    """What the columns mean."""
+    """Explain the columns."""
     failed = document["summary"]["all"]["failed_ratio"]
     return [
-        "> p is the share of the problems whose kernel is proven and whose whole "
-        f"{_confidences(document)} lies above p (fast_p). By the ratio of any right kernel alone, "
-        "as KernelBench counts it, it is fast_p_by_estimate in the JSON.",
+        "> p is the share of problems whose kernel is proven and whose whole "
+        f"{_confidences(document)} lies above p (fast_p). The JSON's fast_p_by_estimate counts any "
+        "right kernel by its ratio alone, as KernelBench does.",
         "mean is the geometric mean of the ratios; a problem without a right, timed kernel counts "
-        f"as {failed:g}x. The mean of the timed ones leaves failures out: read it beside their "
-        "number.",
+        f"as {failed:g}x. The mean of the timed ones leaves failures out: read it together with "
+        "their number.",
     ]
 
 
 def _confidences(document: Mapping[str, Any]) -> str:
-    """`98.3 % interval`: of the ratios in the table."""
+    """Return the ratios' confidence: `98.3 % interval`."""
     ratios = [ratio for row in document["rows"] for ratio in row["speedup"].values() if ratio]
     found = dict.fromkeys(map(show_confidence, ratios))
     return " or ".join(found) or "interval"
@@ -124,14 +124,14 @@ def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _print_reasons(out: Console, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Why each problem has no right kernel; those that share a reason stand together."""
+    """Print the reasons why problems have no right kernel, grouped by reason."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row["status"] not in ("proven", "correct"):
             reasons.setdefault((row["status"], row["reason"]), []).append(row["name"])
     if not reasons:
         return
-    heading(out, "Not right, and why")
+    heading(out, "Not right")
     out.print(table(("verdict", "problems", "why"), list(_reason_rows(reasons)), left=2))
 
 
@@ -149,7 +149,7 @@ def _duration(document: Mapping[str, Any]) -> str:
 
 
 def row_words(row: Mapping[str, Any]) -> str:
-    """One problem as a line of progress."""
+    """Return one problem as a line of progress."""
     against = row["speedup"]["vs_reference"]
     speed = f", {show_speedup(against)}" if against else ""
     return f"{row['name']}: {show_status(row['status'])}{speed}"

@@ -1,4 +1,4 @@
-"""What each command prints for people; `--json` prints the same data as a document instead."""
+"""Print each command's output for people; `--json` prints the same data as a document."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _WHY_NOT = {
 
 
 def print_result(result: OptimizeResult, console: Console | None = None) -> None:
-    """The answer of `ratchet optimize`: the table, what was kept and why, what to paste.
+    """Print the result of `ratchet optimize`: the table, the kept changes, the lines to paste.
 
-    The console is stdout where none is given.
+    The console defaults to stdout.
     """
     out = console or make_console()
     out.print(headline(result))
@@ -71,7 +71,7 @@ def print_result(result: OptimizeResult, console: Console | None = None) -> None
 
 
 def main_table(result: OptimizeResult) -> FittedTable:
-    """Every way of running the step: time with interval, rate, MFU, peak memory."""
+    """Return the table of every way of running the step: time with interval, rate, MFU, memory."""
     arms = result.arms
     unit = common_unit([arm.step_time_s for arm in arms])
     columns = ("", f"step, {unit.name}", "95 %", f"{unit_words(result)}/s", "MFU", "peak memory")
@@ -126,7 +126,7 @@ def _print_profiles(out: Console, result: OptimizeResult) -> None:
         out.print(f"{title}: {identity_words(profile)}")
         for finding in profile.findings:
             out.print(f"  {finding.name}: {finding_words(finding)}")
-    out.print("more: ratchet trace report, or diff, of the traces below")
+    out.print("for more, run ratchet trace report or diff on the traces below")
 
 
 def _print_changes(out: Console, changes: Sequence[Change]) -> None:
@@ -134,7 +134,7 @@ def _print_changes(out: Console, changes: Sequence[Change]) -> None:
     heading(out, "Kept")
     if kept:
         rows = [(change.name, change_gave(change), change.reason) for change in kept]
-        out.print(table(("change", "it gave", "why"), rows))
+        out.print(table(("change", "effect", "why"), rows))
     else:
         out.print("Nothing: no change was proven to help.")
     for decision, title in _WHY_NOT.items():
@@ -154,7 +154,7 @@ def _print_rest(out: Console, title: str, changes: Sequence[Change]) -> None:
     heading(out, title)
     if any(change.ratio is not None for change in changes):
         rows = [(change.name, change_gave(change), change.reason) for change in changes]
-        out.print(table(("change", "it gave", "why"), rows))
+        out.print(table(("change", "effect", "why"), rows))
         return
     out.print(table(("change", "why"), [(c.name, c.reason) for c in changes]))
 
@@ -168,7 +168,7 @@ def _print_checks(out: Console, result: OptimizeResult) -> None:
         worst = f"worst {gradients.worst_parameter} at {gradients.worst_ratio:.2f}"
         out.print(f"gradients: {_passed(gradients.passed)}, {worst}; {gradients.detail}")
     if losses is None:
-        out.print("losses: not compared, as the arithmetic is the same")
+        out.print("losses: not compared, because the arithmetic is the same")
     else:
         out.print(f"losses: {_passed(losses.passed)}; {losses.detail}")
     statuses = [str(verdict.get("status", "")) for verdict in result.verdicts]
@@ -183,7 +183,7 @@ def _passed(passed: bool) -> str:
 
 
 def print_bench(results: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
-    """The answer of `ratchet bench`: one row a workload."""
+    """Print the result of `ratchet bench`: one row per workload."""
     out = console or make_console()
     unit = common_unit([_number(row, "step_time_s") for row in results])
     rows = [
@@ -204,7 +204,7 @@ def print_bench(results: Sequence[Mapping[str, Any]], console: Console | None = 
 
 
 def print_device(report: Mapping[str, Any], console: Console | None = None) -> None:
-    """The answer of `ratchet device`: what it is, and the ceilings measured on it."""
+    """Print the result of `ratchet device`: the device, and the ceilings measured on it."""
     out = console or make_console()
     device = report["device"]
     caches = ", ".join(f"{k} {show_bytes(v)}" for k, v in device.get("caches_bytes", {}).items())
@@ -236,7 +236,7 @@ def _ceiling_rows(report: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 def _print_paper(out: Console, paper: Mapping[str, Any] | None) -> None:
     if paper is None:
         return
-    heading(out, f"What its maker says: {paper['name']}")
+    heading(out, f"Vendor's figures: {paper['name']}")
     rows = [(kind, _flops(rate)) for kind, rate in paper["peak_flops_per_s"].items()]
     if paper["memory_bytes_per_s"]:
         rows.append(("memory", f"{paper['memory_bytes_per_s'] / 1e9:,.1f} GB/s"))
@@ -248,15 +248,15 @@ def _flops(rate: float) -> str:
 
 
 def print_plan(plan: Mapping[str, Any], console: Console | None = None) -> None:
-    """The answer of `ratchet optimize --dry-run`: what would be tried, and what would not."""
+    """Print the result of `ratchet optimize --dry-run`: what would be tried, and what not."""
     out = console or make_console()
     heading(out, "Would be tried")
     levers = plan["levers"]
     rows = [(lever["name"], lever["expected"] or lever["summary"]) for lever in levers]
-    out.print(table(("change", "what is expected of it"), rows, left=2))
+    out.print(table(("change", "expected effect"), rows, left=2))
     skipped = plan["skipped"]
     if skipped:
-        heading(out, "Would not")
+        heading(out, "Would be skipped")
         out.print(table(("change", "why"), [(row["name"], row["reason"]) for row in skipped]))
 
 

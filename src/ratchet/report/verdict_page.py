@@ -1,4 +1,4 @@
-"""The page of one verdict: one file that opens offline, with no script and nothing to load."""
+"""Render the page of one verdict: one file that opens offline, with no script and no loads."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _MORE_STYLES = ("same_arithmetic", "best_compile_same")
 
 
 def render_verdict_page(judged: Mapping[str, Any]) -> str:
-    """The page of one verdict, as HTML.
+    """Return the page of one verdict as HTML.
 
-    `judged` is a `JudgedKernel` as plain data: the verdict, the kernel and the problem. All of its
-    text is escaped, and the page's own policy forbids scripts and loads.
+    `judged` is a `JudgedKernel` as plain data: the verdict, the kernel and the problem. All text is
+    escaped, and the page's own policy forbids scripts and loads.
     """
     verdict, kernel, problem = judged["verdict"], judged["kernel"], judged["problem"]
     page = page_environment().get_template("verdict.html")
@@ -53,7 +53,7 @@ def render_verdict_page(judged: Mapping[str, Any]) -> str:
 
 
 def _plots(samples: Sequence[Mapping[str, Any]]) -> list[tuple[str, figures.Plot]]:
-    """One plot for each timed case."""
+    """Return one plot for each timed case."""
     cases = dict.fromkeys(str(sample["case"]) for sample in samples)
     arms = dict.fromkeys(str(sample["arm"]) for sample in samples)
     unknown = [arm for arm in arms if arm not in _ARMS]
@@ -72,7 +72,7 @@ def _plots(samples: Sequence[Mapping[str, Any]]) -> list[tuple[str, figures.Plot
 
 
 def _case_rows(cases: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    """What is known to an author: every case that is not hidden, with its inputs."""
+    """Return every case that is not hidden, with its inputs."""
     return [
         (str(case["name"]), "timed" if case["timed"] else "", _inputs(case))
         for case in cases

@@ -1,4 +1,4 @@
-"""One verdict on the terminal."""
+"""Print one verdict on the terminal."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ratchet.report.verdict_words import (
 
 
 def print_verdict(judged: Mapping[str, Any], console: Console | None = None) -> None:
-    """The answer of `ratchet judge PROBLEM KERNEL`.
+    """Print the result of `ratchet judge PROBLEM KERNEL`.
 
-    `judged` is a `JudgedKernel` as plain data, with `paths` where files were written; the console
-    is stdout where none is given.
+    `judged` is a `JudgedKernel` as plain data, with `paths` if files were written. The console
+    defaults to stdout.
     """
     out = console or make_console()
     verdict, status = judged["verdict"], judged["verdict"]["status"]
@@ -38,7 +38,7 @@ def print_verdict(judged: Mapping[str, Any], console: Console | None = None) -> 
     for title, ratio in speedups:
         out.print(f"against {title}: {show_speedup(ratio)}, {show_confidence(ratio)}")
     if not speedups:
-        out.print("none: nothing was timed, or no time counts")
+        out.print("none: nothing was timed, or the times do not count")
     if verdict["environment"].get("tier"):
         heading(out, "Sizes")
         out.print(f"tier {verdict['environment']['tier']}")

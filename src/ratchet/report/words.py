@@ -1,4 +1,4 @@
-"""Numbers and answers as people read them, the same on the terminal and on the page."""
+"""Format numbers and answers for people, the same on the terminal and on the page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMPARED = {
 """The two arms behind each comparison."""
 DECIDED = ("faster", "slower")
 DRIFT, DRIFT_TO_RATIO = 1.2, 2.0
-"""A step's own interval that is this wide, and this many times the ratio's, is told as drift."""
+"""A step's interval at least this wide, and this many times the ratio's, is reported as drift."""
 ABSENT = "-"
 
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
@@ -38,12 +38,12 @@ class TimeUnit:
     size_s: float
 
     def show(self, time_s: float) -> str:
-        """The number alone, with three or four significant digits."""
+        """Format the number alone, with three or four significant digits."""
         return _digits(time_s / self.size_s)
 
 
 def common_unit(times_s: Sequence[float]) -> TimeUnit:
-    """The unit in which the largest of these times is below 10,000 and the smallest readable."""
+    """Return the unit that keeps the largest time below 10,000 and the smallest readable."""
     finite = [time_s for time_s in times_s if math.isfinite(time_s) and time_s > 0]
     largest, smallest = max(finite, default=1.0), min(finite, default=1.0)
     for size_s, name in _TIME_UNITS:
@@ -53,7 +53,7 @@ def common_unit(times_s: Sequence[float]) -> TimeUnit:
 
 
 def show_time(time_s: float) -> str:
-    """A time with its unit; minutes and hours above 120 s."""
+    """Format a time with its unit; minutes and hours above 120 s."""
     if not math.isfinite(time_s):
         return ABSENT
     if time_s >= 7200:
@@ -65,7 +65,7 @@ def show_time(time_s: float) -> str:
 
 
 def show_moment(moment: str) -> str:
-    """A moment in ISO 8601 to the minute, in UTC; anything else as it is."""
+    """Format an ISO 8601 moment to the minute, in UTC; return anything else unchanged."""
     try:
         return f"{datetime.fromisoformat(moment).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
     except ValueError:
@@ -73,7 +73,7 @@ def show_moment(moment: str) -> str:
 
 
 def show_bytes(size_bytes: float) -> str:
-    """A size in binary units."""
+    """Format a size in binary units."""
     if size_bytes <= 0:
         return ABSENT
     for size, name in _BYTE_UNITS:
@@ -83,24 +83,24 @@ def show_bytes(size_bytes: float) -> str:
 
 
 def show_rate(per_s: float) -> str:
-    """A rate with thousands separated."""
+    """Format a rate with thousands separators."""
     return f"{per_s:,.0f}" if per_s >= 100 else _digits(per_s)
 
 
 def show_share(share: float) -> str:
-    """A share of one as a percentage; a dash where it is not known."""
+    """Format a share of one as a percentage; a dash if it is unknown."""
     if not math.isfinite(share) or share <= 0:
         return ABSENT
     return f"{share:.0%}" if share >= 0.1 else f"{share:.1%}"
 
 
 def show_ratio(ratio: float | None) -> str:
-    """A ratio of times: baseline over new."""
+    """Format a ratio of times: baseline over new."""
     return ABSENT if ratio is None or not math.isfinite(ratio) else f"{ratio:.2f}x"
 
 
 def show_interval(low: float | None, high: float | None) -> str:
-    """The interval of a ratio."""
+    """Format the interval of a ratio."""
     return ABSENT if low is None or high is None else f"{low:.2f} to {high:.2f}"
 
 
@@ -115,10 +115,10 @@ def _digits(value: float) -> str:
 
 
 def speedup_words(speedup: Speedup, against: str, floor: Mapping[str, float]) -> str:
-    """One comparison as a clause, its interval in it."""
+    """Describe one comparison as a clause that includes its interval."""
     answer = answer_of(speedup, floor)
     if answer == "same":
-        return f"the same step as {against}, as nothing faster was proven"
+        return f"the same step as {against}, because nothing faster was proven"
     interval = f"95 % interval {show_interval(speedup.low, speedup.high)}"
     if answer not in DECIDED:
         interval = f"{show_ratio(speedup.ratio)}, {interval}"
@@ -126,33 +126,35 @@ def speedup_words(speedup: Speedup, against: str, floor: Mapping[str, float]) ->
 
 
 def headline(result: OptimizeResult) -> str:
-    """The turn's answer in one sentence, with figures only where they are decided."""
+    """Return the turn's answer in one sentence, with figures only if they are decided."""
     workload, answers = result.workload, answers_of(result)
     if answers.get("vs_written") == "same":
-        return f"Nothing was proven faster than a step of {workload} as written; it stays as it is."
+        return (
+            f"Nothing was proven faster than a step of {workload} as written, so it stays as it is."
+        )
     clauses = {
         key: _clause(result.speedup[key], answer, AGAINST[key])
         for key, answer in answers.items()
         if key in ("vs_compile", "vs_written")
     }
     if not clauses:
-        return f"{workload} was timed, and compared with nothing."
+        return f"{workload} was timed but not compared with anything."
     if answers.get("vs_compile") == "same":
         also = f" It runs {clauses['vs_written']}." if "vs_written" in clauses else ""
         best = AGAINST["vs_compile"]
-        return f"Nothing was proven faster for {workload} than {best}: the recipe is that.{also}"
+        return f"Nothing was proven faster for {workload} than {best}, so that is the recipe.{also}"
     return f"With Ratchet, a step of {workload} runs {' and '.join(clauses.values())}."
 
 
 def answers_of(result: OptimizeResult) -> dict[str, str]:
-    """The answer of each comparison that was made, the one with torch.compile first."""
+    """Return the answers of the comparisons that were made, the one with torch.compile first."""
     found, floor = result.speedup, result.floor
     order = ("vs_compile", "vs_written", "vs_compile_same_arithmetic")
     return {key: answer_of(found[key], floor) for key in order if key in found}
 
 
 def answer_of(speedup: Speedup, floor: Mapping[str, float]) -> str:
-    """The comparison's answer; `same` where both are one step, `undecided` inside the floor."""
+    """Return the comparison's answer: `same` for one step, `undecided` inside the floor."""
     if speedup.ratio == speedup.low == speedup.high == 1.0:
         return "same"
     decided = is_decided(speedup.ratio, speedup.low, speedup.high, floor)
@@ -162,7 +164,7 @@ def answer_of(speedup: Speedup, floor: Mapping[str, float]) -> str:
 def is_decided(
     ratio: float | None, low: float | None, high: float | None, floor: Mapping[str, float]
 ) -> bool:
-    """Return True where the interval leaves out 1 and the ratio lies outside the A/A floor."""
+    """Return True if the interval excludes 1 and the ratio is outside the A/A floor."""
     if ratio is None or low is None or high is None or low <= 1.0 <= high:
         return False
     return not floor.get("low", 1.0) <= ratio <= floor.get("high", 1.0)
@@ -178,10 +180,7 @@ def _clause(speedup: Speedup, answer: str, against: str) -> str:
 
 
 def drift_words(result: OptimizeResult) -> str | None:
-    """A remark where a step's own time spreads far more than the ratios that were measured.
-
-    None where it does not.
-    """
+    """Describe drift if a step's own time varies far more than the measured ratios, else None."""
     answers = answers_of(result)
     widths = {
         key: _width(result.speedup[key].low, result.speedup[key].high)
@@ -200,20 +199,20 @@ def drift_words(result: OptimizeResult) -> str | None:
         return None
     return (
         f"The machine drifted during the run: {drifted[max(drifted)]}. The steps of a pair ran one "
-        "right after the other, so drift cancels in the ratios: read those, not the times."
+        "right after the other, so drift cancels in the ratios. Rely on the ratios, not the times."
     )
 
 
 def _width(low: float, high: float) -> float:
-    """The width of an interval of positive numbers, in the logarithm."""
+    """Return the logarithmic width of an interval of positive numbers."""
     return math.log(high / low) if 0 < low <= high and math.isfinite(high) else 0.0
 
 
 def limit_words(limit: StepLimit) -> str:
-    """How far a step is from what the machine can do, and what holds the rest."""
+    """Describe how far a step is from the machine's limit, and where the rest is."""
     most, left_s = limit.most, limit.step_time_s - limit.least_s
     if most is None:
-        return f"How far {limit.title} is from this machine's limit is not known."
+        return f"The limit of {limit.title} on this machine is unknown."
     said = (
         f"{limit.title} runs at {show_share(limit.share)} of what this machine "
         f"can do in this arithmetic; at most {most:.1f}x is left"
@@ -225,7 +224,7 @@ def limit_words(limit: StepLimit) -> str:
     ]
     unknown_s = sum(one.unknown_s for one in limit.categories)
     note = (
-        f" Operators whose bound is not known take {show_share(unknown_s / limit.step_time_s)} "
+        f" Operators without a known bound take {show_share(unknown_s / limit.step_time_s)} "
         "of the step and count as winnable."
         if unknown_s > 0
         else ""
@@ -234,43 +233,43 @@ def limit_words(limit: StepLimit) -> str:
 
 
 def change_gave(change: Change) -> str:
-    """What a change gave, with its interval; a dash where it was not timed."""
+    """Format a change's effect with its interval; a dash if it was not timed."""
     if change.ratio is None:
-        return {"bundle": "with the bundle", "rival": "the rival has it"}.get(
+        return {"bundle": "with the bundle", "rival": "in the rival too"}.get(
             change.basis or "", ABSENT
         )
     return f"{show_ratio(change.ratio)} ({show_interval(change.low, change.high)})"
 
 
 def compile_words(cost: CompileCost) -> str:
-    """What the longer start costs and when it has paid."""
+    """Describe the cost of the longer start and the steps that recover it."""
     if cost.extra_setup_s <= 0:
         return "Ratchet starts no later than the step as written."
     extra = f"Ratchet starts {show_time(cost.extra_setup_s)} later than the step as written"
     steps = cost.pays_after_steps
     if steps is None:
-        return f"{extra}, and does not win that back: its steps are no faster."
-    return f"{extra}, and has won that back after {steps:,} step{'' if steps == 1 else 's'}."
+        return f"{extra} and never recovers that, because its steps are no faster."
+    return f"{extra} and recovers that after {steps:,} step{'' if steps == 1 else 's'}."
 
 
 def floor_words(floor: Mapping[str, float]) -> str:
-    """How far two runs of the same thing lie apart here."""
+    """Describe how much two runs of the same thing differ here."""
     if "low" not in floor or "high" not in floor:
         return "No A/A floor was measured."
     interval = show_interval(floor["low"], floor["high"])
     return (
-        f"Two copies of the same step compared at {interval} here (the A/A floor): a difference "
-        "inside that counts as none."
+        f"The ratio between two copies of the same step was {interval} here (the A/A floor). A "
+        "ratio within that range shows no difference."
     )
 
 
 def device_words(device: Mapping[str, Any]) -> str:
-    """The device in a few words."""
+    """Describe the device in a few words."""
     model = str(device.get("model") or device.get("name") or device.get("kind") or "this machine")
     cores = device.get("usable_cores") or device.get("cores")
     return f"{model}, {cores} cores" if cores else model
 
 
 def unit_words(result: OptimizeResult) -> str:
-    """What a step is counted in: tokens, or images where the result says so."""
+    """Return the unit a step is counted in: tokens, images or samples."""
     return str(result.unit)

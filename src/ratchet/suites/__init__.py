@@ -1,1 +1,1 @@
-"""A whole suite before the judge: who answers it, its verdicts in a table, its score."""
+"""Judge a whole suite: its candidates, a table of verdicts, and a score."""

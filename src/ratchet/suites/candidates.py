@@ -1,4 +1,4 @@
-"""Who answers a suite: a shipped library, a folder of kernels, eager torch, torch.compile."""
+"""Candidates for a suite: a shipped library, a folder of kernels, eager torch, torch.compile."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ BUILT_IN = (*LIBRARIES, "eager", "torch.compile")
 LANGUAGE_FILES = (".cpp", ".cc", ".cxx", ".py", ".hip")
 
 Answer = Callable[[str, Problem], tuple[Problem, Kernel | None]]
-"""The kernel that answers a problem of that name, if there is one, and the problem as it is to be
-judged."""
+"""Find the kernel that answers the named problem, if any; also return the problem to judge."""
 
 
 def training_suite(name: str, *, tier: Tier, candidate: str) -> Suite:
-    """A suite that ships, by name.
+    """Return a shipped suite by name.
 
     Raises:
-        RatchetError: no suite or no candidate of that name.
+        RatchetError: there is no such suite or candidate.
     """
     from ratchet.kernels.suites import load_suite
 
@@ -54,16 +53,16 @@ def kernelbench_suite(
     candidate: str,
     time_limit_s: float | None = None,
 ) -> Suite:
-    """One level of a clone of KernelBench, which may lie in any folder.
+    """Return one level of a clone of KernelBench in any folder.
 
-    `time_limit_s` is for reading one problem.
+    `time_limit_s` is the limit for reading one problem.
 
     Raises:
-        RatchetError: there is no such level, or no candidate of that name.
+        RatchetError: there is no such level or candidate.
     """
     if candidate in LIBRARIES:
         raise RatchetError(
-            "the library answers no KernelBench problem: give --candidate torch.compile, eager or "
+            "the library has no kernels for KernelBench: give --candidate torch.compile, eager or "
             "a folder of kernels"
         )
     answer = find_answer(candidate, level=level)
@@ -85,7 +84,7 @@ def kernelbench_suite(
 
 
 def level_folder(folder: Path, level: int) -> Path:
-    """Where the problems of a level lie in a clone, or in a copy of its inner folder."""
+    """Return the folder of a level's problems, in a clone or in a copy of its inner folder."""
     if why := why_not_folder(folder):
         raise RatchetError(f"{str(folder)!r} {why}: give a clone of KernelBench")
     places = (folder / "KernelBench", folder)
@@ -95,20 +94,20 @@ def level_folder(folder: Path, level: int) -> Path:
             return found
     levels = sorted({one.name for place in places for one in place.glob("level[0-9]*")})
     known = f"it has {', '.join(levels)}" if levels else "give a clone of KernelBench"
-    raise RatchetError(f"{str(folder)!r} holds no problems of level {level}: {known}")
+    raise RatchetError(f"{str(folder)!r} has no problems of level {level}: {known}")
 
 
 def _order(path: Path) -> tuple[int, str]:
-    """Problems carry their number in front: 9_ stands before 10_."""
+    """Sort by the number at the start of the name, so that 9_ comes before 10_."""
     number = re.match(r"\d+", path.stem)
     return (int(number[0]) if number else 0, path.stem)
 
 
 def find_answer(candidate: str, *, level: int | None = None) -> Answer:
-    """The answer of a candidate by its name, or of a folder of kernels.
+    """Return the answers of a built-in candidate or of a folder of kernels.
 
     Raises:
-        RatchetError: neither a candidate that is built in nor a folder.
+        RatchetError: `candidate` is neither built in nor a folder.
     """
     if candidate in LIBRARIES:
         return _library_answer(candidate)
@@ -135,7 +134,7 @@ def _library_answer(candidate: str) -> Answer:
 
 
 def library_kernels() -> Mapping[str, Kernel]:
-    """Every shipped kernel for this CPU, by the name of the problem that it answers."""
+    """Return every shipped kernel for this CPU, by the name of the problem it answers."""
     from ratchet.kernels.library import LIBRARY, best_isa
 
     isa = best_isa()
@@ -143,7 +142,7 @@ def library_kernels() -> Mapping[str, Kernel]:
 
 
 def _yardstick_answer(candidate: str) -> Answer:
-    """Torch itself: judged on its answers and its time, not on whose code did the work."""
+    """Answer with torch itself, judged on results and time but not on whose code did the work."""
 
     def answer(_: str, problem: Problem) -> tuple[Problem, Kernel | None]:
         from ratchet.kernels.problem_file import built_in_kernel

@@ -1,4 +1,4 @@
-"""A suite before the judge: every problem in turn, from the ledger where it was judged before."""
+"""Judge every problem of a suite in turn, reusing verdicts from the ledger."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Asked = tuple[Problem, Kernel | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """One problem of a suite and how to come by it; nothing is read before its turn."""
+    """One problem of a suite and the function that reads it; nothing is read before its turn."""
 
     name: str
     read: Callable[[], Asked]
-    """The problem and the kernel that answers it, if there is one; raises RatchetError."""
+    """Return the problem and the kernel that answers it, if any; raises RatchetError."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suite:
-    """Problems under one name, and who answers them."""
+    """A named list of problems and the candidate that answers them."""
 
     name: str
     candidate: str
@@ -39,27 +39,27 @@ class Suite:
 
 
 Listener = Callable[[SuiteRow, JudgedKernel | None], None]
-"""Called after each problem, with its row and its verdict, if the judge came to it."""
+"""Called after each problem with its row, and with its verdict if the problem was judged."""
 
 
 @dataclass(kw_only=True)
 class SuiteRun:
-    """One pass over a suite. Interrupted, it still has a result: what was not reached says so."""
+    """One pass over a suite. The result of an interrupted run marks problems not reached."""
 
     suite: Suite
     judge: RecordedJudge
     terms: Terms
     fresh: bool = False
-    """Judge anew what the ledger already knows."""
+    """Judge again even if the ledger has a verdict."""
     rows: list[SuiteRow] = field(default_factory=list)
     started_at: str = field(default_factory=utc_now)
     _began_s: float = field(default_factory=time.monotonic)
     _read_ahead: dict[str, Asked] = field(default_factory=dict)
     _spent_s: dict[str, float] = field(default_factory=dict)
-    """What reading each problem took."""
+    """Seconds spent on reading each problem."""
 
     def run(self, listener: Listener) -> None:
-        """Judge every problem that was not yet reached."""
+        """Judge every problem that has not been reached yet."""
         left = self.suite.questions[len(self.rows) :]
         for question, following in zip(left, [*left[1:], None], strict=True):
             row, judged = self._answer(question, following)
@@ -67,7 +67,7 @@ class SuiteRun:
             listener(row, judged)
 
     def result(self) -> SuiteResult:
-        """The table so far."""
+        """Return the table so far."""
         left = self.suite.questions[len(self.rows) :]
         rows = [
             *self.rows,
@@ -130,7 +130,7 @@ class SuiteRun:
         return None if self.fresh else self.judge.known(kernel, problem, self.terms)
 
     def _kernel_of(self, question: Question | None) -> Kernel | None:
-        """The kernel that the judge will come to next, if it must be judged; faults wait."""
+        """Return the next kernel if it must be judged; errors are reported when its turn comes."""
         if question is None:
             return None
         try:
@@ -155,5 +155,5 @@ def _row(name: str, judged: JudgedKernel) -> SuiteRow:
 
 
 def all_right(rows: Sequence[SuiteRow]) -> bool:
-    """Whether every kernel that was judged is right; an unanswered problem is no kernel's fault."""
+    """Return True if every judged kernel is right; unanswered problems do not count."""
     return all(row.right for row in answered(rows))

@@ -1,4 +1,4 @@
-"""How good a candidate is over a whole suite: fast_p, and a mean that drops no failure."""
+"""Score a candidate over a whole suite: fast_p, and a mean that includes every failure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from ratchet.judge.verdict import Ratio, Speedup, Status
 
 FAST_P = (1.0, 1.2, 1.5, 2.0)
 FAILED_RATIO = 1.0 / SLOWEST_FACTOR
-"""What a failure counts as in the mean: the slowest speed at which the judge still waits for an
-answer. No right answer can score less."""
+"""Ratio that counts for a failure in the mean.
+
+It is the slowest speed that the judge waits for, so no right answer can score less.
+"""
 RIGHT: tuple[Status, ...] = ("proven", "correct")
 
 RowStatus = Status | Literal["unanswered", "not_reached"]
@@ -27,50 +29,54 @@ class _Model(BaseModel):
 
 
 class SuiteRow(_Model):
-    """One problem of a suite, and what came of the kernel that answers it."""
+    """One problem of a suite and the outcome for the kernel that answers it."""
 
     name: str
     status: RowStatus
-    """A verdict's status; `unanswered` where there is no kernel, `not_reached` where the run
-    ended before it."""
+    """A verdict's status; `unanswered`: no kernel; `not_reached`: the run ended early."""
     reason: str
     speedup: Speedup = Field(default_factory=Speedup)
     kernel: str = ""
     kernel_hash: str = ""
     problem_hash: str = ""
     recalled: bool = False
-    """The verdict is the ledger's; it was not judged again."""
+    """True if the verdict comes from the ledger and was not judged again."""
 
     @property
     def right(self) -> bool:
-        """Whether its answers were right on every case."""
+        """Return True if its answers were right on every case."""
         return self.status in RIGHT
 
     def ratio(self, rival: Rival) -> Ratio | None:
-        """The speed-up that counts: none where an answer is not right, or nothing was timed."""
+        """Return the speed-up to count; None if an answer was wrong or nothing was timed."""
         return getattr(self.speedup, rival) if self.right else None
 
 
 class Score(_Model):
-    """Against one rival."""
+    """The score against one rival."""
 
     measured: int
-    """Right kernels with a measured ratio."""
+    """Number of right kernels with a measured ratio."""
     fast_p: dict[str, float]
-    """Share of the problems whose kernel is proven and whose whole interval against this rival lies
-    above p; `Ratio.confidence` is the interval's. An interval over several cases may lie above p
-    where one of them is undecided, so the interval alone is not enough."""
+    """Share of problems with a proven kernel whose whole interval against this rival is above p.
+
+    `Ratio.confidence` is the interval's confidence. The interval alone is not enough: one over
+    several cases may be above p although one of the cases is undecided.
+    """
     fast_p_by_estimate: dict[str, float]
-    """As KernelBench publishes it: right, and the ratio alone above p. Noise can lift a kernel
-    over p."""
+    """Share of problems with a right kernel and an estimate above p, as in KernelBench.
+
+    Noise can lift a kernel above p.
+    """
     geometric_mean: float | None
-    """Over all problems; one without a measured ratio counts as FAILED_RATIO."""
+    """Geometric mean over all problems; a problem without a measured ratio counts as FAILED_RATIO.
+    """
     geometric_mean_of_measured: float | None
-    """Over the measured ones alone; says nothing of how many failed."""
+    """Geometric mean over measured problems only; it does not show how many failed."""
 
 
 class Summary(_Model):
-    """The same problems counted in every way."""
+    """All counts and scores of one set of problems."""
 
     problems: int
     right: int
@@ -78,11 +84,11 @@ class Summary(_Model):
     failed_ratio: float = FAILED_RATIO
     vs_reference: Score
     vs_compile: Score | None
-    """None where torch.compile was not asked for as a rival."""
+    """None if torch.compile was not requested as a rival."""
 
 
 def summarise(rows: Sequence[SuiteRow], *, against_compile: bool) -> Summary:
-    """Count every row given; a failure is a row like any other."""
+    """Summarise all given rows, failures included."""
     return Summary(
         problems=len(rows),
         right=sum(row.right for row in rows),
@@ -93,7 +99,7 @@ def summarise(rows: Sequence[SuiteRow], *, against_compile: bool) -> Summary:
 
 
 def score(rows: Sequence[SuiteRow], rival: Rival) -> Score:
-    """fast_p and the means against one rival."""
+    """Compute fast_p and the means against one rival."""
     ratios = [row.ratio(rival) for row in rows]
     found = [ratio for ratio in ratios if ratio is not None]
     proven = [
@@ -118,7 +124,7 @@ def _shares(ratios: Sequence[float], problems: int) -> dict[str, float]:
 
 
 def _mean(ratios: Sequence[float]) -> float | None:
-    """The geometric mean; a right kernel slower than a failure counts as one."""
+    """Return the geometric mean; a right kernel slower than a failure counts as a failure."""
     if not ratios:
         return None
     logs = [math.log(max(ratio, FAILED_RATIO)) for ratio in ratios]
@@ -126,12 +132,12 @@ def _mean(ratios: Sequence[float]) -> float | None:
 
 
 def answered(rows: Sequence[SuiteRow]) -> list[SuiteRow]:
-    """The rows of problems for which there was a kernel."""
+    """Return the rows of problems that have a kernel."""
     return [row for row in rows if row.status not in ("unanswered", "not_reached")]
 
 
 class SuiteResult(_Model):
-    """The whole answer of `ratchet judge --suite`: the document behind the table and the page."""
+    """The whole result of `ratchet judge --suite`: the document behind the table and the page."""
 
     suite: str
     candidate: str

@@ -1,4 +1,4 @@
-"""The files of a verdict and of a suite's run: JSON, and pages that open offline."""
+"""Write a verdict's and a suite run's files: JSON, and pages that open offline."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ SuitePage = Callable[[Mapping[str, Any], Mapping[str, str]], str]
 
 
 def check_out(out: Path) -> None:
-    """Refuse a folder that cannot be one before anything is judged."""
+    """Refuse an unusable output folder before anything is judged."""
     if why := why_not_new_folder(out):
         raise RatchetError(f"--out {out} {why}: name a folder")
     try:
         (out / VERDICTS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RatchetError(
-            f"{str(out)!r} cannot be made a folder ({error.strerror}): give another with --out"
+            f"{str(out)!r} cannot be created ({error.strerror}): give another folder with --out"
         ) from error
 
 
 def write_verdict(judged: JudgedKernel, out: Path, render: VerdictPage) -> dict[str, str]:
-    """Write a verdict's JSON and its page; the paths, by kind."""
+    """Write a verdict's JSON and its page; return the paths by kind."""
     document = judged.to_json()
     stem = _stem(judged)
     paths = {"verdict": out / VERDICTS / f"{stem}.json", "page": out / VERDICTS / f"{stem}.html"}
@@ -45,7 +45,7 @@ def write_verdict(judged: JudgedKernel, out: Path, render: VerdictPage) -> dict[
 def write_suite(
     result: SuiteResult, links: Mapping[str, str], out: Path, render: SuitePage
 ) -> dict[str, str]:
-    """Write a suite's table as JSON and as a page that links to the verdicts' pages."""
+    """Write a suite's table as JSON and as a page that links to the verdict pages."""
     document = result.model_dump(mode="json")
     stem = _slug(f"{result.suite}-{result.candidate}")
     paths = {"table": out / f"{stem}.json", "page": out / f"{stem}.html"}
@@ -56,7 +56,7 @@ def write_suite(
 
 
 def _stem(judged: JudgedKernel) -> str:
-    """A name that no other verdict has: the problem's, then both hashes' first digits."""
+    """Return a unique file name: the problem's name, then the first digits of both hashes."""
     hashes = (judged.verdict["problem_hash"], judged.verdict["kernel_hash"])
     return "-".join([_slug(judged.problem["name"]), *(one[:8] for one in hashes)])
 

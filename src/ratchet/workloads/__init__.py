@@ -1,6 +1,6 @@
 """Training jobs: models, data, the step, precision and memory.
 
-Importing this package imports no torch: what it hands out is imported when first asked for.
+Importing this package does not import torch; each public name is imported on first use.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _HOMES = {
 
 
 class _WorkloadsPackage(ModuleType):
-    """A package whose `load` and `check` are the functions, though modules have these names too."""
+    """A package whose `load` and `check` are functions, although modules share these names."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Bind a name, but never a function's name to the submodule that holds it."""
+        """Bind a name, but never rebind a function's name to the submodule that holds it."""
         if not (name in _HOMES and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 

@@ -1,4 +1,4 @@
-"""Step time, throughput, MFU and peak memory of one workload in this process."""
+"""Measure one workload's step time, throughput, MFU and peak memory in this process."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ratchet.workloads.step import TrainingStep
 from ratchet.workloads.workload import Workload
 
 WARMUP_STEPS = 3
-"""The first step allocates and compiles, the second may compile again; later ones are alike."""
+"""The first step allocates and compiles, and the second may compile again; later ones are alike."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchResult:
-    """What a run of steps cost. Times are medians; memory is the process's peak."""
+    """Measurements of a run of steps. Times are medians; memory is the process's peak."""
 
     workload: str
     device: str
@@ -35,16 +35,16 @@ class BenchResult:
     parameters: int
     step_time_s: float
     low_s: float
-    """The fastest tenth of the steps took at most this."""
+    """Time within which the fastest tenth of the steps finished."""
     high_s: float
-    """Nine tenths of the steps took at most this."""
+    """Time within which nine tenths of the steps finished."""
     first_step_s: float
     tokens_per_s: float
-    """Of what `unit` says: tokens, images or samples."""
+    """Items of `unit` (tokens, images or samples) per second."""
     unit: str
     flops_per_step: int
     mfu: float
-    """Share of the measured matrix-product rate in the step's dtype; 0 where none was measured."""
+    """Share of the measured matrix-product rate in the step's dtype; 0 if none was measured."""
     peak_memory_bytes: int
     loss: float
 
@@ -85,16 +85,16 @@ def bench(workload: Workload, config: StepConfig, steps: int = 10) -> BenchResul
 
 
 def peak_memory_bytes(device: str) -> int:
-    """Peak resident memory of this process, or on a GPU the peak that torch allocated there."""
+    """Return this process's peak resident memory or, on a GPU, the peak that torch allocated."""
     if device.startswith("cuda"):
         return int(torch.cuda.max_memory_allocated(device))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # getrusage(2): kilobytes on Linux; bytes on macOS.
+    # getrusage(2) counts kilobytes on Linux and bytes on macOS.
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _timed(step: TrainingStep, index: int) -> tuple[float, float]:
-    """(time_s, loss) of one step; the batch is made before the clock starts."""
+    """Run one step and return (time_s, loss); the batch is made before the clock starts."""
     batch = batch_of(step.workload, index)
     _settle(step.workload.device)
     start_s = time.perf_counter()
@@ -109,6 +109,6 @@ def _settle(device: str) -> None:
 
 
 def gemm_rate(workload: Workload, config: StepConfig) -> float:
-    """The matrix products' measured rate in FLOP/s, in the dtype of the step; 0 if not measured."""
+    """Return the measured matrix-product rate in the step's dtype, in FLOP/s; 0 if unmeasured."""
     dtype = "fp32" if config.precision == "fp32" else "bf16"
     return measure(probe(workload.device)).gemm_flops_per_s.get(dtype, 0.0)

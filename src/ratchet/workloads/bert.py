@@ -18,16 +18,16 @@ from ratchet.workloads.windows import Windows, text_windows
 from ratchet.workloads.workload import BatchFunction
 
 MASKED_SHARE = 0.15
-"""Words to predict; of them 80 % become the mask, 10 % a random word, 10 % stay (section 3.1)."""
+"""Share of words to predict: 80 % become the mask, 10 % a random word, 10 % stay (section 3.1)."""
 IGNORED = -100
-"""The target of a word that is not predicted: F.cross_entropy's default `ignore_index`."""
+"""Target of a word that is not predicted: the default `ignore_index` of F.cross_entropy."""
 PREDICTED_STREAM = 1
-"""Keeps the random numbers of the masks apart from those of the windows."""
+"""Stream number that keeps the masks' random numbers apart from those of the windows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BertSize:
-    """The dimensions of one BERT, and of its batches. The last id is the mask's."""
+    """Dimensions of one BERT and of its batches. The last id is the mask's."""
 
     hidden: int
     layers: int
@@ -42,7 +42,7 @@ class BertSize:
 
 
 class SelfAttention(nn.Module):
-    """Attention of every word to every word; sequences are full, so nothing is padded."""
+    """Attention between all pairs of words; sequences are full, so there is no padding."""
 
     def __init__(self, size: BertSize) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class BertBlock(nn.Module):
 class Bert(nn.Module):
     """tokens int64 [B, T] -> logits [B, T, V], with BERT's transform before a tied head.
 
-    The embedding of the sentence's number and the next-sentence task are left out, as in RoBERTa.
+    As in RoBERTa, there are no sentence embeddings and no next-sentence task.
     """
 
     def __init__(self, size: BertSize) -> None:
@@ -102,7 +102,7 @@ class Bert(nn.Module):
 
 
 def masked_word_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Mean cross-entropy of the words that were masked; the others are ignored."""
+    """Return the mean cross-entropy of the masked words; other words are ignored."""
     tokens, targets = batch
     logits = model(tokens)
     return F.cross_entropy(
@@ -112,7 +112,7 @@ def masked_word_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedWords:
-    """(tokens, targets), int64 [B, T] each; a target is IGNORED where no word is to be found."""
+    """Make (tokens, targets), int64 [B, T] each; a target is IGNORED if no word is predicted."""
 
     windows: Windows
     size: BertSize
@@ -122,7 +122,7 @@ class MaskedWords:
         words = self.windows(index)
         rng = np.random.default_rng((self.windows.seed, index, PREDICTED_STREAM))
         predicted = rng.random(words.shape) < MASKED_SHARE
-        # One word at least, or the mean over no words would be NaN.
+        # Mask at least one word; the mean over no words would be NaN.
         predicted[:, rng.integers(words.shape[1])] = True
         fate = rng.random(words.shape)
         random_words = rng.integers(0, self.size.mask_id, words.shape)
@@ -145,7 +145,7 @@ def build_batches(size: BertSize, data: Data) -> BatchFunction:
 SIZES = {
     "tiny": BertSize(hidden=64, layers=2, heads=4, vocabulary=512, sequence=64, batch_size=8),
     "17m": BertSize(hidden=384, layers=6, heads=6, vocabulary=16_000, sequence=128, batch_size=8),
-    # The two sizes of the paper's section 3, with WordPiece's vocabulary of the released models.
+    # The two sizes of the paper's section 3, with the WordPiece vocabulary of the released models.
     "base": BertSize(
         hidden=768, layers=12, heads=12, vocabulary=30_522, sequence=512, batch_size=4
     ),

@@ -1,4 +1,4 @@
-"""Whose code raised: a user's mistake as one line that names their file and line."""
+"""Report a user's mistake as one line that names their file and line."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ SMALLER = "use a smaller batch or sequence, activation checkpointing, or a large
 
 @contextmanager
 def blamed_on(what: str, *, file: Path | None = None) -> Iterator[None]:
-    """Turn whatever `what`'s code raises into one line with its place; RatchetErrors pass.
+    """Turn any exception from `what`'s code into one line with its place; RatchetErrors pass.
 
-    `file` is named where no frame of the user's own is found (a file that does not parse).
+    If no frame belongs to the user (a file that does not parse), `file` is named instead.
     """
     try:
         yield
     except RatchetError:
         raise
-    # The user's code may raise anything at all, SystemExit included; Ctrl-C is not theirs.
+    # User code may raise anything, including SystemExit. KeyboardInterrupt passes.
     except (Exception, SystemExit) as error:
         place = user_place(error, file)
         remedy = OWN_REMEDY if place else MODEL_REMEDY
@@ -43,9 +43,9 @@ def blamed_on(what: str, *, file: Path | None = None) -> Iterator[None]:
 
 @contextmanager
 def blamed_step(workload: Workload) -> Iterator[None]:
-    """As `blamed_on`, while a step runs: an exception that no line of the user's leads to passes.
+    """Report exceptions of a running step, like `blamed_on`; those with no user frame pass.
 
-    What does not fit in memory is a DeviceError.
+    An allocation failure becomes a DeviceError.
     """
     try:
         yield
@@ -64,13 +64,13 @@ def blamed_step(workload: Workload) -> Iterator[None]:
 
 
 def batch_of(workload: Workload, index: int) -> Any:
-    """Return batch number `index`; what the user's function raises names its place."""
+    """Return batch number `index`; an exception in the user's function names its file and line."""
     with blamed_step(workload):
         return workload.batch(index)
 
 
 def user_place(error: BaseException, file: Path | None = None) -> str | None:
-    """Return file:line of the innermost frame in the user's code; `file` where there is none."""
+    """Return file:line of the innermost frame in the user's code, or `file` if there is none."""
     if isinstance(error, SyntaxError) and error.filename and is_users_file(error.filename):
         return f"{error.filename}:{error.lineno}"
     own = [f for f in traceback.extract_tb(error.__traceback__) if is_users_file(f.filename)]
@@ -80,7 +80,7 @@ def user_place(error: BaseException, file: Path | None = None) -> str | None:
 
 
 def does_not_fit(workload: Workload) -> str:
-    """Return the line for a step that needs more memory than there is."""
+    """Return the error message for a step that needs more memory than the device has."""
     return f"a step of {workload.name!r} does not fit in the memory of {workload.device}; {SMALLER}"
 
 
@@ -88,7 +88,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return True for a failed allocation, on the CPU or on a GPU."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    # The CPU allocator has no exception of its own.
+    # The CPU allocator raises a plain RuntimeError.
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
@@ -98,7 +98,7 @@ def _innermost(error: BaseException) -> str:
 
 
 def is_users_file(filename: str) -> bool:
-    """Tell a file of the user's from Python's, an installed package's, Ratchet's or a made one."""
+    """Return False for files of Python, installed packages or Ratchet, and for generated code."""
     if filename.startswith("<") or "torchinductor_" in filename:
         return False
     return not any(filename.startswith(folder) for folder in others_folders())

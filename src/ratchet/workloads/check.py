@@ -1,4 +1,4 @@
-"""Whether a workload is a training step: checked before anything is timed."""
+"""Check that a workload is a valid training step, before anything is timed."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ from ratchet.workloads.step import compiled_loss
 from ratchet.workloads.workload import Workload
 
 BYTES_PER_ID = 8
-"""A token is an int64 id, in the inputs and in the targets: a batch holds no less."""
+"""Size of an int64 token id; inputs and targets hold at least one each per token."""
 
 
 def check(workload: Workload) -> tuple[str, ...]:
-    """Run one forward and backward pass, leave the workload as it was, and return warnings.
+    """Run one forward and backward pass, restore the workload, and return warnings.
 
-    Raises WorkloadError when a field has the wrong type, the user's code raises, the same index
-    gives two batches, or the loss is no scalar, not finite or without a gradient; DeviceError when
-    the device is missing or the batch does not fit in its memory. A loss that is random is a
-    warning.
+    Raises WorkloadError if a field has the wrong type, the user's code raises, one index gives two
+    different batches, or the loss is not a finite scalar with a gradient. Raises DeviceError if the
+    device is missing or the batch does not fit in its memory. A random loss is only a warning.
     """
     device = place(workload.device)
     _check_fields(workload)
@@ -54,7 +53,7 @@ def _check_fields(workload: Workload) -> None:
         raise WorkloadError(f"workload {name!r}: model is {given}, not an nn.Module; pass one")
     for field in ("loss", "batch", "optimizer"):
         if not callable(getattr(workload, field)):
-            raise WorkloadError(f"workload {name!r}: {field} cannot be called; pass a function")
+            raise WorkloadError(f"workload {name!r}: {field} is not callable; pass a function")
     tokens = workload.tokens_per_batch
     if tokens is not None and (not isinstance(tokens, int) or tokens < 1):
         raise WorkloadError(
@@ -86,23 +85,23 @@ def _refuse_meta(workload: Workload, what: str, tensors: Sequence[Tensor]) -> No
 
 
 def _check_memory(workload: Workload, batch: Any, device: torch.device) -> None:
-    """Refuse a batch whose step cannot fit, from a lower bound, before any of it is allocated."""
+    """Refuse a batch whose step cannot fit, by a lower bound, before any memory is allocated."""
     saved = saved_bytes(workload, batch)
     if saved is None:
         return
-    # The weights are there already; their gradients and two moments are still to come.
+    # The weights are already allocated; their gradients and two moments are not.
     needed_bytes = saved + state_bytes(workload.model) * 3 // 4
     require(needed_bytes, device, f"a step of {workload.name!r}", SMALLER)
 
 
 def _check_optimizer(workload: Workload) -> None:
-    """Make the optimizer once, on the real parameters: nothing is stepped."""
+    """Build the optimizer once, on the real parameters, without stepping it."""
     parameters = [p for p in workload.model.parameters() if p.requires_grad]
     made: Any = _guarded(workload, lambda: workload.optimizer(parameters))
     if not isinstance(made, Optimizer):
         raise WorkloadError(
-            f"workload {workload.name!r}: optimizer gave {type(made).__name__} {made!r}, not a "
-            "torch.optim.Optimizer; return one over the parameters that it is given"
+            f"workload {workload.name!r}: optimizer returned {type(made).__name__} {made!r}, not a "
+            "torch.optim.Optimizer; return one over the given parameters"
         )
 
 
@@ -115,13 +114,13 @@ def _check_batch(workload: Workload, batch: Any, again: Any) -> None:
     )
     if not same:
         raise WorkloadError(
-            f"workload {workload.name!r}: batch(0) gave two different batches; make it depend on "
-            "the index alone (seed a generator with it)"
+            f"workload {workload.name!r}: two calls of batch(0) returned different batches; "
+            "make it depend on the index alone (seed a generator with it)"
         )
 
 
 def _check_loss(workload: Workload, batch: Any, device: torch.device) -> str | None:
-    """Check the loss and its gradients; a warning where the loss is random."""
+    """Check the loss and its gradients; return a warning if the loss is random."""
     model, loss_of = workload.model.train(), compiled_loss(workload, workload.as_written())
     before = buffers_of(model)
 
@@ -181,7 +180,7 @@ def _no_gradient(workload: Workload) -> str:
 
 
 def _guarded(workload: Workload, call: Callable[[], Any]) -> Any:
-    """`call()`, with what it raises as one line; a failed allocation is a DeviceError."""
+    """Return `call()`, reporting exceptions as one line and failed allocations as DeviceError."""
     source = workload.source
     path = user_file(source) if is_user_spec(source) else None
     try:

@@ -1,4 +1,4 @@
-"""Activation checkpointing: which blocks recompute their forward in the backward pass."""
+"""Activation checkpointing: blocks that recompute their forward pass during backward."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ KEPT_OPS = [
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_efficient_attention.default,
 ]
-"""What `selective` keeps: the ops that are dear to recompute (matrix products and attention)."""
+"""Ops whose outputs `selective` keeps, as they are expensive to recompute."""
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """The model's repeated blocks: its longest nn.ModuleList (or nn.Sequential, when longer)."""
+    """Return the model's repeated blocks: its longest nn.ModuleList or nn.Sequential."""
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
     return list(max(lists, key=len)) if lists else []
 
@@ -34,7 +34,7 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
 def apply_checkpointing(model: nn.Module, checkpointing: str) -> None:
     """Make the model's blocks recompute as `checkpointing` says, in place; `none` undoes it.
 
-    Raises WorkloadError when the model has no list of blocks to work on.
+    Raises WorkloadError if the model has no list of blocks.
     """
     blocks = find_blocks(model)
     for block in blocks:
@@ -43,8 +43,8 @@ def apply_checkpointing(model: nn.Module, checkpointing: str) -> None:
         return
     if not blocks:
         raise WorkloadError(
-            f"checkpointing {checkpointing!r} needs blocks in an nn.ModuleList, and "
-            f"{type(model).__name__} has none; use checkpointing none"
+            f"checkpointing {checkpointing!r} needs blocks in an nn.ModuleList or "
+            f"nn.Sequential, but {type(model).__name__} has none; use checkpointing none"
         )
     if checkpointing == "selective":
         for block in blocks:

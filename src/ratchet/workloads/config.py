@@ -1,4 +1,4 @@
-"""How a training step runs: the settings that levers change and recipes hold."""
+"""Settings of a training step, which levers change and recipes store."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 Precision = Literal["fp32", "bf16_autocast", "bf16_master"]
-"""`fp32`; `bf16_autocast`: fp32 weights, cast at each use; `bf16_master`: weights of two or more
-dimensions are bf16, their fp32 masters live in the optimizer, and the forward casts no weight."""
+"""Weights and arithmetic of a step.
+
+`fp32` is plain fp32. `bf16_autocast` keeps fp32 weights and casts them at each use. `bf16_master`
+keeps weights of two or more dimensions in bf16 and their fp32 masters in the optimizer, so the
+forward pass casts no weight.
+"""
 
 CompileMode = Literal["default", "max-autotune"]
 OptimizerKind = Literal["as_written", "foreach", "fused", "kernel"]
@@ -16,20 +20,24 @@ AttentionBackend = Literal["default", "flash", "math"]
 MatmulPrecision = Literal["highest", "high", "medium"]
 Allocator = Literal["default", "mallopt", "jemalloc", "tcmalloc"]
 MatmulLibrary = Literal["default", "hipblaslt", "tunableop"]
-"""Under ROCm: who computes matrix products. `tunableop` times rocBLAS's and hipBLASLt's own."""
+"""The matrix-product library under ROCm. `tunableop` times the kernels of rocBLAS and hipBLASLt."""
 
 Checkpointing = Annotated[str, StringConstraints(pattern=r"^(none|selective|blocks:[1-9][0-9]*)$")]
-"""`none`; `blocks:K` recomputes one block of every K (`blocks:1` all); `selective` keeps the
-outputs of matrix products and attention in every block and recomputes the rest."""
+"""Recomputed blocks.
+
+`none` recomputes nothing. `blocks:K` recomputes one block of every K, so `blocks:1` recomputes all.
+`selective` keeps the outputs of matrix products and attention in every block and recomputes the
+rest.
+"""
 
 
 class StepConfig(BaseModel):
-    """The settings of one training step; frozen, hashable, and written into recipes.
+    """The settings of one training step; frozen, hashable, and stored in recipes.
 
-    The defaults are a plain eager fp32 step. `threads`, `affinity`, `matmul_precision` and the
-    `mallopt` allocator are applied to the process by `ratchet.workloads.process`; `jemalloc`,
-    `tcmalloc`, `huge_pages`, `matmul_library` and `aotriton_experimental` need the environment that
-    a process starts with.
+    The defaults are a plain eager fp32 step. `ratchet.workloads.process` applies `threads`,
+    `affinity`, `matmul_precision` and the `mallopt` allocator to the process. `jemalloc`,
+    `tcmalloc`, `huge_pages`, `matmul_library` and `aotriton_experimental` must be in the
+    environment when the process starts.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,4 +1,4 @@
-"""How much one batch holds, for rates: tokens where the author counts them, otherwise samples."""
+"""Count the items in one batch, for rates: tokens if the author counts them, else samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Counted:
 
 
 def count(workload: Workload, batch: Any) -> Counted:
-    """Count what one batch holds.
+    """Count the items in one batch.
 
     Without `tokens_per_batch`, the leading dimension of the batch's first tensor is the number of
     samples.

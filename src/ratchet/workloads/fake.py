@@ -1,4 +1,4 @@
-"""A step without its arithmetic: shapes alone flow, for counts of bytes and operations."""
+"""Run a step on tensors that have shapes but no values, to count bytes and operations."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def pretend(
     batch: Any,
     inspect: Callable[[Callable[[], Tensor], FakeTensorMode], Result],
 ) -> Result | None:
-    """`inspect(forward, mode)`, where `forward()` is the workload's loss on tensors without values.
+    """Return `inspect(forward, mode)`; `forward()` computes the loss on tensors without values.
 
-    None when the model asks for values (`.item()`, a branch on data): then only a real run tells.
+    Returns None if the model reads values (`.item()`, a branch on data). Only a real run can then
+    give the answer.
     """
     config = workload.as_written()
     loss_of = compiled_loss(workload, config)
@@ -35,7 +36,7 @@ def pretend(
         with _unlogged(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
             fake_batch = pytree.tree_map_only(Tensor, mode.from_tensor, batch)
             return inspect(lambda: loss_of(workload.model, fake_batch), mode)
-    # Somebody else's model may raise anything here. A real fault shows again in the real run.
+    # A user's model may raise anything here. A real fault appears again in the real run.
     except Exception:
         return None
     finally:
@@ -44,7 +45,7 @@ def pretend(
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Without torch's log of operators that have no fake form: that is an answer, not an error."""
+    """Silence torch's log of operators without a fake form; the caller handles that case."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
     try:
@@ -54,9 +55,9 @@ def _unlogged() -> Iterator[None]:
 
 
 def saved_bytes(workload: Workload, batch: Any) -> int | None:
-    """Bytes that the forward pass keeps for the backward one, besides the weights.
+    """Return the bytes, besides the weights, that forward keeps for backward.
 
-    A lower bound of what the step needs for activations. None when it cannot be told without a run.
+    This is a lower bound on the activation memory of the step. None if only a real run can tell.
     """
     return pretend(
         workload, batch, lambda forward, mode: _count_saved(workload.model, forward, mode)
@@ -76,7 +77,7 @@ def _count_saved(model: nn.Module, forward: Callable[[], Tensor], mode: FakeTens
         storage = tensor.untyped_storage()
         if storage._cdata not in known:
             sizes[storage._cdata] = storage.nbytes()
-            alive.append(tensor)  # or a later storage could take the same address
+            alive.append(tensor)  # keeps a later storage from reusing the address
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):

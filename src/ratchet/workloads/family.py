@@ -1,4 +1,4 @@
-"""What every built-in family of models says about itself."""
+"""The description of a built-in model family."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ratchet.workloads.workload import BatchFunction, LossFunction
 
 
 class Size(Protocol):
-    """One size of a family: the model's dimensions and the batch it is trained with."""
+    """One size of a family: the model's dimensions and its training batch."""
 
     @property
     def batch_size(self) -> int: ...
@@ -24,7 +24,7 @@ class Size(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """Where batches come from and where they go."""
+    """The source of the batches and the device that receives them."""
 
     seed: int
     device: torch.device
@@ -39,7 +39,7 @@ class Family:
     summary: str
     sizes: Mapping[str, Any]
     alone: str
-    """The size that the family's bare name means: 0.3 to 2 s a step on two cores."""
+    """The size meant by the family's bare name: 0.3 to 2 s a step on two cores."""
     build_model: Callable[[Any], nn.Module]
     build_batches: Callable[[Any, Data], BatchFunction]
     loss: LossFunction
@@ -48,9 +48,9 @@ class Family:
 
 
 def initialise(model: nn.Module, layers: int) -> None:
-    """GPT-2's initialisation: normal weights of 0.02, branches' outputs smaller by sqrt(2 layers).
+    """Initialise as GPT-2: normal weights of std 0.02, branch outputs scaled by 1/sqrt(2 layers).
 
-    Radford et al. 2019, section 2.3. A module that ends a residual branch has `ends_branch` set.
+    See Radford et al. 2019, section 2.3. Modules that end a residual branch have `ends_branch` set.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
@@ -61,7 +61,7 @@ def initialise(model: nn.Module, layers: int) -> None:
 
 
 def branch_end(inputs: int, outputs: int, *, bias: bool) -> nn.Linear:
-    """A linear layer whose output is added to the residual stream."""
+    """Return a linear layer whose output is added to the residual stream."""
     linear = nn.Linear(inputs, outputs, bias=bias)
     linear.ends_branch = True  # type: ignore[assignment]  # nn.Module allows any attribute
     return linear

@@ -30,7 +30,7 @@ CPU_ATTENTION: dict[Any, Any] = {
     aten._scaled_dot_product_flash_attention_for_cpu: _forward_flops,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward_flops,
 }
-"""torch counts CUDA's fused attention only; the CPU's does the same products."""
+"""Formulas for the CPU's fused attention, whose products torch counts only on CUDA."""
 for _formula in CPU_ATTENTION.values():
     _formula._get_raw = True
 
@@ -38,10 +38,11 @@ _counted: WeakKeyDictionary[Workload, int] = WeakKeyDictionary()
 
 
 def step_flops(workload: Workload) -> int:
-    """Operations in forward and backward of the eager model, as torch's flop counter counts them.
+    """Count the eager model's forward and backward operations with torch's flop counter.
 
-    A multiply and an add are two. Matrix products, convolutions and attention count (causal
-    attention in full, as is usual for MFU); what checkpointing recomputes does not. Counted once.
+    A multiply-add counts as two. Matrix products, convolutions and attention are counted; causal
+    attention counts in full, as is usual for MFU. Recomputation by checkpointing is not counted.
+    The result is cached.
     """
     if workload not in _counted:
         _counted[workload] = _count(workload)

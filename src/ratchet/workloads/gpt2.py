@@ -20,7 +20,7 @@ from ratchet.workloads.workload import BatchFunction
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GPT2Size:
-    """The dimensions of one GPT-2, and of its batches."""
+    """The dimensions of one GPT-2 and of its batches."""
 
     hidden: int
     layers: int
@@ -65,7 +65,7 @@ class GPT2Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """tokens int64 [B, T] -> logits [B, T, V]. No dropout: it is 0 in today's pretraining."""
+    """tokens int64 [B, T] -> logits [B, T, V]. Dropout is 0, as in current pretraining."""
 
     def __init__(self, size: GPT2Size) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def build_batches(size: GPT2Size, data: Data) -> BatchFunction:
 
 
 def _published(hidden: int, layers: int, heads: int) -> GPT2Size:
-    """A size of the paper's table 2; its batch here is one sequence."""
+    """Return a size from the paper's table 2, with one sequence per batch."""
     return GPT2Size(
         hidden=hidden,
         layers=layers,

@@ -1,8 +1,8 @@
 """Hugging Face models as workloads: any configuration, random weights, the model's own loss.
 
-`hf:TYPE` (`hf:qwen3`) is a model type with small dimensions and needs no network; `hf:FOLDER` reads
-a local config.json; `hf:OWNER/NAME` asks the hub for one. Dropout is set to 0, as a step that is
-compared with another must be a function of its weights and its batch.
+`hf:TYPE` (such as `hf:qwen3`) is a model type with small dimensions and needs no network.
+`hf:FOLDER` reads a local config.json. `hf:OWNER/NAME` fetches one from the hub. Dropout is set to
+0, because comparing steps requires each step to be a function of its weights and its batch.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ TINY = Dimensions(
     hidden=64, layers=2, heads=4, kv_heads=2, intermediate=176, vocabulary=512, positions=128
 )
 LONGEST_SEQUENCE = 512
-"""Of a model from a folder or the hub, unless the caller asks for another."""
+"""Maximum sequence of a model from a folder or the hub, unless the caller asks for another."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batching:
-    """How many samples of which length, and the learning rate that suits the model's size."""
+    """Batch size, sequence length, and a learning rate that suits the model's size."""
 
     batch_size: int
     sequence: int
@@ -52,7 +52,7 @@ TINY_BATCHING = Batching(batch_size=8, sequence=64, lr=1e-3)
 
 
 def load_hf(spec: str, request: Request) -> Workload:
-    """The workload of `hf:NAME_OR_PATH`; WorkloadError says what cannot be found or trained."""
+    """Load `hf:NAME_OR_PATH`; raise WorkloadError if it cannot be found or trained."""
     name = spec.removeprefix(PREFIX)
     with quiet_transformers():
         config, is_type = read_config(name)
@@ -66,14 +66,14 @@ def load_hf(spec: str, request: Request) -> Workload:
 
 
 def hf_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """The loss that the model computes from its labels."""
+    """Return the loss that the model computes from its labels."""
     loss: Tensor = model(**batch).loss
     return loss
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep transformers' remarks on a configuration off the terminal; errors still pass."""
+    """Keep transformers' configuration messages off the terminal; errors still pass."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
@@ -106,9 +106,9 @@ def _build(spec: str, config: Any, batching: Batching, request: Request) -> Work
 
 
 def _name_loss(model: nn.Module) -> None:
-    """Say which loss the model has, where transformers would look for it in the middle of a step.
+    """Set the model's loss type before transformers looks it up during a step.
 
-    Looking goes through a regular expression over the class's name, which breaks the graph.
+    The lookup uses a regular expression on the class name, which breaks the graph.
     """
     if type(model).__name__.endswith("LMHeadModel"):
         model.loss_type = "ForCausalLM"  # type: ignore[assignment]
@@ -136,7 +136,7 @@ def _model(config: Any, head: Head, spec: str, request: Request) -> nn.Module:
     import transformers
 
     make = getattr(transformers, head.auto_class).from_config
-    # A loop over experts: transformers' default, the grouped product, has no fp32 form in inductor.
+    # Loop over experts: the grouped product, transformers' default, has no fp32 form in inductor.
     options = {"dtype": torch.float32, "experts_implementation": "eager"}
     with quiet_transformers():
         try:
@@ -153,7 +153,7 @@ def _model(config: Any, head: Head, spec: str, request: Request) -> nn.Module:
                 f"{error}); give a folder whose config.json describes a whole model"
             ) from error
     if head is HEADS["causal"] and getattr(model, "loss_type", "") is None:
-        # Some classes' names do not tell transformers which loss is theirs, which it then remarks.
+        # transformers cannot infer the loss from some class names and would print a warning.
         model.__dict__["loss_type"] = "ForCausalLM"
     return model.to(request.device)
 
@@ -165,7 +165,7 @@ def _batches(config: Any, head: Head, batching: Batching, request: Request) -> B
     vocabulary = int(config.vocab_size)
     if head is HEADS["masked"]:
         return NamedTokens(_masked_words(vocabulary, batching, data))
-    # transformers shifts the labels itself, so that inputs and labels are the same window.
+    # transformers shifts the labels itself, so inputs and labels are the same window.
     windows = next_token_batches(
         data,
         vocabulary=vocabulary,
@@ -208,7 +208,7 @@ def _images(config: Any, batching: Batching, data: Data) -> MadeImages:
 
 @dataclass(frozen=True, slots=True)
 class SameLabels:
-    """Causal batches by transformers' names, labels equal to the inputs."""
+    """Causal batches under transformers' names; the labels equal the inputs."""
 
     source: BatchFunction
 
@@ -219,7 +219,7 @@ class SameLabels:
 
 @dataclass(frozen=True, slots=True)
 class NamedTokens:
-    """Masked batches by transformers' names."""
+    """Masked batches under transformers' names."""
 
     source: BatchFunction
 
@@ -230,7 +230,7 @@ class NamedTokens:
 
 @dataclass(frozen=True, slots=True)
 class NamedImages:
-    """Image batches by transformers' names."""
+    """Image batches under transformers' names."""
 
     source: BatchFunction
 

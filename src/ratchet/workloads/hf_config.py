@@ -1,4 +1,4 @@
-"""Configurations of Hugging Face models: where they come from, how they are made small."""
+"""Configurations of Hugging Face models: reading them and making them small."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ratchet.errors import WorkloadError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Head:
-    """A training objective, transformers' class for it and the table of models that have it."""
+    """A training objective, transformers' class for it, and the table of models that have it."""
 
     auto_class: str
     table: str
@@ -21,7 +21,7 @@ class Head:
 
 
 HEADS = {
-    # Masked before causal: BERT has both, and is trained on the first.
+    # Masked comes before causal: BERT has both heads and is trained on the masked one.
     "masked": Head(auto_class="AutoModelForMaskedLM", table="MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
     "causal": Head(auto_class="AutoModelForCausalLM", table="MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
     "sequence": Head(
@@ -49,7 +49,7 @@ class Dimensions:
     positions: int
 
     def by_name(self) -> dict[str, int]:
-        """These sizes under the names that transformers' configurations use."""
+        """Return these sizes under the names that transformers' configurations use."""
         wide = ("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff")
         deep = ("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers")
         heads = (
@@ -85,9 +85,9 @@ class Dimensions:
 
 
 def read_config(name: str) -> tuple[Any, bool]:
-    """The configuration that `name` means, and whether `name` is a model type.
+    """Return the configuration that `name` means, and True if `name` is a model type.
 
-    A model type wins over a folder of the same name; `./NAME` is always a folder.
+    A model type takes precedence over a folder of the same name; `./NAME` is always a folder.
     """
     from transformers import AutoConfig
 
@@ -98,7 +98,7 @@ def read_config(name: str) -> tuple[Any, bool]:
     if folder.is_dir():
         return without_dropout(_from_folder(folder)), False
     if name.startswith((".", "/", "~")):
-        raise WorkloadError(f"hf:{name} names no folder; give one that holds a config.json")
+        raise WorkloadError(f"hf:{name} is not a folder; give one that holds a config.json")
     if "/" not in name:
         near = difflib.get_close_matches(name, types, n=1)
         hint = f"did you mean hf:{near[0]}? " if near else ""
@@ -110,7 +110,7 @@ def read_config(name: str) -> tuple[Any, bool]:
 
 
 def model_types() -> list[str]:
-    """The model types that the installed transformers knows."""
+    """List the model types that the installed transformers supports."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     return sorted(CONFIG_MAPPING_NAMES)
@@ -144,12 +144,12 @@ def _from_hub(name: str) -> Any:
 
 
 def _first(error: Exception) -> str:
-    """The first sentence of a message that may run over many lines."""
+    """Return the first line of a message that may have many."""
     return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else "no reason"
 
 
 def head_of(config: Any, spec: str) -> Head:
-    """What this model is trained on: the first of its `architectures`, else what it can do."""
+    """Return the head of the first of its `architectures`, or the first that its type supports."""
     from transformers.models.auto import modeling_auto
 
     tables = {key: getattr(modeling_auto, head.table) for key, head in HEADS.items()}
@@ -167,7 +167,7 @@ def head_of(config: Any, spec: str) -> Head:
 
 
 def small_config(config: Any, dimensions: Dimensions) -> Any:
-    """A configuration of the same class and switches with these dimensions and no dropout."""
+    """Return a configuration of the same class and switches, with these sizes and no dropout."""
     kept = {
         name: value
         for name, value in config.to_diff_dict().items()
@@ -196,7 +196,7 @@ _NOT_SWITCHES = frozenset({"model_type", "transformers_version", "_name_or_path"
 
 
 def without_dropout(config: Any) -> Any:
-    """The same configuration, in place, with every dropout at 0 and no cache of keys and values."""
+    """Set every dropout to 0 and disable the key-value cache, in place; return the config."""
     for name, value in config.to_dict().items():
         if isinstance(value, float) and ("drop" in name):
             setattr(config, name, 0.0)

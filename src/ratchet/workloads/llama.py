@@ -19,7 +19,7 @@ from ratchet.workloads.workload import BatchFunction
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlamaSize:
-    """The dimensions of one Llama, and of its batches."""
+    """The dimensions of one Llama and of its batches."""
 
     hidden: int
     layers: int
@@ -51,7 +51,7 @@ class RMSNorm(nn.Module):
 
 
 def rope_tables(length: int, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
-    """cos and sin, fp32 [T, D], of the angles of Su et al. 2021, each angle in both halves."""
+    """Return cos and sin, fp32 [T, D], of RoPE's angles (Su et al. 2021), the same in each half."""
     frequencies = base ** (-torch.arange(0, head_dim, 2).float() / head_dim)
     angles = torch.outer(torch.arange(length).float(), frequencies)
     angles = torch.cat((angles, angles), dim=-1)
@@ -59,13 +59,13 @@ def rope_tables(length: int, head_dim: int, base: float) -> tuple[Tensor, Tensor
 
 
 def rotate_half(x: Tensor) -> Tensor:
-    """(a, b) -> (-b, a) over the two halves of the last dimension."""
+    """Map (a, b) to (-b, a) over the two halves of the last dimension."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((-second, first), dim=-1)
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [B, N, T, D] turned by its positions."""
+    """Rotate x [B, N, T, D] by its positions."""
     return x * cos.to(x.dtype) + rotate_half(x) * sin.to(x.dtype)
 
 
@@ -146,7 +146,7 @@ class Llama(nn.Module):
 
 
 def next_token_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Mean cross-entropy of the next token, softmax in fp32."""
+    """Return the mean cross-entropy of the next token, with the softmax in fp32."""
     tokens, targets = batch
     logits = model(tokens)
     return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), targets.view(-1))
@@ -192,8 +192,8 @@ SIZES = {
         sequence=512,
         batch_size=2,
     ),
-    # Llama 3.2 1B and Llama 3.1 8B: the dimensions of Meta's published config.json files, without
-    # the scaling of RoPE that those use beyond 8,192 positions.
+    # Llama 3.2 1B and Llama 3.1 8B: dimensions from Meta's published config.json files, without the
+    # RoPE scaling that those use beyond 8,192 positions.
     "1b": LlamaSize(
         hidden=2048,
         layers=16,

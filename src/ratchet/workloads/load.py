@@ -1,4 +1,4 @@
-"""From the text that names a workload to the workload."""
+"""Turn the text that names a workload into the workload."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def load(
     text: Path | None = None,
     device: str = "cpu",
 ) -> Workload:
-    """The workload that `spec` names: `llama-60m`, `llama`, `hf:qwen3`, `train.py:make_workload`.
+    """Load the workload named by `spec`, such as `llama-60m`, `hf:qwen3` or `train.py:make`.
 
-    The same arguments give the same weights and batches in every process. Raises WorkloadError for
-    what cannot be built and DeviceError for a device that is missing or too small.
+    The same arguments give the same weights and batches in every process. Raises WorkloadError if
+    the workload cannot be built, and DeviceError if the device is missing or too small.
     """
     request = Request(
         seed=seed,
@@ -113,7 +113,8 @@ def _build(family: Family, size_name: str, spec: str, request: Request) -> Workl
 
 
 def _shrink(family: Family, request: Request, seed: int) -> Workload:
-    # A text of the user's may be too short or strange for the small copy: it keeps the default one.
+    # The user's text may be too short or unusual for the small copy, so the copy uses the default
+    # text.
     small = replace(request, seed=seed, batch_size=None, sequence=None, text=None)
     return _build(family, SHRUNK, f"{family.name}-{SHRUNK}", small)
 
@@ -124,7 +125,7 @@ def _resized(family: Family, size: Any, request: Request) -> Any:
 
 
 def _initialised(family: Family, size: Any, spec: str, request: Request) -> nn.Module:
-    """The model with weights that depend on the seed alone, built when it fits in memory."""
+    """Build the model if it fits in memory; its weights depend only on the seed."""
     with torch.device("meta"):
         needed_bytes = state_bytes(family.build_model(size))
     remedy = "choose a smaller size or a larger device"

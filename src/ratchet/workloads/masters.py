@@ -1,4 +1,4 @@
-"""bf16 weights with fp32 masters: the forward casts no weight, the update loses no small step."""
+"""bf16 weights with fp32 masters: forward casts no weight, and small updates are kept."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from torch.optim import Optimizer
 
 
 def lower_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Make the trained parameters of two or more dimensions bf16, in place; return what they were.
+    """Convert trained parameters of two or more dimensions to bf16, in place.
 
-    The result maps the parameter's name to its fp32 value before rounding. Norms' weights and
-    biases (one dimension) stay fp32. A shared parameter appears once, under its first name.
+    Returns each converted parameter's fp32 value from before rounding, by name. One-dimensional
+    parameters (biases, norm weights) stay fp32. A shared parameter appears once, under its first
+    name.
     """
     masters: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
@@ -28,8 +29,8 @@ def lower_weights(model: nn.Module) -> dict[str, Tensor]:
 class MasterWeights:
     """An optimizer over fp32 masters of bf16 parameters (Micikevicius et al. 2018, section 3.1).
 
-    `step` upcasts the gradients, clips their global fp32 norm, steps the masters and copies them
-    back. Parameters without a master are stepped as they are.
+    `clip` limits the global fp32 norm of the gradients. `step` upcasts the gradients, steps the
+    masters and copies them back. Parameters without a master are stepped directly.
     """
 
     def __init__(
@@ -45,12 +46,12 @@ class MasterWeights:
         self.optimizer = make_optimizer(self.stepped)
 
     def clip(self, norm: float) -> None:
-        """Bring the gradients' global norm, taken in fp32, down to `norm`."""
+        """Clip the gradients' global norm, computed in fp32, to `norm`."""
         self._upcast()
         clip_grad_norm_(self.stepped, norm)
 
     def step(self) -> None:
-        """One update of masters and parameters from the parameters' gradients."""
+        """Update masters and parameters once from the parameters' gradients."""
         self._upcast()
         self.optimizer.step()
         with torch.no_grad():
@@ -58,7 +59,7 @@ class MasterWeights:
                 parameter.copy_(master)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients, or zero those of the parameters in place."""
+        """Drop the gradients, or zero the parameters' gradients in place."""
         for parameter in (*self.parameters, *self.stepped):
             if set_to_none or parameter.grad is None:
                 parameter.grad = None
@@ -66,7 +67,7 @@ class MasterWeights:
                 parameter.grad.zero_()
 
     def _upcast(self) -> None:
-        # A gradient that was taken is cleared, so that `clip` then `step` upcasts once.
+        # Clear each gradient after taking it, so that `clip` followed by `step` upcasts once.
         for parameter, master in self.pairs:
             if parameter.grad is not None:
                 master.grad = parameter.grad.float()

@@ -1,9 +1,9 @@
 """Llama with top-k routed experts instead of each MLP (Shazeer et al. 2017; Mixtral, OLMoE).
 
 Every expert takes at most `capacity` token copies, as in GShard (Lepikhin et al. 2020, section 2.2)
-and Switch (Fedus et al. 2021): shapes are then static, the experts are one batched matrix product,
-and torch.compile captures the step without a graph break. Copies beyond the capacity are dropped:
-they keep their residual and get no expert. First choices are served before second ones.
+and Switch (Fedus et al. 2021). Shapes are therefore static, the experts are one batched matrix
+product, and torch.compile captures the step without a graph break. Copies beyond the capacity are
+dropped: they keep their residual and get no expert. First choices are served before second ones.
 
 Shapes: B batch, T sequence, S = B * T tokens, H hidden, E experts, C capacity, V vocabulary.
 """
@@ -27,14 +27,14 @@ BALANCE_WEIGHT = 0.01
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoESize(LlamaSize):
-    """The dimensions of one mixture of experts; `intermediate` is one expert's."""
+    """The dimensions of one mixture of experts; `intermediate` is that of one expert."""
 
     experts: int
     chosen: int
     capacity_factor: float = 1.25
 
     def capacity(self, tokens: int) -> int:
-        """Token copies that one expert takes at most, out of `tokens` tokens."""
+        """Return the maximum number of copies, out of `tokens` tokens, that one expert takes."""
         return math.ceil(self.capacity_factor * self.chosen * tokens / self.experts)
 
 
@@ -70,7 +70,7 @@ class RoutedExperts(nn.Module):
         weights, chosen = probabilities.topk(self.size.chosen, dim=-1)
         weights = weights / weights.sum(dim=-1, keepdim=True)
         sources, slots, kept = self._assign(chosen, tokens.shape[0])
-        # An empty slot reads the row of zeros after the last token, and so does a dropped copy.
+        # Empty slots and dropped copies read the row of zeros after the last token.
         filled = F.pad(tokens, (0, 0, 0, 1)).index_select(0, sources)
         out = self.experts(filled.view(self.size.experts, -1, tokens.shape[-1]))
         copies = out.flatten(0, 1).index_select(0, slots).view(*chosen.shape, -1)
@@ -78,12 +78,12 @@ class RoutedExperts(nn.Module):
         return y.view_as(x), balance_loss(probabilities, chosen)
 
     def _assign(self, chosen: Tensor, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-        """For each slot its token; for each copy its slot, and whether it found room.
+        """Assign each slot its token and each copy its slot; mark the copies that found room.
 
         chosen [S, K] -> sources int64 [E * C], slots int64 [S * K], kept bool [S, K].
         """
         capacity = self.size.capacity(tokens)
-        # Row k * S + s is token s's k-th choice: the running count serves first choices first.
+        # Row k * S + s is token s's k-th choice, so the running count serves first choices first.
         experts = chosen.t().reshape(-1)
         order = F.one_hot(experts, self.size.experts).cumsum(dim=0) - 1
         order = order.gather(1, experts.unsqueeze(1)).squeeze(1)
@@ -98,7 +98,7 @@ class RoutedExperts(nn.Module):
 
 
 def balance_loss(probabilities: Tensor, chosen: Tensor) -> Tensor:
-    """E * sum over experts of (share of choices) * (mean probability); 1 when balanced.
+    """Return E * sum over experts of (share of choices) * (mean probability); 1 when balanced.
 
     Fedus et al. 2021, equation 4, with all K choices counted.
     """
@@ -150,7 +150,7 @@ class MoE(nn.Module):
 
 
 def routed_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Mean cross-entropy of the next token plus the weighted balance loss."""
+    """Return the mean cross-entropy of the next token plus the weighted balance loss."""
     tokens, targets = batch
     logits, balance = model(tokens)
     loss = F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), targets.view(-1))

@@ -1,4 +1,4 @@
-"""Names of the built-in workloads, and the mistakes in a name that text shows; no torch."""
+"""Names of the built-in workloads, and errors in a name that need no torch to find."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ SIZES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Sizes by family; a family's name alone means its middle size."""
 OF_IMAGES: Final = ("vit",)
-"""Families without a sequence and a text."""
+"""Families without a sequence or a text."""
 PREFIX: Final = "hf:"
-"""Of a Hugging Face model."""
+"""Prefix of a Hugging Face model's name."""
 SAVED_SUFFIX: Final = ".workload"
-"""Of a Workload object that was saved for other processes."""
+"""Suffix of a Workload object saved for other processes."""
 
 
 def known() -> list[str]:
-    """The names of the built-in workloads; `hf:NAME` and `file.py:function` are known besides."""
+    """List the built-in workloads; `hf:NAME` and `file.py:function` are accepted as well."""
     return sorted([*SIZES, *(f"{family}-{size}" for family in SIZES for size in SIZES[family])])
 
 
 def is_user_spec(spec: str) -> bool:
-    """Whether `spec` looks like `file.py:function`."""
+    """Return True if `spec` looks like `file.py:function`."""
     return ".py:" in spec or spec.endswith(".py")
 
 
 def user_file(spec: str) -> Path:
-    """The file that `file.py:function` names."""
+    """Return the file that `file.py:function` names."""
     return Path(spec.rpartition(":")[0] if ".py:" in spec else spec).expanduser()
 
 
 def user_function(spec: str) -> str:
-    """The function that `file.py:function` names; WorkloadError for none, or no file."""
+    """Return the function in `file.py:function`; WorkloadError if it or the file is missing."""
     path, name = user_file(spec), spec.rpartition(":")[2] if ".py:" in spec else ""
     if not name:
         raise WorkloadError(f"workload {spec!r} names no function; write {path}:FUNCTION")
@@ -54,19 +54,19 @@ def user_function(spec: str) -> str:
 
 
 def is_saved_spec(spec: str) -> bool:
-    """Return True where `spec` is the path of a saved workload."""
+    """Return True if `spec` is the path of a saved workload."""
     return spec.endswith(SAVED_SUFFIX)
 
 
 def title_of(spec: str) -> str:
-    """Return the name that the workload has: of a saved one its own, otherwise `spec`."""
+    """Return the workload's name: a saved workload's own name, otherwise `spec`."""
     return unquote(Path(spec).name.removesuffix(SAVED_SUFFIX)) if is_saved_spec(spec) else spec
 
 
 def check_name(spec: str) -> None:
-    """Raise the WorkloadError that a workload's name, and the text of its file, show.
+    """Raise WorkloadError for a fault in a workload's name or in the text of its file.
 
-    A Hugging Face model's name is left to transformers.
+    transformers checks the names of Hugging Face models.
     """
     if is_user_spec(spec):
         _check_text(user_file(spec), user_function(spec), spec)
@@ -77,7 +77,7 @@ def check_name(spec: str) -> None:
 def check_options(
     spec: str, *, batch_size: int | None, sequence: int | None, text: Path | None
 ) -> None:
-    """Raise the WorkloadError that options show which this workload cannot take."""
+    """Raise WorkloadError for options that this workload does not support."""
     if is_user_spec(spec) or is_saved_spec(spec):
         given = {"batch size": batch_size, "sequence": sequence, "text": text}
         for name, value in given.items():
@@ -94,7 +94,7 @@ def check_options(
 
 
 def _check_text(path: Path, function: str, spec: str) -> None:
-    """WorkloadError where the file is not Python, or the word `function` is nowhere in it."""
+    """Raise WorkloadError if the file is not Python or never mentions the name `function`."""
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
     except SyntaxError as error:
@@ -115,7 +115,7 @@ def _check_text(path: Path, function: str, spec: str) -> None:
 
 
 def _bound(tree: ast.Module) -> set[str]:
-    """Every name that a file may define, and every text in it that may become one."""
+    """Return every name that a file may define, and every string in it that may become one."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -133,6 +133,6 @@ def _unknown(spec: str) -> str:
     near = difflib.get_close_matches(spec, known(), n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return (
-        f"workload {spec!r} is unknown; {hint}known are {', '.join(known())}, "
-        "hf:NAME_OR_PATH and file.py:function"
+        f"workload {spec!r} is unknown; {hint}use one of {', '.join(known())}, "
+        "hf:NAME_OR_PATH or file.py:function"
     )

@@ -1,4 +1,4 @@
-"""Where a workload lives: the name of a device, checked."""
+"""Check the name of the device that a workload runs on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ratchet.errors import DeviceError
 
 
 def place(device: str) -> torch.device:
-    """The torch device that `device` names (`auto`, `cpu`, `cuda`, `cuda:1`; ROCm is `cuda` too).
+    """Return the torch device for `auto`, `cpu`, `cuda` or `cuda:1`; ROCm devices are `cuda` too.
 
-    Raises DeviceError when the name means nothing or no such device is on this machine.
+    Raises DeviceError if the name is invalid or this machine has no such device.
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -25,7 +25,7 @@ def place(device: str) -> torch.device:
     count = torch.cuda.device_count()
     if found.type == "cuda" and (found.index or 0) >= count:
         raise DeviceError(
-            f"device {device!r} is not there: torch {torch.__version__} sees {count} GPUs; "
+            f"device {device!r} is not available: torch {torch.__version__} sees {count} GPUs; "
             "use --device cpu, or install a CUDA or ROCm build of torch"
         )
     return found

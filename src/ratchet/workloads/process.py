@@ -1,4 +1,4 @@
-"""The settings of a step that belong to the whole process: threads, affinity, allocator."""
+"""Process-wide settings of a step: threads, affinity, allocator."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from ratchet.workloads.config import StepConfig
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Numbers of mallopt(3)'s parameters, from glibc's malloc.h."""
 MALLOPT = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1))
-"""No mmap and no trimming: the next step's outputs are pages that are mapped already.
-M_MMAP_THRESHOLD would not do (glibc refuses values above 32 MiB), and M_ARENA_MAX stays as it is:
-one arena for forward and backward threads made a step 6 to 27 % slower."""
+"""Settings that disable mmap and trimming, so the next step reuses pages that are already mapped.
+
+M_MMAP_THRESHOLD does not work here: glibc refuses values above 32 MiB. M_ARENA_MAX is unchanged,
+because one arena for forward and backward threads made a step 6 to 27 % slower.
+"""
 
 
 def enter(config: StepConfig) -> None:
     """Apply threads, affinity, matmul precision and mallopt to this process.
 
-    Default values leave the process as it is, so that nothing the user set is undone.
+    Default values change nothing, so the user's own settings survive.
     """
     if config.affinity:
         _pin(config.threads)
@@ -44,7 +46,7 @@ def keep_freed_memory() -> bool:
 
 
 def _pin(threads: int | None) -> None:
-    """Keep the process on its first `threads` allowed cores, where the system can."""
+    """Pin the process to its first `threads` allowed cores, if the system supports it."""
     if not hasattr(os, "sched_setaffinity"):
         return
     allowed = sorted(os.sched_getaffinity(0))

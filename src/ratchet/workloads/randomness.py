@@ -1,4 +1,4 @@
-"""Noise in a loss: the same weights, batch and seed must give the same loss."""
+"""Detect noise in a loss: the same weights, batch and seed must give the same loss."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 SAME_LOSS = {"cpu": 1e-5, "cuda": 1e-4}
-"""Relative. Atomic additions on a GPU, and products in bf16, change less than this."""
+"""Relative tolerance. Atomic additions on a GPU and products in bf16 stay below it."""
 
 
 @contextmanager
 def seeded(device: torch.device) -> Iterator[None]:
-    """Run with fixed seeds of torch, numpy and Python, and put back the generators' states."""
+    """Fix the seeds of torch, numpy and Python, and restore the generators' states afterwards."""
     python, arrays = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(0)
@@ -36,7 +36,7 @@ def buffers_of(model: nn.Module) -> list[Tensor]:
 
 
 def put_back(model: nn.Module, buffers: list[Tensor]) -> None:
-    """Undo what a forward pass did to buffers (running means); untouched ones stay untouched."""
+    """Undo a forward pass's changes to buffers (running means); skip unchanged buffers."""
     for buffer, before in zip(model.buffers(), buffers, strict=True):
         if not torch.equal(buffer, before):
             with torch.no_grad():
@@ -46,10 +46,10 @@ def put_back(model: nn.Module, buffers: list[Tensor]) -> None:
 def noise_in(
     name: str, device: torch.device, first: float, second: float, first_again: Callable[[], float]
 ) -> str | None:
-    """Return a warning where a loss is random.
+    """Return a warning if a loss is random.
 
-    `first` and `second` are one batch's losses, one drawn after the other; `first_again` computes
-    the first from the same seeds.
+    `first` and `second` are losses of one batch, computed in sequence. `first_again` recomputes the
+    first from the same seeds.
     """
     tolerance = SAME_LOSS[device.type]
     if math.isclose(first, second, rel_tol=tolerance):
@@ -58,11 +58,11 @@ def noise_in(
     if math.isclose(first, again, rel_tol=tolerance):
         return (
             f"workload {name!r}: the loss is random ({first:.6g}, then {second:.6g} for the same "
-            "batch), as with dropout: compiled code draws other numbers, so its gradients cannot "
-            "be compared; set dropout to 0 for Ratchet"
+            "batch), as with dropout. Compiled code draws different numbers, so its gradients "
+            "cannot be compared. Set dropout to 0 for Ratchet"
         )
     return (
         f"workload {name!r}: two runs with the same seed and batch gave the losses {first:.6g} and "
-        f"{again:.6g}: no seed controls the noise; seed it from the batch's index or take it out, "
-        "or no change can be checked"
+        f"{again:.6g}: no seed controls the noise. Seed it from the batch's index or remove it; "
+        "otherwise no change can be checked"
     )

@@ -1,8 +1,8 @@
-"""A function under torch.compile whose inputs may change shape from call to call.
+"""Compile a function whose inputs may change shape between calls.
 
-A graph of fixed shapes is the fastest, and the only one that holds Ratchet's kernels. The first few
-shapes get such graphs. Later shapes share graphs of dynamic shapes. What those do not cover runs
-uncompiled, so dynamo never reaches its limit of recompilations.
+Graphs of fixed shapes are the fastest, and only they contain Ratchet's kernels. The first few
+shapes get such graphs. Later shapes share graphs of dynamic shapes. Inputs that those do not cover
+run uncompiled, so dynamo never reaches its recompilation limit.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from torch.utils._pytree import tree_leaves
 
 LOG = logging.getLogger("ratchet")
 UNSTABLE = 3
-"""After so many compiling calls with equal shapes, something else than the shapes changes. Two are
-usual: the first step leaves gradients and an optimizer's state behind."""
+"""Number of compiling calls with equal shapes after which something other than the shapes changes.
+
+Two are usual, because the first step creates gradients and the optimizer's state.
+"""
 
 Shapes = tuple[object, ...]
 
 
 class BoundedCompile:
-    """`function` compiled with `options` for the first few shapes, dynamically for later ones.
+    """Compile `function` with `options` for the first few shapes, and dynamically for later ones.
 
-    Half of `torch._dynamo.config.recompile_limit` goes to graphs of fixed shapes, the rest but one
-    to graphs of dynamic shapes, and the last one to a known shape that compiles once more later.
-    `options` hold for the fixed graphs alone.
+    Half of `torch._dynamo.config.recompile_limit` goes to graphs of fixed shapes. One graph is
+    reserved for a known shape that compiles again later, and the rest go to graphs of dynamic
+    shapes. `options` apply only to the fixed graphs.
     """
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -42,7 +44,7 @@ class BoundedCompile:
         self._dynamic_left = max(0, limit - self._fixed_left - 1)
         self._spare = limit - self._fixed_left - self._dynamic_left
         self._compiled: Counter[Shapes] = Counter()
-        """Compiling calls of the fixed graphs, by the shapes that they had."""
+        """Number of calls that compiled a fixed graph, by input shapes."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         shapes = shapes_of(arguments, named)
@@ -66,9 +68,9 @@ class BoundedCompile:
         self._fixed_left -= 1
         if self._fixed_left == 0:
             LOG.warning(
-                "ratchet: the step was compiled %d times for %d shapes of its inputs: new shapes "
-                "share a graph of dynamic shapes, which holds no kernels; pad batches to fewer "
-                "shapes to keep them",
+                "ratchet: the step was compiled %d times for %d shapes of its inputs. New shapes "
+                "share a graph of dynamic shapes, which contains no kernels. To keep the kernels, "
+                "pad batches to fewer shapes",
                 self._compiled.total(),
                 len(self._compiled),
             )
@@ -77,8 +79,8 @@ class BoundedCompile:
         self._dynamic_left -= 1
         if self._dynamic_left == 0:
             LOG.warning(
-                "ratchet: the step is compiled again and again, with dynamic shapes too: what no "
-                "graph covers so far runs without torch.compile"
+                "ratchet: the step keeps recompiling, even with dynamic shapes. Inputs that no "
+                "existing graph covers now run without torch.compile"
             )
 
 
@@ -94,7 +96,7 @@ def _watched(
     arguments: tuple[Any, ...],
     named: dict[str, Any],
 ) -> tuple[Any, bool]:
-    """Call the compiled function; return its result and whether dynamo compiled a frame for it."""
+    """Call the compiled function; return its result, and True if dynamo compiled a frame."""
     from torch._dynamo.utils import counters
 
     if not may_compile:

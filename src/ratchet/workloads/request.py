@@ -1,4 +1,4 @@
-"""What a caller of `load` asks for besides the name of the workload."""
+"""The options that a caller of `load` may give besides the workload's name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ratchet.workloads.config import Precision
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """None keeps the workload's own value."""
+    """Options of `load`; None keeps the workload's own value."""
 
     seed: int
     batch_size: int | None

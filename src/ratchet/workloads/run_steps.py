@@ -1,7 +1,7 @@
-"""`python -m ratchet.workloads.run_steps SPEC STEPS OPTIONS`: a workload's steps, as written.
+"""Run a workload's steps as written: `python -m ratchet.workloads.run_steps SPEC STEPS OPTIONS`.
 
-For a profiler that watches from outside. OPTIONS are the keyword arguments of `load`, as JSON. What
-the user got wrong is one line on stderr and exit code 2.
+Meant for a profiler that observes the process from outside. OPTIONS are `load`'s keyword arguments
+as JSON. A user's mistake prints one line on stderr and exits with code 2.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ MISTAKE = 2
 
 
 def steps_command(spec: str, steps: int, options: Mapping[str, Any]) -> list[str]:
-    """The command that runs `steps` steps of a workload in a process of its own."""
+    """Return the command that runs `steps` steps of a workload in a separate process."""
     module = "ratchet.workloads.run_steps"
     return [sys.executable, "-m", module, spec, str(steps), json.dumps(dict(options))]
 
 
 def run_steps(spec: str, steps: int, options: Mapping[str, Any]) -> None:
-    """Load the workload and train it; every batch is a fresh one."""
+    """Load the workload and train it on a fresh batch each step."""
     from ratchet.workloads import TrainingStep, check, load
     from ratchet.workloads.blame import batch_of
 
@@ -35,7 +35,7 @@ def run_steps(spec: str, steps: int, options: Mapping[str, Any]) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run what the command line names."""
+    """Run the command line's workload and return the exit code."""
     spec, steps, options = words
     try:
         run_steps(spec, int(steps), json.loads(options))

@@ -1,8 +1,8 @@
-"""A Workload object in a file, so that new processes can build it: what `ratchet.optimize` saves.
+"""Save a Workload object in a file so that other processes can load it.
 
-The file is torch's own pickle. Functions and classes are stored by the name of their module, those
-of a script (`__main__`) by the script's path: the new process imports it under another name, as
-multiprocessing does, so `if __name__ == "__main__":` keeps its work from running there.
+The file is torch's own pickle. Functions and classes are stored by module name, except those of a
+script (`__main__`), which are stored by the script's path. The new process imports the script under
+another name, as multiprocessing does, so code under `if __name__ == "__main__":` does not run.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ REMEDY = 'or pass the function that makes the workload, or "file.py:function"'
 
 @contextmanager
 def as_spec(workload: Workload | Callable[[], Workload] | str, *, prefix: str) -> Iterator[str]:
-    """Give text that names the workload in any process: a name, `file.py:function`, or a file.
+    """Yield text that names the workload in any process: a name, `file.py:function`, or a file.
 
-    A Workload object is saved in a temporary folder, named by `prefix` and this process's id and
-    removed at the end. Raises WorkloadError, in one line, for what no other process can find.
+    A Workload object is saved in a temporary folder, which is named after `prefix` and this
+    process's id and removed at the end. Raises WorkloadError, in one line, if no other process
+    could load it.
     """
     if isinstance(workload, str):
         yield workload
@@ -61,7 +62,7 @@ def as_spec(workload: Workload | Callable[[], Workload] | str, *, prefix: str) -
 
 
 def save(workload: Workload, path: Path) -> None:
-    """Write the workload to `path`; WorkloadError names the field that cannot be written."""
+    """Write the workload to `path`; a WorkloadError names the field that cannot be written."""
     document = {"workload": workload, "sources": _source_hashes()}
     try:
         _write(document, path)
@@ -70,7 +71,7 @@ def save(workload: Workload, path: Path) -> None:
 
 
 def load_saved(spec: str, request: Request) -> Workload:
-    """Load a workload that `save` wrote, with the weights that it had."""
+    """Load a workload that `save` wrote, with its weights."""
     path = Path(spec)
     if not path.is_file():
         raise WorkloadError(f"workload {spec!r}: there is no file {spec!r}; check the path")
@@ -82,7 +83,7 @@ def load_saved(spec: str, request: Request) -> Workload:
 
 
 class _Pickler(pickle.Pickler):
-    """Names a script's functions and classes by its path, and refuses those without a name."""
+    """Store a script's functions and classes by its path; refuse those without a name."""
 
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, type | FunctionType):
@@ -100,7 +101,7 @@ def _write(value: object, file: Path | io.BytesIO) -> None:
 
 
 def _why_not(workload: Workload) -> str | None:
-    """Name the first field that cannot be written, and why."""
+    """Return a message that names the first field that cannot be written, and the reason."""
     for field in fields(workload):
         try:
             _write(getattr(workload, field.name), io.BytesIO())
@@ -160,7 +161,7 @@ def _function_spec(function: FunctionType) -> str:
 
 
 def _source_hashes() -> dict[str, str]:
-    """Return the hashes of the user's own files that are imported: an edit is a new workload."""
+    """Hash the user's imported files, so that an edit makes a new workload."""
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     own = sorted(file for file in files if file and is_users_file(file) and Path(file).is_file())
     return {file: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in own}

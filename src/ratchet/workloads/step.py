@@ -1,4 +1,4 @@
-"""One training step of a workload, run as a StepConfig says."""
+"""One training step of a workload, configured by a StepConfig."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ATTENTION_BACKENDS = {
 
 
 class WholeUpdate(Protocol):
-    """What an optimizer factory returns: `step` clips, updates the weights and zeroes gradients."""
+    """The result of an optimizer factory: `step` clips, updates weights and zeroes gradients."""
 
     def step(self) -> Any: ...
 
@@ -37,11 +37,11 @@ class WholeUpdate(Protocol):
 class TrainingStep:
     """Forward, backward and update of a workload's model, in place.
 
-    The parameters and their gradients are the same objects whether or not the step is compiled.
-    `bf16_master` leaves bf16 weights behind: another precision wants a freshly loaded workload.
-    `parameters` are the model's, by name; `masters` the fp32 values of those that `bf16_master`
-    made bf16, from before the rounding. With `config.optimizer == "kernel"`, `optimizer_factory` is
-    called with this step and returns an object whose `step()` is the whole update.
+    Parameters and their gradients are the same objects in a compiled and an uncompiled step.
+    `bf16_master` leaves bf16 weights behind, so another precision needs a freshly loaded workload.
+    `parameters` are the model's, by name. `masters` hold the fp32 values, before rounding, of the
+    parameters that `bf16_master` converted. With `config.optimizer == "kernel"`,
+    `optimizer_factory` receives this step and returns an object whose `step()` is the whole update.
     """
 
     def __init__(
@@ -68,20 +68,20 @@ class TrainingStep:
         self.optimizer = optimizer_factory(self) if optimizer_factory else self._own_optimizer()
 
     def __call__(self, batch: Any) -> Tensor:
-        """One whole step; the detached loss, a scalar."""
+        """Run one whole step and return the detached loss, a scalar."""
         loss = self.forward_backward(batch)
         self.update()
         return loss
 
     def forward_backward(self, batch: Any) -> Tensor:
-        """The detached loss; afterwards the gradients are in the parameters."""
+        """Return the detached loss and leave the gradients in the parameters."""
         with blamed_step(self.workload), self._attention():
             loss = self.loss(self.model, batch)
             torch.autograd.backward(loss)
         return loss.detach()
 
     def update(self) -> None:
-        """Clip the gradients, step the optimizer, drop the gradients."""
+        """Clip the gradients, step the optimizer, and drop the gradients."""
         with blamed_step(self.workload):
             self._update()
 
@@ -98,7 +98,7 @@ class TrainingStep:
         self.optimizer.zero_grad(set_to_none=not self.config.preallocate)
 
     def gradients(self) -> dict[str, Tensor]:
-        """The gradients by parameter name, after `forward_backward`; zeros where there is none."""
+        """Return gradients by parameter name after `forward_backward`; zeros where missing."""
         return {
             name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for name, parameter in self.parameters.items()
@@ -123,7 +123,7 @@ class TrainingStep:
 def compiled_loss(
     workload: Workload, config: StepConfig, options: Mapping[str, Any] | None = None
 ) -> Callable[[nn.Module, Any], Tensor]:
-    """The workload's loss under the config's precision, compiled when the config says so."""
+    """Return the workload's loss at the config's precision, compiled if the config asks for it."""
     autocast = config.precision != "fp32"
     device_type = workload.device.split(":")[0]
 
@@ -135,14 +135,14 @@ def compiled_loss(
 
     if config.compile_mode is None:
         return loss
-    # torch.compile takes a mode or options, not both: a mode is a name for some options.
+    # torch.compile takes a mode or options, not both; a mode is shorthand for options.
     return BoundedCompile(loss, {**mode_options(config.compile_mode), **(options or {})})
 
 
 def mode_options(mode: str) -> dict[str, Any]:
-    """The inductor options that a torch.compile mode stands for."""
+    """Return the inductor options that a torch.compile mode stands for."""
     with warnings.catch_warnings():
-        # Inductor's import touches torch.jit, which torch itself has deprecated.
+        # Importing inductor touches torch.jit, which torch itself has deprecated.
         warnings.simplefilter("ignore", DeprecationWarning)
         import torch._inductor.compile_fx
     return dict(torch._inductor.list_mode_options(mode))
@@ -151,7 +151,7 @@ def mode_options(mode: str) -> dict[str, Any]:
 def select_implementation(optimizer: Optimizer, kind: str) -> None:
     """Switch a fresh torch optimizer to its `foreach` or `fused` implementation.
 
-    Raises WorkloadError when this optimizer has no such implementation.
+    Raises WorkloadError if the optimizer has no such implementation.
     """
     other = "fused" if kind == "foreach" else "foreach"
     for settings in (optimizer.defaults, *optimizer.param_groups):

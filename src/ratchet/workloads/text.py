@@ -1,7 +1,8 @@
-"""Real text as tokens: the standard library's sources, or any text file.
+"""Turn real text into tokens: the standard library's sources, or any text file.
 
-The standard library is on every machine that runs Python, needs no download and no licence beyond
-Python's own. A byte-pair tokenizer is trained on the text once; it and the tokens are cached.
+Every Python installation contains the standard library, so the text needs no download and no
+licence beyond Python's. A byte-pair tokenizer is trained on the text once. Only the tokens are
+cached.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from ratchet.errors import WorkloadError
 from ratchet.files import why_not_file
 
 TEXT_LIMIT_BYTES = 20_000_000
-"""More text than this changes no step time; whatever is longer is cut."""
+"""Maximum text size; more text would not change the step time, so longer text is cut."""
 SMALL_TEXT_BYTES = 1_000_000
-"""Enough for the shrunk copies, and tokenized in half a second."""
+"""Text size for the shrunk copies, which tokenizes in half a second."""
 CHUNK_CHARACTERS = 100_000
 BYTE_SYMBOLS = 256
 NOT_OURS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
@@ -36,7 +37,7 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 
 
 def standard_library_text(limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
-    """The sources of Python's standard library without its tests, in the order of their paths."""
+    """Return the standard library's sources, without tests, sorted by path."""
     root = Path(sysconfig.get_path("stdlib"))
     parts: list[bytes] = []
     size_bytes = 0
@@ -51,7 +52,7 @@ def standard_library_text(limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
 
 
 def file_text(path: Path, limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
-    """The first `limit_bytes` of a UTF-8 text file; WorkloadError when it is not one."""
+    """Return the first `limit_bytes` of a UTF-8 text file; raise WorkloadError if it is not one."""
     if why := why_not_file(path):
         raise WorkloadError(f"text {str(path)!r} {why}; give the path of a text file")
     try:
@@ -61,7 +62,7 @@ def file_text(path: Path, limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
         raise WorkloadError(
             f"text {str(path)!r} cannot be read ({error.strerror}); give the path of a text file"
         ) from None
-    # A cut in the middle of a character is ours; an error anywhere before that is the file's.
+    # Our limit may cut the last character. An error anywhere before that is the file's.
     try:
         text = data.decode("utf-8") if len(data) < limit_bytes else _decode_cut(data)
     except UnicodeDecodeError as error:
@@ -83,11 +84,10 @@ def _decode_cut(data: bytes) -> str:
 
 
 def tokens_of(text: str, vocabulary: int, cache: Path | None = None) -> Tokens:
-    """`text` as ids under `vocabulary`, memory-mapped from the cache.
+    """Return `text` as ids under `vocabulary`, memory-mapped from the cache.
 
-    What is missing or damaged there is made again.
-
-    `vocabulary` counts the 256 byte symbols, so it is at least 257. Short text may fill less of it.
+    A missing or damaged cache entry is rebuilt. `vocabulary` includes the 256 byte symbols, so it
+    is at least 257. Short text may use fewer ids.
     """
     if vocabulary <= BYTE_SYMBOLS:
         raise WorkloadError(f"vocabulary {vocabulary} is too small; use more than {BYTE_SYMBOLS}")
@@ -132,7 +132,7 @@ def _encode(tokenizer: Tokenizer, text: str, vocabulary: int) -> Tokens:
 
 
 def _cached_tokens(folder: Path, seal: Path) -> Tokens | None:
-    """The tokens whose hash the seal names, or None when either file is missing or damaged."""
+    """Return the tokens whose hash is in the seal; None if either file is missing or damaged."""
     try:
         digest = seal.read_text().strip()
         path = folder / f"{digest}.npy"
@@ -145,9 +145,9 @@ def _cached_tokens(folder: Path, seal: Path) -> Tokens | None:
 
 
 def _store(folder: Path, seal: Path, tokens: Tokens) -> None:
-    """Write the tokens under their own hash, then the seal: a reader never sees half of either.
+    """Write the tokens under their own hash, then the seal, so no reader sees half of either.
 
-    A cache that cannot be written is no mistake of the user's: the tokens are then made each time.
+    A cache that cannot be written is not an error; the tokens are then rebuilt each time.
     """
     buffer = io.BytesIO()
     np.save(buffer, tokens)

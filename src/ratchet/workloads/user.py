@@ -1,4 +1,4 @@
-"""A user's own workload: `file.py:function`, where the function returns a ratchet.Workload."""
+"""Load a user's own workload: `file.py:function`, where the function returns a ratchet.Workload."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ratchet.workloads.request import Request
 from ratchet.workloads.workload import Workload
 
 _importing: list[str] = []
-"""The files that are being imported, the innermost last."""
+"""Files that are being imported, innermost last."""
 
 
 def load_user(spec: str, request: Request) -> Workload:
-    """Import the file, call the function, and check what it returned.
+    """Import the file, call the function, and check the result.
 
-    The seed is set before the call, so that the same seed gives the same weights. Raises
-    WorkloadError, in one line, for a missing file or function, an exception in the user's code
-    (with its file and line), or a result that is not a Workload.
+    The seed is set before the call, so the same seed gives the same weights. Raises WorkloadError,
+    in one line, for a missing file or function, an exception in the user's code (with its file and
+    line), or a result that is not a Workload.
     """
     path, function_name = user_file(spec), user_function(spec)
     make = _function(path, function_name, spec)
@@ -55,12 +55,12 @@ def _function(path: Path, name: str, spec: str) -> Callable[[], Any]:
 
 
 def importing() -> str | None:
-    """Return the file that `import_file` is importing now, where it is at that."""
+    """Return the file that `import_file` is importing now, or None."""
     return _importing[-1] if _importing else None
 
 
 def import_file(path: Path, spec: str) -> ModuleType:
-    """Import a file as a module under its own name, with its folder importable as in a script."""
+    """Import a file as a module under its own name, with its folder on sys.path as in a script."""
     name = path.stem
     module_spec = importlib.util.spec_from_file_location(name, path)
     if module_spec is None or module_spec.loader is None:
@@ -70,7 +70,7 @@ def import_file(path: Path, spec: str) -> ModuleType:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     known = sys.modules.get(name)
-    # Pickling and dataclasses look a module up by name; another module's place is never taken.
+    # Pickling and dataclasses look a module up by name. Never replace another module.
     if known is None or getattr(known, "__file__", None) == str(path):
         sys.modules[name] = module
     _importing.append(str(path))
@@ -83,7 +83,7 @@ def import_file(path: Path, spec: str) -> ModuleType:
 
 
 def accepted(result: Any, spec: str, request: Request) -> Workload:
-    """Return what was loaded in the precision asked for; WorkloadError where it will not do."""
+    """Return the workload at the requested precision; raise WorkloadError if it is unsuitable."""
     if not isinstance(result, Workload):
         raise WorkloadError(
             f"workload {spec!r} returned {type(result).__name__}, not a ratchet.Workload; "
@@ -92,7 +92,7 @@ def accepted(result: Any, spec: str, request: Request) -> Workload:
     place = str(request.device)
     if result.device.split(":")[0] != request.device.type:
         raise WorkloadError(
-            f"workload {spec!r} puts its model on {result.device!r}, and {place!r} was asked for; "
+            f"workload {spec!r} puts its model on {result.device!r}, but {place!r} was requested; "
             "change one of the two"
         )
     return replace(result, precision=request.precision or result.precision)

@@ -1,10 +1,11 @@
-"""Vision Transformer: an image as a sentence of patches (Dosovitskiy et al. 2020).
+"""Vision Transformer: an image as a sequence of patches (Dosovitskiy et al. 2020).
 
 Shapes: B batch, P patches, H hidden, N heads, C classes.
 
-No machine carries an image data set, so the images are made: each class has its own pattern of
-coarse coloured tiles, and each image is its class's pattern, shifted, under noise. They are a pure
-function of the seed and the index, can be learned, and cost the step what photographs would.
+The images are synthetic, because no image data set is present on every machine. Each class has its
+own pattern of coarse coloured tiles, and each image is its class's pattern, shifted, with noise.
+Images depend only on the seed and the index, can be learned, and cost a step as much as
+photographs.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from ratchet.workloads.workload import BatchFunction
 TILES = 4
 """Tiles along an edge of a class's pattern."""
 NOISE = 0.5
-"""Standard deviation of the noise over patterns of standard deviation 1."""
+"""Standard deviation of the noise; the patterns have standard deviation 1."""
 CHANNELS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ViTSize:
-    """The dimensions of one Vision Transformer, and of its batches."""
+    """The dimensions of one Vision Transformer and of its batches."""
 
     hidden: int
     layers: int
@@ -39,7 +40,7 @@ class ViTSize:
     classes: int
     batch_size: int
     sequence: int = 0
-    """Not used: the image and the patch say how many patches there are."""
+    """Unused; the image and patch sizes determine the number of patches."""
 
     @property
     def patches(self) -> int:
@@ -47,7 +48,7 @@ class ViTSize:
 
 
 class PatchAttention(nn.Module):
-    """Attention of every patch to every patch."""
+    """Attention between all pairs of patches."""
 
     def __init__(self, size: ViTSize) -> None:
         super().__init__()
@@ -103,14 +104,14 @@ class ViT(nn.Module):
 
 
 def class_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Mean cross-entropy of the image's class, softmax in fp32."""
+    """Return the mean cross-entropy of the image's class, with the softmax in fp32."""
     images, classes = batch
     return F.cross_entropy(model(images).float(), classes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MadeImages:
-    """(images fp32 [B, 3, image, image], classes int64 [B])."""
+    """Make (images fp32 [B, 3, image, image], classes int64 [B])."""
 
     size: ViTSize
     seed: int
@@ -126,7 +127,7 @@ class MadeImages:
         )
 
     def _image(self, label: int, rng: np.random.Generator) -> np.ndarray:
-        # A class looks the same under every seed, so that seeds differ in order, not in task.
+        # A class looks the same under every seed, so seeds change the order and not the task.
         tiles = np.random.default_rng(label).standard_normal((CHANNELS, TILES, TILES))
         edge = -(-self.size.image // TILES)
         pattern = np.kron(tiles, np.ones((1, edge, edge)))[:, : self.size.image, : self.size.image]
@@ -141,7 +142,7 @@ def build_batches(size: ViTSize, data: Data) -> BatchFunction:
 
 
 def _published(hidden: int, layers: int, heads: int, patch: int) -> ViTSize:
-    """A size of the paper's table 1 at 224 pixels and ImageNet's 1,000 classes."""
+    """Return a size from the paper's table 1, at 224 pixels and ImageNet's 1,000 classes."""
     return ViTSize(
         hidden=hidden,
         layers=layers,
@@ -163,7 +164,7 @@ SIZES = {
 
 FAMILY = Family(
     name="vit",
-    summary="image classifier: patches, bidirectional attention, LayerNorm, GELU; made images",
+    summary="image classifier: patches, bidirectional attention, LayerNorm, GELU; synthetic images",
     sizes=SIZES,
     alone="11m",
     build_model=ViT,

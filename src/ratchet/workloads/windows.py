@@ -22,14 +22,14 @@ from ratchet.workloads.text import (
 )
 
 SMALL_VOCABULARY = 4096
-"""Up to this many symbols a megabyte of text is enough."""
+"""Largest vocabulary for which a megabyte of text is enough."""
 LARGEST_VOCABULARY = 32_000
-"""Twenty megabytes of text fill no more; a model with a larger vocabulary sees the first ids."""
+"""Largest vocabulary that twenty megabytes of text fill; larger ones use only their first ids."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Windows:
-    """Random windows out of one stream of tokens."""
+    """Random windows from one stream of tokens."""
 
     tokens: Tokens
     batch_size: int
@@ -37,7 +37,7 @@ class Windows:
     seed: int
 
     def __call__(self, index: int) -> NDArray[np.int64]:
-        """Window number `index`: int64 [batch_size, length]."""
+        """Return window number `index`: int64 [batch_size, length]."""
         rng = np.random.default_rng((self.seed, index))
         starts = rng.integers(0, len(self.tokens) - self.length + 1, size=self.batch_size)
         picked = self.tokens[starts[:, None] + np.arange(self.length)]
@@ -45,7 +45,7 @@ class Windows:
 
 
 def text_windows(data: Data, *, vocabulary: int, batch_size: int, length: int) -> Windows:
-    """Windows of `length` tokens of the data's text, or of the standard library's sources."""
+    """Return windows of `length` tokens from the data's text or the standard library's sources."""
     limit_bytes = SMALL_TEXT_BYTES if vocabulary <= SMALL_VOCABULARY else TEXT_LIMIT_BYTES
     if data.text is None:
         text, name = standard_library_text(limit_bytes), "the standard library"
@@ -54,7 +54,7 @@ def text_windows(data: Data, *, vocabulary: int, batch_size: int, length: int) -
     tokens = tokens_of(text, min(vocabulary, LARGEST_VOCABULARY))
     if len(tokens) < 2 * length:
         raise WorkloadError(
-            f"text {name!r} is too short: {len(tokens)} tokens, and windows of {length} need "
+            f"text {name!r} is too short: {len(tokens)} tokens, but windows of {length} need "
             f"{2 * length}; give a longer text or a shorter sequence"
         )
     return Windows(tokens=tokens, batch_size=batch_size, length=length, seed=data.seed)
@@ -62,7 +62,7 @@ def text_windows(data: Data, *, vocabulary: int, batch_size: int, length: int) -
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NextToken:
-    """(inputs, targets) for a causal language model: int64 [batch, sequence] each."""
+    """Make (inputs, targets) for a causal language model: int64 [batch, sequence] each."""
 
     windows: Windows
     device: torch.device
@@ -73,6 +73,6 @@ class NextToken:
 
 
 def next_token_batches(data: Data, *, vocabulary: int, batch_size: int, sequence: int) -> NextToken:
-    """Batches for a causal language model with this vocabulary and sequence."""
+    """Return batches for a causal language model with this vocabulary and sequence."""
     windows = text_windows(data, vocabulary=vocabulary, batch_size=batch_size, length=sequence + 1)
     return NextToken(windows=windows, device=data.device)

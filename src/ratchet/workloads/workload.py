@@ -1,4 +1,4 @@
-"""A training job's step, as its author wrote it: model, batches, loss and optimizer."""
+"""A training step as its author wrote it: model, batches, loss and optimizer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class AdamWSpec:
     weight_decay: float = 0.1
 
     def __call__(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """torch's own AdamW over `parameters`, with torch's default implementation."""
+        """Return torch's own AdamW over `parameters`, with torch's default implementation."""
         return AdamW(
             parameters,
             lr=self.lr,
@@ -39,32 +39,34 @@ class AdamWSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, weakref_slot=True)
 class Workload:
-    """One training job. The model is trained in place; a fresh one comes from loading again."""
+    """One training job. The model is trained in place; load again for a fresh one."""
 
     name: str
     model: nn.Module
-    """Weights as fp32, already on `device`."""
+    """Model with fp32 weights, already on `device`."""
     loss: LossFunction
     """(model, batch) -> scalar fp32 tensor with a gradient. `torch.compile` sees all of it."""
     batch: BatchFunction
     """index -> a batch on `device`; the same index always gives the same batch."""
     optimizer: AdamWSpec | OptimizerFactory = AdamWSpec()
     clip_norm: float | None = 1.0
-    """Largest global gradient norm; None does not clip."""
+    """Largest global gradient norm; None disables clipping."""
     precision: Precision = "fp32"
-    """What the author trains in."""
+    """The author's training precision."""
     tokens_per_batch: int | None = None
-    """Tokens in one batch, or images when `unit` says so. None counts samples: the leading
-    dimension of the batch's first tensor."""
+    """Tokens (or images, if `unit` says so) in one batch.
+
+    None counts samples: the leading dimension of the batch's first tensor.
+    """
     unit: Unit = "tokens"
     checkpointing: str = "none"
-    """What the author recomputes; see `config.Checkpointing`."""
+    """The author's checkpointing; see `config.Checkpointing`."""
     device: str = "cpu"
     shrink: Callable[[int], Workload] | None = None
-    """seed -> a small copy of the same family, for comparisons of loss curves."""
+    """seed -> a small copy of the same family, for comparing loss curves."""
     source: str = ""
-    """The text that `load` made this from."""
+    """The text that `load` built this from."""
 
     def as_written(self) -> StepConfig:
-        """The step as the author runs it: eager, their precision and checkpointing."""
+        """Return the author's own settings: eager, with their precision and checkpointing."""
         return StepConfig(precision=self.precision, checkpointing=self.checkpointing)

@@ -1,8 +1,8 @@
-"""The call sites that kernels take: one file per pattern, in the order in which they run.
+"""The call sites that kernels take: one file per pattern, listed in running order.
 
-The order matters where one pattern's casts let another round once: attention before rope (the
-rotated queries are cast for attention alone), linear before the norms (whose results are cast for
-linear layers alone).
+Order matters because one pattern's casts can let another round once. Attention runs before rope,
+because only attention casts the rotated queries. Linear runs before the norms, because only linear
+layers cast the norms' results.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ PATTERNS: tuple[Pattern, ...] = (
     LAYER_NORM,
 )
 NOT_IN_GRAPHS = frozenset({"adamw"})
-"""Kernels that replace a part of the step outside of its graphs."""
+"""Kernels that replace a part of the step outside its graphs."""
 
 
 def select(kernels: Iterable[str]) -> tuple[Pattern, ...]:
-    """The patterns of these kernels, in running order; GraphError on a name that is unknown."""
+    """Return these kernels' patterns in running order; raise GraphError for an unknown name."""
     wanted = set(kernels) - NOT_IN_GRAPHS
     known = {pattern.name for pattern in PATTERNS}
     unknown = sorted(wanted - known)
     if unknown:
         raise GraphError(
-            f"no pattern installs the kernel {unknown[0]!r}: the known ones are "
+            f"no pattern installs the kernel {unknown[0]!r}: known kernels are "
             f"{', '.join(sorted(known))}"
         )
     return tuple(pattern for pattern in PATTERNS if pattern.name in wanted)

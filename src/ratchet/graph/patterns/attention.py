@@ -1,9 +1,9 @@
 """scaled_dot_product_attention without dropout, with no mask or a causal one.
 
-Key-value heads that were repeated for the call (`repeat_kv`: expand and reshape, or
-repeat_interleave) are passed once. A mask that depends on no input of the graph is computed; the
-causal triangle and the all-true mask are understood. Declined: dropout, any other mask, a causal
-mask over different numbers of queries and keys, values of another head dimension.
+Key-value heads repeated for the call (`repeat_kv`: expand and reshape, or repeat_interleave) are
+passed once. A mask that depends on no input of the graph is computed; the causal triangle and the
+all-true mask are recognised. Declined: dropout, any other mask, a causal mask when the numbers of
+queries and keys differ, values with another head dimension.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _install(node: Node, scope: Scope) -> None:
     _check_shapes(tensor(query), tensor(key), tensor(value))
     dtype = tensor(node).dtype
     if dtype not in (torch.float32, torch.bfloat16):
-        raise Declined(f"attention computes in {dtype}; the kernel knows fp32 and bf16")
+        raise Declined(f"attention computes in {dtype}; the kernel supports fp32 and bf16")
     scale = given["scale"]
     both = scope.kernel(
         torch.ops.ratchet.attention.default,
@@ -89,7 +89,7 @@ def _mask_is_causal(mask: Node, queries: int, keys: int, scope: Scope) -> bool:
 
 
 def _unrepeated(key: Node, value: Node) -> tuple[Node, Node]:
-    """Keys and values before their heads were repeated, where both were by the same number."""
+    """Return keys and values before their heads were repeated, if both were repeated equally."""
     once = _before_repeat(key), _before_repeat(value)
     if once[0] is None or once[1] is None:
         return key, value
@@ -115,7 +115,7 @@ def _before_repeat(node: Node) -> Node | None:
 
 
 def _adds_third_dimension(node: Node) -> bool:
-    """x[:, :, None] or x.unsqueeze(2) of a 4-dimensional x."""
+    """Recognise x[:, :, None] or x.unsqueeze(2) of a 4-dimensional x."""
     if not isinstance(node.args[0], Node) or tensor(node.args[0]).dim() != 4:
         return False
     if calls(node, "unsqueeze"):

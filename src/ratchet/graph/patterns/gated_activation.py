@@ -1,7 +1,6 @@
 """silu(gate) * up and gelu(gate) * up, in either order.
 
-Declined: an activation that something else uses too, an activation in place, operands of
-different shapes.
+Declined: an activation that has another user, an in-place activation, operands of different shapes.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ def _find(node: Node) -> bool:
 
 
 def _activation(node: Node) -> tuple[Node, Any] | None:
-    """The product's activated operand and its other one."""
+    """Return the product's activated operand and its other operand."""
     both = operands(node)
     if both is None:
         return None
@@ -43,7 +42,7 @@ def _install(node: Node, scope: Scope) -> None:
         raise Declined(f"gate {tuple(tensor(gate).shape)} and up {tuple(tensor(up).shape)} differ")
     dtype = tensor(node).dtype
     if dtype not in (torch.float32, torch.bfloat16):
-        raise Declined(f"the product is {dtype}; the kernel knows fp32 and bf16")
+        raise Declined(f"the product is {dtype}; the kernel supports fp32 and bf16")
     product = scope.kernel(
         torch.ops.ratchet.gated_activation.default,
         scope.cast(gate, dtype),

@@ -1,4 +1,4 @@
-"""F.layer_norm over the last dimension, with a residual sum in front.
+"""F.layer_norm over the last dimension, with an optional residual sum before it.
 
 Declined: no weight, several dimensions.
 """

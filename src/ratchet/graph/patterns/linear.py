@@ -1,8 +1,8 @@
-"""Linear layers whose result is bf16, under autocast or with bf16 weights.
+"""Linear layers with a bf16 result, under autocast or with bf16 weights.
 
-An fp32 input is cast by a `.to` in the graph, where inductor fuses it into what computes the input
-and autograd sees it; layers that share an input share its cast. An fp32 weight is passed as it is:
-the kernel rounds it as it packs it, and its gradient comes back in fp32 without a copy.
+An fp32 input is cast by a `.to` in the graph. There inductor can fuse it into the producer of the
+input, autograd sees it, and layers that share an input share the cast. An fp32 weight is passed
+unchanged: the kernel rounds it while packing, and its gradient returns in fp32 without a copy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _install(node: Node, scope: Scope) -> None:
         raise Declined(f"{node} multiplies a vector")
     if tensor(weight).dtype not in (torch.float32, torch.bfloat16):
         raise Declined(
-            f"{node} has a weight in {tensor(weight).dtype}; the kernel knows fp32, bf16"
+            f"{node} has a weight in {tensor(weight).dtype}; the kernel supports fp32, bf16"
         )
     result = scope.kernel(
         torch.ops.ratchet.linear.default,

@@ -1,7 +1,7 @@
 """linear -> (cast, view, slice of tokens) -> cross_entropy, without the logits in memory.
 
-Declined: class weights, soft targets, `reduction="none"`, logits that something else uses, logits
-that pass through anything but casts, views and slices of tokens (a soft cap, a scale).
+Declined: class weights, soft targets, `reduction="none"`, logits with another user, logits that
+pass through anything but casts, views and slices of tokens (a soft cap, a scale).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _check_arguments(given: dict[str, Any]) -> None:
 
 
 def _trace_logits(node: Node) -> tuple[Node, list[Node]]:
-    """The linear call behind the logits, and the nodes between the two, last first."""
+    """Return the linear call that produces the logits, and the nodes after it, last first."""
     steps: list[Node] = []
     while not calls(node, "linear"):
         if not any(calls(node, kind) for kind in _SEEN_THROUGH):
@@ -106,7 +106,7 @@ def _linear_arguments(linear: Node, scope: Scope) -> tuple[Node, Node, Node | No
     given = bind(linear, ("input", "weight", "bias"), {"bias": None})
     dtype = tensor(linear).dtype
     if dtype not in (torch.float32, torch.bfloat16):
-        raise Declined(f"the logits are {dtype}; the kernel knows fp32 and bf16")
+        raise Declined(f"the logits are {dtype}; the kernel supports fp32 and bf16")
     hidden = scope.cast(through_whole_slices(as_node(given["input"])), dtype)
     weight = scope.cast(as_node(given["weight"]), dtype)
     bias = given["bias"]
@@ -114,7 +114,7 @@ def _linear_arguments(linear: Node, scope: Scope) -> tuple[Node, Node, Node | No
 
 
 def _token_rows(hidden: Node, steps: list[Node], scope: Scope, *, classes: int) -> Node:
-    """The hidden states [N, H] in the order of the logits' rows."""
+    """Return the hidden states [N, H] in the order of the logits' rows."""
     for step in reversed(steps):
         hidden = _replay(step, hidden, scope, classes=classes, last=step is steps[0])
     rows = tensor(hidden)
@@ -122,7 +122,7 @@ def _token_rows(hidden: Node, steps: list[Node], scope: Scope, *, classes: int) 
 
 
 def _replay(step: Node, hidden: Node, scope: Scope, *, classes: int, last: bool) -> Node:
-    """What `step` does to the tokens of the logits, done to the hidden states."""
+    """Apply to the hidden states what `step` does to the tokens of the logits."""
     if calls(step, "cast") or calls(step, "contiguous"):
         return hidden
     if calls(step, "getitem"):
@@ -138,19 +138,19 @@ def _replay(step: Node, hidden: Node, scope: Scope, *, classes: int, last: bool)
 
 
 def _token_index(step: Node) -> Any:
-    """A getitem's index, where it takes slices of tokens and every class."""
+    """Return a getitem's index if it slices tokens only and keeps every class."""
     index = step.args[1]
     parts = index if isinstance(index, tuple) else (index,)
     if any(part is not Ellipsis and not isinstance(part, slice) for part in parts):
-        raise Declined(f"{step} picks from the logits by {index!r}")
+        raise Declined(f"{step} indexes the logits with {index!r}")
     touches_last = Ellipsis in parts or len(parts) == tensor(step.args[0]).dim()
     if touches_last and parts[-1] is not Ellipsis and parts[-1] != slice(None):
-        raise Declined(f"{step} takes some of the classes")
+        raise Declined(f"{step} takes only some of the classes")
     return index
 
 
 def _require_class_transpose(step: Node, *, last: bool) -> None:
-    """logits [B, T, V] may be given to cross_entropy as [B, V, T], as its very last step."""
+    """Require that the step, just before cross_entropy, turns logits [B, T, V] into [B, V, T]."""
     source = tensor(step.args[0])
     dims = {dim % source.dim() for dim in step.args[1:] if isinstance(dim, int)}
     if not last or source.dim() != 3 or dims != {1, 2}:
@@ -160,12 +160,12 @@ def _require_class_transpose(step: Node, *, last: bool) -> None:
 def _flat_target(target: Node, rows: Node, scope: Scope) -> Node:
     found, count = tensor(target), tensor(rows).shape[0]
     if found.numel() != count:
-        raise Declined(f"{found.numel()} targets stand against {count} rows of logits")
+        raise Declined(f"{found.numel()} targets do not match {count} rows of logits")
     return target if found.dim() == 1 else scope.method("reshape", target, -1)
 
 
 def _sum_of_mean(loss: Node, target: Node, ignore_index: int, scope: Scope) -> Node:
-    """The sum over the counted tokens; zero without any, where their mean is not a number."""
+    """Return the sum over the counted tokens; zero if there are none, since their mean is NaN."""
     counted = scope.method("sum", scope.method("ne", target, ignore_index))
     total = scope.method("mul", loss, counted)
     some = scope.method("gt", counted, 0)

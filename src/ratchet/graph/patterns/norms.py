@@ -1,4 +1,4 @@
-"""What both norms share: the residual sum in front, the dtype of the result, the way in."""
+"""Code that both norms share: residual sums, result dtypes and installation."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ KNOWN = (torch.float32, torch.bfloat16)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Norm:
-    """A norm over the last dimension, as it was found in the graph."""
+    """A norm over the last dimension, as found in the graph."""
 
     x: Node
-    """What is normalised, before any cast."""
+    """The tensor that is normalised, before any cast."""
     parameters: tuple[Node | None, ...]
-    """weight, or weight and bias; vectors of x's last size."""
+    """Weight, or weight and bias; vectors of x's last size."""
     eps: float
     end: Node
-    """The node whose result the kernel gives."""
+    """The node whose result the kernel computes."""
     members: tuple[Node, ...]
-    """Every node that the kernel stands for."""
+    """Every node that the kernel replaces."""
 
 
 def install_norm(norm: Norm, plain: Any, summed: Any, scope: Scope) -> None:
-    """Put `plain` in place of the norm, or `summed` where x is a sum that it can take along."""
+    """Replace the norm with `plain`, or with `summed` if x is a sum that the kernel can absorb."""
     norm = _with_last_cast(norm)
     _check(norm)
     scope.require_movable(norm.members)
@@ -52,7 +52,7 @@ def install_norm(norm: Norm, plain: Any, summed: Any, scope: Scope) -> None:
 
 
 def _install_summed(norm: Norm, addition: Node, summed: Any, scope: Scope) -> bool:
-    """norm(x + residual) in one call, at the place of the sum; False where it does not fit."""
+    """Install norm(x + residual) as one call at the sum; return False if it does not fit."""
     try:
         scope.require_movable([*norm.members, addition])
     except Declined:
@@ -73,7 +73,7 @@ def _install_summed(norm: Norm, addition: Node, summed: Any, scope: Scope) -> bo
 
 
 def _with_last_cast(norm: Norm) -> Norm:
-    """The norm with the cast that alone uses its result, as in `norm(x.float()).type_as(x)`."""
+    """Include a cast that alone uses the result, as in `norm(x.float()).type_as(x)`."""
     user = only_user(norm.end)
     if user is None or not calls(user, "cast") or value(user) is None:
         return norm
@@ -89,7 +89,7 @@ def _with_last_cast(norm: Norm) -> Norm:
 def _check(norm: Norm) -> None:
     x, end = tensor(norm.x), tensor(norm.end)
     if x.dtype not in KNOWN or end.dtype not in KNOWN:
-        raise Declined(f"the norm takes {x.dtype} to {end.dtype}; the kernel knows fp32 and bf16")
+        raise Declined(f"the norm maps {x.dtype} to {end.dtype}; kernels support fp32 and bf16")
     if x.shape != end.shape:
         raise Declined(f"the norm's weight broadcasts {tuple(x.shape)} to {tuple(end.shape)}")
     for parameter in norm.parameters:
@@ -98,7 +98,7 @@ def _check(norm: Norm) -> None:
 
 
 def _result_dtype(norm: Norm, source: Node) -> str:
-    """The op's out_dtype: empty for x's own, else the name of the dtype that is needed."""
+    """Return the op's out_dtype: empty for x's own dtype, otherwise the name of the needed one."""
     needed = tensor(norm.end).dtype
     if needed == torch.float32 and rounds_to(norm.end, torch.bfloat16):
         needed = torch.bfloat16
@@ -106,7 +106,7 @@ def _result_dtype(norm: Norm, source: Node) -> str:
 
 
 def _residual_sum(norm: Norm) -> Node | None:
-    """x, where it is the sum of two tensors of its own shape and the parameters come before."""
+    """Return x if it adds two tensors of its own shape and the parameters come before it."""
     both = operands(norm.x) if calls(norm.x, "add") else None
     if both is None:
         return None
@@ -120,14 +120,14 @@ def _residual_sum(norm: Norm) -> Node | None:
 
 
 def _branch_and_residual(addition: Node) -> tuple[Node, Node]:
-    """The sum's operands; the residual is the one whose dtype the sum has."""
+    """Return the sum's operands; the residual is the one that has the sum's dtype."""
     first, second = (as_node(part) for part in addition.args)
     dtype = tensor(addition).dtype
     return (second, first) if tensor(first).dtype == dtype else (first, second)
 
 
 def source_of(node: Node) -> Node:
-    """What the norm reads: `node` before it was widened to fp32."""
+    """Return the norm's input: `node` before it was widened to fp32."""
     source = through_casts(node)
     found, before = value(node), value(source)
     narrowed = (
@@ -137,7 +137,7 @@ def source_of(node: Node) -> Node:
 
 
 def vector_size(shape: Any) -> int:
-    """The one size of a norm's `normalized_shape`; Declined where there are several."""
+    """Return the only size in a norm's `normalized_shape`; raise Declined if there are several."""
     sizes = (shape,) if isinstance(shape, int) else tuple(shape) if _is_sequence(shape) else ()
     if len(sizes) != 1 or not isinstance(sizes[0], int):
         raise Declined(f"the norm is over the shape {shape}, not over the last dimension")

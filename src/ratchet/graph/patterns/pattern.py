@@ -1,4 +1,4 @@
-"""What a pattern is."""
+"""The pattern interface."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ratchet.graph.scope import Scope
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pattern:
-    """Call sites of one form that a kernel of the library can take."""
+    """Call sites of one form that a library kernel can take."""
 
     name: str
-    """Also the kernel's name in `ratchet.kernels.library.LIBRARY`."""
+    """The pattern's name, and the kernel's name in `ratchet.kernels.library.LIBRARY`."""
     summary: str
     find: Callable[[Node], bool]
-    """Whether the site's anchor is this node; cheap, and free of side effects."""
+    """Return True if this node is the site's anchor; must be cheap and free of side effects."""
     install: Callable[[Node, Scope], None]
-    """Put the kernel in place of the site. Raises Declined, before it replaced anything, where
-    the kernel would not give the same result."""
+    """Replace the site with the kernel. If the kernel would not give the same result, raise
+    Declined before anything is replaced."""

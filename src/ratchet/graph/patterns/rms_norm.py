@@ -1,8 +1,8 @@
-"""F.rms_norm, and the form that Hugging Face models write by hand, with a residual sum in front.
+"""F.rms_norm and the handwritten form of Hugging Face models, with an optional residual sum.
 
-By hand: x to fp32; x * rsqrt(mean(x ** 2) + eps); to the dtype of x; times weight (or the product
-first and the cast after it). Declined: no weight, a default eps in bf16, an inner result that
-something else uses.
+The handwritten form casts x to fp32, computes x * rsqrt(mean(x ** 2) + eps), casts to the dtype of
+x and multiplies by the weight. The multiplication may also come before the cast. Declined: no
+weight, a default eps in bf16, an inner result with another user.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _function(node: Node) -> Norm:
 
 
 def _mean_square(node: Node) -> tuple[Node, float, tuple[Node, ...]] | None:
-    """x, eps and the nodes between, of rsqrt(mean(x ** 2, -1, keepdim=True) + eps)."""
+    """Return x, eps and the inner nodes of rsqrt(mean(x ** 2, -1, keepdim=True) + eps)."""
     shifted = node.args[0]
     if not isinstance(shifted, Node) or not calls(shifted, "add"):
         return None
@@ -77,7 +77,7 @@ def _is_last_mean(node: Any) -> bool:
 
 
 def _squared(node: Any) -> Node | None:
-    """x of x ** 2, x * x or x.square()."""
+    """Return x from x ** 2, x * x or x.square()."""
     if calls(node, "square"):
         return as_node(node.args[0])
     both = operands(node) if isinstance(node, Node) else None

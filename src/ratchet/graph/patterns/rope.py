@@ -1,8 +1,8 @@
 """x * cos + rotate_half(x) * sin, with rotate_half(x) = cat(-second half, first half).
 
-x is [B, H, T, D] (or [B, T, H, D] before its transpose); cos and sin are [T, D] tables, or
-[1 or B, T, D] ones with a dimension added for the heads. Declined: halves in another order, tables
-that vary by head or need a gradient.
+x is [B, H, T, D] (or [B, T, H, D] before its transpose). cos and sin are tables of shape [T, D], or
+[1 or B, T, D] with a dimension added for the heads. Declined: halves in another order, tables that
+vary by head or need a gradient.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _find(node: Node) -> bool:
 
 
 def _products(node: Node) -> tuple[Node, Node, Node] | None:
-    """The plain product, the rotated one, and the rotation, of an addition that looks like rope."""
+    """Return the plain product, the rotated product and the rotation of an addition like rope's."""
     both = operands(node)
     if both is None or not all(calls(part, "mul") for part in both):
         return None
@@ -34,7 +34,7 @@ def _products(node: Node) -> tuple[Node, Node, Node] | None:
 
 
 def _looks_rotated(node: Any) -> bool:
-    """cat of two tensors along the last dimension, one of them negated."""
+    """Recognise a cat of two tensors along the last dimension, one of them negated."""
     if not calls(node, "cat") or not isinstance(node.args[0], list | tuple):
         return False
     parts = node.args[0]
@@ -54,7 +54,7 @@ def _install(node: Node, scope: Scope) -> None:
     heads_last = _heads_dimension(x, cos, sin) == 2
     dtype = tensor(node).dtype
     if dtype not in (torch.float32, torch.bfloat16):
-        raise Declined(f"the rotation computes in {dtype}; the kernel knows fp32 and bf16")
+        raise Declined(f"the rotation computes in {dtype}; the kernel supports fp32 and bf16")
     if tensor(x).dtype != dtype and not rounds_to(node, tensor(x).dtype):
         x = scope.cast(x, dtype)
     x = scope.method("transpose", x, 1, 2) if heads_last else x
@@ -74,12 +74,12 @@ def _rotated_source(rotation: Node) -> Node:
     if turned is None or kept is None or turned[0] is not kept[0]:
         raise Declined(f"{rotation} is not cat(-second half, first half) of one tensor")
     if (turned[1], kept[1]) != (1, 0):
-        raise Declined(f"{rotation} turns the halves the other way round")
+        raise Declined(f"{rotation} rotates the halves the other way round")
     return turned[0]
 
 
 def _half_of(node: Any) -> tuple[Node, int] | None:
-    """Which half of the last dimension of which node this is."""
+    """Return the sliced node and which half of its last dimension this is (0 or 1)."""
     if not calls(node, "getitem"):
         return None
     source, index = node.args
@@ -99,7 +99,7 @@ def _half_of(node: Any) -> tuple[Node, int] | None:
 
 
 def _part_of(node: Any, place: int) -> tuple[Node, int] | None:
-    """The half that x.chunk(2, -1) or x.split(D / 2, -1) gives at `place`."""
+    """Return the half that x.chunk(2, -1) or x.split(D / 2, -1) gives at `place`."""
     if not (calls(node, "chunk") or calls(node, "split")):
         return None
     source = as_node(node.args[0])
@@ -121,7 +121,7 @@ def _other_operand(product: Node, known: Node) -> Node:
 
 
 def _heads_dimension(x: Node, cos: Node, sin: Node) -> int:
-    """The dimension of x [B, H, T, D] that holds the heads: the one the tables do not know."""
+    """Return the dimension of x that holds the heads: the one missing from the tables."""
     shape = tuple(tensor(x).shape)
     if len(shape) != 4:
         raise Declined(f"the rotated tensor has {len(shape)} dimensions, not 4")
@@ -129,7 +129,7 @@ def _heads_dimension(x: Node, cos: Node, sin: Node) -> int:
     if tables[0].shape != tables[1].shape:
         raise Declined("cos and sin differ in shape")
     if any(table.requires_grad for table in tables):
-        raise Declined("cos or sin needs a gradient, which the kernel does not give")
+        raise Declined("cos or sin needs a gradient, which the kernel does not compute")
     size = (1,) * (4 - tables[0].dim()) + tuple(tables[0].shape)
     for heads, tokens in ((1, 2), (2, 1)):
         wanted = (1, shape[tokens], shape[3])
@@ -139,7 +139,7 @@ def _heads_dimension(x: Node, cos: Node, sin: Node) -> int:
 
 
 def _table(table: Node, x: Node, scope: Scope) -> Node:
-    """The table as [T, D], or [B, T, D] where it varies over the batch; x is [B, H, T, D]."""
+    """Return the table as [T, D], or [B, T, D] if it varies over the batch; x is [B, H, T, D]."""
     length, width = tensor(x).shape[2:]
     batch = tensor(table).numel() // (length * width)
     shape = (length, width) if batch == 1 else (batch, length, width)

@@ -1,4 +1,4 @@
-"""The levers: one file each. `LEVERS` is their order of trial, most promising first."""
+"""The levers, one file each. `LEVERS` lists them in trial order, most promising first."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ LEVERS: tuple[Lever, ...] = (
 
 
 def check_lever(name: str) -> None:
-    """Raise a RatchetError that lists the levers where there is none of that name; no torch."""
+    """Raise a RatchetError that lists the levers if `name` is unknown; imports no torch."""
     known = (*(lever.name for lever in LEVERS), *kernel_lever_names())
     if name not in known:
         raise RatchetError(f"unknown lever {name!r}: the levers are {', '.join(known)}")
 
 
 def all_levers() -> dict[str, Lever]:
-    """Every lever by its name, the kernels of the library among them."""
+    """Return every lever by name, including the library's kernels."""
     return {lever.name: lever for lever in (*LEVERS, *kernel_levers())}

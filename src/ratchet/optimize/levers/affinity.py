@@ -1,4 +1,4 @@
-"""Each thread bound to its own core."""
+"""Bind each thread to its own core."""
 
 from ratchet.optimize.levers.base import field_lever, only_cpu
 
@@ -7,7 +7,7 @@ LEVER = field_lever(
     True,
     name="affinity",
     summary="OpenMP threads bound to cores (OMP_PROC_BIND=close, OMP_PLACES=cores)",
-    expected="no migrations; caches stay warm. On a shared machine it can cost",
+    expected="no migrations; caches stay warm. On a shared machine it can cost time",
     source="PyTorch documentation, Performance Tuning Guide, CPU specific optimizations",
     applies=only_cpu,
     default=False,

@@ -1,4 +1,4 @@
-"""glibc's allocator told to keep what it was given."""
+"""Make glibc's allocator keep freed memory."""
 
 import platform
 
@@ -7,7 +7,7 @@ from ratchet.optimize.levers.base import Situation, field_lever
 
 def _applies(situation: Situation) -> str | None:
     if situation.device_kind != "cpu":
-        return "it concerns the CPU only"
+        return "it applies only to CPUs"
     if platform.libc_ver()[0] != "glibc":
         return "the C library is not glibc"
     return None

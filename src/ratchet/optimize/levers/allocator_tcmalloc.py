@@ -1,4 +1,4 @@
-"""tcmalloc in place of the C library's allocator, where it is installed."""
+"""Use tcmalloc instead of the C library's allocator, if it is installed."""
 
 from ratchet.optimize.levers.base import Situation, field_lever
 from ratchet.optimize.step.allocators import find_library
@@ -6,7 +6,7 @@ from ratchet.optimize.step.allocators import find_library
 
 def _applies(situation: Situation) -> str | None:
     if situation.device_kind != "cpu":
-        return "it concerns the CPU only"
+        return "it applies only to CPUs"
     return None if find_library("tcmalloc") else "libtcmalloc is not installed"
 
 

@@ -1,10 +1,13 @@
-"""AOTriton's attention kernels on AMD's GPUs where torch holds them back as experimental."""
+"""Enable AOTriton's attention kernels on AMD GPUs where torch holds them back as experimental."""
 
 from ratchet.optimize.levers.base import Situation, field_lever, only_rocm
 
 SUPPORTED = ("gfx90a", "gfx942", "gfx950")
-"""Instinct GPUs run AOTriton's kernels anyway. On others torch asks AOTriton whether it calls the
-architecture experimental, and then waits for the variable (sdp_utils.cpp)."""
+"""Instinct GPUs, which run AOTriton's kernels by default.
+
+On other GPUs torch asks AOTriton if the architecture is experimental, and then requires the
+variable (sdp_utils.cpp).
+"""
 
 
 def _applies(situation: Situation) -> str | None:
@@ -14,7 +17,7 @@ def _applies(situation: Situation) -> str | None:
     if not situation.has_attention:
         return "no scaled_dot_product_attention in the step"
     if situation.isa in SUPPORTED:
-        return f"torch uses AOTriton's attention on {situation.isa} by itself"
+        return f"torch already uses AOTriton's attention on {situation.isa}"
     return None
 
 
@@ -23,7 +26,7 @@ LEVER = field_lever(
     True,
     name="aotriton-attention",
     summary="TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1: AOTriton behind torch's attention",
-    expected="flash attention where the math back end writes whole scores; less memory",
+    expected="flash attention in place of the math backend, which writes all scores; less memory",
     source="PyTorch source, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, "
     "check_flash_attention_hardware_support; github.com/pytorch/pytorch/pull/134498",
     applies=_applies,

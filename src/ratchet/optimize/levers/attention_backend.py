@@ -1,4 +1,4 @@
-"""Which of torch's own attention back ends runs."""
+"""Select one of torch's own attention backends."""
 
 from ratchet.optimize.levers.base import Situation, field_lever
 
@@ -11,8 +11,8 @@ LEVER = field_lever(
     "attention",
     "math",
     name="attention-math",
-    summary="scaled_dot_product_attention through its math back end",
-    expected="on a CPU with short sequences plain matrix products can beat the flash back end",
+    summary="scaled_dot_product_attention through its math backend",
+    expected="on a CPU with short sequences plain matrix products can beat the flash backend",
     source="PyTorch documentation, torch.nn.attention.sdpa_kernel",
     changes_arithmetic=False,
     applies=_applies,

@@ -1,4 +1,4 @@
-"""Matrix products in bf16 under autocast, weights and optimizer in fp32."""
+"""Compute matrix products in bf16 under autocast; weights and optimizer stay fp32."""
 
 from ratchet.optimize.levers.base import Situation, field_lever
 

@@ -1,4 +1,4 @@
-"""torch.compile with its default mode."""
+"""Use torch.compile in its default mode."""
 
 from ratchet.optimize.levers.base import field_lever
 
@@ -7,7 +7,7 @@ LEVER = field_lever(
     "default",
     name="compile",
     summary="torch.compile over the model and its loss, default mode",
-    expected="element-wise chains fused; most of an eager step's memory traffic goes",
+    expected="element-wise chains are fused, which removes most of an eager step's memory traffic",
     source="PyTorch documentation, torch.compile",
     acts_on=("step",),
 )

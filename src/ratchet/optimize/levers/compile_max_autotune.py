@@ -1,4 +1,4 @@
-"""torch.compile with max-autotune: GEMM templates are timed against the library."""
+"""Use torch.compile with max-autotune, which times GEMM templates against the library."""
 
 from ratchet.optimize.levers.base import field_lever
 

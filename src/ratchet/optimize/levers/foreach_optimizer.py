@@ -1,4 +1,4 @@
-"""torch's foreach AdamW: multi-tensor ops, fewer launches."""
+"""Use torch's foreach AdamW: multi-tensor ops, fewer launches."""
 
 from ratchet.optimize.levers.base import field_lever
 from ratchet.optimize.levers.fused_optimizer import needs_adamw
@@ -8,7 +8,7 @@ LEVER = field_lever(
     "foreach",
     name="foreach-optimizer",
     summary="AdamW(foreach=True)",
-    expected="fewer kernel launches on a GPU; on a CPU little",
+    expected="fewer kernel launches on a GPU; little effect on a CPU",
     source="PyTorch documentation, torch.optim.AdamW(foreach=)",
     applies=needs_adamw,
     default=False,

@@ -1,10 +1,10 @@
-"""torch's fused AdamW: one pass over the parameters instead of one op per update term."""
+"""Use torch's fused AdamW: one pass over the parameters instead of one op per update term."""
 
 from ratchet.optimize.levers.base import Situation, field_lever
 
 
 def needs_adamw(situation: Situation) -> str | None:
-    return None if situation.optimizer_is_adamw else "the optimizer is the user's own, not AdamW"
+    return None if situation.optimizer_is_adamw else "the optimizer is not torch's AdamW"
 
 
 LEVER = field_lever(

@@ -1,4 +1,4 @@
-"""Transparent huge pages for large tensors."""
+"""Use transparent huge pages for large tensors."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 def _applies(situation: Situation) -> str | None:
     if situation.device_kind != "cpu":
-        return "it concerns the CPU only"
+        return "it applies only to CPUs"
     try:
         setting = _SETTING.read_text()
     except OSError:

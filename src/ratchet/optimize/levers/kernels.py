@@ -1,4 +1,4 @@
-"""Each kernel of the library is a lever too: it is pulled by name and proven before."""
+"""Make a lever of each library kernel; it is pulled by name once it is proven."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ratchet.workloads.config import StepConfig
 
 PREFIX = "kernel:"
 FUSED = ("elementwise", "compiled", "memory")
-"""Where inductor puts what it fuses, and eager the parts of it."""
+"""Categories where inductor puts fused operations, and where eager puts their parts."""
 ACTS_ON: dict[str, tuple[str, ...]] = {
     "adamw": ("optimizer",),
     "attention": ("attention",),
@@ -19,16 +19,16 @@ ACTS_ON: dict[str, tuple[str, ...]] = {
     "rms_norm": ("norm", *FUSED),
     "rope": FUSED,
 }
-"""The categories of a step's time that each library kernel can shorten."""
+"""The categories of step time that each library kernel can shorten."""
 
 
 def kernel_lever_names() -> tuple[str, ...]:
-    """The names of `kernel_levers`, in order, known without importing a kernel and torch."""
+    """Return the names of `kernel_levers`, in order, without importing a kernel or torch."""
     return tuple(PREFIX + name for name in LIBRARY)
 
 
 def kernel_levers() -> tuple[Lever, ...]:
-    """One lever for each kernel of the library, in the library's order."""
+    """Return one lever for each library kernel, in the library's order."""
     return tuple(_lever(kernel) for kernel in LIBRARY.values())
 
 
@@ -60,7 +60,7 @@ def _lever(kernel: LibraryKernel) -> Lever:
 
 
 def _linear_applies(situation: Situation) -> str | None:
-    """On AVX-512-BF16 oneDNN is near the peak (docs/gemm.md); on AMX it is not."""
+    """Decline CPUs without AMX: oneDNN is near the peak on AVX-512-BF16 (docs/gemm.md)."""
     if situation.device_kind == "cpu" and situation.isa != "amx":
         return "oneDNN is near this CPU's peak (docs/gemm.md); the kernel is for AMX"
     return only_cpu(situation)
@@ -68,7 +68,7 @@ def _linear_applies(situation: Situation) -> str | None:
 
 def _adamw_applies(situation: Situation) -> str | None:
     if not situation.optimizer_is_adamw:
-        return "the optimizer is the user's own, not AdamW"
+        return "the optimizer is not torch's AdamW"
     return only_cpu(situation)
 
 

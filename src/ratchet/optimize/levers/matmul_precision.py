@@ -1,4 +1,4 @@
-"""fp32 matrix products in reduced internal precision."""
+"""Compute fp32 matrix products with reduced internal precision."""
 
 from ratchet.optimize.levers.base import Situation, field_lever
 

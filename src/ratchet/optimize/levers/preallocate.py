@@ -1,4 +1,4 @@
-"""Gradients and large outputs keep their buffers from step to step."""
+"""Keep the buffers of gradients from step to step."""
 
 from ratchet.optimize.levers.base import field_lever, only_cpu
 
@@ -7,7 +7,7 @@ LEVER = field_lever(
     True,
     name="preallocate",
     summary="gradient buffers are zeroed in place instead of freed",
-    expected="no page faults for fresh gradients; one more read of them in the backward",
+    expected="no page faults for fresh gradients; backward reads them once more",
     source="PyTorch documentation, Optimizer.zero_grad(set_to_none=)",
     applies=only_cpu,
     default=False,

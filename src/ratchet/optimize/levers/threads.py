@@ -1,4 +1,4 @@
-"""As many OpenMP threads as this process may run on."""
+"""Use one OpenMP thread for each core available to this process."""
 
 from ratchet.optimize.levers.base import Lever, Situation
 from ratchet.workloads.config import StepConfig
@@ -6,9 +6,9 @@ from ratchet.workloads.config import StepConfig
 
 def _applies(situation: Situation) -> str | None:
     if situation.device_kind != "cpu":
-        return "it concerns the CPU only"
+        return "it applies only to CPUs"
     if situation.cores < 2:
-        return "there is one core"
+        return "there is only one core"
     if situation.written.threads in (None, situation.cores):
         return f"the step already uses all {situation.cores} cores"
     return None
@@ -24,8 +24,8 @@ def _unset(config: StepConfig, situation: Situation) -> StepConfig:
 
 LEVER = Lever(
     name="threads",
-    summary="one thread on each core this process may run on",
-    expected="all cores at work where the script had pinned fewer",
+    summary="one thread on each core available to this process",
+    expected="all cores are used where the script used fewer",
     source="PyTorch documentation, CPU threading and TorchScript inference",
     changes_arithmetic=False,
     applies=_applies,

@@ -1,4 +1,4 @@
-"""TunableOp: each matrix product's shape is tuned over rocBLAS and hipBLASLt (ROCm)."""
+"""Tune each matrix-product shape over rocBLAS and hipBLASLt with TunableOp (ROCm)."""
 
 from ratchet.optimize.levers.base import field_lever, only_rocm
 

@@ -1,1 +1,1 @@
-"""The recipe: the file a user takes home, and its way into a workload or a training script."""
+"""The recipe file, and its installation in a workload or a training script."""

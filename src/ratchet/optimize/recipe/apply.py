@@ -1,7 +1,7 @@
-"""A recipe put to work: in a Ratchet workload, or in a training script of one's own.
+"""Install a recipe in a Ratchet workload or in a user's own training script.
 
-Everything is checked before anything is changed. A kernel that cannot be proven here and now is
-left out: torch's own op runs, and one warning says which and why.
+Everything is checked before anything is changed. A kernel that cannot be proven on this machine is
+left out: torch's own op runs instead, and one warning names the kernel and the reason.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def apply(
 ) -> TrainingStep:
     """Build the workload's step as the recipe runs it: `step(batch) -> loss`.
 
-    Raises RecipeError for a recipe that is damaged, or proven for another device, version, model
-    or optimizer. A kernel that this machine's ledger does not hold as proven is proved again first,
-    in the sandbox. Where that does not succeed, torch's own op runs and one warning says why; with
-    `strict` it is a RecipeError.
+    Raises RecipeError if the recipe is damaged, or was proven for another device, version, model or
+    optimizer. Kernels that this machine's ledger does not list as proven are first proven again in
+    the sandbox. If that fails, torch's own op runs and one warning gives the reason; with `strict`
+    it raises a RecipeError instead.
     """
     if not isinstance(workload, Workload):
         raise RecipeError(
@@ -74,13 +74,13 @@ def compile(
     ledger: str | None = None,
     strict: bool = False,
 ) -> Function:
-    """Install the recipe in a training step of your own; call the result as you called `step`.
+    """Install the recipe in your own training step; call the result as you called `step`.
 
     `step` runs forward, `backward` and `optimizer.step()`. The model's weights and the optimizer
-    stay the same objects. Given a module alone (`ratchet.compile(model, recipe=...)`), what a
-    module can carry is installed and what it cannot is logged as a warning.
+    remain the same objects. With a module alone (`ratchet.compile(model, recipe=...)`), only the
+    parts that a module can carry are installed, and a warning lists the rest.
 
-    Raises RecipeError as `apply` does.
+    Raises RecipeError under the same conditions as `apply`.
     """
     fits.check_arguments(step, model, optimizer)
     loaded = fits.load_recipe(recipe)
@@ -115,7 +115,7 @@ def _with_kernels(
     ]
     ready = ready_kernels(installed, device, ledger)
     for name in sorted(wanted - {kernel.library for kernel in installed}):
-        ready.left_out[name] = "the recipe holds no kernel for it"
+        ready.left_out[name] = "the recipe contains no kernel for it"
     if ready.left_out and strict:
         raise RecipeError(
             f"not proven on this machine: {ready.why()}; run `ratchet optimize` here, or leave "
@@ -123,15 +123,15 @@ def _with_kernels(
         )
     if ready.left_out:
         _warn(
-            f"left out, torch's own ops run: {ready.why()}; run `ratchet optimize` here to prove "
-            "them again"
+            f"left out in favour of torch's own ops: {ready.why()}; "
+            "run `ratchet optimize` here to prove them again"
         )
     ready.activate()
     return ready.without_left_out(config)
 
 
 def _compiled(step: Function, config: StepConfig, device: Device) -> Function:
-    """The step under the recipe's precision and torch.compile, its kernels in the graphs."""
+    """Wrap the step in the recipe's precision and torch.compile, with its kernels in the graphs."""
 
     @functools.wraps(step)
     def with_autocast(*arguments: Any, **named: Any) -> Any:
@@ -146,12 +146,12 @@ def _compiled(step: Function, config: StepConfig, device: Device) -> Function:
 
 
 def _of_a_model_alone(config: StepConfig) -> StepConfig:
-    """The config without the optimizer's part; warn of what a model alone cannot carry."""
+    """Drop the optimizer's part of the config; warn about what a model alone cannot carry."""
     if "linear_cross_entropy" in config.kernels:
-        _warn("linear_cross_entropy is installed only where the loss is computed in the model")
+        _warn("linear_cross_entropy is installed only if the model computes its loss")
     if config.optimizer == "as_written" and config.precision != "bf16_master":
         return config
-    _warn("a model alone carries no optimizer: the optimizer's part is not installed")
+    _warn("a model alone carries no optimizer, so the recipe's optimizer is not installed")
     changes: dict[str, object] = {"optimizer": "as_written"}
     if config.precision == "bf16_master":
         changes["precision"] = "bf16_autocast"
@@ -159,10 +159,10 @@ def _of_a_model_alone(config: StepConfig) -> StepConfig:
 
 
 def _warn_of_environment(config: StepConfig) -> None:
-    """Settings that a process must start with cannot be made here: say which are missing."""
+    """Warn about environment variables that the process should have started with."""
     for name, value in allocators.environment(config).items():
         if os.environ.get(name) != value:
-            _warn(f"start the script with {name}={value}: the recipe was proven so")
+            _warn(f"start the script with {name}={value}: the recipe was proven with this setting")
 
 
 def _warn(what: str) -> None:

@@ -1,6 +1,6 @@
-"""Checks that a script's step, model and optimizer are what a recipe was proven for.
+"""Check that a script's step, model and optimizer match those of the recipe.
 
-They all come before anything is changed; each mistake is a RecipeError of one line.
+All checks run before anything is changed. Each mistake is a RecipeError of one line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def load_recipe(recipe: object) -> Recipe:
 
 
 def check_arguments(step: object, model: object, optimizer: object) -> None:
-    """Refuse what is no step, no model or no optimizer; a model alone may stand for the step."""
+    """Refuse an invalid step, model or optimizer; a model alone may stand for the step."""
     call = "ratchet.compile(step, model, optimizer, recipe=...)"
     if not callable(step) or isinstance(step, type):
         raise RecipeError(f"step is {_a(step)}, not a function that runs one step: call {call}")
@@ -48,13 +48,13 @@ def check_arguments(step: object, model: object, optimizer: object) -> None:
 
 
 def check_device(recipe: Recipe, model: nn.Module, *, software: str) -> Device:
-    """Return the device that the model is on; refuse a recipe from another device or version."""
+    """Return the model's device; refuse a recipe from another device or version."""
     place = torch_device(model)
     try:
         device = probe(str(place))
     except DeviceError as error:
         raise RecipeError(
-            f"the model is on {str(place)!r}: recipes are for cpu and cuda; move the model there"
+            f"the model is on {str(place)!r}, but recipes support only cpu and cuda; move the model"
         ) from error
     recipe.check_here(
         device=device.fingerprint,
@@ -65,19 +65,19 @@ def check_device(recipe: Recipe, model: nn.Module, *, software: str) -> Device:
 
 
 def torch_device(model: nn.Module) -> torch.device:
-    """Return the device of a model's parameters, or of its buffers; the CPU where it has none."""
+    """Return the device of a model's parameters or buffers; the CPU if it has none."""
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
     return torch.device("cpu")
 
 
 def check_model(recipe: Recipe, model: nn.Module) -> None:
-    """Refuse a model whose parameters are not those of the recipe's, or have no shapes yet."""
+    """Refuse a model whose parameters differ from the recipe's or have no shapes yet."""
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise RecipeError("the model has lazy parameters: run one batch through it first")
     found = signature_of(model)
     if recipe.model is not None and recipe.model != found:
-        shapes = "" if str(found) != str(recipe.model) else ", of other shapes"
+        shapes = "" if str(found) != str(recipe.model) else ", with other shapes"
         raise RecipeError(
             f"the recipe was proven for {recipe.workload}, {recipe.model}; this is {found}"
             f"{shapes}: {AGAIN}"
@@ -85,20 +85,20 @@ def check_model(recipe: Recipe, model: nn.Module) -> None:
 
 
 def check_optimizer(recipe: Recipe, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer of another class, one of another model, one the kernel cannot replace."""
+    """Refuse an optimizer of another class or model, or one that the kernel cannot replace."""
     kind = type(optimizer).__name__
     config = recipe.config
     wanted = recipe.optimizer or (ADAMW if replaces_update(config) else kind)
     exact = type(optimizer) is torch.optim.AdamW or not replaces_update(config)
     if kind != wanted or not exact:
         raise RecipeError(
-            f"the recipe was proven with {wanted} and the script trains with {kind}: {AGAIN}"
+            f"the recipe was proven with {wanted}, but the script trains with {kind}: {AGAIN}"
         )
     own = {id(parameter) for parameter in model.parameters()}
     held = [p for group in optimizer.param_groups for p in group["params"]]
     if not any(id(parameter) in own for parameter in held):
         raise RecipeError(
-            "the optimizer holds no parameter of the model: make it from model.parameters()"
+            "the optimizer has no parameter of the model: create it from model.parameters()"
         )
     if config.optimizer in ("fused", "foreach") and config.optimizer not in optimizer.defaults:
         raise RecipeError(f"{kind} has no {config.optimizer} implementation: {AGAIN}")
@@ -110,7 +110,7 @@ def check_optimizer(recipe: Recipe, model: nn.Module, optimizer: torch.optim.Opt
 
 
 def replaces_update(config: StepConfig) -> bool:
-    """Whether the recipe runs an update of its own in place of the optimizer's."""
+    """Return True if the recipe's own update replaces the optimizer's."""
     return config.optimizer == "kernel" or config.precision == "bf16_master"
 
 

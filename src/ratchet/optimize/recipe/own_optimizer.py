@@ -1,4 +1,4 @@
-"""The optimizer that a script holds, with a recipe's update behind it: same object, same groups."""
+"""Install a recipe's update behind the script's optimizer: same object, same groups."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ log = logging.getLogger("ratchet")
 def install_optimizer(
     model: nn.Module, optimizer: torch.optim.Optimizer, config: StepConfig
 ) -> None:
-    """Put the recipe's update behind `optimizer.step`, and keep torch.compile out of it.
+    """Install the recipe's update behind `optimizer.step`, and keep torch.compile out of it.
 
-    A compiled update would be compiled anew whenever a schedule changes the learning rate.
+    A compiled update would be recompiled whenever a schedule changes the learning rate.
     """
     if config.optimizer in ("fused", "foreach"):
         select_implementation(optimizer, config.optimizer)
@@ -38,15 +38,15 @@ def install_optimizer(
 def replace_update(
     model: nn.Module, optimizer: torch.optim.Optimizer, masters: dict[str, Tensor], *, kernel: bool
 ) -> None:
-    """Let `optimizer.step` run another AdamW over the same groups and the same state.
+    """Make `optimizer.step` run another AdamW over the same groups and the same state.
 
-    A learning-rate schedule goes on changing `optimizer.param_groups`, and `state_dict` and
-    `load_state_dict` save and load what is stepped. Raises RecipeError where the optimizer is not
-    torch's AdamW.
+    Learning-rate schedules still change `optimizer.param_groups`, and `state_dict` and
+    `load_state_dict` save and load the state that is stepped. Raises RecipeError if the optimizer
+    is not torch's AdamW.
     """
     if type(optimizer) is not torch.optim.AdamW:
         raise RecipeError(
-            f"the recipe's update is AdamW's and the script trains with "
+            f"the recipe's update is AdamW's, but the script trains with "
             f"{type(optimizer).__name__}: run `ratchet optimize` on this script's workload"
         )
     named = dict(model.named_parameters())
@@ -59,26 +59,26 @@ def replace_update(
         return replacement.step(closure, set_to_none=True)
 
     def load_state_dict(self: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-        # torch's own would give the optimizer a state of its own, and the moments the dtype of
-        # bf16 weights.
+        # torch's version would give the optimizer separate state and cast the moments to the dtype
+        # of bf16 weights.
         replacement.load_state_dict(state_dict)
         self.param_groups, self.state = replacement.param_groups, replacement.state
 
     _let_step(optimizer, update)
     optimizer.load_state_dict = MethodType(load_state_dict, optimizer)  # type: ignore[method-assign]
     if not kernel:
-        log.info("the update runs as AdamW's torch composite: the recipe has no kernel for it")
+        log.info("the recipe has no kernel for AdamW, so the update runs as its torch composite")
 
 
 def _let_step(optimizer: torch.optim.Optimizer, update: Callable[[Any], Any]) -> None:
-    """Let `optimizer.step` run `update`, uncompiled; schedules made before or after go on."""
+    """Make `optimizer.step` run `update`, uncompiled; existing and later schedules keep working."""
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
         self._opt_called = True  # type: ignore[attr-defined]  # a schedule asks for it
         return update(closure)
 
-    # torch's schedules wrap the function behind the method, and tell a wrapped one by this mark.
+    # torch's schedules wrap the function behind the method and set this mark on it.
     if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
         step._wrapped_by_lr_sched = True
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]

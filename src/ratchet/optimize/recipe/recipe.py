@@ -1,4 +1,4 @@
-"""The recipe: the levers and kernels proven for a workload on a device. A user takes it home."""
+"""Store the levers and kernels proven for a workload on a device."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ratchet.workloads.config import StepConfig
 
 SCHEMA = 1
 MOST_BYTES = 1 << 20
-"""Recipes have a few thousand bytes."""
+"""Size limit of a recipe file; recipes are a few thousand bytes long."""
 ADDED = ("model", "optimizer")
-"""Fields that older recipes lack: where they are empty, the checksum is over the rest."""
+"""Fields that older recipes lack; an empty one is left out of the checksum."""
 
 
 class RecipeKernel(BaseModel):
-    """A kernel by its place in the library and the hash of its content."""
+    """A kernel, by its place in the library and the hash of its content."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -33,14 +33,14 @@ class RecipeKernel(BaseModel):
 
 
 class Recipe(BaseModel):
-    """What `ratchet.apply` and `ratchet.compile` install."""
+    """The document that `ratchet.apply` and `ratchet.compile` install."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_version: int = SCHEMA
     workload: str
     device: str
-    """Fingerprint of the device it was proven on."""
+    """Fingerprint of the device that it was proven on."""
     device_name: str
     software: str
     """Fingerprint of torch, the compiler and Ratchet itself."""
@@ -48,16 +48,16 @@ class Recipe(BaseModel):
     config: StepConfig
     kernels: tuple[RecipeKernel, ...]
     model: ModelSignature | None = None
-    """None in recipes from before it was kept: any model is taken."""
+    """None in old recipes, which accept any model."""
     optimizer: str = ""
-    """The class of the workload's optimizer; empty in recipes from before it was kept."""
+    """Class of the workload's optimizer; empty in old recipes."""
     speedup: dict[str, dict[str, Any]]
     changes_arithmetic: bool
     created_at: str
     checksum: str = ""
 
     def sealed(self) -> Recipe:
-        """The same recipe with the checksum of its content."""
+        """Return the same recipe with the checksum of its content."""
         return self.model_copy(update={"checksum": self._digest()})
 
     def _digest(self) -> str:
@@ -66,7 +66,7 @@ class Recipe(BaseModel):
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def save(self, path: Path) -> None:
-        """Write the sealed recipe as JSON, whole or not at all."""
+        """Write the sealed recipe as JSON, atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(path.suffix + ".partial")
         partial.write_text(self.sealed().model_dump_json(indent=2) + "\n")
@@ -74,13 +74,13 @@ class Recipe(BaseModel):
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
-        """Read a recipe; a RecipeError where it is missing, damaged or from a newer version."""
+        """Read a recipe; raise RecipeError if it is missing, damaged or from a newer version."""
         path = Path(path)
         try:
             recipe = cls._parse(path, read_text(path))
             intact = recipe.checksum == recipe._digest()
         except (RecursionError, ValueError) as error:
-            # Also pydantic's own error for values that are nested too deeply to be written again.
+            # Includes pydantic's own error for values nested too deeply to serialise.
             raise RecipeError(
                 f"recipe {path} is damaged (it is nested too deeply): run `ratchet optimize` again"
             ) from error
@@ -103,7 +103,7 @@ class Recipe(BaseModel):
         version = document.get("schema_version") if isinstance(document, dict) else None
         if isinstance(version, int) and version > SCHEMA:
             raise RecipeError(
-                f"recipe {path} has schema {version}, this Ratchet reads up to {SCHEMA}: "
+                f"recipe {path} has schema {version}, but this Ratchet reads only up to {SCHEMA}: "
                 "install the Ratchet that wrote it, or run `ratchet optimize` again"
             )
         try:
@@ -119,19 +119,19 @@ class Recipe(BaseModel):
         """Refuse a recipe that was proven on another device or with other software."""
         if self.device != device:
             raise RecipeError(
-                f"the recipe was proven on {self.device_name}, this is {device_name}: "
+                f"the recipe was proven on {self.device_name}, but this is {device_name}: "
                 "run `ratchet optimize` here"
             )
         if self.software != software:
             known = ", ".join(f"{name} {version}" for name, version in self.versions.items())
             raise RecipeError(
-                f"the recipe was proven with {known}, which are not the versions here: "
+                f"the recipe was proven with {known}, but other versions are installed here: "
                 "run `ratchet optimize` again"
             )
 
 
 def read_text(path: Path) -> str:
-    """Read a recipe's text; a RecipeError where the path is no regular file of a recipe's size."""
+    """Read a recipe's text; raise RecipeError unless it is a regular file of a plausible size."""
     remedy = "give the recipe.json that `ratchet optimize` wrote"
     try:
         if why := files.why_not_file(path):
@@ -139,7 +139,7 @@ def read_text(path: Path) -> str:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
         text = content.decode()
-    except (OSError, ValueError) as error:  # ValueError: no text, or a path with a null byte
+    except (OSError, ValueError) as error:  # ValueError: not text, or a path with a null byte
         reason = getattr(error, "strerror", None) or "it is not text"
         raise RecipeError(f"recipe {path} cannot be read ({reason}): {remedy}") from error
     if len(content) > MOST_BYTES:

@@ -1,7 +1,7 @@
-"""A recipe's kernels on their way into a training script: only what is proven on this machine.
+"""Admit a recipe's kernels to a training script: only those proven on this machine.
 
-A kernel that the ledger does not hold as proven is judged again, in the sandbox. Whatever goes
-wrong there is a reason to leave the kernel out, never to stop the training.
+A kernel that the ledger does not list as proven is judged again in the sandbox. Any failure there
+leaves the kernel out and never stops the training.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ ADAMW = "adamw"
 
 @dataclass(kw_only=True)
 class ReadyKernels:
-    """The kernels of a recipe that may be loaded, compiled, and those that may not."""
+    """Compiled kernels of a recipe that may be loaded, and those that may not."""
 
     compiled: list[tuple[Kernel, Path]] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
-    """Name in the library -> why torch's own op runs in its place."""
+    """Name in the library -> the reason why torch's own op runs instead."""
 
     def activate(self) -> None:
-        """Load them into this process."""
+        """Load the kernels into this process."""
         for kernel, path in self.compiled:
             activate(kernel, path)
 
     def why(self) -> str:
-        """The names and reasons of those left out, in one line."""
+        """Return the names and reasons of the kernels left out, in one line."""
         return ", ".join(f"{name} ({reason})" for name, reason in self.left_out.items())
 
     def without_left_out(self, config: StepConfig) -> StepConfig:
-        """The config as it is with torch's own ops for the kernels that were left out."""
+        """Return the config with torch's own ops in place of the kernels left out."""
         changes: dict[str, object] = {
             "kernels": tuple(name for name in config.kernels if name not in self.left_out)
         }
@@ -58,7 +58,7 @@ def ready_kernels(
 ) -> ReadyKernels:
     """Find, prove and compile a recipe's kernels; nothing is loaded yet.
 
-    A kernel of the library is taken whole: where one of its entries is not proven, none is loaded.
+    A library kernel is all or nothing: if one of its entries is not proven, none is loaded.
     """
     ready = ReadyKernels()
     if not installed:
@@ -85,7 +85,7 @@ def ready_kernels(
 
 
 def _compiled(kernels: Sequence[Kernel]) -> list[tuple[Kernel, Path]]:
-    """The kernels with their libraries, each of which loads."""
+    """Return the kernels with their compiled libraries, after checking that each one loads."""
     compiled = [(kernel, cpp.compile_kernel(kernel)) for kernel in kernels]
     for kernel, path in compiled:
         cpp.load(path, kernel.entry)
@@ -94,13 +94,13 @@ def _compiled(kernels: Sequence[Kernel]) -> list[tuple[Kernel, Path]]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Reproof:
-    """The judge asked about the kernels that a ledger does not hold as proven."""
+    """Asks the judge about the kernels that a ledger does not list as proven."""
 
     ledger: Ledger
     fingerprint: Fingerprint
 
     def of_all(self, found: Mapping[str, Sequence[Kernel]]) -> dict[str, str]:
-        """Why each library kernel may not be loaded; "" where it may."""
+        """Return the reason why each library kernel may not be loaded; "" if it may."""
         unproven = {name: self._unproven(kernels) for name, kernels in found.items()}
         if not any(unproven.values()):
             return {}
@@ -114,7 +114,7 @@ class _Reproof:
         return self.ledger.proven(kernel.hash, self.fingerprint, judge=revision())
 
     def _of_one(self, judge: KernelJudge, library: str, kernels: Sequence[Kernel]) -> str:
-        """Ask whether every entry is right before any is timed."""
+        """Check all entries for correctness before timing any; return the objection, or ""."""
         try:
             asked = [
                 (kernel, problem)
@@ -136,7 +136,7 @@ class _Reproof:
         return f"{left[0].entry}: the library has no problem to prove it on" if left else ""
 
     def _verdict(self, judge: KernelJudge, kernel: Kernel, problem: Problem) -> Mapping[str, Any]:
-        """What the ledger holds, unless that is `unmeasured`; else the judge's answer, recorded."""
+        """Return the ledger's verdict unless it is `unmeasured`; otherwise judge and record."""
         known = self.ledger.verdict(kernel.hash, problem.hash, self.fingerprint, judge=revision())
         if known is not None and known["status"] != "unmeasured":
             return known
@@ -147,12 +147,12 @@ class _Reproof:
 
 def _said(kernel: Kernel, verdict: Mapping[str, Any]) -> str:
     if verdict["status"] == "proven":
-        return f"{kernel.entry} is proven here, and disproven on another problem"
+        return f"{kernel.entry} is proven here but disproven on another problem"
     return f"{kernel.entry} is {verdict['status']} here: {verdict['reason']}"
 
 
 def _line(error: Exception) -> str:
-    """An error as one line; what went wrong with a file names it."""
+    """Return an error as one line; file errors name the file."""
     if isinstance(error, RatchetError):
         return str(error)
     return " ".join(f"{type(error).__name__}: {error}".split())

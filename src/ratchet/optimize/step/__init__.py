@@ -1,1 +1,1 @@
-"""One way of running a step: its config and kernels, and the process that runs it to be timed."""
+"""One way of running a step: its config, its kernels, and the process that is timed."""

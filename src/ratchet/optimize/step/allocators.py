@@ -1,4 +1,4 @@
-"""What a step's process must start with: allocator, huge pages, threads, affinity, libraries."""
+"""Environment for a step's process: allocator, huge pages, threads, affinity, libraries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FILES = {
 
 
 def find_library(name: str) -> Path | None:
-    """The shared library of `jemalloc` or `tcmalloc`, or None where it is not installed."""
+    """Return the shared library of `jemalloc` or `tcmalloc`, or None if it is not installed."""
     for folder in _FOLDERS:
         for file in _FILES[name]:
             path = Path(folder) / file
@@ -25,7 +25,7 @@ def find_library(name: str) -> Path | None:
 
 
 def environment(config: StepConfig) -> dict[str, str]:
-    """The environment variables that a process must start with to run `config`."""
+    """Return the environment variables that a process needs at start to run `config`."""
     variables: dict[str, str] = {}
     if config.allocator in _FILES:
         library = find_library(config.allocator)
@@ -47,10 +47,10 @@ def environment(config: StepConfig) -> dict[str, str]:
 
 
 def _tunableop() -> dict[str, str]:
-    """TunableOp with its results in Ratchet's cache, so that each shape is tuned once.
+    """Enable TunableOp with its results in Ratchet's cache, so that each shape is tuned once.
 
-    torch puts the device's number into the file's name, and drops the results itself where its own
-    version or that of ROCm, rocBLAS or hipBLASLt is another one (torch.cuda.tunable).
+    torch adds the device number to the file name. It discards the results if the version of torch,
+    ROCm, rocBLAS or hipBLASLt has changed (torch.cuda.tunable).
     """
     folder = cache_folder().parent
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""The process that runs a step to be timed: what the judge starts by name.
+"""The process that runs a step to be timed; the judge starts it by name.
 
-The judge calls `make_arm(...)` in a new process and knows only `step` and `describe`.
+The judge calls `make_arm(...)` in a new process and uses only `step` and `describe`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ratchet.workloads.config import StepConfig
 FACTORY = "ratchet.optimize.step.arm:make_arm"
 SHRUNK_FACTORY = "ratchet.optimize.step.arm:make_shrunk_arm"
 BATCHES = 8
-"""Distinct batches an arm cycles through: real data, tokenised before the clock starts."""
+"""Distinct batches that an arm cycles through: real data, tokenised before the clock starts."""
 
 
 def make_arm(
@@ -26,10 +26,10 @@ def make_arm(
     config: dict[str, Any] | None,
     kernels: Sequence[dict[str, str]],
 ) -> StepArm:
-    """Build the workload in this process and make its step ready to be timed.
+    """Build the workload in this process and prepare its step for timing.
 
-    Without a config the step runs as its author wrote it, after the checks that every workload
-    must pass.
+    Without a config the step runs as its author wrote it, after the checks that every workload must
+    pass.
     """
     from ratchet.workloads import check, load
 
@@ -47,7 +47,7 @@ def make_shrunk_arm(
     config: dict[str, Any],
     kernels: Sequence[dict[str, str]],
 ) -> ShrunkArm:
-    """Make ready to train small copies of the workload, for the loss curves."""
+    """Prepare to train small copies of the workload, for the loss curves."""
     activate_proven(kernels)
     return ShrunkArm(workload, options, StepConfig.model_validate(config))
 
@@ -80,8 +80,10 @@ class StepArm:
             torch.cuda.synchronize()
 
     def workload(self) -> dict[str, Any]:
-        """What the step is: parameters, tokens, FLOPs (JSON). Ask an arm that runs as written:
-        elsewhere the model no longer is as its author made it."""
+        """Describe the workload: parameters, tokens, FLOPs (JSON).
+
+        Only valid in an arm that runs the step as written; other arms have changed the model.
+        """
         from ratchet.optimize.step.describe import describe_workload
 
         return {**describe_workload(self._workload), "warnings": self._warnings}
@@ -92,7 +94,9 @@ class StepArm:
         from safetensors.torch import save_file
 
         if self._next:
-            raise WorkloadError("gradients were asked for after the first step: start a new arm")
+            raise WorkloadError(
+                "gradients are available only before the first step: start a new arm"
+            )
         loss = self._step.forward_backward(self._batches[0])
         found = {
             name: gradient.detach().to(torch.float32).contiguous().cpu().clone()
@@ -104,13 +108,13 @@ class StepArm:
         return {"loss": float(loss.detach()), "parameters": len(found)}
 
     def profile(self, path: str, steps: int = 2) -> dict[str, Any]:
-        """Write a Chrome trace of `steps` steps to `path`, a step mark around each (JSON)."""
+        """Write a Chrome trace of `steps` steps to `path`, with a mark around each step (JSON)."""
         from ratchet.optimize.step.profile import record_steps
 
         return record_steps(self._step, self._batches, steps, self._workload.device, Path(path))
 
     def describe(self) -> dict[str, Any]:
-        """Peak memory so far in bytes, and what the installed kernels did (JSON)."""
+        """Return peak memory so far in bytes, and the results of the installed kernels (JSON)."""
         from ratchet.kernels.library import registry
         from ratchet.workloads.bench import peak_memory_bytes
 
@@ -124,7 +128,7 @@ class StepArm:
         }
 
     def sites(self) -> list[dict[str, Any]]:
-        """The call sites that the library's kernels could take, with their real shapes."""
+        """Return the call sites that the library's kernels could take, with their real shapes."""
         from dataclasses import asdict
 
         from ratchet.graph.capture import capture
@@ -140,7 +144,7 @@ class ShrunkArm:
     def __init__(self, workload: str, options: dict[str, Any], config: StepConfig) -> None:
         self._spec = workload
         self._options = options
-        # The copies are so small that a second thread costs more than it gives.
+        # The copies are so small that a second thread costs more than it saves.
         self._config = config.model_copy(update={"threads": 1, "affinity": False})
 
     def step(self, iterations: int) -> None:
@@ -150,7 +154,7 @@ class ShrunkArm:
         return {}
 
     def curve(self, seed: int, steps: int) -> list[float]:
-        """The loss at each of `steps` steps of the copy grown from `seed`."""
+        """Return the loss at each of `steps` steps of the copy initialised from `seed`."""
         from ratchet.graph.steps import build_step
         from ratchet.workloads import load
         from ratchet.workloads.blame import batch_of

@@ -14,19 +14,19 @@ AROUND_THE_GRAPH: dict[str, Any] = {
     name: StepConfig.model_fields[name].default
     for name in ("optimizer", "affinity", "allocator", "huge_pages", "preallocate")
 }
-"""Settings that change nothing in what torch.compile makes of forward and backward."""
+"""Settings that do not affect the code that torch.compile generates for forward and backward."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A config with the kernels that it names, ready to be started in an arm."""
+    """A config with the kernels that it names, ready to start in an arm."""
 
     title: str
     config: StepConfig
     kernels: tuple[InstalledKernel, ...] = ()
 
     def key(self) -> str:
-        """The hash of what runs, whatever it is called."""
+        """Hash everything that runs; the title does not count."""
         content = {
             "config": self.config.model_dump(mode="json"),
             "kernels": sorted(kernel.hash for kernel in self.kernels),
@@ -34,12 +34,12 @@ class Candidate:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
     def graph_key(self) -> str:
-        """A key that candidates share whose steps torch.compile compiles to the same code."""
+        """Return a key shared by candidates whose steps torch.compile compiles to the same code."""
         config = self.config.model_copy(update=AROUND_THE_GRAPH)
         return Candidate(title="", config=config, kernels=self.kernels).key()
 
     def arguments(self, workload: str, options: dict[str, Any]) -> dict[str, Any]:
-        """The JSON arguments of the arm's factory."""
+        """Return the JSON arguments of the arm's factory."""
         return {
             "workload": workload,
             "options": options,
@@ -52,12 +52,12 @@ class Candidate:
 
 
 def wanted_libraries(config: StepConfig) -> set[str]:
-    """The library kernels that a config calls for, the optimizer's among them."""
+    """Return the library kernels that a config requires, including the optimizer's."""
     return {*config.kernels, *(("adamw",) if config.optimizer == "kernel" else ())}
 
 
 def with_config(config: StepConfig, proven: dict[str, tuple[InstalledKernel, ...]]) -> Candidate:
-    """The candidate of `config`, its kernels taken from those proven."""
+    """Return the candidate of `config`, with its kernels taken from the proven ones."""
     kernels = tuple(
         kernel for name in sorted(wanted_libraries(config)) for kernel in proven.get(name, ())
     )
@@ -65,7 +65,7 @@ def with_config(config: StepConfig, proven: dict[str, tuple[InstalledKernel, ...
 
 
 def describe(config: StepConfig) -> str:
-    """A config in a few words: `torch.compile, bf16 weights, fused AdamW, 5 kernels`."""
+    """Describe a config in a few words: `torch.compile, bf16 weights, fused AdamW, 5 kernels`."""
     parts = ["eager" if config.compile_mode is None else _compile_words(config.compile_mode)]
     parts.append(
         {"fp32": "fp32", "bf16_autocast": "bf16 autocast", "bf16_master": "bf16 weights"}[

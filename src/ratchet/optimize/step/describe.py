@@ -1,4 +1,4 @@
-"""What a workload is, in the numbers that the turn needs; taken inside an arm's process."""
+"""Describe a workload in the numbers that the turn needs; runs inside an arm's process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ratchet.workloads.workload import Workload
 
 
 def describe_workload(workload: Workload) -> dict[str, Any]:
-    """Parameters, tokens and FLOPs of one step, and how the step was written (JSON)."""
+    """Return parameters, tokens and FLOPs of one step, and the step's own settings (JSON)."""
     parameters = [p for p in workload.model.parameters() if p.requires_grad]
     counted = count(workload, workload.batch(0))
     return {
@@ -33,7 +33,7 @@ def describe_workload(workload: Workload) -> dict[str, Any]:
 
 
 def has_attention(workload: Workload) -> bool:
-    """Whether one forward calls `scaled_dot_product_attention`."""
+    """Return True if one forward pass calls `scaled_dot_product_attention`."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention
     from torch.overrides import TorchFunctionMode
@@ -54,7 +54,7 @@ def has_attention(workload: Workload) -> bool:
 
 
 def is_adamw(workload: Workload) -> bool:
-    """Whether the optimizer is AdamW as torch has it, so that another AdamW may stand in."""
+    """Return True if the optimizer is exactly torch's AdamW, so another AdamW may replace it."""
     import torch
 
     return type(_optimizer(workload)) is torch.optim.AdamW

@@ -1,4 +1,4 @@
-"""Kernels on their way into a process: only what this machine's ledger calls proven."""
+"""Load kernels into a process: only those that this machine's ledger lists as proven."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ratchet.kernels.library import LIBRARY, activate
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstalledKernel:
-    """A proven kernel of the library, by its place and its hash."""
+    """A proven library kernel, by its place and its hash."""
 
     library: str
     entry: str
@@ -26,7 +26,7 @@ class InstalledKernel:
 
 
 def find_kernel(installed: InstalledKernel) -> Kernel:
-    """The library's kernel with this hash; a RecipeError where this version has none."""
+    """Return the library's kernel with this hash; raise RecipeError if this version has none."""
     library = LIBRARY.get(installed.library)
     if library is not None:
         for kernel in library.kernels(installed.isa):

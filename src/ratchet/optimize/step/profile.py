@@ -1,4 +1,4 @@
-"""A profile of a few steps, taken inside an arm's process."""
+"""Profile a few steps inside an arm's process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 def record_steps(
     step: Any, batches: Sequence[Any], steps: int, device: str, path: Path
 ) -> dict[str, Any]:
-    """Write a Chrome trace of `steps` steps to `path`, with a step mark around each.
+    """Write a Chrome trace of `steps` steps to `path`, with a mark around each step.
 
     Returns `steps` and `system_s`, the seconds that one step spends in the kernel (JSON).
     """

@@ -1,4 +1,4 @@
-"""The signature of a model: what tells whether a recipe was proven for it."""
+"""The signature of a model, which identifies the recipes that were proven for it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from torch import nn
 
 
 class ModelSignature(BaseModel):
-    """The model that a recipe was proven for, by its parameters' shapes."""
+    """A model that a recipe was proven for, identified by its parameters' shapes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     tensors: int
     parameters: int
     shapes: str
-    """A hash of all shapes, in an order of their own: a wrapped model's names do not count."""
+    """Hash of all shapes in sorted order, so a wrapped model's names do not matter."""
 
     def __str__(self) -> str:
         return f"a model of {self.tensors:,} tensors with {self.parameters:,} parameters"
 
 
 def signature_of(model: nn.Module) -> ModelSignature:
-    """Return what a recipe keeps of a model: how many parameters it has, of which shapes."""
+    """Return a model's signature: the number of its parameters and their shapes."""
     shapes = sorted(tuple(parameter.shape) for parameter in model.parameters())
     return ModelSignature(
         tensors=len(shapes),

@@ -1,1 +1,1 @@
-"""One turn of the ratchet: baseline, explain, kernels, climb, prove, and the result it writes."""
+"""One optimization turn: baseline, explain, kernels, climb, prove, and write the result."""

@@ -1,4 +1,4 @@
-"""The baselines: the step as the user wrote it, and the best that torch.compile makes of it."""
+"""Find the baselines: the step as written, and torch.compile's best version of it."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from ratchet.workloads.config import StepConfig
 
 MODES = ("default", "max-autotune")
 RIVAL_SHARE = 0.5
-"""Of the search's time: what a further rival may take of it."""
+"""Share of the search's time that a further rival may take."""
 NO_ROOM = "not timed: the budget has no room for it"
 MOST_WORDS = 300
-"""Characters of torch's own reason that are shown."""
+"""Maximum number of characters of torch's own reason that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Baseline:
-    """What every claim is measured against."""
+    """The candidates that every claim is measured against."""
 
     written: Candidate
     best: Candidate
-    """The fastest torch.compile, whatever its arithmetic."""
+    """The fastest torch.compile candidate in any arithmetic."""
     best_same: Candidate
-    """The fastest torch.compile in the arithmetic of the step as written."""
+    """The fastest torch.compile candidate in the arithmetic of the step as written."""
     rivals: tuple[Rival, ...]
     written_is_faster: bool = False
-    """Whether the screenings say that the step as written beats `best`."""
+    """True if the screenings say that the step as written beats `best`."""
     modes: frozenset[str] = frozenset()
     """The compile modes that were timed."""
 
     @property
     def has_rival(self) -> bool:
-        """Whether any step of torch.compile was timed."""
+        """Return True if any torch.compile candidate was timed."""
         return self.best.key() != self.written.key()
 
 
 RuleOut = Callable[[Candidate, StepConfig], str | None]
-"""Why a config need not be timed beside the fastest rival so far; None where it must be."""
+"""Returns the reason not to time a config beside the fastest rival so far, or None to time it."""
 
 
 def rival_configs(
     written: StepConfig, *, adamw: bool, keep_precision: bool
 ) -> Iterator[StepConfig]:
-    """torch.compile's modes in each acceptable precision, with the fused optimizer."""
+    """Yield torch.compile's modes in each acceptable precision, with the fused optimizer."""
     optimizer = "fused" if adamw else "as_written"
     precisions = [written.precision]
     if written.precision == "fp32" and not keep_precision:
@@ -71,10 +71,10 @@ def find_baseline(
 ) -> Baseline:
     """Time the rivals against each other, one launch each, and keep the fastest.
 
-    A rival in bf16 is named but not timed where the device multiplies bf16 far slower than fp32,
-    nor is one that `rule_out` or the budget leaves out. Where the budget ends before the first,
-    the step as written stands in its place.
-    CompilerMissing where torch.compile cannot work without one; ArmFailure where it fails anyway.
+    A rival that is ruled out is named but not timed: by `rule_out`, by the budget, or because the
+    device multiplies bf16 far slower than fp32. If the budget ends before the first rival, the step
+    as written takes its place. Raises CompilerMissing if torch.compile lacks a compiler it needs,
+    and ArmFailure if it fails for another reason.
     """
     rivals: list[Rival] = []
     best: dict[str, Candidate] = {}
@@ -94,7 +94,8 @@ def find_baseline(
             continue
         try:
             with turn.stage(_rival_ends_s(turn, written, rival, known)):
-                # Both precisions compile beside each other; the second finds its arm started.
+                # The arms of both precisions compile side by side, so the second is already running
+                # in its turn.
                 mode = config.compile_mode
                 beside = [one for one in configs if known is None and one.compile_mode == mode]
                 beside = beside or [config]
@@ -125,7 +126,7 @@ def find_baseline(
 def _configs(
     turn: Turn, written: Candidate, situation: Situation, rivals: list[Rival]
 ) -> list[StepConfig]:
-    """The configs to be timed, the written precision first; the hopeless ones become `rivals`."""
+    """Return the configs to time, written precision first; add those ruled out to `rivals`."""
     configs = list(
         rival_configs(
             written.config,
@@ -144,9 +145,9 @@ def _configs(
 def _rival_ends_s(
     turn: Turn, written: Candidate, rival: Candidate, known: Candidate | None
 ) -> float:
-    """When timing this rival must have ended, in seconds spent; the first may take what there is.
+    """Return when timing this rival must end, in seconds spent; the first may use all that is left.
 
-    DeadlinePassed where it would take too much of the search's time.
+    Raises DeadlinePassed if it would take too much of the search's time.
     """
     if known is None or turn.is_live(rival):
         return turn.ends_s
@@ -158,7 +159,7 @@ def _rival_ends_s(
 
 
 def search_ends_s(turn: Turn, written: Candidate, rival: Candidate) -> float:
-    """When the search must have ended, in seconds spent: what is left is the final run's."""
+    """Return when the search must end, in seconds spent; the final run gets the rest."""
     settings = turn.settings
     return turn.ends_s - reserve_s(
         turn.costs, written, rival, budget_s=settings.budget_s, launches=settings.launches
@@ -166,7 +167,7 @@ def search_ends_s(turn: Turn, written: Candidate, rival: Candidate) -> float:
 
 
 def _without_rival(turn: Turn, written: Candidate, rivals: list[Rival]) -> Baseline:
-    """The step as written in the rivals' place where the budget ended before the first."""
+    """Use the step as written as the rival if the budget ended before the first one."""
     if any(rival.reason == NO_ROOM for rival in rivals):
         return Baseline(written=written, best=written, best_same=written, rivals=tuple(rivals))
     if turn.device.kind == "cpu":
@@ -178,7 +179,7 @@ def _without_rival(turn: Turn, written: Candidate, rivals: list[Rival]) -> Basel
 
 
 def _fastest(turn: Turn, incumbent: Candidate, challenger: Candidate) -> bool:
-    """Whether the challenger looks faster; by their separate screenings where time is short."""
+    """Return True if the challenger looks faster; compare separate screenings if time is short."""
     try:
         with turn.stage(search_ends_s(turn, incumbent, incumbent)):
             return screen(turn, incumbent, challenger, None).looks_faster
@@ -193,9 +194,9 @@ def _time_rival(
     best: dict[str, Candidate],
     slower: list[str],
 ) -> Rival:
-    """Time one against the best of its precision; the winner takes its place in `best`.
+    """Time one rival against the best of its precision; the winner takes its place in `best`.
 
-    The key of one that the step as written beat joins `slower`.
+    If the step as written beats the rival, the rival's key is added to `slower`.
     """
     precision = rival.config.precision
     incumbent = best.get(precision, written)
@@ -234,7 +235,7 @@ def _not_timed(rival: Candidate, reason: str) -> Rival:
 
 
 def oracle_for(written: Candidate, config: StepConfig) -> Oracle:
-    """Whose gradient error a config may have: its own precision's, as torch runs it eagerly."""
+    """Return whose gradient error a config may have: its own precision's, run eagerly by torch."""
     reference = with_config(written.config.model_copy(update={"precision": "fp32"}), {})
     if config.precision == written.config.precision:
         return Oracle(reference=reference, allowed=written)

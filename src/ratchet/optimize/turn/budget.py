@@ -1,4 +1,4 @@
-"""The budget of a turn: what stages cost, learned on the way, and what the final run needs."""
+"""Budget one turn: learn what stages cost, and keep enough for the final run."""
 
 from __future__ import annotations
 
@@ -11,40 +11,44 @@ from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.turn.result import Omission
 
 MOST_ROUNDS = 20
-"""Of a launch of the final run."""
+"""Maximum rounds in one launch of the final run."""
 LEAST_LAUNCHES = 2
-"""Of the final run. The interval of one launch knows nothing of how much starts differ."""
+"""Minimum launches of the final run; one launch cannot show how much starts differ."""
 WARMUP_STEPS = 3
 START_TOGETHER = 2
-"""Arms that start at a time: imports and tracing use one core each."""
+"""Number of arms that start at a time; imports and tracing use one core each."""
 PROOF_SHARE = 0.2
-"""Of the budget: what a proof may keep that is longer than the shortest one."""
+"""Share of the budget that a proof longer than the shortest one may reserve."""
 MARGIN = 1.15
-"""A launch of the proof may take this many times what the starts so far suggest."""
+"""Safety factor on the proof's launch time as predicted from the starts so far."""
 BESIDE = 0.2
-"""How much of its own time an arm adds to the start of a longer one beside it, on two cores."""
+"""Share of its own time that an arm adds to a longer start beside it, on two cores."""
 COMPILING_BESIDE = 0.8
-"""The same for two arms that both compile with cold caches, which keeps every core at work: 128 s
-one after the other were 114 s together (vit, two Zen 4 cores)."""
+"""`BESIDE` for two arms that both compile with cold caches and so occupy every core.
+
+Two starts that took 128 s one after the other took 114 s together (vit, two Zen 4 cores).
+"""
 WARM = 0.1
-"""What compiling takes again with warm caches, where that was not seen yet: 0.06 to 0.1 of a cold
-start here (llama-8m and llama-tiny on two Zen 4 cores)."""
+"""Share of a cold start's compile time that a warm restart takes, until one was seen.
+
+Measured: 0.06 to 0.1 (llama-8m and llama-tiny on two Zen 4 cores).
+"""
 COMPILED_START, AUTOTUNED_START = 3.0, 2.5
-"""Where none was seen: a compiled start in plain ones, and an autotuned one in compiled ones."""
+"""Guesses until one was seen: compiled over plain start time, and autotuned over compiled."""
 
 
 def closing_s(budget_s: float) -> float:
-    """Seconds kept for putting the result together, writing it and leaving."""
+    """Return the seconds reserved for assembling the result, writing it and exiting."""
     return min(15.0, 1.5 + 0.04 * budget_s)
 
 
 def crowding(cold_arms: int) -> float:
-    """The time that so many arms take to compile beside each other, in that of one alone."""
+    """Return how much longer this many cold compilations take side by side than one alone."""
     return 1 + COMPILING_BESIDE * max(0, cold_arms - 1)
 
 
 def together_s(setups_s: Iterable[float], at_a_time: int = START_TOGETHER) -> float:
-    """How long arms take to start, `at_a_time` beside each other on shared cores."""
+    """Return the seconds that arms take to start, `at_a_time` side by side on shared cores."""
     ordered = sorted(setups_s, reverse=True)
     groups = [ordered[first : first + at_a_time] for first in range(0, len(ordered), at_a_time)]
     return sum((1 - BESIDE) * max(group) + BESIDE * sum(group) for group in groups)
@@ -55,22 +59,22 @@ class Costs:
     """Seconds that arms took in this turn: starts by what they compile, steps by candidate."""
 
     setups_s: dict[str, float] = field(default_factory=dict)
-    """From the start of a process to the end of its first step, the first time; compiled ones."""
+    """First starts of compiled arms: from process start to the end of the first step."""
     steps_s: dict[str, float] = field(default_factory=dict)
     profile_s: float = 0.0
     verdict_s: float = 0.0
     """The last verdict on a kernel. The first one also starts the judge's processes."""
     _modes: dict[str, float] = field(default_factory=dict)
-    """What a start takes that compiles anew, alone, by the compile mode."""
+    """Seconds of a start that compiles from scratch, alone, by compile mode."""
     _plain_s: float = math.inf
     _restarts_s: dict[str, float] = field(default_factory=dict)
-    """The same for the last start that was not the first."""
+    """Seconds of the latest start that was not the first."""
     _warm: float | None = None
 
     def note_plain(self, start_s: float) -> None:
-        """Learn how long an arm takes until it could run its first step; the shortest counts.
+        """Record the seconds until an arm could run its first step; the shortest counts.
 
-        Beside others that compile, or before the files are in memory, it takes longer.
+        A start is slower beside arms that compile, or before the files are in memory.
         """
         if start_s > 0:
             self._plain_s = min(start_s, self._plain_s)
@@ -78,7 +82,7 @@ class Costs:
     def note_setup(
         self, candidate: Candidate, setup_s: float, *, alone_s: float | None = None
     ) -> None:
-        """Learn from a start; `alone_s` is what it would have taken with no other beside it."""
+        """Learn from a start; `alone_s` is the time it would have taken with no arm beside it."""
         if setup_s <= 0:
             return
         mode = candidate.config.compile_mode
@@ -93,13 +97,13 @@ class Costs:
             self._modes[mode] = max(alone_s or setup_s, self._modes.get(mode, 0.0))
 
     def is_cold(self, candidate: Candidate) -> bool:
-        """Tell whether its start would compile what no start in this turn has compiled."""
+        """Return True if its start would compile code that no start in this turn has compiled."""
         return (
             candidate.config.compile_mode is not None and candidate.graph_key() not in self.setups_s
         )
 
     def _note_restart(self, key: str, setup_s: float) -> None:
-        """Learn from a second start, and from how much of a long first one it took."""
+        """Learn from a second start and its share of a long first start's compile time."""
         self._restarts_s[key] = setup_s
         compiled_s = self.setups_s[key] - self.plain_s
         if compiled_s > self.plain_s:
@@ -112,15 +116,15 @@ class Costs:
 
     @property
     def plain_s(self) -> float:
-        """What a start takes without compiling; 0 where none was seen."""
+        """Seconds of a start that compiles nothing; 0 if none was seen."""
         return self._plain_s if math.isfinite(self._plain_s) else 0.0
 
     def setup_s(self, candidate: Candidate) -> float:
-        """What its start took, or what starts like it took; 0 where nothing was seen yet."""
+        """Return its first start's seconds, or a guess from similar starts; 0 if none was seen."""
         return self.setups_s.get(candidate.graph_key()) or self.compiled_s(candidate)
 
     def compiled_s(self, candidate: Candidate) -> float:
-        """What a start takes that compiles anew, with no other beside it; 0 where none was seen."""
+        """Return the seconds of a start that compiles from scratch, alone; 0 if none was seen."""
         mode = candidate.config.compile_mode
         if mode is None:
             return self.plain_s
@@ -131,7 +135,7 @@ class Costs:
         return COMPILED_START * self.plain_s
 
     def restart_s(self, candidate: Candidate) -> float:
-        """What another start takes: its compilation finds warm caches where it was started."""
+        """Return the seconds of another start; caches are warm if it was started before."""
         key = candidate.graph_key()
         if key in self._restarts_s:
             return self._restarts_s[key]
@@ -142,17 +146,17 @@ class Costs:
         return self.plain_s + warm * (setup_s - self.plain_s)
 
     def step_s(self, candidate: Candidate) -> float:
-        """The time of its step, or the longest of any so far; 0 where none was timed."""
+        """Return the time of its step, or the longest of any so far; 0 if none was timed."""
         return self.steps_s.get(candidate.key()) or max(self.steps_s.values(), default=0.0)
 
     def launch_s(self, candidates: Sequence[Candidate], rounds: int) -> float:
-        """One launch of these arms: their starts, warm-ups and rounds."""
+        """Return the seconds of one launch of these arms: starts, warm-ups and rounds."""
         steps_s = sum(self.step_s(one) for one in candidates)
         started_s = together_s(self.restart_s(one) for one in candidates)
         return MARGIN * (started_s + (WARMUP_STEPS - 1 + rounds) * steps_s)
 
     def rounds_in(self, left_s: float, candidates: Sequence[Candidate]) -> int:
-        """How many rounds a launch of these arms has in the time that is left; may be negative."""
+        """Return the number of rounds that fit in the time left; may be negative."""
         spare_s = left_s - self.launch_s(candidates, 0)
         round_s = MARGIN * sum(self.step_s(one) for one in candidates)
         return min(MOST_ROUNDS, math.floor(spare_s / round_s)) if round_s else MOST_ROUNDS
@@ -160,7 +164,7 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProofPlan:
-    """What the final run times: in how many launches, and what had to be left out of it."""
+    """The arms and launches of the final run, and the parts that had to be left out."""
 
     roles: tuple[str, ...]
     launches: int
@@ -171,15 +175,15 @@ SACRIFICES = (
     ("best_compile_same", "same_arithmetic"),
     ("as_written",),
 )
-"""Roles that a short final run does without, the first ones first."""
+"""Roles that a short final run gives up, in this order."""
 
 
 def plan_proof(
     costs: Costs, arms: dict[str, Candidate], *, rival: str, left_s: float, launches: int
 ) -> ProofPlan | None:
-    """The largest final run that fits: fewer launches first, then fewer arms; None for none.
+    """Return the largest final run that fits, or None: fewer launches first, then fewer arms.
 
-    `arms` are candidates by role. The rival is timed twice, for the floor.
+    `arms` are candidates by role. The rival is timed twice, for the noise floor.
     """
     roles, omissions = tuple(arms), []
     fewest = min(launches, LEAST_LAUNCHES)
@@ -200,13 +204,13 @@ def plan_proof(
 
 
 def timed(arms: dict[str, Candidate], roles: Sequence[str], rival: str) -> list[Candidate]:
-    """The processes of one launch: each different candidate once, and the rival's twin."""
+    """Return the processes of one launch: each different candidate once, and the rival's twin."""
     distinct = {arms[role].key(): arms[role] for role in roles}
     return [*distinct.values(), arms[rival]]
 
 
 def _is_alone(arms: dict[str, Candidate], roles: Sequence[str], role: str) -> bool:
-    """Whether leaving the role out saves a process: no essential role runs the same."""
+    """Return True if dropping the role saves a process: no essential role runs the same."""
     essential = {arms[name].key() for name in ("best_compile", "ratchet") if name in roles}
     return arms[role].key() not in essential
 
@@ -230,9 +234,9 @@ def _fewer(launches: int, asked: int) -> Omission:
 def reserve_s(
     costs: Costs, written: Candidate, rival: Candidate, *, budget_s: float, launches: int
 ) -> float:
-    """Seconds of the budget that are the final run's, whatever the search would still like.
+    """Return the seconds of the budget reserved for the final run.
 
-    What the search finds is taken to cost what the rival does; the third one is the twin.
+    The search's result is assumed to cost as much as the rival; the third one is the twin.
     """
     fewest = min(launches, LEAST_LAUNCHES)
     least_s = fewest * costs.launch_s([rival] * 3, FEWEST_ROUNDS)

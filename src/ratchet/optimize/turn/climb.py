@@ -1,9 +1,9 @@
-"""The climb: from the best rival to the best proven config, one kept change after another.
+"""Climb from the best rival to the best proven config, one kept change after another.
 
-The bundle of everything expected to help is tried first, so that a small budget still ends with
-a good recipe; then each change is taken out of it in turn. What the step is no slower without is
-dropped, and the difference it made is what the report says it gave. The changes with most time to
-win come first, and those with next to none are not tried.
+The bundle of all changes expected to help comes first, so that even a small budget ends with a good
+recipe. Then each change is taken out in turn. A change without which the step is no slower is
+dropped; for the others, the report gives the measured difference. Changes with the most time to win
+come first, and those with almost none are skipped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NO_TIME = "the budget has no room for it"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Climb:
-    """Where the climb ended, and what became of every lever."""
+    """The result of a climb: its best candidate and the decision on every lever."""
 
     best: Candidate
     changes: tuple[Change, ...]
@@ -45,14 +45,14 @@ class Climber:
     modes: frozenset[str] = frozenset()
     """The compile modes that were timed as rivals."""
     worth: dict[str, float | None] = field(default_factory=dict)
-    """Seconds of a step that each lever can win at most, by name; None where not known."""
+    """Upper bound of the seconds of a step that each lever can win, by name; None if unknown."""
     step_time_s: float = 0.0
-    """Of the step that `worth` is about."""
+    """Time of the step that `worth` describes."""
 
     def climb(self, start: Candidate, levers: Sequence[Lever]) -> Climb:
-        """Try the bundle, then each lever out of it, then each other lever on top.
+        """Try the bundle, then the bundle without each lever, then each other lever on top.
 
-        Each stage of it ends early where the turn's stage does, and says what it did not try.
+        If the turn's stage ends early, so does the climb, and it lists the levers not tried.
         """
         changes: list[Change] = []
         levers = self._decided_by_start(start, levers, changes)
@@ -66,7 +66,7 @@ class Climber:
     def _worth_trying(
         self, start: Candidate, levers: Sequence[Lever], changes: list[Change]
     ) -> list[Lever]:
-        """The levers with something to win, most first."""
+        """Return the levers that have something to win, most first."""
         chosen = []
         for lever in ranked(levers, self.worth):
             reason = too_small(lever.name, self.worth, self.step_time_s)
@@ -79,7 +79,7 @@ class Climber:
     def _climb_bundle(
         self, start: Candidate, bundle: Sequence[Lever], changes: list[Change]
     ) -> Candidate:
-        """The bundle whole; where that fails, without what changes the arithmetic; else singly."""
+        """Try the whole bundle; if that fails, the same-arithmetic part; then single levers."""
         careful = [lever for lever in bundle if not lever.changes_arithmetic]
         whole = self._all_of(start, bundle)
         if whole.key() == start.key():
@@ -118,7 +118,7 @@ class Climber:
         return with_config(config, self.proven)
 
     def _screen(self, incumbent: Candidate, challenger: Candidate) -> Screening | None:
-        """The screening, or None where the stage has no time for it."""
+        """Return the screening, or None if the stage has no time for it."""
         oracle = oracle_for(self._written(), challenger.config)
         if not fits(self.turn, incumbent, challenger, oracle):
             return None
@@ -133,7 +133,7 @@ class Climber:
     def _leave_out(
         self, start: Candidate, best: Candidate, bundle: Sequence[Lever], changes: list[Change]
     ) -> Candidate:
-        """Take each lever out of the bundle; drop those that the step is no slower without."""
+        """Take each lever out of the bundle; drop those without which the step is no slower."""
         waiting = [lever for lever in bundle if not self._same(lever, start)]
         for place, lever in enumerate(waiting):
             without = self._candidate(self._without(lever, best.config, start.config))
@@ -156,7 +156,7 @@ class Climber:
     def _next_without(
         self, levers: Sequence[Lever], best: Candidate, start: Candidate
     ) -> list[Candidate]:
-        """The candidate that is tried after this one, if this one changes nothing."""
+        """Return the next candidate to try if this one changes nothing."""
         for lever in levers:
             candidate = self._candidate(self._without(lever, best.config, start.config))
             if candidate.key() != best.key():
@@ -169,7 +169,7 @@ class Climber:
         expect(self.turn, [(incumbent, one) for one in affordable], oracle)
 
     def _without(self, lever: Lever, config: StepConfig, start: StepConfig) -> StepConfig:
-        """The config with what this lever changed put back to what the climb started from."""
+        """Return the config with this lever's changes set back to the climb's start."""
         if lever.name.startswith(PREFIX):
             return lever.unset(config, self.situation)
         pulled = lever.set(start, self.situation)
@@ -180,7 +180,7 @@ class Climber:
     def _decided_by_start(
         self, start: Candidate, levers: Sequence[Lever], changes: list[Change]
     ) -> list[Lever]:
-        """Leave out the compile modes when the start is compiled: the rivals decided them."""
+        """Skip the compile modes if the start is compiled, because the rivals decided them."""
         mode = start.config.compile_mode
         if mode is None:
             return list(levers)
@@ -200,7 +200,7 @@ class Climber:
         return chosen
 
     def _held(self, lever: Lever, config: StepConfig) -> bool:
-        """Whether the setting this lever would change was already changed from what was written."""
+        """Return True if the setting this lever changes already differs from the written one."""
         written = self.situation.written
         pulled = lever.set(config, self.situation)
         return any(
@@ -211,7 +211,7 @@ class Climber:
         )
 
     def _same(self, lever: Lever, start: Candidate) -> bool:
-        """A lever that the start already had pulled: it is part of the rival, not of the gain."""
+        """Return True if the start already includes the lever: it belongs to the rival."""
         return lever.set(start.config, self.situation) == start.config
 
     def _add(self, best: Candidate, levers: Sequence[Lever], changes: list[Change]) -> Candidate:
@@ -248,7 +248,7 @@ def applicable(
     refused_kernels: dict[str, str],
     keep_arithmetic: bool,
 ) -> tuple[list[Lever], list[Change]]:
-    """The levers that apply, and a `not_applicable` or `refused` change for each other one."""
+    """Return the levers that apply, and a change with a reason for each of the others."""
     chosen: list[Lever] = []
     changes: list[Change] = []
     for lever in levers:
@@ -268,7 +268,7 @@ def applicable(
 
 
 def _kept(lever: Lever, screening: Screening) -> Change:
-    """A lever that stays in the bundle, by how the step did without it."""
+    """Keep a lever in the bundle; the step's time without it determines the reason."""
     if not screening.passed:
         return _change(lever, "kept", f"without it: {screening.reason}", basis="bundle")
     if screening.high < 1.0:
@@ -287,7 +287,7 @@ def _change(
     inverted: bool = False,
     basis: Basis | None = None,
 ) -> Change:
-    """A report line; `inverted` when the screening timed the step without the lever."""
+    """Make a report line; `inverted` if the screening timed the step without the lever."""
     figures: tuple[float | None, float | None, float | None] = (None, None, None)
     if screening is not None and screening.passed:
         figures = (screening.ratio, screening.low, screening.high)

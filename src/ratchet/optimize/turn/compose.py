@@ -1,4 +1,4 @@
-"""The turn's answer put together, and written: recipe.json, result.json and report.html."""
+"""Assemble the turn's result and write recipe.json, result.json and report.html."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from ratchet.optimize.turn.screen import check_gradients, gradients_key
 from ratchet.optimize.turn.state import Turn
 
 CEILINGS_S = 8.0
-"""Measuring them takes under 5 s on free cores."""
+"""Time reserved for measuring the ceilings, which takes under 5 s on free cores."""
 TITLES = {
     "as_written": "as written",
     "best_compile": "torch.compile's best",
@@ -60,7 +60,7 @@ def compose(
     limit: StepLimit | None,
     started_at: str,
 ) -> OptimizeResult:
-    """Put the document together from what the stages found."""
+    """Assemble the document from the results of the stages."""
     flops = float(description["flops_per_step"] or 0.0)
     arms = roles(baseline, kept.same, kept.recipe)
     if not baseline.has_rival:
@@ -116,7 +116,7 @@ def compose(
 
 
 def _speedups(proof: Proof) -> dict[str, Speedup]:
-    """The comparisons whose two sides the final run timed."""
+    """Return the comparisons for which the final run timed both sides."""
     pairs = {
         "vs_written": ("as_written", "ratchet"),
         "vs_compile": ("best_compile", "ratchet"),
@@ -126,7 +126,7 @@ def _speedups(proof: Proof) -> dict[str, Speedup]:
 
 
 def ceilings_above(turn: Turn, flops_per_s: float) -> Ceilings | None:
-    """The ceilings, measured again where a step beat them: they were taken on busy cores."""
+    """Return the ceilings, measured again if a step beat them: they were taken on busy cores."""
     known = turn.ceilings
     if known is None or flops_per_s <= max(known.gemm_flops_per_s.values()):
         return known
@@ -135,7 +135,7 @@ def ceilings_above(turn: Turn, flops_per_s: float) -> Ceilings | None:
         return known
     again = ceilings.measure(turn.device, cache=False)
     if flops_per_s > max(again.gemm_flops_per_s.values()):
-        turn.warnings.append("a step beat the measured GEMM ceiling: read MFU above 100 % so")
+        turn.warnings.append("a step beat the measured GEMM ceiling, so its MFU may exceed 100 %")
     return again
 
 
@@ -146,7 +146,7 @@ def make_recipe(
     written: Candidate,
     description: Mapping[str, Any],
 ) -> Recipe:
-    """The recipe of the turn's best, sealed."""
+    """Make the sealed recipe of the turn's best candidate."""
     return Recipe(
         workload=turn.settings.title,
         device=turn.device.fingerprint,
@@ -155,7 +155,7 @@ def make_recipe(
         versions=result.versions,
         config=best.config,
         kernels=tuple(RecipeKernel(**kernel.as_json()) for kernel in best.kernels),
-        # A ledger from before they were described lacks both.
+        # Old ledgers describe neither.
         model=ModelSignature(**model) if (model := description.get("model")) else None,
         optimizer=str(description.get("optimizer", "")),
         speedup={name: speedup.model_dump() for name, speedup in result.speedup.items()},
@@ -165,7 +165,7 @@ def make_recipe(
 
 
 def write(result: OptimizeResult, recipe: Recipe, render: Callable[[OptimizeResult], str]) -> None:
-    """Write the three files, each whole or not at all."""
+    """Write the three files, each atomically."""
     try:
         recipe.save(Path(result.paths.recipe))
         _write(Path(result.paths.result), result.model_dump_json(indent=2) + "\n")
@@ -177,17 +177,17 @@ def write(result: OptimizeResult, recipe: Recipe, render: Callable[[OptimizeResu
 
 
 def make_folder(out: Path) -> None:
-    """Make the folder of the three files before the work begins, not after it."""
+    """Create the output folder before the work begins."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RatchetError(
-            f"{out} cannot be made a folder ({error.strerror}): give another with --out"
+            f"{out} cannot be created ({error.strerror}): give another folder with --out"
         ) from error
 
 
 def paste_lines(best: Candidate, recipe: str) -> Paste:
-    """The lines that put the recipe into a script, and those that take it out."""
+    """Return the lines that install the recipe in a script, and those that remove it."""
     variables = allocators.environment(best.config)
     apply = [
         "import ratchet",
@@ -196,7 +196,7 @@ def paste_lines(best: Candidate, recipe: str) -> Paste:
     if variables:
         prefix = " ".join(f"{name}={value}" for name, value in variables.items())
         apply.append(f"# start the script with: {prefix} python your_script.py")
-    return Paste(apply=apply, undo=["remove these lines: the script is as it was"])
+    return Paste(apply=apply, undo=["remove these lines to restore the script"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,7 +212,7 @@ class _Timed:
 
 
 def _timed(turn: Turn, arms: dict[str, Candidate], proof: Proof | None) -> dict[str, _Timed]:
-    """The figures of each role; a role whose step was never timed is left out."""
+    """Return the figures of each role; roles that were never timed are left out."""
     found = {}
     for role, candidate in arms.items():
         cold_s = turn.setup_s(candidate) or turn.costs.setup_s(candidate)
@@ -255,7 +255,7 @@ def _arm(turn: Turn, role: str, timed: _Timed, description: dict[str, Any]) -> A
 
 
 def _compile_cost(timed: dict[str, _Timed]) -> CompileCost:
-    """What the longer start costs, and when it has paid; the first starts where they were seen."""
+    """Compute the longer start's cost (of first starts, if seen) and the steps to recover it."""
     if not {"ratchet", "as_written"} <= timed.keys():
         return CompileCost(extra_setup_s=0.0, pays_after_steps=None)
     ours, written = timed["ratchet"], timed["as_written"]
@@ -266,9 +266,9 @@ def _compile_cost(timed: dict[str, _Timed]) -> CompileCost:
 
 
 def _gradients(turn: Turn, baseline: Baseline, recipe: Candidate) -> GradientResult | None:
-    """The gradient gate's figures for the recipe, from the ledger or taken now; None without time.
+    """Return the gradient check's figures for the recipe, recalled or computed; None without time.
 
-    Only arms that were started in this turn left their gradients: others must be started for it.
+    Only arms started in this turn left gradients behind; any others have to be started first.
     """
     oracle = oracle_for(baseline.written, recipe.config)
     wanted = {one.key(): one for one in (recipe, oracle.reference, oracle.allowed)}
@@ -283,7 +283,7 @@ def _gradients(turn: Turn, baseline: Baseline, recipe: Candidate) -> GradientRes
     except DeadlinePassed:
         turn.leave_out("the check of the recipe's gradients", "the budget ended during it")
         return None
-    good = "every parameter's first-step gradient is within the rule"
+    good = "every parameter's first-step gradient is within tolerance"
     return GradientResult(
         passed=found.passed,
         worst_parameter=found.worst_parameter,

@@ -1,4 +1,4 @@
-"""Where a step's time goes: a profiler trace, read as `ratchet trace report` reads one."""
+"""Show where a step's time goes, from a profiler trace read like `ratchet trace report`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ratchet.trace.read.file import read
 NS = 1e9
 OVERHEAD = "overhead"
 
-# An operator belongs to the first category one of whose words its name holds.
+# An operator belongs to the first category that has a word in its name.
 _CATEGORIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("attention", ("scaled_dot_product", "flash_attention", "efficient_attention",
                    "fused_attention", "ratchet::attention")),
@@ -50,16 +50,16 @@ _CATEGORIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (OVERHEAD, ("aten::", "torch::", "Function", "AccumulateGrad")),
 )  # fmt: skip
 _OVERHEAD_BELOW_S = 10e-6
-"""An operator faster than this per call is bound by its launch, not by its work."""
+"""Time per call below which an operator is bound by its launch, not by its work."""
 KEPT_OPS = 24
 
 
 _GRAPH_NODE = re.compile(r"autograd::|(?!Compiled)[A-Z]\w*Backward\d*$")
-"""What autograd does itself around the operators of a backward."""
+"""Autograd's own work around the operators of a backward pass."""
 
 
 def categorise(name: str) -> str:
-    """The category of an operator's name; `other` where none fits."""
+    """Return the category of an operator's name; `other` if none fits."""
     if _GRAPH_NODE.match(name):
         return OVERHEAD
     for category, words in _CATEGORIES:
@@ -71,7 +71,7 @@ def categorise(name: str) -> str:
 def explain(
     path: Path, steps: int, device: Device, ceilings: Ceilings | None, system_s: float = 0.0
 ) -> StepProfile:
-    """What a trace of `steps` steps says of one: operators by time, the identity, the findings.
+    """Summarise a trace of `steps` steps per step: operators by time, time split, findings.
 
     `system_s` is the CPU time of a step inside the operating system.
     """
@@ -121,7 +121,7 @@ def _rest(
     least: dict[str, float],
     steps: int,
 ) -> list[OpTime]:
-    """The operators that are not named one by one, a line for each category."""
+    """Group the remaining operators into one line per category."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(categorise(name), []).append(name)
@@ -145,7 +145,7 @@ def _rest(
 
 
 def _by_operator(found: Report) -> tuple[Counter[str], Counter[str]]:
-    """Nanoseconds and calls by operator's name: on the device, or the CPU's own."""
+    """Count nanoseconds and calls by operator: time on the device, or the CPU's own time."""
     times: Counter[str] = Counter()
     calls: Counter[str] = Counter()
     on_device = any(row.device for row in found.ops)
@@ -165,9 +165,9 @@ def _flops(found: Report) -> Counter[str]:
 
 
 def _least(found: Report) -> dict[str, float]:
-    """Nanoseconds at the ceiling by operator's name, where its work and the ceiling are known.
+    """Return nanoseconds at the ceiling by operator, if its work and the ceiling are known.
 
-    A causal mask does half of attention's work, which a trace does not tell: half is the bound.
+    A causal mask halves attention's work, but a trace does not show it, so the bound is half.
     """
     least: dict[str, float] = {}
     for row in found.roofline:

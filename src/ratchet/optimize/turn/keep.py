@@ -1,4 +1,4 @@
-"""What is kept: the recipe that the final run proved, or else the rival it was held against."""
+"""Decide what to keep: the recipe that the final run proved, or its rival."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ ROLES = ("as_written", "best_compile", "best_compile_same", "same_arithmetic", "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """What the search brought to the final run."""
+    """Results of the search that enter the final run."""
 
     same: Climb
-    """In the arithmetic of the step as written."""
+    """The climb in the arithmetic of the step as written."""
     best: Climb
     kernels: ProvenKernels
     losses: LossResult | None
     reserved_s: float
-    """Of the budget, for the final run."""
+    """Seconds of the budget reserved for the final run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kept:
-    """What a user takes home, why, and what became of each change."""
+    """The recipe that the user gets, the reason, and the decision on each change."""
 
     recipe: Candidate
     same: Candidate
-    """The best in the arithmetic of the step as written."""
+    """The best candidate in the arithmetic of the step as written."""
     recipe_is: RecipeIs
     because: str
     changes: tuple[Change, ...]
     proof: Proof | None
-    """The final run, its roles those of what was kept."""
+    """The final run, with the roles of the kept candidates."""
 
 
 def roles(baseline: Baseline, same: Candidate, best: Candidate) -> dict[str, Candidate]:
-    """The ways of running the step that the final run compares."""
+    """Return the candidates that the final run compares, by role."""
     found = (baseline.written, baseline.best, baseline.best_same, same, best)
     return dict(zip(ROLES, found, strict=True))
 
 
 def keep(baseline: Baseline, found: Found, proof: Proof | None) -> Kept:
-    """Keep what the final run calls faster than its rival; else the rival is the recipe.
+    """Keep what the final run calls faster than its rival; otherwise the rival is the recipe.
 
-    The same-arithmetic climb's end is held against the same-arithmetic rival too. Where the step
-    as written was faster than what is left, it is the recipe.
+    The same-arithmetic climb must also beat the same-arithmetic rival. If the step as written is
+    faster than what remains, it is the recipe.
     """
     same, best = found.same, found.best
     kept_same = same.best
@@ -82,14 +82,16 @@ def keep(baseline: Baseline, found: Found, proof: Proof | None) -> Kept:
 
 
 def keeps_arithmetic(candidate: Candidate, written: Candidate) -> bool:
-    """Whether a candidate computes in the arithmetic of the step as written."""
+    """Return True if a candidate computes in the arithmetic of the step as written."""
     ours, theirs = candidate.config, written.config
     return (ours.precision, ours.matmul_precision) == (theirs.precision, theirs.matmul_precision)
 
 
 def _rival(baseline: Baseline, found: Found) -> Candidate:
-    """The fastest rival that may be a recipe: in another arithmetic only where that one's losses
-    were compared."""
+    """Return the fastest rival that may be a recipe.
+
+    One in another arithmetic qualifies only if losses were compared in that arithmetic and passed.
+    """
     losses, compared = found.losses, found.best.best.config.precision
     passed = losses is not None and losses.passed and baseline.best.config.precision == compared
     if passed or keeps_arithmetic(baseline.best, baseline.written):
@@ -98,7 +100,7 @@ def _rival(baseline: Baseline, found: Found) -> Candidate:
 
 
 def _proven(same: Climb, best: Climb, proof: Proof | None) -> Climb | None:
-    """The climb whose end the final run calls faster than the rival, the best one first."""
+    """Return the climb whose result the final run calls faster than the rival, the best first."""
     if proof is None:
         return None
     for role, climb in (("ratchet", best), ("same_arithmetic", same)):
@@ -108,8 +110,10 @@ def _proven(same: Climb, best: Climb, proof: Proof | None) -> Climb | None:
 
 
 def _written_is_faster(baseline: Baseline, recipe: Candidate, proof: Proof | None) -> bool:
-    """Whether the step as written beats what would be the recipe: by the final run where it was
-    timed there, else by the rivals' own screening."""
+    """Return True if the step as written beats the proposed recipe.
+
+    The final run decides if it timed the step as written; otherwise the rivals' screening does.
+    """
     if proof is not None and proof.decides and proof.timed("as_written"):
         role = next(role for role, one in proof.arms.items() if one.key() == recipe.key())
         return proof.is_faster("as_written", role)
@@ -117,22 +121,25 @@ def _written_is_faster(baseline: Baseline, recipe: Candidate, proof: Proof | Non
 
 
 def _because(baseline: Baseline, best: Climb, proof: Proof | None) -> str:
-    """Why the recipe is what it is, by the comparison with the rival; a clause."""
+    """Explain the choice of recipe by the comparison with the rival, as a clause."""
     if not baseline.has_rival:
         return "the budget ended before torch.compile's step was timed"
     if best.best.key() in (baseline.best.key(), baseline.best_same.key()):
         if not any(change.ratio is not None for change in best.changes):
-            return "the budget had no room to try a change: the rival, torch.compile's best, stays"
+            return (
+                "the budget had no room to try a change, so the recipe is the rival, "
+                "torch.compile's best"
+            )
         return "no change looked faster than the rival, torch.compile's best"
     if proof is None:
-        return "the budget ended before anything could be proven: the rival stays"
+        return "the budget ended before anything could be proven, so the recipe is the rival"
     found = proof.speedup("best_compile", "ratchet")
     if found.answer == "faster":
         return f"the final run proved it faster than the rival ({_figures(found)})"
     if not proof.decides:
         return (
             f"the budget had room for {proof.launches} of {proof.asked} launches of the final "
-            "run, too few for a proof: the rival stays"
+            "run, too few for a proof, so the recipe is the rival"
         )
     return f"the final run did not prove the recipe faster than the rival ({_figures(found)})"
 
@@ -144,7 +151,7 @@ def _figures(found: Speedup) -> str:
 def _changes(
     climb: Climb | None, best: Climb, recipe_is: RecipeIs, because: str
 ) -> tuple[Change, ...]:
-    """Each change with what became of it: what was not proven is dropped, and says why."""
+    """Return each change with its final decision; unproven ones are dropped with a reason."""
     if climb is not None and recipe_is == "proven":
         lost = _lost(best, climb, because) if climb is not best else ()
         names = {change.name for change in lost}
@@ -157,7 +164,7 @@ def _changes(
 
 
 def _lost(best: Climb, climb: Climb, because: str) -> tuple[Change, ...]:
-    """What the best climb kept and this one could not have, as dropped."""
+    """Return the best climb's kept changes that this climb could not have, as dropped."""
     own = {change.name for change in climb.changes if change.decision != "not_applicable"}
     return tuple(
         _drop(change, because)

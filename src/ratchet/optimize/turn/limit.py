@@ -1,8 +1,8 @@
-"""How far a step is from what this machine can do, and what could still be won of it.
+"""Bound how fast a step can run on this machine, and how much could still be won.
 
-The bound of a step is the sum of its operators' rooflines at the measured ceilings (matrix
-products, convolutions, attention), and of the optimizer's compulsory traffic. Every other operator
-has a bound of 0, since fusion can take its whole time: the bound is low rather than wrong.
+A step's bound is the sum of its operators' rooflines at the measured ceilings (matrix products,
+convolutions, attention) and of the optimizer's compulsory traffic. Every other operator has a bound
+of 0, because fusion could remove all of its time. The bound is therefore never too high.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from ratchet.optimize.turn.result import ArmKey, CategoryLimit, StepLimit, StepP
 OVERHEAD = "overhead"
 """The part of a step outside every operator: Python, and a device that waits for it."""
 SMALL_SHARE = 0.01
-"""Of a step: what can win no more than this is not tried."""
+"""Share of a step; a lever that can win no more than this is not tried."""
 ADAMW_PASSES, SGD_PASSES = 7, 3
-"""Parameter, gradient and two moments are read, all but the gradient written; of SGD, the
-parameter alone has no state. Each pass is as long as the parameters."""
+"""Passes over the optimizer's data, each as long as the parameters.
+
+AdamW reads parameter, gradient and two moments, and writes all but the gradient. SGD has no state:
+it reads parameter and gradient, and writes the parameter.
+"""
 BF16_BYTES = 0.5
-"""What is left of the traffic of fp32 in bf16."""
+"""Ratio of bf16 traffic to fp32 traffic."""
 KNOWN = ("matmul", "convolution", "attention", "optimizer")
 """Categories whose work follows from the shapes."""
 
@@ -37,10 +40,10 @@ def limit_of(
     ceilings: Ceilings | None,
     least_s: float = 0.0,
 ) -> StepLimit | None:
-    """The limit of a profiled step; None where no ceiling was measured or nothing was profiled.
+    """Return the limit of a profiled step; None without a measured ceiling or a profile.
 
-    The profile's times are scaled to `step_time_s`, since profiling costs time. `least_s` is a
-    bound that is known from another way to run the same work.
+    The profile's times are scaled to `step_time_s`, because profiling itself takes time. `least_s`
+    is a bound known from another way to run the same work.
     """
     window_s = profile.identity.window_s
     if ceilings is None or window_s <= 0:
@@ -85,7 +88,7 @@ def _hold_optimizer(
     situation: Situation,
     ceilings: Ceilings,
 ) -> None:
-    """Hold the optimizer's time against the traffic of its state."""
+    """Bound the optimizer's time by the traffic of its state."""
     if not times.get("optimizer"):
         return
     passes = ADAMW_PASSES if situation.optimizer_is_adamw else SGD_PASSES
@@ -99,7 +102,7 @@ def _hold_optimizer(
 def winnable_s(
     lever: Lever, limit: StepLimit, profile: StepProfile, ceilings: Ceilings
 ) -> float | None:
-    """Seconds of a step that the lever can win at most; None where the profile does not say."""
+    """Return the most seconds of a step that the lever can win; None if the profile cannot tell."""
     times = {one.category: one for one in limit.categories}
     if lever.changes_arithmetic:
         return _by_precision(lever, limit, ceilings)
@@ -115,7 +118,7 @@ def winnable_s(
 
 
 def _by_precision(lever: Lever, limit: StepLimit, ceilings: Ceilings) -> float:
-    """bf16 wins of the products what their rates differ by, and half of the other traffic."""
+    """Return what bf16 can win: the products' rate difference and half of the other traffic."""
     rates = ceilings.gemm_flops_per_s
     share = max(0.0, 1.0 - rates["fp32"] / rates["bf16"]) if {"fp32", "bf16"} <= {*rates} else 0.0
     of_products = ("matmul", "convolution", "attention")
@@ -129,12 +132,12 @@ def _by_precision(lever: Lever, limit: StepLimit, ceilings: Ceilings) -> float:
 
 
 def ranked(levers: Sequence[Lever], worth: dict[str, float | None]) -> list[Lever]:
-    """The levers by the time they can win, most first; those that nothing is known of come last."""
+    """Sort the levers by the time they can win, most first; unknown ones come last."""
     return sorted(levers, key=lambda lever: -(worth.get(lever.name) or 0.0))
 
 
 def too_small(name: str, worth: dict[str, float | None], step_time_s: float) -> str | None:
-    """Why a lever is not worth its trial; None where it may be."""
+    """Return the reason why a lever is not worth a trial; None if it may be."""
     found = worth.get(name)
     if found is None or found >= SMALL_SHARE * step_time_s:
         return None

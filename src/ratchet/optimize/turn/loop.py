@@ -1,4 +1,4 @@
-"""One turn of the ratchet: baseline, explain, kernels, climb, prove, write."""
+"""Run one optimization turn: baseline, explain, kernels, climb, prove, write."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from ratchet.optimize.turn.steer import Steering, Worth
 from ratchet.workloads.config import StepConfig
 
 KERNELS_SHARE = 0.5
-"""Of the time between the rivals and the final run: the rest is for trying them in the step."""
+"""Share of the time between rivals and final run; trying kernels in the step gets the rest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a turn found, and what a user takes home."""
+    """The result of a turn, and the recipe that the user gets."""
 
     result: OptimizeResult
     recipe: Recipe
@@ -53,7 +53,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What would be tried, for `--dry-run`."""
+    """The changes that would be tried, for `--dry-run`."""
 
     workload: dict[str, Any]
     written: StepConfig
@@ -61,7 +61,7 @@ class Plan:
     skipped: tuple[Change, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as one JSON object."""
+        """Return the plan as one JSON object."""
         return {
             "workload": self.workload,
             "written": self.written.model_dump(mode="json"),
@@ -80,9 +80,9 @@ class Plan:
 
 
 def optimize(settings: Settings, listener: Listener = lambda event, details: None) -> Outcome:
-    """Run one turn and return what it found, and the recipe; `compose.write` writes them.
+    """Run one turn and return its result and its recipe; `compose.write` writes them.
 
-    Raises a RatchetError for anything the user can mend. A killed turn goes on from the ledger.
+    Raises a RatchetError for anything the user can fix. A killed turn resumes from the ledger.
     """
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     check_settings(settings)
@@ -101,7 +101,7 @@ def optimize(settings: Settings, listener: Listener = lambda event, details: Non
 
 
 def plan(settings: Settings, listener: Listener = lambda event, details: None) -> Plan:
-    """What `optimize` would try, without trying it."""
+    """Return what `optimize` would try, without trying it."""
     check_settings(settings)
     with _open(settings, listener) as turn:
         description = describe(turn)
@@ -121,7 +121,7 @@ def plan(settings: Settings, listener: Listener = lambda event, details: None) -
 
 
 def describe(turn: Turn) -> dict[str, Any]:
-    """The workload in numbers; building it and running one step checks it on the way."""
+    """Describe the workload in numbers; building it and running one step also checks it."""
 
     def compute() -> dict[str, Any]:
         turn.tell("start", title="as written")
@@ -146,7 +146,7 @@ def describe(turn: Turn) -> dict[str, Any]:
 
 
 def situation_of(turn: Turn, description: dict[str, Any]) -> Situation:
-    """What the levers may look at."""
+    """Collect the facts that the levers may use."""
     device = turn.device
     return Situation(
         device_kind=device.kind,
@@ -166,7 +166,7 @@ def situation_of(turn: Turn, description: dict[str, Any]) -> Situation:
 
 
 def chosen_levers(settings: Settings) -> list[Lever]:
-    """All levers, or the one named by `--try` as if it were expected to help."""
+    """Return all levers, or only the one named by `--try`."""
     if settings.try_lever is None:
         return [*LEVERS, *kernel_levers()]
     return [all_levers()[settings.try_lever]]
@@ -202,9 +202,9 @@ def _run(turn: Turn, description: dict[str, Any], started_at: str) -> Outcome:
 
 
 def _search(turn: Turn, situation: Situation, baseline: Baseline, steering: Steering) -> Found:
-    """Judge the kernels and climb, in what the final run leaves of the budget.
+    """Judge the kernels and climb, in the part of the budget that the final run leaves.
 
-    A change of the arithmetic counts only where losses are compared: their time is kept free.
+    Changes of arithmetic require a comparison of losses, so time is reserved for it.
     """
     ends_s = search_ends_s(turn, baseline.written, baseline.best)
     reserved_s = turn.ends_s - ends_s
@@ -229,14 +229,14 @@ def _search(turn: Turn, situation: Situation, baseline: Baseline, steering: Stee
 
 
 def _part(turn: Turn, ends_s: float, share: float) -> float:
-    """The moment at which this share of what is left until `ends_s` will be spent."""
+    """Return when this share of the time left until `ends_s` will be spent."""
     return turn.spent_s + share * max(0.0, ends_s - turn.spent_s)
 
 
 def _comparison_s(turn: Turn, situation: Situation, baseline: Baseline) -> float | None:
-    """The seconds to keep for the comparison of losses; None where nothing is to be compared.
+    """Return the seconds to reserve for comparing losses; None if there is nothing to compare.
 
-    That is so where no lever may change the arithmetic, and where the budget has no room for it.
+    That is the case if no lever may change the arithmetic, or if the budget has no room.
     """
     changing = not turn.settings.keep_precision and any(
         lever.changes_arithmetic and lever.applies(situation) is None
@@ -254,7 +254,7 @@ def _comparison_s(turn: Turn, situation: Situation, baseline: Baseline) -> float
 def _kernels(
     turn: Turn, situation: Situation, baseline: Baseline, worth: Worth, ends_s: float
 ) -> ProvenKernels:
-    """Judge the library's kernels, those with most time to win first."""
+    """Judge the library's kernels, those with the most time to win first."""
     levers = [one for one in kernel_levers() if one.name in _wanted_kernels(turn, situation)]
     names = [lever.name.removeprefix(PREFIX) for lever in ranked(levers, worth.by_lever)]
     reasons = {name: too_small(PREFIX + name, worth.by_lever, worth.step_time_s) for name in names}
@@ -270,7 +270,7 @@ def _kernels(
 
 
 def _losses(turn: Turn, written: Candidate, best: Candidate) -> LossResult | None:
-    """Whether small copies learn as well; None where the budget ended before that was known."""
+    """Compare how well small copies learn; None if the budget ended before that was known."""
     try:
         return compare_losses(turn, written, best)
     except DeadlinePassed:
@@ -279,7 +279,7 @@ def _losses(turn: Turn, written: Candidate, best: Candidate) -> LossResult | Non
 
 
 def _without_arithmetic(turn: Turn, same: Climb, best: Climb, losses: LossResult | None) -> Climb:
-    """The same-arithmetic climb in the best one's place, with what was lost by that."""
+    """Return the same-arithmetic climb, with the changes lost from the best climb noted."""
     reason = losses.detail if losses else "the budget ended before its losses were compared"
     turn.warnings.append(f"bf16 was dropped: {reason}")
     decision: Decision = "refused" if losses else "not_tried"
@@ -293,7 +293,7 @@ def _without_arithmetic(turn: Turn, same: Climb, best: Climb, losses: LossResult
 
 
 def _prove(turn: Turn, baseline: Baseline, found: Found) -> Kept:
-    """The final run, and what it lets stand."""
+    """Run the final comparison and decide what to keep."""
     arms = roles(baseline, found.same.best, found.best.best)
     proof = prove(turn, arms, rival="best_compile")
     return keep(baseline, found, proof)
@@ -335,13 +335,13 @@ def _climb(
 
 
 def as_default(lever: Lever) -> Lever:
-    """The lever as part of the bundle: what `--try` names is tried."""
+    """Return the lever as part of the bundle, so that the lever named by `--try` is tried."""
     fields = {name: getattr(lever, name) for name in Lever.__slots__}
     return Lever(**{**fields, "default": True})
 
 
 def _wanted_kernels(turn: Turn, situation: Situation) -> set[str]:
-    """The kernels' levers that apply here: the others are not judged."""
+    """Return the kernel levers that apply here; the others are not judged."""
     return {
         lever.name
         for lever in chosen_levers(turn.settings)
@@ -350,7 +350,7 @@ def _wanted_kernels(turn: Turn, situation: Situation) -> set[str]:
 
 
 def _to_capture(baseline: Baseline, situation: Situation, settings: Settings) -> list[Candidate]:
-    """The steps whose call sites matter: bf16 weights first, then the written precision."""
+    """Return the steps whose call sites matter: bf16 weights first, then the written precision."""
     configs = [baseline.best_same.config]
     if _may_use_bf16_weights(situation) and not settings.keep_precision:
         precision = {"precision": "bf16_master"}
@@ -381,7 +381,7 @@ def _open(settings: Settings, listener: Listener) -> Turn:
 
 
 def versions() -> dict[str, str]:
-    """The versions that stand beside every figure."""
+    """Return the versions reported beside every figure."""
     return {"ratchet": __version__, **asdict(software())}
 
 

@@ -1,4 +1,4 @@
-"""The loss-curve gate: where the arithmetic changes, small copies must learn as well as before."""
+"""Compare loss curves: after a change of arithmetic, small copies must learn as well as before."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ratchet.optimize.turn.state import Turn
 
 KIND = "loss-curve"
 SHRUNK_STEP_S = 0.02
-"""A step of a shrunk copy takes about this long, or as long as the step itself."""
+"""Upper limit of the assumed step time of a shrunk copy, which may also be the step's own time."""
 SHRUNK_COMPILE = 0.8
-"""Compiling a shrunk copy takes this part of compiling the step: 21 s of 32 for llama-8m."""
+"""Ratio of the compile times of a shrunk copy and the step: 21 s to 32 for llama-8m."""
 
 
 def compare_losses(turn: Turn, baseline: Candidate, candidate: Candidate) -> LossResult:
-    """Train shrunk copies on the same seeds and data both ways; the judge compares the ends.
+    """Train shrunk copies on the same seeds and data both ways; the judge compares final losses.
 
-    Both ways train at the same time, each on one thread. Each curve is remembered by itself.
+    Both ways train at the same time, each on one thread. Each curve is remembered separately.
     """
     settings = turn.settings
     both = (baseline, candidate)
@@ -40,9 +40,9 @@ def compare_losses(turn: Turn, baseline: Candidate, candidate: Candidate) -> Los
 
 
 def comparison_s(turn: Turn, baseline: Candidate, candidate: Candidate) -> float:
-    """The seconds that comparing them takes, by what starts and steps took so far.
+    """Estimate the seconds that the comparison takes from the starts and steps so far.
 
-    The copies are compiled anew: their shapes are their own.
+    The copies compile from scratch, because their shapes differ.
     """
     settings, costs = turn.settings, turn.costs
     step_s = min(SHRUNK_STEP_S, costs.step_s(candidate))
@@ -57,7 +57,7 @@ def comparison_s(turn: Turn, baseline: Candidate, candidate: Candidate) -> float
 def _start(
     turn: Turn, both: Sequence[Candidate], stack: contextlib.ExitStack
 ) -> dict[str, ArmProcess]:
-    """The arms that have a curve to train, started at the same time."""
+    """Start, at the same time, the arms that have a curve to train."""
     arms = {}
     for candidate in both:
         keys = (_key(turn, candidate, seed) for seed in range(turn.settings.loss_seeds))
@@ -74,7 +74,7 @@ def _start(
 def _curves(
     turn: Turn, both: Sequence[Candidate], arms: dict[str, ArmProcess], seed: int
 ) -> dict[str, list[float]]:
-    """Each one's losses for a seed, by its key."""
+    """Return each candidate's losses for a seed, by its key."""
     steps = turn.settings.loss_steps
     for candidate in both:
         if not turn.holds(KIND, _key(turn, candidate, seed)):

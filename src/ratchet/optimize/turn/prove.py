@@ -1,4 +1,4 @@
-"""The final paired run: the recipe against every baseline, over several launches."""
+"""Run the final paired comparison of the recipe with every baseline, over several launches."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from ratchet.optimize.turn.result import Speedup
 from ratchet.optimize.turn.state import MEMORY_SHARE, Turn
 
 TWIN = "twin"
-"""A second process of the best rival: what differs between them is noise."""
+"""A second process of the best rival; any difference between the two is noise."""
 EARLY = 0.93
-"""A launch that others follow ends by this part of its share: it overruns by a round or two."""
+"""Part of its share by which a launch that others follow ends: it overruns by a round or two."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
-    """The samples of the final run and what they say."""
+    """The samples of the final run and the answers drawn from them."""
 
     arms: dict[str, Candidate]
-    """By role; a role without a sample was left out."""
+    """Candidates by role; roles without a sample are absent."""
     samples: tuple[Sample, ...]
     descriptions: dict[str, dict[str, Any]]
     setup_s: dict[str, float]
@@ -44,7 +44,7 @@ class Proof:
 
     @property
     def decides(self) -> bool:
-        """Whether there were launches enough for a claim."""
+        """Return True if there were enough launches for a claim."""
         return self.launches >= min(self.asked, LEAST_LAUNCHES)
 
     def timed(self, *roles: str) -> bool:
@@ -58,14 +58,14 @@ class Proof:
         return Speedup(ratio=found.ratio, low=found.low, high=found.high, answer=answer)
 
     def is_faster(self, new: str, than: str) -> bool:
-        """Whether this run proves it."""
+        """Return True if this run proves that `new` is faster than `than`."""
         return self.timed(new, than) and self.speedup(than, new).answer == "faster"
 
     def summary(self, key: str) -> Any:
         return summarise(self.samples, key)
 
     def recast(self, arms: dict[str, Candidate]) -> Proof:
-        """The same run with other roles for the candidates that it timed."""
+        """Return the same run with other roles for the candidates that it timed."""
         owner = {candidate.key(): role for role, candidate in self.arms.items()}
         known = {role: one for role, one in arms.items() if one.key() in owner}
         source = {role: owner[candidate.key()] for role, candidate in known.items()}
@@ -80,7 +80,7 @@ class Proof:
 
 
 def _under(samples: Sequence[Sample], source: dict[str, str]) -> list[Sample]:
-    """The samples of each source role under the role's own name."""
+    """Return the samples of each source role, renamed to the role."""
     return [
         Sample(**{**asdict(sample), "arm": role})
         for role, other in source.items()
@@ -92,8 +92,8 @@ def _under(samples: Sequence[Sample], source: dict[str, str]) -> list[Sample]:
 def prove(turn: Turn, arms: dict[str, Candidate], *, rival: str) -> Proof | None:
     """Time `arms` (role to candidate) and a twin of `rival`, adjacent and in random order.
 
-    Arms that run the same thing share one process. Each launch is remembered by itself, so that
-    a killed run goes on with the launch it was at. None where the budget has no room for a launch.
+    Arms that run the same thing share one process. Each launch is remembered separately, so a
+    killed run resumes at its current launch. Returns None if the budget has no room for a launch.
     """
     turn.close_arms()
     plan = plan_proof(
@@ -127,7 +127,7 @@ def prove(turn: Turn, arms: dict[str, Candidate], *, rival: str) -> Proof | None
 def _launches(
     turn: Turn, distinct: dict[str, Candidate], rival: str, plan: ProofPlan
 ) -> list[dict[str, Any]]:
-    """What each launch gave; fewer than planned where the budget ended."""
+    """Return the payload of each launch; fewer than planned if the budget ended."""
     key = ":".join(sorted(candidate.key() for candidate in distinct.values()))
     candidates = timed(distinct, tuple(distinct), rival)
     done: list[dict[str, Any]] = []
@@ -190,21 +190,21 @@ def _launch(
 
 
 def _fit_together(turn: Turn, distinct: dict[str, Candidate]) -> bool:
-    """Whether all arms and the twin stand in memory at once, by what one was seen to use."""
+    """Return True if all arms and the twin fit in memory together, judging by one arm's usage."""
     if turn.device.kind != "cpu":
         return False
     needed_bytes = turn.peak_memory_bytes * (len(distinct) + 1)
     fit = needed_bytes < MEMORY_SHARE * turn.device.memory_bytes
     if not fit:
         turn.warnings.append(
-            "the arms do not fit in memory together: they were timed one after the other, and the "
-            "intervals do not have the precision of adjacent pairs"
+            "the arms do not fit in memory together, so they were timed one after the other; the "
+            "intervals lack the precision of adjacent pairs"
         )
     return fit
 
 
 def _distinct(arms: dict[str, Candidate], first: str) -> dict[str, Candidate]:
-    """The first role of each different candidate, `first` before all."""
+    """Return the first role of each different candidate, with `first` before all others."""
     found: dict[str, Candidate] = {}
     for role in sorted(arms, key=lambda role: role != first):
         candidate = arms[role]

@@ -1,4 +1,4 @@
-"""Kernels before they are installed: each is judged on the problems the workload really runs."""
+"""Judge each kernel, before it is installed, on the problems that the workload actually runs."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ratchet.optimize.turn.state import Turn
 
 KERNEL_LIMIT_S = 180.0
 LEAST_VERDICT_S = 5.0
-"""No verdict is begun in less time than this."""
-NO_TIME = "the budget ended before the judge came to it"
+"""Minimum time left for a verdict to begin."""
+NO_TIME = "the budget ended before it was judged"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProvenKernels:
-    """What may be installed in each precision, and what the judge said of every kernel."""
+    """The kernels that may be installed in each precision, and the verdict on every kernel."""
 
     proven: dict[str, dict[str, tuple[InstalledKernel, ...]]]
     """Precision of the step -> library kernel -> its proven entries."""
     refused: dict[str, dict[str, str]]
-    """Precision of the step -> library kernel -> why it may not be installed."""
+    """Precision of the step -> library kernel -> the reason why it may not be installed."""
     verdicts: tuple[dict[str, Any], ...]
 
     def of(self, precision: str) -> dict[str, tuple[InstalledKernel, ...]]:
@@ -49,11 +49,12 @@ def prove_kernels(
     wanted: Sequence[str],
     too_small: Mapping[str, str],
 ) -> ProvenKernels:
-    """Judge the wanted kernels of the library on the call sites of the candidates' steps.
+    """Judge the wanted library kernels on the call sites of the candidates' steps.
 
-    They are judged in the order of `wanted`, until the turn's stage ends; those in `too_small` are
-    not, for the reason there. The first candidate's problems decide whether a kernel is faster. In
-    the precision of another one it need only be right: there the timing of the whole step decides.
+    Kernels are judged in the order of `wanted`, until the turn's stage ends. Those in `too_small`
+    are skipped for the reason given there. The first candidate's problems decide if a kernel is
+    faster. In other precisions a kernel need only be right, because the timing of the whole step
+    decides there.
     """
     if turn.device.kind != "cpu":
         return _none(candidates, "the kernels of the library run on CPUs")
@@ -83,12 +84,12 @@ def _none(candidates: list[Candidate], reason: str) -> ProvenKernels:
 
 
 def _problems(turn: Turn, candidate: Candidate) -> dict[str, list[Problem]]:
-    """The problems of a step by the name of the library kernel that answers them."""
+    """Return the problems of a step by the name of the library kernel that answers them."""
 
     def compute() -> dict[str, Any]:
         if turn.left_s() <= 0:
             raise DeadlinePassed("no time is left to look for call sites")
-        # The graphs are traced anyway: an arm that compiles nothing is ready sooner.
+        # The graphs are traced in any case, and an arm that compiles nothing is ready sooner.
         eager = candidate.config.model_copy(update={"compile_mode": None})
         turn.tell("start", title=f"looking for call sites, {eager.precision}")
         with ArmProcess(turn.spec(with_config(eager, {}))) as arm:
@@ -103,7 +104,7 @@ def _problems(turn: Turn, candidate: Candidate) -> dict[str, list[Problem]]:
 
 @dataclass(kw_only=True)
 class _Court:
-    """The judge at work on one library after the other, until its share of the budget is spent."""
+    """Judges one library kernel after another, until the stage's share of the budget is spent."""
 
     turn: Turn
     wanted: tuple[str, ...]
@@ -112,7 +113,7 @@ class _Court:
     verdicts: list[dict[str, Any]] = field(default_factory=list)
 
     def hear(self, precision: str, problems: dict[str, list[Problem]], *, timed: bool) -> None:
-        """All library kernels in one precision."""
+        """Judge all wanted library kernels in one precision."""
         proven = self.proven.setdefault(precision, {})
         refused = self.refused.setdefault(precision, {})
         with KernelJudge() as judge:
@@ -137,7 +138,7 @@ class _Court:
         problems: list[Problem],
         timed: bool,
     ) -> str:
-        """Judge one library kernel's entries; why it may not be installed ("" where it may)."""
+        """Judge one library kernel's entries; return the objection to installing it, or ""."""
         for kernel in kernels:
             if not timed and not self._may_be_loaded(kernel):
                 continue
@@ -163,7 +164,7 @@ class _Court:
         place = f"{kernel.hash}:{problem.hash}"
         own = turn.is_own("judged", place)
         time_left = turn.left_s() > max(LEAST_VERDICT_S, turn.costs.verdict_s)
-        # What a busy machine left unmeasured once says nothing of the kernel.
+        # A kernel left unmeasured on a busy machine may be measured this time.
         open_ = known is not None and (known["status"] == "unmeasured" or known.get("not_timed"))
         again = known is None or (open_ and not own and time_left)
         if not again:

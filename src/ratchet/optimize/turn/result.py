@@ -1,4 +1,4 @@
-"""What one turn of the ratchet found: the document behind `result.json` and the report."""
+"""The result of one optimization turn: the document behind `result.json` and the report."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Rival(_Model):
 
 
 class Change(_Model):
-    """One lever or kernel: what it gave, and why it was kept or dropped."""
+    """One lever or kernel: its effect, and the reason why it was kept or dropped."""
 
     name: str
     kind: Literal["lever", "kernel"]
@@ -64,10 +64,13 @@ class Change(_Model):
     source: str = ""
     changes_arithmetic: bool = False
     basis: Basis | None = None
-    """What a kept change rests on: a measurement of its own, the bundle that was proven whole, or
-    the rival, which has it too. None where it was not kept."""
+    """The evidence for a kept change; None if it was not kept.
+
+    `alone`: its own measurement. `bundle`: the bundle, proven as a whole. `rival`: the rival has it
+    too.
+    """
     winnable_s: float | None = None
-    """At most this much of a step could be won by it, by the profile; None where not known."""
+    """Upper bound, from the profile, of the seconds of a step it could win; None if unknown."""
 
 
 class OpTime(_Model):
@@ -80,7 +83,7 @@ class OpTime(_Model):
     share: float
     bound: str
     least_s: float | None = None
-    """The roofline's bound at measured ceilings; None where the work is not known."""
+    """The roofline bound at measured ceilings; None if the work is unknown."""
 
 
 class IdentityResult(_Model):
@@ -94,28 +97,30 @@ class IdentityResult(_Model):
 
 
 class FindingResult(_Model):
-    """What the trace says could be won, and what tries it."""
+    """A possible gain found in the trace, and the levers that try it."""
 
     name: str
     evidence: str
     gain_s: float
-    """At most this much of a step."""
+    """Upper bound of the gain per step."""
     levers: list[str]
     remedy: str
 
 
 class StepProfile(_Model):
-    """Where one step's time goes, by operator, most expensive first."""
+    """One step's time by operator, most expensive first."""
 
     total_s: float
     ops: list[OpTime]
     identity: IdentityResult
     findings: list[FindingResult]
     trace: str
-    """The trace's file, for `ratchet trace report`."""
+    """The trace file, for `ratchet trace report`."""
     system_s: float = 0.0
-    """CPU time of one step inside the operating system, of all threads: page faults are in it. It
-    overlaps with the operators' times; 0 where it is not known."""
+    """CPU seconds that all threads of one step spend in the operating system, page faults included.
+
+    They overlap with the operators' times; 0 if unknown.
+    """
 
 
 class CategoryLimit(_Model):
@@ -124,18 +129,18 @@ class CategoryLimit(_Model):
     category: str
     time_s: float
     least_s: float
-    """The roofline's bound of the operators whose work is known."""
+    """The roofline bound of the operators whose work is known."""
     unknown_s: float
-    """Time of operators whose bound is not known: counted as winnable, so that `most` holds."""
+    """Time of operators without a known bound; it counts as winnable, so that `most` holds."""
     winnable_s: float
     """`time_s - least_s`."""
 
 
 class StepLimit(_Model):
-    """How far one way of running the step is from what this machine can do.
+    """The gap between one way of running the step and this machine's limit.
 
-    The bound is the sum of each operator's roofline at the measured ceilings, in the arithmetic of
-    this step. An operator whose work is not known has a bound of 0.
+    The bound is the sum of each operator's roofline at the measured ceilings, in this step's
+    arithmetic. An operator with unknown work has a bound of 0.
     """
 
     arm: ArmKey
@@ -143,32 +148,32 @@ class StepLimit(_Model):
     step_time_s: float
     least_s: float
     share: float
-    """`least_s / step_time_s`: the step runs at this share of what the machine can do."""
+    """`least_s / step_time_s`: the share of the machine's limit at which the step runs."""
     most: float | None
-    """A step can become at most this many times faster; None where no bound is known."""
+    """Upper bound of the step's possible speed-up; None if no bound is known."""
     categories: list[CategoryLimit]
-    """The one with most time to win first."""
+    """The categories, those with the most time to win first."""
 
 
 class Omission(_Model):
-    """Something that the turn left out, and why."""
+    """Something that the turn left out, and the reason."""
 
     what: str
     """A noun phrase: `a third launch of the final run`."""
     reason: str
     for_want_of_budget: bool = True
-    """False where a measurement ruled it out."""
+    """False if a measurement ruled it out."""
 
 
 class BudgetUse(_Model):
-    """Where the turn's budget went, in seconds."""
+    """The use of the turn's budget, in seconds."""
 
     budget_s: float
     spent_s: float
-    """Recalled evidence counts with the time it once took."""
+    """Seconds spent; recalled evidence counts with the time it originally took."""
     reserved_for_proof_s: float
     launches: int
-    """Of the final run; 0 where there was no time for one."""
+    """Launches of the final run; 0 if there was no time for one."""
     launches_asked: int
     omissions: list[Omission]
 
@@ -188,7 +193,7 @@ class LossResult(_Model):
 
 
 class CompileCost(_Model):
-    """What the recipe's longer start costs, and when it has paid."""
+    """The cost of the recipe's longer start, and the steps that recover it."""
 
     extra_setup_s: float
     pays_after_steps: int | None
@@ -206,7 +211,7 @@ class Paths(_Model):
 
 
 class OptimizeResult(_Model):
-    """The whole answer of `ratchet optimize`."""
+    """The whole result of `ratchet optimize`."""
 
     workload: str
     source: str
@@ -234,10 +239,14 @@ class OptimizeResult(_Model):
     verdicts: list[dict[str, Any]]
     warnings: list[str]
     recipe_is: RecipeIs = "proven"
-    """`proven`: the final run called it faster than its rival. `rival`: torch.compile's best, as
-    nothing was proven faster. `as_written`: the step as written was faster still."""
+    """Origin of the recipe.
+
+    `proven`: the final run called it faster than its rival. `rival`: torch.compile's best, because
+    nothing was proven faster. `as_written`: the step as written was faster still.
+    """
     recipe_because: str = ""
-    """Why, in one sentence."""
+    """The reason for `recipe_is`, in one sentence."""
     limit: StepLimit | None = None
-    """Of the recipe where it was profiled, else of the rival; None without a profile."""
+    """The recipe's limit if it was profiled, otherwise the rival's; None without a profile.
+    """
     budget: BudgetUse | None = None

@@ -1,4 +1,4 @@
-"""Screening: is a challenger right, and does it look faster than the incumbent? One launch."""
+"""Screen a challenger in one launch: check its gradients and time it beside the incumbent."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ratchet.optimize.turn.budget import MARGIN, WARMUP_STEPS, together_s
 from ratchet.optimize.turn.state import Turn
 
 SCREEN_S = 10.0
-"""Timing of one screening, or a sixtieth of the turn's budget where that is less."""
+"""Timing budget of one screening, or a sixtieth of the turn's budget if that is less."""
 MOST_ROUNDS = 25
 HOPELESS, HOPELESS_ROUNDS = 4.0, 2
-"""A challenger whose step takes this many times the incumbent's is not timed for longer."""
+"""Ratio of step times above which a challenger is timed for only this many rounds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Screening:
-    """How a challenger did against the incumbent in one launch."""
+    """The result of one launch of a challenger against the incumbent."""
 
     passed: bool
-    """Started, and its gradients are right. False says nothing about speed."""
+    """True if it started and its gradients are right; says nothing about speed."""
     reason: str
     ratio: float
     low: float
@@ -48,7 +48,7 @@ class Screening:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Oracle:
-    """Whose gradients decide: the fp32 reference, and the precision whose error is allowed."""
+    """The gradients that decide: the fp32 reference, and the precision whose error is allowed."""
 
     reference: Candidate
     allowed: Candidate
@@ -56,7 +56,7 @@ class Oracle:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GradientAnswer:
-    """What the gradient gate said of a candidate."""
+    """The gradient check's result for a candidate."""
 
     passed: bool
     detail: str
@@ -65,7 +65,7 @@ class GradientAnswer:
 
 
 def check_gradients(turn: Turn, candidate: Candidate, oracle: Oracle) -> GradientAnswer:
-    """Hold a candidate's first-step gradients against the oracle's; remembered in the ledger."""
+    """Check a candidate's first-step gradients against the oracle's; remembered in the ledger."""
 
     def compute() -> dict[str, object]:
         check = judge_gradients(
@@ -84,16 +84,16 @@ def check_gradients(turn: Turn, candidate: Candidate, oracle: Oracle) -> Gradien
 
 
 def gradients_key(candidate: Candidate, oracle: Oracle) -> str:
-    """The key under which the ledger holds the answer."""
+    """Return the key of the answer in the ledger."""
     return f"{candidate.key()}:{oracle.reference.key()}:{oracle.allowed.key()}"
 
 
 def screen(
     turn: Turn, incumbent: Candidate, challenger: Candidate, oracle: Oracle | None
 ) -> Screening:
-    """Time a challenger beside the incumbent, gradients first; remembered in the ledger.
+    """Check a challenger's gradients, then time it beside the incumbent; remembered in the ledger.
 
-    DeadlinePassed where the stage at work ends first.
+    Raises DeadlinePassed if the current stage ends first.
     """
     key = _key(incumbent, challenger, oracle)
     payload = turn.memo("screening", key, lambda: _screen(turn, incumbent, challenger, oracle))
@@ -107,14 +107,14 @@ def screen(
 
 
 def expect(turn: Turn, pairs: Sequence[tuple[Candidate, Candidate]], oracle: Oracle | None) -> None:
-    """Start what will be screened next (incumbent, challenger) at the same time."""
+    """Start, at the same time, the (incumbent, challenger) pairs that will be screened next."""
     unknown = [pair for pair in pairs if not turn.holds("screening", _key(*pair, oracle))]
     wanted = {one.key(): one for pair in unknown for one in pair}
     turn.start_together(list(wanted.values()))
 
 
 def fits(turn: Turn, incumbent: Candidate, challenger: Candidate, oracle: Oracle | None) -> bool:
-    """Whether the stage at work has time to screen the challenger."""
+    """Return True if the current stage has time to screen the challenger."""
     left_s = turn.left_s()
     return left_s > 0 and screening_s(turn, incumbent, challenger, oracle) <= left_s
 
@@ -122,7 +122,7 @@ def fits(turn: Turn, incumbent: Candidate, challenger: Candidate, oracle: Oracle
 def screening_s(
     turn: Turn, incumbent: Candidate, challenger: Candidate, oracle: Oracle | None
 ) -> float:
-    """What screening it would take, by what starts and steps took so far; 0 where it is known."""
+    """Estimate the seconds of a screening from starts and steps so far; 0 if already known."""
     if turn.holds("screening", _key(incumbent, challenger, oracle)):
         return 0.0
     missing = [one for one in (incumbent, challenger) if not turn.is_live(one)]
@@ -131,7 +131,7 @@ def screening_s(
 
 
 def new_screening_s(turn: Turn, incumbent: Candidate) -> float:
-    """What it would take to screen a challenger that torch.compile has not compiled yet."""
+    """Estimate the seconds to screen a challenger that torch.compile has not compiled yet."""
     costs = turn.costs
     starts_s = [costs.compiled_s(incumbent)]
     if not turn.is_live(incumbent):
@@ -205,9 +205,9 @@ def _screen(
 
 
 def rounds_for(incumbent_s: float, challenger_s: float, budget_s: float) -> int:
-    """How many rounds fit in a budget, between the fewest and the most.
+    """Return the number of rounds that fit in a budget, between the fewest and the most.
 
-    A challenger that is hopelessly slow gets two: it cannot look faster, whatever they say.
+    A hopelessly slow challenger gets two rounds, because it cannot look faster.
     """
     if challenger_s > HOPELESS * incumbent_s:
         return HOPELESS_ROUNDS

@@ -1,4 +1,4 @@
-"""What a user asks of one turn."""
+"""The user's settings for one turn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULT_BUDGET_S = 1800.0
 SMALLEST_BUDGET_S = 30.0
 PRECISIONS = ("fp32", "bf16_autocast", "bf16_master")
 LARGEST_SEED = 2**32 - 1
-"""NumPy's generators take no larger one, and a workload may seed those too."""
+"""Largest seed that NumPy's generators accept; a workload may seed those too."""
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -42,21 +42,21 @@ class Settings:
     loss_steps: int = 200
     loss_seeds: int = 3
     gone_s: float = 0.0
-    """Of the budget, before the turn was asked for: a command's imports."""
+    """Seconds of the budget spent before the turn began, such as a command's imports."""
 
     @property
     def title(self) -> str:
-        """The workload's name for people; a Workload object has its own."""
+        """Return the workload's display name; a Workload object has its own."""
         return title_of(self.workload)
 
     @property
     def command(self) -> str:
-        """What was called, for the report."""
+        """Return the command or call, for the report."""
         called = f"ratchet optimize {self.workload}"
         return called if self.title == self.workload else "ratchet.optimize(workload)"
 
     def key(self) -> str:
-        """What the answer depends on, hashed: the workload's text among it, the budget not."""
+        """Hash all that determines the result, including the workload's source, not the budget."""
         content = {
             "workload": self.title,
             "source": _source_hash(self.workload),
@@ -68,16 +68,16 @@ class Settings:
 
 
 def check_seed(seed: int) -> None:
-    """Refuse a seed that a random number generator could not take."""
+    """Refuse a seed that a random number generator cannot take."""
     if not 0 <= seed <= LARGEST_SEED:
         raise RatchetError(f"seed {seed} is out of range: give one from 0 to {LARGEST_SEED}")
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse what its text shows to be a mistake: no torch is imported for it.
+    """Check the settings that can be checked without importing torch.
 
-    Raises a RatchetError for an unknown workload or lever, for a seed out of range and for an
-    output folder that cannot be one.
+    Raises a RatchetError for an unknown workload or lever, a seed out of range, or an unusable
+    output folder.
     """
     from ratchet.optimize.levers import check_lever
 
@@ -102,7 +102,7 @@ def make_settings(
     seed: int = 0,
     **rest: Any,
 ) -> Settings:
-    """Settings from what a caller gives; `rest` are fields of `Settings` by name."""
+    """Make Settings from a caller's arguments; `rest` are fields of `Settings` by name."""
     made = Settings(
         workload=workload, budget_s=parse_duration_s(str(budget)), out=Path(out), seed=seed, **rest
     )
@@ -119,10 +119,10 @@ def workload_options(
     text: str | Path | None,
     device: str,
 ) -> dict[str, Any]:
-    """The keyword arguments of `workloads.load` that were given; JSON, for another process.
+    """Return the given keyword arguments of `workloads.load`, as JSON for another process.
 
-    Raises a RatchetError for an unknown workload and for what one of them cannot take, before torch
-    is imported.
+    Raises a RatchetError, before torch is imported, for an unknown workload or an option that one
+    of the workloads does not support.
     """
     if precision is not None and precision not in PRECISIONS:
         raise WorkloadError(f"unknown precision {precision!r}: use one of {', '.join(PRECISIONS)}")
@@ -143,7 +143,7 @@ def workload_options(
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds from `90`, `90s`, `30m` or `2h`; at least 30 s."""
+    """Parse seconds from `90`, `90s`, `30m` or `2h`; at least 30 s."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text)
     if match is None:
         raise RatchetError(f"budget {text!r} is not a duration: write 90s, 30m or 2h")
@@ -157,7 +157,7 @@ def parse_duration_s(text: str) -> float:
 
 
 def _source_hash(workload: str) -> str:
-    """Hash the user's own file and what it imports, so that an edited script is a new workload."""
+    """Hash the user's file and its imports, so that an edited script is a new workload."""
     if is_saved_spec(workload) and Path(workload).is_file():
         return hashlib.sha256(Path(workload).read_bytes()).hexdigest()
     file, _, function = workload.rpartition(":")

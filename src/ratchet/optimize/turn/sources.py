@@ -1,10 +1,10 @@
-"""The project's own files behind a user's workload, found without running any of them.
+"""Find the project's own files behind a user's workload, without running any of them.
 
-A proof holds for the code it was made with. That code is the workload's file and every module it
-imports, directly or not, that belongs to the project: all but the standard library, installed
-packages and Ratchet. Imports are read from the text, those inside functions too, and
-`importlib.import_module` with a literal name. A module whose name is only known at run time is not
-found.
+A proof holds for the code it was made with: the workload's file, and every module of the project
+that it imports directly or indirectly. The project is everything except the standard library,
+installed packages and Ratchet. Imports are read from the source text, including those inside
+functions and `importlib.import_module` with a literal name. A module whose name is known only at
+run time is not found.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STAR = "*"
 
 
 class Folder:
-    """A folder that may hold modules; its names are read once, and none where there is none."""
+    """A folder that may hold modules; its names are read once, and a missing folder has none."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,7 +42,7 @@ class Folder:
             return frozenset()
 
     def first(self, module: str) -> Path | None:
-        """The file that holds `module` here: its source before a compiled one."""
+        """Return the file that holds `module` here; source files come before compiled ones."""
         for suffix in SUFFIXES:
             if f"{module}{suffix}" in self.names and (self.path / f"{module}{suffix}").is_file():
                 return self.path / f"{module}{suffix}"
@@ -56,17 +56,17 @@ class Module:
     name: str
     file: Path | None
     folders: tuple[Folder, ...] = ()
-    """Where a package keeps its submodules; empty for a plain module."""
+    """The folders of a package's submodules; empty for a plain module."""
 
     @property
     def package(self) -> str:
-        """The package that relative imports start from."""
+        """Return the package that relative imports start from."""
         return self.name if self.folders else self.name.rpartition(".")[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Import:
-    """One import as it is written: `from ..name import members`, with `level` dots."""
+    """One import as written: `from ..name import members`, with `level` dots."""
 
     name: str
     members: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class Import:
 
 
 def source_hash(file: Path) -> str:
-    """Hash the names and the content of a workload's file and of the project's files it imports."""
+    """Hash the names and contents of a workload's file and of the project files it imports."""
     file, digest = file.resolve(), hashlib.sha256()
     for path in project_files(file):
         content = _content(path)
@@ -84,7 +84,7 @@ def source_hash(file: Path) -> str:
 
 
 def project_files(file: Path) -> list[Path]:
-    """List the workload's file and every file of the project that it imports, sorted."""
+    """List the workload's file and every project file that it imports, sorted."""
     file = file.resolve()
     search = _Search(roots=tuple(Folder(path) for path in _roots(file)))
     search.follow(Module(name=file.stem, file=file))
@@ -100,7 +100,7 @@ class _Search:
         self._seen: dict[str, Module | None] = {}
 
     def follow(self, module: Module) -> None:
-        """Take in this module's file, and all that it imports."""
+        """Add this module's file and everything that it imports."""
         waiting = [module]
         while waiting:
             found = waiting.pop()
@@ -112,7 +112,7 @@ class _Search:
                     waiting += self._modules(written, found)
 
     def _modules(self, written: Import, importer: Module) -> Iterator[Module]:
-        """The project's modules that one import runs: the packages on the way among them."""
+        """Yield the project modules that one import runs, including the packages on the way."""
         name = _absolute(written, importer)
         if not name:
             return
@@ -125,7 +125,7 @@ class _Search:
             yield from (one for part in names if (one := self._find(f"{name}.{part}")))
 
     def _chain(self, name: str) -> Iterator[Module]:
-        """The packages down to `name`, as far as they are the project's."""
+        """Yield the packages down to `name`, as long as they belong to the project."""
         parts = name.split(".")
         for count in range(1, len(parts) + 1):
             found = self._find(".".join(parts[:count]))
@@ -150,7 +150,7 @@ class _Search:
 
 
 def _in_folders(name: str, own: str, folders: Iterable[Folder]) -> Module | None:
-    """A module as Python's path finder would choose it; packages before plain modules."""
+    """Find a module like Python's path finder; packages come before plain modules."""
     portions = []
     for folder in folders:
         package = Folder(folder.path / own) if own in folder.names else None
@@ -164,7 +164,7 @@ def _in_folders(name: str, own: str, folders: Iterable[Folder]) -> Module | None
 
 
 def _elsewhere(name: str) -> Module | None:
-    """A top-level module that Python itself finds, where it is the project's. Runs no module."""
+    """Find a top-level project module through Python's own finders. Runs no module."""
     if name in sys.stdlib_module_names:
         return None
     try:
@@ -194,9 +194,9 @@ def _installed_folders() -> tuple[Path, ...]:
 
 
 def _roots(file: Path) -> tuple[Path, ...]:
-    """Where the project's top-level modules lie: beside the workload, then in the project's root.
+    """Return the folders of top-level modules: the workload's folder, then the project's root.
 
-    The root counts because scripts put it on `sys.path` themselves.
+    The root is included because scripts add it to `sys.path`.
     """
     for folder in file.parents:
         if any((folder / mark).exists() for mark in PROJECT_MARKS):
@@ -205,7 +205,7 @@ def _roots(file: Path) -> tuple[Path, ...]:
 
 
 def _absolute(written: Import, importer: Module) -> str:
-    """The dotted name that an import means; "" for a relative one that leads nowhere."""
+    """Return the absolute name of an import, or "" for a relative one that leads nowhere."""
     if not written.level:
         return written.name
     package = importer.package.split(".") if importer.package else []
@@ -216,7 +216,7 @@ def _absolute(written: Import, importer: Module) -> str:
 
 
 def _submodules(package: Module) -> list[str]:
-    """The submodules of a package that `import *` may run."""
+    """Return the submodules of a package that `import *` may run."""
     return sorted(
         {
             name.partition(".")[0]
@@ -229,7 +229,7 @@ def _submodules(package: Module) -> list[str]:
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of a file; none where it may not be read, as the workload may not either."""
+    """Return a file's bytes; none if it is unreadable, and then the workload fails as well."""
     try:
         return path.read_bytes()
     except OSError:
@@ -238,7 +238,7 @@ def _content(path: Path) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _imports(source: bytes) -> tuple[Import, ...]:
-    """Every import in a file's text; none where it does not parse."""
+    """Return every import in a file's text; none if the text does not parse."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -1,4 +1,4 @@
-"""The state of one turn: ledger, device, clock, and the arms that are alive."""
+"""Hold the state of one turn: ledger, device, clock, and the live arms."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ FOLDER_PREFIX = "ratchet-turn-"
 MOST_LIVE_ARMS = 4
 MEMORY_SHARE = 0.8
 SAME_END_S = 2.0
-"""Two stages of turns with one budget end this close together."""
+"""Tolerance within which stages of turns with equal budgets count as ending together."""
 
 
 @dataclass(kw_only=True)
 class Turn:
-    """Everything a stage needs. A stage asks `memo` first, so that nothing is proven twice."""
+    """The state that every stage needs. A stage asks `memo` first, so nothing is proven twice."""
 
     settings: Settings
     ledger: Ledger
@@ -50,14 +50,14 @@ class Turn:
     omissions: list[Omission] = field(default_factory=list)
     costs: Costs = field(default_factory=Costs)
     peak_memory_bytes: int = 0
-    """Of one arm of the step as written, once it is known."""
+    """Peak memory of one arm of the step as written, once known."""
     recalled: int = 0
     _until_s: float = math.inf
-    """When the stage at work must have ended, in seconds spent."""
+    """End of the current stage, in seconds spent."""
     _skipped_s: float = 0.0
-    """What recalled evidence once took, beyond what this turn took to recall it."""
+    """Original time of recalled evidence, beyond the time this turn took to recall it."""
     _own: set[str] = field(default_factory=set)
-    """What this turn put into the ledger itself: finding it again is no recall."""
+    """Keys that this turn put into the ledger itself; finding them again is not a recall."""
     _live: dict[str, ArmProcess] = field(default_factory=dict)
     _folder: tempfile.TemporaryDirectory[str] | None = None
 
@@ -79,7 +79,7 @@ class Turn:
 
     @property
     def folder(self) -> Path:
-        """A private folder for gradients, gone when the turn ends."""
+        """Return a private folder for gradients, which is deleted when the turn ends."""
         assert self._folder is not None, "the turn was not entered"
         return Path(self._folder.name)
 
@@ -87,35 +87,35 @@ class Turn:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since this turn began."""
+        """Return the seconds since this turn began."""
         return time.monotonic() - self.started_s
 
     @property
     def spent_s(self) -> float:
-        """Seconds of the budget that are used up, those of recalled evidence included.
+        """Return the seconds of the budget used so far, including those of recalled evidence.
 
-        A second turn thus decides as the first did, and ends when it has recalled everything; a
-        larger budget goes on from there.
+        A second turn therefore makes the same decisions as the first and ends once it has recalled
+        everything; a larger budget continues from there.
         """
         return self.elapsed_s + self._skipped_s
 
     @property
     def ends_s(self) -> float:
-        """Seconds spent when the last measurement must have ended."""
+        """Return when the last measurement must end, in seconds spent."""
         return self.settings.budget_s - closing_s(self.settings.budget_s)
 
     def left_s(self) -> float:
-        """Seconds left to the stage at work; not below zero."""
+        """Return the seconds left to the current stage; not below zero."""
         return max(0.0, min(self.ends_s, self._until_s) - self.spent_s)
 
     @property
     def deadline_s(self) -> float:
-        """When the stage at work must have ended, on the clock of `time.monotonic`."""
+        """Return when the current stage must end, on the clock of `time.monotonic`."""
         return time.monotonic() + self.left_s()
 
     @contextlib.contextmanager
     def stage(self, until_s: float) -> Iterator[None]:
-        """Let what is done inside end at `until_s` seconds spent, or with the stage around it."""
+        """Limit the enclosed work to `until_s` seconds spent, or to the enclosing stage's end."""
         outer = self._until_s
         self._until_s = min(outer, until_s)
         try:
@@ -124,7 +124,7 @@ class Turn:
             self._until_s = outer
 
     def leave_out(self, what: str, reason: str, *, for_want_of_budget: bool = True) -> None:
-        """Say in the result that something was left out."""
+        """Record in the result that something was left out."""
         found = Omission(what=what, reason=reason, for_want_of_budget=for_want_of_budget)
         if found not in self.omissions:
             self.omissions.append(found)
@@ -135,10 +135,10 @@ class Turn:
     # The memory.
 
     def memo(self, kind: str, key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What the ledger holds for this workload, device and software, or what `compute` gives.
+        """Return the ledger's answer for this workload, device and software, or compute it.
 
-        DeadlinePassed where the stage ended before `compute` did, now or in an earlier turn whose
-        stage ended no sooner.
+        Raises DeadlinePassed if the stage ends before `compute` does, now or in an earlier turn
+        whose stage ended no sooner.
         """
         found = self.known(kind, key)
         if found is not None:
@@ -167,10 +167,10 @@ class Turn:
             raise DeadlinePassed(f"an earlier turn had no time for this {kind} either")
 
     def known(self, kind: str, key: str) -> dict[str, Any] | None:
-        """What the ledger holds; the clock moves on to where it stood when this was found out.
+        """Return the ledger's answer and advance the clock to the time at which it was found.
 
-        It moves no further than to the end of the stage at work: what a turn with a larger budget
-        found out late leaves the final run its share.
+        The clock stops at the end of the current stage. Evidence that a turn with a larger budget
+        found late therefore leaves the final run its share.
         """
         found = self.ledger.recall(kind, self._full_key(key))
         if found is None:
@@ -183,11 +183,11 @@ class Turn:
         self._skipped_s += max(0.0, spent_s - self.spent_s)
 
     def is_own(self, kind: str, key: str) -> bool:
-        """Whether this turn found it out itself."""
+        """Return True if this turn found the answer itself."""
         return f"{kind}:{key}" in self._own
 
     def holds(self, kind: str, key: str) -> bool:
-        """Whether the ledger knows, without the clock moving on."""
+        """Return True if the ledger knows the answer, without advancing the clock."""
         return self.ledger.recall(kind, self._full_key(key)) is not None
 
     @property
@@ -202,7 +202,7 @@ class Turn:
     # The arms.
 
     def written_spec(self) -> ArmSpec:
-        """How the step is started as its author wrote it, before its config is known."""
+        """Return the arm spec of the step as its author wrote it, before its config is known."""
         arguments: dict[str, Any] = {
             "workload": self.settings.workload,
             "options": self.settings.options,
@@ -214,7 +214,7 @@ class Turn:
         )
 
     def spec(self, candidate: Candidate, *, factory: str = FACTORY, name: str = "") -> ArmSpec:
-        """How the judge starts a candidate in a process of its own."""
+        """Return the spec with which the judge starts a candidate in its own process."""
         return ArmSpec(
             name=name or candidate.key(),
             factory=factory,
@@ -224,7 +224,7 @@ class Turn:
         )
 
     def live(self, candidate: Candidate) -> ArmProcess:
-        """The running arm of a candidate, started and warmed up where it is not."""
+        """Return a candidate's running arm; start it and warm it up if necessary."""
         key = candidate.key()
         if key not in self._live:
             self._start([candidate])
@@ -238,7 +238,7 @@ class Turn:
     def start_together(self, candidates: Sequence[Candidate]) -> None:
         """Start arms at the same time, since each imports and traces on one core.
 
-        Where it does not work out, `live` starts the arms one by one and says why.
+        If that fails, `live` starts the arms one by one and reports the reason.
         """
         wanted = {one.key() for one in candidates}
         missing = [one for one in candidates if one.key() not in self._live]
@@ -251,7 +251,7 @@ class Turn:
 
     @property
     def most_live(self) -> int:
-        """How many arms may stand in memory at once."""
+        """Return how many arms may be in memory at once."""
         fitting = MEMORY_SHARE * self.device.memory_bytes / max(1, self.peak_memory_bytes)
         return max(2, min(MOST_LIVE_ARMS, int(fitting)))
 
@@ -281,16 +281,16 @@ class Turn:
         self._live |= {one.key(): arm for one, arm in zip(candidates, arms, strict=True)}
 
     def setup_s(self, candidate: Candidate) -> float:
-        """Seconds from the start of the candidate's process to the end of its first step.
+        """Return the seconds from the candidate's process start to the end of its first step.
 
-        Of the first start on this machine, before compile caches were warm, perhaps with another
-        arm starting beside it; 0 where unknown.
+        This is the first start on this machine, before compile caches were warm, perhaps with
+        another arm starting beside it; 0 if unknown.
         """
         known = self.known("setup", candidate.key())
         return float(known["setup_s"]) if known else 0.0
 
     def learn_setup(self, candidate: Candidate) -> None:
-        """Learn from a start that the ledger knows, as the turn did that saw it."""
+        """Learn from a start recorded in the ledger, like the turn that saw it."""
         known = self.known("setup", candidate.key())
         if known is not None:
             self.costs.note_setup(candidate, float(known["setup_s"]), alone_s=known["alone_s"])
@@ -304,7 +304,7 @@ class Turn:
         return self.folder / f"{candidate.key()}.safetensors"
 
     def drop(self, candidate: Candidate) -> None:
-        """End a candidate's process, where it runs."""
+        """End a candidate's process if it is running."""
         arm = self._live.pop(candidate.key(), None)
         if arm is not None:
             arm.close()
@@ -315,14 +315,14 @@ class Turn:
         self._live.clear()
 
     def _make_room(self, count: int) -> None:
-        """Keep few arms alive: the oldest go first."""
+        """Close the oldest arms to make room for `count` new ones."""
         while self._live and len(self._live) + count > self.most_live:
             oldest = next(iter(self._live))
             self._live.pop(oldest).close()
 
 
 def clear_folders_of_the_dead() -> None:
-    """Remove the gradients that killed turns left behind: each folder carries its process's id."""
+    """Remove gradients left behind by killed turns; each folder's name holds its process id."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
         owner = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
         if owner.isdigit() and not Path("/proc", owner).exists():

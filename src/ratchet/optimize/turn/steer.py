@@ -1,4 +1,4 @@
-"""The profile that steers a turn: what each lever could win, and how far the limit is."""
+"""Steer a turn by its profile: compute what each lever could win, and the distance to the limit."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from ratchet.workloads.config import StepConfig
 
 PROFILED_STEPS = 2
 READ_S = 3.0
-"""Writing and reading a trace, where none was taken yet in this turn."""
+"""Seconds for writing and reading a trace, until this turn has taken one."""
 PROFILE_SHARE = 0.1
-"""Of what is left of the budget: what a profile may take."""
+"""Share of the budget left that a profile may take."""
 AUTOTUNE = "compile-max-autotune"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Worth:
-    """What each lever can win of a step at most."""
+    """The most that each lever can win of a step."""
 
     by_lever: dict[str, float | None] = field(default_factory=dict)
-    """Seconds by lever's name; None where the profile does not say."""
+    """Seconds by lever name; None if the profile cannot tell."""
     step_time_s: float = 0.0
 
 
 class Steering:
-    """Takes profiles where the budget has room for them, and says what they say."""
+    """Takes profiles where the budget has room, and derives limits and gains from them."""
 
     def __init__(self, turn: Turn, situation: Situation) -> None:
         self.turn, self.situation = turn, situation
         self._profiles: dict[str, StepProfile | None] = {}
 
     def profile(self, candidate: Candidate, when: str) -> StepProfile | None:
-        """A candidate's profile; None where the budget has no room for it."""
+        """Return a candidate's profile; None if the budget has no room for it."""
         key = candidate.key()
         if key not in self._profiles:
             self._profiles[key] = self._profile(candidate, when)
         return self._profiles[key]
 
     def before(self, written: Candidate) -> StepProfile | None:
-        """The profile of the step as written, where it was taken."""
+        """Return the profile of the step as written, if one was taken."""
         return self._profiles.get(written.key())
 
     def _profile(self, candidate: Candidate, when: str) -> StepProfile | None:
@@ -75,7 +75,7 @@ class Steering:
             return None
 
     def _affordable(self, candidate: Candidate, when: str) -> bool:
-        """The last profile may take all that is left; the others a share of it."""
+        """Return True if a profile fits: the last may take all the time left, others a share."""
         turn = self.turn
         start_s = 0.0 if turn.is_live(candidate) else turn.costs.setup_s(candidate)
         steps_s = 2 * PROFILED_STEPS * turn.costs.step_s(candidate)
@@ -83,14 +83,14 @@ class Steering:
         return needed_s <= turn.left_s() * (1.0 if when == "after" else PROFILE_SHARE)
 
     def rule_out(self, best: Candidate, config: StepConfig) -> str | None:
-        """Why max-autotune need not be timed: the profile leaves it nothing to win."""
+        """Return the reason to skip max-autotune: by the profile it has too little to win."""
         if config.compile_mode != "max-autotune" or best.config.precision != config.precision:
             return None
         worth = self._worth_of(best)
         return too_small(AUTOTUNE, worth.by_lever, worth.step_time_s)
 
     def worth(self, baseline: Baseline) -> Worth:
-        """What each lever can win of the best rival's step; of the step as written without one."""
+        """Return what each lever can win of the best rival's step, or else of the written step."""
         self.profile(baseline.written, "before")
         return self._worth_of(baseline.best)
 
@@ -108,9 +108,9 @@ class Steering:
     def limit_after(
         self, baseline: Baseline, kept: Kept, after: StepProfile | None
     ) -> StepLimit | None:
-        """The recipe's limit, or the rival's where the recipe was not profiled.
+        """Return the recipe's limit, or the rival's if the recipe was not profiled.
 
-        Work is the same in the same arithmetic: the bound of one holds for the other.
+        Work is equal in equal arithmetic, so the bound of one holds for the other.
         """
         rival = self._limit(baseline.best, self._profiles.get(baseline.best.key()), "best_compile")
         if after is None:
