@@ -69,7 +69,9 @@ class Costs:
     _plain_s: float = math.inf
     _restarts_s: dict[str, float] = field(default_factory=dict)
     """Seconds of the latest start that was not the first."""
-    _warm: float | None = None
+    _warm: dict[bool, float] = field(default_factory=dict)
+    """Share of the compile time that a restart takes, by whether the step has kernels: the passes
+    that install them leave less to the caches."""
 
     def note_plain(self, start_s: float) -> None:
         """Record the seconds until an arm could run its first step; the shortest counts.
@@ -91,7 +93,7 @@ class Costs:
             return
         key = candidate.graph_key()
         if key in self.setups_s:
-            self._note_restart(key, setup_s)
+            self._note_restart(candidate, alone_s or setup_s)
         else:
             self.setups_s[key] = setup_s
             self._modes[mode] = max(alone_s or setup_s, self._modes.get(mode, 0.0))
@@ -102,13 +104,14 @@ class Costs:
             candidate.config.compile_mode is not None and candidate.graph_key() not in self.setups_s
         )
 
-    def _note_restart(self, key: str, setup_s: float) -> None:
+    def _note_restart(self, candidate: Candidate, setup_s: float) -> None:
         """Learn from a second start and its share of a long first start's compile time."""
+        key, kind = candidate.graph_key(), bool(candidate.kernels)
         self._restarts_s[key] = setup_s
         compiled_s = self.setups_s[key] - self.plain_s
         if compiled_s > self.plain_s:
-            share = (setup_s - self.plain_s) / compiled_s
-            self._warm = min(1.0, max(self._warm or 0.0, share))
+            share = min(1.0, (setup_s - self.plain_s) / compiled_s)
+            self._warm[kind] = max(self._warm.get(kind, 0.0), share)
 
     def note_step(self, candidate: Candidate, step_s: float) -> None:
         if step_s > 0:
@@ -142,7 +145,7 @@ class Costs:
         setup_s = self.setup_s(candidate)
         if key not in self.setups_s or setup_s <= self.plain_s:
             return setup_s
-        warm = WARM if self._warm is None else self._warm
+        warm = self._warm.get(bool(candidate.kernels), WARM)
         return self.plain_s + warm * (setup_s - self.plain_s)
 
     def step_s(self, candidate: Candidate) -> float:
@@ -171,6 +174,8 @@ class ProofPlan:
     omissions: tuple[Omission, ...]
 
 
+HOPEFUL = 0.6
+"""The shortest final run is tried where this part of its estimated time is left."""
 SACRIFICES = (
     ("best_compile_same", "same_arithmetic"),
     ("as_written",),
@@ -200,7 +205,12 @@ def plan_proof(
             if fitting < launches:
                 omissions.append(_fewer(fitting, launches))
             return ProofPlan(roles=roles, launches=fitting, omissions=tuple(omissions))
-    return None
+    if left_s < HOPEFUL * fewest * launch_s:
+        return None
+    # The estimate may be too high, and nothing else is waiting for the time.
+    if fewest < launches:
+        omissions.append(_fewer(fewest, launches))
+    return ProofPlan(roles=roles, launches=fewest, omissions=tuple(omissions))
 
 
 def timed(arms: dict[str, Candidate], roles: Sequence[str], rival: str) -> list[Candidate]:

@@ -19,6 +19,7 @@ from ratchet.optimize.turn.budget import (
     ProofPlan,
     plan_proof,
     timed,
+    together_s,
 )
 from ratchet.optimize.turn.result import Speedup
 from ratchet.optimize.turn.state import MEMORY_SHARE, Turn
@@ -152,7 +153,8 @@ def _launches(
         least_s = payload["least_s"]
         for role, setup_s in payload["setup_s"].items():
             if role in distinct:
-                turn.costs.note_setup(distinct[role], float(setup_s))
+                alone_s = float(setup_s) / together_s([1.0] * START_TOGETHER)
+                turn.costs.note_setup(distinct[role], float(setup_s), alone_s=alone_s)
     return done
 
 

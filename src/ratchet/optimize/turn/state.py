@@ -22,7 +22,7 @@ from ratchet.ledger import Fingerprint, Ledger
 from ratchet.optimize.step import allocators
 from ratchet.optimize.step.arm import FACTORY
 from ratchet.optimize.step.candidate import Candidate
-from ratchet.optimize.turn.budget import WARMUP_STEPS, Costs, closing_s, crowding
+from ratchet.optimize.turn.budget import WARMUP_STEPS, Costs, closing_s, crowding, together_s
 from ratchet.optimize.turn.result import Omission
 from ratchet.optimize.turn.settings import Settings
 
@@ -257,7 +257,8 @@ class Turn:
 
     def _start(self, candidates: Sequence[Candidate]) -> None:
         self._make_room(len(candidates))
-        crowd = crowding(sum(self.costs.is_cold(one) for one in candidates))
+        cold = sum(self.costs.is_cold(one) for one in candidates)
+        crowd = crowding(cold) if cold else together_s([1.0] * len(candidates), len(candidates))
         begun = time.monotonic()
         arms = [ArmProcess(self.spec(candidate)) for candidate in candidates]
         with contextlib.ExitStack() as stack:
@@ -296,7 +297,7 @@ class Turn:
             self.costs.note_setup(candidate, float(known["setup_s"]), alone_s=known["alone_s"])
 
     def _note_setup(self, candidate: Candidate, setup_s: float, crowd: float) -> None:
-        alone_s = setup_s / crowd if self.costs.is_cold(candidate) else setup_s
+        alone_s = setup_s / crowd
         self.costs.note_setup(candidate, setup_s, alone_s=alone_s)
         self.memo("setup", candidate.key(), lambda: {"setup_s": setup_s, "alone_s": alone_s})
 
