@@ -16,7 +16,7 @@ from simulated_turns import CEILINGS, NO_BF16, World, run
 
 from ratchet.errors import RatchetError
 from ratchet.optimize.step.candidate import Candidate, with_config
-from ratchet.optimize.turn.budget import WARM, Costs, plan_proof, together_s
+from ratchet.optimize.turn.budget import WARM, Costs, ProofPlan, plan_proof, together_s
 from ratchet.workloads.config import StepConfig
 
 WRITTEN = with_config(StepConfig(), {})
@@ -153,17 +153,24 @@ def test_a_real_turn_of_two_minutes_ends_in_time(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "recipe.json").exists()
 
 
-def test_launches_go_before_arms_and_arms_before_the_proof() -> None:
+def test_arms_go_before_launches_and_launches_before_the_proof() -> None:
     costs = seen()
     arms = {**ARMS, "best_compile_same": RIVAL, "same_arithmetic": SAME}
-    whole = plan_proof(costs, arms, rival="best_compile", left_s=1000.0, launches=3)
-    assert whole is not None and whole.launches == 3 and not whole.omissions
-    fewer = plan_proof(costs, arms, rival="best_compile", left_s=220.0, launches=3)
-    assert fewer is not None and fewer.launches == 2 and set(fewer.roles) == set(arms)
-    assert "1 of 3 launches" in fewer.omissions[0].what
-    small = plan_proof(costs, arms, rival="best_compile", left_s=150.0, launches=3)
-    assert small is not None and "as_written" in small.roles
-    assert "same_arithmetic" not in small.roles
+
+    def plan(left_s: float) -> ProofPlan:
+        found = plan_proof(costs, arms, rival="best_compile", left_s=left_s, launches=3)
+        assert found is not None
+        return found
+
+    whole = plan(1000.0)
+    assert whole.launches == 3 and not whole.omissions
+    few = plan(190.0)
+    assert few.launches == 3 and "same_arithmetic" not in few.roles and "as_written" in few.roles
+    fewer = plan(150.0)
+    assert fewer.launches == 3 and "as_written" not in fewer.roles
+    least = plan(80.0)
+    assert least.launches == 2 and set(least.roles) == set(fewer.roles)
+    assert "1 of 3 launches" in least.omissions[-1].what
     assert plan_proof(costs, arms, rival="best_compile", left_s=30.0, launches=3) is None
 
 

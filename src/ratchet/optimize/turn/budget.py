@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ratchet.measure.rounds import FEWEST_ROUNDS
 from ratchet.optimize.step.candidate import Candidate
@@ -186,31 +186,37 @@ SACRIFICES = (
 def plan_proof(
     costs: Costs, arms: dict[str, Candidate], *, rival: str, left_s: float, launches: int
 ) -> ProofPlan | None:
-    """Return the largest final run that fits, or None: fewer launches first, then fewer arms.
+    """Return the largest final run that fits, or None: fewer arms first, then fewer launches.
 
-    `arms` are candidates by role. The rival is timed twice, for the noise floor.
+    An interval over two launches is about three times as wide as one over three, as Student's t
+    has one degree of freedom less. `arms` are candidates by role. The rival is timed twice, for
+    the noise floor.
     """
-    roles, omissions = tuple(arms), []
     fewest = min(launches, LEAST_LAUNCHES)
-    for given_up in ((), *SACRIFICES):
-        gone = [role for role in given_up if role in roles and _is_alone(arms, roles, role)]
-        if given_up and not gone:
-            continue
+    plans = [
+        _with_fewer_arms(arms, given_up, count)
+        for count in range(launches, fewest - 1, -1)
+        for given_up in range(len(SACRIFICES) + 1)
+    ]
+    for plan in plans:
+        launch_s = costs.launch_s(timed(arms, plan.roles, rival), FEWEST_ROUNDS)
+        # The estimate may be too high, and nothing else is waiting for the time.
+        hope = HOPEFUL if plan is plans[-1] else 1.0
+        if hope * plan.launches * launch_s <= left_s:
+            fewer = [_fewer(plan.launches, launches)] if plan.launches < launches else []
+            return replace(plan, omissions=(*plan.omissions, *fewer))
+    return None
+
+
+def _with_fewer_arms(arms: dict[str, Candidate], given_up: int, launches: int) -> ProofPlan:
+    """Return a plan without the arms of the first `given_up` sacrifices."""
+    roles, omissions = tuple(arms), []
+    for sacrifice in SACRIFICES[:given_up]:
+        gone = [role for role in sacrifice if role in roles and _is_alone(arms, roles, role)]
         roles = tuple(role for role in roles if role not in gone)
         if gone:
             omissions.append(_without(gone))
-        launch_s = costs.launch_s(timed(arms, roles, rival), FEWEST_ROUNDS)
-        fitting = min(launches, math.floor(left_s / launch_s)) if launch_s > 0 else launches
-        if fitting >= fewest:
-            if fitting < launches:
-                omissions.append(_fewer(fitting, launches))
-            return ProofPlan(roles=roles, launches=fitting, omissions=tuple(omissions))
-    if left_s < HOPEFUL * fewest * launch_s:
-        return None
-    # The estimate may be too high, and nothing else is waiting for the time.
-    if fewest < launches:
-        omissions.append(_fewer(fewest, launches))
-    return ProofPlan(roles=roles, launches=fewest, omissions=tuple(omissions))
+    return ProofPlan(roles=roles, launches=launches, omissions=tuple(omissions))
 
 
 def timed(arms: dict[str, Candidate], roles: Sequence[str], rival: str) -> list[Candidate]:
@@ -248,7 +254,6 @@ def reserve_s(
 
     The search's result is assumed to cost as much as the rival; the third one is the twin.
     """
-    fewest = min(launches, LEAST_LAUNCHES)
-    least_s = fewest * costs.launch_s([rival] * 3, FEWEST_ROUNDS)
+    least_s = launches * costs.launch_s([rival] * 3, FEWEST_ROUNDS)
     most_s = launches * costs.launch_s([written, *[rival] * 3], MOST_ROUNDS)
     return max(least_s, min(most_s, PROOF_SHARE * budget_s))

@@ -90,10 +90,12 @@ def keeps_arithmetic(candidate: Candidate, written: Candidate) -> bool:
 def _rival(baseline: Baseline, found: Found) -> Candidate:
     """Return the fastest rival that may be a recipe.
 
-    One in another arithmetic qualifies only if losses were compared in that arithmetic and passed.
+    One in another arithmetic qualifies only if losses were compared in that arithmetic and passed,
+    or in one that rounds more: bf16 weights are rounded wherever autocast rounds them.
     """
     losses, compared = found.losses, found.best.best.config.precision
-    passed = losses is not None and losses.passed and baseline.best.config.precision == compared
+    covered = {"bf16_master": ("bf16_master", "bf16_autocast")}.get(compared, (compared,))
+    passed = losses is not None and losses.passed and baseline.best.config.precision in covered
     if passed or keeps_arithmetic(baseline.best, baseline.written):
         return baseline.best
     return baseline.best_same
@@ -115,8 +117,9 @@ def _written_is_faster(baseline: Baseline, recipe: Candidate, proof: Proof | Non
     The final run decides if it timed the step as written; otherwise the rivals' screening does.
     """
     if proof is not None and proof.decides and proof.timed("as_written"):
-        role = next(role for role, one in proof.arms.items() if one.key() == recipe.key())
-        return proof.is_faster("as_written", role)
+        for role, one in proof.arms.items():
+            if one.key() == recipe.key():
+                return proof.is_faster("as_written", role)
     return recipe is baseline.best and baseline.written_is_faster
 
 
