@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,25 @@ def test_a_rival_in_another_arithmetic_is_no_recipe_without_its_losses() -> None
     assert kept.recipe is RIVAL
     climbed = Climb(best=BF16_RIVAL, changes=())
     assert decide(times_s(1.0), rival=BF16_RIVAL, best=climbed, losses=True).recipe is BF16_RIVAL
+
+
+def test_a_rival_that_the_final_run_left_out_may_be_the_recipe() -> None:
+    short = {"as_written": 1.5, "best_compile": 1.0, "ratchet": 1.0}
+    kept = decide(short, rival=BF16_RIVAL, best=BEST_CLIMB, losses=False)
+    assert kept.recipe is RIVAL and kept.recipe_is == "rival"
+
+
+def test_losses_with_bf16_weights_speak_for_autocast() -> None:
+    assert decide(times_s(1.1), rival=BF16_RIVAL, best=BEST_CLIMB, losses=True).recipe is BF16_RIVAL
+
+
+def test_an_arm_of_one_launch_is_undecided() -> None:
+    arms = {"as_written": WRITTEN, "best_compile": RIVAL, "ratchet": BEST}
+    found = proof(arms, {"as_written": 2.0, "best_compile": 1.0, "ratchet": 0.5})
+    late = [one for one in found.samples if one.arm != "as_written" or one.launch == 0]
+    found = replace(found, samples=tuple(late))
+    assert found.speedup("as_written", "ratchet").answer == "undecided"
+    assert found.speedup("best_compile", "ratchet").answer == "faster"
 
 
 def test_a_whole_turn_keeps_only_what_helps(tmp_path: Path) -> None:

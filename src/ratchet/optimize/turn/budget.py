@@ -210,13 +210,22 @@ def plan_proof(
 
 def _with_fewer_arms(arms: dict[str, Candidate], given_up: int, launches: int) -> ProofPlan:
     """Return a plan without the arms of the first `given_up` sacrifices."""
-    roles, omissions = tuple(arms), []
-    for sacrifice in SACRIFICES[:given_up]:
-        gone = [role for role in sacrifice if role in roles and _is_alone(arms, roles, role)]
-        roles = tuple(role for role in roles if role not in gone)
+    sets = [tuple(some) for some in sacrificed(arms)]
+    roles = sets[min(given_up, len(sets) - 1)]
+    gone = [role for role in arms if role not in roles]
+    omissions = (_without(gone),) if gone else ()
+    return ProofPlan(roles=roles, launches=launches, omissions=omissions)
+
+
+def sacrificed(arms: dict[str, Candidate]) -> list[dict[str, Candidate]]:
+    """Return these arms, then the smaller sets that a short final run makes do with."""
+    sets = [arms]
+    for sacrifice in SACRIFICES:
+        now = sets[-1]
+        gone = [role for role in sacrifice if role in now and _is_alone(arms, tuple(now), role)]
         if gone:
-            omissions.append(_without(gone))
-    return ProofPlan(roles=roles, launches=launches, omissions=tuple(omissions))
+            sets.append({role: one for role, one in now.items() if role not in gone})
+    return sets
 
 
 def timed(arms: dict[str, Candidate], roles: Sequence[str], rival: str) -> list[Candidate]:

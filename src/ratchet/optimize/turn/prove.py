@@ -18,6 +18,7 @@ from ratchet.optimize.turn.budget import (
     WARMUP_STEPS,
     ProofPlan,
     plan_proof,
+    sacrificed,
     timed,
     together_s,
 )
@@ -48,6 +49,11 @@ class Proof:
         """Return True if there were enough launches for a claim."""
         return self.launches >= min(self.asked, LEAST_LAUNCHES)
 
+    def launches_of(self, *roles: str) -> int:
+        """Return the number of launches that timed all of these roles."""
+        timed = [{one.launch for one in self.samples if one.arm == role} for role in roles]
+        return len(set.intersection(*timed))
+
     def timed(self, *roles: str) -> bool:
         return all(role in self.arms for role in roles)
 
@@ -55,7 +61,8 @@ class Proof:
         if self.arms[baseline].key() == self.arms[new].key():
             return Speedup(ratio=1.0, low=1.0, high=1.0, answer="equivalent")
         found = compare(self.samples, baseline=baseline, new=new, floor=self.floor)
-        answer = found.answer if self.decides else "undecided"
+        enough = self.launches_of(baseline, new) >= min(self.asked, LEAST_LAUNCHES)
+        answer = found.answer if enough else "undecided"
         return Speedup(ratio=found.ratio, low=found.low, high=found.high, answer=answer)
 
     def is_faster(self, new: str, than: str) -> bool:
@@ -104,7 +111,8 @@ def prove(turn: Turn, arms: dict[str, Candidate], *, rival: str) -> Proof | None
         turn.leave_out("the final run", "the budget has no room for one")
         return None
     distinct = _distinct({role: arms[role] for role in plan.roles}, rival)
-    done = _launches(turn, distinct, rival, plan)
+    sets = [_distinct(some, rival) for some in sacrificed({r: arms[r] for r in plan.roles})]
+    done = _launches(turn, sets, rival, plan)
     for omission in plan.omissions:
         turn.leave_out(omission.what, omission.reason)
     if not done:
@@ -117,7 +125,7 @@ def prove(turn: Turn, arms: dict[str, Candidate], *, rival: str) -> Proof | None
     return Proof(
         arms=distinct,
         samples=tuple(samples),
-        descriptions=done[-1]["descriptions"],
+        descriptions={role: told for one in done for role, told in one["descriptions"].items()},
         setup_s=done[0]["setup_s"],
         floor=aa_floor(samples, rival, TWIN),
         launches=len(done),
@@ -126,36 +134,60 @@ def prove(turn: Turn, arms: dict[str, Candidate], *, rival: str) -> Proof | None
 
 
 def _launches(
-    turn: Turn, distinct: dict[str, Candidate], rival: str, plan: ProofPlan
+    turn: Turn, sets: Sequence[dict[str, Candidate]], rival: str, plan: ProofPlan
 ) -> list[dict[str, Any]]:
-    """Return the payload of each launch; fewer than planned if the budget ended."""
-    key = ":".join(sorted(candidate.key() for candidate in distinct.values()))
-    candidates = timed(distinct, tuple(distinct), rival)
+    """Return the payload of each launch; fewer than planned if the budget ended.
+
+    A launch that takes longer than planned leaves the later ones a smaller one of the `sets`.
+    """
     done: list[dict[str, Any]] = []
-    least_s = 0.0
+    place, least_s = 0, 0.0
     for launch in range(plan.launches):
         more = plan.launches - launch - 1
+        needed_s = _needed_s(turn, sets, rival, place, least_s)
+        known = [turn.holds("proof", _name(one, rival, launch)) for one in sets]
+        fitting = [index for index, one_s in needed_s if one_s * (more + 1) <= turn.left_s()]
+        place = known.index(True) if any(known) else min([*fitting, len(sets) - 1])
+        if not any(known) and dict(needed_s)[place] > turn.left_s():
+            break
+        arms = sets[place]
         left_s = turn.left_s() / (more + 1) * (EARLY if more else 1.0)
         ends_s = turn.spent_s + left_s
-        rounds = max(FEWEST_ROUNDS, turn.costs.rounds_in(left_s, candidates))
-        name = f"{key}:{rival}:{launch}"
-        if turn.left_s() < least_s and not turn.holds("proof", name):
-            break
+        rounds = max(FEWEST_ROUNDS, turn.costs.rounds_in(left_s, timed(arms, tuple(arms), rival)))
         try:
             payload = turn.memo(
                 "proof",
-                name,
-                lambda: _launch(turn, distinct, rival, rounds, launch, ends_s),  # noqa: B023
+                _name(arms, rival, launch),
+                lambda: _launch(turn, arms, rival, rounds, launch, ends_s),  # noqa: B023
             )
         except DeadlinePassed:
             break
+        if len(arms) < len(sets[0]):
+            what = f"some arms in launch {launch + 1} of the final run"
+            turn.leave_out(what, "an earlier launch took longer than planned")
         done.append(payload)
         least_s = payload["least_s"]
         for role, setup_s in payload["setup_s"].items():
-            if role in distinct:
+            if role in arms:
                 alone_s = float(setup_s) / together_s([1.0] * START_TOGETHER)
-                turn.costs.note_setup(distinct[role], float(setup_s), alone_s=alone_s)
+                turn.costs.note_setup(arms[role], float(setup_s), alone_s=alone_s)
     return done
+
+
+def _needed_s(
+    turn: Turn, sets: Sequence[dict[str, Candidate]], rival: str, place: int, least_s: float
+) -> list[tuple[int, float]]:
+    """Return the least seconds of a launch of each set from `place` on, by the last launch's."""
+    estimates_s = [
+        turn.costs.launch_s(timed(one, tuple(one), rival), FEWEST_ROUNDS) for one in sets
+    ]
+    scale = least_s / estimates_s[place] if estimates_s[place] else 0.0
+    return [(index, scale * one) for index, one in enumerate(estimates_s) if index >= place]
+
+
+def _name(arms: dict[str, Candidate], rival: str, launch: int) -> str:
+    key = ":".join(sorted(candidate.key() for candidate in arms.values()))
+    return f"{key}:{rival}:{launch}"
 
 
 def _launch(
