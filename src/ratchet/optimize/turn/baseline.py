@@ -16,7 +16,7 @@ from ratchet.optimize.turn.state import Turn
 from ratchet.workloads.config import StepConfig
 
 MODES = ("default", "max-autotune")
-RIVAL_SHARE = 0.5
+RIVAL_SHARE = 0.15
 """Share of the search's time that a further rival may take."""
 NO_ROOM = "not timed: the budget has no room for it"
 MOST_WORDS = 300

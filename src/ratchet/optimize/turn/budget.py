@@ -28,11 +28,9 @@ COMPILING_BESIDE = 0.8
 
 Two starts that took 128 s one after the other took 114 s together (vit, two Zen 4 cores).
 """
-WARM = 0.1
-"""Share of a cold start's compile time that a warm restart takes, until one was seen.
-
-Measured: 0.06 to 0.1 (llama-8m and llama-tiny on two Zen 4 cores).
-"""
+WARM = 0.15
+"""Share of the compile time that a restart takes with warm caches, if none was seen yet: 0.06 to 0.15
+was measured (llama-8m and llama-tiny on two Zen 4 cores)."""
 COMPILED_START, AUTOTUNED_START = 3.0, 2.5
 """Guesses until one was seen: compiled over plain start time, and autotuned over compiled."""
 
