@@ -23,14 +23,18 @@ MARGIN = 1.15
 """Safety factor on the proof's launch time as predicted from the starts so far."""
 BESIDE = 0.2
 """Share of its own time that an arm adds to a longer start beside it, on two cores."""
+LARGE_SHARE = 0.35
+"""Share of the budget that the shortest run with all launches may reserve; else some go."""
 COMPILING_BESIDE = 0.8
 """`BESIDE` for two arms that both compile with cold caches and so occupy every core.
 
 Two starts that took 128 s one after the other took 114 s together (vit, two Zen 4 cores).
 """
 WARM = 0.15
-"""Share of the compile time that a restart takes with warm caches, if none was seen yet: 0.06 to 0.15
-was measured (llama-8m and llama-tiny on two Zen 4 cores)."""
+"""Share of the compile time that a restart takes with warm caches, if none was seen yet.
+
+Measured: 0.06 to 0.15 (llama-8m and llama-tiny on two Zen 4 cores).
+"""
 COMPILED_START, AUTOTUNED_START = 3.0, 2.5
 """Guesses until one was seen: compiled over plain start time, and autotuned over compiled."""
 
@@ -261,6 +265,9 @@ def reserve_s(
 
     The search's result is assumed to cost as much as the rival; the third one is the twin.
     """
-    least_s = launches * costs.launch_s([rival] * 3, FEWEST_ROUNDS)
+    launch_s = costs.launch_s([rival] * 3, FEWEST_ROUNDS)
+    least_s = launches * launch_s
+    if least_s > LARGE_SHARE * budget_s:
+        least_s = min(launches, LEAST_LAUNCHES) * launch_s
     most_s = launches * costs.launch_s([written, *[rival] * 3], MOST_ROUNDS)
     return max(least_s, min(most_s, PROOF_SHARE * budget_s))
