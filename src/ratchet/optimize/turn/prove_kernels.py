@@ -124,9 +124,13 @@ class _Court:
                     continue
                 kernels = library.kernels(self.turn.device.target)
                 reason = self._hear_one(judge, name, kernels, problems[name], timed)
+                called = {problem.name for problem in problems[name]}
                 entries = [kernel for kernel in kernels if self._may_be_loaded(kernel)]
-                if reason or not entries:
-                    refused[name] = reason or "right, but not proven faster here"
+                # A call site whose kernel is missing would run plain torch code, unfused.
+                missing = [k.entry for k in kernels if k.entry in called and k not in entries]
+                if reason or missing or not entries:
+                    unproven = ", ".join(missing) or name
+                    refused[name] = reason or f"{unproven}: right, but not proven faster here"
                 else:
                     proven[name] = tuple(self._installed(name, kernel) for kernel in entries)
 
@@ -145,9 +149,10 @@ class _Court:
             for problem in problems:
                 if problem.name != kernel.entry:
                     continue
-                verdict = self._known_or_judged(
-                    judge, kernel, problem if timed else problem.untimed()
-                )
+                asked = problem if timed else problem.untimed()
+                verdict = self._known_or_judged(judge, kernel, asked)
+                if timed and verdict is not None and not self._may_be_loaded(kernel):
+                    verdict = self._asked_again(judge, kernel, asked, verdict)
                 if verdict is None:
                     return NO_TIME
                 about = {"library": library, "kernel": kernel.entry, "problem": problem.name}
@@ -156,6 +161,18 @@ class _Court:
                     return f"{kernel.entry}: {verdict['status']}, {verdict['reason']}"
         return ""
 
+    def _asked_again(
+        self, judge: KernelJudge, kernel: Kernel, problem: Problem, verdict: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Judge a right kernel of undecided speed once more, if its first verdict is this turn's.
+
+        The rest of a library kernel is of no use without it.
+        """
+        place = f"{kernel.hash}:{problem.hash}"
+        if verdict["status"] != "correct" or not self.turn.is_own("judged", place):
+            return verdict
+        return (self._judged(judge, kernel, problem) if self._has_time() else None) or verdict
+
     def _known_or_judged(
         self, judge: KernelJudge, kernel: Kernel, problem: Problem
     ) -> dict[str, Any] | None:
@@ -163,7 +180,7 @@ class _Court:
         known = turn.ledger.verdict(kernel.hash, problem.hash, turn.fingerprint, judge=revision())
         place = f"{kernel.hash}:{problem.hash}"
         own = turn.is_own("judged", place)
-        time_left = turn.left_s() > max(LEAST_VERDICT_S, turn.costs.verdict_s)
+        time_left = self._has_time()
         # A kernel left unmeasured on a busy machine may be measured this time.
         open_ = known is not None and (known["status"] == "unmeasured" or known.get("not_timed"))
         again = known is None or (open_ and not own and time_left)
@@ -171,8 +188,16 @@ class _Court:
             turn.recalled += not own
             turn.known("judged", place)
             return known
-        if not time_left:
-            return None
+        return self._judged(judge, kernel, problem) if time_left else None
+
+    def _has_time(self) -> bool:
+        return self.turn.left_s() > max(LEAST_VERDICT_S, self.turn.costs.verdict_s)
+
+    def _judged(
+        self, judge: KernelJudge, kernel: Kernel, problem: Problem
+    ) -> dict[str, Any] | None:
+        """Judge it now; None if the stage ended before a verdict."""
+        turn, place = self.turn, f"{kernel.hash}:{problem.hash}"
         turn.tell("judging", kernel=kernel.entry)
         limit_s, began_s = min(KERNEL_LIMIT_S, turn.left_s()), turn.elapsed_s
         judged = judge.judge(kernel, problem, time_limit_s=limit_s)
