@@ -28,7 +28,7 @@ from ratchet.workloads.run_steps import main as run_steps
 ROOT = Path(__file__).parents[2]
 COMMANDS = ("record", "report", "diff", "merge", "replay")
 TRAIN = """
-import argparse, torch, torch.distributed as dist
+import argparse, os, torch, torch.distributed as dist
 parser = argparse.ArgumentParser()
 parser.add_argument("--debug", action="store_true")
 assert parser.parse_args().debug
@@ -40,8 +40,8 @@ for _ in range(5):
     model(torch.randn(16, 64)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-dist.barrier()  # else the rank that is done first may take the other down
 dist.destroy_process_group()
+os._exit(0)  # torch's own teardown aborts a rank now and then on a busy machine
 """
 
 

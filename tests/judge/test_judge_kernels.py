@@ -18,6 +18,7 @@ from answers import assert_right
 from ratchet.errors import JudgeError
 from ratchet.judge import group_sequential, isolation, kernel_checks, processes, speed
 from ratchet.judge.candidate_process import ReferenceProcess
+from ratchet.judge.channel import close_descriptors
 from ratchet.judge.kernel_trial import KernelJudge, judge_kernel, layout_seed
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
@@ -62,6 +63,9 @@ def below() -> set[int]:
 @pytest.fixture
 def others(judge: KernelJudge) -> Callable[[], set[int]]:
     """What came to run since, beside the reference worker, and still runs after five seconds."""
+    # The reference worker forks its rivals' zygote as it starts; both stay.
+    _, handed = judge._worker().ask_for_memory(timeout_s=60, do="zygote")
+    close_descriptors(handed)
     before = below()
 
     def alive() -> set[int]:

@@ -152,7 +152,7 @@ def test_the_plan_says_what_would_and_would_not_be_tried() -> None:
     print_plan({"levers": [lever], "skipped": [{"name": "a", "reason": "no GPU"}]}, console)
     said = " ".join(file.getvalue().split())
     assert "threads 1.1x" in said
-    assert "Would not change why" in said
+    assert "Would be skipped change why" in said
     assert "a no GPU" in said
 
 
