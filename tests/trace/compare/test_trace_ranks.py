@@ -89,6 +89,17 @@ def test_recordings_that_overlap_in_part(tmp_path: Path) -> None:
     assert paired(alone) == []
 
 
+def test_ranks_on_busy_cores_need_only_overlap() -> None:
+    """A rank that waits for a core goes on long after the other ended."""
+    runs = {
+        0: [Run(start=1800, end=3250, size_bytes=8), Run(start=4150, end=8880, size_bytes=8)],
+        1: [Run(start=0, end=2080, size_bytes=8), Run(start=3130, end=4425, size_bytes=8)],
+    }
+    assert paired(runs) == []
+    together = paired(runs, on_host=True)
+    assert [[one[rank].start for rank in (0, 1)] for one in together] == [[1800, 0], [4150, 3130]]
+
+
 def test_runs_at_different_times_are_refused(tmp_path: Path) -> None:
     collectives(tmp_path, 0, EARLY)
     collectives(tmp_path, 1, [(start + 5000, end + 5000) for start, end in LATE])

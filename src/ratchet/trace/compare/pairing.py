@@ -15,6 +15,12 @@ _TOGETHER = 0.5
 The last rank to arrive ends with the others, so its whole run should overlap; the margin allows for
 clocks that differ a little.
 """
+_ON_HOST = "gloo:"
+"""Kernels of a CPU backend, whose ranks need only overlap at all.
+
+A rank that waits for a core goes on later than the others: on busy cores the runs of one all-reduce
+shared a fifth of the shortest.
+"""
 _SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 """Operations in which every rank's message has the same size."""
 
@@ -36,6 +42,11 @@ Key = tuple[str, str, str]
 """Operation, process group and kernel name, which all runs of a collective share."""
 
 
+def is_on_host(key: Key) -> bool:
+    """Return True for a collective of a CPU backend."""
+    return key[2].startswith(_ON_HOST)
+
+
 def runs_by_key(rows: Sequence[CollectiveRow], epoch: int) -> dict[Key, list[Run]]:
     """Return one rank's runs of each sort of collective, in order of time."""
     found: dict[Key, list[Run]] = {}
@@ -49,12 +60,14 @@ def runs_by_key(rows: Sequence[CollectiveRow], epoch: int) -> dict[Key, list[Run
     return found
 
 
-def paired(runs: Mapping[int, Sequence[Run]]) -> list[dict[int, Run]]:
+def paired(runs: Mapping[int, Sequence[Run]], *, on_host: bool = False) -> list[dict[int, Run]]:
     """Return one key's collectives that every rank ran, in order of time, each as runs by rank.
 
     Two runs belong to one collective if each is the other's longest overlap. All ranks' runs must
     share half of the shortest one's time: a collective cannot end before its last rank begins.
+    `on_host` collectives need only overlap.
     """
+    share = 0.0 if on_host else _TOGETHER
     fewest = min(runs, key=lambda rank: len(runs[rank]))
     others = {rank: _partners(runs[fewest], own) for rank, own in runs.items() if rank != fewest}
     found = []
@@ -62,9 +75,8 @@ def paired(runs: Mapping[int, Sequence[Run]]) -> list[dict[int, Run]]:
         partners = {rank: own[place] for rank, own in others.items()}
         known = {rank: runs[rank][at] for rank, at in partners.items() if at is not None}
         together = {fewest: run} | known
-        if len(together) == len(runs) and _overlap(*together.values()) >= _TOGETHER * min(
-            one.duration for one in together.values()
-        ):
+        shortest = min(one.duration for one in together.values())
+        if len(together) == len(runs) and _overlap(*together.values()) >= share * shortest:
             found.append(together)
     return found
 

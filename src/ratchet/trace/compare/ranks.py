@@ -10,7 +10,7 @@ from pathlib import Path
 from ratchet.errors import TraceError
 from ratchet.trace.answers.report import Report, report
 from ratchet.trace.answers.roofline import Rooflines
-from ratchet.trace.compare.pairing import Run, paired, runs_by_key
+from ratchet.trace.compare.pairing import Run, is_on_host, paired, runs_by_key
 from ratchet.trace.read.columns import Trace
 from ratchet.trace.read.counter_files import kernel_runs
 from ratchet.trace.read.file import read
@@ -118,7 +118,7 @@ def across(reports: dict[int, Report]) -> Ranks:
         of_key = {rank: own.get(key, []) for rank, own in runs.items()}
         known += max(map(len, of_key.values()))
         if len(reports) > 1:
-            pairs.setdefault(key[:2], []).extend(paired(of_key))
+            pairs.setdefault(key[:2], []).extend(paired(of_key, on_host=is_on_host(key)))
     shared = [
         _shared(operation, group, index, of)
         for (operation, group), found in pairs.items()
