@@ -215,7 +215,9 @@ def _timed(turn: Turn, arms: dict[str, Candidate], proof: Proof | None) -> dict[
     """Return the figures of each role; roles that were never timed are left out."""
     found = {}
     for role, candidate in arms.items():
-        cold_s = turn.setup_s(candidate) or turn.costs.setup_s(candidate)
+        cold_s = turn.costs.plain_s  # an eager step was seen ready late beside those that compile
+        if candidate.config.compile_mode is not None:
+            cold_s = turn.setup_s(candidate) or turn.costs.setup_s(candidate)
         if proof is not None and proof.timed(role):
             summary = proof.summary(role)
             found[role] = _Timed(
