@@ -166,7 +166,7 @@ def _launches(
             what = f"some arms in launch {launch + 1} of the final run"
             turn.leave_out(what, "an earlier launch took longer than planned")
         done.append(payload)
-        least_s = payload["least_s"]
+        least_s = payload.get("least_s", 0.0)  # older ledgers lack it
         for role, setup_s in payload["setup_s"].items():
             if role in arms:
                 alone_s = float(setup_s) / together_s([1.0] * START_TOGETHER)

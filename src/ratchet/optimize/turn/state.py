@@ -294,7 +294,7 @@ class Turn:
         """Learn from a start recorded in the ledger, like the turn that saw it."""
         known = self.known("setup", candidate.key())
         if known is not None:
-            self.costs.note_setup(candidate, float(known["setup_s"]), alone_s=known["alone_s"])
+            self.costs.note_setup(candidate, float(known["setup_s"]), alone_s=known.get("alone_s"))
 
     def _note_setup(self, candidate: Candidate, setup_s: float, crowd: float) -> None:
         alone_s = setup_s / crowd
