@@ -190,7 +190,7 @@ def plan_proof(
 ) -> ProofPlan | None:
     """Return the largest final run that fits, or None: fewer arms first, then fewer launches.
 
-    An interval over two launches is about three times as wide as one over three, as Student's t
+    An interval over two launches is over three times as wide as one over three, as Student's t
     has one degree of freedom less. `arms` are candidates by role. The rival is timed twice, for
     the noise floor.
     """
