@@ -33,7 +33,7 @@ from typing import Any
 
 from judge_aa_references import SHIPPED, kernel_of, problem_of
 
-from ratchet.judge.kernel_trial import KernelJudge
+from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem

@@ -17,8 +17,8 @@ from collections import Counter
 
 from honest_kernels import Honest, honest_kernels
 
-from ratchet.judge import kernel_timing
-from ratchet.judge.kernel_trial import KernelJudge
+from ratchet.judge.trial.kernel_trial import KernelJudge
+from ratchet.judge.trial.timing import plan
 
 STATUSES = (
     *("proven", "correct", "wrong", "cheating"),
@@ -70,11 +70,11 @@ def main() -> None:
     parser.add_argument(
         "--looks",
         type=int,
-        default=kernel_timing.LOOKS,
+        default=plan.LOOKS,
         help="looks at a kernel's time; fewer leave more undecided, with equal checks of answers",
     )
     asked = parser.parse_args()
-    kernel_timing.LOOKS = asked.looks
+    plan.LOOKS = asked.looks
     kernels = honest_kernels(with_python=not asked.no_python)
     kernels = [one for one in kernels if asked.only in one.name]
     began = time.monotonic()

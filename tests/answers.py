@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ratchet.judge.kernel_trial import KernelJudge
+from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ratchet.judge import processes
-from ratchet.judge.timed_arms import RivalArm
+from ratchet.judge.process import families
+from ratchet.judge.trial.timing.arms import RivalArm
 from ratchet.measure.arm import Timing
 
 
@@ -31,7 +31,7 @@ class RivalsTurns:
     def assert_undisturbed(self) -> None:
         """There were turns, and no candidate ran in any of them."""
         assert self.count > 0
-        assert max(self.candidates_s) < processes.WAKING_S, self.candidates_s
+        assert max(self.candidates_s) < families.WAKING_S, self.candidates_s
 
 
 def watch_rivals_turns(monkeypatch: pytest.MonkeyPatch) -> RivalsTurns:
@@ -59,23 +59,23 @@ def watch_rivals_turns(monkeypatch: pytest.MonkeyPatch) -> RivalsTurns:
 def candidates_work() -> dict[tuple[int, int], int]:
     """Nanoseconds on a core of each thread of the candidates that this process has started."""
     found = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    states = [state for pid in found if (state := processes.read_state(pid)) and state.alive]
+    states = [state for pid in found if (state := families.read_state(pid)) and state.alive]
     heads = [one.pid for one in states if one.parent == os.getpid() and runs_candidate(one.pid)]
-    pids = {pid for head in heads for pid in processes.family(head)}
-    return {thread: done[0] for thread, done in processes.work_done([*pids]).items()}
+    pids = {pid for head in heads for pid in families.family(head)}
+    return {thread: done[0] for thread, done in families.work_done([*pids]).items()}
 
 
 def runs_candidate(pid: int) -> bool:
     """Whether a process is a candidate's worker, or stands at its head."""
-    command = processes._read(f"/proc/{pid}/cmdline")
+    command = families._read(f"/proc/{pid}/cmdline")
     return b"ratchet.judge.workers.candidate" in command
 
 
 def let_candidates_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a control: no candidate is stopped any more, and nobody looks whether one has run."""
-    stop = processes.stop
+    stop = families.stop
 
     def unless_candidate(root: int, **named: object) -> list[int] | None:
         return [] if runs_candidate(root) else stop(root, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(processes, "stop", unless_candidate)
+    monkeypatch.setattr(families, "stop", unless_candidate)

@@ -48,13 +48,19 @@ def simulate(
     return np.exp(np.moveaxis(by_arm, -1, 1))
 
 
-def to_samples(times_s: NDArray[np.float64], names: tuple[str, ...]) -> list[Sample]:
+def to_samples(
+    times_s: NDArray[np.float64],
+    names: tuple[str, ...],
+    *,
+    first_launch: int = 0,
+    first_round: int = 0,
+) -> list[Sample]:
     """The samples of one experiment from its times [arm, launch, round]."""
     return [
         Sample(
             arm=names[arm],
-            launch=launch,
-            round=index,
+            launch=first_launch + launch,
+            round=first_round + index,
             position=0,
             iterations=1,
             wall_time_s=float(time_s),

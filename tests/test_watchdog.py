@@ -25,7 +25,7 @@ subprocess.Popen([sys.executable, "-I", "-S", "-c", code], env=watchdog.environm
 """
 A_WORKER = """
 import os, sys
-from ratchet.judge.child import Child, program
+from ratchet.judge.process.child import Child, program
 command = [sys.executable, "-P", "-m", "{module}"]
 child = Child(program(lambda c: [*command, str(c), str(os.getpid())], dict(os.environ)))
 child.receive("start", timeout_s=1 << 20)
@@ -102,7 +102,7 @@ def test_a_killed_process_leaves_nothing(run: Run, tmp_path: Path, after: int) -
 @pytest.mark.parametrize(
     ("code", "after"),
     [
-        (A_WORKER.format(module="ratchet.judge.workers.reference"), 1),
+        (A_WORKER.format(module="ratchet.judge.workers.reference.worker"), 1),
         (A_WORKER.format(module="ratchet.judge.workers.arm"), 1),
         (A_PROBLEM, 1),
         (A_PROBLEM, 2),

@@ -10,6 +10,8 @@ RatchetError                 one line: the value, the rule, the remedy; the CLI 
 │   └── ArmFailure           the process of an arm died, timed out or answered nonsense
 │       └── DeadlinePassed   an arm was stopped at its deadline
 ├── LedgerError              a ledger that is locked, read-only, full or from a newer schema
+├── EndpointError            a language model that cannot be asked: its key, its endpoint
+├── KnowledgeError           documents that cannot be indexed or searched
 ├── GraphError               a pattern that cannot be installed in this graph
 ├── TraceError               a profiler trace that cannot be read, or two that cannot be compared
 └── RecipeError              a recipe that is damaged, or from another device or version
@@ -59,6 +61,14 @@ class DeadlinePassed(ArmFailure):
 
 class LedgerError(RatchetError):
     """The ledger cannot be opened, read or written."""
+
+
+class EndpointError(RatchetError):
+    """A language model's endpoint cannot be asked."""
+
+
+class KnowledgeError(RatchetError):
+    """The documents' index cannot be opened, or holds no such document."""
 
 
 class GraphError(RatchetError):

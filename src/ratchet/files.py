@@ -1,7 +1,7 @@
-"""Checks of every path that a user names.
+"""Checks of every path that a user names, and whole writes.
 
-Each function returns a reason to print after the path, such as "is a FIFO", or an empty text if the
-path is fine. None of them opens the file, since opening a FIFO could block forever.
+A check returns a reason to print after the path, such as "is a FIFO", or an empty text if the path
+is fine. None of them opens the file, since opening a FIFO could block forever.
 """
 
 from __future__ import annotations
@@ -63,6 +63,16 @@ def why_not_new_file(path: Path) -> str:
     if stat.S_ISREG(found) or stat.S_ISCHR(found):  # /dev/null and /dev/stdout are devices
         return ""
     return f"is {kind(found)}"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file through another beside it, so that no reader sees half of it."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _why_not(path: Path, wanted: int, access: int) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from ratchet.cli import main
 from ratchet.errors import CompilerMissing
-from ratchet.judge import isolation
+from ratchet.judge.sandbox import isolation
 from ratchet.kernels.languages import cpp
 
 

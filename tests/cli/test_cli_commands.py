@@ -27,7 +27,7 @@ def mistake(
 
 
 def test_the_commands_are_these() -> None:
-    assert COMMANDS == ["bench", "device", "inspect", "judge", "optimize"]
+    assert COMMANDS == ["bench", "device", "inspect", "judge", "optimize", "write"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

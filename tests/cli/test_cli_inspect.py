@@ -13,7 +13,7 @@ import pytest
 from commands import mistake
 
 from ratchet.cli import main
-from ratchet.judge import isolation
+from ratchet.judge.sandbox import isolation
 from ratchet.judge.static_profile import inspection
 
 pytestmark = [

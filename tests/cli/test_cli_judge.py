@@ -12,7 +12,7 @@ from answers import RIGHT, is_right_answer
 from commands import mistake, needs_judge
 
 from ratchet.cli import main
-from ratchet.judge import kernel_timing
+from ratchet.judge.trial.timing import plan
 
 TRIES = 3
 """Machines may be busy."""
@@ -52,10 +52,10 @@ def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Few rounds, a ledger and a folder of this test's own."""
     monkeypatch.setenv("RATCHET_LEDGER", str(tmp_path / "ledger.db"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(kernel_timing, "LAUNCHES", 2)
-    monkeypatch.setattr(kernel_timing, "MIN_ROUNDS", 2)
-    monkeypatch.setattr(kernel_timing, "MAX_ROUNDS", 2)
-    monkeypatch.setattr(kernel_timing, "LOOKS", 1)
+    monkeypatch.setattr(plan, "LAUNCHES", 2)
+    monkeypatch.setattr(plan, "MIN_ROUNDS", 2)
+    monkeypatch.setattr(plan, "MAX_ROUNDS", 2)
+    monkeypatch.setattr(plan, "LOOKS", 1)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from answers import RIGHT
 from commands import needs_judge
 
 from ratchet.cli import main
-from ratchet.judge import kernel_timing
+from ratchet.judge.trial.timing import plan
 
 MATMUL = """
 import torch
@@ -62,10 +62,10 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Laid out as KernelBench's repository is; the problems are our own."""
     monkeypatch.setenv("RATCHET_LEDGER", str(tmp_path / "ledger.db"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(kernel_timing, "LAUNCHES", 2)
-    monkeypatch.setattr(kernel_timing, "MIN_ROUNDS", 2)
-    monkeypatch.setattr(kernel_timing, "MAX_ROUNDS", 2)
-    monkeypatch.setattr(kernel_timing, "LOOKS", 1)
+    monkeypatch.setattr(plan, "LAUNCHES", 2)
+    monkeypatch.setattr(plan, "MIN_ROUNDS", 2)
+    monkeypatch.setattr(plan, "MAX_ROUNDS", 2)
+    monkeypatch.setattr(plan, "LOOKS", 1)
     root = tmp_path / "KernelBench"
     for level in (1, 2):
         (root / "KernelBench" / f"level{level}").mkdir(parents=True)

@@ -16,7 +16,7 @@ from ratchet.workloads import known
 from ratchet.workloads.load import FAMILIES
 from ratchet.workloads.names import OF_IMAGES, SIZES
 
-LIBRARY_FILE = "rms_norm.py"
+LIBRARY_FILE = "norms.py"
 MISTAKES = {
     "judge silu broken.py": "never closed",
     "judge silu entry.cpp": "no 'silu'",
@@ -87,7 +87,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     (folder / "broken.py").write_text("def silu(\n")
     (folder / "entry.cpp").write_text('extern "C" long gelu(const void*) { return 0; }\n')
     (folder / "problem.py").write_text(PROBLEM)
-    (folder / LIBRARY_FILE).write_text(source_path("rms_norm").read_text())
+    (folder / LIBRARY_FILE).write_text(source_path("norms").read_text())
     calls = [*MISTAKES, *(f"{command} --help" for command in HELP)]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
@@ -131,5 +131,6 @@ def test_a_library_s_file_offers_its_entries_alone(
     line = answers[f"inspect silu {LIBRARY_FILE}"][1]
     assert line.rstrip().endswith(
         "its entries are rms_norm_forward, add_rms_norm_forward, rms_norm_backward, "
-        "add_rms_norm_backward"
+        "add_rms_norm_backward, layer_norm_forward, add_layer_norm_forward, layer_norm_backward, "
+        "add_layer_norm_backward"
     )

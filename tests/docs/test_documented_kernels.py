@@ -9,8 +9,8 @@ import pytest
 from answers import is_right_answer
 
 from ratchet.errors import CompilerMissing
-from ratchet.judge import kernel_timing
 from ratchet.judge.api import judge
+from ratchet.judge.trial.timing import plan
 from ratchet.kernels import abi
 from ratchet.kernels.languages import cpp
 
@@ -28,7 +28,7 @@ def test_a_kernel_of_the_docs_is_right(
     except CompilerMissing as missing:
         pytest.skip(str(missing))
     for setting, few in (("LAUNCHES", 2), ("MIN_ROUNDS", 2), ("MAX_ROUNDS", 2), ("LOOKS", 1)):
-        monkeypatch.setattr(kernel_timing, setting, few)
+        monkeypatch.setattr(plan, setting, few)
     assert set(KERNELS) == {"squared_relu", "softmax"}
     path = tmp_path / f"{name}.cpp"
     path.write_text(f"// {KERNELS[name]}")

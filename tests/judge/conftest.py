@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from answers import PatientJudge
 
-from ratchet.judge import kernel_timing
-from ratchet.judge.kernel_trial import KernelJudge
+from ratchet.judge.trial.kernel_trial import KernelJudge
+from ratchet.judge.trial.timing import plan
 
 
 @pytest.fixture(scope="session")
@@ -21,13 +21,13 @@ def judge() -> Iterator[KernelJudge]:
 @pytest.fixture
 def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two launches of four rounds, one look, four calls a batch: nothing is proven by two."""
-    monkeypatch.setattr(kernel_timing, "LAUNCHES", 2)
-    monkeypatch.setattr(kernel_timing, "MAX_ROUNDS", 4)
-    monkeypatch.setattr(kernel_timing, "LOOKS", 1)
-    monkeypatch.setattr(kernel_timing, "MAX_CALLS", 4)
+    monkeypatch.setattr(plan, "LAUNCHES", 2)
+    monkeypatch.setattr(plan, "MAX_ROUNDS", 4)
+    monkeypatch.setattr(plan, "LOOKS", 1)
+    monkeypatch.setattr(plan, "MAX_CALLS", 4)
 
 
 @pytest.fixture
 def gains_are_seen(few_rounds: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rounds of four launches, by which what is far faster is proven: see test_judge_gains."""
-    monkeypatch.setattr(kernel_timing, "LAUNCHES", 4)
+    monkeypatch.setattr(plan, "LAUNCHES", 4)

@@ -15,9 +15,9 @@ from typing import Literal
 import pytest
 
 from ratchet.errors import CompilerMissing
-from ratchet.judge.accelerator import Accelerator
-from ratchet.judge.workers import driver_memory
-from ratchet.judge.workers.driver_memory import Driver
+from ratchet.judge.sandbox.accelerator import Accelerator
+from ratchet.judge.workers.memory import driver_memory
+from ratchet.judge.workers.memory.driver_memory import Driver
 from ratchet.kernels.languages.cpp import find_compiler
 
 SOURCE = Path(__file__).with_name("fake_driver.cpp")

@@ -15,9 +15,9 @@ from answers import assert_right
 
 import ratchet
 from ratchet.errors import KernelError, RatchetError
-from ratchet.judge import kernel_timing
 from ratchet.judge.api import as_kernel, as_problem
 from ratchet.judge.static_profile import inspection
+from ratchet.judge.trial.timing import plan
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Case, Problem, TensorSpec, reference_text
 
@@ -47,10 +47,10 @@ def squared_relu(x, scalars):
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(kernel_timing, "LAUNCHES", 2)
-    monkeypatch.setattr(kernel_timing, "MIN_ROUNDS", 2)
-    monkeypatch.setattr(kernel_timing, "MAX_ROUNDS", 2)
-    monkeypatch.setattr(kernel_timing, "LOOKS", 1)
+    monkeypatch.setattr(plan, "LAUNCHES", 2)
+    monkeypatch.setattr(plan, "MIN_ROUNDS", 2)
+    monkeypatch.setattr(plan, "MAX_ROUNDS", 2)
+    monkeypatch.setattr(plan, "LOOKS", 1)
 
 
 @pytest.fixture

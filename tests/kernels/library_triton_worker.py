@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ratchet.judge.workers.candidate_triton import load_interpreted
+from ratchet.judge.workers.candidate.triton_source import load_interpreted
 from ratchet.kernels.library import LIBRARY, WorkloadShapes
 from ratchet.kernels.library_triton import ENTRIES, source_path
 from ratchet.kernels.problem import Case, Problem
@@ -142,8 +142,9 @@ def main() -> None:
                     check_case(module[entry], problem, case, "")
             if entry in in_fp32:
                 check_case(module[entry], in_fp32[entry], in_fp32[entry].cases[0], "fp32 ")
-        if name.endswith("_norm"):
-            no_rows(module, name)
+        if name == "norms":
+            no_rows(module, "rms_norm")
+            no_rows(module, "layer_norm")
         if name == "linear_cross_entropy":
             places(module)
             no_token(module)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ratchet.judge.worker_modules import TORCH_WORKER, package_files
+from ratchet.judge.sandbox.worker_modules import TORCH_WORKER, package_files
 from ratchet.kernels.carried_modules import with_modules
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library import LIBRARY, WorkloadShapes

@@ -51,9 +51,9 @@ def test_header_and_ctypes_agree(kernel: Kernel, tmp_path: Path) -> None:
     out = (ctypes.c_int64 * 7)()
     words = abi.words(0, abi.DTYPE_CODES["bfloat16"], (3, 5), (7, 1))
     words += abi.words(ctypes.addressof(out), abi.DTYPE_CODES["int64"], (7,), (1,))
-    assert entry(abi.pack_tensors(words), 2, abi.pack_scalars((3.0, 4.0)), 2) == abi.DONE
+    assert entry(abi.pack_tensors(words), 2, abi.pack_scalars((3.0, 4.0)), 2) == 0
     assert list(out) == [ctypes.sizeof(abi.RatchetTensor), 1, 2, 5, 7, 12, 0]
-    assert entry(abi.pack_tensors(words), 2, abi.pack_scalars((3.0,)), 1) == abi.DECLINED
+    assert entry(abi.pack_tensors(words), 2, abi.pack_scalars((3.0,)), 1) == 1
 
 
 @pytest.mark.compiler

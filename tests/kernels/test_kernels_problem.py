@@ -48,7 +48,7 @@ def test_references_that_are_not_there_are_named(problem: Problem) -> None:
 
 
 DRAWN_HERE = [name for name in DISTRIBUTIONS if name != "state" and "from_file" not in name]
-"""The others are drawn by a problem file's own code: tests/judge/test_problem_files.py."""
+"""The others are drawn by a problem file's own code: tests/judge/trial/test_problem_files.py."""
 
 
 @pytest.mark.parametrize("distribution", DRAWN_HERE)

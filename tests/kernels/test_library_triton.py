@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from ratchet.errors import RatchetError
-from ratchet.judge import isolation, timed_arms
-from ratchet.judge.kernel_trial import KernelJudge
+from ratchet.judge.sandbox import isolation
 from ratchet.judge.static_profile import inspection
+from ratchet.judge.trial.kernel_trial import KernelJudge
+from ratchet.judge.trial.timing import arms
 from ratchet.kernels.library import LIBRARY
 from ratchet.kernels.library_triton import ENTRIES, source_path, triton_kernels
 from ratchet.kernels.problem_file import load_kernel
@@ -121,7 +122,7 @@ def test_the_judge_calls_it_correct(
         pytest.skip("thorough: RATCHET_TEST=all judges every entry")
     monkeypatch.setattr(inspection, "TARGETS", ())  # the profile has tests of its own
     # On a busy machine a look finds the candidate waiting for a core, and more are needed.
-    monkeypatch.setattr(timed_arms, "PATIENCE_S", 100.0)
+    monkeypatch.setattr(arms, "PATIENCE_S", 100.0)
     verdict = judge.judge(KERNELS[entry], find_problem(entry), time_limit_s=250.0)
     assert verdict.status == "correct", verdict.reason
     assert all(one.passed for one in verdict.evidence)
@@ -133,7 +134,7 @@ def test_the_judge_calls_it_correct(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize("entry", KERNELS)
 def test_an_entry_is_right_on_a_gpu(entry: str, tmp_path: Path) -> None:
-    from ratchet.judge.workers.candidate_triton import load_source
+    from ratchet.judge.workers.candidate.triton_source import load_source
 
     call = load_source(KERNELS[entry].source, entry, tmp_path / f"{entry}.py")
     problem = find_problem(entry)

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from ratchet.judge import isolation
-from ratchet.judge.static_profile import TARGETS, inspect_kernel
+from ratchet.judge.sandbox import isolation
+from ratchet.judge.static_profile.inspection import inspect_kernel
+from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.kernels.library_triton import triton_kernels
 from ratchet.kernels.suites import find_problem
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ratchet.judge.workers.reference import ENOUGH_ELEMENTS, MOST_DRAWS
+from ratchet.judge.workers.reference.worker import ENOUGH_ELEMENTS, MOST_DRAWS
 from ratchet.kernels.problem import Case, Problem
 from ratchet.kernels.suites import load_suite
 from ratchet.kernels.tolerance import Loss, loss_over

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ratchet.errors import KernelError
-from ratchet.judge.workers.gate import gate
+from ratchet.judge.workers.reference.gate import gate
 from ratchet.kernels.gradients import gradient_of
 from ratchet.kernels.library import LIBRARY
 from ratchet.kernels.problem import Problem

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ratchet.judge.workers import rounding
+from ratchet.judge.workers.reference import rounding
 from ratchet.kernels.case import TensorSpec
 from ratchet.kernels.inputs import build
 from ratchet.kernels.tolerance import ALONE, MOST_AMPLIFIED, MOST_TERMS, Loss, Tolerance, loss_over

@@ -31,7 +31,10 @@ def test_every_table_can_be_written_in_postgresql() -> None:
         for index in table.indexes:
             assert "CREATE INDEX" in str(CreateIndex(index).compile(dialect=dialect))
     names = {table.name for table in metadata.sorted_tables}
-    expected = "devices software problems kernels verdicts measurements evidence recipes turns"
+    expected = (
+        "devices software problems kernels verdicts measurements evidence recipes turns "
+        "exchanges writing_runs writing_answers"
+    )
     assert names == {*expected.split(), "schema_version"}
 
 

@@ -267,3 +267,19 @@ def test_any_payload_makes_the_round_trip(payload: object) -> None:
     text = dumps(payload)
     assert "Infinity" not in text.replace("\\", "") or "Infinity" in str(payload)
     assert loads(text) == payload
+
+
+def test_an_older_ledger_gets_the_tables_that_it_lacks(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.db"
+    with Ledger.open(file) as ledger:
+        ledger.remember("screen", "fused", {"ratio": 1.1}, fingerprint=HERE)
+    connection = sqlite3.connect(file)
+    connection.executescript(
+        "DROP TABLE writing_runs; DROP TABLE writing_answers; UPDATE schema_version SET version = 1"
+    )
+    connection.close()
+    with Ledger.open(file) as ledger:
+        assert ledger.counts()["writing_answers"] == 0
+        assert ledger.recall("screen", "fused") == {"ratio": 1.1}
+    with Ledger.open(file) as ledger:
+        assert ledger.counts()["schema_version"] == 2

@@ -15,7 +15,8 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library import LIBRARY
 from ratchet.kernels.problem import Problem
 from ratchet.ledger import Fingerprint, Ledger
-from ratchet.optimize.recipe.recipe import Recipe, RecipeKernel
+from ratchet.optimize.recipe.recipe import Recipe
+from ratchet.optimize.step.installed import InstalledKernel
 from ratchet.optimize.step.signature import signature_of
 from ratchet.workloads.config import StepConfig
 
@@ -56,10 +57,10 @@ def batch(index: int, rows: int = 4) -> Tensor:
     return torch.randint(64, (rows, 16), generator=torch.Generator().manual_seed(index))
 
 
-def kernels_of(*libraries: str) -> tuple[RecipeKernel, ...]:
+def kernels_of(*libraries: str) -> tuple[InstalledKernel, ...]:
     isa = probe("cpu").target
     return tuple(
-        RecipeKernel(library=name, entry=kernel.entry, hash=kernel.hash, isa=isa)
+        InstalledKernel(library=name, entry=kernel.entry, hash=kernel.hash, isa=isa)
         for name in libraries
         for kernel in LIBRARY[name].kernels(isa)
     )
@@ -85,7 +86,7 @@ def recipe(config: StepConfig = EAGER, **changes: Any) -> Recipe:
     return Recipe(**{**values, **changes}).sealed()
 
 
-def believe(ledger: str, kernels: tuple[RecipeKernel, ...]) -> None:
+def believe(ledger: str, kernels: tuple[InstalledKernel, ...]) -> None:
     """Make the kernels proven in this ledger."""
     fingerprint = Fingerprint(device=probe("cpu").fingerprint, software=software().fingerprint)
     with Ledger.open(ledger) as opened:

@@ -14,9 +14,9 @@ import pytest
 
 from ratchet.devices.ceilings import Ceilings
 from ratchet.errors import DeadlinePassed
-from ratchet.judge import recipe_trial
-from ratchet.judge.arms import ArmSpec
-from ratchet.judge.numerics import GradientCheck
+from ratchet.judge.steps import recipe_trial
+from ratchet.judge.steps.arms import ArmSpec
+from ratchet.judge.steps.numerics import GradientCheck
 from ratchet.measure.arm import Timing
 from ratchet.optimize.step.candidate import with_config
 from ratchet.optimize.turn import compose, loop, losses, screen, steer

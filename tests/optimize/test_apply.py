@@ -19,7 +19,8 @@ from ratchet.devices.probe import probe
 from ratchet.judge.revision import revision
 from ratchet.kernels.library import LIBRARY
 from ratchet.ledger import Fingerprint, Ledger
-from ratchet.optimize.recipe.recipe import Recipe, RecipeKernel
+from ratchet.optimize.recipe.recipe import Recipe
+from ratchet.optimize.step.installed import InstalledKernel
 from ratchet.workloads.config import StepConfig
 
 pytestmark = [pytest.mark.compiler, pytest.mark.timeout(600)]
@@ -33,7 +34,7 @@ def recipe(config: StepConfig, *, device: str = "", version: str = "") -> Recipe
     """A recipe of this machine, or of another one."""
     here = probe("cpu")
     kernels = [
-        RecipeKernel(library=name, entry=kernel.entry, hash=kernel.hash, isa=here.target)
+        InstalledKernel(library=name, entry=kernel.entry, hash=kernel.hash, isa=here.target)
         for name in KERNELS
         for kernel in LIBRARY[name].kernels(here.target)
         if name in config.kernels or (name == "adamw" and config.optimizer == "kernel")
@@ -52,7 +53,7 @@ def recipe(config: StepConfig, *, device: str = "", version: str = "") -> Recipe
     ).sealed()
 
 
-def believe(ledger: Path, kernels: tuple[RecipeKernel, ...]) -> None:
+def believe(ledger: Path, kernels: tuple[InstalledKernel, ...]) -> None:
     """A ledger in which the kernels are proven here."""
     fingerprint = Fingerprint(device=probe("cpu").fingerprint, software=software().fingerprint)
     with Ledger.open(f"sqlite:///{ledger}") as opened:

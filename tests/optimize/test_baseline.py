@@ -15,7 +15,7 @@ from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn import baseline as baseline_module
 from ratchet.optimize.turn.baseline import find_baseline
 from ratchet.optimize.turn.budget import Costs
-from ratchet.optimize.turn.screen import Screening
+from ratchet.optimize.turn.screen import LeverScreening
 from ratchet.workloads.config import StepConfig
 
 WRITTEN = with_config(StepConfig(), {})
@@ -52,8 +52,8 @@ def turn(keep_precision: bool = False) -> Any:
     )
 
 
-def screening(ratio: float, *, passed: bool = True) -> Screening:
-    return Screening(
+def screening(ratio: float, *, passed: bool = True) -> LeverScreening:
+    return LeverScreening(
         passed=passed,
         reason="" if passed else "BackendCompilerFailed: " + "no " * 500,
         ratio=ratio,
@@ -74,7 +74,9 @@ def rivals(monkeypatch: pytest.MonkeyPatch, times_s: dict[tuple[str, str], float
             return 1.0
         return times_s.get((config.compile_mode, config.precision), 0.0)
 
-    def screen(turn: Any, incumbent: Candidate, challenger: Candidate, oracle: Any) -> Screening:
+    def screen(
+        turn: Any, incumbent: Candidate, challenger: Candidate, oracle: Any
+    ) -> LeverScreening:
         assert incumbent.key() != challenger.key()
         if not time_s(challenger):
             return screening(0.0, passed=False)

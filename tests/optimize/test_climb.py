@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.optimize.levers import Lever, Situation
-from ratchet.optimize.levers.base import field_lever
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn import climb as climb_module
 from ratchet.optimize.turn.climb import Climber, applicable
-from ratchet.optimize.turn.screen import Screening
+from ratchet.optimize.turn.screen import LeverScreening
 from ratchet.workloads.config import StepConfig
 
 FIELDS = {
@@ -29,8 +28,14 @@ FIELDS = {
 
 def levers(*, default: bool = True, fields: dict[str, Any] = FIELDS) -> list[Lever]:
     return [
-        field_lever(
-            field, value, name=field, summary="s", expected="e", source="x", default=default
+        Lever(
+            field=field,
+            value=value,
+            name=field,
+            summary="s",
+            expected="e",
+            source="x",
+            default=default,
         )
         for field, value in fields.items()
     ]
@@ -67,11 +72,11 @@ class Fake:
 
     def screen(
         self, turn: object, incumbent: Candidate, new: Candidate, oracle: object
-    ) -> Screening:
+    ) -> LeverScreening:
         self.screened += 1
         bad = [f for f in self.wrong if getattr(new.config, f) == FIELDS[f]]
         ratio = self.time_s(incumbent.config) / self.time_s(new.config)
-        return Screening(
+        return LeverScreening(
             passed=not bad,
             reason=f"gradients: {bad}" if bad else "",
             ratio=ratio,
@@ -144,9 +149,9 @@ def test_where_the_arithmetic_is_wrong_the_rest_of_the_bundle_is_kept(patched: A
     fake = Fake({"allocator": 0.5, "huge_pages": 0.9}, wrong=frozenset({"huge_pages"}))
     tried = [
         *levers(fields={"allocator": "mallopt"}),
-        field_lever(
-            "huge_pages",
-            True,
+        Lever(
+            field="huge_pages",
+            value=True,
             name="bf16",
             summary="s",
             expected="e",
@@ -197,18 +202,18 @@ def test_levers_that_are_not_expected_to_help_are_tried_on_top(patched: Any) -> 
 
 
 def test_every_lever_is_accounted_for() -> None:
-    blocked = field_lever(
-        "affinity",
-        True,
+    blocked = Lever(
+        field="affinity",
+        value=True,
         name="blocked",
         summary="s",
         expected="e",
         source="x",
         applies=lambda situation: "not here",
     )
-    changing = field_lever(
-        "precision",
-        "bf16_master",
+    changing = Lever(
+        field="precision",
+        value="bf16_master",
         name="bf16",
         summary="s",
         expected="e",

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from ratchet.errors import RecipeError
-from ratchet.optimize.recipe.recipe import SCHEMA, Recipe, RecipeKernel
+from ratchet.optimize.recipe.recipe import SCHEMA, Recipe
+from ratchet.optimize.step.installed import InstalledKernel
 from ratchet.optimize.step.signature import ModelSignature
 from ratchet.workloads.config import StepConfig
 
@@ -23,7 +24,9 @@ def make() -> Recipe:
         software="s1",
         versions={"torch": "2.13.0"},
         config=StepConfig(precision="bf16_master", compile_mode="default", kernels=("rms_norm",)),
-        kernels=(RecipeKernel(library="rms_norm", entry="rms_norm_forward", hash="ab", isa="x"),),
+        kernels=(
+            InstalledKernel(library="rms_norm", entry="rms_norm_forward", hash="ab", isa="x"),
+        ),
         speedup={"vs_compile": {"ratio": 1.5}},
         changes_arithmetic=True,
         created_at="2026-01-01T00:00:00+00:00",

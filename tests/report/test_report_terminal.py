@@ -11,7 +11,7 @@ from made_up_result import as_result, make_result
 from rich.console import Console
 
 from ratchet.report.console import make_console, table
-from ratchet.report.progress import Progress
+from ratchet.report.progress import TurnProgress
 from ratchet.report.terminal import print_bench, print_device, print_plan, print_result
 
 
@@ -173,7 +173,7 @@ _EVENTS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 def test_piped_progress_is_a_plain_line_for_each_stage() -> None:
     console, file = _console()
-    with Progress(60.0, console=console) as progress:
+    with TurnProgress(60.0, console=console) as progress:
         for event, details in _EVENTS:
             progress(event, details)
     lines = file.getvalue().splitlines()
@@ -186,7 +186,7 @@ def test_piped_progress_is_a_plain_line_for_each_stage() -> None:
 
 def test_progress_follows_a_turn_on_a_terminal() -> None:
     console, file = _console(terminal=True)
-    with Progress(60.0, console=console) as progress:
+    with TurnProgress(60.0, console=console) as progress:
         for event, details in _EVENTS:
             progress(event, details)
             assert progress._bar is not None

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up_result import as_result, make_result
 
-from ratchet.optimize.turn.result import CompileCost, Speedup
+from ratchet.optimize.turn.result import CompileCost, StepSpeedup
 from ratchet.report import words
 from ratchet.report.scale import Scale, around, from_zero
 
@@ -70,17 +70,17 @@ def test_a_share_is_a_percentage(share: float, expected: str) -> None:
     ],
 )
 def test_each_answer_has_its_words(answer: str, expected: str) -> None:
-    speedup = Speedup.model_validate({"ratio": 1.1, "low": 1.01, "high": 1.2, "answer": answer})
+    speedup = StepSpeedup.model_validate({"ratio": 1.1, "low": 1.01, "high": 1.2, "answer": answer})
     assert words.speedup_words(speedup, "X", {"low": 0.99, "high": 1.01}) == expected
 
 
 def test_a_ratio_inside_the_floor_is_undecided_whatever_it_is_called() -> None:
-    speedup = Speedup(ratio=1.1, low=1.01, high=1.2, answer="faster")
+    speedup = StepSpeedup(ratio=1.1, low=1.01, high=1.2, answer="faster")
     said = words.speedup_words(speedup, "X", {"low": 0.8, "high": 1.25})
     assert said == "with no clear difference from X (1.10x, 95 % interval 1.01 to 1.20)"
 
 
-SAME = Speedup(ratio=1.0, low=1.0, high=1.0, answer="equivalent")
+SAME = StepSpeedup(ratio=1.0, low=1.0, high=1.0, answer="equivalent")
 
 
 def test_a_recipe_that_is_its_rival_says_so_in_words() -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from ratchet.judge.verdict import Ratio, Speedup
+from ratchet.judge.verdict import Ratio, Speedups
 from ratchet.report.suite_page import render_suite_page
 from ratchet.report.suite_table import definitions
 from ratchet.suites.score import SuiteResult, SuiteRow, answered, summarise
 
 RATIO = Ratio(ratio=2.0, low=1.8, high=2.2, confidence=0.983)
-FAST = Speedup(vs_reference=RATIO, vs_compile=None)
+FAST = Speedups(vs_reference=RATIO, vs_compile=None)
 ROWS = [
     SuiteRow(name="gelu", status="proven", reason="right, and faster", speedup=FAST),
     SuiteRow(name="silu", status="wrong", reason="case <b>ci</b>: off by 3"),

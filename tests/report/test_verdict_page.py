@@ -13,9 +13,9 @@ from rich.console import Console
 
 from ratchet.judge.verdict import Verdict
 from ratchet.report.console import make_console
+from ratchet.report.progress import SuiteProgress
 from ratchet.report.static_table import print_inspection, static_tables
 from ratchet.report.suite_page import render_suite_page
-from ratchet.report.suite_progress import SuiteProgress
 from ratchet.report.suite_table import print_suite
 from ratchet.report.verdict_page import render_verdict_page
 from ratchet.report.verdict_table import print_verdict

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import pytest
 
 from ratchet.errors import CompilerMissing, KernelError, RatchetError
-from ratchet.judge.choices import parse_time_limit_s
+from ratchet.judge.options import parse_time_limit_s
 from ratchet.judge.revision import revision
-from ratchet.judge.verdict import Ratio, Speedup, Status, Verdict
+from ratchet.judge.verdict import Ratio, Speedups, Status, Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Case, Problem, TensorSpec
 from ratchet.ledger import verdicts
@@ -43,7 +43,7 @@ class FakeJudge:
         return Verdict(
             status=FakeJudge.said,
             reason=f"it is {FakeJudge.said}",
-            speedup=Speedup(vs_reference=ratio),
+            speedup=Speedups(vs_reference=ratio),
             isolation="none",
             environment={"judge": FakeJudge.revision},
             kernel_hash=kernel.hash,

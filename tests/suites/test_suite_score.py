@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratchet.judge.verdict import Ratio, Speedup
+from ratchet.judge.verdict import Ratio, Speedups
 from ratchet.suites.score import (
     FAILED_RATIO,
     RowStatus,
@@ -23,7 +23,7 @@ def row(status: RowStatus, ratio: float | None = None, spread: float = 0.1) -> S
     measured = (
         None if ratio is None else Ratio(ratio=ratio, low=ratio - spread, high=ratio + spread)
     )
-    speedup = Speedup(vs_reference=measured, vs_compile=measured)
+    speedup = Speedups(vs_reference=measured, vs_compile=measured)
     return SuiteRow(name="p", status=status, reason="", speedup=speedup)
 
 

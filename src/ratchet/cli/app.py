@@ -61,7 +61,16 @@ def _root(
 
 def _register() -> None:
     """Add the commands to the app by importing their files."""
-    from ratchet.cli import bench, device, inspect, judge, optimize, trace  # noqa: F401
+    from ratchet.cli import (  # noqa: F401
+        bench,
+        device,
+        inspect,
+        judge,
+        knowledge,
+        optimize,
+        trace,
+        write,
+    )
 
 
 _register()

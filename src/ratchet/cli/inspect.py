@@ -50,8 +50,8 @@ def inspect(
     2: a mistake in the call.
     """
     from ratchet.judge.api import as_kernel, as_problem, check_texts
-    from ratchet.judge.choices import parse_scale, parse_tier
-    from ratchet.judge.static_profile import TARGETS, find_architectures
+    from ratchet.judge.options import parse_scale, parse_tier
+    from ratchet.judge.workers.candidate.architectures import TARGETS, find_architectures
     from ratchet.kernels.problem import LARGEST_FIRST
 
     tiers = LARGEST_FIRST if tier is None else (parse_tier(tier),)
@@ -60,7 +60,7 @@ def inspect(
     find_architectures(targets)
     read = check_texts(problem, kernel, entry=entry)
 
-    from ratchet.judge.static_profile import all_compiled, find_action, inspect_kernel
+    from ratchet.judge.static_profile.inspection import all_compiled, find_action, inspect_kernel
     from ratchet.report.static_table import print_inspection
 
     if read is not None:

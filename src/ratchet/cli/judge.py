@@ -128,7 +128,7 @@ def judge(
     1: any other verdict. 2: a mistake in the call.
     """
     from ratchet.judge.api import as_kernel, as_problem, check_texts
-    from ratchet.judge.choices import parse_device, parse_scale, parse_tier, parse_time_limit_s
+    from ratchet.judge.options import parse_device, parse_scale, parse_tier, parse_time_limit_s
     from ratchet.kernels.suites import check_suite
 
     who = candidate or ("torch.compile" if kernelbench is not None else "library")
@@ -223,8 +223,8 @@ def _report_one(judged: JudgedKernel, out: Path, as_json: bool) -> int:
 def _judge_suite(
     suite: Suite, court: RecordedJudge, terms: Terms, fresh: bool, out: Path, as_json: bool
 ) -> int:
+    from ratchet.report.progress import SuiteProgress
     from ratchet.report.suite_page import render_suite_page
-    from ratchet.report.suite_progress import SuiteProgress
     from ratchet.report.suite_table import print_suite
     from ratchet.report.verdict_page import render_verdict_page
     from ratchet.suites.run import SuiteRun, all_right

@@ -19,11 +19,6 @@ def _checked_seed(seed: int) -> int:
     return seed
 
 
-SeedNumber = Annotated[
-    int, typer.Option("--seed", callback=_checked_seed, help="Seed of weights and data.")
-]
-
-
 @app.command()
 def optimize(
     context: typer.Context,
@@ -86,10 +81,10 @@ def optimize(
     # torch is imported from here on: mistakes in the call are already answered.
     from ratchet import api
     from ratchet.optimize.turn.loop import plan
-    from ratchet.report.progress import Progress
+    from ratchet.report.progress import TurnProgress
     from ratchet.report.terminal import print_plan, print_result
 
-    with Progress(settings.budget_s) as progress:
+    with TurnProgress(settings.budget_s) as progress:
         if dry_run:
             found = plan(settings, progress)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ratchet.cli.app import print_json
 from ratchet.errors import RatchetError
-from ratchet.judge.choices import Scale
+from ratchet.judge.options import Scale
 
 
 def list_problems(pattern: str | None, *, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ratchet.devices.catalogue import Catalogue, CatalogueDevice
 from ratchet.devices.ceilings import Ceilings, measure
 from ratchet.devices.describe import DeviceReport, Paper, describe
-from ratchet.devices.fingerprint import Fingerprint, Software, software, software_fingerprint
+from ratchet.devices.fingerprint import Origin, Software, software, software_fingerprint
 from ratchet.devices.probe import Device, Isa, best_isa
 from ratchet.devices.roofline import Roofline, mfu
 
@@ -19,8 +19,8 @@ __all__ = [
     "Ceilings",
     "Device",
     "DeviceReport",
-    "Fingerprint",
     "Isa",
+    "Origin",
     "Paper",
     "Roofline",
     "Software",

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
-from typing import Literal, cast
+from typing import Literal
 
 from ratchet.errors import DeviceError
 
@@ -137,15 +137,7 @@ def _fact(row: dict[str, str]) -> Fact:
             f"{row['device']} {row['field']} has evidence {row['evidence']!r} and source "
             f"{row['source']!r}: give a source, and one of {', '.join(EVIDENCE)}"
         )
-    return Fact(
-        device=row["device"],
-        field=row["field"],
-        value=row["value"],
-        unit=row["unit"],
-        evidence=cast(Evidence, row["evidence"]),
-        source=row["source"],
-        note=row["note"],
-    )
+    return Fact(**row)  # type: ignore[arg-type]  # the evidence was checked
 
 
 def _words(name: str) -> list[str]:

@@ -7,10 +7,7 @@ median of the best quarter of its runs.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 
 from ratchet.devices.fingerprint import short_hash, software_fingerprint
 from ratchet.devices.probe import Device
+from ratchet.files import write_whole
 
 LOG = logging.getLogger(__name__)
 
@@ -139,15 +137,6 @@ def _read(path: Path, device: Device) -> Ceilings | None:
 def _write(path: Path, ceilings: Ceilings) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        write_whole(path, ceilings.model_dump_json(indent=1).encode())
     except OSError as error:
         LOG.warning("measured ceilings are not kept: %s", error)
-        return
-    try:
-        with os.fdopen(handle, "w") as part:
-            part.write(ceilings.model_dump_json(indent=1))
-        os.replace(name, path)
-    except OSError as error:
-        LOG.warning("measured ceilings are not kept: %s", error)
-        with contextlib.suppress(OSError):
-            os.unlink(name)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from ratchet.devices import catalogue
 from ratchet.devices.ceilings import Ceilings
-from ratchet.devices.fingerprint import Fingerprint, fingerprint
+from ratchet.devices.fingerprint import Origin, fingerprint
 from ratchet.devices.probe import Device
 
 
@@ -29,7 +29,7 @@ class DeviceReport:
 
     device: Device
     target: str
-    fingerprint: Fingerprint
+    fingerprint: Origin
     gemm_flops_per_s: Mapping[str, float]
     copy_bytes_per_s: Mapping[str, float]
     triad_bytes_per_s: Mapping[str, float]

@@ -35,7 +35,7 @@ class Software:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fingerprint:
+class Origin:
     """The origin of a result, which may be reused if `device` and `software` are equal."""
 
     device: str
@@ -47,10 +47,10 @@ class Fingerprint:
         return asdict(self)
 
 
-def fingerprint(device: Device) -> Fingerprint:
+def fingerprint(device: Device) -> Origin:
     """Return the fingerprint of this device and of the software in this process."""
     versions = software()
-    return Fingerprint(
+    return Origin(
         device=device.fingerprint,
         software=versions.fingerprint,
         device_model=device.model,

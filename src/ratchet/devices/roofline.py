@@ -37,10 +37,6 @@ class Roofline:
         """Intensity in FLOP per byte above which compute binds."""
         return self.flops_per_s / self.bytes_per_s
 
-    def attainable_flops_per_s(self, intensity: float) -> float:
-        """Return the best rate at an intensity in FLOP per byte."""
-        return min(self.flops_per_s, intensity * self.bytes_per_s)
-
     def time_bound_s(self, flops: float, size_bytes: float) -> float:
         """Return the least time for this much arithmetic and compulsory traffic."""
         return max(flops / self.flops_per_s, size_bytes / self.bytes_per_s)

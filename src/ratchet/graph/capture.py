@@ -39,7 +39,7 @@ def capture(workload: Workload, config: StepConfig) -> list[CapturedSite]:
     traced = torch.compile(
         compiled_loss(workload, eager), backend=_only_look(report), dynamic=False
     )
-    model = _at_precision(workload.model, config)
+    model = at_precision(workload.model, config)
     with torch.random.fork_rng():
         traced(model, workload.batch(0))
     sites = merge_sites(report.sites)
@@ -56,7 +56,7 @@ def _only_look(report: InstallReport) -> Any:
     return backend
 
 
-def _at_precision(model: nn.Module, config: StepConfig) -> nn.Module:
+def at_precision(model: nn.Module, config: StepConfig) -> nn.Module:
     """Return the model, or a copy with bf16 weights if the step would lower them."""
     if config.precision != "bf16_master":
         return model

@@ -172,8 +172,3 @@ def dtype_name(dtype: torch.dtype) -> str:
         torch.float64: "fp64",
     }
     return short.get(dtype, str(dtype).removeprefix("torch."))
-
-
-def is_symbolic(sizes: Sequence[Any]) -> bool:
-    """Return True if any size is a symbol of a dynamic shape."""
-    return not all(isinstance(size, int) for size in sizes)

@@ -6,9 +6,9 @@ from torch.optim import AdamW
 
 from ratchet.errors import GraphError
 from ratchet.graph.install import InstallReport, compile_options, installed_by
-from ratchet.kernels.library.adamw import KernelAdamW
+from ratchet.kernels.library.adamw import ClippedAdamW, KernelAdamW
 from ratchet.workloads.config import StepConfig
-from ratchet.workloads.step import TrainingStep, WholeUpdate
+from ratchet.workloads.step import TrainingStep, WeightUpdate
 from ratchet.workloads.workload import Workload
 
 __all__ = ["InstalledStep", "build_step", "kernel_adamw"]
@@ -43,7 +43,7 @@ def build_step(workload: Workload, config: StepConfig) -> InstalledStep:
     return step
 
 
-def kernel_adamw(step: TrainingStep) -> WholeUpdate:
+def kernel_adamw(step: TrainingStep) -> WeightUpdate:
     """Return the whole update of `step` by the AdamW kernel: clip, update, drop the gradients.
 
     Gradients are dropped rather than zeroed unless `preallocate` keeps them. The next backward pass
@@ -63,4 +63,4 @@ def kernel_adamw(step: TrainingStep) -> WholeUpdate:
         master_values={step.parameters[name]: kept for name, kept in step.masters.items()},
     )
     keep = step.config.preallocate
-    return optimizer.whole_update(step.workload.clip_norm, set_to_none=not keep)
+    return ClippedAdamW(optimizer, step.workload.clip_norm, set_to_none=not keep)

@@ -1,11 +1,39 @@
 """The judge: decides, alone, whether a kernel or a lever is right and faster. It fails closed.
 
-Import its parts by name (`ratchet.judge.arms`, `ratchet.judge.kernel_trial`, ...): the workers of
-the sandbox start from this package too, and must not pay for, or see, more than they need.
+Import its parts by name (`ratchet.judge.steps.arms`, ...): the workers of the sandbox start from
+this package too, and must not pay for, or see, more than they need. From the top:
 
-The package is also the function `ratchet.judge(kernel, problem)`, which is `api.judge`.
+    api             the library call: a kernel and a problem, given by path or name
+    trial           one kernel's trial: compile, check, time, conclude
+    static_profile  what a kernel compiles to on GPUs that are not here
+    integrity       whose work it is: threads, call order, late writes, libraries
+    workers         programs that run in processes of their own
+    sandbox         where a candidate is confined
+    steps           whole training steps: arms, gradients and losses compared
+    process         a child, its channel, its family
+    options, verdict, decided, revision: what one asks for, and what one gets
+
+The package is also the function `ratchet.judge(kernel, problem)`, which is `api.judge`, and
+`ratchet.judge.screen(problem, kernels)` is `api.screen`.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from ratchet.callable_module import make_callable
 
+if TYPE_CHECKING:
+    from ratchet.judge.api import screen
+
+__all__ = ["screen"]
+
 make_callable(__name__, f"{__name__}.api:judge")
+
+
+def __getattr__(name: str) -> Any:
+    if name != "screen":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ratchet.judge import api
+
+    return api.screen

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratchet.errors import KernelError
-from ratchet.judge.choices import (
+from ratchet.judge.options import (
     Scale,
     parse_device,
     parse_scale,
@@ -23,9 +23,10 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import JUDGED_AT, Problem, Task, Tier
 
 if TYPE_CHECKING:
-    from ratchet.judge.verdict import Verdict
+    from ratchet.judge.verdict import Screening, Verdict
 
 TIME_LIMIT_S = 60.0
+SCREEN_LIMIT_S = 120.0
 
 
 def judge(
@@ -58,7 +59,7 @@ def judge(
         RatchetError: a file that cannot be read or is not what it should be, an unknown name, a
             value that an argument cannot have.
     """
-    from ratchet.judge.kernel_trial import KernelJudge
+    from ratchet.judge.trial.kernel_trial import KernelJudge
 
     began = time.monotonic()
     limit_s, device = parse_time_limit_s(time_limit_s), parse_device(device)
@@ -77,6 +78,39 @@ def judge(
             against_compile=against_compile,
             device=device,
         )
+
+
+def screen(
+    problem: Problem | str | os.PathLike[str],
+    kernels: Sequence[Kernel | str | os.PathLike[str]],
+    *,
+    best: Kernel | str | os.PathLike[str] | None = None,
+    entry: str | None = None,
+    tier: Tier | None = None,
+    scale: Scale = "auto",
+    time_limit_s: float | str = SCREEN_LIMIT_S,
+    threads: int | None = None,
+    seed: int | None = None,
+) -> tuple[Screening, ...]:
+    """Estimate which of many kernels are worth a verdict; one answer each, in their order.
+
+    The kernels are checked on a few secret cases, and timed together with `best` and the reference
+    on the machine's cores. An answer is at best `screened`, an estimate: only `judge` proves. The
+    arguments are those of `judge`; docs/judge.md says what screening leaves out.
+
+    Raises:
+        RatchetError: a file that cannot be read or is not what it should be, an unknown name, a
+            value that an argument cannot have.
+    """
+    from ratchet.judge.trial.kernel_trial import KernelJudge
+
+    limit_s, threads = parse_time_limit_s(time_limit_s), parse_threads(threads)
+    tiers = None if tier is None else (parse_tier(tier),)
+    asked = as_problem(problem, tiers=tiers, scale=scale, time_limit_s=limit_s)
+    given = [as_kernel(one, asked, entry=entry) for one in kernels]
+    standing = None if best is None else as_kernel(best, asked, entry=entry)
+    with KernelJudge(threads=threads) as court:
+        return court.screen(asked, given, best=standing, time_limit_s=limit_s, seed=seed)
 
 
 def as_problem(

@@ -1,4 +1,4 @@
-"""Which judge said it: a verdict of a judge that has changed since proves nothing any more."""
+"""The revision of the judge: a verdict proves nothing any more once its judge has changed."""
 
 from __future__ import annotations
 

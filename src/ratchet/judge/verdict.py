@@ -1,7 +1,8 @@
-"""What the judge says: a verdict with its evidence and its raw samples, as JSON."""
+"""The judge's answer: a verdict with its evidence and its raw samples, as JSON."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,10 +12,15 @@ Status = Literal[
 ]
 
 
-class Ratio(BaseModel):
-    """Baseline time over new time, with its interval: above 1 is faster."""
+ScreeningStatus = Literal["screened", "wrong", "crashed", "timed_out", "refused", "unmeasured"]
 
+
+class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Ratio(_Frozen):
+    """Baseline time over new time, with its interval: above 1 is faster."""
 
     ratio: float
     low: float
@@ -24,10 +30,8 @@ class Ratio(BaseModel):
     5 %. None in verdicts from before it was kept."""
 
 
-class Evidence(BaseModel):
+class Evidence(_Frozen):
     """One thing that was checked, and what came of it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     check: str
     passed: bool | None
@@ -35,10 +39,8 @@ class Evidence(BaseModel):
     detail: str = ""
 
 
-class TimedSample(BaseModel):
+class TimedSample(_Frozen):
     """One raw time of one arm: `measure.samples.Sample`, with the case it belongs to."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     case: str
     arm: str
@@ -51,16 +53,14 @@ class TimedSample(BaseModel):
     """As the arm's own process reported it: for a candidate, a claim."""
 
 
-class Speedup(BaseModel):
+class Speedups(_Frozen):
     """Against whom how fast; None was not measured."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     vs_reference: Ratio | None = None
     vs_compile: Ratio | None = None
 
 
-class Verdict(BaseModel):
+class Verdict(_Frozen):
     """The judge's answer on one kernel for one problem.
 
     proven: right, and faster than the reference beyond the A/A floor. correct: right, but not
@@ -70,12 +70,10 @@ class Verdict(BaseModel):
     why.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     status: Status
     reason: str
     evidence: list[Evidence] = Field(default_factory=list)
-    speedup: Speedup = Field(default_factory=Speedup)
+    speedup: Speedups = Field(default_factory=Speedups)
     not_timed: str = ""
     """Why the speed of a `correct` kernel was not measured, where it was to be."""
     static: dict[str, Any] | None = None
@@ -85,3 +83,29 @@ class Verdict(BaseModel):
     kernel_hash: str
     problem_hash: str
     samples: list[TimedSample] = Field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Screening:
+    """A quick estimate for one kernel, from a few secret cases and a few rounds. Never a proof.
+
+    screened: right on the cases that were drawn, and timed. wrong: an output is not right, or the
+    kernel tried to fool the judge. crashed, timed_out: its process died or was too slow. refused:
+    the source does not compile or load, or the problem cannot be judged. unmeasured: the kernel has
+    no time, and `reason` says why.
+    """
+
+    kernel_hash: str
+    status: ScreeningStatus
+    reason: str
+    ratio: float | None = None
+    """Reference time over the kernel's time; above 1 is faster. None if it was not timed."""
+    low: float | None = None
+    high: float | None = None
+    """Ends of the ratio's 95 % interval within this one start of the processes."""
+    time_s: float | None = None
+    """Seconds of one call, the geometric mean over the timed cases."""
+    against_best: float | None = None
+    """Time of the best kernel so far over this kernel's time. None if there was none to compare."""
+    evidence: tuple[str, ...] = ()
+    """What was checked, one line each, for the kernel's author."""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 MAX_DIMENSIONS: Final = 6
-WORDS_PER_TENSOR: Final = 3 + 2 * MAX_DIMENSIONS
 
 DTYPE_CODES: Final[dict[str, int]] = {
     "float32": 0,
@@ -42,10 +41,6 @@ ITEM_BYTES: Final[dict[str, int]] = {
     "float8_e5m2": 1,
 }
 """Bytes per element, by the same names."""
-
-DONE: Final = 0
-DECLINED: Final = 1
-"""A positive code: the kernel declines these inputs and has written nothing."""
 
 Entry = Callable[[bytes, int, bytes, int], int]
 """ENTRY(tensors, count, scalars, scalar_count) of a loaded kernel; takes packed bytes."""

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+import msgspec
+
 from ratchet.errors import KernelError
 from ratchet.kernels.abi import DTYPE_CODES
 from ratchet.kernels.structure import Structure
@@ -122,27 +124,12 @@ class ModelForm:
 
 def case_from_json(document: dict[str, Any]) -> Case:
     """Return the case of a JSON object that `asdict` made."""
-    inputs = tuple(
-        TensorSpec(**{**spec, "shape": tuple(spec["shape"])}) for spec in document["inputs"]
-    )
-    return Case(**{**document, "inputs": inputs, "scalars": tuple(document["scalars"])})
+    return msgspec.convert(document, Case)
 
 
 def model_from_json(document: dict[str, Any] | None) -> ModelForm | None:
     """Return the model's form of a JSON object, or None."""
-    if document is None:
-        return None
-    arguments, state = tuple(document["arguments"]), tuple(document["state"])
-    structures = tuple(Structure(**one) for one in document.get("structures", ()))
-    return ModelForm(
-        **{
-            **document,
-            "arguments": arguments,
-            "state": state,
-            "structures": structures,
-            "attributes": tuple(document.get("attributes", ())),
-        }
-    )
+    return msgspec.convert(document, ModelForm | None)
 
 
 def _one_of(what: str, value: str, known: Sequence[str]) -> None:

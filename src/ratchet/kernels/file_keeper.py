@@ -70,29 +70,15 @@ def _write(answer: int, found: dict[str, Any]) -> None:
 
 
 def end_children() -> None:
-    """SIGKILL this process's children until none is left; it inherits their children."""
+    """SIGKILL this process's descendants until none is left; it inherits the orphans."""
     while True:
-        for child in _children():
+        for child in descendants(os.getpid())[1:]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
-
-
-def _children() -> list[int]:
-    own = str(os.getpid())
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _parent(name) == own]
-
-
-def _parent(pid: str) -> str:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            text = file.read()
-    except OSError:
-        return ""
-    return text[text.rfind(")") + 2 :].split()[1]
 
 
 if __name__ == "__main__":

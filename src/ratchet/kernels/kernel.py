@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, cast, get_args
 
 from ratchet.errors import KernelError
@@ -36,7 +37,7 @@ class Kernel:
     @property
     def hash(self) -> str:
         """Hex SHA-256 of language, source, entry and schedule."""
-        return _digest([self.language, self.source, self.entry, self.schedule])
+        return _hash_of(self)
 
     @property
     def build_hash(self) -> str:
@@ -66,6 +67,12 @@ class Kernel:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise KernelError(f"this is not a kernel's JSON ({error!r}): write it again") from error
+
+
+@lru_cache(maxsize=4096)
+def _hash_of(kernel: Kernel) -> str:
+    """Return a kernel's hash; a run asks for it many times."""
+    return _digest([kernel.language, kernel.source, kernel.entry, kernel.schedule])
 
 
 def _digest(content: object) -> str:

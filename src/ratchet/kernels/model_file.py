@@ -182,10 +182,11 @@ _VARIED: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
 
 
 @contextlib.contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators of torch, numpy and Python inside the context."""
+def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Seed torch (the CPU, and `device` if it is a GPU), numpy and Python; restore them after."""
     kept = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
+    gpus = [device] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus):
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % (1 << 32))

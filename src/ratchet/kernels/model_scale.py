@@ -68,7 +68,7 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Size:
+class AssignedSize:
     """An integer that the file assigns to a name, and its position in the text."""
 
     name: str
@@ -211,12 +211,12 @@ def changes(old: str, new: str) -> list[str]:
     ]
 
 
-def sizes(text: str) -> list[Size]:
+def sizes(text: str) -> list[AssignedSize]:
     """Return the integers above 1 at the top of a file whose names are assigned once.
 
     An element of a tuple or list is named after it and its position: `shape[0]`.
     """
-    found: dict[str, Size] = {}
+    found: dict[str, AssignedSize] = {}
     given: set[str] = set()
     twice: set[str] = set()
     for node in ast.parse(text).body:
@@ -235,7 +235,7 @@ def sizes(text: str) -> list[Size]:
                 end = one.end_col_offset
                 assert end is not None
                 name = target.id if many is None else f"{target.id}[{place}]"
-                found[name] = Size(
+                found[name] = AssignedSize(
                     name=name, value=number, line=one.lineno, start=one.col_offset, end=end
                 )
     return [size for name, size in found.items() if name.partition("[")[0] not in twice]

@@ -13,6 +13,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+import msgspec
+
 from ratchet.errors import KernelError
 from ratchet.kernels.case import (
     DISTRIBUTIONS,
@@ -21,8 +23,6 @@ from ratchet.kernels.case import (
     ModelForm,
     TensorSpec,
     Tier,
-    case_from_json,
-    model_from_json,
 )
 from ratchet.kernels.tolerance import OutputCheck, Tolerance
 
@@ -202,23 +202,9 @@ class Problem:
     def from_json(document: dict[str, Any]) -> Problem:
         """Return the problem that `as_json` wrote; a KernelError for anything else."""
         try:
-            return Problem(
-                name=document["name"],
-                reference=document["reference"],
-                cases=tuple(case_from_json(case) for case in document["cases"]),
-                tolerance=Tolerance(**document["tolerance"]),
-                task=document["task"],
-                libraries=tuple(document["libraries"]),
-                check=document["check"],
-                text=document.get("text", ""),
-                model=model_from_json(document.get("model")),
-                notes=tuple(document.get("notes", ())),
-                fault=document.get("fault", ""),
-            )
-        except (KeyError, TypeError) as error:
-            raise KernelError(
-                f"this is not a problem's JSON ({error!r}): write it again"
-            ) from error
+            return msgspec.convert(document, Problem)
+        except msgspec.ValidationError as error:
+            raise KernelError(f"this is not a problem's JSON ({error}): write it again") from error
 
 
 def load_function(name: str) -> Callable[..., Any]:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from ratchet.kernels.case import Case, TensorSpec, Tier
 from ratchet.kernels.problem import JUDGED_AT, Problem, Task
 
@@ -87,7 +89,7 @@ class ProblemCard:
     cases: tuple[CardCase, ...]
     tolerance: str
     varies: bool
-    """Whether the number, dtypes or dimensions of its tensors differ between cases; the card then
+    """True if the number, dtypes or dimensions of its tensors differ between cases; the card then
     shows the main case's."""
     notes: tuple[str, ...] = ()
 
@@ -108,16 +110,7 @@ class ProblemCard:
     @staticmethod
     def from_json(document: dict[str, Any]) -> ProblemCard:
         """Return the card that `as_json` wrote."""
-        return ProblemCard(
-            **document
-            | {
-                "libraries": tuple(document["libraries"]),
-                "notes": tuple(document["notes"]),
-                "inputs": tuple(map(_tensor, document["inputs"])),
-                "outputs": tuple(map(_tensor, document["outputs"])),
-                "cases": tuple(map(_case, document["cases"])),
-            }
-        )
+        return msgspec.convert(document, ProblemCard)
 
 
 def card_of(problem: Problem, *, given: str, entry: str) -> ProblemCard:
@@ -293,23 +286,3 @@ def _tolerance(problem: Problem) -> str:
         f"and {own.ulps:g} ulp of the output's scale, more for long sums; integers are "
         f"exact{coded}"
     )
-
-
-def _tensor(document: dict[str, Any]) -> CardTensor:
-    return CardTensor(**document | {"sizes": tuple(document["sizes"])})
-
-
-def _case(document: dict[str, Any]) -> CardCase:
-    outputs = document["outputs"]
-    return CardCase(
-        **document
-        | {
-            "scalars": tuple(document["scalars"]),
-            "inputs": tuple(map(_form, document["inputs"])),
-            "outputs": None if outputs is None else tuple(map(_form, outputs)),
-        }
-    )
-
-
-def _form(document: dict[str, Any]) -> TensorForm:
-    return TensorForm(shape=tuple(document["shape"]), dtype=document["dtype"])

@@ -105,7 +105,7 @@ def load_problem(
 
         return find_problem(given).at(*tiers)
     text, _, names = _read_problem(given)
-    found = _described(_request(path, text, names, scale), time_limit_s)
+    found = described(_request(path, text, names, scale), time_limit_s)
     if "problem" in found:
         problem = Problem.from_json(found["problem"])
         return problem if problem.model is not None else problem.at(*tiers)
@@ -134,7 +134,7 @@ def load_card(
         "given": given,
         "entry": default_entry(name),
     }
-    found = _described(request, time_limit_s)
+    found = described(request, time_limit_s)
     if "fault" in found:
         raise KernelError(f"problem {given!r} cannot be shown: {found['fault']}")
     return Problem.from_json(found["problem"]), ProblemCard.from_json(found["card"])
@@ -344,8 +344,8 @@ def _check_names(given: str, names: Sequence[str]) -> None:
         )
 
 
-def _described(request: dict[str, Any], limit_s: float) -> dict[str, Any]:
-    """Return the answer of the file's own process."""
+def described(request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    """Return the answer of the file's own process; `fault` in it says why there is none."""
     answer = os.memfd_create("ratchet-problem", os.MFD_CLOEXEC)
     arguments = [str(answer), f"{limit_s:.3f}", str(os.getpid())]
     with os.fdopen(answer, "r", encoding="utf-8") as file:

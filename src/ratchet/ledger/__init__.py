@@ -3,6 +3,6 @@
 from ratchet.ledger.place import default_path
 from ratchet.ledger.schema import SCHEMA_VERSION
 from ratchet.ledger.store import Ledger
-from ratchet.ledger.tables import Fingerprint, Turn
+from ratchet.ledger.tables import Fingerprint, RecordedTurn
 
-__all__ = ["SCHEMA_VERSION", "Fingerprint", "Ledger", "Turn", "default_path"]
+__all__ = ["SCHEMA_VERSION", "Fingerprint", "Ledger", "RecordedTurn", "default_path"]

@@ -100,8 +100,8 @@ def _set_wal(engine: Engine) -> None:
 
 def _prepare(engine: Engine) -> None:
     version = _version(engine)
-    if version is None:
-        _create(engine)
+    if version is None or version < schema.SCHEMA_VERSION:
+        _create(engine)  # a newer version only adds tables, so an older ledger keeps its rows
     elif version > schema.SCHEMA_VERSION:
         raise LedgerError(
             f"the ledger {shown(engine.url)} has schema {version}, and this Ratchet supports up to "
@@ -126,7 +126,10 @@ def _version(engine: Engine) -> int | None:
 
 
 def _create(engine: Engine) -> None:
-    """Create missing tables; the version comes last, so the next start repairs a killed one."""
+    """Create missing tables, of a new ledger or of one with an older schema.
+
+    The version comes last, so the next start repairs a killed one.
+    """
     if engine.dialect.name == "sqlite":
         _set_wal(engine)
     with engine.begin() as connection:

@@ -19,8 +19,10 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_VERSION = 1
-"""Increased by one with every change of the tables below."""
+SCHEMA_VERSION = 2
+"""Increased by one with every change of the tables below. A change only adds tables: when an older
+ledger is opened, it gets those that it lacks. 2 added
+`exchanges`, `writing_runs` and `writing_answers`."""
 
 metadata = MetaData()
 
@@ -91,6 +93,42 @@ recipes = _table("recipes", _text("turn"), _text("workload"), _payload())
 turns = _table(
     "turns", _text("turn"), _text("event"), _text("command"), _text("workload"), _payload()
 )
+# The runs of `ratchet write`, and what the judge said of each proposed kernel.
+writing_runs = _table(
+    "writing_runs", _text("run"), _text("event"), _text("problem_hash"), _text("name"), _payload()
+)
+writing_answers = _table(
+    "writing_answers",
+    _text("run"),
+    _text("problem_hash"),
+    _text("kernel_hash"),
+    _text("author"),
+    _text("stage"),
+    _text("status"),
+    _payload(),
+)
+# What a writing run asked a language model, and what it answered; one row for each attempt.
+exchanges = _table(
+    "exchanges",
+    _text("run"),
+    _text("problem_hash"),
+    Column("turn", Integer, nullable=False),
+    Column("sample", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("started_at", String(32), nullable=False),
+    Column("time_s", Float(53), nullable=False),
+    _text("model"),
+    _text("status"),
+    _text("reason"),
+    _text("language"),
+    _text("kind"),
+    _payload("parents"),
+    _text("prompt_version"),
+    _text("prompt_hash"),
+    _payload("messages"),
+    _text("answer"),
+    _payload("usage"),
+)
 schema_version = _table("schema_version", Column("version", Integer, nullable=False))
 
 Index("verdicts_by_kernel", verdicts.c.kernel_hash, verdicts.c.problem_hash)
@@ -98,4 +136,9 @@ Index("measurements_by_turn", measurements.c.turn)
 Index("evidence_by_key", evidence.c.kind, evidence.c.key)
 Index("recipes_by_workload", recipes.c.workload)
 Index("turns_by_workload", turns.c.workload, turns.c.command)
+Index("exchanges_by_run", exchanges.c.run)
 Index("turns_by_turn", turns.c.turn)
+Index("writing_runs_by_problem", writing_runs.c.problem_hash)
+Index("writing_runs_by_run", writing_runs.c.run)
+Index("writing_answers_by_run", writing_answers.c.run)
+Index("writing_answers_by_problem", writing_answers.c.problem_hash)

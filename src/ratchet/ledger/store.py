@@ -20,7 +20,7 @@ from ratchet.ledger import schema
 from ratchet.ledger.connect import connect, utc_now
 from ratchet.ledger.faults import explained
 from ratchet.ledger.place import resolve, shown
-from ratchet.ledger.tables import Fingerprint, Turn
+from ratchet.ledger.tables import Fingerprint, RecordedTurn
 from ratchet.measure.samples import Sample
 
 _DISPROVEN = frozenset({"wrong", "cheating", "crashed", "timed_out", "refused"})
@@ -49,6 +49,11 @@ class Ledger:
     def place(self) -> str:
         """The file, or the URL without its password."""
         return shown(self._engine.url)
+
+    @property
+    def engine(self) -> Engine:
+        """The open database, for the ledger's other books: `exchanges`."""
+        return self._engine
 
     def close(self) -> None:
         """Close the database; all appended rows are committed already."""
@@ -203,7 +208,7 @@ class Ledger:
             )
             raise
 
-    def turn(self, turn: str) -> Turn:
+    def turn(self, turn: str) -> RecordedTurn:
         """Return the turn of this identity, as it was started.
 
         Raises:
@@ -217,7 +222,7 @@ class Ledger:
 
     def unfinished_turn(
         self, workload: str, *, fingerprint: Fingerprint | None = None, command: str = "optimize"
-    ) -> Turn | None:
+    ) -> RecordedTurn | None:
         """Return the newest turn of a workload, if it neither finished nor failed."""
         table = schema.turns
         rows = self._rows(
@@ -272,6 +277,59 @@ class Ledger:
         """Return the newest recipe of a workload; only this fingerprint's if one is given."""
         table = schema.recipes
         return self._newest(table, fingerprint, table.c.workload == workload)
+
+    # Runs of `ratchet write`; `ledger.writing` gives their rows a form.
+
+    def append_writing_run(
+        self,
+        run: str,
+        event: str,
+        *,
+        problem_hash: str,
+        name: str,
+        payload: Mapping[str, Any],
+        fingerprint: Fingerprint,
+    ) -> None:
+        """Append an event of a writing run: `started`, `finished`, `interrupted` or `failed`."""
+        values = {"run": run, "event": event, "problem_hash": problem_hash, "name": name}
+        self._append(schema.writing_runs, fingerprint, **values, payload=payload)
+
+    def append_writing_answer(
+        self, run: str, payload: Mapping[str, Any], *, fingerprint: Fingerprint
+    ) -> None:
+        """Append an answer: a mapping with the columns of `writing_answers` and the rest."""
+        names = ("problem_hash", "kernel_hash", "author", "stage", "status")
+        columns = {name: payload[name] for name in names}
+        self._append(schema.writing_answers, fingerprint, run=run, **columns, payload=payload)
+
+    def writing_runs(
+        self, *, run: str | None = None, problem_hash: str | None = None
+    ) -> Sequence[Row[Any]]:
+        """Return the events of writing runs in their order: of one run, or of one problem."""
+        table = schema.writing_runs
+        asked = ((table.c.run, run), (table.c.problem_hash, problem_hash))
+        return self._rows(table, None, *(column == one for column, one in asked if one is not None))
+
+    def writing_answers(
+        self, *, run: str | None = None, fingerprint: Fingerprint | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the answers of one run, or of all runs on a device with its software."""
+        table = schema.writing_answers
+        conditions = [] if run is None else [table.c.run == run]
+        return [dict(row.payload) for row in self._rows(table, fingerprint, *conditions)]
+
+    def proven_kernels(
+        self, problem_hash: str, fingerprint: Fingerprint, *, judge: str
+    ) -> list[dict[str, Any]]:
+        """Return the verdicts on the kernels that are proven for a problem now, the newest last."""
+        table = schema.verdicts
+        rows = self._rows(table, fingerprint, table.c.problem_hash == problem_hash)
+        newest = {row.kernel_hash: row for row in rows}.values()
+        return [
+            dict(row.payload)
+            for row in sorted(newest, key=lambda row: row.id)
+            if row.status == "proven" and _judge_of(row.payload) == judge
+        ]
 
     def counts(self) -> dict[str, int]:
         """Return the number of rows of each table."""
@@ -360,8 +418,8 @@ def _stamp(fingerprint: Fingerprint) -> dict[str, str]:
     }
 
 
-def _as_turn(row: Row[Any]) -> Turn:
-    return Turn(
+def _as_turn(row: Row[Any]) -> RecordedTurn:
+    return RecordedTurn(
         turn=row.turn,
         command=row.command,
         workload=row.workload,

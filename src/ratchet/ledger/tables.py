@@ -15,7 +15,7 @@ class Fingerprint(TypedDict):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Turn:
+class RecordedTurn:
     """A turn that was started, as the ledger holds it."""
 
     turn: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
@@ -10,9 +11,10 @@ from ratchet import __version__
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import describe_device, probe
 from ratchet.errors import DeviceError
-from ratchet.judge.accelerator import may_use_gpu
-from ratchet.judge.kernel_trial import KernelJudge
 from ratchet.judge.revision import revision
+from ratchet.judge.sandbox.accelerator import may_use_gpu
+from ratchet.judge.trial.kernel_trial import KernelJudge
+from ratchet.judge.verdict import Screening, Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
 from ratchet.ledger import Fingerprint, Ledger
@@ -21,13 +23,15 @@ from ratchet.ledger.connect import utc_now
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
-    """How a kernel is judged."""
+    """The options of a verdict."""
 
     time_limit_s: float = 60.0
     against_compile: bool = False
     """Time torch.compile of the reference beside it."""
     device: str = "auto"
     """`cpu`, `cuda` or `cuda:N`; by default Triton's kernels take a GPU where there is one."""
+    among: int = 1
+    """Verdicts that share one chance of a false answer: see `KernelJudge.judge`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,8 +71,30 @@ class RecordedJudge:
         self._judge.close()
         self._ledger.close()
 
+    @property
+    def ledger(self) -> Ledger:
+        """The open ledger."""
+        return self._ledger
+
+    def screen(
+        self,
+        problem: Problem,
+        kernels: Sequence[Kernel],
+        *,
+        best: Kernel | None,
+        time_limit_s: float,
+    ) -> Sequence[Screening]:
+        """Return a quick estimate of each kernel, in their order; see `KernelJudge.screen`."""
+        return self._judge.screen(problem, kernels, best=best, time_limit_s=time_limit_s)
+
+    def try_out(
+        self, kernel: Kernel, problem: Problem, *, time_limit_s: float, device: str
+    ) -> Verdict:
+        """Return a verdict that is not kept: an estimate for kernels that are not screened."""
+        return self._judge.judge(kernel, problem, time_limit_s=time_limit_s, device=device)
+
     def fingerprint_for(self, kernel: Kernel, terms: Terms) -> Fingerprint:
-        """Of the device that a kernel is judged on: a verdict of a GPU is none of these cores."""
+        """Return the device that a kernel is judged on: a GPU's verdict is not this CPU's."""
         if not may_use_gpu(kernel, terms.device):
             return self.fingerprint
         try:
@@ -98,6 +124,7 @@ class RecordedJudge:
             against_compile=terms.against_compile,
             then=then,
             device=terms.device,
+            among=terms.among,
         ).model_dump(mode="json")
         judged_at, here = utc_now(), self.fingerprint_for(kernel, terms)
         book = self._ledger
@@ -121,12 +148,15 @@ class RecordedJudge:
 
 
 def _answers(status: str, trial: dict[str, Any], terms: Terms) -> bool:
-    """Whether a verdict that was found under the terms of `trial` would be the same under these."""
+    """Return whether a verdict found under the terms of `trial` would be the same under these."""
     if status == "unmeasured":  # the machine's fault or a time limit's: no answer on the kernel
         return False
     if status == "timed_out" and trial["time_limit_s"] < terms.time_limit_s:
         return False
-    trial = {"device": Terms().device, **trial}  # not kept before there was a choice
+    # Not kept before there was a choice. A stricter level than asked answers too.
+    trial = {"device": Terms().device, "among": 1, **trial}
+    if trial["among"] < terms.among:
+        return False
     same = {
         "ratchet": __version__,
         "against_compile": terms.against_compile,

@@ -5,25 +5,23 @@ from __future__ import annotations
 from ratchet.measure.arm import Arm, Timing
 from ratchet.measure.estimate import (
     Answer,
+    ArmTime,
     Comparison,
     Floor,
-    Summary,
     aa_floor,
     compare,
     summarise,
 )
-from ratchet.measure.looks import Looks
 from ratchet.measure.rounds import run_rounds
 from ratchet.measure.samples import Sample
 
 __all__ = [
     "Answer",
     "Arm",
+    "ArmTime",
     "Comparison",
     "Floor",
-    "Looks",
     "Sample",
-    "Summary",
     "Timing",
     "aa_floor",
     "compare",

@@ -62,7 +62,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Summary:
+class ArmTime:
     """One arm's median time per iteration, with the median's interval."""
 
     arm: str
@@ -158,7 +158,7 @@ def summarise(
     confidence: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
-) -> Summary:
+) -> ArmTime:
     """Return one arm's median time with its interval, from all of its samples."""
     own = of_arm(samples, arm)
     if len(own) < MIN_PAIRS:
@@ -168,7 +168,7 @@ def summarise(
         by_launch.setdefault(sample.launch, []).append(math.log(sample.wall_time_s))
     launches = [np.asarray(values) for values in by_launch.values()]
     centre, half_width = _interval(launches, confidence, resamples, seed)
-    return Summary(
+    return ArmTime(
         arm=arm,
         median_s=_exp(centre),
         low_s=_exp(centre - half_width),

@@ -8,7 +8,7 @@ from typing import Any
 
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
-from ratchet.judge.arms import ArmProcess, ArmSpec
+from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.ledger import Ledger
 
 FACTORY = "ratchet.optimize.bench:make_bench"

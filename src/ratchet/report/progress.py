@@ -1,46 +1,37 @@
-"""Show progress: a moving line on a terminal, one plain line per stage when piped."""
+"""Show progress on stderr: a moving line on a terminal, one plain line per stage when piped."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 
+from ratchet.report.suite_table import row_words
 from ratchet.report.words import DECIDED, show_ratio, show_time
 
 
-class Progress:
-    """Reports on stderr what a turn is doing and how much of its budget is spent.
+class MovingLine:
+    """A context with a line that moves: `_bar` on a terminal, None in a pipe or a file."""
 
-    It is a turn's listener: call it with an event's name and details. On a terminal, the results of
-    screenings and verdicts stay above one moving line. In a pipe or a file, every stage is one
-    plain line with the seconds since the start. The first line is held until the second, so that an
-    immediate failure prints only its own line.
-    """
-
-    def __init__(self, budget_s: float, *, console: Console | None = None) -> None:
+    def __init__(
+        self, words: str, total: float, *columns: ProgressColumn, console: Console | None
+    ) -> None:
         self._console = console or Console(
             file=sys.stderr, markup=False, emoji=False, highlight=False
         )
-        self._budget_s = budget_s
-        self._bar: Bar | None = None
-        self._launch = 0
-        self._rounds = 0
-        self._began_s = time.monotonic()
-        self._said = ""
-        self._held: str | None = ""
+        self._first, self._total, self._columns = words, total, columns
+        self._bar: Progress | None = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         if self._console.is_terminal:
-            self._bar = Bar(
+            self._bar = Progress(
                 TimeElapsedColumn(),
-                TextColumn(f"of {show_time(self._budget_s)}", markup=False),
-                BarColumn(bar_width=16),
+                *self._columns,
                 TextColumn("{task.description}", markup=False),
                 console=self._console,
                 transient=True,
@@ -49,7 +40,7 @@ class Progress:
                 redirect_stdout=False,
                 redirect_stderr=False,
             )
-            self._bar.add_task("starting", total=self._budget_s)
+            self._bar.add_task(self._first, total=self._total)
             self._bar.start()
         return self
 
@@ -62,6 +53,48 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+class SuiteProgress(MovingLine):
+    """A progress line below each problem's verdict; a pipe gets only the verdicts."""
+
+    def __init__(self, problems: int, *, console: Console | None = None) -> None:
+        self._problems = problems
+        self._done = 0
+        super().__init__(self._words(), problems, BarColumn(bar_width=24), console=console)
+
+    def show(self, row: Mapping[str, Any]) -> None:
+        """Show that one problem is done; `row` is its row as plain data."""
+        self._done += 1
+        if self._bar is None:
+            words = f"{self._words()}: {row_words(row)}"
+            print(words, file=self._console.file, flush=True)
+            return
+        self._bar.update(self._bar.tasks[0].id, completed=self._done, description=self._words())
+        self._bar.console.print(row_words(row))
+
+    def _words(self) -> str:
+        return f"{self._done} of {self._problems} problems"
+
+
+class TurnProgress(MovingLine):
+    """Reports what a turn is doing and how much of its budget is spent.
+
+    It is a turn's listener: call it with an event's name and details. On a terminal, the results of
+    screenings and verdicts stay above one moving line. In a pipe or a file, every stage is one
+    plain line with the seconds since the start. The first line is held until the second, so that an
+    immediate failure prints only its own line.
+    """
+
+    def __init__(self, budget_s: float, *, console: Console | None = None) -> None:
+        budget = TextColumn(f"of {show_time(budget_s)}", markup=False)
+        super().__init__("starting", budget_s, budget, BarColumn(bar_width=16), console=console)
+        self._budget_s = budget_s
+        self._launch = 0
+        self._rounds = 0
+        self._began_s = time.monotonic()
+        self._said = ""
+        self._held: str | None = ""
 
     def __call__(self, event: str, details: dict[str, Any]) -> None:
         """Show one event; an event without words of its own shows its name."""

@@ -7,7 +7,6 @@ from typing import Any
 
 from ratchet.report.words import ABSENT, show_interval, show_ratio
 
-RIGHT = ("proven", "correct")
 MEANING = {
     "proven": "right on every case, and faster than the reference",
     "correct": "right on every case, but not proven to be faster",

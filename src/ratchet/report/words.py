@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from ratchet.optimize.turn.result import Change, CompileCost, OptimizeResult, Speedup, StepLimit
+from ratchet.optimize.turn.result import Change, CompileCost, OptimizeResult, StepLimit, StepSpeedup
 
 AGAINST = {
     "vs_written": "the step as written",
@@ -114,7 +114,7 @@ def _digits(value: float) -> str:
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
-def speedup_words(speedup: Speedup, against: str, floor: Mapping[str, float]) -> str:
+def speedup_words(speedup: StepSpeedup, against: str, floor: Mapping[str, float]) -> str:
     """Describe one comparison as a clause that includes its interval."""
     answer = answer_of(speedup, floor)
     if answer == "same":
@@ -153,7 +153,7 @@ def answers_of(result: OptimizeResult) -> dict[str, str]:
     return {key: answer_of(found[key], floor) for key in order if key in found}
 
 
-def answer_of(speedup: Speedup, floor: Mapping[str, float]) -> str:
+def answer_of(speedup: StepSpeedup, floor: Mapping[str, float]) -> str:
     """Return the comparison's answer: `same` for one step, `undecided` inside the floor."""
     if speedup.ratio == speedup.low == speedup.high == 1.0:
         return "same"
@@ -170,7 +170,7 @@ def is_decided(
     return not floor.get("low", 1.0) <= ratio <= floor.get("high", 1.0)
 
 
-def _clause(speedup: Speedup, answer: str, against: str) -> str:
+def _clause(speedup: StepSpeedup, answer: str, against: str) -> str:
     ratio = show_ratio(speedup.ratio)
     return {
         "faster": f"{ratio} as fast as {against}",

@@ -10,7 +10,7 @@ from pathlib import Path
 from ratchet.errors import RatchetError
 from ratchet.files import why_not_folder
 from ratchet.judge.api import as_kernel, as_problem
-from ratchet.judge.choices import Scale
+from ratchet.judge.options import Scale
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library_triton import triton_kernels
 from ratchet.kernels.problem import Problem, Tier

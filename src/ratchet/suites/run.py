@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ratchet.errors import RatchetError
-from ratchet.judge.verdict import Speedup
+from ratchet.judge.verdict import Speedups
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
 from ratchet.ledger.connect import utc_now
@@ -146,7 +146,7 @@ def _row(name: str, judged: JudgedKernel) -> SuiteRow:
         name=name,
         status=verdict["status"],
         reason=verdict["reason"],
-        speedup=Speedup.model_validate(verdict["speedup"]),
+        speedup=Speedups.model_validate(verdict["speedup"]),
         kernel=judged.kernel["name"],
         kernel_hash=verdict["kernel_hash"],
         problem_hash=verdict["problem_hash"],

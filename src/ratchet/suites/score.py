@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ratchet.judge.kernel_checks import SLOWEST_FACTOR
-from ratchet.judge.verdict import Ratio, Speedup, Status
+from ratchet.judge.trial.kernel_checks import SLOWEST_FACTOR
+from ratchet.judge.verdict import Ratio, Speedups, Status
 
 FAST_P = (1.0, 1.2, 1.5, 2.0)
 FAILED_RATIO = 1.0 / SLOWEST_FACTOR
@@ -24,18 +24,18 @@ RowStatus = Status | Literal["unanswered", "not_reached"]
 Rival = Literal["vs_reference", "vs_compile"]
 
 
-class _Model(BaseModel):
+class _ScoreModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class SuiteRow(_Model):
+class SuiteRow(_ScoreModel):
     """One problem of a suite and the outcome for the kernel that answers it."""
 
     name: str
     status: RowStatus
     """A verdict's status; `unanswered`: no kernel; `not_reached`: the run ended early."""
     reason: str
-    speedup: Speedup = Field(default_factory=Speedup)
+    speedup: Speedups = Field(default_factory=Speedups)
     kernel: str = ""
     kernel_hash: str = ""
     problem_hash: str = ""
@@ -52,7 +52,7 @@ class SuiteRow(_Model):
         return getattr(self.speedup, rival) if self.right else None
 
 
-class Score(_Model):
+class Score(_ScoreModel):
     """The score against one rival."""
 
     measured: int
@@ -75,7 +75,7 @@ class Score(_Model):
     """Geometric mean over measured problems only; it does not show how many failed."""
 
 
-class Summary(_Model):
+class SuiteSummary(_ScoreModel):
     """All counts and scores of one set of problems."""
 
     problems: int
@@ -87,9 +87,9 @@ class Summary(_Model):
     """None if torch.compile was not requested as a rival."""
 
 
-def summarise(rows: Sequence[SuiteRow], *, against_compile: bool) -> Summary:
+def summarise(rows: Sequence[SuiteRow], *, against_compile: bool) -> SuiteSummary:
     """Summarise all given rows, failures included."""
-    return Summary(
+    return SuiteSummary(
         problems=len(rows),
         right=sum(row.right for row in rows),
         statuses=dict(Counter(row.status for row in rows)),
@@ -136,13 +136,13 @@ def answered(rows: Sequence[SuiteRow]) -> list[SuiteRow]:
     return [row for row in rows if row.status not in ("unanswered", "not_reached")]
 
 
-class SuiteResult(_Model):
+class SuiteResult(_ScoreModel):
     """The whole result of `ratchet judge --suite`: the document behind the table and the page."""
 
     suite: str
     candidate: str
     tier: str
-    summary: dict[Literal["all", "answered"], Summary]
+    summary: dict[Literal["all", "answered"], SuiteSummary]
     rows: list[SuiteRow]
     interrupted: bool
     device: dict[str, Any]

@@ -13,12 +13,13 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from ratchet.errors import DeviceError, WorkloadError
+from ratchet.kernels.model_file import seeded
 from ratchet.workloads.blame import SMALLER, blamed_on, does_not_fit, is_out_of_memory
 from ratchet.workloads.fake import saved_bytes
 from ratchet.workloads.memory import require, state_bytes
 from ratchet.workloads.names import is_user_spec, user_file
 from ratchet.workloads.place import place
-from ratchet.workloads.randomness import buffers_of, noise_in, put_back, seeded
+from ratchet.workloads.randomness import buffers_of, noise_in, put_back
 from ratchet.workloads.step import compiled_loss
 from ratchet.workloads.workload import Workload
 
@@ -129,11 +130,11 @@ def _check_loss(workload: Workload, batch: Any, device: torch.device) -> str | N
         return float(_guarded(workload, lambda: loss_of(model, batch)).detach())
 
     def first_again() -> float:
-        with seeded(device):
+        with seeded(0, device):
             return value()
 
     try:
-        with seeded(device):
+        with seeded(0, device):
             loss = _guarded(workload, lambda: loss_of(model, batch))
             _check_differentiable(workload, loss)
             first, second = float(loss.detach()), value()

@@ -5,21 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from ratchet.workloads.workload import BatchFunction, LossFunction
-
-
-class Size(Protocol):
-    """One size of a family: the model's dimensions and its training batch."""
-
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def sequence(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

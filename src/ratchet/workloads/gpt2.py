@@ -12,10 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ratchet.workloads.family import Data, Family, branch_end, initialise
-from ratchet.workloads.llama import next_token_loss
-from ratchet.workloads.windows import next_token_batches
-from ratchet.workloads.workload import BatchFunction
+from ratchet.workloads.family import Family, branch_end, initialise
+from ratchet.workloads.llama import build_batches, next_token_loss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,14 +28,15 @@ class GPT2Size:
     batch_size: int
 
 
-class CausalAttention(nn.Module):
-    """Causal self-attention with one projection for query, key and value."""
+class FusedAttention(nn.Module):
+    """Self-attention with one projection for query, key and value."""
 
-    def __init__(self, size: GPT2Size) -> None:
+    def __init__(self, hidden: int, heads: int, *, causal: bool) -> None:
         super().__init__()
-        self.heads = size.heads
-        self.qkv = nn.Linear(size.hidden, 3 * size.hidden)
-        self.out = branch_end(size.hidden, size.hidden, bias=True)
+        self.heads = heads
+        self.causal = causal
+        self.qkv = nn.Linear(hidden, 3 * hidden)
+        self.out = branch_end(hidden, hidden, bias=True)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, hidden = x.shape
@@ -45,22 +44,27 @@ class CausalAttention(nn.Module):
             part.view(batch, length, self.heads, -1).transpose(1, 2)
             for part in self.qkv(x).split(hidden, dim=-1)
         )
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         return cast(Tensor, self.out(y.transpose(1, 2).reshape(batch, length, hidden)))
 
 
-class GPT2Block(nn.Module):
-    def __init__(self, size: GPT2Size) -> None:
+class GeluBlock(nn.Module):
+    """LayerNorm, attention, LayerNorm and a GELU network (exact, or its tanh approximation)."""
+
+    def __init__(
+        self, hidden: int, heads: int, *, causal: bool, eps: float, approximate: str
+    ) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(size.hidden)
-        self.attention = CausalAttention(size)
-        self.mlp_norm = nn.LayerNorm(size.hidden)
-        self.up = nn.Linear(size.hidden, 4 * size.hidden)
-        self.down = branch_end(4 * size.hidden, size.hidden, bias=True)
+        self.approximate = approximate
+        self.attention_norm = nn.LayerNorm(hidden, eps=eps)
+        self.attention = FusedAttention(hidden, heads, causal=causal)
+        self.mlp_norm = nn.LayerNorm(hidden, eps=eps)
+        self.up = nn.Linear(hidden, 4 * hidden)
+        self.down = branch_end(4 * hidden, hidden, bias=True)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
-        hidden = F.gelu(self.up(self.mlp_norm(x)), approximate="tanh")
+        hidden = F.gelu(self.up(self.mlp_norm(x)), approximate=self.approximate)
         return cast(Tensor, x + self.down(hidden))
 
 
@@ -71,7 +75,10 @@ class GPT2(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(size.vocabulary, size.hidden)
         self.positions = nn.Embedding(size.sequence, size.hidden)
-        self.layers = nn.ModuleList(GPT2Block(size) for _ in range(size.layers))
+        self.layers = nn.ModuleList(
+            GeluBlock(size.hidden, size.heads, causal=True, eps=1e-5, approximate="tanh")
+            for _ in range(size.layers)
+        )
         self.norm = nn.LayerNorm(size.hidden)
         self.head = nn.Linear(size.hidden, size.vocabulary, bias=False)
         initialise(self, size.layers)
@@ -83,15 +90,6 @@ class GPT2(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return cast(Tensor, self.head(self.norm(x)))
-
-
-def build_batches(size: GPT2Size, data: Data) -> BatchFunction:
-    return next_token_batches(
-        data,
-        vocabulary=size.vocabulary,
-        batch_size=size.batch_size,
-        sequence=size.sequence,
-    )
 
 
 def _published(hidden: int, layers: int, heads: int) -> GPT2Size:

@@ -161,18 +161,17 @@ def _model(config: Any, head: Head, spec: str, request: Request) -> nn.Module:
 def _batches(config: Any, head: Head, batching: Batching, request: Request) -> BatchFunction:
     data = Data(seed=request.seed, device=request.device, text=request.text)
     if head is HEADS["image"]:
-        return NamedImages(_images(config, batching, data))
+        return NamedBatches(source=_images(config, batching, data), inputs="pixel_values")
     vocabulary = int(config.vocab_size)
     if head is HEADS["masked"]:
-        return NamedTokens(_masked_words(vocabulary, batching, data))
-    # transformers shifts the labels itself, so inputs and labels are the same window.
+        return NamedBatches(source=_masked_words(vocabulary, batching, data))
     windows = next_token_batches(
         data,
         vocabulary=vocabulary,
         batch_size=batching.batch_size,
         sequence=batching.sequence,
     )
-    return SameLabels(windows)
+    return NamedBatches(source=windows, same_labels=True)
 
 
 def _masked_words(vocabulary: int, batching: Batching, data: Data) -> MaskedWords:
@@ -206,34 +205,15 @@ def _images(config: Any, batching: Batching, data: Data) -> MadeImages:
     return MadeImages(size=size, seed=data.seed, device=data.device)
 
 
-@dataclass(frozen=True, slots=True)
-class SameLabels:
-    """Causal batches under transformers' names; the labels equal the inputs."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedBatches:
+    """Batches under transformers' names."""
 
     source: BatchFunction
+    inputs: str = "input_ids"
+    same_labels: bool = False
+    """The labels equal the inputs: transformers shifts them itself."""
 
     def __call__(self, index: int) -> dict[str, Tensor]:
-        tokens, _ = self.source(index)
-        return {"input_ids": tokens, "labels": tokens}
-
-
-@dataclass(frozen=True, slots=True)
-class NamedTokens:
-    """Masked batches under transformers' names."""
-
-    source: BatchFunction
-
-    def __call__(self, index: int) -> dict[str, Tensor]:
-        tokens, targets = self.source(index)
-        return {"input_ids": tokens, "labels": targets}
-
-
-@dataclass(frozen=True, slots=True)
-class NamedImages:
-    """Image batches under transformers' names."""
-
-    source: BatchFunction
-
-    def __call__(self, index: int) -> dict[str, Tensor]:
-        images, classes = self.source(index)
-        return {"pixel_values": images, "labels": classes}
+        inputs, labels = self.source(index)
+        return {self.inputs: inputs, "labels": inputs if self.same_labels else labels}

@@ -5,8 +5,9 @@ Shapes: B batch, T sequence, H hidden, N heads, K key-value heads, D head dimens
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -120,13 +121,14 @@ class LlamaBlock(nn.Module):
 class Llama(nn.Module):
     """tokens int64 [B, T] -> logits [B, T, V]."""
 
+    block: Callable[[Any], nn.Module] = LlamaBlock
     cos: Tensor
     sin: Tensor
 
     def __init__(self, size: LlamaSize) -> None:
         super().__init__()
         self.embedding = nn.Embedding(size.vocabulary, size.hidden)
-        self.layers = nn.ModuleList(LlamaBlock(size) for _ in range(size.layers))
+        self.layers = nn.ModuleList(self.block(size) for _ in range(size.layers))
         self.norm = RMSNorm(size.hidden, size.norm_eps)
         self.head = nn.Linear(size.hidden, size.vocabulary, bias=False)
         cos, sin = rope_tables(size.sequence, size.head_dim, size.rope_base)
@@ -136,13 +138,13 @@ class Llama(nn.Module):
         if size.tied:
             self.head.weight = self.embedding.weight
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor) -> Any:
         length = tokens.shape[1]
         cos, sin = self.cos[:length], self.sin[:length]
         x = self.embedding(tokens)
         for layer in self.layers:
             x = layer(x, cos, sin)
-        return cast(Tensor, self.head(self.norm(x)))
+        return self.head(self.norm(x))
 
 
 def next_token_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -152,7 +154,8 @@ def next_token_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), targets.view(-1))
 
 
-def build_batches(size: LlamaSize, data: Data) -> BatchFunction:
+def build_batches(size: Any, data: Data) -> BatchFunction:
+    """Return batches for next-token prediction with the size's vocabulary and sequence."""
     return next_token_batches(
         data,
         vocabulary=size.vocabulary,

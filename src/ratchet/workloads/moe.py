@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ratchet.workloads.family import Family, initialise
-from ratchet.workloads.llama import Attention, LlamaSize, RMSNorm, build_batches, rope_tables
+from ratchet.workloads.family import Family
+from ratchet.workloads.llama import Attention, Llama, LlamaSize, RMSNorm, build_batches
 
 BALANCE_WEIGHT = 0.01
 """Weight of the load-balancing loss: Fedus et al. 2021, section 2.2."""
@@ -121,22 +121,10 @@ class MoEBlock(nn.Module):
         return x + y, balance
 
 
-class MoE(nn.Module):
+class MoE(Llama):
     """tokens int64 [B, T] -> (logits [B, T, V], mean balance loss of the layers)."""
 
-    cos: Tensor
-    sin: Tensor
-
-    def __init__(self, size: MoESize) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(size.vocabulary, size.hidden)
-        self.layers = nn.ModuleList(MoEBlock(size) for _ in range(size.layers))
-        self.norm = RMSNorm(size.hidden, size.norm_eps)
-        self.head = nn.Linear(size.hidden, size.vocabulary, bias=False)
-        cos, sin = rope_tables(size.sequence, size.head_dim, size.rope_base)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
-        initialise(self, size.layers)
+    block = MoEBlock
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         length = tokens.shape[1]

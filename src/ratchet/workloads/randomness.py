@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 SAME_LOSS = {"cpu": 1e-5, "cuda": 1e-4}
 """Relative tolerance. Atomic additions on a GPU and products in bf16 stay below it."""
-
-
-@contextmanager
-def seeded(device: torch.device) -> Iterator[None]:
-    """Fix the seeds of torch, numpy and Python, and restore the generators' states afterwards."""
-    python, arrays = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(0)
-        random.seed(0)
-        np.random.seed(0)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(arrays)
 
 
 def buffers_of(model: nn.Module) -> list[Tensor]:

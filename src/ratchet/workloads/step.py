@@ -28,7 +28,7 @@ ATTENTION_BACKENDS = {
 }
 
 
-class WholeUpdate(Protocol):
+class WeightUpdate(Protocol):
     """The result of an optimizer factory: `step` clips, updates weights and zeroes gradients."""
 
     def step(self) -> Any: ...
@@ -50,7 +50,7 @@ class TrainingStep:
         config: StepConfig,
         *,
         compile_options: Mapping[str, Any] | None = None,
-        optimizer_factory: Callable[[TrainingStep], WholeUpdate] | None = None,
+        optimizer_factory: Callable[[TrainingStep], WeightUpdate] | None = None,
     ) -> None:
         if compile_options and config.compile_mode is None:
             raise ValueError("compile_options need a compile_mode")
@@ -64,7 +64,7 @@ class TrainingStep:
         self.masters = lower_weights(self.model) if config.precision == "bf16_master" else {}
         self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.loss = compiled_loss(workload, config, compile_options)
-        self.optimizer: Optimizer | MasterWeights | WholeUpdate
+        self.optimizer: Optimizer | MasterWeights | WeightUpdate
         self.optimizer = optimizer_factory(self) if optimizer_factory else self._own_optimizer()
 
     def __call__(self, batch: Any) -> Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ from platformdirs import user_cache_path
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from ratchet.errors import WorkloadError
-from ratchet.files import why_not_file
+from ratchet.files import why_not_file, write_whole
 
 TEXT_LIMIT_BYTES = 20_000_000
 """Maximum text size; more text would not change the step time, so longer text is cut."""
@@ -154,14 +153,5 @@ def _store(folder: Path, seal: Path, tokens: Tokens) -> None:
     digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / f"{digest}.npy", buffer.getvalue())
-        _write(seal, digest.encode())
-
-
-def _write(path: Path, data: bytes) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(data)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+        write_whole(folder / f"{digest}.npy", buffer.getvalue())
+        write_whole(seal, digest.encode())

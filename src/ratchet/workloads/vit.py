@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ratchet.workloads.family import Data, Family, branch_end, initialise
+from ratchet.workloads.family import Data, Family, initialise
+from ratchet.workloads.gpt2 import GeluBlock
 from ratchet.workloads.workload import BatchFunction
 
 TILES = 4
@@ -47,39 +48,6 @@ class ViTSize:
         return (self.image // self.patch) ** 2
 
 
-class PatchAttention(nn.Module):
-    """Attention between all pairs of patches."""
-
-    def __init__(self, size: ViTSize) -> None:
-        super().__init__()
-        self.heads = size.heads
-        self.qkv = nn.Linear(size.hidden, 3 * size.hidden)
-        self.out = branch_end(size.hidden, size.hidden, bias=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, hidden = x.shape
-        q, k, v = (
-            part.view(batch, length, self.heads, -1).transpose(1, 2)
-            for part in self.qkv(x).split(hidden, dim=-1)
-        )
-        y = F.scaled_dot_product_attention(q, k, v)
-        return cast(Tensor, self.out(y.transpose(1, 2).reshape(batch, length, hidden)))
-
-
-class ViTBlock(nn.Module):
-    def __init__(self, size: ViTSize) -> None:
-        super().__init__()
-        self.attention_norm = nn.LayerNorm(size.hidden, eps=1e-6)
-        self.attention = PatchAttention(size)
-        self.mlp_norm = nn.LayerNorm(size.hidden, eps=1e-6)
-        self.up = nn.Linear(size.hidden, 4 * size.hidden)
-        self.down = branch_end(4 * size.hidden, size.hidden, bias=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x))
-        return cast(Tensor, x + self.down(F.gelu(self.up(self.mlp_norm(x)))))
-
-
 class ViT(nn.Module):
     """images fp32 [B, 3, image, image] -> logits [B, C], read from the class token."""
 
@@ -89,7 +57,10 @@ class ViT(nn.Module):
         self.class_token = nn.Parameter(torch.zeros(1, 1, size.hidden))
         positions = torch.empty(1, size.patches + 1, size.hidden).normal_(std=0.02)
         self.positions = nn.Parameter(positions)
-        self.layers = nn.ModuleList(ViTBlock(size) for _ in range(size.layers))
+        self.layers = nn.ModuleList(
+            GeluBlock(size.hidden, size.heads, causal=False, eps=1e-6, approximate="none")
+            for _ in range(size.layers)
+        )
         self.norm = nn.LayerNorm(size.hidden, eps=1e-6)
         self.head = nn.Linear(size.hidden, size.classes)
         initialise(self, size.layers)

@@ -1,4 +1,4 @@
-"""What the worker of a static profile answers, checked for form: a candidate may write it."""
+"""The answers of a static profile's worker, checked for form: a candidate may write them."""
 
 from __future__ import annotations
 

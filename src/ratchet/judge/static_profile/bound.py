@@ -28,7 +28,7 @@ ASSUMES: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchWork:
-    """What one launch must do at least."""
+    """The least work of one launch."""
 
     dot_flops: float | None
     """None where it is not known."""

@@ -1,4 +1,4 @@
-"""How many operations the `tl.dot`s of one launch make, from Triton's first intermediate form.
+"""Count the operations of one launch's `tl.dot`s, from Triton's first intermediate form.
 
 The text (TTIR) is structured: loops with bounds, branches, one operation a line. Bounds are mostly
 arithmetic on the kernel's integer arguments and the program's place in the grid, which are known

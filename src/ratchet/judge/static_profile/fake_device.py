@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ratchet.judge.static_profile.architectures import Architecture
-from ratchet.judge.static_profile.fake_driver import capability
+from ratchet.judge.workers.candidate.architectures import Architecture
+from ratchet.judge.workers.candidate.fake_driver import capability
 
 FIRST_ADDRESS, ADDRESS_STEP = 1 << 40, 1 << 36
 """Each storage begins at a multiple of its own, as aligned as a GPU's allocator gives them."""
@@ -43,7 +43,7 @@ def pretended_device(architecture: Architecture, units: int, *, values: bool) ->
 
 
 def moved(tensors: Sequence[Tensor], *, values: bool) -> list[Tensor]:
-    """The same tensors on the pretended device, without their values where none are wanted."""
+    """Return the tensors on the pretended device, without their values if none are wanted."""
     if values:
         return list(tensors)
     return [
@@ -96,7 +96,7 @@ class _Addresses:
         self._count = itertools.count()
 
     def of(self, tensor: Tensor) -> int:
-        """What `tensor.data_ptr()` answers."""
+        """Return the answer of `tensor.data_ptr()`."""
         storage = tensor.untyped_storage()._cdata
         if storage not in self._known:
             self._known[storage] = FIRST_ADDRESS + ADDRESS_STEP * next(self._count)

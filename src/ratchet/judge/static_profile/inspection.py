@@ -1,4 +1,4 @@
-"""What a kernel compiles to, for GPUs that this machine does not have.
+"""Inspect what a kernel compiles to, for GPUs that this machine does not have.
 
 The candidate runs in its sandbox under a driver that launches nothing; each launch it would make
 is compiled there by Triton's own backend. The judge reads the assembly that comes back, as text.
@@ -13,23 +13,18 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from types import TracebackType
 from typing import Any
 
 from ratchet.errors import JudgeError, KernelError, RatchetError
-from ratchet.judge.candidate_process import Clock
-from ratchet.judge.child import Child, ChildFailure, program
-from ratchet.judge.isolation import Sandbox, isolation_name, make_sandbox
-from ratchet.judge.model_answer import runnable
+from ratchet.judge.process.child import Child, ChildFailure, program
+from ratchet.judge.process.time_limits import Clock
+from ratchet.judge.sandbox.isolation import Sandbox, isolation_name, make_sandbox
+from ratchet.judge.sandbox.worker_modules import PROFILE_WORKER
 from ratchet.judge.static_profile import bound, kernel_facts, nvidia
 from ratchet.judge.static_profile.answers import CompiledKernel, Launch, Profile, read_profile
-from ratchet.judge.static_profile.architectures import (
-    TARGETS,
-    Architecture,
-    find_architectures,
-)
 from ratchet.judge.static_profile.dot_work import DotCounter, DotWork
-from ratchet.judge.worker_modules import PROFILE_WORKER
+from ratchet.judge.workers.candidate.architectures import TARGETS, Architecture, find_architectures
+from ratchet.judge.workers.candidate.model_answer import runnable
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.kernels.problem import LARGEST_FIRST, Case, Problem
 
@@ -44,7 +39,7 @@ ACTIONS = {"triton": "python", "torch": "python", "hip": "hip"}
 LOADED = """\
 import tempfile
 from pathlib import Path
-from ratchet.judge.workers.candidate_triton import load_source
+from ratchet.judge.workers.candidate.triton_source import load_source
 
 folder = Path(tempfile.mkdtemp(prefix="kernel-"))
 {entry} = load_source({source!r}, {entry!r}, folder / "kernel_{target}.py")
@@ -93,7 +88,7 @@ def inspect_kernel(
 
 
 def find_action(language: Language) -> str:
-    """How kernels of a language are compiled here; KernelError where nothing can compile them."""
+    """Return how kernels of a language are compiled here; KernelError if nothing can."""
     action = ACTIONS.get(language)
     if action is None:
         raise KernelError(
@@ -107,7 +102,7 @@ def find_action(language: Language) -> str:
 
 
 def _document_of(kernel: Kernel, action: str, case: Case | None) -> dict[str, Any]:
-    """What stands in every answer."""
+    """Return what stands in every answer."""
     return {
         "kernel": kernel.name,
         "kernel_hash": kernel.hash,
@@ -121,7 +116,7 @@ def _document_of(kernel: Kernel, action: str, case: Case | None) -> dict[str, An
 
 
 def all_compiled(document: dict[str, Any]) -> bool:
-    """Whether there is a profile on every target that was asked for."""
+    """Return True if there is a profile on every target that was asked for."""
     targets = document["targets"].values()
     return bool(targets) and all(one["kernels"] and not one["error"] for one in targets)
 
@@ -212,7 +207,7 @@ def _document(
     kept: Sequence[Launch],
     dots: Sequence[DotWork | None],
 ) -> dict[str, Any]:
-    """What is known from the launches, without the machine code."""
+    """Return what is known from the launches, without the machine code."""
     first = next(iter([*kept, *launches]), None)
     return {
         "name": kernel.name,
@@ -261,12 +256,7 @@ class _Workers:
     def __enter__(self) -> _Workers:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close()
 
     def profile(self, action: str, architecture: Architecture, case: int) -> Profile:

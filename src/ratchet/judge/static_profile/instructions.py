@@ -1,4 +1,4 @@
-"""What an AMD instruction is, by its name: its class, the width of its access, its wait."""
+"""Classify an AMD instruction by its name: its class, the width of its access, its wait."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def access_bits(name: str) -> int | None:
 
 
 def drains(name: str, operands: str) -> bool:
-    """Whether a wait stands until every outstanding load from memory is back."""
+    """Return True if a wait stands until every outstanding load from memory is back."""
     if name == "s_waitcnt":
         return "vmcnt(0)" in operands
     return name in ("s_wait_loadcnt", "s_wait_loadcnt_dscnt") and _is_zero(operands)

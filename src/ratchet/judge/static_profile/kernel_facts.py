@@ -1,4 +1,4 @@
-"""What one compiled AMD kernel is, as a JSON object: registers, occupancy, instructions, widths."""
+"""Facts of one compiled AMD kernel, as JSON: registers, occupancy, instructions, widths."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ratchet.devices import matrix
 from ratchet.devices.matrix import MatrixInstruction
 from ratchet.judge.static_profile import assembly, instructions
 from ratchet.judge.static_profile.answers import CompiledKernel
-from ratchet.judge.static_profile.architectures import Architecture, occupancy
 from ratchet.judge.static_profile.assembly import Instruction, KernelCode
+from ratchet.judge.workers.candidate.architectures import Architecture, occupancy
 
 F8F6F4_TYPES = {0: "fp8", 1: "fp8", 2: "fp6", 3: "fp6", 4: "fp4"}
 """The cbsz and blgp fields of the f8f6f4 instructions: E4M3, E5M2, E2M3, E3M2, E2M1."""
@@ -83,7 +83,7 @@ def _mix(body: Sequence[Instruction]) -> dict[str, int]:
 
 
 def _widths(body: Sequence[Instruction], kind: str) -> dict[str, int]:
-    """How many instructions move how many bits a lane."""
+    """Count the instructions by the bits that they move a lane."""
     moved = [
         instructions.access_bits(one.name)
         for one in body
@@ -191,7 +191,7 @@ def mca_summary(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _notes(document: dict[str, Any]) -> list[str]:
-    """What a reader should look at first."""
+    """Return what a reader should look at first."""
     notes = []
     if document["spills"] or document["scratch_bytes"]:
         notes.append(

@@ -1,4 +1,4 @@
-"""What one kernel compiled for NVIDIA is: from its PTX and what `ptxas -v` says of it."""
+"""Facts of one kernel compiled for NVIDIA, from its PTX and the words of `ptxas -v`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections import Counter
 from typing import Any
 
 from ratchet.judge.static_profile.answers import CompiledKernel
-from ratchet.judge.static_profile.architectures import Architecture, occupancy
 from ratchet.judge.static_profile.kernel_facts import KernelFacts
+from ratchet.judge.workers.candidate.architectures import Architecture, occupancy
 
 INSTRUCTION = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)[\s;]", re.MULTILINE)
 MATRIX = ("mma.", "wgmma.mma_async", "tcgen05.mma")
@@ -53,7 +53,7 @@ def _after(before: str, unit: str, log: str) -> int:
 
 
 def _widths(names: list[str], kind: str) -> dict[str, int]:
-    """How many instructions move how many bits a thread."""
+    """Count the instructions by the bits that they move a thread."""
     counts: Counter[int] = Counter()
     for name in names:
         bits = ELEMENT_BITS.search(name)

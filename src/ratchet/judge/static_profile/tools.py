@@ -15,8 +15,8 @@ from typing import Any
 
 from ratchet import watchdog
 from ratchet.errors import KernelError
-from ratchet.judge.static_profile.architectures import Architecture
 from ratchet.judge.static_profile.assembly import Instruction
+from ratchet.judge.workers.candidate.architectures import Architecture
 
 LLVM_VERSIONS = range(24, 16, -1)
 ROCM_FOLDERS = ("/opt/rocm/bin", "/opt/rocm/llvm/bin")
@@ -61,7 +61,7 @@ def _knows(program: str, target: str) -> bool:
 def run_mca(
     architecture: Architecture, body: Sequence[Instruction], folder: Path
 ) -> dict[str, Any]:
-    """What llvm-mca says of a straight run through `body`: its JSON, or why there is none."""
+    """Run llvm-mca on a straight run through `body`: its JSON, or why there is none."""
     program = find_mca(architecture)
     if program is None:
         installed = ", ".join(Path(one).name for one in _installed("llvm-mca"))
@@ -126,7 +126,7 @@ def compile_hip(source: Path, architecture: Architecture, macros: Sequence[str])
 
 
 def run_ptxas(ptx: str, folder: Path) -> str:
-    """What `ptxas -v` says of registers, shared memory and spills; "" where it fails."""
+    """Return what `ptxas -v` says of registers, shared memory and spills; "" if it fails."""
     import triton
 
     program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"

@@ -1,1 +1,4 @@
-"""Programs that the judge starts in processes of their own; none is imported by the judge."""
+"""Programs that the judge starts in processes of their own.
+
+The judge itself takes only `memory`, and data about the programs, from here.
+"""

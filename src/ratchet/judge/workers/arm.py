@@ -10,34 +10,30 @@ import importlib
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
-from ratchet.errors import ArmFailure, RatchetError
-from ratchet.judge import processes
-from ratchet.judge.channel import Channel, ChannelClosed, inherited
+from ratchet.errors import ArmFailure
+from ratchet.judge.process import families
+from ratchet.judge.process.channel import inherited
+from ratchet.judge.workers.serving import Reply, serve
 
 
-class Worker:
+class ArmWorker:
     """Holds the arm and answers one message at a time."""
 
     def __init__(self) -> None:
         self._arm: Any = None
 
-    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Do what the message asks; an exception becomes an `error` in the reply."""
+    def answer(self, message: dict[str, Any], _: list[int]) -> Reply:
+        """Do what the message asks."""
         actions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "start": self._start,
             "run": self._run,
             "describe": self._describe,
             "call": self._call,
         }
-        try:
-            return actions[message["do"]](message)
-        except (Exception, SystemExit) as error:  # the process boundary: the parent decides
-            traceback.print_exc()
-            return {"error": {"kind": type(error).__name__, "message": _one_line(error)}}
+        return actions[message["do"]](message), []
 
     def _start(self, message: dict[str, Any]) -> dict[str, Any]:
         self._arm = load_function(message["factory"])(**message["arguments"])
@@ -77,32 +73,13 @@ def extend_import_path() -> None:
             sys.path.append(entry)
 
 
-def serve(channel: Channel, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Answer messages until the parent closes the channel."""
-    while True:
-        try:
-            message, _ = channel.receive()
-        except ChannelClosed:
-            return
-        reply = answer(message)
-        try:
-            channel.send(reply)
-        except (TypeError, ValueError) as error:  # the arm's own answer is not JSON
-            channel.send({"error": {"kind": type(error).__name__, "message": _one_line(error)}})
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text if isinstance(error, RatchetError) else text[:500]
-
-
 def main() -> None:
     """Serve the parent on the channel whose descriptor is the first argument."""
     channel = inherited(int(sys.argv[1]))
-    processes.die_with_parent(int(sys.argv[2]))
-    processes.adopt_orphans()
+    families.die_with_parent(int(sys.argv[2]))
+    families.adopt_orphans()
     extend_import_path()
-    serve(channel, Worker().answer)
+    serve(channel, ArmWorker().answer)
     # Compile pools and non-daemon threads of the arm must not hold the process back.
     os._exit(0)
 

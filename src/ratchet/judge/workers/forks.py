@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ratchet.judge import processes
-from ratchet.judge.channel import Channel, ChannelClosed, close_descriptors
+from ratchet.judge.process import families
+from ratchet.judge.process.channel import Channel, ChannelClosed, close_descriptors
 
 Run = Callable[[dict[str, Any], list[int]], None]
 """Does the work of a fork, given its order and the descriptors that came with that."""
@@ -44,7 +44,7 @@ def _fork(channel: Channel, run: Run, order: dict[str, Any], descriptors: list[i
     if os.fork():
         return
     try:
-        processes.die_with_parent(zygote)
+        families.die_with_parent(zygote)
         channel.send({"pid": os.getpid()})
         channel.close()
         run(order, descriptors)
@@ -58,7 +58,4 @@ def _exit_code(pid: int, *, wait: bool) -> int | None:
     """The exit code of a fork (negative: the signal), or None while it lives."""
     if wait:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if found is None:
-        return None
-    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+    return families.exit_code(pid)

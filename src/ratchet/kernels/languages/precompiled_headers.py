@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
 from pathlib import Path
@@ -37,6 +38,7 @@ KNOWN: Final = frozenset(
         *("stddef.h", "stdint.h", "stdio.h", "stdlib.h", "string.h", "immintrin.h", "omp.h"),
     )
 )
+FOR_ALL: Final = stat.S_IROTH | stat.S_IXOTH
 _INCLUDE: Final = re.compile(r"\s*#\s*include\s*<([^<>]+)>\s*(//.*)?")
 _COMMENT: Final = re.compile(r"/\*.*?\*/", re.DOTALL)
 
@@ -49,6 +51,18 @@ class PrecompiledHeaders:
         self._folder = folder
         self._asked: dict[str, int] = {}
         self._failed: set[str] = set()
+
+    @staticmethod
+    def shared_folder() -> Path | None:
+        """Return the default cache, made now; None where it cannot be made, or only read by its
+        owner: a sandbox that is to see all of it runs as another user.
+        """
+        folder = cpp.cache_folder() / "headers"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder if folder.stat().st_mode & FOR_ALL == FOR_ALL else None
+        except OSError:
+            return None
 
     def folder_for(self, source: str) -> Path | None:
         """Return a folder with the precompiled headers that a source begins with, or None.

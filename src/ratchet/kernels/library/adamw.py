@@ -80,10 +80,6 @@ class KernelAdamW(torch.optim.Optimizer):
             made.load_state_dict(optimizer.state_dict())
         return made
 
-    def whole_update(self, clip_norm: float | None, *, set_to_none: bool = False) -> WholeUpdate:
-        """Return an object whose `step()` is this optimizer's whole update with these settings."""
-        return WholeUpdate(self, clip_norm, set_to_none)
-
     @torch.no_grad()
     def step(  # type: ignore[override]
         self,
@@ -193,7 +189,7 @@ class KernelAdamW(torch.optim.Optimizer):
         return grad, *moments, weight, NO_TENSOR
 
 
-class WholeUpdate:
+class ClippedAdamW:
     """A KernelAdamW with its clipping: `step()` is the whole update of a training step."""
 
     def __init__(self, optimizer: KernelAdamW, clip_norm: float | None, set_to_none: bool) -> None:

@@ -121,18 +121,15 @@ def activate(x: Tensor, kind: str) -> Tensor:
     return torch.nn.functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
-def activation_slope(x: Tensor, kind: str) -> Tensor:
-    """The derivative of `activate`."""
-    if kind == "silu":
-        gate = torch.sigmoid(x)
-        return gate * (1 + x * (1 - gate))
-    if kind == "gelu":
-        density = torch.exp(-0.5 * x.square()) * 0.3989422804014327
-        return 0.5 * (1 + torch.erf(x * 0.7071067811865476)) + x * density
-    inner = 0.7978845608028654 * (x + 0.044715 * x**3)
-    tanh = torch.tanh(inner)
-    slope = 0.7978845608028654 * (1 + 3 * 0.044715 * x.square())
-    return 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh.square()) * slope
+def _through_activation(grad: Tensor, x: Tensor, kind: str) -> Tensor:
+    """Multiply a gradient by the derivative of `activate`."""
+    rounding = "tanh" if kind == "gelu_tanh" else "none"
+    found: Tensor = (
+        torch.ops.aten.silu_backward(grad, x)
+        if kind == "silu"
+        else torch.ops.aten.gelu_backward(grad, x, approximate=rounding)
+    )
+    return found
 
 
 def gated_activation_forward(gate: Tensor, up: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
@@ -146,7 +143,7 @@ def gated_activation_backward(
 ) -> tuple[Tensor, ...]:
     kind = KINDS[int(scalars[0])]
     dy, x = wide(grad), wide(gate)
-    dgate = dy * wide(up) * activation_slope(x, kind)
+    dgate = _through_activation(dy * wide(up), x, kind)
     return dgate.to(gate.dtype), (dy * activate(x, kind)).to(up.dtype)
 
 

@@ -91,15 +91,6 @@ def call(entry: str, tensors: Sequence[Tensor], scalars: Sequence[float] = ()) -
     return False
 
 
-def call_packed(entry: str, packed: bytes, count: int, scalars: Sequence[float]) -> bool:
-    """Run `call` on tensors that are packed already (`abi.pack_tensors`)."""
-    function = _entries.get(entry)
-    if function is not None and _invoke(entry, function, packed, count, scalars):
-        return True
-    fallbacks[entry] += 1
-    return False
-
-
 def _invoke(
     entry: str, function: Entry, packed: bytes, count: int, scalars: Sequence[float]
 ) -> bool:

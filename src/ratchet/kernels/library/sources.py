@@ -45,6 +45,17 @@ def self_contained(file: str) -> str:
     return _inline(file, set())
 
 
+def inlined(text: str) -> str:
+    """Return a text with Ratchet's headers inlined at their first include."""
+    seen: set[str] = set()
+
+    def replace(match: re.Match[str]) -> str:
+        header = match.group(1)
+        return "" if header in seen else _inline(header, seen)
+
+    return _INCLUDE.sub(replace, text)
+
+
 def _inline(file: str, seen: set[str]) -> str:
     seen.add(file)
     text = _PRAGMA_ONCE.sub("", _read(file))

@@ -15,13 +15,11 @@ from ratchet.kernels.kernel import Kernel
 __all__ = ["ENTRIES", "source_path", "triton_kernels"]
 
 ENTRIES: Final[Mapping[str, tuple[str, ...]]] = {
-    "rms_norm": (
+    "norms": (
         "rms_norm_forward",
         "rms_norm_backward",
         "add_rms_norm_forward",
         "add_rms_norm_backward",
-    ),
-    "layer_norm": (
         "layer_norm_forward",
         "layer_norm_backward",
         "add_layer_norm_forward",
@@ -32,8 +30,7 @@ ENTRIES: Final[Mapping[str, tuple[str, ...]]] = {
     "rope": ("rope_forward", "rope_backward"),
     "linear_cross_entropy": ("linear_cross_entropy",),
     "cross_entropy_rows": ("cross_entropy_rows",),
-    "attention_forward": ("attention_forward",),
-    "attention_backward": ("attention_backward",),
+    "attention": ("attention_forward", "attention_backward"),
 }
 """The entries of each source."""
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ratchet.kernels.gradients import gradient_of
 from ratchet.kernels.problem import Problem, TensorSpec
-from ratchet.kernels.suites.forms import Form, backward, problem, real, sizes
+from ratchet.kernels.suites.forms import Form, paired, problem, real, sizes, whole
 from ratchet.kernels.suites.scalars import Scalars
 
 PLAIN = sizes((32, 256), (1024, 2048), (8192, 14336))
@@ -95,67 +97,36 @@ def bias_dropout_residual_backward(
     return dx, dx.sum(0)
 
 
-def _form(name: str, tensors: int = 1, scalars: tuple[float, ...] = ()) -> Form:
+_form = partial(Form, module=__name__, sizes=PLAIN, ragged=(13, 77))
+
+
+def _elements(name: str, tensors: int = 1, scalars: tuple[float, ...] = ()) -> Form:
     dtype = "bfloat16" if name in BF16_NAMES else "float32"
-
-    def make(rows: int, width: int) -> tuple[TensorSpec, ...]:
-        return (real(rows, width, dtype=dtype),) * tensors
-
-    return Form(
+    return _form(
         name=name,
-        module=__name__,
-        make=make,
-        sizes=PLAIN,
-        ragged=(13, 77),
+        make=lambda rows, width: (real(rows, width, dtype=dtype),) * tensors,
         scalars=scalars,
         varied=tuple(range(tensors)),
     )
 
 
-def _biased(name: str, extra: int, scalars: tuple[float, ...] = ()) -> Form:
-    dtype = "bfloat16" if name in BF16_NAMES else "float32"
-
-    def make(rows: int, width: int) -> tuple[TensorSpec, ...]:
-        x, bias = real(rows, width, dtype=dtype), real(width, dtype=dtype)
-        kept = TensorSpec(
-            shape=(rows, width), dtype=dtype, distribution="integers", low=0.0, high=2.0
-        )
-        return (x, bias, *((x, kept) if extra else ()))
-
-    return Form(
-        name=name, module=__name__, make=make, sizes=PLAIN, ragged=(13, 77), scalars=scalars
-    )
-
-
-def _like_first(form: Form, *, halved: bool = False) -> Form:
-    """Return the gradient of a form whose output is shaped like its first input."""
-
-    def outputs(rows: int, width: int) -> tuple[TensorSpec, ...]:
-        first = form.make(rows, width)[0]
-        if not halved:
-            return (first,)
-        return (real(rows, first.shape[-1] // 2, dtype=first.dtype),)
-
-    return backward(form, outputs=outputs)
+def _dropped(rows: int, width: int) -> tuple[TensorSpec, ...]:
+    x = real(rows, width)
+    return (x, real(width), x, whole(rows, width, below=2, dtype="float32"))
 
 
 def problems() -> tuple[Problem, ...]:
     """Return every activation, forward and backward."""
     plain = ("gelu", "gelu_tanh", "silu", "squared_relu", "mish", "softplus", "hard_swish")
-    forms = [_form(name) for name in plain]
-    forms += [_form("elu", scalars=(0.7,)), _form("glu", 2), _form("reglu", 2)]
-    forms.append(_biased("bias_gelu", 0))
-    packed = Form(
-        name="swiglu_packed",
-        module=__name__,
-        make=lambda rows, width: (real(rows, 2 * width, dtype="bfloat16"),),
-        sizes=PLAIN,
-        ragged=(13, 77),
-    )
-    found = [(form, _like_first(form)) for form in forms]
-    dropout = _biased("bias_dropout_residual", 2, (0.9,))
-    found.append(
-        (dropout, backward(dropout, outputs=lambda *given: dropout.make(*given)[:1], kept=(3,)))
-    )
-    found.append((packed, _like_first(packed, halved=True)))
-    return tuple(problem(form) for pair in found for form in pair)
+    half = partial(real, dtype="bfloat16")
+    forms = [_elements(name) for name in plain]
+    forms += [_elements("elu", scalars=(0.7,)), _elements("glu", 2), _elements("reglu", 2)]
+    forms.append(_form(name="bias_gelu", make=lambda rows, width: (half(rows, width), half(width))))
+    dropout = _form(name="bias_dropout_residual", make=_dropped, scalars=(0.9,))
+    packed = _form(name="swiglu_packed", make=lambda rows, width: (half(rows, 2 * width),))
+    found = [
+        *paired(forms),
+        *paired([dropout], kept=(3,)),
+        *paired([packed], outputs=lambda rows, width: (half(rows, width),)),
+    ]
+    return tuple(map(problem, found))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,16 @@ from torch import Tensor
 
 from ratchet.kernels.gradients import gradient_of
 from ratchet.kernels.problem import Problem, TensorSpec
-from ratchet.kernels.suites.forms import Form, backward, in_bfloat16, problem, real, sizes, whole
+from ratchet.kernels.suites.forms import (
+    Form,
+    in_bfloat16,
+    paired,
+    problem,
+    real,
+    sizes,
+    uniform,
+    whole,
+)
 from ratchet.kernels.suites.precision import wide
 from ratchet.kernels.suites.scalars import Scalars
 
@@ -22,6 +31,7 @@ CENTRED = (("positive", "contiguous"), ("heavy_tailed", "heads"))
 rounded terms of a row no longer add up to 0, and torch's own dq is off by its own size."""
 HEADS = sizes((1, 4, 32, 32), (2, 8, 256, 64), (4, 32, 4096, 128))
 RAGGED = (2, 2, 37, 16)
+ROTATED = sizes((1, 32, 4, 32), (2, 512, 16, 64), (4, 4096, 32, 128))
 GROUPED = sizes((1, 4, 2, 32, 32), (2, 8, 2, 256, 64), (4, 32, 8, 4096, 128))
 
 
@@ -116,77 +126,44 @@ def rope_interleaved_backward(grad: Tensor, angles: Tensor, scalars: Scalars) ->
     return rope_interleaved(grad, -angles, scalars)
 
 
-def _heads(name: str, scalars: tuple[float, ...] = (), *, packed: bool = False) -> Form:
-    def make(batch: int, heads: int, length: int, width: int) -> tuple[TensorSpec, ...]:
-        each = real(batch, heads, length, width)
-        document = whole(batch, length, below=3)
-        return (each, each, each, *((document,) if packed else ()))
-
-    return Form(
-        name=name,
-        module=__name__,
-        make=make,
-        sizes=HEADS,
-        ragged=RAGGED,
-        scalars=scalars,
-        libraries=("matmul",),
-        variations=MODEST,
-        varied=(0, 1, 2),
-    )
+_attended = partial(
+    Form, module=__name__, libraries=("matmul",), variations=MODEST, varied=(0, 1, 2)
+)
 
 
-def _grouped() -> Form:
-    def make(
-        batch: int, heads: int, shared: int, length: int, width: int
-    ) -> tuple[TensorSpec, ...]:
-        q, kv = real(batch, heads, length, width), real(batch, shared, length, width)
-        return (q, kv, kv)
+def _heads(name: str, *scalars: float) -> Form:
+    def make(*given: int) -> tuple[TensorSpec, ...]:
+        return (real(*given),) * 3
 
-    return Form(
-        name="attention_grouped",
-        module=__name__,
-        make=make,
-        sizes=GROUPED,
-        ragged=(2, 6, 3, 37, 16),
-        libraries=("matmul",),
-        variations=MODEST,
-        varied=(0, 1, 2),
-    )
+    return _attended(name=name, make=make, sizes=HEADS, ragged=RAGGED, scalars=scalars)
 
 
-def _rotary(name: str) -> Form:
-    def make(batch: int, length: int, heads: int, width: int) -> tuple[TensorSpec, ...]:
-        angles = TensorSpec(
-            shape=(length, width // 2), dtype="float32", distribution="uniform", low=0.0, high=6.28
-        )
-        return (real(batch, length, heads, width, dtype="bfloat16"), angles)
+def _packed(batch: int, heads: int, length: int, width: int) -> tuple[TensorSpec, ...]:
+    return (*(real(batch, heads, length, width),) * 3, whole(batch, length, below=3))
 
-    return Form(
-        name=name,
-        module=__name__,
-        make=make,
-        sizes=sizes((1, 32, 4, 32), (2, 512, 16, 64), (4, 4096, 32, 128)),
-        ragged=(2, 7, 3, 18),
-    )
+
+def _grouped(
+    batch: int, heads: int, shared: int, length: int, width: int
+) -> tuple[TensorSpec, ...]:
+    kv = real(batch, shared, length, width)
+    return (real(batch, heads, length, width), kv, kv)
+
+
+def _rotated(batch: int, length: int, heads: int, width: int) -> tuple[TensorSpec, ...]:
+    angles = uniform(length, width // 2, low=0.0, high=6.28)
+    return (real(batch, length, heads, width, dtype="bfloat16"), angles)
 
 
 def problems() -> tuple[Problem, ...]:
     """Return every variant, forward and backward."""
     forms = [_heads("attention_full"), _heads("attention_causal"), _heads("attention_alibi")]
-    forms += [_heads("attention_window", (16.0,)), _heads("attention_packed", packed=True)]
-    forms += [_heads("attention_capped", (20.0,)), _grouped()]
-    rotary = [_rotary("rope_half"), _rotary("rope_interleaved")]
-    turned = [
-        problem(one)
-        for form in rotary
-        for one in (form, backward(form, outputs=_first(form), kept=(1,)))
-    ]
-    attended = [one for form in forms for one in (form, backward(form, outputs=_first(form)))]
-    for form in forms:
-        low = in_bfloat16(backward(form, outputs=_first(form)))
-        attended += [in_bfloat16(form), replace(low, variations=CENTRED)]
-    return (*map(problem, attended), *turned)
-
-
-def _first(form: Form) -> Callable[..., tuple[TensorSpec, ...]]:
-    return lambda *given: form.make(*given)[:1]
+    forms.append(_heads("attention_window", 16.0))
+    forms.append(_attended(name="attention_packed", make=_packed, sizes=HEADS, ragged=RAGGED))
+    forms.append(_heads("attention_capped", 20.0))
+    ragged = (2, 6, 3, 37, 16)
+    forms.append(_attended(name="attention_grouped", make=_grouped, sizes=GROUPED, ragged=ragged))
+    low = [in_bfloat16(one) for one in paired(forms)]
+    low[1::2] = [replace(one, variations=CENTRED) for one in low[1::2]]
+    rotary = partial(Form, module=__name__, make=_rotated, ragged=(2, 7, 3, 18), sizes=ROTATED)
+    turned = paired([rotary(name="rope_half"), rotary(name="rope_interleaved")], kept=(1,))
+    return tuple(map(problem, (*paired(forms), *low, *turned)))

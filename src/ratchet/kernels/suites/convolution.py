@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ratchet.kernels.gradients import gradient_of
 from ratchet.kernels.problem import Problem, TensorSpec
-from ratchet.kernels.suites.forms import Form, Make, backward, in_bfloat16, problem, real, sizes
+from ratchet.kernels.suites.forms import Form, in_bfloat16, paired, problem, real, sizes
 from ratchet.kernels.suites.scalars import Scalars
 
 TAPS = 4
@@ -66,8 +68,8 @@ conv_scale_silu_backward = gradient_of(conv_scale_silu, inputs=(0, 1, 2, 3))
 pointwise_residual_backward = gradient_of(pointwise_residual, inputs=(0, 1, 2))
 
 
-def _sequence(batch: int, channels: int, length: int) -> tuple[TensorSpec, ...]:
-    return (real(batch, channels, length), real(channels, TAPS), real(channels))
+_form = partial(Form, module=__name__, ragged=(2, 5, 11), variations=SHAPED)
+_on_images = partial(_form, sizes=IMAGES, task="any")
 
 
 def _image(batch: int, channels: int, side: int) -> tuple[TensorSpec, ...]:
@@ -88,32 +90,24 @@ def _pointwise_kept(batch: int, channels: int, side: int) -> tuple[TensorSpec, .
     return (x, x, x, real(channels, channels, 1, 1, dtype="bfloat16"))
 
 
-def _form(name: str, make: Make) -> Form:
-    return Form(
-        name=name,
-        module=__name__,
-        make=make,
-        sizes=SEQUENCES if make is _sequence else IMAGES,
-        ragged=(2, 5, 11),
-        task="own" if make is _sequence else "any",
-        variations=SHAPED,
-    )
-
-
 def problems() -> tuple[Problem, ...]:
     """Return every convolution, forward and backward."""
-    makes = {
-        "causal_depthwise": _sequence,
-        "conv_bias_relu": _image,
-        "conv_scale_silu": _scaled,
-        "pointwise_residual": _pointwise,
-    }
-    forms = [_form(name, make) for name, make in makes.items()]
-    forms = [
-        one
-        for form in forms
-        for one in (form, backward(form, outputs=lambda *given, f=form: f.make(*given)[:1]))
-    ]
+    forms = paired(
+        [
+            _form(
+                name="causal_depthwise",
+                make=lambda batch, channels, length: (
+                    real(batch, channels, length),
+                    real(channels, TAPS),
+                    real(channels),
+                ),
+                sizes=SEQUENCES,
+            ),
+            _on_images(name="conv_bias_relu", make=_image),
+            _on_images(name="conv_scale_silu", make=_scaled),
+            _on_images(name="pointwise_residual", make=_pointwise),
+        ]
+    )
     low = [in_bfloat16(form) for form in forms if form.name not in FP32_ONLY]
-    low.append(_form("pointwise_residual_bf16_backward", _pointwise_kept))
-    return tuple(problem(one) for one in (*forms, *low))
+    low.append(_on_images(name="pointwise_residual_bf16_backward", make=_pointwise_kept))
+    return tuple(map(problem, (*forms, *low)))

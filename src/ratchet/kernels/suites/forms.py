@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -79,24 +79,22 @@ def problem(form: Form) -> Problem:
     )
 
 
-def backward(
-    form: Form,
-    *,
-    outputs: Sequence[TensorSpec] | Callable[..., Any],
-    kept: Sequence[int] | None = None,
-) -> Form:
+def backward(form: Form, *, outputs: Make | None = None, kept: Sequence[int] | None = None) -> Form:
     """Return the gradient's form: the incoming gradients come before the forward's inputs.
 
     `outputs` returns the specs of the forward's outputs (*sizes -> specs), which the incoming
-    gradients share. `kept` names the forward's inputs that the gradient depends on (default: all).
+    gradients share; by default there is one, like the first input. `kept` names the forward's
+    inputs that the gradient depends on (default: all).
     """
 
-    def make(*sizes: int) -> tuple[TensorSpec, ...]:
-        incoming = tuple(outputs(*sizes) if callable(outputs) else outputs)
-        given = form.make(*sizes)
-        return (*incoming, *(given if kept is None else [given[place] for place in kept]))
+    def incoming(*sizes: int) -> tuple[TensorSpec, ...]:
+        return form.make(*sizes)[:1] if outputs is None else outputs(*sizes)
 
-    count = len(outputs(*form.ragged) if callable(outputs) else outputs)
+    def make(*sizes: int) -> tuple[TensorSpec, ...]:
+        given = form.make(*sizes)
+        return (*incoming(*sizes), *(given if kept is None else [given[place] for place in kept]))
+
+    count = len(incoming(*form.ragged))
     return replace(
         form,
         name=f"{form.name}_backward",
@@ -104,6 +102,14 @@ def backward(
         varied=(0,) if kept is not None else tuple(place + count for place in form.varied),
         check="",
     )
+
+
+def paired(
+    forms: Iterable[Form], *, outputs: Make | None = None, kept: Sequence[int] | None = None
+) -> list[Form]:
+    """Return each form, followed by its gradient's."""
+    pairs = ((form, backward(form, outputs=outputs, kept=kept)) for form in forms)
+    return [one for pair in pairs for one in pair]
 
 
 def in_bfloat16(form: Form, *, keep: Sequence[int] = ()) -> Form:
@@ -130,14 +136,12 @@ def in_bfloat16(form: Form, *, keep: Sequence[int] = ()) -> Form:
 def _varied(
     specs: tuple[TensorSpec, ...], places: tuple[int, ...], distribution: str, layout: str
 ) -> tuple[TensorSpec, ...]:
-    return tuple(
-        replace(spec, distribution=distribution, layout=layout)
-        if place in places and not spec.in_place
-        else replace(spec, distribution=distribution)
-        if place in places
-        else spec
-        for place, spec in enumerate(specs)
-    )
+    varied = list(specs)
+    for place in places:
+        own = specs[place]
+        kept = own.layout if own.in_place else layout
+        varied[place] = replace(own, distribution=distribution, layout=kept)
+    return tuple(varied)
 
 
 def real(*shape: int, dtype: str = "float32", **more: Any) -> TensorSpec:
@@ -145,11 +149,14 @@ def real(*shape: int, dtype: str = "float32", **more: Any) -> TensorSpec:
     return TensorSpec(shape=shape, dtype=dtype, **more)
 
 
+def uniform(*shape: int, low: float, high: float, **more: Any) -> TensorSpec:
+    """Return an fp32 input of real numbers from `low` to below `high`."""
+    return real(*shape, distribution="uniform", low=low, high=high, **more)
+
+
 def whole(*shape: int, below: int, low: int = 0, dtype: str = "int64") -> TensorSpec:
     """Return an input of integers from `low` to below `below`."""
-    return TensorSpec(
-        shape=shape, dtype=dtype, distribution="integers", low=float(low), high=float(below)
-    )
+    return real(*shape, dtype=dtype, distribution="integers", low=float(low), high=float(below))
 
 
 def sizes(

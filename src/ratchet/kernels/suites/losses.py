@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,17 @@ from torch import Tensor
 
 from ratchet.kernels.gradients import gradient_of
 from ratchet.kernels.problem import Problem, TensorSpec
-from ratchet.kernels.suites.forms import Form, backward, in_bfloat16, problem, real, sizes, whole
+from ratchet.kernels.suites.forms import (
+    Form,
+    backward,
+    in_bfloat16,
+    paired,
+    problem,
+    real,
+    sizes,
+    uniform,
+    whole,
+)
 from ratchet.kernels.suites.precision import wide
 from ratchet.kernels.suites.scalars import Scalars
 from ratchet.kernels.tolerance import OutputCheck, Tolerance, checked, same_form
@@ -137,77 +148,54 @@ preference_backward = gradient_of(preference, inputs=(0, 1))
 clipped_policy_backward = gradient_of(clipped_policy, inputs=(0,))
 
 
-def _rows(name: str, scalars: tuple[float, ...] = (), *, mask: bool = False) -> Form:
-    def make(rows: int, width: int) -> tuple[TensorSpec, ...]:
-        x = real(rows, width)
-        return (x, whole(rows, width, below=2, dtype="int64")) if mask else (x,)
-
-    return Form(
-        name=name,
-        module=__name__,
-        make=make,
-        sizes=ROWS,
-        ragged=(13, 77),
-        scalars=scalars,
-        variations=NO_TINY,
-    )
-
-
-def _logits(name: str, scalars: tuple[float, ...] = ()) -> Form:
-    return Form(
-        name=name,
-        module=__name__,
-        make=lambda rows, words: (real(rows, words), whole(rows, below=words)),
-        sizes=LOGITS,
-        ragged=(13, 77),
-        scalars=scalars,
-        variations=NO_TINY,
-    )
-
-
-def _pairs(name: str, scalars: tuple[float, ...] = (), *, labels: bool = False) -> Form:
-    def make(rows: int, width: int) -> tuple[TensorSpec, ...]:
-        unit = TensorSpec(
-            shape=(rows, width), dtype="float32", distribution="uniform", low=0.0, high=1.0
-        )
-        return (real(rows, width), unit if labels else real(rows, width))
-
-    return Form(
-        name=name,
-        module=__name__,
-        make=make,
-        sizes=PAIRS,
-        ragged=(13, 77),
-        scalars=scalars,
-        variations=NO_TINY,
-    )
+_form = partial(Form, module=__name__, ragged=(13, 77), variations=NO_TINY)
 
 
 def _same(rows: int, width: int) -> tuple[TensorSpec, ...]:
     return (real(rows, width),)
 
 
+def _masked(rows: int, width: int) -> tuple[TensorSpec, ...]:
+    return (real(rows, width), whole(rows, width, below=2))
+
+
+def _labelled(rows: int, width: int) -> tuple[TensorSpec, ...]:
+    return (real(rows, width), uniform(rows, width, low=0.0, high=1.0))
+
+
 def _per_row(rows: int, width: int) -> tuple[TensorSpec, ...]:
     return (real(rows),)
 
 
+def _logits(name: str, *scalars: float) -> Form:
+    def make(rows: int, words: int) -> tuple[TensorSpec, ...]:
+        return (real(rows, words), whole(rows, below=words))
+
+    return _form(name=name, make=make, sizes=LOGITS, scalars=scalars)
+
+
+def _pairs(name: str, *scalars: float) -> Form:
+    def make(rows: int, width: int) -> tuple[TensorSpec, ...]:
+        return (real(rows, width),) * 2
+
+    return _form(name=name, make=make, sizes=PAIRS, scalars=scalars)
+
+
 def problems() -> tuple[Problem, ...]:
     """Return every softmax and loss, forward and backward."""
-    rows = [_rows("softmax"), _rows("log_softmax"), _rows("masked_softmax", mask=True)]
-    rows.append(_rows("capped_softmax", (30.0,)))
-    per_row = [_logits("cross_entropy"), _logits("smoothed_cross_entropy", (0.1,))]
-    per_row += [_logits("cross_entropy_z_loss", (1e-4,)), _pairs("kl_distillation", (2.0,))]
-    per_row += [_pairs("binary_cross_entropy", labels=True), _pairs("huber", (1.0,))]
-    per_row.append(_pairs("mean_squared_error"))
-    alike = [_pairs("preference", (0.1,)), _pairs("clipped_policy", (0.2,))]
-    Outputs = Callable[..., tuple[TensorSpec, ...]]
-    pairs: list[tuple[Form, Outputs]] = [(form, _same) for form in (*rows, *alike)]
-    pairs += [(form, _per_row) for form in per_row]
-    forms = [one for form, outputs in pairs for one in (form, backward(form, outputs=outputs))]
-    forms += [in_bfloat16(one) for form in rows for one in (form, backward(form, outputs=_same))]
+    rows = [_form(name=name, make=_same, sizes=ROWS) for name in ("softmax", "log_softmax")]
+    rows.append(_form(name="masked_softmax", make=_masked, sizes=ROWS))
+    rows.append(_form(name="capped_softmax", make=_same, sizes=ROWS, scalars=(30.0,)))
+    per_row = [_logits("cross_entropy"), _logits("smoothed_cross_entropy", 0.1)]
+    per_row += [_logits("cross_entropy_z_loss", 1e-4), _pairs("kl_distillation", 2.0)]
+    per_row.append(_form(name="binary_cross_entropy", make=_labelled, sizes=PAIRS))
+    per_row += [_pairs("huber", 1.0), _pairs("mean_squared_error")]
+    alike = [_pairs("preference", 0.1), _pairs("clipped_policy", 0.2)]
+    forms = [*paired([*rows, *alike]), *paired(per_row, outputs=_per_row)]
+    forms += map(in_bfloat16, paired(rows))
     for form in (one for one in per_row if one.name in FROM_LOGITS):
         # A bf16 step has an fp32 loss, with an fp32 gradient.
         low = in_bfloat16(backward(form, outputs=_per_row), keep=(0,))
         check = "" if form.name == "kl_distillation" else f"{__name__}:check_classes"
         forms += [in_bfloat16(form), replace(low, check=check)]
-    return tuple(problem(form) for form in forms)
+    return tuple(map(problem, forms))

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ratchet.kernels.gradients import gradient_of
 from ratchet.kernels.problem import Problem, TensorSpec
-from ratchet.kernels.suites.forms import Form, Make, backward, problem, real, sizes, whole
+from ratchet.kernels.suites.forms import (
+    Form,
+    backward,
+    paired,
+    problem,
+    real,
+    sizes,
+    uniform,
+    whole,
+)
 from ratchet.kernels.suites.scalars import Scalars
 from ratchet.kernels.tolerance import OutputCheck, Tolerance, checked
 
@@ -128,24 +138,18 @@ def cumulative_sum_backward(grad: Tensor, scalars: Scalars) -> tuple[Tensor, ...
     return (grad.flip(-1).cumsum(-1).flip(-1),)
 
 
-def _matrix(rows: int, width: int) -> tuple[TensorSpec, ...]:
-    return (real(rows, width),)
+_form = partial(
+    Form,
+    module=__name__,
+    make=lambda rows, width: (real(rows, width),),
+    sizes=ROWS,
+    ragged=(13, 76),
+    variations=VALUES,
+)
 
 
 def _per_row(rows: int, width: int) -> tuple[TensorSpec, ...]:
     return (real(rows),)
-
-
-def _two_per_row(rows: int, width: int) -> tuple[TensorSpec, ...]:
-    return (real(rows), real(rows))
-
-
-def _owned(rows: int, width: int) -> tuple[TensorSpec, ...]:
-    return (real(rows, width), whole(rows, below=SEGMENTS))
-
-
-def _segments(rows: int, width: int) -> tuple[TensorSpec, ...]:
-    return (real(SEGMENTS, width),)
 
 
 def _tokens(batch: int, length: int, width: int) -> tuple[TensorSpec, ...]:
@@ -153,52 +157,57 @@ def _tokens(batch: int, length: int, width: int) -> tuple[TensorSpec, ...]:
 
 
 def _scanned(batch: int, length: int, width: int) -> tuple[TensorSpec, ...]:
-    decay = TensorSpec(
-        shape=(batch, length, width), dtype="float32", distribution="uniform", low=0.5, high=1.0
-    )
-    return (decay, real(batch, length, width))
-
-
-def _form(name: str, make: Make = _matrix, scalars: tuple[float, ...] = (), **more: object) -> Form:
-    fields: dict[str, object] = {"sizes": ROWS, "ragged": (13, 76), "variations": VALUES} | more
-    return Form(name=name, module=__name__, make=make, scalars=scalars, **fields)  # type: ignore[arg-type]
+    shape = (batch, length, width)
+    return (uniform(*shape, low=0.5, high=1.0), real(*shape))
 
 
 def problems() -> tuple[Problem, ...]:
     """Return every problem; gradients only if they are another computation."""
-    short = sizes((2, 16, 32), (4, 64, 256), (8, 2048, 4096))
     scan = _form(
-        "linear_scan", _scanned, sizes=short, ragged=(2, 7, 5), varied=(1,), variations=VALUES[:2]
+        name="linear_scan",
+        make=_scanned,
+        sizes=sizes((2, 16, 32), (4, 64, 256), (8, 2048, 4096)),
+        ragged=(2, 7, 5),
+        varied=(1,),
+        variations=VALUES[:2],
     )
-    pairs: list[tuple[Form, Make]] = [
-        (_form("cumulative_log_sum"), _matrix),
-        (scan, _tokens),
-        (_form("mean_and_variance"), _two_per_row),
-        (_form("log_sum_exp"), _per_row),
-    ]
-    forms = [one for form, outputs in pairs for one in (form, backward(form, outputs=outputs))]
-    total = _form("cumulative_sum")
+    heads = _form(
+        name="transpose_heads",
+        make=_tokens,
+        sizes=SEQUENCES,
+        ragged=(2, 7, 20),
+        tolerance=COPY,
+        variations=DEFINED,
+    )
     returns = _form(
-        "discounted_returns", scalars=(0.95,), sizes=sizes((32, 64), (512, 256), (8192, 1024))
+        name="discounted_returns",
+        scalars=(0.95,),
+        sizes=sizes((32, 64), (512, 256), (8192, 1024)),
     )
-    segments = _form("segment_sum", _owned, scalars=(float(SEGMENTS),), variations=DEFINED)
-    forms += [
-        total,
-        backward(total, outputs=_matrix, kept=()),
-        _form("transpose", tolerance=COPY, variations=DEFINED),
-        _form("cast_transpose", tolerance=COPY, variations=DEFINED),
-        _form(
-            "transpose_heads",
-            _tokens,
-            sizes=SEQUENCES,
-            ragged=(2, 7, 20),
-            tolerance=COPY,
-            variations=DEFINED,
+    segments = _form(
+        name="segment_sum",
+        make=lambda rows, width: (real(rows, width), whole(rows, below=SEGMENTS)),
+        scalars=(float(SEGMENTS),),
+        variations=DEFINED,
+    )
+    of_segments = backward(
+        segments, outputs=lambda rows, width: (real(SEGMENTS, width),), kept=(1,)
+    )
+    forms = [
+        *paired([_form(name="cumulative_log_sum")]),
+        *paired([scan], outputs=_tokens),
+        *paired(
+            [_form(name="mean_and_variance")], outputs=lambda rows, _: (real(rows), real(rows))
         ),
-        *(returns, backward(returns, outputs=_matrix, kept=())),
-        *(segments, replace(backward(segments, outputs=_segments, kept=(1,)), tolerance=COPY)),
-        _form("row_sum", variations=DEFINED),
-        _form("column_sum", variations=DEFINED),
-        _form("arg_max", check=f"{__name__}:check_arg_max"),
+        *paired([_form(name="log_sum_exp")], outputs=_per_row),
+        *paired([_form(name="cumulative_sum")], kept=()),
+        _form(name="transpose", tolerance=COPY, variations=DEFINED),
+        _form(name="cast_transpose", tolerance=COPY, variations=DEFINED),
+        heads,
+        *paired([returns], kept=()),
+        *(segments, replace(of_segments, tolerance=COPY)),
+        _form(name="row_sum", variations=DEFINED),
+        _form(name="column_sum", variations=DEFINED),
+        _form(name="arg_max", check=f"{__name__}:check_arg_max"),
     ]
-    return tuple(problem(form) for form in forms)
+    return tuple(map(problem, forms))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ratchet.kernels.gradients import gradient_of
 from ratchet.kernels.problem import Problem, TensorSpec
-from ratchet.kernels.suites.forms import Form, backward, problem, real, sizes
+from ratchet.kernels.suites.forms import Form, paired, problem, real, sizes
 from ratchet.kernels.suites.scalars import Scalars
 
 EPS = 1e-5
@@ -78,67 +78,43 @@ def instance_norm_backward(
     return _instance_norm_gradient(grad, x, weight, torch.zeros_like(weight), scalars)
 
 
-def _rows(name: str) -> Form:
-    def make(rows: int, width: int) -> tuple[TensorSpec, ...]:
-        return (real(rows, width),)
-
-    return Form(name=name, module=__name__, make=make, sizes=ROWS, ragged=(13, 77), scalars=(EPS,))
-
-
-def _images(name: str) -> Form:
-    def make(batch: int, channels: int, side: int) -> tuple[TensorSpec, ...]:
-        return (real(batch, channels, side, side), real(channels), real(channels))
-
-    return Form(
-        name=name,
-        module=__name__,
-        make=make,
-        sizes=IMAGES,
-        ragged=(3, 12, 7),
-        scalars=(EPS,),
-        variations=NO_TINY,
-    )
+_form = partial(Form, module=__name__, sizes=ROWS, ragged=(13, 77), scalars=(EPS,))
+_on_images = partial(
+    _form,
+    make=lambda batch, channels, side: (
+        real(batch, channels, side, side),
+        real(channels),
+        real(channels),
+    ),
+    sizes=IMAGES,
+    ragged=(3, 12, 7),
+    variations=NO_TINY,
+)
 
 
-def _heads() -> Form:
-    def make(batch: int, length: int, heads: int, width: int) -> tuple[TensorSpec, ...]:
-        heads_of = real(batch, length, heads, width, dtype="bfloat16")
-        return (heads_of, heads_of, real(width, dtype="bfloat16"))
-
-    return Form(
-        name="qk_norm",
-        module=__name__,
-        make=make,
-        sizes=sizes((2, 16, 4, 64), (2, 512, 16, 64), (8, 4096, 32, 128)),
-        ragged=(1, 7, 3, 24),
-        scalars=(EPS,),
-        varied=(0, 1),
-    )
-
-
-def _weights() -> Form:
-    return Form(
-        name="weight_norm",
-        module=__name__,
-        make=lambda rows, width: (real(rows, width), real(rows)),
-        sizes=ROWS,
-        ragged=(13, 77),
-        scalars=(1e-12,),
-        variations=NO_TINY,
-    )
+def _heads(batch: int, length: int, heads: int, width: int) -> tuple[TensorSpec, ...]:
+    heads_of = real(batch, length, heads, width, dtype="bfloat16")
+    return (heads_of, heads_of, real(width, dtype="bfloat16"))
 
 
 def problems() -> tuple[Problem, ...]:
     """Return every normalisation, forward and backward."""
-    forms = [_rows("l2_normalise"), _weights()]
-    images = [_images(name) for name in ("group_norm", "batch_norm", "instance_norm")]
-    pairs = [(form, backward(form, outputs=_first(form))) for form in forms]
+    rows = _form(name="l2_normalise", make=lambda rows, width: (real(rows, width),))
+    weights = _form(
+        name="weight_norm",
+        make=lambda rows, width: (real(rows, width), real(rows)),
+        scalars=(1e-12,),
+        variations=NO_TINY,
+    )
+    images = [_on_images(name=name) for name in ("group_norm", "batch_norm", "instance_norm")]
+    heads = _form(
+        name="qk_norm",
+        make=_heads,
+        sizes=sizes((2, 16, 4, 64), (2, 512, 16, 64), (8, 4096, 32, 128)),
+        ragged=(1, 7, 3, 24),
+        varied=(0, 1),
+    )
     # No gradient of a normalisation depends on its bias.
-    pairs += [(form, backward(form, outputs=_first(form), kept=(0, 1))) for form in images]
-    heads = _heads()
-    pairs.append((heads, backward(heads, outputs=lambda *given: heads.make(*given)[:2])))
-    return tuple(problem(form) for pair in pairs for form in pair)
-
-
-def _first(form: Form) -> Callable[..., tuple[TensorSpec, ...]]:
-    return lambda *given: form.make(*given)[:1]
+    forms = [*paired([rows, weights]), *paired(images, kept=(0, 1))]
+    forms += paired([heads], outputs=lambda *given: _heads(*given)[:2])
+    return tuple(map(problem, forms))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ratchet.kernels.gradients import gradient_of
 from ratchet.kernels.problem import Problem, TensorSpec
-from ratchet.kernels.suites.forms import Form, Make, backward, in_bfloat16, problem, real, sizes
+from ratchet.kernels.suites.forms import Form, in_bfloat16, paired, problem, real, sizes
 from ratchet.kernels.suites.scalars import Scalars
 
 PRODUCTS = sizes((32, 64, 48), (512, 512, 1024), (8192, 4096, 14336))
@@ -71,73 +73,49 @@ norm_linear_backward = gradient_of(norm_linear, inputs=(0, 1, 2))
 linear_low_rank_backward = gradient_of(linear_low_rank, inputs=(0, 2, 3))
 
 
-def _linear(n: int, k: int, m: int) -> tuple[TensorSpec, ...]:
-    return (real(n, k), real(m, k), real(m))
-
-
-def _residual(n: int, k: int, m: int) -> tuple[TensorSpec, ...]:
-    return (*_linear(n, k, m), real(n, m))
-
-
-def _gated(n: int, k: int, m: int) -> tuple[TensorSpec, ...]:
-    return (real(n, k), real(m, k), real(m, k))
-
-
-def _normed(n: int, k: int, m: int) -> tuple[TensorSpec, ...]:
-    return (real(n, k), real(k), real(m, k))
-
-
-def _adapted(n: int, k: int, m: int) -> tuple[TensorSpec, ...]:
-    return (real(n, k), real(m, k), real(8, k), real(m, 8))
-
-
-def _grouped(n: int, k: int, m: int) -> tuple[TensorSpec, ...]:
-    return (real(EXPERTS, n // 2, k), real(EXPERTS, m, k))
-
-
-def _group_answers(n: int, k: int, m: int) -> tuple[TensorSpec, ...]:
-    return (real(EXPERTS, n // 2, m),)
-
-
-def _to_input(n: int, k: int, m: int) -> tuple[TensorSpec, ...]:
-    return (real(n, m), real(m, k))
-
-
-def _to_weight(n: int, k: int, m: int) -> tuple[TensorSpec, ...]:
-    return (real(n, m), real(n, k))
+_form = partial(
+    Form,
+    module=__name__,
+    sizes=PRODUCTS,
+    ragged=(14, 29, 19),
+    task="any",
+    variations=VALUES,
+)
 
 
 def _answer(n: int, k: int, m: int) -> tuple[TensorSpec, ...]:
     return (real(n, m),)
 
 
-def _form(name: str, make: Make, scalars: tuple[float, ...] = ()) -> Form:
-    return Form(
-        name=name,
-        module=__name__,
-        make=make,
-        sizes=PRODUCTS,
-        ragged=(14, 29, 19),
-        scalars=scalars,
-        task="any",
-        variations=VALUES,
-    )
-
-
 def problems() -> tuple[Problem, ...]:
     """Return every product; their task is `any`, since a library's GEMM is a fair answer."""
     with_gradient = [
-        _form("linear_gelu", _linear),
-        _form("linear_swiglu", _gated),
-        _form("norm_linear", _normed, (1e-5,)),
-        _form("linear_low_rank", _adapted, (2.0,)),
+        _form(name="linear_gelu", make=lambda n, k, m: (real(n, k), real(m, k), real(m))),
+        _form(name="linear_swiglu", make=lambda n, k, m: (real(n, k), real(m, k), real(m, k))),
+        _form(
+            name="norm_linear",
+            make=lambda n, k, m: (real(n, k), real(k), real(m, k)),
+            scalars=(1e-5,),
+        ),
+        _form(
+            name="linear_low_rank",
+            make=lambda n, k, m: (real(n, k), real(m, k), real(8, k), real(m, 8)),
+            scalars=(2.0,),
+        ),
     ]
-    forms = [one for form in with_gradient for one in (form, backward(form, outputs=_answer))]
-    residual, grouped = _form("linear_residual", _residual), _form("grouped_linear", _grouped)
-    forms += [
-        *(residual, backward(residual, outputs=_answer, kept=(0, 1))),
-        *(grouped, backward(grouped, outputs=_group_answers)),
-        _form("input_gradient", _to_input),
-        _form("weight_gradient", _to_weight),
+    residual = _form(
+        name="linear_residual",
+        make=lambda n, k, m: (real(n, k), real(m, k), real(m), real(n, m)),
+    )
+    grouped = _form(
+        name="grouped_linear",
+        make=lambda n, k, m: (real(EXPERTS, n // 2, k), real(EXPERTS, m, k)),
+    )
+    forms = [
+        *paired(with_gradient, outputs=_answer),
+        *paired([residual], outputs=_answer, kept=(0, 1)),
+        *paired([grouped], outputs=lambda n, k, m: (real(EXPERTS, n // 2, m),)),
+        _form(name="input_gradient", make=lambda n, k, m: (real(n, m), real(m, k))),
+        _form(name="weight_gradient", make=lambda n, k, m: (real(n, m), real(n, k))),
     ]
-    return tuple(problem(one) for one in (*forms, *map(in_bfloat16, forms)))
+    return tuple(map(problem, (*forms, *map(in_bfloat16, forms))))

@@ -7,13 +7,14 @@ A scale is the largest magnitude of its values over the largest code: 127, or 44
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ratchet.kernels.problem import Problem, TensorSpec
-from ratchet.kernels.suites.forms import Form, Make, problem, real, sizes, whole
+from ratchet.kernels.suites.forms import Form, problem, real, sizes, uniform, whole
 from ratchet.kernels.suites.precision import wide
 from ratchet.kernels.suites.scalars import Scalars
 from ratchet.kernels.tolerance import OutputCheck, Tolerance, checked, same_form
@@ -237,8 +238,8 @@ def _count(width: int) -> int:
     return -(-width // BLOCK)
 
 
-def _scales(*shape: int, low: float = 1 / 128, high: float = 1 / 32) -> TensorSpec:
-    return TensorSpec(shape=shape, dtype="float32", distribution="uniform", low=low, high=high)
+def _scales(*shape: int, low: float = 1 / 128) -> TensorSpec:
+    return uniform(*shape, low=low, high=1 / 32)
 
 
 def _codes(rows: int, width: int) -> TensorSpec:
@@ -249,77 +250,48 @@ def _half(rows: int, width: int) -> tuple[TensorSpec, ...]:
     return (real(rows, width, dtype="bfloat16"),)
 
 
-def _full(rows: int, width: int) -> tuple[TensorSpec, ...]:
-    return (real(rows, width),)
-
-
 def _half_scaled(rows: int, width: int) -> tuple[TensorSpec, ...]:
     return (*_half(rows, width), _scales(1))
-
-
-def _coded(rows: int, width: int) -> tuple[TensorSpec, ...]:
-    return (_codes(rows, width), _scales(rows))
-
-
-def _coded_groups(rows: int, width: int) -> tuple[TensorSpec, ...]:
-    return (_codes(rows, width), _scales(rows, _count(width)))
-
-
-def _to_scales(rows: int, width: int) -> tuple[TensorSpec, ...]:
-    return (*_half(rows, width), _codes(rows, width))
 
 
 def _faked(rows: int, width: int) -> tuple[TensorSpec, ...]:
     return (real(rows, width), _scales(width, low=1 / 256))
 
 
-def _faked_backward(rows: int, width: int) -> tuple[TensorSpec, ...]:
-    return (real(rows, width), *_faked(rows, width))
-
-
 def _fp8(rows: int, width: int) -> TensorSpec:
     return real(rows, width, dtype="float8_e4m3fn")
 
 
-def _fp8_scaled(rows: int, width: int) -> tuple[TensorSpec, ...]:
-    return (_fp8(rows, width), _scales(1))
-
-
-def _fp8_blocks(rows: int, width: int) -> tuple[TensorSpec, ...]:
-    return (_fp8(rows, width), _scales(rows, _count(width)))
-
-
-def _fp8_weight(rows: int, width: int) -> tuple[TensorSpec, ...]:
-    return (_fp8(rows, width), _scales(_count(rows), _count(width)))
-
-
-def _form(name: str, make: Make, **more: object) -> Form:
-    fields: dict[str, object] = {"sizes": ROWS, "ragged": RAGGED, "variations": VALUES} | more
-    return Form(name=name, module=__name__, make=make, **fields)  # type: ignore[arg-type]
+_form = partial(Form, module=__name__, sizes=ROWS, ragged=RAGGED, variations=VALUES)
+_of_codes = partial(_form, varied=(1,), variations=(("positive", "contiguous"),))
 
 
 def problems() -> tuple[Problem, ...]:
     """Return every quantisation; gradients only if they are another computation."""
-    codes = f"{__name__}:check_codes"
-    coded: dict[str, object] = {"varied": (1,), "variations": (("positive", "contiguous"),)}
+    codes, fp8 = f"{__name__}:check_codes", f"{__name__}:check_fp8"
     forms = [
-        _form("quantise_rows", _half, check=codes),
-        _form("quantise_groups", _full, check=codes),
-        _form("dequantise_rows", _coded, **coded),
-        _form("dequantise_rows_backward", _to_scales),
-        _form("dequantise_groups", _coded_groups, **coded),
-        _form("fake_quantise", _faked, check=f"{__name__}:check_fake_quantise"),
+        _form(name="quantise_rows", make=_half, check=codes),
+        _form(name="quantise_groups", make=lambda r, c: (real(r, c),), check=codes),
+        _of_codes(name="dequantise_rows", make=lambda r, c: (_codes(r, c), _scales(r))),
+        _form(name="dequantise_rows_backward", make=lambda r, c: (*_half(r, c), _codes(r, c))),
+        _of_codes(
+            name="dequantise_groups", make=lambda r, c: (_codes(r, c), _scales(r, _count(c)))
+        ),
+        _form(name="fake_quantise", make=_faked, check=f"{__name__}:check_fake_quantise"),
         _form(
-            "fake_quantise_backward",
-            _faked_backward,
+            name="fake_quantise_backward",
+            make=lambda r, c: (real(r, c), *_faked(r, c)),
             check=f"{__name__}:check_fake_quantise_backward",
             varied=(0, 1),
         ),
-        _form("quantise_fp8", _half_scaled, check=f"{__name__}:check_fp8"),
-        _form("quantise_fp8_gradient", _half_scaled, check=f"{__name__}:check_fp8"),
-        _form("quantise_fp8_blocks", _half, check=f"{__name__}:check_fp8"),
-        _form("dequantise_fp8", _fp8_scaled),
-        _form("dequantise_fp8_blocks", _fp8_blocks),
-        _form("dequantise_fp8_weight", _fp8_weight),
+        _form(name="quantise_fp8", make=_half_scaled, check=fp8),
+        _form(name="quantise_fp8_gradient", make=_half_scaled, check=fp8),
+        _form(name="quantise_fp8_blocks", make=_half, check=fp8),
+        _form(name="dequantise_fp8", make=lambda r, c: (_fp8(r, c), _scales(1))),
+        _form(name="dequantise_fp8_blocks", make=lambda r, c: (_fp8(r, c), _scales(r, _count(c)))),
+        _form(
+            name="dequantise_fp8_weight",
+            make=lambda r, c: (_fp8(r, c), _scales(_count(r), _count(c))),
+        ),
     ]
-    return tuple(problem(form) for form in forms)
+    return tuple(map(problem, forms))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ratchet.kernels.gradients import gradient_of
-from ratchet.kernels.problem import Problem, TensorSpec, Tier
-from ratchet.kernels.suites.forms import Form, Make, backward, problem, real, sizes, whole
+from ratchet.kernels.problem import Problem, TensorSpec
+from ratchet.kernels.suites.forms import Form, backward, paired, problem, real, sizes, whole
 from ratchet.kernels.suites.scalars import Scalars
 from ratchet.kernels.tolerance import OutputCheck, Tolerance, checked, same_form
 
@@ -147,29 +147,13 @@ balance_loss_backward = gradient_of(balance_loss, inputs=(0,))
 DISTRIBUTIONS = (("shifted", "contiguous"), ("heavy_tailed", "strided"), ("large", "transposed"))
 
 
-def _form(
-    name: str,
-    make: Make,
-    tier_sizes: Mapping[Tier, tuple[int, ...]],
-    ragged: tuple[int, ...],
-    **more: Any,
-) -> Form:
-    return Form(
-        name=name,
-        module=__name__,
-        make=make,
-        sizes=tier_sizes,
-        ragged=ragged,
-        **{"variations": DISTRIBUTIONS, **more},
-    )
+_form = partial(Form, module=__name__, variations=DISTRIBUTIONS)
+_lookup = partial(_form, sizes=LOOKUP, ragged=(13, 29, 7))
+_routed = partial(_form, sizes=TOKENS, ragged=(37, 5, 7))
 
 
 def _looked_up(tokens: int, words: int, width: int) -> tuple[TensorSpec, ...]:
     return (whole(tokens, below=words), real(words, width))
-
-
-def _gradient(tokens: int, words: int, width: int) -> tuple[TensorSpec, ...]:
-    return (real(tokens, width), whole(tokens, below=64))
 
 
 def _with_positions(tokens: int, words: int, width: int) -> tuple[TensorSpec, ...]:
@@ -181,20 +165,12 @@ def _with_positions_backward(tokens: int, words: int, width: int) -> tuple[Tenso
     return (real(tokens, width), whole(tokens, below=words), table, positions)
 
 
-def _chosen(tokens: int, experts: int, width: int) -> tuple[TensorSpec, ...]:
-    return (real(tokens, CHOSEN),)
-
-
-def _bags(tokens: int, words: int, width: int) -> tuple[TensorSpec, ...]:
-    return (whole(tokens, 8, below=words), real(words, width))
-
-
 def _bags_backward(tokens: int, words: int, width: int) -> tuple[TensorSpec, ...]:
     total = real(words, width, in_place=True)
     return (real(tokens, width), whole(tokens, 8, below=words), total)
 
 
-def _rows(tokens: int, words: int, width: int) -> tuple[TensorSpec, ...]:
+def _rows(tokens: int, experts: int, width: int) -> tuple[TensorSpec, ...]:
     return (real(tokens, width),)
 
 
@@ -211,22 +187,14 @@ def _combined(tokens: int, experts: int, width: int) -> tuple[TensorSpec, ...]:
     return (real(CHOSEN * tokens, width), places, real(tokens, CHOSEN))
 
 
-def _per_expert(tokens: int, experts: int, width: int) -> tuple[TensorSpec, ...]:
-    return (real(experts),)
-
-
 def problems() -> tuple[Problem, ...]:
     """Return tables, routing and permutation; gradients only if they are more than a copy."""
-    ragged, few = (13, 29, 7), (37, 5, 7)
-    positions = _form("embedding_with_positions", _with_positions, LOOKUP, ragged, varied=(1, 2))
-    routed = _form("route_top_k", _logits, TOKENS, few, check=f"{__name__}:check_route")
-    bags = _form("embedding_bag", _bags, LOOKUP, ragged, varied=(1,))
-    combine = _form("combine_experts", _combined, TOKENS, few, varied=(0, 2))
-    permuted = _form("permute_tokens", _permuted, TOKENS, few, tolerance=COPY)
-    balance = _form("balance_loss", _logits, TOKENS, few)
-    counted = Form(
+    routed = _routed(name="route_top_k", make=_logits, check=f"{__name__}:check_route")
+    permuted = _routed(name="permute_tokens", make=_permuted, tolerance=COPY)
+    combined = _routed(name="combine_experts", make=_combined, varied=(0, 2))
+    balance = _routed(name="balance_loss", make=_logits)
+    counted = _form(
         name="expert_counts",
-        module=__name__,
         make=lambda tokens, experts, width: (whole(tokens, below=experts),),
         sizes=sizes((512, 8, 1), (1 << 18, 16, 1), (1 << 22, 64, 1)),
         ragged=(101, 5, 1),
@@ -235,21 +203,29 @@ def problems() -> tuple[Problem, ...]:
         variations=(),
     )
     forms = [
-        _form("embedding", _looked_up, LOOKUP, ragged, tolerance=COPY, varied=(1,)),
-        _form("embedding_gradient", _gradient, LOOKUP, ragged, scalars=(64.0,)),
-        positions,
-        _form("embedding_with_positions_backward", _with_positions_backward, LOOKUP, ragged),
-        bags,
-        _form("embedding_bag_backward", _bags_backward, LOOKUP, ragged),
+        _lookup(name="embedding", make=_looked_up, tolerance=COPY, varied=(1,)),
+        _lookup(
+            name="embedding_gradient",
+            make=lambda tokens, words, width: (real(tokens, width), whole(tokens, below=64)),
+            scalars=(64.0,),
+        ),
+        _lookup(name="embedding_with_positions", make=_with_positions, varied=(1, 2)),
+        _lookup(name="embedding_with_positions_backward", make=_with_positions_backward),
+        _lookup(
+            name="embedding_bag",
+            make=lambda tokens, words, width: (whole(tokens, 8, below=words), real(words, width)),
+            varied=(1,),
+        ),
+        _lookup(name="embedding_bag_backward", make=_bags_backward),
         routed,
         replace(
-            backward(routed, outputs=_chosen),
+            backward(routed, outputs=lambda tokens, experts, width: (real(tokens, CHOSEN),)),
             check=f"{__name__}:check_route_backward",
             variations=DISTRIBUTIONS[:2],
         ),
         counted,
-        *(permuted, backward(permuted, outputs=_rows, kept=(1,))),
-        *(combine, backward(combine, outputs=_rows)),
-        *(balance, backward(balance, outputs=_per_expert)),
+        *paired([permuted], outputs=_rows, kept=(1,)),
+        *paired([combined], outputs=_rows),
+        *paired([balance], outputs=lambda tokens, experts, width: (real(experts),)),
     ]
-    return tuple(problem(form) for form in forms)
+    return tuple(map(problem, forms))

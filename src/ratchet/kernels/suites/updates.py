@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ratchet.kernels.problem import Problem, TensorSpec
-from ratchet.kernels.suites.forms import Form, Make, problem, real, sizes, whole
+from ratchet.kernels.suites.forms import Form, Make, problem, real, sizes, uniform, whole
 from ratchet.kernels.suites.quantisation import code_check
 from ratchet.kernels.suites.scalars import Scalars
 from ratchet.kernels.tolerance import OutputCheck, Tolerance
@@ -169,71 +170,62 @@ def unscale(g: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
     return found, torch.isfinite(found).all().reshape(1)
 
 
-def _positive(*shape: int) -> TensorSpec:
-    return TensorSpec(shape=shape, dtype="float32", distribution="positive")
+_positive = partial(real, distribution="positive")
+_form = partial(Form, module=__name__, sizes=FLAT, ragged=(13, 21), variations=VALUES)
 
 
-def _step(tensors: int, second_moment: bool = False) -> Make:
-    def make(rows: int, width: int) -> tuple[TensorSpec, ...]:
-        each = real(rows, width)
-        state = (_positive(rows, width),) if second_moment else ()
-        return (*(each,) * tensors, *state)
-
-    return make
+def _step(tensors: int) -> Make:
+    return lambda rows, width: (real(rows, width),) * tensors
 
 
 def _in_bytes(rows: int, width: int) -> tuple[TensorSpec, ...]:
     n = rows * width
-    scales = TensorSpec(
-        shape=(-(-n // BLOCK),),
-        dtype="float32",
-        distribution="uniform",
-        low=0.5,
-        high=1.5,
-        in_place=True,
-    )
+    scales = uniform(-(-n // BLOCK), low=0.5, high=1.5, in_place=True)
     m = replace(whole(n, low=-127, below=128, dtype="int8"), in_place=True)
     v = replace(whole(n, low=8, below=256, dtype="uint8"), in_place=True)
     return (real(n, in_place=True), real(n, dtype="bfloat16"), m, scales, v, scales)
 
 
-def _factored(rows: int, width: int) -> tuple[TensorSpec, ...]:
-    return (real(rows, width), _positive(rows), _positive(width))
-
-
-def _mixed(rows: int, width: int) -> tuple[TensorSpec, ...]:
-    return (real(rows, width), real(rows, width, dtype="bfloat16"))
-
-
 def problems() -> tuple[Problem, ...]:
     """Return every update; none has a gradient."""
-    square = sizes((32, 48), (256, 512), (4096, 4096))
-    rows = [
-        ("adam_w", _step(3, True), FLAT, (1e-3, 0.9, 0.95, 1e-8, 0.1, 10.0), (1,)),
-        ("lion", _step(3), FLAT, (1e-4, 0.9, 0.99, 0.1), (1,)),
-        ("sgd_momentum", _step(3), FLAT, (0.1, 0.9, 1e-4), (1,)),
-        ("row_factored_second_moment", _factored, FLAT, (0.99, 1e-30), (0,)),
-        ("adam_8_bit", _in_bytes, FLAT, (1e-3, 0.9, 0.95, 1e-8, 0.1, 10.0), (1,)),
-        ("clip_by_norm", _step(1), FLAT, (1.0,), (0,)),
-        ("moving_average", _step(2), FLAT, (0.999,), (1,)),
-        ("accumulate", _mixed, FLAT, (0.25,), (1,)),
-        ("unscale", _step(1), FLAT, (1024.0,), (0,)),
-        ("newton_schulz", _step(1), square, (1e-7,), (0,)),
+    adam = (1e-3, 0.9, 0.95, 1e-8, 0.1, 10.0)
+    forms = [
+        _form(
+            name="adam_w",
+            make=lambda r, c: (*(real(r, c),) * 3, _positive(r, c)),
+            scalars=adam,
+            varied=(1,),
+        ),
+        _form(name="lion", make=_step(3), scalars=(1e-4, 0.9, 0.99, 0.1), varied=(1,)),
+        _form(name="sgd_momentum", make=_step(3), scalars=(0.1, 0.9, 1e-4), varied=(1,)),
+        _form(
+            name="row_factored_second_moment",
+            make=lambda r, c: (real(r, c), _positive(r), _positive(c)),
+            scalars=(0.99, 1e-30),
+        ),
+        _form(
+            name="adam_8_bit",
+            make=_in_bytes,
+            scalars=adam,
+            varied=(1,),
+            check=f"{__name__}:check_adam_8_bit",
+        ),
+        _form(name="clip_by_norm", make=_step(1), scalars=(1.0,)),
+        _form(name="moving_average", make=_step(2), scalars=(0.999,), varied=(1,)),
+        _form(
+            name="accumulate",
+            make=lambda r, c: (real(r, c), real(r, c, dtype="bfloat16")),
+            scalars=(0.25,),
+            varied=(1,),
+        ),
+        _form(name="unscale", make=_step(1), scalars=(1024.0,)),
+        _form(
+            name="newton_schulz",
+            make=_step(1),
+            sizes=sizes((32, 48), (256, 512), (4096, 4096)),
+            scalars=(1e-7,),
+            libraries=("matmul",),
+            variations=VALUES[:1],
+        ),
     ]
-    return tuple(
-        problem(
-            Form(
-                name=name,
-                module=__name__,
-                make=make,
-                sizes=tier_sizes,
-                ragged=(13, 21),
-                scalars=scalars,
-                check=f"{__name__}:check_adam_8_bit" if name == "adam_8_bit" else "",
-                libraries=("matmul",) if name == "newton_schulz" else (),
-                variations=VALUES[:1] if name == "newton_schulz" else VALUES,
-                varied=varied,
-            )
-        )
-        for name, make, tier_sizes, scalars, varied in rows
-    )
+    return tuple(map(problem, forms))

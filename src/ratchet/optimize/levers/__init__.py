@@ -1,54 +1,34 @@
-"""The levers, one file each. `LEVERS` lists them in trial order, most promising first."""
+"""The levers. `LEVERS` lists them in trial order, most promising first."""
 
 from __future__ import annotations
 
 from ratchet.errors import RatchetError
-from ratchet.optimize.levers import (
-    affinity,
-    allocator_jemalloc,
-    allocator_mallopt,
-    allocator_tcmalloc,
-    aotriton,
-    attention_backend,
-    bf16_autocast,
-    bf16_master,
-    checkpointing,
-    compile_default,
-    compile_max_autotune,
-    foreach_optimizer,
-    fused_optimizer,
-    hipblaslt,
-    huge_pages,
-    matmul_precision,
-    preallocate,
-    threads,
-    tunableop,
-)
+from ratchet.optimize.levers import operators, system
 from ratchet.optimize.levers.base import Lever, Situation
 from ratchet.optimize.levers.kernels import kernel_lever_names, kernel_levers
 
 __all__ = ["LEVERS", "Lever", "Situation", "all_levers", "check_lever", "kernel_levers"]
 
 LEVERS: tuple[Lever, ...] = (
-    compile_default.LEVER,
-    bf16_master.LEVER,
-    allocator_mallopt.LEVER,
-    huge_pages.LEVER,
-    threads.LEVER,
-    fused_optimizer.LEVER,
-    bf16_autocast.LEVER,
-    compile_max_autotune.LEVER,
-    allocator_jemalloc.LEVER,
-    allocator_tcmalloc.LEVER,
-    attention_backend.LEVER,
-    aotriton.LEVER,
-    hipblaslt.LEVER,
-    tunableop.LEVER,
-    matmul_precision.LEVER,
-    affinity.LEVER,
-    preallocate.LEVER,
-    foreach_optimizer.LEVER,
-    checkpointing.LEVER,
+    operators.COMPILE,
+    operators.BF16_WEIGHTS,
+    system.MALLOPT,
+    system.HUGE_PAGES,
+    system.THREADS,
+    operators.FUSED_OPTIMIZER,
+    operators.BF16_AUTOCAST,
+    operators.COMPILE_MAX_AUTOTUNE,
+    system.JEMALLOC,
+    system.TCMALLOC,
+    operators.ATTENTION_MATH,
+    operators.AOTRITON,
+    operators.HIPBLASLT,
+    operators.TUNABLEOP,
+    operators.MATMUL_PRECISION,
+    system.AFFINITY,
+    system.PREALLOCATE,
+    operators.FOREACH_OPTIMIZER,
+    system.CHECKPOINTING,
 )
 
 

@@ -1,4 +1,4 @@
-"""Defines a lever: one change in how the step runs."""
+"""A lever: one change in how the step runs."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class Situation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lever:
-    """One change, with its conditions, its expected effect and the source of the idea."""
+    """One change of a config field, with its conditions, its expected effect and its source."""
 
     name: str
     summary: str
     expected: str
     source: str
-    changes_arithmetic: bool
-    applies: Callable[[Situation], str | None]
+    field: str
+    """The field of `StepConfig` that it sets."""
+    value: object
+    """The field's value with this lever pulled, or a function of the situation that returns it."""
+    changes_arithmetic: bool = False
+    applies: Callable[[Situation], str | None] = lambda situation: None
     """Return None if the lever applies, otherwise the reason why not, in one line."""
-    set: Callable[[StepConfig, Situation], StepConfig]
-    """Return the config with this lever pulled."""
-    unset: Callable[[StepConfig, Situation], StepConfig]
-    """Return the config with this lever as the user wrote it."""
     default: bool = True
     """True if part of the first bundle; False if tried only alone, because it may cost time."""
     acts_on: tuple[str, ...] = ()
@@ -54,40 +54,14 @@ class Lever:
     Empty if no profile can tell; such levers are tried last.
     """
 
+    def set(self, config: StepConfig, situation: Situation) -> StepConfig:
+        """Return the config with this lever pulled."""
+        value = self.value(situation) if callable(self.value) else self.value
+        return config.model_copy(update={self.field: value})
 
-def field_lever(
-    field: str,
-    value: object,
-    *,
-    name: str,
-    summary: str,
-    expected: str,
-    source: str,
-    changes_arithmetic: bool = False,
-    applies: Callable[[Situation], str | None] = lambda situation: None,
-    default: bool = True,
-    acts_on: tuple[str, ...] = (),
-) -> Lever:
-    """Make a lever that sets one config field; unsetting restores what the user wrote."""
-
-    def pull(config: StepConfig, situation: Situation) -> StepConfig:
-        return config.model_copy(update={field: value})
-
-    def release(config: StepConfig, situation: Situation) -> StepConfig:
-        return config.model_copy(update={field: getattr(situation.written, field)})
-
-    return Lever(
-        name=name,
-        summary=summary,
-        expected=expected,
-        source=source,
-        changes_arithmetic=changes_arithmetic,
-        applies=applies,
-        set=pull,
-        unset=release,
-        default=default,
-        acts_on=acts_on,
-    )
+    def unset(self, config: StepConfig, situation: Situation) -> StepConfig:
+        """Return the config with this lever as the user wrote it."""
+        return config.model_copy(update={self.field: getattr(situation.written, self.field)})
 
 
 def why_bf16_is_slow(gemm_flops_per_s: Mapping[str, float]) -> str | None:
@@ -105,6 +79,7 @@ def why_bf16_is_slow(gemm_flops_per_s: Mapping[str, float]) -> str | None:
 
 
 def only_cpu(situation: Situation) -> str | None:
+    """Return None for a CPU, otherwise the reason why not."""
     return None if situation.device_kind == "cpu" else "it applies only to CPUs"
 
 
@@ -115,7 +90,3 @@ def only_rocm(situation: Situation) -> str | None:
     import torch
 
     return None if torch.version.hip else "this torch is not built for ROCm"
-
-
-def only_gpu(situation: Situation) -> str | None:
-    return None if situation.device_kind == "cuda" else "it applies only to GPUs"

@@ -33,30 +33,49 @@ def kernel_levers() -> tuple[Lever, ...]:
 
 
 def _lever(kernel: LibraryKernel) -> Lever:
-    name = kernel.name
-    if name == "adamw":
-        return Lever(
-            name=PREFIX + name,
+    if kernel.name == "adamw":
+        return _KernelAdamW(
+            name=PREFIX + kernel.name,
             summary=kernel.summary,
             expected="clip, decay, moments, zeroing and the bf16 copy in one pass over memory",
             source=kernel.source_of_idea,
-            changes_arithmetic=False,
+            field="optimizer",
+            value="kernel",
             applies=_adamw_applies,
-            set=lambda config, _: config.model_copy(update={"optimizer": "kernel"}),
-            unset=lambda config, _: config.model_copy(update={"optimizer": "fused"}),
-            acts_on=ACTS_ON[name],
+            acts_on=ACTS_ON[kernel.name],
         )
-    return Lever(
-        name=PREFIX + name,
+    return _InGraph(
+        name=PREFIX + kernel.name,
         summary=kernel.summary,
-        expected=f"the step's {name} call sites in one pass each",
+        expected=f"the step's {kernel.name} call sites in one pass each",
         source=kernel.source_of_idea,
-        changes_arithmetic=False,
-        applies=_linear_applies if name == "linear" else only_cpu,
-        set=lambda config, _: _with(config, name),
-        unset=lambda config, _: _without(config, name),
-        acts_on=ACTS_ON.get(name, ()),
+        field="kernels",
+        value=kernel.name,
+        applies=_linear_applies if kernel.name == "linear" else only_cpu,
+        acts_on=ACTS_ON.get(kernel.name, ()),
     )
+
+
+class _KernelAdamW(Lever):
+    """The AdamW kernel; without it, torch's fused AdamW runs."""
+
+    __slots__ = ()
+
+    def unset(self, config: StepConfig, situation: Situation) -> StepConfig:
+        return config.model_copy(update={"optimizer": "fused"})
+
+
+class _InGraph(Lever):
+    """A kernel at call sites of the step's graphs, among others."""
+
+    __slots__ = ()
+
+    def set(self, config: StepConfig, situation: Situation) -> StepConfig:
+        return config.model_copy(update={"kernels": tuple(sorted({*config.kernels, self.value}))})
+
+    def unset(self, config: StepConfig, situation: Situation) -> StepConfig:
+        kept = tuple(kernel for kernel in config.kernels if kernel != self.value)
+        return config.model_copy(update={"kernels": kept})
 
 
 def _linear_applies(situation: Situation) -> str | None:
@@ -70,12 +89,3 @@ def _adamw_applies(situation: Situation) -> str | None:
     if not situation.optimizer_is_adamw:
         return "the optimizer is not torch's AdamW"
     return only_cpu(situation)
-
-
-def _with(config: StepConfig, name: str) -> StepConfig:
-    return config.model_copy(update={"kernels": tuple(sorted({*config.kernels, name}))})
-
-
-def _without(config: StepConfig, name: str) -> StepConfig:
-    kept = tuple(kernel for kernel in config.kernels if kernel != name)
-    return config.model_copy(update={"kernels": kept})

@@ -27,7 +27,6 @@ from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.recipe.reproof import ready_kernels
 from ratchet.optimize.step import allocators
 from ratchet.optimize.step.candidate import wanted_libraries
-from ratchet.optimize.step.installed import InstalledKernel
 from ratchet.workloads import process
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.recompilation import BoundedCompile
@@ -108,11 +107,7 @@ def _with_kernels(
 ) -> StepConfig:
     """Load the kernels that `config` needs; return it with torch's own ops for those left out."""
     wanted = wanted_libraries(config)
-    installed = [
-        InstalledKernel(**kernel.model_dump())
-        for kernel in recipe.kernels
-        if kernel.library in wanted
-    ]
+    installed = [kernel for kernel in recipe.kernels if kernel.library in wanted]
     ready = ready_kernels(installed, device, ledger)
     for name in sorted(wanted - {kernel.library for kernel in installed}):
         ready.left_out[name] = "the recipe contains no kernel for it"

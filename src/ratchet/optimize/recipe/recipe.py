@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ratchet import files
 from ratchet.errors import RecipeError
+from ratchet.optimize.step.installed import InstalledKernel
 from ratchet.optimize.step.signature import ModelSignature
 from ratchet.workloads.config import StepConfig
 
@@ -19,17 +20,6 @@ MOST_BYTES = 1 << 20
 """Size limit of a recipe file; recipes are a few thousand bytes long."""
 ADDED = ("model", "optimizer")
 """Fields that older recipes lack; an empty one is left out of the checksum."""
-
-
-class RecipeKernel(BaseModel):
-    """A kernel, by its place in the library and the hash of its content."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    library: str
-    entry: str
-    hash: str
-    isa: str
 
 
 class Recipe(BaseModel):
@@ -46,7 +36,7 @@ class Recipe(BaseModel):
     """Fingerprint of torch, the compiler and Ratchet itself."""
     versions: dict[str, str]
     config: StepConfig
-    kernels: tuple[RecipeKernel, ...]
+    kernels: tuple[InstalledKernel, ...]
     model: ModelSignature | None = None
     """None in old recipes, which accept any model."""
     optimizer: str = ""
@@ -68,9 +58,7 @@ class Recipe(BaseModel):
     def save(self, path: Path) -> None:
         """Write the sealed recipe as JSON, atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(path.suffix + ".partial")
-        partial.write_text(self.sealed().model_dump_json(indent=2) + "\n")
-        partial.replace(path)
+        files.write_whole(path, f"{self.sealed().model_dump_json(indent=2)}\n".encode())
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:

@@ -13,8 +13,8 @@ from typing import Any
 
 from ratchet.devices.probe import Device
 from ratchet.errors import RatchetError, RecipeError
-from ratchet.judge.kernel_trial import KernelJudge
 from ratchet.judge.revision import revision
+from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
 from ratchet.kernels.library import LIBRARY, WorkloadShapes, activate

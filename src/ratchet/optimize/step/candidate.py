@@ -44,7 +44,7 @@ class Candidate:
             "workload": workload,
             "options": options,
             "config": self.config.model_dump(mode="json"),
-            "kernels": [kernel.as_json() for kernel in self.kernels],
+            "kernels": [kernel.model_dump() for kernel in self.kernels],
         }
 
     def named(self, title: str) -> Candidate:

@@ -40,7 +40,7 @@ def has_attention(workload: Workload) -> bool:
 
     seen: list[bool] = []
 
-    class Watch(TorchFunctionMode):
+    class AttentionWatch(TorchFunctionMode):
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -48,7 +48,7 @@ def has_attention(workload: Workload) -> bool:
                 seen.append(True)
             return func(*args, **(kwargs or {}))
 
-    with torch.no_grad(), Watch():
+    with torch.no_grad(), AttentionWatch():
         workload.loss(workload.model, workload.batch(0))
     return bool(seen)
 

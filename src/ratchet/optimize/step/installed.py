@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
 
 from ratchet.errors import RecipeError
 from ratchet.kernels.kernel import Kernel
@@ -12,17 +13,15 @@ from ratchet.kernels.languages import cpp
 from ratchet.kernels.library import LIBRARY, activate
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InstalledKernel:
-    """A proven library kernel, by its place and its hash."""
+class InstalledKernel(BaseModel):
+    """A kernel, by its place in the library and the hash of its content."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     library: str
     entry: str
     hash: str
     isa: str
-
-    def as_json(self) -> dict[str, str]:
-        return {"library": self.library, "entry": self.entry, "hash": self.hash, "isa": self.isa}
 
 
 def find_kernel(installed: InstalledKernel) -> Kernel:

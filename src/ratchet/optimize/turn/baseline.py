@@ -11,7 +11,7 @@ from ratchet.optimize.levers import Situation
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn.budget import reserve_s
 from ratchet.optimize.turn.result import Rival
-from ratchet.optimize.turn.screen import Oracle, Screening, expect, screen, screening_s
+from ratchet.optimize.turn.screen import LeverScreening, Oracle, expect, screen, screening_s
 from ratchet.optimize.turn.state import Turn
 from ratchet.workloads.config import StepConfig
 
@@ -212,7 +212,7 @@ def _time_rival(
     return _as_rival(rival, screening)
 
 
-def _as_rival(rival: Candidate, screening: Screening) -> Rival:
+def _as_rival(rival: Candidate, screening: LeverScreening) -> Rival:
     if not screening.passed:
         return _not_timed(rival, screening.reason)
     return Rival(

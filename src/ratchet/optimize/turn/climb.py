@@ -19,7 +19,7 @@ from ratchet.optimize.step.installed import InstalledKernel
 from ratchet.optimize.turn.baseline import oracle_for
 from ratchet.optimize.turn.limit import ranked, too_small
 from ratchet.optimize.turn.result import Basis, Change, Decision
-from ratchet.optimize.turn.screen import Screening, expect, fits, screen
+from ratchet.optimize.turn.screen import LeverScreening, expect, fits, screen
 from ratchet.optimize.turn.state import Turn
 from ratchet.workloads.config import StepConfig
 
@@ -117,7 +117,7 @@ class Climber:
     def _candidate(self, config: StepConfig) -> Candidate:
         return with_config(config, self.proven)
 
-    def _screen(self, incumbent: Candidate, challenger: Candidate) -> Screening | None:
+    def _screen(self, incumbent: Candidate, challenger: Candidate) -> LeverScreening | None:
         """Return the screening, or None if the stage has no time for it."""
         oracle = oracle_for(self._written(), challenger.config)
         if not fits(self.turn, incumbent, challenger, oracle):
@@ -267,7 +267,7 @@ def applicable(
     return chosen, changes
 
 
-def _kept(lever: Lever, screening: Screening) -> Change:
+def _kept(lever: Lever, screening: LeverScreening) -> Change:
     """Keep a lever in the bundle; the step's time without it determines the reason."""
     if not screening.passed:
         return _change(lever, "kept", f"without it: {screening.reason}", basis="bundle")
@@ -282,7 +282,7 @@ def _change(
     lever: Lever,
     decision: Decision,
     reason: str,
-    screening: Screening | None = None,
+    screening: LeverScreening | None = None,
     *,
     inverted: bool = False,
     basis: Basis | None = None,

@@ -14,7 +14,8 @@ from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.probe import describe_device
 from ratchet.devices.roofline import mfu
 from ratchet.errors import DeadlinePassed, RatchetError
-from ratchet.optimize.recipe.recipe import Recipe, RecipeKernel
+from ratchet.files import write_whole
+from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.step import allocators
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.step.signature import ModelSignature
@@ -30,9 +31,9 @@ from ratchet.optimize.turn.result import (
     OptimizeResult,
     Paste,
     Paths,
-    Speedup,
     StepLimit,
     StepProfile,
+    StepSpeedup,
 )
 from ratchet.optimize.turn.screen import check_gradients, gradients_key
 from ratchet.optimize.turn.state import Turn
@@ -115,7 +116,7 @@ def compose(
     )
 
 
-def _speedups(proof: Proof) -> dict[str, Speedup]:
+def _speedups(proof: Proof) -> dict[str, StepSpeedup]:
     """Return the comparisons for which the final run timed both sides."""
     pairs = {
         "vs_written": ("as_written", "ratchet"),
@@ -154,7 +155,7 @@ def make_recipe(
         software=turn.software_fingerprint,
         versions=result.versions,
         config=best.config,
-        kernels=tuple(RecipeKernel(**kernel.as_json()) for kernel in best.kernels),
+        kernels=best.kernels,
         # Old ledgers describe neither.
         model=ModelSignature(**model) if (model := description.get("model")) else None,
         optimizer=str(description.get("optimizer", "")),
@@ -168,8 +169,8 @@ def write(result: OptimizeResult, recipe: Recipe, render: Callable[[OptimizeResu
     """Write the three files, each atomically."""
     try:
         recipe.save(Path(result.paths.recipe))
-        _write(Path(result.paths.result), result.model_dump_json(indent=2) + "\n")
-        _write(Path(result.paths.report), render(result))
+        write_whole(Path(result.paths.result), f"{result.model_dump_json(indent=2)}\n".encode())
+        write_whole(Path(result.paths.report), render(result).encode())
     except OSError as error:
         raise RatchetError(
             f"{error.filename} cannot be written ({error.strerror}): give another folder with --out"
@@ -200,7 +201,7 @@ def paste_lines(best: Candidate, recipe: str) -> Paste:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Timed:
+class _TimedArm:
     """One role's candidate with its figures, from the final run or else from a screening."""
 
     candidate: Candidate
@@ -211,7 +212,7 @@ class _Timed:
     peak_memory_bytes: int
 
 
-def _timed(turn: Turn, arms: dict[str, Candidate], proof: Proof | None) -> dict[str, _Timed]:
+def _timed(turn: Turn, arms: dict[str, Candidate], proof: Proof | None) -> dict[str, _TimedArm]:
     """Return the figures of each role; roles that were never timed are left out."""
     found = {}
     for role, candidate in arms.items():
@@ -220,7 +221,7 @@ def _timed(turn: Turn, arms: dict[str, Candidate], proof: Proof | None) -> dict[
             cold_s = turn.setup_s(candidate) or turn.costs.setup_s(candidate)
         if proof is not None and proof.timed(role):
             summary = proof.summary(role)
-            found[role] = _Timed(
+            found[role] = _TimedArm(
                 candidate=candidate,
                 step_time_s=summary.median_s,
                 low_s=summary.low_s,
@@ -229,7 +230,7 @@ def _timed(turn: Turn, arms: dict[str, Candidate], proof: Proof | None) -> dict[
                 peak_memory_bytes=int(proof.descriptions[role].get("peak_memory_bytes", 0)),
             )
         elif step_s := turn.costs.steps_s.get(candidate.key()):
-            found[role] = _Timed(
+            found[role] = _TimedArm(
                 candidate=candidate,
                 step_time_s=step_s,
                 low_s=step_s,
@@ -240,7 +241,7 @@ def _timed(turn: Turn, arms: dict[str, Candidate], proof: Proof | None) -> dict[
     return found
 
 
-def _arm(turn: Turn, role: str, timed: _Timed, description: dict[str, Any]) -> ArmResult:
+def _arm(turn: Turn, role: str, timed: _TimedArm, description: dict[str, Any]) -> ArmResult:
     flops = float(description["flops_per_step"] or 0.0)
     return ArmResult(
         key=role,  # type: ignore[arg-type]
@@ -256,7 +257,7 @@ def _arm(turn: Turn, role: str, timed: _Timed, description: dict[str, Any]) -> A
     )
 
 
-def _compile_cost(timed: dict[str, _Timed]) -> CompileCost:
+def _compile_cost(timed: dict[str, _TimedArm]) -> CompileCost:
     """Compute the longer start's cost (of first starts, if seen) and the steps to recover it."""
     if not {"ratchet", "as_written"} <= timed.keys():
         return CompileCost(extra_setup_s=0.0, pays_after_steps=None)
@@ -286,16 +287,4 @@ def _gradients(turn: Turn, baseline: Baseline, recipe: Candidate) -> GradientRes
         turn.leave_out("the check of the recipe's gradients", "the budget ended during it")
         return None
     good = "every parameter's first-step gradient is within tolerance"
-    return GradientResult(
-        passed=found.passed,
-        worst_parameter=found.worst_parameter,
-        worst_ratio=found.worst_ratio,
-        detail=good if found.passed else found.detail,
-    )
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(path.suffix + ".partial")
-    partial.write_text(text)
-    partial.replace(path)
+    return found.model_copy(update={"detail": good}) if found.passed else found

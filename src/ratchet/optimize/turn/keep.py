@@ -10,7 +10,7 @@ from ratchet.optimize.turn.baseline import Baseline
 from ratchet.optimize.turn.climb import Climb
 from ratchet.optimize.turn.prove import Proof
 from ratchet.optimize.turn.prove_kernels import ProvenKernels
-from ratchet.optimize.turn.result import Basis, Change, Decision, LossResult, RecipeIs, Speedup
+from ratchet.optimize.turn.result import Basis, Change, Decision, LossResult, RecipeIs, StepSpeedup
 
 ROLES = ("as_written", "best_compile", "best_compile_same", "same_arithmetic", "ratchet")
 
@@ -147,7 +147,7 @@ def _because(baseline: Baseline, best: Climb, proof: Proof | None) -> str:
     return f"the final run did not prove the recipe faster than the rival ({_figures(found)})"
 
 
-def _figures(found: Speedup) -> str:
+def _figures(found: StepSpeedup) -> str:
     return f"{found.ratio:.2f}x, 95 % interval {found.low:.2f} to {found.high:.2f}"
 
 

@@ -26,8 +26,6 @@ it reads parameter and gradient, and writes the parameter.
 """
 BF16_BYTES = 0.5
 """Ratio of bf16 traffic to fp32 traffic."""
-KNOWN = ("matmul", "convolution", "attention", "optimizer")
-"""Categories whose work follows from the shapes."""
 
 
 def limit_of(

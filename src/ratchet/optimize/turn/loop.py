@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import Device, probe
 from ratchet.errors import DeadlinePassed, DeviceError, RatchetError
-from ratchet.judge.arms import ArmProcess
+from ratchet.judge.steps.arms import ArmProcess
 from ratchet.ledger import Ledger
 from ratchet.measure.samples import Sample
 from ratchet.optimize.levers import LEVERS, Lever, Situation, all_levers, kernel_levers
@@ -336,8 +336,7 @@ def _climb(
 
 def as_default(lever: Lever) -> Lever:
     """Return the lever as part of the bundle, so that the lever named by `--try` is tried."""
-    fields = {name: getattr(lever, name) for name in Lever.__slots__}
-    return Lever(**{**fields, "default": True})
+    return replace(lever, default=True)
 
 
 def _wanted_kernels(turn: Turn, situation: Situation) -> set[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from ratchet.judge.arms import ArmProcess
-from ratchet.judge.numerics import judge_losses
+from ratchet.judge.steps.arms import ArmProcess
+from ratchet.judge.steps.numerics import judge_losses
 from ratchet.optimize.step.arm import SHRUNK_FACTORY
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.turn.budget import together_s

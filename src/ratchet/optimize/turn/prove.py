@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ratchet.errors import DeadlinePassed
-from ratchet.judge.recipe_trial import time_arms
+from ratchet.judge.steps.recipe_trial import time_arms
 from ratchet.measure.estimate import Floor, aa_floor, compare, summarise
 from ratchet.measure.rounds import FEWEST_ROUNDS
 from ratchet.measure.samples import Sample
@@ -22,7 +22,7 @@ from ratchet.optimize.turn.budget import (
     timed,
     together_s,
 )
-from ratchet.optimize.turn.result import Speedup
+from ratchet.optimize.turn.result import StepSpeedup
 from ratchet.optimize.turn.state import MEMORY_SHARE, Turn
 
 TWIN = "twin"
@@ -57,13 +57,13 @@ class Proof:
     def timed(self, *roles: str) -> bool:
         return all(role in self.arms for role in roles)
 
-    def speedup(self, baseline: str, new: str) -> Speedup:
+    def speedup(self, baseline: str, new: str) -> StepSpeedup:
         if self.arms[baseline].key() == self.arms[new].key():
-            return Speedup(ratio=1.0, low=1.0, high=1.0, answer="equivalent")
+            return StepSpeedup(ratio=1.0, low=1.0, high=1.0, answer="equivalent")
         found = compare(self.samples, baseline=baseline, new=new, floor=self.floor)
         enough = self.launches_of(baseline, new) >= min(self.asked, LEAST_LAUNCHES)
         answer = found.answer if enough else "undecided"
-        return Speedup(ratio=found.ratio, low=found.low, high=found.high, answer=answer)
+        return StepSpeedup(ratio=found.ratio, low=found.low, high=found.high, answer=answer)
 
     def is_faster(self, new: str, than: str) -> bool:
         """Return True if this run proves that `new` is faster than `than`."""

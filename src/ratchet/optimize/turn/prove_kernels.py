@@ -9,9 +9,9 @@ from typing import Any
 
 from ratchet.errors import CompilerMissing, DeadlinePassed
 from ratchet.graph.capture import CapturedSite, problems_for
-from ratchet.judge.arms import ArmProcess
-from ratchet.judge.kernel_trial import KernelJudge
 from ratchet.judge.revision import revision
+from ratchet.judge.steps.arms import ArmProcess
+from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.cpp import find_compiler
 from ratchet.kernels.library import LIBRARY

@@ -12,11 +12,11 @@ Basis = Literal["alone", "bundle", "rival"]
 ArmKey = Literal["as_written", "best_compile", "best_compile_same", "same_arithmetic", "ratchet"]
 
 
-class _Model(BaseModel):
+class _Result(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Speedup(_Model):
+class StepSpeedup(_Result):
     """Baseline time over new time, with its interval and the answer in words."""
 
     ratio: float
@@ -25,7 +25,7 @@ class Speedup(_Model):
     answer: Literal["faster", "slower", "equivalent", "undecided"]
 
 
-class ArmResult(_Model):
+class ArmResult(_Result):
     """One way of running the step, as the final paired run timed it."""
 
     key: ArmKey
@@ -40,7 +40,7 @@ class ArmResult(_Model):
     config: dict[str, Any]
 
 
-class Rival(_Model):
+class Rival(_Result):
     """One torch.compile mode that was tried as a baseline."""
 
     title: str
@@ -50,7 +50,7 @@ class Rival(_Model):
     reason: str = ""
 
 
-class Change(_Model):
+class Change(_Result):
     """One lever or kernel: its effect, and the reason why it was kept or dropped."""
 
     name: str
@@ -73,7 +73,7 @@ class Change(_Model):
     """Upper bound, from the profile, of the seconds of a step it could win; None if unknown."""
 
 
-class OpTime(_Model):
+class OpTime(_Result):
     """One operator's share of a step."""
 
     name: str
@@ -86,7 +86,7 @@ class OpTime(_Model):
     """The roofline bound at measured ceilings; None if the work is unknown."""
 
 
-class IdentityResult(_Model):
+class IdentityResult(_Result):
     """The time of one step, split so that the parts sum to the window."""
 
     window_s: float
@@ -96,7 +96,7 @@ class IdentityResult(_Model):
     idle_s: float
 
 
-class FindingResult(_Model):
+class FindingResult(_Result):
     """A possible gain found in the trace, and the levers that try it."""
 
     name: str
@@ -107,7 +107,7 @@ class FindingResult(_Model):
     remedy: str
 
 
-class StepProfile(_Model):
+class StepProfile(_Result):
     """One step's time by operator, most expensive first."""
 
     total_s: float
@@ -123,7 +123,7 @@ class StepProfile(_Model):
     """
 
 
-class CategoryLimit(_Model):
+class CategoryLimit(_Result):
     """One category's part of a step, in seconds of an unprofiled step."""
 
     category: str
@@ -136,7 +136,7 @@ class CategoryLimit(_Model):
     """`time_s - least_s`."""
 
 
-class StepLimit(_Model):
+class StepLimit(_Result):
     """The gap between one way of running the step and this machine's limit.
 
     The bound is the sum of each operator's roofline at the measured ceilings, in this step's
@@ -155,7 +155,7 @@ class StepLimit(_Model):
     """The categories, those with the most time to win first."""
 
 
-class Omission(_Model):
+class Omission(_Result):
     """Something that the turn left out, and the reason."""
 
     what: str
@@ -165,7 +165,7 @@ class Omission(_Model):
     """False if a measurement ruled it out."""
 
 
-class BudgetUse(_Model):
+class BudgetUse(_Result):
     """The use of the turn's budget, in seconds."""
 
     budget_s: float
@@ -178,39 +178,39 @@ class BudgetUse(_Model):
     omissions: list[Omission]
 
 
-class GradientResult(_Model):
+class GradientResult(_Result):
     passed: bool
     worst_parameter: str
     worst_ratio: float
     detail: str
 
 
-class LossResult(_Model):
+class LossResult(_Result):
     passed: bool
     baseline: list[list[float]] = Field(default_factory=list)
     candidate: list[list[float]] = Field(default_factory=list)
     detail: str
 
 
-class CompileCost(_Model):
+class CompileCost(_Result):
     """The cost of the recipe's longer start, and the steps that recover it."""
 
     extra_setup_s: float
     pays_after_steps: int | None
 
 
-class Paste(_Model):
+class Paste(_Result):
     apply: list[str]
     undo: list[str]
 
 
-class Paths(_Model):
+class Paths(_Result):
     recipe: str
     result: str
     report: str
 
 
-class OptimizeResult(_Model):
+class OptimizeResult(_Result):
     """The whole result of `ratchet optimize`."""
 
     workload: str
@@ -223,7 +223,7 @@ class OptimizeResult(_Model):
     duration_s: float
     resumed: bool
     arms: list[ArmResult]
-    speedup: dict[str, Speedup]
+    speedup: dict[str, StepSpeedup]
     floor: dict[str, float]
     best_compile: str
     rivals: list[Rival]

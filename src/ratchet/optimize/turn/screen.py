@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from ratchet.errors import DeadlinePassed, RatchetError
-from ratchet.judge.numerics import judge_gradients
+from ratchet.judge.steps.numerics import judge_gradients
 from ratchet.measure.estimate import compare
 from ratchet.measure.rounds import FEWEST_ROUNDS, run_rounds
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.turn.budget import MARGIN, WARMUP_STEPS, together_s
+from ratchet.optimize.turn.result import GradientResult
 from ratchet.optimize.turn.state import Turn
 
 SCREEN_S = 10.0
@@ -25,18 +26,18 @@ HOPELESS, HOPELESS_ROUNDS = 4.0, 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Screening:
+class LeverScreening:
     """The result of one launch of a challenger against the incumbent."""
 
     passed: bool
     """True if it started and its gradients are right; says nothing about speed."""
-    reason: str
-    ratio: float
-    low: float
-    high: float
-    answer: str
-    step_time_s: float
-    setup_s: float
+    reason: str = ""
+    ratio: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    answer: str = "undecided"
+    step_time_s: float = 0.0
+    setup_s: float = 0.0
     worst_parameter: str = ""
     worst_ratio: float = 0.0
     incumbent_step_s: float = 0.0
@@ -54,17 +55,7 @@ class Oracle:
     allowed: Candidate
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GradientAnswer:
-    """The gradient check's result for a candidate."""
-
-    passed: bool
-    detail: str
-    worst_parameter: str
-    worst_ratio: float
-
-
-def check_gradients(turn: Turn, candidate: Candidate, oracle: Oracle) -> GradientAnswer:
+def check_gradients(turn: Turn, candidate: Candidate, oracle: Oracle) -> GradientResult:
     """Check a candidate's first-step gradients against the oracle's; remembered in the ledger."""
 
     def compute() -> dict[str, object]:
@@ -73,14 +64,9 @@ def check_gradients(turn: Turn, candidate: Candidate, oracle: Oracle) -> Gradien
             baseline=_gradients(turn, oracle.allowed),
             candidate=_gradients(turn, candidate),
         )
-        return {
-            "passed": check.passed,
-            "detail": check.detail,
-            "worst_parameter": check.worst_parameter,
-            "worst_ratio": check.worst_ratio,
-        }
+        return {name: getattr(check, name) for name in GradientResult.model_fields}
 
-    return GradientAnswer(**turn.memo("gradients", gradients_key(candidate, oracle), compute))
+    return GradientResult(**turn.memo("gradients", gradients_key(candidate, oracle), compute))
 
 
 def gradients_key(candidate: Candidate, oracle: Oracle) -> str:
@@ -90,14 +76,16 @@ def gradients_key(candidate: Candidate, oracle: Oracle) -> str:
 
 def screen(
     turn: Turn, incumbent: Candidate, challenger: Candidate, oracle: Oracle | None
-) -> Screening:
+) -> LeverScreening:
     """Check a challenger's gradients, then time it beside the incumbent; remembered in the ledger.
 
     Raises DeadlinePassed if the current stage ends first.
     """
     key = _key(incumbent, challenger, oracle)
-    payload = turn.memo("screening", key, lambda: _screen(turn, incumbent, challenger, oracle))
-    screening = Screening(**payload)
+    payload = turn.memo(
+        "screening", key, lambda: asdict(_screen(turn, incumbent, challenger, oracle))
+    )
+    screening = LeverScreening(**payload)
     if not turn.is_live(challenger):
         turn.learn_setup(challenger)
     turn.costs.note_step(challenger, screening.step_time_s)
@@ -155,7 +143,7 @@ def _key(incumbent: Candidate, challenger: Candidate, oracle: Oracle | None) -> 
 
 def _screen(
     turn: Turn, incumbent: Candidate, challenger: Candidate, oracle: Oracle | None
-) -> dict[str, object]:
+) -> LeverScreening:
     turn.live(incumbent)
     try:
         arm = turn.live(challenger)
@@ -163,13 +151,14 @@ def _screen(
         raise
     except RatchetError as error:
         turn.drop(challenger)
-        return _failed(str(error))
+        return LeverScreening(passed=False, reason=str(error))
     worst = ("", 0.0)
     if oracle is not None:
         check = check_gradients(turn, challenger, oracle)
         if not check.passed:
             turn.drop(challenger)
-            return _failed(f"gradients: {check.detail}", setup_s=turn.setup_s(challenger))
+            reason = f"gradients: {check.detail}"
+            return LeverScreening(passed=False, reason=reason, setup_s=turn.setup_s(challenger))
         worst = (check.worst_parameter, check.worst_ratio)
     base = turn.live(incumbent)
     arm = turn.live(challenger)
@@ -185,23 +174,22 @@ def _screen(
         enough=lambda: turn.elapsed_s >= ends_s,
     )
     found = compare(samples, baseline=base.name, new=arm.name, floor=None)
-    times = {
-        name: [sample.wall_time_s for sample in samples if sample.arm == name]
-        for name in (base.name, arm.name)
-    }
-    return {
-        "passed": True,
-        "reason": "",
-        "ratio": found.ratio,
-        "low": found.low,
-        "high": found.high,
-        "answer": found.answer,
-        "step_time_s": float(np.median(times[arm.name])),
-        "incumbent_step_s": float(np.median(times[base.name])),
-        "setup_s": turn.setup_s(challenger),
-        "worst_parameter": worst[0],
-        "worst_ratio": worst[1],
-    }
+
+    def median_s(name: str) -> float:
+        return float(np.median([one.wall_time_s for one in samples if one.arm == name]))
+
+    return LeverScreening(
+        passed=True,
+        ratio=found.ratio,
+        low=found.low,
+        high=found.high,
+        answer=found.answer,
+        step_time_s=median_s(arm.name),
+        incumbent_step_s=median_s(base.name),
+        setup_s=turn.setup_s(challenger),
+        worst_parameter=worst[0],
+        worst_ratio=worst[1],
+    )
 
 
 def rounds_for(incumbent_s: float, challenger_s: float, budget_s: float) -> int:
@@ -221,16 +209,3 @@ def _gradients(turn: Turn, candidate: Candidate) -> Path:
         turn.live(candidate)
         turn.drop(candidate)
     return path
-
-
-def _failed(reason: str, setup_s: float = 0.0) -> dict[str, object]:
-    return {
-        "passed": False,
-        "reason": reason,
-        "ratio": 0.0,
-        "low": 0.0,
-        "high": 0.0,
-        "answer": "undecided",
-        "step_time_s": 0.0,
-        "setup_s": setup_s,
-    }

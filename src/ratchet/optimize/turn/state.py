@@ -17,7 +17,7 @@ from typing import Any
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.probe import Device
 from ratchet.errors import DeadlinePassed, RatchetError
-from ratchet.judge.arms import ArmProcess, ArmSpec
+from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.optimize.step import allocators
 from ratchet.optimize.step.arm import FACTORY

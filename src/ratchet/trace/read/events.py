@@ -61,29 +61,28 @@ class Arguments(WorkArguments, frozen=True, gc=False):
 NO_ARGUMENTS = Arguments()
 
 
-class Event(Struct, frozen=True, gc=False):
-    """Any event; times are kept as the bytes of their digits."""
+class _Timed(Struct, frozen=True, gc=False):
+    """The fields of an event with a duration; times are kept as the bytes of their digits."""
 
-    ph: Any = ""
     cat: Any = ""
     name: Any = ""
     pid: Any = ""
     tid: Any = ""
     ts: Raw = NOTHING
     dur: Raw = NOTHING
+
+
+class Event(_Timed, frozen=True, gc=False):
+    """Any event."""
+
+    ph: Any = ""
     args: Arguments | None = None
 
 
-class WorkEvent(Struct, frozen=True, gc=False, tag_field="ph", tag="X"):
+class WorkEvent(_Timed, frozen=True, gc=False, tag_field="ph", tag="X"):
     """An event with a duration."""
 
     ph: ClassVar[str] = "X"
-    cat: Any = ""
-    name: Any = ""
-    pid: Any = ""
-    tid: Any = ""
-    ts: Raw = NOTHING
-    dur: Raw = NOTHING
     args: WorkArguments | None = None
 
 

@@ -1,0 +1,59 @@
+"""List which of a suite's problems the generator takes, and which op stops each other one.
+
+    python benchmarks/generator_coverage.py [--suite training] [--like PATTERN] [--compile]
+
+The last line is JSON: `problems`, `covered`, `uncovered_ops`. `--compile` also compiles each
+kernel's default schedule (it is not run).
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import time
+from collections import Counter
+
+from ratchet.authors.generator import space_for
+from ratchet.authors.generator.form import UnsupportedOp
+from ratchet.errors import RatchetError
+from ratchet.kernels.languages.cpp import compile_kernel
+from ratchet.kernels.suites import load_suite
+
+
+def main() -> None:
+    """Print a line for each problem, then the counts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--suite", default="training")
+    parser.add_argument("--like", default="*")
+    parser.add_argument("--compile", action="store_true")
+    asked = parser.parse_args()
+    problems = [one for one in load_suite(asked.suite) if fnmatch.fnmatch(one.name, asked.like)]
+    covered = 0
+    stopped: Counter[str] = Counter()
+    for problem in problems:
+        began = time.monotonic()
+        try:
+            space = space_for(problem.at("cpu", "ci"))
+            kernel = space.kernel(space.first()[0])
+            if asked.compile:
+                compile_kernel(kernel)
+            covered += 1
+            said = "covered"
+        except UnsupportedOp as error:
+            stopped[error.op] += 1
+            said = f"{error.op}: {error}"
+        except RatchetError as error:
+            stopped["does not compile"] += 1
+            said = str(error)[:300]
+        print(f"{problem.name:40s} {time.monotonic() - began:5.1f} s  {said}", flush=True)
+    answer = {
+        "problems": len(problems),
+        "covered": covered,
+        "uncovered_ops": dict(stopped.most_common()),
+    }
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""The words that authors and a writing run share: proposal, answer, progress, author, space."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Final, Literal, Protocol
+
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Problem
+
+Schedule = tuple[tuple[str, str], ...]
+"""Names and values of a kernel's choices, sorted by name; the values are texts."""
+
+Stage = Literal["screened", "judged"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proposal:
+    """A kernel that an author wants judged."""
+
+    kernel: Kernel
+    author: str
+    parents: tuple[str, ...] = ()
+    """Hashes of the kernels that it came from."""
+    note: str = ""
+    """One line: what is new in it."""
+    schedule: Schedule = ()
+    features: tuple[float, ...] = ()
+    """Of the problem, then of the schedule, for a cost model; empty if the author has none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """The judge's answer on one proposal, by screening or by a full verdict."""
+
+    proposal: Proposal
+    stage: Stage
+    status: str
+    """`screened`, or a status of a verdict: `proven`, `correct`, `wrong`, ..."""
+    reason: str
+    ratio: float | None = None
+    """Reference time over the kernel's time; None if it was not timed."""
+    low: float | None = None
+    high: float | None = None
+    """Ends of the ratio's confidence interval."""
+    evidence: tuple[str, ...] = ()
+    """Checks that failed, one line each, as an author may read them."""
+    after_s: float = 0.0
+    """Seconds from the start of the run to this answer."""
+    time_s: float | None = None
+    """Seconds that a call of the kernel took, where it was timed."""
+    rung: int = 0
+    """How often it was screened before."""
+    static_rank: tuple[float, ...] = ()
+    """Smaller is better: the order among kernels that cannot be timed here."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """One problem's run so far, as every author sees it."""
+
+    problem: Problem
+    answers: list[Answer] = field(default_factory=list)
+
+    @property
+    def best(self) -> Answer | None:
+        """Return the right answer with the highest ratio; None while there is none."""
+        right = [one for one in self.answers if one.status in RIGHT and one.ratio is not None]
+        return max(right, key=lambda one: one.ratio or 0.0, default=None)
+
+
+SEARCH: Final = "search"
+COMPILER: Final = "compiler"
+"""Names of authors that a run treats by name."""
+
+RIGHT = ("proven", "correct", "screened")
+FAILED = ("wrong", "cheating", "crashed", "timed_out", "refused")
+"""Statuses that take a kernel out of a run."""
+
+
+class Author(Protocol):
+    """Proposes kernels. An author is never trusted."""
+
+    @property
+    def name(self) -> str:
+        """Return the author's name in the ledger and on pages."""
+        ...
+
+    def propose(self, progress: Progress, count: int) -> list[Proposal]:
+        """Return up to `count` new proposals; none if the author has nothing left to say."""
+        ...
+
+
+class Space(Protocol):
+    """The schedules that one problem's generated kernels can have."""
+
+    def first(self) -> list[Schedule]:
+        """Return the schedules to try first, the most promising first."""
+        ...
+
+    def draw(self, source: random.Random) -> Schedule:
+        """Return a schedule at random."""
+        ...
+
+    def change(self, schedule: Schedule, source: random.Random) -> Schedule:
+        """Return a neighbour of `schedule`: one choice is another."""
+        ...
+
+    def features(self, schedule: Schedule) -> tuple[float, ...]:
+        """Return numbers for a cost model: of the problem first, then of the schedule."""
+        ...
+
+    def kernel(self, schedule: Schedule) -> Kernel:
+        """Return the kernel that `schedule` gives."""
+        ...

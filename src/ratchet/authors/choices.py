@@ -1,0 +1,113 @@
+"""The choices of a call to `write`, from the command line's text. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from ratchet.authors.result import AUTHORS, LANGUAGES, AgentChoice, Reuse, WritingRequest
+from ratchet.errors import RatchetError
+from ratchet.judge.options import parse_device, parse_time_limit_s
+from ratchet.kernels.kernel import Language
+
+SHORTEST_BUDGET_S: Final = 20.0
+SEARCHES: Final = ("evolution", "optuna", "random")
+LARGEST_SEED: Final = 2**32 - 1
+
+
+def make_request(
+    *,
+    budget: str,
+    language: str | None = None,
+    authors: str | None = None,
+    search: str = "evolution",
+    agent: AgentChoice | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    resume: bool = False,
+    fresh: bool = False,
+    against_compile: bool = False,
+    candidates: int | None = None,
+) -> WritingRequest:
+    """Return the request that the texts of a command line make.
+
+    Raises:
+        RatchetError: a value that an option cannot have.
+    """
+    chosen = agent or AgentChoice()
+    if resume and fresh:
+        raise RatchetError("--resume continues a run and --fresh begins one: give one of them")
+    return WritingRequest(
+        budget_s=parse_budget_s(budget),
+        seed=_seed(seed),
+        authors=parse_authors(authors, has_agent=bool(chosen.model or chosen.replay)),
+        language=_language(language),
+        device=parse_device(device),
+        search=_one_of("search", search, SEARCHES),
+        agent=_agent(chosen),
+        resume=resume,
+        reuse=_reuse(fresh),
+        against_compile=against_compile,
+        candidates=candidates,
+    )
+
+
+def parse_budget_s(text: str) -> float:
+    """Return the seconds of `60s`, `10m` or `1h`."""
+    try:
+        seconds = parse_time_limit_s(text)
+    except RatchetError as error:
+        raise RatchetError(f"budget {text!r} is not a duration: write 60s or 10m") from error
+    if seconds < SHORTEST_BUDGET_S:
+        raise RatchetError(
+            f"budget {text!r} is under {SHORTEST_BUDGET_S:.0f} s, too short for a search and a "
+            f"verdict: give at least {SHORTEST_BUDGET_S:.0f}s"
+        )
+    return seconds
+
+
+def parse_authors(text: str | None, *, has_agent: bool) -> tuple[str, ...]:
+    """Return the authors of a comma-separated list; by default all, the agent if it has a model."""
+    if text is None:
+        return tuple(one for one in AUTHORS if one != "agent" or has_agent)
+    names = [one for one in re.split(r"[,\s]+", text.strip()) if one]
+    for name in names:
+        _one_of("author", name, AUTHORS)
+    if not names:
+        raise RatchetError(f"--authors names none: use some of {', '.join(AUTHORS)}")
+    if "agent" in names and not has_agent:
+        raise RatchetError("the author agent needs a model: give --model, or --replay RUN")
+    return tuple(dict.fromkeys(names))
+
+
+def _agent(chosen: AgentChoice) -> AgentChoice:
+    if chosen.base_url and not chosen.model:
+        raise RatchetError("--base-url names an endpoint without a model: give --model too")
+    if chosen.model and chosen.replay:
+        raise RatchetError("--replay needs no model: leave --model out")
+    return chosen
+
+
+def _language(given: str | None) -> Language | None:
+    if given is None:
+        return None
+    found = next((one for one in LANGUAGES if one == given), None)
+    if found is None:
+        raise RatchetError(f"unknown language {given!r}: use one of {', '.join(LANGUAGES)}")
+    return found
+
+
+def _reuse(fresh: bool) -> Reuse:
+    return "never" if fresh else "same budget"
+
+
+def _seed(seed: int) -> int:
+    if not 0 <= seed <= LARGEST_SEED:
+        raise RatchetError(f"seed {seed} is out of range: give one from 0 to {LARGEST_SEED}")
+    return seed
+
+
+def _one_of(what: str, given: str, known: tuple[str, ...]) -> str:
+    if given not in known:
+        raise RatchetError(f"unknown {what} {given!r}: use one of {', '.join(known)}")
+    return given

@@ -1,0 +1,125 @@
+"""The judge, as a writing run asks it: estimates that are not kept, and verdicts that are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from ratchet.authors.search.static_rank import static_rank, static_words
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Problem
+from ratchet.ledger.verdicts import JudgedKernel, RecordedJudge, Terms
+
+if TYPE_CHECKING:
+    from ratchet.judge.verdict import Screening
+
+NOT_SCREENED: Final = ("triton",)
+"""Languages whose estimate is a verdict that is not kept."""
+TRIED_S: Final = 30.0
+"""Time limit of such a verdict."""
+RIGHT: Final = ("proven", "correct")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """The judge's estimate of a kernel before a verdict; never a proof."""
+
+    kernel_hash: str
+    status: str
+    reason: str
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    time_s: float | None = None
+    static_rank: tuple[float, ...] = ()
+    """Smaller is better; only of kernels that cannot be timed here."""
+    evidence: tuple[str, ...] = ()
+
+
+class Court(Protocol):
+    """The judge, as a run asks it."""
+
+    def estimate(
+        self,
+        problem: Problem,
+        kernels: Sequence[Kernel],
+        *,
+        best: Kernel | None,
+        time_limit_s: float,
+        device: str,
+    ) -> Sequence[Estimate]:
+        """Return an estimate for each kernel, in their order."""
+        ...
+
+    def judge(self, kernel: Kernel, problem: Problem, terms: Terms) -> JudgedKernel:
+        """Return a full verdict, and keep it."""
+        ...
+
+
+class RecordedCourt:
+    """A court that keeps its verdicts in the ledger."""
+
+    def __init__(self, judge: RecordedJudge) -> None:
+        self._judge = judge
+
+    def judge(self, kernel: Kernel, problem: Problem, terms: Terms) -> JudgedKernel:
+        """Return a verdict: one that the ledger holds, if it answers, or a new one."""
+        known = self._judge.known(kernel, problem, terms)
+        return known or self._judge.judge(kernel, problem, terms)
+
+    def estimate(
+        self,
+        problem: Problem,
+        kernels: Sequence[Kernel],
+        *,
+        best: Kernel | None,
+        time_limit_s: float,
+        device: str,
+    ) -> Sequence[Estimate]:
+        """Return an estimate for each kernel; see `Court.estimate`."""
+        screened = [one for one in kernels if one.language not in NOT_SCREENED]
+        beside = best if best is not None and best.language not in NOT_SCREENED else None
+        found = {}
+        if screened:
+            answers = self._judge.screen(problem, screened, best=beside, time_limit_s=time_limit_s)
+            found = {one.kernel_hash: _estimate(one) for one in answers}
+        for one in kernels:
+            if one.language in NOT_SCREENED:
+                found[one.hash] = self._tried(one, problem, min(time_limit_s, TRIED_S), device)
+        return [found[one.hash] for one in kernels]
+
+    def _tried(
+        self, kernel: Kernel, problem: Problem, time_limit_s: float, device: str
+    ) -> Estimate:
+        """Return an estimate from a verdict that is not kept: its luck is the search's."""
+        verdict = self._judge.try_out(kernel, problem, time_limit_s=time_limit_s, device=device)
+        speedup = verdict.speedup.vs_reference
+        rank = static_rank(verdict.static) if speedup is None else ()
+        right = verdict.status in RIGHT
+        words = static_words(rank) if len(rank) == 3 else verdict.reason
+        return Estimate(
+            kernel_hash=kernel.hash,
+            status="screened" if right else verdict.status,
+            reason=words if right else verdict.reason,
+            ratio=None if speedup is None else speedup.ratio,
+            low=None if speedup is None else speedup.low,
+            high=None if speedup is None else speedup.high,
+            static_rank=rank if right else (),
+            evidence=tuple(
+                f"{one.check}: {one.detail}" for one in verdict.evidence if one.passed is False
+            ),
+        )
+
+
+def _estimate(screening: Screening) -> Estimate:
+    return Estimate(
+        kernel_hash=screening.kernel_hash,
+        status=screening.status,
+        reason=screening.reason,
+        ratio=screening.ratio,
+        low=screening.low,
+        high=screening.high,
+        time_s=screening.time_s,
+        evidence=tuple(screening.evidence),
+    )

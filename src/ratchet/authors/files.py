@@ -1,0 +1,87 @@
+"""Files of a writing run: the kernel, result.json and report.html in one folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from ratchet.authors.result import WritingResult
+from ratchet.errors import RatchetError
+from ratchet.files import why_not_new_folder
+
+if TYPE_CHECKING:
+    from ratchet.authors.shares import WorkloadWriting
+
+ENDINGS: Final = {"cpp": ".cpp", "hip": ".hip"}
+"""Every other language is Python's."""
+Render = Callable[[WritingResult], str]
+
+
+def default_out(problem: str) -> Path:
+    """Return the folder of a problem's files: `ratchet-write/<problem>`."""
+    slug = re.sub(r"[^A-Za-z0-9_.]+", "-", problem).strip("-.")[:80]
+    return Path("ratchet-write") / (slug or "unnamed")
+
+
+def check_out(out: Path) -> None:
+    """Make the folder.
+
+    Raises:
+        RatchetError: it cannot be made.
+    """
+    if why := why_not_new_folder(out):
+        raise RatchetError(f"--out {out} {why}: name a folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RatchetError(
+            f"{str(out)!r} cannot be created ({error.strerror}): give another folder with --out"
+        ) from error
+
+
+def write_page(result: WritingResult, out: Path, render: Render) -> Path:
+    """Write report.html; a browser that reloads it meanwhile sees the old one or the new one."""
+    path = out / "report.html"
+    _replace(path, render(result))
+    return path
+
+
+def write_files(result: WritingResult, out: Path, render: Render) -> dict[str, str]:
+    """Write the files of a run that has ended; return the paths by kind.
+
+    The kernel is written only if it is proven. One of an earlier run stays otherwise.
+    """
+    paths: dict[str, Path] = {}
+    if result.best is not None and result.status == "proven":
+        paths["kernel"] = out / f"kernel{ENDINGS.get(result.best.language, '.py')}"
+        _replace(paths["kernel"], result.best.source)
+    paths["result"] = out / "result.json"
+    _replace(paths["result"], json.dumps(result.to_json(), indent=1))
+    paths["page"] = write_page(result, out, render)
+    return {kind: str(path) for kind, path in paths.items()}
+
+
+def write_summary(result: WorkloadWriting, out: Path) -> dict[str, str]:
+    """Write result.json of a workload's run beside its problems' folders; return its path."""
+    path = out / "result.json"
+    _replace(path, json.dumps(msgspec.to_builtins(result), indent=1))
+    return {"result": str(path), "kernels": str(out / "*" / "kernel.*")}
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file whole: it never exists half written."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise RatchetError(
+            f"{str(path)!r} cannot be written ({error.strerror}): give another folder with --out"
+        ) from error

@@ -1,0 +1,327 @@
+"""C++ for the value of a node at an index: temporaries in nested scopes.
+
+A temporary goes into the outermost scope that has all that it needs, so what does not change in a
+loop is computed before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from ratchet.authors.generator.build import class_of
+from ratchet.authors.generator.extent import Extent, flattened, named
+from ratchet.authors.generator.form import (
+    Choice,
+    Constant,
+    Map,
+    Node,
+    Position,
+    Shape,
+    UnsupportedOp,
+    View,
+)
+from ratchet.authors.generator.fusion import Index
+
+INFIX: Final = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+}
+LOGIC: Final = {"and": "&", "or": "|", "xor": "^"}
+STORED: Final = {
+    "float32": "float",
+    "float64": "double",
+    "int64": "int64_t",
+    "int32": "int32_t",
+    "int8": "int8_t",
+    "uint8": "uint8_t",
+    "bool": "uint8_t",
+    "bfloat16": "uint16_t",
+    "float16": "uint16_t",
+    "float8_e4m3fn": "uint8_t",
+    "float8_e5m2": "uint8_t",
+}
+CODES: Final = {
+    "bfloat16": "bf16",
+    "float16": "f16",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+}
+COSTLY: Final = frozenset(
+    [
+        "exp",
+        "exp2",
+        "log",
+        "log2",
+        "log1p",
+        "expm1",
+        "tanh",
+        "sigmoid",
+        "erf",
+        "erfc",
+        "sin",
+        "cos",
+        "pow",
+        "div",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buffer:
+    """Memory of one node: an input, an output or scratch."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    strided: bool
+
+    def address(self, index: Index) -> Extent:
+        """Return the element's number from the first one."""
+        if not self.strided:
+            return flattened(index, self.shape)
+        total = flattened((), ())
+        for place, one in enumerate(index):
+            total = total + one * named(f"{self.name}_s{place}")
+        return total
+
+
+@dataclass
+class LoopScope:
+    """Lines of C++ and the values that they define."""
+
+    lines: list[str] = field(default_factory=list)
+    values: dict[tuple[Node, Index], str] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    fixed: bool = False
+    """Nothing that is computed inside may move out: the index may lie outside of a tensor."""
+
+
+class Evaluator:
+    """Writes the values of nodes as temporaries into a stack of scopes."""
+
+    def __init__(self, buffers: Mapping[Node, Buffer], *, reciprocal: bool = False) -> None:
+        self.buffers, self.reciprocal = buffers, reciprocal
+        self.scopes: list[LoopScope] = [LoopScope()]
+        self.used: set[str] = set()
+        """Functions of the prelude that the code calls."""
+        self.addresses: list[Extent] = []
+        """Of all loads and stores, to find axes that can be merged."""
+        self.indices: list[Extent] = []
+        """Other uses of loop variables."""
+        self.local: set[Node] = set()
+        """Nodes with memory that the stage computes itself, element by element."""
+        self.floor = 0
+        """The outermost scope for a choice."""
+        self.evaluated: Callable[[Node, Index, str], None] | None = None
+        self.remembered: Callable[[Node, Index], str | None] | None = None
+        self._count = 0
+
+    def fresh(self, kind: str = "v") -> str:
+        """Return a new name."""
+        self._count += 1
+        return f"{kind}{self._count}"
+
+    def push(self, names: Sequence[str] = (), *, fixed: bool = False) -> LoopScope:
+        """Open a scope with its loop variables."""
+        scope = LoopScope(names=set(names), fixed=fixed)
+        self.scopes.append(scope)
+        return scope
+
+    def pop(self) -> LoopScope:
+        """Close the innermost scope."""
+        return self.scopes.pop()
+
+    def depth_of(self, names: frozenset[str] | set[str]) -> int:
+        """Return the innermost scope that defines one of the names."""
+        for depth in range(len(self.scopes) - 1, -1, -1):
+            if self.scopes[depth].fixed or self.scopes[depth].names & names:
+                return depth
+        return 0
+
+    def define(self, dtype_class: str, text: str, needs: frozenset[str] | set[str]) -> str:
+        """Define a temporary as early as what it needs is known; return its name."""
+        scope = self.scopes[self.depth_of(needs)]
+        name = self.fresh()
+        scope.lines.append(f"const {dtype_class} {name} = {text};")
+        scope.names.add(name)
+        return name
+
+    def value(self, node: Node, index: Index) -> str:
+        """Return a temporary or a literal with the node's value at the index."""
+        key = (node, index)
+        for scope in reversed(self.scopes):
+            if key in scope.values:
+                return scope.values[key]
+        name = self._computed(node, index)
+        depth = self.depth_of({name}) if name.isidentifier() else 0
+        self.scopes[depth].values[key] = name
+        return name
+
+    def _computed(self, node: Node, index: Index) -> str:
+        if self.remembered is not None:
+            known = self.remembered(node, index)
+            if known is not None:
+                return known
+        if node in self.buffers and node not in self.local:
+            return self.load(self.buffers[node], index)
+        if isinstance(node, Constant):
+            return literal(node)
+        if isinstance(node, Position):
+            own = node.value.replace(_own(index))
+            self.indices.append(own)
+            return self.define("int64_t", own.text, own.names)
+        if isinstance(node, View):
+            return self._view(node, index)
+        if isinstance(node, Choice):
+            return self._choice(node, index)
+        if isinstance(node, Map):
+            args = [self.value(one, index) for one in node.args]
+            name = self.define(
+                class_of(node.dtype),
+                self._operation(node, args),
+                {a for a in args if a.isidentifier()},
+            )
+            if self.evaluated is not None:
+                self.evaluated(node, index, name)
+            return name
+        raise UnsupportedOp(type(node).__name__.lower(), "inside of another computation")
+
+    def _view(self, node: View, index: Index) -> str:
+        own = _own(index)
+        places: list[Extent] = []
+        for place in node.places:
+            if isinstance(place, Extent):
+                places.append(place.replace(own))
+            else:
+                text = self.value(place, index)
+                if not text.isidentifier():
+                    text = self.define("int64_t", text, frozenset())
+                places.append(named(text))
+        return self.value(node.arg, tuple(places))
+
+    def _choice(self, node: Choice, index: Index) -> str:
+        own = _own(index)
+        conditions = [one.replace(own) for one in node.when]
+        self.indices += conditions
+        names: set[str] = set()
+        for one in (*conditions, *index):
+            names |= one.names
+        depth = max(self.depth_of(names), self.floor)
+        hidden = self.scopes[depth + 1 :]
+        del self.scopes[depth + 1 :]
+        name, kind = self.fresh(), class_of(node.dtype)
+        texts = []
+        for part in (node.arg, node.other):
+            self.push(fixed=True)
+            found = self.value(part, index)
+            texts.append((self.pop().lines, found))
+        (first, left), (second, right) = texts
+        test = " && ".join(f"{one.text} >= 0" for one in conditions)
+        scope = self.scopes[depth]
+        scope.lines.append(f"{kind} {name};")
+        scope.lines.append(f"if ({test}) {{ {' '.join(first)} {name} = {left}; }}")
+        scope.lines.append(f"else {{ {' '.join(second)} {name} = {right}; }}")
+        scope.names.add(name)
+        self.scopes.extend(hidden)
+        return name
+
+    def load(self, buffer: Buffer, index: Index) -> str:
+        """Return a temporary with an element of a buffer."""
+        address = buffer.address(index)
+        self.addresses.append(address)
+        text = f"{buffer.name}[{address.text}]"
+        if buffer.dtype in CODES:
+            text = f"{self.call('from_' + CODES[buffer.dtype])}({text})"
+        elif buffer.dtype == "bool":
+            text = f"{text} != 0"
+        return self.define(class_of(buffer.dtype), text, address.names)
+
+    def store(self, buffer: Buffer, index: Index, value: str) -> str:
+        """Return the statement that stores a value."""
+        address = buffer.address(index)
+        self.addresses.append(address)
+        return f"{buffer.name}[{address.text}] = {self.rounded(buffer.dtype, value)};"
+
+    def rounded(self, dtype: str, value: str) -> str:
+        """Return a value as it is stored."""
+        if dtype in CODES:
+            return f"{self.call('to_' + CODES[dtype])}({value})"
+        return f"({STORED[dtype]})({value})"
+
+    def call(self, function: str) -> str:
+        """Return the name of a function of the prelude."""
+        self.used.add(function)
+        return f"r_{function}"
+
+    def _operation(self, node: Map, args: Sequence[str]) -> str:
+        op, kind = node.op, class_of(node.dtype)
+        if op == "copy":
+            return args[0]
+        if op == "cast":
+            return self._cast(node.args[0].dtype, node.dtype, args[0])
+        if op == "where":
+            return f"{args[0]} ? {args[1]} : {args[2]}"
+        if op == "not":
+            return f"!{args[0]}"
+        if op in LOGIC:
+            return f"({kind})({args[0]} {LOGIC[op]} {args[1]})"
+        if op in INFIX:
+            if op == "div" and kind in ("int64_t", "int32_t"):
+                raise UnsupportedOp("division of whole numbers")
+            if op == "div" and self.reciprocal and self._steady(*args):
+                inverse = self.define(kind, f"1 / {args[1]}", {args[1]})
+                return f"{args[0]} * {inverse}"
+            return f"{args[0]} {INFIX[op]} {args[1]}"
+        if op == "neg":
+            return f"-{args[0]}"
+        if op == "square":
+            return f"{args[0]} * {args[0]}"
+        return f"{self.call(op)}({', '.join(args)})"
+
+    def _steady(self, value: str, divisor: str) -> bool:
+        """Return whether a divisor stays the same while the value changes."""
+        if not (value.isidentifier() and divisor.isidentifier()):
+            return False
+        return self.depth_of({divisor}) < self.depth_of({value})
+
+    def _cast(self, old: str, new: str, value: str) -> str:
+        if new == "bool":
+            return f"{value} != 0"
+        if new in ("int8", "uint8"):
+            return f"(int32_t)({STORED[new]})(int32_t){value}"
+        return f"({class_of(new)}){value}"
+
+
+def _own(index: Index) -> dict[str, Extent]:
+    return dict(zip((f"#{k}" for k in range(len(index))), index, strict=True))
+
+
+def literal(node: Constant) -> str:
+    """Return a constant in C++."""
+    kind, value = class_of(node.dtype), node.value
+    if kind == "bool":
+        return "true" if value else "false"
+    if kind in ("int64_t", "int32_t"):
+        return f"({kind}){int(value)}"
+    number = float(value)
+    if math.isnan(number):
+        text = '__builtin_nanf("")' if kind == "float" else '__builtin_nan("")'
+        return f"({text})"
+    if math.isinf(number):
+        text = "__builtin_inff()" if kind == "float" else "__builtin_inf()"
+        return f"({'-' if number < 0 else ''}{text})"
+    return f"({number!r}f)" if kind == "float" else f"({number!r})"

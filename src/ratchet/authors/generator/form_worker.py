@@ -1,0 +1,19 @@
+"""Traces the reference of a problem's file, in the process that runs such files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ratchet.authors.generator.form import UnsupportedOp
+from ratchet.authors.generator.form_json import form_as_json
+from ratchet.authors.generator.forms import traced_forms
+from ratchet.kernels.problem import Problem
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the `forms` of the request's problem, or the `op` that stops them and `why`."""
+    problem = Problem.from_json(request["problem"])
+    try:
+        return {"forms": [form_as_json(form) for form in traced_forms(problem)]}
+    except UnsupportedOp as error:
+        return {"op": error.op, "why": error.why}

@@ -1,0 +1,319 @@
+"""Decide which nodes get memory, and which of them share a loop nest.
+
+A loop nest (`LoopNest`) runs over the sizes of one shape, sizes of 1 left out. Some of its axes are
+`inner`: a row is what the others, the outer ones, leave. In a row, reductions over the inner axes
+give numbers that later passes over the same row use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ratchet.authors.generator.extent import ONE, ZERO, Extent, named
+from ratchet.authors.generator.form import (
+    Choice,
+    Fold,
+    LoopForm,
+    Map,
+    Matmul,
+    Node,
+    Order,
+    Scan,
+    Scatter,
+    Source,
+    View,
+    axes_of,
+)
+
+Role = Literal["element", "row", "row fold", "column fold", "whole fold", "scan"]
+Index = tuple[Extent, ...]
+
+
+@dataclass(kw_only=True, eq=False)
+class LoopNest:
+    """Nodes that are computed in one loop nest."""
+
+    name: str
+    sizes: tuple[Extent, ...]
+    inner: frozenset[int] | None = None
+    """Axes that a row consists of; None as long as no member decides it."""
+    members: dict[Node, Role] = field(default_factory=dict)
+
+    def index(self, place: int) -> Extent:
+        """Return the loop variable of an axis."""
+        return named(f"{self.name}_{place}", self.sizes[place])
+
+    def axes(self, role: Role) -> tuple[int, ...]:
+        """Return the axes that a member's own dimensions run over."""
+        every = range(len(self.sizes))
+        inner = self.inner or frozenset()
+        if role in ("row", "row fold"):
+            return tuple(place for place in every if place not in inner)
+        if role == "column fold":
+            return tuple(place for place in every if place in inner)
+        return () if role == "whole fold" else tuple(every)
+
+    def place_of(self, shape: Sequence[Extent], axes: Sequence[int]) -> Index:
+        """Return the index of a tensor whose dimensions other than 1 run over `axes`."""
+        waiting = iter(axes)
+        return tuple(ZERO if size == ONE else self.index(next(waiting)) for size in shape)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Alone:
+    """A scatter, a sort or a product: a stage of its own."""
+
+    node: Node
+
+
+Stage = LoopNest | Alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusionPlan:
+    """The stages of a form in order, and the nodes that get memory."""
+
+    stages: tuple[Stage, ...]
+    outputs: tuple[Node, ...]
+    kept: frozenset[Node]
+    """Nodes that get memory, outputs among them."""
+
+
+def planned(form: LoopForm, *, fuse: bool = True) -> FusionPlan:
+    """Return the stages of a form; without `fuse`, every node that gets memory has its own."""
+    outputs = _apart(form.outputs)
+    kept = _kept(outputs)
+    stages: list[Stage] = []
+    home: dict[Node, int] = {}
+    for node in _ordered(outputs):
+        if node not in kept:
+            continue
+        reads = {one for one, _ in reads_of(node, _own_index(node), kept)}
+        first = max((home[one] for one in reads if one in home), default=0)
+        place = _joined(node, stages, first, kept) if fuse else None
+        if place is None:
+            stages.append(_stage_of(node, len(stages)))
+            place = len(stages) - 1
+        home[node] = place
+    return FusionPlan(stages=tuple(stages), outputs=outputs, kept=frozenset(kept))
+
+
+def _apart(outputs: Sequence[Node]) -> tuple[Node, ...]:
+    """Give every output a node of its own that its memory belongs to."""
+    found: list[Node] = []
+    narrow = ("bfloat16", "float16")
+    for node in outputs:
+        alone = isinstance(node, Scatter | Matmul) and node.dtype in narrow
+        if isinstance(node, Source) or node in found or alone:
+            node = Map(shape=node.shape, dtype=node.dtype, op="copy", args=(node,))
+        found.append(node)
+    return tuple(found)
+
+
+def _ordered(outputs: Sequence[Node]) -> list[Node]:
+    return LoopForm(inputs=(), outputs=tuple(outputs), slots=(), scalars=()).nodes()
+
+
+def _kept(outputs: Sequence[Node]) -> set[Node]:
+    kept = set(outputs)
+    for node in _ordered(outputs):
+        if isinstance(node, Fold | Scan | Scatter | Order | Matmul):
+            kept.add(node)
+        operands: tuple[Node, ...] = ()
+        if isinstance(node, Matmul):
+            operands = (node.left, node.right)
+        if isinstance(node, Order):
+            operands = (node.arg,)
+        for operand in operands:
+            base = stripped(operand)[0]
+            if not isinstance(base, Source):
+                kept.add(base)
+    return kept
+
+
+def stripped(node: Node) -> tuple[Node, Index]:
+    """Return the node below affine views, and the index into it for one into `node`."""
+    places: Index = axes_of(node.shape)
+    names = {f"#{k}" for k in range(len(places))}
+    while isinstance(node, View):
+        own = [place for place in node.places if isinstance(place, Extent)]
+        if len(own) != len(node.places):
+            break
+        moved = dict(zip((f"#{k}" for k in range(len(places))), places, strict=True))
+        following = tuple(place.replace(moved) for place in own)
+        if any(_uneven(place, names) for place in following):
+            break
+        node, places = node.arg, following
+    return node, places
+
+
+def _uneven(place: Extent, names: set[str]) -> bool:
+    return any(place.factor_of(name) is None for name in names & place.names)
+
+
+def reads_of(
+    node: Node, index: Index, kept: set[Node] | frozenset[Node]
+) -> list[tuple[Node, Index]]:
+    """Return the nodes with memory that a node reads, with their index; inputs as well.
+
+    Names that begin with @ stand for an index that another tensor holds.
+    """
+    found: list[tuple[Node, Index]] = []
+    seen: set[tuple[Node, Index]] = set()
+    stack = list(_arguments(node, index))
+    while stack:
+        one, place = stack.pop()
+        if (one, place) in seen:
+            continue
+        seen.add((one, place))
+        if isinstance(one, Source) or one in kept:
+            found.append((one, place))
+        else:
+            stack.extend(_arguments(one, place))
+    return found
+
+
+def _arguments(node: Node, index: Index) -> Iterator[tuple[Node, Index]]:
+    if isinstance(node, Map):
+        yield from ((one, index) for one in node.args)
+    elif isinstance(node, Choice):
+        yield node.arg, index
+        yield node.other, index
+    elif isinstance(node, View):
+        own = dict(zip((f"#{k}" for k in range(len(index))), index, strict=True))
+        places: list[Extent] = []
+        for place in node.places:
+            if isinstance(place, Extent):
+                places.append(place.replace(own))
+            else:
+                yield place, index
+                places.append(named(f"@{id(place)}_{hash(index) & 0xFFFFFFFFFFFFFFF}"))
+        yield node.arg, tuple(places)
+    elif isinstance(node, Fold | Scan):
+        yield node.arg, index
+    else:
+        for one in node.inputs:
+            yield one, axes_of(one.shape)
+
+
+def _own_index(node: Node) -> Index:
+    if isinstance(node, Fold):
+        return axes_of(node.arg.shape)
+    return axes_of(node.shape)
+
+
+def dense(shape: Sequence[Extent]) -> tuple[Extent, ...]:
+    """Return the sizes other than 1."""
+    return tuple(size for size in shape if size != ONE)
+
+
+def _stage_of(node: Node, number: int) -> Stage:
+    if isinstance(node, Scatter | Order | Matmul):
+        return Alone(node=node)
+    over = node.arg.shape if isinstance(node, Fold) else node.shape
+    nest = LoopNest(name=f"i{number}", sizes=dense(over))
+    _admit(nest, node)
+    return nest
+
+
+def _joined(node: Node, stages: list[Stage], first: int, kept: set[Node]) -> int | None:
+    """Add a node to the latest nest that can take it; return its place."""
+    if isinstance(node, Scatter | Order | Matmul):
+        return None
+    for place in range(len(stages) - 1, first - 1, -1):
+        stage = stages[place]
+        if isinstance(stage, LoopNest) and _admit(stage, node, kept):
+            return place
+    return None
+
+
+def _admit(nest: LoopNest, node: Node, kept: set[Node] | None = None) -> bool:
+    before = nest.inner
+    for role, inner in _roles(nest, node):
+        nest.inner = inner
+        if kept is None or _aligned(nest, node, role, kept):
+            nest.members[node] = role
+            return True
+    nest.inner = before
+    return False
+
+
+def _roles(nest: LoopNest, node: Node) -> Iterator[tuple[Role, frozenset[int] | None]]:
+    """Yield the roles that a node can have by its shape, with the inner axes that they need."""
+    every = range(len(nest.sizes))
+    if isinstance(node, Fold):
+        if dense(node.arg.shape) != nest.sizes:
+            return
+        reduced = _dense_axes(node)
+        if len(reduced) == len(nest.sizes):
+            yield "whole fold", nest.inner
+            return
+        if nest.inner is not None:
+            if reduced == nest.inner:
+                yield "row fold", nest.inner
+            elif reduced == frozenset(every) - nest.inner:
+                yield "column fold", nest.inner
+            return
+        last = len(nest.sizes) - 1
+        leading = reduced == frozenset(range(len(reduced)))
+        if last not in reduced and leading:
+            yield "column fold", frozenset(every) - reduced
+        else:
+            yield "row fold", reduced
+        return
+    sizes = dense(node.shape)
+    if isinstance(node, Scan):
+        axis = frozenset([_dense_place(node.shape, node.axis)])
+        if sizes == nest.sizes and nest.inner in (None, axis) and node.shape[node.axis] != ONE:
+            yield "scan", axis
+        return
+    if sizes == nest.sizes:
+        yield "element", nest.inner
+        return
+    if nest.inner is not None and sizes == tuple(nest.sizes[k] for k in nest.axes("row")):
+        yield "row", nest.inner
+
+
+def _dense_place(shape: Sequence[Extent], place: int) -> int:
+    return sum(size != ONE for size in shape[:place])
+
+
+def _dense_axes(node: Fold) -> frozenset[int]:
+    shape = node.arg.shape
+    return frozenset(_dense_place(shape, axis) for axis in node.axes if shape[axis] != ONE)
+
+
+def _aligned(nest: LoopNest, node: Node, role: Role, kept: set[Node]) -> bool:
+    """Return whether a node reads members of the nest only where the same row has them."""
+    over = node.arg.shape if isinstance(node, Fold) else node.shape
+    axes = nest.axes("row") if role == "row" else range(len(nest.sizes))
+    for one, index in reads_of(node, nest.place_of(over, tuple(axes)), kept):
+        own = nest.members.get(one)
+        if own is None:
+            continue
+        if own in ("column fold", "whole fold"):
+            return False
+        if index != nest.place_of(one.shape, nest.axes(own)):
+            return False
+        if role == "row" and own in ("element", "scan"):
+            return False
+    return True
+
+
+def passes_of(nest: LoopNest, kept: frozenset[Node]) -> dict[Node, int]:
+    """Return for each member the pass over the row in which it can be computed."""
+    found: dict[Node, int] = {}
+    for node, role in nest.members.items():
+        over = node.arg.shape if isinstance(node, Fold) else node.shape
+        axes = nest.axes("row") if role == "row" else range(len(nest.sizes))
+        level = 0
+        for one, _ in reads_of(node, nest.place_of(over, tuple(axes)), kept):
+            if one in nest.members:
+                later = 1 if nest.members[one] == "row fold" else 0
+                if nest.members[one] == "scan" and role == "scan":
+                    later = 1
+                level = max(level, found[one] + later)
+        found[node] = level
+    return found

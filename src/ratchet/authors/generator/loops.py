@@ -1,0 +1,572 @@
+"""C++ for a loop nest: threads over rows, passes over each row, reductions between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ratchet.authors.generator.build import class_of
+from ratchet.authors.generator.evaluate import COSTLY, STORED, Buffer, Evaluator, LoopScope
+from ratchet.authors.generator.extent import ONE, ZERO, Extent, named, product_of
+from ratchet.authors.generator.foldings import START, Folding, Scratch, folding
+from ratchet.authors.generator.form import Fold, Map, Node, Scan
+from ratchet.authors.generator.fusion import FusionPlan, Index, LoopNest, Role, passes_of
+from ratchet.authors.generator.schedule import Choices
+
+FLUSH: Final = 512
+"""Rows that a column's float32 accumulator takes before it is added to the total."""
+
+
+class NestWriter:
+    """Writes one nest."""
+
+    def __init__(
+        self,
+        nest: LoopNest,
+        plan: FusionPlan,
+        buffers: dict[Node, Buffer],
+        choices: Choices,
+        evaluator: Evaluator,
+        scratch: Scratch,
+        read_elsewhere: frozenset[Node],
+    ) -> None:
+        self.nest, self.plan, self.buffers = nest, plan, buffers
+        self.choices, self.evaluator, self.scratch = choices, evaluator, scratch
+        self.read_elsewhere = read_elsewhere
+        self.passes = passes_of(nest, plan.kept)
+        self.merged: dict[str, Extent] = {}
+        self.variables: list[tuple[Extent, bool]] = []
+        """Loop variables in order, with whether they are inner."""
+        roles = set(nest.members.values())
+        self.rowwise = bool(roles & {"row fold", "column fold", "scan", "row"})
+        inner = nest.inner if self.rowwise and nest.inner is not None else None
+        if inner is None:
+            inner = frozenset([len(nest.sizes) - 1]) if nest.sizes else frozenset()
+        self.inner = inner
+        for flag in (False, True):
+            for place in range(len(nest.sizes)):
+                if (place in inner) == flag:
+                    self.variables.append((nest.index(place), flag))
+        self.lanes = (
+            self.rowwise
+            and len(nest.sizes) - 1 not in inner
+            and roles <= {"row fold", "row", "element"}
+        )
+        """The last axis is no part of a row: neighbouring rows are reduced side by side."""
+        if self.lanes:
+            lane, _ = next(
+                one for one in self.variables if one[0] == nest.index(len(nest.sizes) - 1)
+            )
+            self.variables.remove((lane, False))
+            self.variables.append((lane, True))
+        self.lane_totals: dict[Node, str] = {}
+        self.partner: Extent | None = None
+        """The axis that shares squares with the last one, where an address steps along it."""
+        self.keeps: list[tuple[Node, Index]] = []
+        self.kept_first: dict[tuple[Node, Index], int] = {}
+        self.now = 0
+        self.seen: dict[tuple[Node, Index], set[int]] = {}
+        self.loaded: set[tuple[Node, Index]] = set()
+
+    # --- indices
+
+    def index_of(self, node: Node, role: Role, over: Sequence[Extent]) -> Index:
+        """Return where a member is read or written, in the loop variables after merging."""
+        axes = self.nest.axes("row") if role == "row" else tuple(range(len(self.nest.sizes)))
+        return self._moved(self.nest.place_of(over, axes))
+
+    def own_index(self, node: Node) -> Index:
+        """Return where a member's value goes."""
+        role = self.nest.members[node]
+        return self._moved(self.nest.place_of(node.shape, self.nest.axes(role)))
+
+    def _moved(self, index: Index) -> Index:
+        return tuple(one.replace(self.merged) for one in index)
+
+    def merge(self, addresses: Sequence[Extent], others: Sequence[Extent]) -> None:
+        """Merge neighbouring loop variables that every address steps through alike."""
+        place = 0
+        while place + 1 < len(self.variables):
+            (one, inner), (two, second) = self.variables[place], self.variables[place + 1]
+            lane = self.lanes and place + 2 == len(self.variables)
+            if inner == second and not lane and self._mergeable(one, two, addresses, others):
+                size = _bound(two)
+                joint = named(f"{_name(one)}{_name(two)}", _bound(one) * size)
+                change = {_name(one): joint // size, _name(two): joint % size}
+                self.merged = {
+                    name: value.replace(change) for name, value in self.merged.items()
+                } | change
+                addresses = [address.replace(change) for address in addresses]
+                others = [other.replace(change) for other in others]
+                self.variables[place : place + 2] = [(joint, inner)]
+            else:
+                place += 1
+        if self.choices.tile and not self.rowwise and len(self.variables) > 1:
+            self._pair(addresses)
+
+    def _pair(self, addresses: Sequence[Extent]) -> None:
+        """Find the axis along which neighbours lie in memory where they do not along the last."""
+        last = _name(self.variables[-1][0])
+        for address in addresses:
+            step = address.factor_of(last)
+            if step is None or step in (ZERO, ONE):
+                continue
+            for place, (one, _) in enumerate(self.variables[:-1]):
+                if address.factor_of(_name(one)) == ONE:
+                    self.partner = one
+                    del self.variables[place]
+                    self.variables.insert(-1, (one, True))
+                    return
+
+    def like(self, other: NestWriter) -> None:
+        """Take over another writer's loop variables."""
+        self.merged, self.variables, self.partner = other.merged, other.variables, other.partner
+
+    @staticmethod
+    def _mergeable(
+        one: Extent, two: Extent, addresses: Sequence[Extent], others: Sequence[Extent]
+    ) -> bool:
+        first, second, size = _name(one), _name(two), _bound(two)
+        if any({first, second} & other.names for other in others):
+            return False
+        for address in addresses:
+            coarse, fine = address.factor_of(first), address.factor_of(second)
+            if coarse is None or fine is None or coarse != fine * size:
+                return False
+        return True
+
+    # --- text
+
+    def write(self) -> list[str]:
+        """Return the nest's lines."""
+        evaluator = self.evaluator
+        evaluator.local = {
+            node for node, role in self.nest.members.items() if role in ("element", "row")
+        }
+        stage = LoopScope()
+        evaluator.scopes = [stage]
+        outer = [one for one, inner in self.variables if not inner]
+        tiled = self.lanes or (not self.rowwise and len(self.variables) > len(outer))
+        rows = product_of(_bound(one) for one in outer)
+        names = [_name(one) for one, _ in self.variables]
+        row = evaluator.push(["item", *names[: len(outer)], *(["from", "upto"] if tiled else [])])
+        evaluator.floor = len(evaluator.scopes) - 1
+        evaluator.evaluated, evaluator.remembered = self._evaluated, self._remembered
+        self._passes(row, tiled)
+        self._row_results(row)
+        evaluator.pop()
+        evaluator.evaluated = evaluator.remembered = None
+        evaluator.local = set()
+        body = [*self._decoded(outer, tiled), *row.lines]
+        return self._framed(stage.lines, body, rows, tiled)
+
+    @property
+    def block(self) -> int:
+        """Return how many elements along the last axis one thread takes at a time."""
+        return self.choices.tile if self.partner is not None else self.choices.block
+
+    def _decoded(self, outer: Sequence[Extent], tiled: bool) -> list[str]:
+        lines = []
+        item = "item"
+        if tiled:
+            width = _bound(self.variables[-1][0]).text
+            lines += [
+                f"const int64_t from = (item % blocks) * {self.block};",
+                f"const int64_t upto = whole_min(from + {self.block}, (int64_t){width});",
+            ]
+            if not outer and self.partner is None:
+                return lines
+            lines.append("const int64_t line = item / blocks;")
+            item = "line"
+            if self.partner is not None:
+                side, high = self.choices.tile, _bound(self.partner).text
+                lines += [
+                    f"const int64_t from_2 = (line % squares) * {side};",
+                    f"const int64_t upto_2 = whole_min(from_2 + {side}, (int64_t){high});",
+                ]
+                item = "(line / squares)"
+        rest = ONE
+        for place in range(len(outer) - 1, -1, -1):
+            one = outer[place]
+            text = f"{item} / ({rest.text})" if rest != ONE else item
+            if place:
+                text = f"({text}) % ({_bound(one).text})"
+            lines.append(f"const int64_t {_name(one)} = {text};")
+            rest = rest * _bound(one)
+        return lines
+
+    def _passes(self, row: LoopScope, tiled: bool) -> None:
+        last = max(self.passes.values(), default=0)
+        for level in range(last + 1):
+            self.now = level
+            members = [
+                (node, role)
+                for node, role in self.nest.members.items()
+                if self.passes[node] == level and role != "row"
+            ]
+            if members:
+                self._pass(members, tiled)
+
+    def _pass(self, members: Sequence[tuple[Node, Role]], tiled: bool) -> None:
+        evaluator, row = self.evaluator, self.evaluator.scopes[-1]
+        inner = [one for one, flag in self.variables if flag]
+        folds: list[tuple[Fold, Role, str]] = []
+        sequential = any(role == "scan" for _, role in members)
+        loop = evaluator.push([_name(one) for one in inner])
+        streams: list[tuple[str, Buffer, Index]] = []
+        stores: list[str] = []  # last, since an output may overwrite an input
+        for node, role in members:
+            if isinstance(node, Fold):
+                value = evaluator.value(node.arg, self.index_of(node, role, node.arg.shape))
+                way = folding(node)
+                total = evaluator.fresh("f")
+                self._use(way)
+                if role == "column fold":
+                    place = self._row_place(node)
+                    loop.lines.append(way.add(f"c{self._number(node)}[{place.text}]", value))
+                else:
+                    if self.lanes:
+                        loop.lines.append(way.add(self._lane(total), value))
+                    else:
+                        loop.lines.append(way.add(total, value))
+                    folds.append((node, role, total))
+            elif isinstance(node, Scan):
+                self._scan(node, row.lines, loop.lines)
+            else:
+                index = self.own_index(node)
+                value = evaluator.value(node, index)
+                buffer = self.buffers[node]
+                if self._streamed(buffer, index, tiled):
+                    name = f"o{self._number(node)}"
+                    variable = _name(inner[-1])
+                    stores.append(
+                        f"{name}[{variable} - from] = {evaluator.rounded(buffer.dtype, value)};"
+                    )
+                    streams.append((name, buffer, index))
+                else:
+                    stores.append(evaluator.store(buffer, index, value))
+        loop.lines += stores
+        evaluator.pop()
+        for node, _, total in folds:
+            way = folding(node)
+            if self.lanes:
+                row.lines += [
+                    f"{way.kind} {total}[{self.block}];",
+                    f"for (int64_t k = 0; k < {self.block}; ++k) {total}[k] = {way.start};",
+                ]
+            else:
+                row.lines.append(f"{way.kind} {total} = {way.start};")
+        row.lines += self._stream_buffers(streams)
+        row.lines += self._looped(
+            inner, loop.lines, [(n, t) for n, _, t in folds], sequential, tiled
+        )
+        row.lines += self._stream_out(streams, inner)
+        for node, role, total in folds:
+            row.names.add(total)
+            if self.lanes:
+                self.lane_totals[node] = total
+            elif role == "row fold":
+                row.values[(node, self.own_index(node))] = total
+            else:
+                row.lines.append(folding(node).add(f"g{self._number(node)}", total))
+
+    def _looped(
+        self,
+        inner: Sequence[Extent],
+        body: Sequence[str],
+        folds: Sequence[tuple[Fold, str]],
+        sequential: bool,
+        tiled: bool,
+    ) -> list[str]:
+        if not inner:
+            return ["{", *body, "}"]
+        lines = []
+        for place, one in enumerate(inner):
+            if place == len(inner) - 1 and not sequential:
+                clauses = "".join(
+                    f" reduction({folding(node).operator}:{total})"
+                    for node, total in folds
+                    if not self.lanes
+                )
+                lines.append(f"#pragma omp simd{clauses}")
+            name = _name(one)
+            along = tiled and place == len(inner) - 1
+            first, end = ("from", "upto") if along else ("0", _bound(one).text)
+            if one == self.partner:
+                first, end = "from_2", "upto_2"
+            lines.append(f"for (int64_t {name} = {first}; {name} < {end}; ++{name})")
+        return [*lines, "{", *body, "}"]
+
+    def _scan(self, node: Scan, before: list[str], body: list[str]) -> None:
+        evaluator = self.evaluator
+        index = self.index_of(node, "scan", node.shape)
+        value = evaluator.value(node.arg, index)
+        kind = class_of(node.dtype)
+        total = evaluator.fresh("s")
+        if node.op == "logsumexp":
+            most = evaluator.fresh("m")
+            before.append(f"{kind} {most} = -__builtin_inff(), {total} = 0;")
+            step = evaluator.call("scan_logsumexp")
+            body.append(f"const {kind} {total}_ = {step}({most}, {total}, {value});")
+        else:
+            start = START[(node.op, kind)]
+            before.append(
+                f"{'double' if kind == 'float' and node.op == 'sum' else kind} {total} = {start};"
+            )
+            if node.op == "max":
+                evaluator.call("max")
+                body.append(f"{total} = r_max({total}, {value});")
+            else:
+                body.append(f"{total} {'+' if node.op == 'sum' else '*'}= {value};")
+            body.append(f"const {kind} {total}_ = ({kind}){total};")
+        loop = evaluator.scopes[-1]
+        loop.names.add(f"{total}_")
+        loop.values[(node, index)] = f"{total}_"
+        body.append(evaluator.store(self.buffers[node], index, f"{total}_"))
+
+    def _row_results(self, row: LoopScope) -> None:
+        """Store what has one value for each row."""
+        scope = self.evaluator.push([self._lane_name()]) if self.lanes else row
+        stores: list[str] = []
+        for node, role in self.nest.members.items():
+            wanted = node in self.read_elsewhere or node in self.plan.outputs
+            if role == "row" or (role == "row fold" and wanted):
+                index = self.own_index(node)
+                value = self.evaluator.value(node, index)
+                stores.append(self.evaluator.store(self.buffers[node], index, value))
+        scope.lines += stores
+        if self.lanes:
+            self.evaluator.pop()
+            name = self._lane_name()
+            head = f"for (int64_t {name} = from; {name} < upto; ++{name}) {{"
+            row.lines += ["#pragma omp simd", head, *scope.lines, "}"]
+
+    def _lane_name(self) -> str:
+        return _name(self.variables[-1][0])
+
+    def _lane(self, total: str) -> str:
+        return f"{total}[{self._lane_name()} - from]"
+
+    # --- values kept from one pass to a later one
+
+    def _evaluated(self, node: Node, index: Index, name: str) -> None:
+        if not isinstance(node, Map) or not self._whole_row(index):
+            return
+        key = (node, index)
+        self.seen.setdefault(key, set()).add(self.now)
+        if key in self.keeps:
+            self.kept_first[key] = self.now
+            place = self._linear()
+            self.evaluator.scopes[-1].lines.append(
+                f"k{self.keeps.index(key)}[{place.text}] = {name};"
+            )
+
+    def _remembered(self, node: Node, index: Index) -> str | None:
+        if node in self.lane_totals:
+            kind = folding(node).kind  # type: ignore[arg-type]
+            return self.evaluator.define(
+                kind, self._lane(self.lane_totals[node]), {self._lane_name()}
+            )
+        key = (node, index)
+        if self.kept_first.get(key, self.now) >= self.now:
+            return None
+        self.loaded.add(key)
+        place = self._linear()
+        return self.evaluator.define(
+            class_of(node.dtype), f"k{self.keeps.index(key)}[{place.text}]", place.names
+        )
+
+    def _whole_row(self, index: Index) -> bool:
+        names = {_name(one) for one, inner in self.variables if inner}
+        found: set[str] = set()
+        for one in index:
+            found |= one.names
+        return bool(names) and names <= found and not self.evaluator.scopes[-1].fixed
+
+    def _linear(self) -> Extent:
+        place = ZERO
+        for one, inner in self.variables:
+            if inner:
+                place = place * _bound(one) + one
+        return place
+
+    def candidates(self, which: str) -> list[tuple[Node, Index]]:
+        """Return the values that two passes compute, as a first run saw them."""
+        if self.lanes:
+            return []
+        again = [key for key, levels in self.seen.items() if len(levels) > 1]
+        if which == "all":
+            return again
+        return [key for key in again if isinstance(key[0], Map) and key[0].op in COSTLY]
+
+    # --- the frame
+
+    def _number(self, node: Node) -> int:
+        return list(self.nest.members).index(node)
+
+    def _use(self, way: Folding) -> None:
+        if way.op in ("max", "min"):
+            self.evaluator.call(way.op)
+
+    def _row_place(self, node: Node) -> Extent:
+        place = ZERO
+        for one, inner in self.variables:
+            if inner:
+                place = place * _bound(one) + one
+        return place
+
+    def _streamed(self, buffer: Buffer, index: Index, tiled: bool) -> bool:
+        if not (self.choices.stream and tiled and not buffer.strided) or self.partner is not None:
+            return False
+        if not buffer.name.startswith("y"):
+            return False
+        last = _name(self.variables[-1][0])
+        return buffer.address(index).factor_of(last) == ONE
+
+    def _stream_buffers(self, streams: Sequence[tuple[str, Buffer, Index]]) -> list[str]:
+        return [
+            f"alignas(64) {STORED[buffer.dtype]} {name}[{self.choices.block}];"
+            for name, buffer, _ in streams
+        ]
+
+    def _stream_out(
+        self, streams: Sequence[tuple[str, Buffer, Index]], inner: Sequence[Extent]
+    ) -> list[str]:
+        lines = []
+        for name, buffer, index in streams:
+            start = buffer.address(index).replace({_name(inner[-1]): named("from")})
+            call = self.evaluator.call("stream")
+            lines.append(
+                f"{call}({buffer.name} + {start.text}, {name}, (upto - from) * sizeof({name}[0]));"
+            )
+        return lines
+
+    def _framed(
+        self, before: Sequence[str], body: Sequence[str], rows: Extent, tiled: bool
+    ) -> list[str]:
+        size = product_of(_bound(one) for one, _ in self.variables)
+        lines = ["{", *before]
+        if tiled:
+            block = self.block
+            width = _bound(self.variables[-1][0]).text
+            lines.append(f"const int64_t blocks = ({width} + {block - 1}) / {block};")
+            times = ""
+            if self.partner is not None:
+                side = self.choices.tile
+                high = _bound(self.partner).text
+                lines.append(f"const int64_t squares = ({high} + {side - 1}) / {side};")
+                times = " * squares"
+            lines.append(f"const int64_t items = ({rows.text}) * blocks{times};")
+        else:
+            lines.append(f"const int64_t items = {rows.text};")
+        lines.append(
+            f"const int threads = ({size.text}) < {self.choices.grain} ? 1 : omp_get_max_threads();"
+        )
+        columns = [n for n, role in self.nest.members.items() if role == "column fold"]
+        wholes = [n for n, role in self.nest.members.items() if role == "whole fold"]
+        width_all = product_of(_bound(one) for one, inner in self.variables if inner)
+        span = f"((({width_all.text}) + 63) / 64 * 64)"
+        tag = self.nest.name
+        for node in columns:
+            way = folding(node)  # type: ignore[arg-type]
+            name = f"p{self._number(node)}_{tag}"
+            self.scratch.ask(name, way.kind, f"2 * most_threads * {span}")
+        for node in wholes:
+            way = folding(node)  # type: ignore[arg-type]
+            lines.append(f"{_total(way)} h{self._number(node)}[1024];")
+        for number, (node, _) in enumerate(self.keeps):
+            self.scratch.ask(f"k{number}_{tag}", class_of(node.dtype), f"most_threads * {span}")
+        lines += ["#pragma omp parallel num_threads(threads)", "{"]
+        lines.append("const int64_t thread = omp_get_thread_num(), team = omp_get_num_threads();")
+        for node in columns:
+            way, number = folding(node), self._number(node)  # type: ignore[arg-type]
+            lines += [
+                f"{way.kind}* c{number} = p{number}_{tag} + 2 * thread * {span};",
+                f"{way.kind}* d{number} = c{number} + {span};",
+                f"for (int64_t k = 0; k < {width_all.text}; ++k) "
+                f"c{number}[k] = d{number}[k] = {way.start};",
+            ]
+        for node in wholes:
+            way = folding(node)  # type: ignore[arg-type]
+            lines.append(f"{_total(way)} g{self._number(node)} = {way.start};")
+        for number, (node, _) in enumerate(self.keeps):
+            kind = class_of(node.dtype)
+            lines.append(f"{kind}* __restrict k{number} = k{number}_{tag} + thread * {span};")
+        lines += [
+            "const int64_t low = items * thread / team, high = items * (thread + 1) / team;",
+            "for (int64_t item = low; item < high; ++item) {",
+            *body,
+        ]
+        if columns:
+            lines.append(f"if ((item - low) % {FLUSH} == {FLUSH - 1} || item == high - 1) {{")
+            for node in columns:
+                lines += self._flushed(node, width_all)
+            lines.append("}")
+        lines.append("}")
+        for node in wholes:
+            lines.append(f"h{self._number(node)}[thread] = g{self._number(node)};")
+        if wholes or columns:
+            lines.append("if (thread == 0) used_threads = team;")
+        lines.append("}")
+        for node in wholes:
+            lines += self._whole_result(node)
+        for node in columns:
+            lines += self._column_result(node, width_all, span)
+        lines.append("}")
+        return lines
+
+    def _flushed(self, node: Node, width: Extent) -> list[str]:
+        way, number = folding(node), self._number(node)  # type: ignore[arg-type]
+        return [
+            "#pragma omp simd",
+            f"for (int64_t k = 0; k < {width.text}; ++k) {{",
+            way.add(f"d{number}[k]", f"c{number}[k]"),
+            f"c{number}[k] = {way.start}; }}",
+        ]
+
+    def _whole_result(self, node: Node) -> list[str]:
+        way, number = folding(node), self._number(node)  # type: ignore[arg-type]
+        index = tuple(ZERO for _ in node.shape)
+        return [
+            f"{_total(way)} t{number} = {way.start};",
+            "for (int64_t k = 0; k < used_threads; ++k) " + way.add(f"t{number}", f"h{number}[k]"),
+            self.evaluator.store(self.buffers[node], index, f"({class_of(node.dtype)})t{number}"),
+        ]
+
+    def _column_result(self, node: Node, width: Extent, span: str) -> list[str]:
+        way, number = folding(node), self._number(node)  # type: ignore[arg-type]
+        partial = f"p{number}_{self.nest.name}"
+        inner = [one for one, flag in self.variables if flag]
+        store = self.evaluator.store(self.buffers[node], self.own_index(node), "sum")
+        lines = []
+        if len(inner) == 1:
+            lines.append("#pragma omp simd")
+        lines += [
+            f"for (int64_t {_name(o)} = 0; {_name(o)} < {_bound(o).text}; ++{_name(o)})"
+            for o in inner
+        ]
+        lines += [
+            "{",
+            f"const int64_t k = {self._row_place(node).text};",
+            f"{way.kind} sum = {partial}[{span} + k];",
+            "for (int64_t n = 1; n < used_threads; ++n) "
+            + way.add("sum", f"{partial}[(2 * n + 1) * {span} + k]"),
+            store,
+            "}",
+        ]
+        return lines
+
+
+def _total(way: Folding) -> str:
+    return "double" if way.kind == "float" and way.op in ("sum", "prod") else way.kind
+
+
+def _name(variable: Extent) -> str:
+    return next(iter(variable.names))
+
+
+def _bound(variable: Extent) -> Extent:
+    atom = variable.terms[0][0][0]
+    bound = getattr(atom, "bound", None)
+    assert isinstance(bound, Extent)
+    return bound

@@ -1,0 +1,180 @@
+"""From a graph of core ATen ops to the form."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx
+
+from ratchet.authors.generator import (
+    ops_fold,
+    ops_index,
+    ops_map,
+    ops_matmul,
+    ops_pool,
+    ops_view,
+)
+from ratchet.authors.generator.build import constant, mapped
+from ratchet.authors.generator.calls import OPS, LoweredCall, Value, as_number, name_of
+from ratchet.authors.generator.extent import whole
+from ratchet.authors.generator.form import LoopForm, Node, Source, UnsupportedOp
+from ratchet.authors.generator.form import Tensor as FormTensor
+from ratchet.authors.generator.tracing import SizeReader, Traced, traced
+from ratchet.kernels.case import Case
+from ratchet.kernels.model_state import flatten
+from ratchet.kernels.problem import Problem, Reference
+
+TABLES: Final = (ops_fold, ops_index, ops_map, ops_matmul, ops_pool, ops_view)
+"""Modules that fill the table of ops."""
+MOST_OPS: Final = 240
+"""Longest graph that is lowered: a longer one is a loop over a size that tracing unrolled."""
+
+
+def lower(problem: Problem, case: Case) -> LoopForm:
+    """Return the form of a problem for tensors and scalars like a case's, at any size.
+
+    Raises:
+        UnsupportedOp: the reference has an op outside the list.
+    """
+    static: frozenset[tuple[int, int]] = frozenset()
+    for _ in range(3):
+        trace = traced(_function(problem), case, static)
+        try:
+            return lowered(trace, case)
+        except ops_matmul.StaticNeeded as needed:
+            static |= _dimensions(trace, needed.names)
+    raise UnsupportedOp("window whose sizes are not those of an input")
+
+
+def _function(problem: Problem) -> Reference:
+    """Return the reference; a model's as a function of its state, which tracing can see."""
+    if problem.model is None:
+        return problem.load_reference()
+    if problem.model.attributes:
+        raise UnsupportedOp("model with tensors that are plain attributes")
+    from ratchet.kernels.model_file import model_of
+
+    form = problem.model
+    model = model_of(problem.text, form).call().model
+    count = len(form.state)
+
+    def run(*given: Any) -> tuple[torch.Tensor, ...]:
+        *tensors, _ = given
+        state = dict(zip(form.state, tensors[:count], strict=True))
+        rest = iter(tensors[count:])
+        values = [next(rest) if one is None else ast.literal_eval(one) for one in form.arguments]
+        return flatten(torch.func.functional_call(model, state, tuple(values)))
+
+    return run
+
+
+def _dimensions(trace: Traced, names: frozenset[str]) -> frozenset[tuple[int, int]]:
+    """Return the dimensions of inputs that give sizes their names."""
+    return frozenset(
+        (place, dim)
+        for place, shape in enumerate(trace.shapes)
+        for dim, size in enumerate(shape)
+        if size.names & names
+    )
+
+
+def lowered(trace: Traced, case: Case) -> LoopForm:
+    """Return the form of a traced reference."""
+    count = len(trace.graph.nodes)
+    if count > MOST_OPS:
+        raise UnsupportedOp(f"reference of {count} ops", "a loop of it was unrolled")
+    environment: dict[fx.Node, Value] = {}
+    sources = [
+        Source(shape=shape, dtype=spec.dtype, place=place)
+        for place, (shape, spec) in enumerate(zip(trace.shapes, case.inputs, strict=True))
+    ]
+    waiting = iter(sources)
+    results: list[Node] = []
+    for node in trace.graph.nodes:
+        if node.op == "placeholder":
+            environment[node] = next(waiting)
+        elif node.op == "get_attr":
+            environment[node] = _attribute(node)
+        elif node.op == "call_function":
+            environment[node] = _called(node, environment, trace.sizes)
+        elif node.op == "output":
+            results = [_resolved(one, environment) for one in node.args[0]]
+    inputs = tuple(FormTensor(dtype=one.dtype, shape=one.shape) for one in sources)
+    places = [place for place, spec in enumerate(case.inputs) if spec.in_place]
+    free = range(len(inputs), len(inputs) + len(results) - len(places))
+    return LoopForm(
+        inputs=inputs,
+        outputs=tuple(results),
+        slots=(*places, *free),
+        scalars=tuple(case.scalars),
+    )
+
+
+def _called(node: fx.Node, environment: dict[fx.Node, Value], sizes: SizeReader) -> Value:
+    call = LoweredCall(node, sizes)
+    value = node.meta.get("val")
+    if isinstance(value, torch.SymInt):
+        return sizes.extent(value)
+    args = [_resolved(one, environment) for one in node.args]
+    kwargs = {key: _resolved(one, environment) for key, one in node.kwargs.items()}
+    if node.target is operator.getitem:
+        return args[0][args[1]]
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return _number(call, args)
+    packet = node.target.overloadpacket
+    full = f"{packet._qualified_op_name.split('::')[-1]}.{node.target._overloadname}"
+    function = OPS.get(full) or OPS.get(full.partition(".")[0])
+    if function is None:
+        raise UnsupportedOp(call.name)
+    try:
+        return function(call, *args, **kwargs)
+    except TypeError as error:
+        raise call.unsupported(f"called with unexpected arguments: {error}") from error
+
+
+def _resolved(argument: Any, environment: dict[fx.Node, Value]) -> Value:
+    if isinstance(argument, fx.Node):
+        return environment[argument]
+    if isinstance(argument, list | tuple):
+        return [_resolved(one, environment) for one in argument]
+    if isinstance(argument, torch.dtype):
+        return name_of(argument)
+    return argument
+
+
+_NUMBERS: Final = {
+    "add": "add",
+    "sub": "sub",
+    "mul": "mul",
+    "truediv": "div",
+    "pow": "pow",
+    "pow_by_natural": "pow",
+    "sym_sqrt": "sqrt",
+    "_sym_sqrt": "sqrt",
+    "neg": "neg",
+    "float_pow": "pow",
+}
+
+
+def _number(call: LoweredCall, args: Sequence[Value]) -> Value:
+    """Lower arithmetic on Python numbers that depend on sizes, in float64."""
+    given = [as_number(one) for one in args]
+    if call.name in ("sym_float", "to_node"):
+        return given[0]
+    op = _NUMBERS.get(call.name)
+    if op is None:
+        raise call.unsupported("arithmetic on sizes")
+    return mapped(op, *given, dtype="float64")
+
+
+def _attribute(node: fx.Node) -> Node:
+    module = node.graph.owning_module
+    tensor = getattr(module, str(node.target), None)
+    if not isinstance(tensor, Tensor) or tensor.numel() != 1:
+        raise UnsupportedOp("constant tensor", "of more than one element")
+    shape = tuple(whole(size) for size in tensor.shape)
+    return constant(tensor.item(), name_of(tensor.dtype), shape)

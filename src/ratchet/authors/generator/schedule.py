@@ -1,0 +1,62 @@
+"""A kernel's choices as data: names and values as texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ratchet.authors.author import Schedule
+
+OPTIONS: Final[dict[str, tuple[str, ...]]] = {
+    "fuse": ("all", "none"),
+    "grain": ("2048", "8192", "32768", "131072"),
+    "block": ("512", "2048", "8192"),
+    "width": ("512", "256"),
+    "keep": ("costly", "none", "all"),
+    "stream": ("no", "yes"),
+    "unroll": ("no", "yes"),
+    "division": ("reciprocal", "exact"),
+    "tile": ("32", "no", "16", "64"),
+}
+"""Every choice with its values, the default first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """A schedule, read."""
+
+    fuse: bool = True
+    """Nodes that fit share loop nests."""
+    grain: int = 2048
+    """Elements below which a nest runs on one thread."""
+    block: int = 512
+    """Elements of a row that one thread takes at a time, without reductions over rows."""
+    width: int = 512
+    """Bits of a vector register."""
+    keep: str = "costly"
+    """Values that a later pass over a row reads from a buffer instead of computing them again."""
+    stream: bool = False
+    """Outputs bypass the caches."""
+    unroll: bool = False
+    reciprocal: bool = True
+    """What divides a whole row is inverted once."""
+    tile: int = 0
+    """Side of a square in which transposing loops run; 0 for rows."""
+
+
+def read(schedule: Schedule) -> Choices:
+    """Return the choices of a schedule; the defaults for what it does not name."""
+    given = dict(schedule)
+    default = {name: values[0] for name, values in OPTIONS.items()}
+    of = default | {name: value for name, value in given.items() if name in OPTIONS}
+    return Choices(
+        fuse=of["fuse"] == "all",
+        grain=int(of["grain"]),
+        block=int(of["block"]),
+        width=int(of["width"]),
+        keep=of["keep"],
+        stream=of["stream"] == "yes",
+        unroll=of["unroll"] == "yes",
+        reciprocal=of["division"] == "reciprocal",
+        tile=0 if of["tile"] == "no" else int(of["tile"]),
+    )

@@ -1,0 +1,398 @@
+"""The whole C++ source of a form under a schedule: checks, memory, stages, the entry."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ratchet.authors.generator.evaluate import STORED, Buffer, Evaluator
+from ratchet.authors.generator.extent import ONE, ZERO, Extent, Name, named
+from ratchet.authors.generator.foldings import Scratch
+from ratchet.authors.generator.form import (
+    REALS,
+    Fold,
+    LoopForm,
+    Matmul,
+    Node,
+    Scatter,
+    Shape,
+    Source,
+    UnsupportedOp,
+    axes_of,
+    numel,
+)
+from ratchet.authors.generator.fusion import (
+    FusionPlan,
+    LoopNest,
+    Stage,
+    planned,
+    reads_of,
+    stripped,
+)
+from ratchet.authors.generator.loops import NestWriter
+from ratchet.authors.generator.schedule import Choices
+from ratchet.authors.generator.stages import StageWriter
+
+_HERE: Final = Path(__file__).parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceText:
+    """The text of one form's functions, and the parts of the prelude that they use."""
+
+    text: str
+    used: frozenset[str]
+
+
+def source_of(forms: Sequence[LoopForm], choices: Choices, entry: str) -> str:
+    """Return C++ that takes the inputs of any of the forms.
+
+    Raises:
+        UnsupportedOp: no code can be written for a part of a form.
+    """
+    parts: list[str] = []
+    used: set[str] = set()
+    calls: list[str] = []
+    for number, form in enumerate(forms):
+        plan = planned(form, fuse=choices.fuse)
+        for kind in ("dense", "strided"):
+            name = f"{kind}_{number}"
+            written = FormWriter(form, plan, choices, strided=kind == "strided").write(name)
+            parts.append(written.text)
+            used |= written.used
+        calls.append(
+            f"if (fits_{number}(t, count, scalars, scalar_count)) "
+            f"return (all_dense ? dense_{number} : strided_{number})(t);"
+        )
+        parts.append(_fits(form, number))
+    body = "\n    ".join(calls)
+    unrolled = ', "unroll-loops"' if choices.unroll else ""
+    options = f'#pragma GCC optimize("no-trapping-math"{unrolled})'
+    target = f'#pragma GCC target("prefer-vector-width={choices.width}")'
+    head = ["#if defined(__GNUC__) && !defined(__clang__)", options, "#if defined(__AVX512F__)"]
+    return "\n".join(
+        [
+            *head,
+            target,
+            "#endif",
+            "#endif",
+            prelude(frozenset(used)),
+            MEMORY,
+            *parts,
+            f"RATCHET_ENTRY {entry}(const ratchet_tensor* t, int64_t count, const double* scalars, "
+            "int64_t scalar_count) {",
+            "    bool all_dense = true;",
+            "    for (int64_t k = 0; k < count; ++k)",
+            "        all_dense &= ratchet_is_contiguous(t + k) != 0;",
+            f"    {body}",
+            "    return RATCHET_DECLINED;",
+            "}",
+            "",
+        ]
+    )
+
+
+MEMORY: Final = """
+// Scratch memory stays between calls; it grows to the largest.
+static char* scratch_of(size_t bytes) {
+    static thread_local char* memory = nullptr;
+    static thread_local size_t size = 0;
+    if (size < bytes) {
+        free(memory);
+        size = (bytes + 4095) / 4096 * 4096;
+        memory = (char*)aligned_alloc(4096, size);
+    }
+    return memory;
+}
+"""
+
+
+@functools.cache
+def _snippets() -> dict[str, tuple[tuple[str, ...], str]]:
+    """Return the prelude's parts: name -> (parts that it needs, text)."""
+    found: dict[str, tuple[tuple[str, ...], str]] = {}
+    for part in (_HERE / "prelude.h").read_text(encoding="utf-8").split("//: ")[1:]:
+        first, _, text = part.partition("\n")
+        name, *needs = first.split()
+        found[name] = (tuple(needs), text)
+    return found
+
+
+def prelude(used: frozenset[str]) -> str:
+    """Return the parts of the prelude that code uses, in order."""
+    snippets = _snippets()
+    wanted: set[str] = {"base"}
+
+    def want(name: str) -> None:
+        if name not in snippets:
+            raise UnsupportedOp(name)
+        for need in snippets[name][0]:
+            want(need)
+        wanted.add(name)
+
+    for name in used:
+        want(name)
+    from ratchet.kernels.library.sources import inlined
+
+    text = "".join(snippets[name][1] for name in snippets if name in wanted)
+    return inlined(text)
+
+
+def _fits(form: LoopForm, number: int) -> str:
+    """Write the function that checks ranks, dtypes, scalars and the sizes that belong together."""
+    lines = [
+        f"static bool fits_{number}(const ratchet_tensor* t, int64_t count, "
+        "const double* scalars, int64_t scalar_count) {"
+    ]
+    tensors = len(form.inputs) + sum(slot >= len(form.inputs) for slot in form.slots)
+    lines.append(f"    if (count != {tensors} || scalar_count < {len(form.scalars)}) return false;")
+    for place, scalar in enumerate(form.scalars):
+        lines.append(f"    if (scalars[{place}] != {scalar!r}) return false;")
+    for place, tensor in enumerate(form.inputs):
+        lines.append(
+            f"    if (t[{place}].ndim != {len(tensor.shape)} || t[{place}].dtype != "
+            f"{_code(tensor.dtype)}) return false;"
+        )
+    lines += [f"    {line}" for line in _bindings(form)]
+    for place, tensor in enumerate(form.inputs):
+        for dim, size in enumerate(tensor.shape):
+            lines.append(f"    if (t[{place}].size[{dim}] != {size.text}) return false;")
+    for node, slot in zip(form.outputs, form.slots, strict=True):
+        lines.append(
+            f"    if (t[{slot}].ndim != {len(node.shape)} || t[{slot}].dtype != "
+            f"{_code(node.dtype)}) return false;"
+        )
+        for dim, size in enumerate(node.shape):
+            lines.append(f"    if (t[{slot}].size[{dim}] != {size.text}) return false;")
+    return "\n".join([*lines, "    return true;", "}"])
+
+
+def _code(dtype: str) -> int:
+    from ratchet.kernels.abi import DTYPE_CODES
+
+    return DTYPE_CODES[dtype]
+
+
+def _bindings(form: LoopForm) -> list[str]:
+    """Declare every size that the form names, from the inputs' sizes."""
+    lines: list[str] = []
+    known: set[str] = set()
+    for place, tensor in enumerate(form.inputs):
+        for dim, size in enumerate(tensor.shape):
+            if len(size.terms) != 1:
+                continue
+            product, factor = size.terms[0]
+            if len(product) != 1 or not isinstance(product[0], Name):
+                continue
+            name = product[0].name
+            if name not in known:
+                known.add(name)
+                by = f" / {factor}" if factor != 1 else ""
+                lines.append(f"const int64_t {name} = t[{place}].size[{dim}]{by};")
+    return lines
+
+
+class FormWriter:
+    """Writes one form's function, for dense tensors or for tensors at any strides."""
+
+    def __init__(
+        self, form: LoopForm, plan: FusionPlan, choices: Choices, *, strided: bool
+    ) -> None:
+        self.form, self.plan, self.choices, self.strided = form, plan, choices, strided
+        self.scratch = Scratch()
+        self.buffers: dict[Node, Buffer] = {}
+        self.copied: list[tuple[Buffer, Buffer]] = []
+        self.declared: list[str] = []
+        self.factors = self._only_factors()
+        self._place_buffers()
+
+    def write(self, name: str) -> SourceText:
+        """Return the function's text."""
+        evaluator = Evaluator(self.buffers, reciprocal=self.choices.reciprocal)
+        lines: list[str] = []
+        for number, stage in enumerate(self.plan.stages):
+            lines += self._stage(number, stage, evaluator)
+        for source, target in self.copied:
+            lines += _copied(source, target, evaluator)
+        head = [f"static int64_t {name}(const ratchet_tensor* t) {{", *_bindings(self.form)]
+        body = [*head, *self.declared, *self._memory(), *lines, "return RATCHET_DONE;", "}"]
+        return SourceText(text=_indented(body), used=frozenset(evaluator.used))
+
+    # --- memory
+
+    def _place_buffers(self) -> None:
+        for node in LoopForm(inputs=(), outputs=self.plan.outputs, slots=(), scalars=()).nodes():
+            if isinstance(node, Source):
+                self._tensor(node, f"x{node.place}", node.place, "const ")
+        for output, slot in zip(self.plan.outputs, self.form.slots, strict=True):
+            if slot < len(self.form.inputs) and not self._safe(output, slot):
+                self._scratch_for(output)
+                target = self._declare(f"y{slot}", slot, output.shape, output.dtype, "")
+                self.copied.append((self.buffers[output], target))
+            else:
+                self._tensor(output, f"y{slot}", slot, "")
+        for node in LoopForm(inputs=(), outputs=self.plan.outputs, slots=(), scalars=()).nodes():
+            if node in self.plan.kept and node not in self.buffers:
+                self._scratch_for(node)
+
+    def _only_factors(self) -> set[Node]:
+        """Return element-wise nodes that only products read: they stay in bf16."""
+        factors: set[Node] = set()
+        others: set[Node] = set()
+        for stage in self.plan.stages:
+            for node in _nodes(stage):
+                if isinstance(node, Matmul):
+                    for one in (node.left, node.right):
+                        factors.add(one if one in self.plan.kept else stripped(one)[0])
+                else:
+                    others |= {one for one, _ in _reads(node, self.plan)}
+        return {one for one in factors - others if not isinstance(one, Matmul | Scatter | Fold)}
+
+    def _tensor(self, node: Node, name: str, slot: int, const: str) -> None:
+        self.buffers[node] = self._declare(name, slot, node.shape, node.dtype, const)
+
+    def _declare(self, name: str, slot: int, shape: Shape, dtype: str, const: str) -> Buffer:
+        kind = STORED[dtype]
+        restrict = "" if slot in self.form.slots and slot < len(self.form.inputs) else " __restrict"
+        self.declared.append(f"{const}{kind}*{restrict} {name} = ({const}{kind}*)t[{slot}].data;")
+        if self.strided:
+            self.declared += [
+                f"const int64_t {name}_s{dim} = t[{slot}].stride[{dim}];"
+                for dim in range(len(shape))
+            ]
+        return Buffer(name=name, dtype=dtype, shape=shape, strided=self.strided)
+
+    def _scratch_for(self, node: Node) -> None:
+        name = f"b{len(self.buffers)}"
+        dtype = node.dtype
+        factor = dtype == "bfloat16" and node in self.factors
+        if dtype in REALS and dtype != "float64" and not factor:
+            dtype = "float32"
+        self.scratch.ask(name, STORED[dtype], numel(node.shape).text)
+        self.buffers[node] = Buffer(name=name, dtype=dtype, shape=node.shape, strided=False)
+
+    def _memory(self) -> list[str]:
+        lines = ["const int64_t most_threads = omp_get_max_threads();", "int64_t used_threads = 1;"]
+        lines += ["(void)most_threads; (void)used_threads; size_t need = 0;"]
+        for name, kind, count in self.scratch.parts:
+            lines.append(f"const size_t {name}_at = need;")
+            lines.append(f"need += ((size_t)({count}) * sizeof({kind}) + 127) / 64 * 64;")
+        if self.scratch.parts:
+            lines.append("char* memory = scratch_of(need);")
+        for name, kind, _ in self.scratch.parts:
+            lines.append(f"{kind}* __restrict {name} = ({kind}*)(memory + {name}_at);")
+        return lines
+
+    # --- in place
+
+    def _safe(self, output: Node, slot: int) -> bool:
+        """Return whether an output may overwrite its input as it is computed."""
+        home = next(k for k, stage in enumerate(self.plan.stages) if output in _nodes(stage))
+        for place, stage in enumerate(self.plan.stages):
+            if place < home:
+                continue
+            for node in _nodes(stage):
+                for one, index in _reads(node, self.plan):
+                    if not (isinstance(one, Source) and one.place == slot):
+                        continue
+                    if place != home:
+                        return False
+                    if isinstance(output, Scatter):
+                        if one is not output.base:
+                            return False
+                    elif not self._same_place(stage, node, index):
+                        return False
+        return True
+
+    @staticmethod
+    def _same_place(stage: Stage, node: Node, index: tuple[Extent, ...]) -> bool:
+        if isinstance(node, Fold) or not isinstance(stage, LoopNest):
+            return False
+        roles = set(stage.members.values())
+        return roles == {"element"} and index == axes_of(node.shape)
+
+    # --- stages
+
+    def _stage(self, number: int, stage: Stage, evaluator: Evaluator) -> list[str]:
+        if isinstance(stage, LoopNest):
+            return self._nest(stage, evaluator)
+        node = stage.node
+        in_place = False
+        if isinstance(node, Scatter) and node in self.plan.outputs:
+            slot = self.form.slots[self.plan.outputs.index(node)]
+            base = node.base
+            in_place = isinstance(base, Source) and base.place == slot and self._safe(node, slot)
+        writer = StageWriter(number, self.buffers, self.choices, evaluator)
+        return writer.write(node, in_place=in_place)
+
+    def _nest(self, nest: LoopNest, evaluator: Evaluator) -> list[str]:
+        elsewhere = frozenset(
+            one
+            for stage in self.plan.stages
+            if stage is not nest
+            for node in _nodes(stage)
+            for one, _ in _reads(node, self.plan)
+        )
+        evaluator.addresses, evaluator.indices = [], []
+        first = self._writer(nest, evaluator, elsewhere, Scratch())
+        first.write()
+        if not self.strided:
+            first.merge(evaluator.addresses, evaluator.indices)
+        keeps: list[tuple[Node, tuple[Extent, ...]]] = []
+        if self.choices.keep != "none":
+            trial = self._writer(nest, evaluator, elsewhere, Scratch())
+            trial.like(first)
+            trial.write()
+            found = trial.candidates(self.choices.keep)
+            again = self._writer(nest, evaluator, elsewhere, Scratch())
+            again.like(first)
+            again.keeps = found
+            again.write()
+            keeps = [key for key in found if key in again.loaded]
+        last = self._writer(nest, evaluator, elsewhere, self.scratch)
+        last.like(first)
+        last.keeps = keeps
+        return last.write()
+
+    def _writer(
+        self, nest: LoopNest, evaluator: Evaluator, elsewhere: frozenset[Node], scratch: Scratch
+    ) -> NestWriter:
+        return NestWriter(
+            nest, self.plan, self.buffers, self.choices, evaluator, scratch, elsewhere
+        )
+
+
+def _nodes(stage: Stage) -> list[Node]:
+    return list(stage.members) if isinstance(stage, LoopNest) else [stage.node]
+
+
+def _reads(node: Node, plan: FusionPlan) -> list[tuple[Node, tuple[Extent, ...]]]:
+    over = node.arg.shape if isinstance(node, Fold) else node.shape
+    return reads_of(node, axes_of(over), plan.kept)
+
+
+def _copied(source: Buffer, target: Buffer, evaluator: Evaluator) -> list[str]:
+    loops = []
+    index: list[Extent] = []
+    for dim, size in enumerate(source.shape):
+        if size == ONE:
+            index.append(ZERO)
+            continue
+        one = named(f"w{dim}", size)
+        index.append(one)
+        loops.append(f"for (int64_t w{dim} = 0; w{dim} < {size.text}; ++w{dim})")
+    value = f"{source.name}[{source.address(tuple(index)).text}]"
+    return [*loops, evaluator.store(target, tuple(index), value)]
+
+
+def _indented(lines: Sequence[str]) -> str:
+    depth, found = 0, []
+    for line in lines:
+        text = line.strip()
+        closing = len(text) - len(text.lstrip("} "))
+        found.append("    " * max(0, depth - text[:closing].count("}")) + text)
+        depth += text.count("{") - text.count("}")
+    return "\n".join(found)

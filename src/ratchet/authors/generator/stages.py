@@ -1,0 +1,298 @@
+"""C++ for scatters, sorts and matrix products, which are stages of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ratchet.authors.generator.build import class_of
+from ratchet.authors.generator.evaluate import Buffer, Evaluator, LoopScope
+from ratchet.authors.generator.extent import ONE, ZERO, Extent, named, product_of
+from ratchet.authors.generator.form import (
+    Matmul,
+    Node,
+    Order,
+    Scatter,
+    Shape,
+    UnsupportedOp,
+    axes_of,
+)
+from ratchet.authors.generator.fusion import Index, stripped
+from ratchet.authors.generator.schedule import Choices
+
+LEAST_WORK: Final = 1 << 18
+"""Multiplications below which a product runs on one thread."""
+
+
+class StageWriter:
+    """Writes the stages that are no loop nests."""
+
+    def __init__(
+        self, number: int, buffers: dict[Node, Buffer], choices: Choices, evaluator: Evaluator
+    ) -> None:
+        self.buffers, self.choices, self.evaluator = buffers, choices, evaluator
+        self.tag = f"i{number}"
+
+    def write(self, node: Node, *, in_place: bool) -> list[str]:
+        """Return the stage's lines; `in_place`: a scatter's base is its result's memory."""
+        if isinstance(node, Scatter):
+            return self._scatter(node, in_place)
+        if isinstance(node, Order):
+            return self._order(node)
+        assert isinstance(node, Matmul)
+        return self._matmul(node)
+
+    # --- scatter
+
+    def _scatter(self, node: Scatter, in_place: bool) -> list[str]:
+        lines = ["{"]
+        if not in_place:
+            lines += self._filled(node)
+        return [*lines, *self._scattered(node), "}"]
+
+    def _filled(self, node: Scatter) -> list[str]:
+        variables = self._variables(node.shape)
+        evaluator = self._started()
+        loop = evaluator.push([_name(one) for one in variables])
+        index = self._index(node.shape, variables)
+        value = evaluator.value(node.base, index)
+        loop.lines.append(evaluator.store(self.buffers[node], index, value))
+        loops = _loops(variables)
+        size = product_of(node.shape)
+        if variables:
+            loops.insert(0, f"#pragma omp parallel for if (({size.text}) >= {self.choices.grain})")
+        return [*evaluator.scopes[0].lines, *loops, "{", *loop.lines, "}"]
+
+    def _scattered(self, node: Scatter) -> list[str]:
+        shape = node.source.shape
+        variables = self._variables(shape)
+        index = self._index(shape, variables)
+        free = bool(variables) and index[-1] == variables[-1] and self._untouched(node)
+        evaluator = self._started()
+        last = [_name(variables[-1])] if variables else []
+        row = evaluator.push([_name(one) for one in variables[:-1]])
+        loop = evaluator.push(last)
+        own = {f"#{k}": one for k, one in enumerate(index)}
+        places: list[Extent] = []
+        for dim, place in enumerate(node.places):
+            if isinstance(place, Extent):
+                places.append(place.replace(own))
+                continue
+            name = evaluator.value(place, index)
+            size = node.shape[dim].text
+            scope = evaluator.scopes[evaluator.depth_of({name})]
+            scope.lines.append(f"if ({name} < 0 || {name} >= {size}) continue;")
+            places.append(named(name))
+        value = evaluator.value(node.source, index)
+        buffer = self.buffers[node]
+        address = buffer.address(tuple(places))
+        target = f"{buffer.name}[{address.text}]"
+        if node.op == "set":
+            loop.lines.append(f"{target} = {evaluator.rounded(buffer.dtype, value)};")
+        elif buffer.dtype in ("float32", "float64", "int64", "int32"):
+            loop.lines.append(f"{target} += {value};")
+        else:
+            raise UnsupportedOp(f"scatter into {buffer.dtype}")
+        rows = _loops(variables[:-1])
+        if not free:
+            return [*evaluator.scopes[0].lines, *rows, "{", *row.lines, *_loops(variables[-1:]),
+                    "{", *loop.lines, "}", "}"]  # fmt: skip
+        width, name = shape[-1].text, _name(variables[-1])
+        size = product_of(shape).text
+        return [
+            *evaluator.scopes[0].lines,
+            f"const int threads = ({size}) < {self.choices.grain} ? 1 : omp_get_max_threads();",
+            "#pragma omp parallel num_threads(threads)",
+            "{",
+            "const int64_t thread = omp_get_thread_num(), team = omp_get_num_threads();",
+            f"const int64_t chunk = (({width} + team - 1) / team + 15) / 16 * 16;",
+            f"const int64_t low = whole_min(thread * chunk, (int64_t){width});",
+            f"const int64_t high = whole_min(low + chunk, (int64_t){width});",
+            *rows,
+            "{",
+            *row.lines,
+            "#pragma omp simd",
+            f"for (int64_t {name} = low; {name} < high; ++{name}) {{",
+            *loop.lines,
+            "} } }",
+        ]
+
+    @staticmethod
+    def _untouched(node: Scatter) -> bool:
+        """Return whether the last axis goes to itself, and no index depends on it."""
+        own = axes_of(node.source.shape)[-1]
+        last = node.places[-1]
+        if not isinstance(last, Extent) or last != own:
+            return False
+        for place in node.places[:-1]:
+            if isinstance(place, Extent):
+                if own.names & place.names:
+                    return False
+            elif not _constant_along(place, own):
+                return False
+        return True
+
+    # --- sort
+
+    def _order(self, node: Order) -> list[str]:
+        variables = self._variables(node.shape[:-1])
+        evaluator = self._started()
+        row = evaluator.push([_name(one) for one in variables])
+        lead = self._index(node.shape[:-1], variables)
+        width = node.shape[-1].text
+        base, places = stripped(node.arg)
+        base, places = (
+            (node.arg, axes_of(node.shape)) if node.arg in self.buffers else (base, places)
+        )
+        source = self.buffers[base]
+        kind = class_of(node.dtype)
+        assert kind == "int64_t"
+
+        def key(name: str) -> str:
+            own = {f"#{k}": one for k, one in enumerate((*lead, named(name)))}
+            evaluator.push([name])
+            found = evaluator.load(source, tuple(place.replace(own) for place in places))
+            lines = evaluator.pop().lines
+            return f"[&](int64_t {name}) {{ {' '.join(lines)} return {found}; }}"
+
+        result = self.buffers[node]
+        target = result.address((*lead, named("k")))
+        compare = "r_after" if node.descending else "r_before"
+        evaluator.used.add("order")
+        row.lines += [
+            f"auto key = {key('q')};",
+            f"for (int64_t k = 0; k < {width}; ++k) places[k] = k;",
+            f"std::stable_sort(places.begin(), places.end(), [&](int64_t a, int64_t b) "
+            f"{{ return {compare}(key(a), key(b)); }});",
+            f"for (int64_t k = 0; k < {width}; ++k) {result.name}[{target.text}] = places[k];",
+        ]
+        return ["{", *evaluator.scopes[0].lines, f"std::vector<int64_t> places({width});",
+                *_loops(variables), "{", *row.lines, "}", "}"]  # fmt: skip
+
+    # --- matrix product
+
+    def _matmul(self, node: Matmul) -> list[str]:
+        if class_of(node.dtype) != "float":
+            raise UnsupportedOp("matmul", f"of {node.dtype}")
+        evaluator = self._started()
+        lead = node.shape[:-2]
+        variables = self._variables(lead)
+        index = self._index(lead, variables)
+        rows, columns, inner = node.shape[-2], node.shape[-1], node.left.shape[-1]
+        r, c, k = named("r_", rows), named("c_", columns), named("k_", inner)
+        call = evaluator.call("gemm")
+        result = self.buffers[node]
+        parts: list[str] = []
+        loops = evaluator.push([_name(one) for one in variables])
+        for operand, (one, two) in ((node.left, (r, k)), (node.right, (k, c))):
+            buffer, address = self._operand(operand, (*index, one, two))
+            start, steps = self._steps(address, (one, two))
+            kind = {"float32": "float", "bfloat16": "uint16_t"}.get(buffer.dtype)
+            if kind is None:
+                raise UnsupportedOp("matmul", f"of {buffer.dtype}")
+            parts.append(f"{buffer.name} + {start.text}, {steps[0].text}, {steps[1].text}")
+        start, steps = self._steps(result.address((*index, r, c)), (r, c))
+        out = f"{result.name} + {start.text}, {steps[0].text}, {steps[1].text}"
+        batch = product_of(lead)
+        sizes = f"{rows.text}, {columns.text}, {inner.text}"
+        flat: list[str] = []
+        rest = ONE
+        for place in range(len(variables) - 1, -1, -1):
+            one_ = variables[place]
+            text = f"(batch / ({rest.text})) % ({_bound(one_).text})"
+            flat.append(f"const int64_t {_name(one_)} = {text};")
+            rest = rest * _bound(one_)
+        body = [*flat, *loops.lines]
+        return [
+            "{",
+            *evaluator.scopes[0].lines,
+            f"const int64_t batches = {batch.text};",
+            f"const int64_t work = {batch.text} * {rows.text} * {columns.text} * {inner.text};",
+            f"const int threads = work < {LEAST_WORK} ? 1 : omp_get_max_threads();",
+            "if (batches >= threads) {",
+            "#pragma omp parallel for num_threads(threads) schedule(static)",
+            "for (int64_t batch = 0; batch < batches; ++batch) {",
+            *body,
+            f"{call}({sizes}, {', '.join(parts)}, {out}, 0, 1);",
+            "} } else {",
+            "#pragma omp parallel num_threads(threads)",
+            "for (int64_t batch = 0; batch < batches; ++batch) {",
+            *body,
+            f"{call}({sizes}, {', '.join(parts)}, {out}, "
+            "omp_get_thread_num(), omp_get_num_threads());",
+            "} } }",
+        ]
+
+    def _operand(self, node: Node, index: Index) -> tuple[Buffer, Extent]:
+        if node in self.buffers:
+            buffer = self.buffers[node]
+            return buffer, buffer.address(index)
+        base, places = stripped(node)
+        own = {f"#{k}": one for k, one in enumerate(index)}
+        buffer = self.buffers[base]
+        return buffer, buffer.address(tuple(place.replace(own) for place in places))
+
+    @staticmethod
+    def _steps(address: Extent, axes: tuple[Extent, Extent]) -> tuple[Extent, list[Extent]]:
+        steps: list[Extent] = []
+        for one in axes:
+            factor = address.factor_of(_name(one))
+            if factor is None:
+                raise UnsupportedOp("matmul", "of a view with uneven steps")
+            steps.append(factor)
+        start = address.replace({_name(one): ZERO for one in axes})
+        return start, steps
+
+    # --- shared
+
+    def _started(self) -> Evaluator:
+        self.evaluator.scopes = [LoopScope()]
+        self.evaluator.floor = 0
+        self.evaluator.local = set()
+        return self.evaluator
+
+    def _variables(self, shape: Shape) -> list[Extent]:
+        return [
+            named(f"{self.tag}_{place}", size) for place, size in enumerate(shape) if size != ONE
+        ]
+
+    @staticmethod
+    def _index(shape: Shape, variables: Sequence[Extent]) -> Index:
+        waiting = iter(variables)
+        return tuple(ZERO if size == ONE else next(waiting) for size in shape)
+
+
+def _constant_along(node: Node, own: Extent) -> bool:
+    """Return whether a place's tensor is a view that leaves an axis out."""
+    from ratchet.authors.generator.form import Constant, Map, View
+
+    if isinstance(node, Constant):
+        return True
+    if isinstance(node, Map):
+        return all(_constant_along(one, own) for one in node.args)
+    if isinstance(node, View):
+        for place in node.places:
+            if isinstance(place, Extent):
+                if own.names & place.names:
+                    return False
+            elif not _constant_along(place, own):
+                return False
+        return True
+    return False
+
+
+def _loops(variables: Sequence[Extent]) -> list[str]:
+    return [
+        f"for (int64_t {_name(one)} = 0; {_name(one)} < {_bound(one).text}; ++{_name(one)})"
+        for one in variables
+    ]
+
+
+def _name(variable: Extent) -> str:
+    return next(iter(variable.names))
+
+
+def _bound(variable: Extent) -> Extent:
+    bound = getattr(variable.terms[0][0][0], "bound", None)
+    assert isinstance(bound, Extent)
+    return bound

@@ -1,0 +1,195 @@
+"""The result of a writing run, at any moment of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ratchet.authors.author import RIGHT, Answer
+from ratchet.authors.result import (
+    AuthorRow,
+    Stopped,
+    WritingRequest,
+    WritingResult,
+    WrittenKernel,
+    WrittenRow,
+)
+from ratchet.authors.roster import Roster
+from ratchet.authors.run import ProblemRun
+from ratchet.authors.search.confirmation import planned_verdicts
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Problem
+from ratchet.ledger.verdicts import JudgedKernel, RecordedJudge, judged_on
+
+SHOWN: Final = 12
+"""Kernels, besides the best one and its ancestors, whose source the result carries."""
+
+
+@dataclass(slots=True)
+class Writing:
+    """One problem's run, with all that its result tells."""
+
+    problem: Problem
+    problem_hash: str
+    request: WritingRequest
+    judge: RecordedJudge
+    command: str
+    run_id: str = ""
+    started_at: str = ""
+    floor_s: float | None = None
+    roster: Roster | None = None
+    work: ProblemRun | None = None
+    recalled: JudgedKernel | None = None
+
+
+def result_of(state: Writing, *, running: bool) -> WritingResult:
+    """Return what is known now."""
+    work, request = state.work, state.request
+    answers = [] if work is None else work.progress.answers
+    verdicts = [state.recalled] if state.recalled else [] if work is None else work.verdicts
+    best = _best(answers, verdicts, state)
+    device, versions = judged_on(state.judge)
+    stopped: Stopped | None = (
+        "recalled" if state.recalled else None if work is None else work.stopped
+    )
+    return WritingResult(
+        run=state.run_id,
+        problem=state.problem.name,
+        problem_hash=state.problem_hash,
+        running=running,
+        status="none" if best is None else best.status,
+        best=best,
+        stopped=stopped,
+        budget_s=request.budget_s,
+        spent_s=0.0 if work is None else work.spent_s,
+        screened=0 if work is None else work.screened,
+        judged=len(verdicts),
+        planned_verdicts=planned_verdicts(request.budget_s),
+        floor_s=state.floor_s,
+        authors=_author_rows(state, answers),
+        rows=tuple(map(_row, answers)),
+        sources=_sources(answers, best),
+        device=device,
+        versions=versions,
+        command=state.command,
+        started_at=state.started_at,
+        static=next(
+            (one.verdict.get("static") for one in verdicts if one.verdict.get("static")), None
+        ),
+    )
+
+
+def _best(
+    answers: Sequence[Answer], verdicts: Sequence[JudgedKernel], state: Writing
+) -> WrittenKernel | None:
+    """Return the kernel with the best verdict: a proven one, else the first that is right."""
+    order = {"proven": 0, "correct": 1}
+    right = [one for one in verdicts if one.verdict["status"] in order]
+    if not right:
+        return None
+    judged = min(right, key=lambda one: order[one.verdict["status"]])
+    kernel = Kernel.from_json(judged.kernel)
+    authors = {one.proposal.kernel.hash: one.proposal.author for one in answers}
+    return WrittenKernel(
+        kernel_hash=kernel.hash,
+        name=kernel.name,
+        language=kernel.language,
+        entry=kernel.entry,
+        author=authors.get(kernel.hash, "ledger"),
+        source=kernel.source,
+        status=judged.verdict["status"],
+        reason=judged.verdict["reason"],
+        verdict={
+            name: value
+            for name, value in judged.verdict.items()
+            if name not in ("samples", "static")
+        },
+    )
+
+
+def _author_rows(state: Writing, answers: Sequence[Answer]) -> tuple[AuthorRow, ...]:
+    found: dict[str, dict[str, bool]] = {}
+    for one in answers:
+        own = found.setdefault(one.proposal.author, {})
+        own[one.proposal.kernel.hash] = one.status in RIGHT
+    notes = {} if state.roster is None else dict(state.roster.absent)
+    notes |= {} if state.work is None else state.work.dropped
+    models = {name.partition(":")[0] for name in [*found, *notes] if ":" in name}
+    asked = [name for name in state.request.authors if name not in models]
+    names = list(dict.fromkeys([*asked, *found, *notes]))
+    return tuple(
+        AuthorRow(
+            name=name,
+            proposals=len(found.get(name, {})),
+            right=sum(found.get(name, {}).values()),
+            note=notes.get(name, ""),
+        )
+        for name in names
+    )
+
+
+def _sources(answers: Sequence[Answer], best: WrittenKernel | None) -> dict[str, str]:
+    """Return the sources of the best kernel, its ancestors, and some that were screened best."""
+    proposals = {one.proposal.kernel.hash: one.proposal for one in answers}
+    kept: dict[str, None] = {}
+    waiting = [best.kernel_hash] if best else []
+    while waiting:
+        one = waiting.pop()
+        if one not in kept and one in proposals:
+            kept[one] = None
+            waiting += proposals[one].parents
+    right = [one for one in answers if one.status in RIGHT and one.ratio is not None]
+    for answer in sorted(right, key=lambda one: one.ratio or 0.0, reverse=True)[:SHOWN]:
+        kept[answer.proposal.kernel.hash] = None
+    return {one: proposals[one].kernel.source for one in kept}
+
+
+def _row(answer: Answer) -> WrittenRow:
+    proposal = answer.proposal
+    return WrittenRow(
+        kernel_hash=proposal.kernel.hash,
+        name=proposal.kernel.name,
+        language=proposal.kernel.language,
+        author=proposal.author,
+        stage=answer.stage,
+        status=answer.status,
+        reason=answer.reason,
+        ratio=answer.ratio,
+        low=answer.low,
+        high=answer.high,
+        after_s=answer.after_s,
+        rung=answer.rung,
+        parents=proposal.parents,
+        note=proposal.note,
+        evidence=answer.evidence,
+    )
+
+
+def failed_result(
+    problem: Problem, request: WritingRequest, why: str, *, command: str
+) -> WritingResult:
+    """Return the result on a problem that no kernel can be written for, with the reason."""
+    return WritingResult(
+        run="",
+        problem=problem.name,
+        problem_hash=problem.hash,
+        running=False,
+        status="none",
+        best=None,
+        stopped=None,
+        budget_s=request.budget_s,
+        spent_s=0.0,
+        screened=0,
+        judged=0,
+        planned_verdicts=planned_verdicts(request.budget_s),
+        floor_s=None,
+        authors=(),
+        rows=(),
+        sources={},
+        device={},
+        versions={},
+        command=command,
+        started_at="",
+        notes=(why,),
+    )

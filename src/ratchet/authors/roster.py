@@ -1,0 +1,134 @@
+"""Who writes for a problem: the authors of a request, and why one of them cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ratchet.authors.author import SEARCH, Author
+from ratchet.authors.compiler import Backend, CompilerAuthor
+from ratchet.authors.library import GivenAuthor, library_author
+from ratchet.authors.result import WritingRequest
+from ratchet.authors.search.author import SearchAuthor
+from ratchet.authors.search.transfer import Earlier, Experience
+from ratchet.devices.probe import Device
+from ratchet.errors import LedgerError, RatchetError
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Problem
+from ratchet.ledger.writing import WritingBook, WrittenAnswer
+
+EARLIER: Final = "ledger"
+"""Name of the author that proposes what an earlier run proved."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Roster:
+    """The authors of one run, in the order of their turns."""
+
+    authors: tuple[Author, ...]
+    absent: dict[str, str]
+    """Authors that have nothing to say on this problem, with the reason."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """The facts of a run that its authors need."""
+
+    run: str
+    problem: Problem
+    request: WritingRequest
+    book: WritingBook
+    device: Device
+    """The GPU that Triton's kernels run on, or the machine's cores."""
+
+
+def make_roster(setting: Setting, *, proven: Sequence[Kernel]) -> Roster:
+    """Return the authors that a request names, as far as they can write for this problem.
+
+    `proven` are kernels that the ledger holds as proven; they are proposed first.
+    """
+    authors: list[Author] = []
+    absent: dict[str, str] = {}
+    if proven:
+        note = "proven by an earlier run"
+        authors.append(GivenAuthor(EARLIER, proven, note=note))
+    for name in setting.request.authors:
+        try:
+            authors += _make(name, setting)
+        except LedgerError:
+            raise
+        except RatchetError as error:
+            absent[name] = str(error)
+    return Roster(authors=tuple(authors), absent=absent)
+
+
+def _make(name: str, setting: Setting) -> list[Author]:
+    if name == "library":
+        return [library_author(setting.problem)]
+    if name == "compiler":
+        return [CompilerAuthor(_backend(setting.device))]
+    if name == "agent":
+        return [_agent(setting)]
+    return _searches(setting)
+
+
+def _agent(setting: Setting) -> Author:
+    """Return the author that asks a language model, or replays what one answered."""
+    from ratchet.authors.agent import agent_author
+    from ratchet.authors.agent.budget import AgentBudget
+
+    chosen, request = setting.request.agent, setting.request
+    return agent_author(
+        model=chosen.model,
+        base_url=chosen.base_url or None,
+        strategy=chosen.strategy,
+        samples=chosen.samples,
+        budget=AgentBudget(tokens=chosen.tokens, seconds=request.budget_s),
+        ledger=setting.book.ledger,
+        run_id=setting.run,
+        replay=chosen.replay or None,
+        language=request.language,
+        device=request.device,
+    )
+
+
+def _backend(device: Device) -> Backend:
+    """Return whose options the compiler has on a device."""
+    if device.kind == "cpu":
+        return "cpp"
+    return "rocm" if device.runtime.startswith("rocm") else "triton"
+
+
+def _searches(setting: Setting) -> list[Author]:
+    """Return a search over the generator's kernels for the device.
+
+    Triton where there is a GPU or it is asked for, C++ for the machine's cores.
+    """
+    from ratchet.authors.generator import space_for
+
+    request = setting.request
+    on_gpu = setting.device.kind == "cuda" and request.language != "cpp"
+    space = space_for(
+        setting.problem, device="cuda" if on_gpu or request.language == "triton" else "cpu"
+    )
+    earlier = [_earlier(one) for one in setting.book.earlier() if one.author == SEARCH]
+    author = SearchAuthor(
+        space,
+        strategy=request.search,
+        seed=request.seed,
+        experience=Experience(earlier),
+        name=SEARCH,
+    )
+    return [author]
+
+
+def _earlier(answer: WrittenAnswer) -> Earlier:
+    return Earlier(
+        problem=answer.problem_hash,
+        kernel=answer.kernel_hash,
+        schedule=answer.schedule,
+        features=answer.features,
+        time_s=answer.time_s or 0.0,
+        right=answer.status == "screened",
+    )

@@ -1,0 +1,383 @@
+"""One problem's run: authors propose, screenings filter, verdicts decide."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from ratchet.authors.author import (
+    COMPILER,
+    FAILED,
+    RIGHT,
+    SEARCH,
+    Answer,
+    Author,
+    Progress,
+    Proposal,
+)
+from ratchet.authors.court import Court
+from ratchet.authors.result import Stopped, WritingRequest
+from ratchet.authors.search.confirmation import kept_s, planned_verdicts
+from ratchet.authors.search.halving import Rungs
+from ratchet.authors.search.roofline import NEAR
+from ratchet.errors import LedgerError, RatchetError
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Problem
+from ratchet.ledger.verdicts import JudgedKernel, Terms
+
+SMALLEST_BATCH, LARGEST_BATCH = 6, 16
+BATCH_SHARE: Final = 0.15
+"""Of the search's time that one batch may take, as far as its size decides."""
+FIRST_S: Final = 2.0
+"""Guess of what a kernel's first screening takes, until one has."""
+COMPILED_S: Final = 10.0
+"""The same for a kernel that torch compiles when it is first called."""
+COMPILER_WEIGHT: Final = 1 / 3
+"""The compiler's share of the time, beside 1 for every other author."""
+HEAD_START: Final = 0.25
+"""Part of the search's time that the search is ahead of the compiler."""
+START_S: Final = 6.0
+"""Time that a screening may take on top, to open the problem and compile."""
+SLACK: Final = 2.0
+"""A screening may take this many times what the last one took for each kernel."""
+SHORTEST_SCREEN_S: Final = 2.0
+MOST_BARREN: Final = 16
+"""Turns in a row that may bring nothing but kernels that are known or not wanted."""
+SHORTEST_VERDICT_S: Final = 8.0
+"""With less time than this no further verdict begins, but the first always does."""
+LEAST_VERDICT_S: Final = 15.0
+"""Time limit that the first verdict has, however little of the budget is left."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunEvent:
+    """A moment of a run, for a progress line and a page that follow it."""
+
+    kind: str
+    """`proposing`, `screening`, `screened`, `judging` or `judged`."""
+    detail: str
+    spent_s: float
+    screened: int
+    best_ratio: float | None
+    """Of the screenings: an estimate that is too high."""
+
+
+Listener = Callable[[RunEvent], None]
+Keep = Callable[[Answer], None]
+
+
+@dataclass(slots=True)
+class ProblemRun:
+    """The state of one problem's run; `search` and then `confirm` carry it on."""
+
+    problem: Problem
+    request: WritingRequest
+    authors: list[Author]
+    court: Court
+    keep: Keep
+    listen: Listener
+    floor_s: float | None = None
+    """Least time of a call by the roofline."""
+    on_gpu: bool = False
+    before_s: float = 0.0
+    """Seconds of the budget that were spent before: by a run that is resumed, by reading."""
+    clock: Callable[[], float] = time.monotonic
+    progress: Progress = field(init=False)
+    dropped: dict[str, str] = field(default_factory=dict)
+    """Authors that failed or ended, with the reason, where they tell one (`ended`)."""
+    verdicts: list[JudgedKernel] = field(default_factory=list)
+    stopped: Stopped | None = None
+    _known: dict[str, Proposal] = field(default_factory=dict)
+    _seen: set[str] = field(default_factory=set)
+    _rungs: Rungs = field(default_factory=Rungs)
+    _again: list[Proposal] = field(default_factory=list)
+    _retried: set[str] = field(default_factory=set)
+    _barren: dict[str, int] = field(default_factory=dict)
+    _climbed: set[tuple[str, int]] = field(default_factory=set)
+    _began: float = field(init=False)
+    _asked: str = ""
+    """The author of the batch that is screened."""
+    _cost_s: dict[str, float] = field(default_factory=dict)
+    """Seconds that a kernel of an author took to screen, the last time."""
+    _spent_s: dict[str, float] = field(default_factory=dict)
+    """Seconds that went to each author's turns."""
+
+    def __post_init__(self) -> None:
+        self.progress = Progress(problem=self.problem)
+        self._began = self.clock()
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds of the budget that are gone."""
+        return self.before_s + self.clock() - self._began
+
+    @property
+    def screened(self) -> int:
+        """Kernels that were screened, each counted once."""
+        return len(self._seen)
+
+    def restore(self, answers: Sequence[Answer], verdicts: Sequence[JudgedKernel]) -> None:
+        """Go on from the answers and the verdicts of an earlier part of this run."""
+        self.verdicts += verdicts
+        for answer in answers:
+            self._known[answer.proposal.kernel.hash] = answer.proposal
+            self._take(answer)
+
+    def search(self) -> None:
+        """Propose and screen until time, proposals or room for gains run out."""
+        while self.stopped is None:
+            self.stopped = self._why_stop()
+            if self.stopped is not None:
+                return
+            climbing = self._climbing()
+            batch = self._batch(room_for=len(climbing))
+            if not batch and not climbing:
+                self.stopped = "no more proposals"
+                return
+            self._screen([*climbing, *batch])
+
+    def confirm(self) -> None:
+        """Give the chosen kernels verdicts of their own; see `search.confirmation`."""
+        planned = planned_verdicts(self.request.budget_s)
+        judged = {a.proposal.kernel.hash: a for a in self.progress.answers if a.stage == "judged"}
+        if any(one.status == "proven" for one in judged.values()):
+            return
+        counted = sum(one.ratio is not None for one in judged.values())
+        for kernel_hash in self._order():
+            left_s = self.request.budget_s - self.spent_s
+            if counted >= planned or (judged and left_s < SHORTEST_VERDICT_S):
+                return
+            if kernel_hash in judged:
+                continue
+            answer = self._judge(self._known[kernel_hash], max(left_s, LEAST_VERDICT_S), planned)
+            judged[kernel_hash] = answer
+            counted += answer.ratio is not None
+            if answer.status == "proven" or (answer.status == "correct" and self._untimed_here()):
+                return
+
+    def _why_stop(self) -> Stopped | None:
+        if self._left_s() < SHORTEST_SCREEN_S:
+            return "budget"
+        if self.request.candidates is not None and self.screened >= self.request.candidates:
+            return "candidates"
+        best = next(iter(self._order()), None)
+        times = [
+            one.time_s
+            for one in self.progress.answers
+            if one.proposal.kernel.hash == best and one.time_s is not None
+        ]
+        if times and self.floor_s is not None and _median(times) <= NEAR * self.floor_s:
+            return "floor"
+        return None
+
+    @property
+    def _search_s(self) -> float:
+        """Return the part of the budget that is the search's."""
+        compiled = self.request.against_compile
+        return self.request.budget_s - kept_s(self.request.budget_s, against_compile=compiled)
+
+    def _left_s(self) -> float:
+        """Return the seconds that the search still has."""
+        return self._search_s - self.spent_s
+
+    def _climbing(self) -> list[Proposal]:
+        """Return the kernels that are screened again, beside the next new ones."""
+        ready = [one for one in self._rungs.climbing() if one not in self._climbed]
+        ready = ready[: LARGEST_BATCH // 2]
+        self._climbed.update(ready)
+        return [self._known[kernel_hash] for kernel_hash, _ in ready]
+
+    def _batch(self, *, room_for: int) -> list[Proposal]:
+        """Return new proposals of the author whose turn it is; those without any are dropped."""
+        while self.authors and self._left_s() > 0:
+            author = min(self.authors, key=self._debt)
+            began = self.clock()
+            self._say("proposing", author.name)
+            self._asked = author.name
+            found = self._propose(author, self._count(author.name, room_for))
+            self._charge(author.name, self.clock() - began)
+            if found is None:
+                self.authors.remove(author)
+            elif found:
+                return found
+        again, self._again = self._again, []
+        return again
+
+    def _count(self, author: str, room_for: int) -> int:
+        """Return how many kernels an author may propose: as many as a part of the time screens."""
+        least, guess_s = (1, COMPILED_S) if author == COMPILER else (SMALLEST_BATCH, FIRST_S)
+        fitting = int(BATCH_SHARE * self._search_s / self._cost_s.get(author, guess_s))
+        count = max(least, min(LARGEST_BATCH, fitting) - room_for)
+        if self.request.candidates is not None:
+            count = min(count, self.request.candidates - self.screened)
+        return count
+
+    def _debt(self, author: Author) -> float:
+        """Return what an author's turns took, by its weight: the next turn is the lowest one's.
+
+        The compiler's kernels take long to screen, so it waits for the search's first ones.
+        """
+        waits = author.name == COMPILER and any(one.name == SEARCH for one in self.authors)
+        head_start_s = HEAD_START * self._search_s if waits else 0.0
+        weight = COMPILER_WEIGHT if author.name == COMPILER else 1.0
+        return (self._spent_s.get(author.name, 0.0) + head_start_s) / weight
+
+    def _charge(self, author: str, time_s: float) -> None:
+        self._spent_s[author] = self._spent_s.get(author, 0.0) + max(time_s, 1e-6)
+
+    def _propose(self, author: Author, count: int) -> list[Proposal] | None:
+        """Return an author's new proposals; None if it has nothing left to say, or failed."""
+        try:
+            proposed = author.propose(self.progress, count)
+        except LedgerError:
+            raise
+        except RatchetError as error:
+            self.dropped[author.name] = str(error)
+            return None
+        if not proposed or self._barren.get(author.name, 0) >= MOST_BARREN:
+            why = str(getattr(author, "ended", ""))
+            if why:
+                self.dropped[author.name] = why
+            return None
+        new = []
+        for one in proposed[:count]:
+            if one.kernel.hash not in self._known and self._wanted(one.kernel):
+                self._known[one.kernel.hash] = one
+                new.append(one)
+        self._barren[author.name] = 0 if new else self._barren.get(author.name, 0) + 1
+        return new
+
+    def _wanted(self, kernel: Kernel) -> bool:
+        if self.request.language is None:  # Triton is not timed on cores: only who asks gets it
+            return self.on_gpu or kernel.language != "triton"
+        return self.request.language == kernel.language
+
+    def _screen(self, batch: Sequence[Proposal]) -> None:
+        """Screen kernels together, and take what is said of each."""
+        self._say("screening", f"{len(batch)} kernel{'' if len(batch) == 1 else 's'}")
+        began = self.clock()
+        limit_s = START_S + SLACK * self._cost_s.get(self._asked, FIRST_S) * len(batch)
+        left_s = max(SHORTEST_SCREEN_S, self._left_s())
+        leader = next(
+            (one for one in self._order() if one not in {p.kernel.hash for p in batch}), None
+        )
+        found = self.court.estimate(
+            self.problem,
+            [one.kernel for one in batch],
+            best=None if leader is None else self._known[leader].kernel,
+            time_limit_s=min(limit_s, left_s),
+            device=self.request.device,
+        )
+        by_hash = {one.kernel_hash: one for one in found}
+        took_s = self.clock() - began
+        self._cost_s[self._asked] = max(0.05, took_s / len(batch))
+        self._charge(self._asked, took_s)
+        for proposal in batch:
+            said = by_hash.get(proposal.kernel.hash)
+            rung = len(self._rungs.scores.get(proposal.kernel.hash, ()))
+            if said is None or (said.status == "unmeasured" and self._retry(proposal, rung)):
+                continue
+            answer = Answer(
+                proposal=proposal,
+                stage="screened",
+                status=said.status,
+                reason=said.reason,
+                ratio=said.ratio,
+                low=said.low,
+                high=said.high,
+                time_s=said.time_s,
+                evidence=said.evidence,
+                after_s=self.spent_s,
+                rung=rung,
+                static_rank=said.static_rank,
+            )
+            self._take(answer)
+            self.keep(answer)
+        self._say("screened", f"{len(batch)} kernels")
+
+    def _retry(self, proposal: Proposal, rung: int) -> bool:
+        """Return whether a kernel that was not measured is screened once more."""
+        if rung > 0 or proposal.kernel.hash in self._retried:
+            return False
+        self._retried.add(proposal.kernel.hash)
+        self._again.append(proposal)
+        return True
+
+    def _take(self, answer: Answer) -> None:
+        """Note an answer in the progress and on the rungs."""
+        self.progress.answers.append(answer)
+        kernel_hash = answer.proposal.kernel.hash
+        if answer.stage == "screened":
+            self._seen.add(kernel_hash)
+        if answer.status in FAILED:
+            self._rungs.record(kernel_hash, None)
+        elif answer.stage == "screened" and answer.ratio is not None and answer.ratio > 0:
+            self._rungs.record(kernel_hash, math.log(answer.ratio))
+
+    def _order(self) -> list[str]:
+        """Return the kernels to confirm, the most promising first: timed ones, then right ones."""
+        failed = {a.proposal.kernel.hash for a in self.progress.answers if a.status in FAILED}
+        untimed = [
+            one
+            for one in self.progress.answers
+            if one.stage == "screened" and one.status in RIGHT and one.ratio is None
+        ]
+        untimed.sort(key=lambda one: one.static_rank or (math.inf,))
+        ranked = [one.proposal.kernel.hash for one in untimed]
+        return [one for one in dict.fromkeys([*self._rungs.order(), *ranked]) if one not in failed]
+
+    def _untimed_here(self) -> bool:
+        """Return whether no kernel of this run was timed: there is nothing to prove."""
+        return all(one.ratio is None for one in self.progress.answers)
+
+    def _judge(self, proposal: Proposal, limit_s: float, among: int) -> Answer:
+        self._say("judging", proposal.kernel.name)
+        terms = Terms(
+            time_limit_s=limit_s,
+            against_compile=self.request.against_compile,
+            device=self.request.device,
+            among=among,
+        )
+        judged = self.court.judge(proposal.kernel, self.problem, terms)
+        self.verdicts.append(judged)
+        verdict = judged.verdict
+        ratio = (verdict.get("speedup") or {}).get("vs_reference") or {}
+        answer = Answer(
+            proposal=proposal,
+            stage="judged",
+            status=verdict["status"],
+            reason=verdict["reason"],
+            ratio=ratio.get("ratio"),
+            low=ratio.get("low"),
+            high=ratio.get("high"),
+            evidence=tuple(
+                f"{one['check']}: {one['detail']}"
+                for one in verdict["evidence"]
+                if one["passed"] is False
+            ),
+            after_s=self.spent_s,
+        )
+        self._take(answer)
+        self.keep(answer)
+        self._say("judged", f"{proposal.kernel.name}: {answer.status}")
+        return answer
+
+    def _say(self, kind: str, detail: str) -> None:
+        screened = [a for a in self.progress.answers if a.stage == "screened" and a.ratio]
+        right = [a.ratio or 0.0 for a in screened if a.status in RIGHT]
+        self.listen(
+            RunEvent(
+                kind=kind,
+                detail=detail,
+                spent_s=self.spent_s,
+                screened=self.screened,
+                best_ratio=max(right, default=None),
+            )
+        )
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]

@@ -1,0 +1,171 @@
+"""`ratchet write --from WORKLOAD`: many problems share one budget by what they may gain."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ratchet.authors.outcome import failed_result
+from ratchet.authors.result import Reuse, WritingRequest, WritingResult
+from ratchet.authors.write import Follow, write
+from ratchet.errors import LedgerError, RatchetError
+from ratchet.judge.revision import revision
+from ratchet.kernels.problem import Problem
+from ratchet.ledger.verdicts import RecordedJudge
+from ratchet.ledger.writing import WritingBook
+
+SHORTEST_S = 30.0
+"""A problem gets at least so many seconds: one verdict and some screenings."""
+SEARCHED = "searched before without a proven kernel; leave --resume out to search again"
+Done = Callable[[WritingResult], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """A problem of a workload."""
+
+    problem: Problem
+    gain_s: float
+    """Seconds of a step that can still be won on it."""
+
+
+class RegionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of one problem."""
+
+    problem: str
+    problem_hash: str
+    gain_s: float
+    status: str
+    """A verdict's, `none` without a right kernel, or `not_reached`."""
+    ratio: float | None
+    """Of the verdict, against the reference."""
+    low: float | None
+    high: float | None
+    kernel_hash: str | None
+    screened: int
+    spent_s: float
+    recalled: bool
+    reason: str
+
+
+class WorkloadWriting(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of all problems of a workload."""
+
+    workload: str
+    budget_s: float
+    spent_s: float
+    rows: tuple[RegionRow, ...]
+    interrupted: bool
+    command: str
+
+
+def write_all(
+    workload: str,
+    asked: Sequence[Asked],
+    request: WritingRequest,
+    *,
+    judge: RecordedJudge,
+    follow: Callable[[Problem], Follow],
+    done: Done,
+    command: str = "",
+    spent_s: float = 0.0,
+) -> WorkloadWriting:
+    """Write kernels for problems in the order of their gain, until the budget ends.
+
+    A problem's share of what is left is its share of the gain that is left, but at least
+    SHORTEST_S. What a problem leaves goes to those after it: a proven kernel of the ledger costs
+    nothing. `done` gets each result; `spent_s` of the budget are gone.
+    """
+    began = time.monotonic() - spent_s
+    ranked = sorted(asked, key=lambda one: one.gain_s, reverse=True)
+    rows: list[RegionRow] = []
+    interrupted = False
+    for index, one in enumerate(ranked):
+        left_s = request.budget_s - (time.monotonic() - began)
+        gains = [other.gain_s for other in ranked[index:]]
+        share = one.gain_s / sum(gains) if sum(gains) > 0 else 1 / len(gains)
+        budget_s = min(left_s, max(SHORTEST_S, share * left_s))
+        if interrupted or (budget_s < SHORTEST_S and rows):
+            rows.append(_not_reached(one))
+            continue
+        result = _written(one, request, budget_s, judge, follow(one.problem), command)
+        interrupted = result.stopped == "interrupted"
+        rows.append(_row(one, result))
+        done(result)
+    return WorkloadWriting(
+        workload=workload,
+        budget_s=request.budget_s,
+        spent_s=time.monotonic() - began,
+        rows=tuple(rows),
+        interrupted=interrupted,
+        command=command,
+    )
+
+
+def _written(
+    one: Asked,
+    request: WritingRequest,
+    budget_s: float,
+    judge: RecordedJudge,
+    follow: Follow,
+    command: str,
+) -> WritingResult:
+    """Return one problem's result; a problem that cannot be written for has a result too."""
+    reuse: Reuse = "never" if request.reuse == "never" else "always"
+    own = msgspec.structs.replace(request, budget_s=budget_s, reuse=reuse, resume=False)
+    try:
+        if request.resume:
+            book = WritingBook(judge.ledger, judge.fingerprint)
+            key, judged_by = one.problem.hash, revision()
+            earlier = book.unfinished(key, judge=judged_by)
+            if earlier is not None:
+                before = max((answer.after_s for answer in book.answers(earlier.run)), default=0.0)
+                own = msgspec.structs.replace(own, resume=True, budget_s=before + budget_s)
+            elif book.largest_budget_s(key, judge=judged_by) and not book.proven(
+                key, judge=judged_by
+            ):
+                return failed_result(one.problem, own, SEARCHED, command=command)
+        return write(one.problem, own, judge=judge, follow=follow, command=command)
+    except LedgerError:
+        raise
+    except RatchetError as error:
+        return failed_result(one.problem, own, str(error), command=command)
+
+
+def _row(one: Asked, result: WritingResult) -> RegionRow:
+    best = result.best
+    ratio = None if best is None else (best.verdict.get("speedup") or {}).get("vs_reference")
+    return RegionRow(
+        problem=result.problem,
+        problem_hash=result.problem_hash,
+        gain_s=one.gain_s,
+        status=result.status,
+        ratio=ratio["ratio"] if ratio else None,
+        low=ratio["low"] if ratio else None,
+        high=ratio["high"] if ratio else None,
+        kernel_hash=None if best is None else best.kernel_hash,
+        screened=result.screened,
+        spent_s=result.spent_s,
+        recalled=result.stopped == "recalled",
+        reason=best.reason if best else "; ".join(result.notes) or "no kernel was right",
+    )
+
+
+def _not_reached(one: Asked) -> RegionRow:
+    return RegionRow(
+        problem=one.problem.name,
+        problem_hash=one.problem.hash,
+        gain_s=one.gain_s,
+        status="not_reached",
+        ratio=None,
+        low=None,
+        high=None,
+        kernel_hash=None,
+        screened=0,
+        spent_s=0.0,
+        recalled=False,
+        reason="the budget ended before this region",
+    )

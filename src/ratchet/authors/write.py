@@ -1,0 +1,179 @@
+"""`ratchet write PROBLEM`: one problem's run from its first proposal to its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ratchet.authors.author import Answer
+from ratchet.authors.court import RecordedCourt
+from ratchet.authors.kept import read_back, written
+from ratchet.authors.outcome import Writing, result_of
+from ratchet.authors.result import WritingRequest, WritingResult
+from ratchet.authors.roster import Setting, make_roster
+from ratchet.authors.run import ProblemRun, RunEvent
+from ratchet.authors.search.roofline import floor_s
+from ratchet.devices import ceilings
+from ratchet.devices.probe import Device, probe
+from ratchet.errors import DeviceError, LedgerError, RatchetError
+from ratchet.judge.revision import revision
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Problem
+from ratchet.ledger.connect import utc_now
+from ratchet.ledger.verdicts import JudgedKernel, RecordedJudge, Terms
+from ratchet.ledger.writing import WritingBook, WritingOptions
+
+Follow = Callable[[RunEvent, Callable[[], WritingResult]], None]
+"""Called with each event, and with a function that gives the result so far."""
+
+
+def write(
+    problem: Problem,
+    request: WritingRequest,
+    *,
+    judge: RecordedJudge,
+    follow: Follow | None = None,
+    command: str = "",
+    spent_s: float = 0.0,
+) -> WritingResult:
+    """Write kernels for one problem until its budget ends; the best is what a verdict confirmed.
+
+    `spent_s` of the budget went into reading the problem. Ctrl-C ends the run: the result has what
+    is known by then, and a resumed run goes on from there. Every answer is in the ledger as soon as
+    it is given.
+
+    Raises:
+        RatchetError: a problem that cannot be judged, `resume` without an unfinished run, a ledger
+            that fails.
+    """
+    if problem.fault:
+        raise RatchetError(f"problem {problem.name!r} cannot be judged: {problem.fault}")
+    book = WritingBook(judge.ledger, judge.fingerprint)
+    key, judged_by = problem.hash, revision()
+    state = Writing(
+        problem=problem,
+        problem_hash=key,
+        request=request,
+        judge=judge,
+        command=command,
+        started_at=utc_now(),
+    )
+    proven = [] if request.reuse == "never" else book.proven(key, judge=judged_by)
+    earlier = book.unfinished(key, judge=judged_by) if request.resume else None
+    if request.resume and earlier is None:
+        raise LedgerError(
+            f"no unfinished run on {problem.name!r} to resume here: leave --resume out"
+        )
+    if earlier is None and proven and _is_enough(request, book, key):
+        return _recalled(state, book, *proven[-1])
+    if earlier is None:
+        options = WritingOptions(
+            budget_s=request.budget_s,
+            seed=request.seed,
+            authors=request.authors,
+            judge=judged_by,
+            device=request.device,
+        )
+        state.run_id = book.start(problem, options)
+    else:
+        state.run_id, state.started_at = earlier.run, earlier.started_at
+    return _run(state, book, [kernel for kernel, _ in proven], follow, spent_s)
+
+
+def _is_enough(request: WritingRequest, book: WritingBook, problem_hash: str) -> bool:
+    """Return whether a proven kernel of the ledger answers the request."""
+    if request.reuse != "same budget":
+        return request.reuse == "always"
+    return book.largest_budget_s(problem_hash, judge=revision()) >= request.budget_s
+
+
+def _run(
+    state: Writing,
+    book: WritingBook,
+    proven: Sequence[Kernel],
+    follow: Follow | None,
+    spent_s: float,
+) -> WritingResult:
+    """Search, confirm, and note the end of the run."""
+    request, run_id = state.request, state.run_id
+    before = [read_back(one, book) for one in book.answers(run_id)]
+    device = _device(request.device)
+    state.floor_s = _floor_s(state.problem, device)
+    setting = Setting(run=run_id, problem=state.problem, request=request, book=book, device=device)
+    state.roster = make_roster(setting, proven=proven)
+
+    def keep(answer: Answer) -> None:
+        book.add(run_id, written(answer, state.problem_hash), answer.proposal.kernel)
+
+    def recall(answer: Answer) -> JudgedKernel | None:
+        """Return the verdict of an earlier part of this run, which is not given twice."""
+        if answer.stage != "judged":
+            return None
+        return state.judge.known(
+            answer.proposal.kernel, state.problem, Terms(device=request.device)
+        )
+
+    def listen(event: RunEvent) -> None:
+        if follow is not None:
+            follow(event, lambda: result_of(state, running=True))
+
+    work = state.work = ProblemRun(
+        problem=state.problem,
+        request=request,
+        authors=list(state.roster.authors),
+        court=RecordedCourt(state.judge),
+        keep=keep,
+        listen=listen,
+        floor_s=state.floor_s,
+        on_gpu=device.kind == "cuda",
+        before_s=spent_s + max((one.after_s for one in before), default=0.0),
+    )
+    work.restore(before, [one for one in map(recall, before) if one is not None])
+    try:
+        work.search()
+        work.confirm()
+    except KeyboardInterrupt:
+        work.stopped = "interrupted"
+    result = result_of(state, running=False)
+    summary = {
+        "status": result.status,
+        "kernel_hash": result.best.kernel_hash if result.best else None,
+        "screened": result.screened,
+        "spent_s": result.spent_s,
+        "stopped": result.stopped,
+    }
+    book.end(run_id, "interrupted" if work.stopped == "interrupted" else "finished", summary)
+    return result
+
+
+def _device(name: str) -> Device:
+    """Return the GPU where there is one to use, or the machine's cores."""
+    try:
+        return probe(name)
+    except DeviceError:
+        return probe("cpu")
+
+
+def _floor_s(problem: Problem, device: Device) -> float | None:
+    """Return the roofline's time on the machine's cores; a GPU's judge has its own floor."""
+    if device.kind != "cpu":
+        return None
+    try:
+        return floor_s(problem, ceilings.measure(device))
+    except RatchetError:
+        return None
+
+
+def _recalled(
+    state: Writing, book: WritingBook, kernel: Kernel, verdict: dict[str, Any]
+) -> WritingResult:
+    """Return the result that is a kernel the ledger holds as proven."""
+    terms = Terms(device=state.request.device)
+    state.recalled = state.judge.known(kernel, state.problem, terms) or JudgedKernel(
+        verdict={name: value for name, value in verdict.items() if name != "trial"},
+        kernel=kernel.as_json(),
+        problem=state.problem.as_json(),
+        judged_at=state.started_at,
+        recalled=True,
+    )
+    return result_of(state, running=False)

@@ -1,0 +1,310 @@
+"""`ratchet write`: authors write kernels for one problem, or for a workload's own."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
+from ratchet.cli.judging import PROBLEM_HELP
+from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength
+from ratchet.errors import RatchetError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ratchet.authors.result import WritingRequest, WritingResult
+    from ratchet.authors.run import RunEvent
+    from ratchet.authors.write import Follow
+    from ratchet.graph.regions import RegionReport
+    from ratchet.kernels.problem import Problem
+    from ratchet.report.write_terminal import WriteProgress
+
+PROVEN, NOT_PROVEN, INTERRUPTED = 0, 1, 130
+BUDGET, WORKLOAD_BUDGET = "60s", "10m"
+MEASURED_S, MEASURED_SHARE = 60.0, 0.1
+"""Time for measuring what regions take now, and its share of the budget at most."""
+
+
+@app.command()
+def write(
+    context: typer.Context,
+    problem: Annotated[str | None, typer.Argument(help=PROBLEM_HELP)] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="WORKLOAD",
+            help="Write for all of a workload's own problems, the most promising first.",
+        ),
+    ] = None,
+    listed: Annotated[
+        bool, typer.Option("--list", help="With --from: list the problems by what they may gain.")
+    ] = False,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Time for everything: 60s (default), 10m (for --from)."),
+    ] = None,
+    language: Annotated[
+        str | None,
+        typer.Option(metavar="cpp|triton|torch", help="Only kernels in this language."),
+    ] = None,
+    authors: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Who proposes: library, compiler, search, agent. Default: all; the agent if it "
+            "has a model.",
+        ),
+    ] = None,
+    search: Annotated[
+        str, typer.Option(metavar="NAME", help="How to search: evolution, optuna or random.")
+    ] = "evolution",
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="Language model that the agent asks.")
+    ] = "",
+    base_url: Annotated[
+        str,
+        typer.Option(
+            "--base-url", metavar="URL", help="Its OpenAI-compatible endpoint. Key: OPENAI_API_KEY."
+        ),
+    ] = "",
+    strategy: Annotated[
+        str, typer.Option(metavar="NAME", help="The agent's strategy: beam or evolve.")
+    ] = "beam",
+    samples: Annotated[int, typer.Option(min=1, help="Answers to ask for in each turn.")] = 2,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens that the agent may use, with its prompts.")
+    ] = None,
+    replay: Annotated[
+        str,
+        typer.Option(metavar="RUN", help="Replay the agent's answers of an earlier run."),
+    ] = "",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue a run that was killed or interrupted.")
+    ] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Search again, whatever kernels the ledger holds."),
+    ] = False,
+    against_compile: Annotated[
+        bool,
+        typer.Option("--against-compile", help="Also time torch.compile in the verdict."),
+    ] = False,
+    candidates: Annotated[
+        int | None, typer.Option(min=1, help="Screen at most this many kernels.")
+    ] = None,
+    batch_size: BatchSize = None,
+    sequence: SequenceLength = None,
+    precision: PrecisionName = None,
+    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the kernel, result.json and report.html.", show_default=False
+        ),
+    ] = None,
+    device: DeviceName = "auto",
+    ledger: LedgerUrl = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write a faster kernel for a problem: authors propose, the judge decides.
+
+    Exit code 0: a kernel is proven. 1: none is. 2: a mistake in the call.
+    """
+    from ratchet.authors.choices import make_request
+    from ratchet.authors.result import AgentChoice
+
+    if (problem is None) == (workload is None):
+        raise RatchetError("write takes one of PROBLEM and --from WORKLOAD: give one")
+    if listed and workload is None:
+        raise RatchetError("--list shows a workload's problems: give --from WORKLOAD")
+    request = make_request(
+        budget=budget or (BUDGET if workload is None else WORKLOAD_BUDGET),
+        language=language,
+        authors=authors,
+        search=search,
+        agent=AgentChoice(
+            model=model,
+            base_url=base_url,
+            strategy=strategy,
+            samples=samples,
+            tokens=tokens,
+            replay=replay,
+        ),
+        device=device,
+        seed=seed,
+        resume=resume,
+        fresh=fresh,
+        against_compile=against_compile,
+        candidates=candidates,
+    )
+    began = context.obj if isinstance(context.obj, float) else time.monotonic()
+    if problem is not None:
+        raise typer.Exit(_write_one(problem, request, out, ledger, as_json, began))
+    assert workload is not None
+    options = _workload_options(workload, batch_size, sequence, precision, device)
+    raise typer.Exit(
+        _write_all(workload, options, request, out, ledger, as_json, began, listed=listed)
+    )
+
+
+def _write_one(
+    given: str,
+    request: WritingRequest,
+    out: Path | None,
+    ledger: str | None,
+    as_json: bool,
+    began: float,
+) -> int:
+    from ratchet.authors.files import check_out, default_out, write_files
+    from ratchet.kernels.problem_file import problem_name
+
+    name = problem_name(given) or Path(given).stem
+    folder = out or default_out(name)
+    check_out(folder)
+
+    # numpy, the ledger and torch are imported from here on: mistakes in the call are answered.
+    from ratchet.authors.write import write as write_kernels
+    from ratchet.judge.api import as_problem
+    from ratchet.ledger.verdicts import RecordedJudge
+    from ratchet.report.write_page import render_write_page
+    from ratchet.report.write_terminal import WriteProgress, print_writing
+
+    problem = as_problem(given, time_limit_s=max(60.0, request.budget_s))
+    with RecordedJudge(ledger) as judge, WriteProgress(request.budget_s) as progress:
+        result = write_kernels(
+            problem,
+            request,
+            judge=judge,
+            follow=_following(folder, progress),
+            command=_command(),
+            spent_s=time.monotonic() - began,
+        )
+    paths = write_files(result, folder, render_write_page)
+    if as_json:
+        print_json(result.to_json() | {"paths": paths})
+    else:
+        print_writing(result, paths)
+    return _code(result)
+
+
+def _write_all(
+    workload: str,
+    options: dict[str, object],
+    request: WritingRequest,
+    out: Path | None,
+    ledger: str | None,
+    as_json: bool,
+    began: float,
+    *,
+    listed: bool,
+) -> int:
+    from ratchet.authors.files import check_out, default_out, write_files, write_summary
+
+    measuring_s = min(MEASURED_S, MEASURED_SHARE * request.budget_s)
+    found = _captured(workload, options, measuring_s)
+    if listed:
+        _print_regions(workload, found, as_json)
+        return PROVEN
+    folder = out or default_out(workload)
+    check_out(folder)
+    from ratchet.authors.shares import Asked, write_all
+    from ratchet.ledger.verdicts import RecordedJudge
+    from ratchet.report.write_page import render_write_page
+    from ratchet.report.write_terminal import WriteProgress, print_workload
+
+    asked = [Asked(problem=one.problem, gain_s=one.gain_s) for one in found.regions]
+    with RecordedJudge(ledger) as judge, WriteProgress(request.budget_s) as progress:
+
+        def follow(problem: Problem) -> Follow:
+            progress.begin(problem.name)
+            check_out(folder / default_out(problem.name).name)
+            return _following(folder / default_out(problem.name).name, progress)
+
+        def done(result: WritingResult) -> None:
+            own = folder / default_out(result.problem).name
+            write_files(result, own, render_write_page)
+
+        result = write_all(
+            workload,
+            asked,
+            request,
+            judge=judge,
+            follow=follow,
+            done=done,
+            command=_command(),
+            spent_s=time.monotonic() - began,
+        )
+    paths = write_summary(result, folder)
+    if as_json:
+        import msgspec
+
+        print_json(msgspec.to_builtins(result) | {"paths": paths})
+    else:
+        print_workload(result, paths)
+    if result.interrupted:
+        return INTERRUPTED
+    return PROVEN if any(row.status == "proven" for row in result.rows) else NOT_PROVEN
+
+
+def _following(folder: Path, progress: WriteProgress) -> Follow:
+    """Return what follows a run: a line on the terminal, and a page that is written again."""
+    from ratchet.authors.files import write_page
+    from ratchet.report.write_page import render_write_page
+
+    def follow(event: RunEvent, result: Callable[[], WritingResult]) -> None:
+        progress.show(event)
+        if event.kind in ("screening", "screened", "judged"):
+            write_page(result(), folder, render_write_page)
+
+    return follow
+
+
+def _workload_options(
+    workload: str,
+    batch_size: int | None,
+    sequence: int | None,
+    precision: str | None,
+    device: str,
+) -> dict[str, object]:
+    from ratchet.optimize.turn.settings import workload_options
+
+    return workload_options([workload], batch_size, sequence, precision, None, device)
+
+
+def _captured(workload: str, options: dict[str, object], measuring_s: float) -> RegionReport:
+    from ratchet.graph.regions import region_report
+    from ratchet.report.console import working
+    from ratchet.workloads.load import load
+
+    with working(f"taking the problems out of {workload}"):
+        loaded = load(workload, **options)  # type: ignore[arg-type]  # checked by workload_options
+        return region_report(loaded, loaded.as_written(), measuring_s=measuring_s)
+
+
+def _print_regions(workload: str, found: RegionReport, as_json: bool) -> None:
+    if as_json:
+        regions = [one.as_json() for one in found.regions]
+        print_json({"workload": workload, "regions": regions, "notes": list(found.notes)})
+        return
+    from ratchet.report.region_table import print_regions
+
+    print_regions(workload, found.regions, found.notes)
+
+
+def _command() -> str:
+    import shlex
+    import sys
+
+    return shlex.join(["ratchet", *sys.argv[1:]])
+
+
+def _code(result: WritingResult) -> int:
+    if result.stopped == "interrupted":
+        return INTERRUPTED
+    return PROVEN if result.status == "proven" else NOT_PROVEN

@@ -1,0 +1,17 @@
+"""Regions: the problems in a workload's compiled graphs, forward and backward.
+
+ops.py       which ATen operations fuse, which are views, which are products
+trace.py     runs one step and takes the graphs that Inductor would compile
+cut.py       cuts a graph into regions
+dims.py      which sizes follow the batch: two traces compared
+form.py      a region's canonical form, its key and its Python text
+values.py    how the inputs of a region are drawn
+problems.py  a region's problem: timed case, hidden cases
+cost.py      compulsory bytes, operations, floor and time
+capture.py   all of it: a workload's regions, ranked
+"""
+
+from ratchet.graph.regions.capture import capture_regions, region_report
+from ratchet.graph.regions.region import Region, RegionReport
+
+__all__ = ["Region", "RegionReport", "capture_regions", "region_report"]

@@ -1,0 +1,208 @@
+"""Install kernels for regions in compiled graphs: found by their keys, called as custom ops.
+
+The pass runs at `post_grad_custom_pre_pass`, on the graphs that the regions were captured from. An
+op takes and returns tensors as they lie in memory, as the region's problem does. It runs its
+reference until the kernel is activated (`ratchet.kernels.library.activate`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.pattern_matcher import stable_topological_sort
+from torch.fx import Graph, Node
+
+from ratchet.graph.regions.cut import Cut, cut_graph
+from ratchet.graph.regions.dims import lie_of
+from ratchet.graph.regions.form import RegionForm, form_of
+from ratchet.kernels.library import registry
+from ratchet.kernels.library.registration import NAMESPACE, register
+from ratchet.kernels.source_module import run_source
+
+HEADER = "import torch\nimport torch._prims\n\naten = torch.ops.aten\nprims = torch.ops.prims\n\n\n"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegionKernel:
+    """A kernel for a region, by the region's key."""
+
+    key: str
+    entry: str
+    """The entry under which the kernel is activated: the name of the region's problem."""
+    hash: str
+    """The kernel's hash, for torch's caches."""
+
+
+@dataclass(slots=True)
+class RegionInstallReport:
+    """Sites that a pass has taken so far, by key."""
+
+    installed: dict[str, int] = field(default_factory=dict)
+
+
+class InstallRegions(CustomGraphPass):
+    """Replace the regions that have a kernel in every graph of one torch.compile call."""
+
+    def __init__(self, kernels: Sequence[RegionKernel]) -> None:
+        self._kernels = {one.key: one for one in kernels}
+        self.report = RegionInstallReport()
+
+    def __call__(self, graph: Graph) -> None:
+        replaced: dict[Node, Node] = {}
+        for cut, form in _found(graph, self._kernels):
+            if _install(graph, cut, form, self._kernels[form.key], replaced):
+                counts = self.report.installed
+                counts[form.key] = counts.get(form.key, 0) + 1
+        stable_topological_sort(graph)
+        graph.eliminate_dead_code()
+        graph.lint()
+
+    def uuid(self) -> str:
+        """Hash the regions and their kernels."""
+        content = sorted(f"{one.key} {one.hash}" for one in self._kernels.values())
+        return hashlib.sha256("\n".join(content).encode()).hexdigest()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return InstallRegions, (tuple(self._kernels.values()),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> InstallRegions:
+        return self
+
+
+def region_options(kernels: Sequence[RegionKernel]) -> dict[str, Any]:
+    """Return the `options=` for torch.compile that install these kernels; empty if there are none.
+
+    They go together with those of `ratchet.graph.install.compile_options`.
+    """
+    return {"post_grad_custom_pre_pass": InstallRegions(kernels)} if kernels else {}
+
+
+def _found(graph: Graph, kernels: dict[str, RegionKernel]) -> list[tuple[Cut, RegionForm]]:
+    """Return the sites that have a kernel, the largest regions first."""
+    forms = [(cut, form_of(cut, None)) for cut in cut_graph(graph)]
+    known = [(cut, form) for cut, form in forms if form.key in kernels]
+    return sorted(known, key=lambda one: -len(one[0].computing))
+
+
+def _install(
+    graph: Graph, cut: Cut, form: RegionForm, kernel: RegionKernel, replaced: dict[Node, Node]
+) -> bool:
+    """Replace one site and note its results in `replaced`.
+
+    False if another site has taken a part of it or has come between its inputs and outputs, or if
+    an input has gaps.
+    """
+    inputs = [replaced.get(one.node, one.node) for one in form.inputs]
+    if any(node in replaced or node._erased for node in cut.computing):
+        return False
+    if _comes_back(cut, set(inputs)) or not all(map(_is_dense, inputs)):
+        return False
+    op = _op(form, kernel)
+    (output,) = graph.find_nodes(op="output")
+    with graph.inserting_before(output):
+        call = graph.call_function(op, tuple(_as_it_lies(graph, node) for node in inputs))
+        values = tuple(_lying(node.meta["val"]) for node in form.outputs)
+        call.meta["val"] = values if len(values) > 1 else values[0]
+        for place, node in enumerate(form.outputs):
+            result = call
+            if len(values) > 1:
+                result = graph.call_function(operator.getitem, (call, place))
+                result.meta["val"] = values[place]
+            replaced[node] = _permuted_back(graph, result, node)
+            node.replace_all_uses_with(replaced[node])
+    for node in reversed(cut.nodes):
+        if not node.users:
+            graph.erase_node(node)
+    return True
+
+
+def _comes_back(cut: Cut, inputs: set[Node]) -> bool:
+    """Return True if an input depends on an output: the region would wait for itself."""
+    seen = set(cut.nodes)
+    pending = [user for node in cut.computing for user in node.users if user not in seen]
+    while pending:
+        node = pending.pop()
+        if node in inputs:
+            return True
+        if node not in seen:
+            seen.add(node)
+            pending.extend(node.users)
+    return False
+
+
+def _order_of(value: Tensor) -> list[int] | None:
+    """Return the dimensions in the order of memory; None if they lie in order."""
+    lie = lie_of(tuple(value.shape), tuple(value.stride()))
+    if lie is None or not lie.is_dense or list(lie.order) == sorted(lie.order):
+        return None
+    return list(lie.order)
+
+
+def _is_dense(node: Node) -> bool:
+    value: Tensor = node.meta["val"]
+    lie = lie_of(tuple(value.shape), tuple(value.stride()))
+    return lie is not None and lie.is_dense
+
+
+def _lying(value: Tensor) -> Tensor:
+    order = _order_of(value)
+    return value if order is None else value.permute(order)
+
+
+def _as_it_lies(graph: Graph, node: Node) -> Node:
+    value: Tensor = node.meta["val"]
+    order = _order_of(value)
+    if order is None:
+        return node
+    lying = graph.call_function(torch.ops.aten.permute.default, (node, order))
+    lying.meta["val"] = value.permute(order)
+    return lying
+
+
+def _permuted_back(graph: Graph, result: Node, like: Node) -> Node:
+    order = _order_of(like.meta["val"])
+    if order is None:
+        return result
+    back = [order.index(at) for at in range(len(order))]
+    permuted = graph.call_function(torch.ops.aten.permute.default, (result, back))
+    permuted.meta["val"] = result.meta["val"].permute(back)
+    return permuted
+
+
+def _op(form: RegionForm, kernel: RegionKernel) -> torch._ops.OpOverload:
+    """Return the region's custom op; it is registered at its first use in this process."""
+    name = f"region_{form.key[:16]}"
+    if not hasattr(getattr(torch.ops, NAMESPACE), name):
+        outputs = [_lying(node.meta["val"]) for node in form.outputs]
+        forms = [(tuple(one.shape), one.dtype, one.device) for one in outputs]
+        reference = run_source(f"{HEADER}{form.reference}\n").reference
+
+        def made() -> tuple[Tensor, ...]:
+            return tuple(torch.empty(shape, dtype=dtype, device=at) for shape, dtype, at in forms)
+
+        def fake(*tensors: Tensor) -> Any:
+            return _one_or_all(made())
+
+        def run(*tensors: Tensor) -> Any:
+            given = tuple(one.contiguous() for one in tensors)
+            results = made()
+            if registry.call(kernel.entry, (*given, *results)):
+                return _one_or_all(results)
+            return _one_or_all(tuple(one.contiguous() for one in reference(*given, ())))
+
+        arguments = ", ".join(f"Tensor a{place}" for place in range(len(form.inputs)))
+        returned = ", ".join(["Tensor"] * len(outputs))
+        register(name, f"({arguments}) -> ({returned})", run=run, fake=fake)
+    found: torch._ops.OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
+    return found
+
+
+def _one_or_all(tensors: tuple[Tensor, ...]) -> Any:
+    return tensors if len(tensors) > 1 else tensors[0]

@@ -1,0 +1,200 @@
+"""Take the graphs of one training step as Inductor gets them, and run them operation by operation.
+
+The graphs are those that `post_grad_custom_pre_pass` sees: after AOTAutograd, Inductor's
+decompositions, its joint passes and the partition into forward and backward.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Interpreter, Node
+from torch.nn.attention import sdpa_kernel
+
+from ratchet.graph.install import compile_options
+from ratchet.graph.regions.region import Direction
+from ratchet.workloads.checkpointing import apply_checkpointing
+from ratchet.workloads.config import StepConfig
+from ratchet.workloads.step import ATTENTION_BACKENDS, compiled_loss
+from ratchet.workloads.workload import Workload
+
+
+@dataclass(slots=True, eq=False)
+class TracedGraph:
+    """One compiled graph of a step."""
+
+    module: GraphModule
+    """ATen operations with fake tensors in `node.meta["val"]`."""
+    direction: Direction
+    calls: int = 0
+    """Runs in one step: a graph may be called several times."""
+    times_s: dict[Node, float] = field(default_factory=dict)
+    """Time of each node, run eagerly, over all calls."""
+    wanted: frozenset[Node] = frozenset()
+    """Nodes whose values `look` is shown."""
+    look: Callable[[Node, Tensor], None] | None = None
+
+
+Seen = Callable[[TracedGraph], None]
+"""Called with each graph before it first runs; it may set `wanted` and `look`."""
+
+
+def trace(
+    workload: Workload, config: StepConfig, batch: Any, *, model: nn.Module, seen: Seen | None
+) -> list[TracedGraph]:
+    """Run forward and backward of one step on `batch`, twice; return its graphs in order.
+
+    Values are shown in the first run and times taken in the second. Without `seen` nothing is
+    computed: every graph returns zeros. The model's parameters, buffers
+    and gradients are left as they were. Parts of the step between graphs (graph breaks) run
+    eagerly and are not returned.
+    """
+    graphs: list[TracedGraph] = []
+
+    def inner(module: GraphModule, inputs: Sequence[Any], **given: Any) -> Any:
+        traced = _prepared(module, inputs, backward=bool(given.get("is_backward")))
+        graphs.append(traced)
+        if seen is not None:
+            seen(traced)
+        return _boxed(traced, compute=seen is not None)
+
+    with ExitStack() as stack:
+        for context in (_patches(), _unchanged(model), torch.random.fork_rng(devices=_gpus())):
+            stack.enter_context(context)
+        backends = ATTENTION_BACKENDS.get(config.attention)
+        stack.enter_context(sdpa_kernel(backends) if backends else nullcontext())
+        apply_checkpointing(model, config.checkpointing)
+        stack.callback(apply_checkpointing, model, "none")
+        step = _compiled(workload, config, inner)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        for _ in range(1 if seen is None else 2):  # the first run warms up: the second is timed
+            for graph in graphs:
+                graph.calls, graph.look = 0, None
+                graph.times_s.clear()
+            torch.manual_seed(0)
+            torch.autograd.grad(step(model, batch), trained, allow_unused=True)
+    return graphs
+
+
+def _compiled(workload: Workload, config: StepConfig, inner: Callable[..., Any]) -> Any:
+    from torch._inductor.compile_fx import compile_fx
+
+    options = compile_options(config.kernels)
+
+    def backend(module: GraphModule, inputs: Sequence[Any]) -> Any:
+        return compile_fx(module, inputs, inner_compile=inner, config_patches=options)
+
+    eager = config.model_copy(update={"compile_mode": None, "kernels": ()})
+    torch._dynamo.reset()
+    return torch.compile(compiled_loss(workload, eager), backend=backend, dynamic=False)
+
+
+@contextmanager
+def _patches() -> Iterator[None]:
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
+
+    with (
+        functorch.patch(enable_autograd_cache=False),
+        inductor.patch({"trace.provenance_tracking_level": 1}),
+    ):
+        try:
+            yield
+        finally:
+            torch._dynamo.reset()
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Run the model in training mode, then restore its mode and its buffers."""
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    modes = {module: module.training for module in model.modules()}
+    model.train()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                if name in buffers:
+                    buffer.copy_(buffers[name])
+
+
+def _gpus() -> list[int]:
+    return list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+
+
+def _prepared(module: GraphModule, inputs: Sequence[Any], *, backward: bool) -> TracedGraph:
+    """Do what Inductor does to a graph before its first custom pass."""
+    from torch._inductor.compile_fx import fake_tensor_prop
+    from torch._inductor.fx_passes.post_grad import view_to_reshape
+
+    view_to_reshape(module)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        fake_tensor_prop(module, inputs)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return TracedGraph(module, "backward" if backward else "forward")
+
+
+def _boxed(traced: TracedGraph, *, compute: bool) -> Callable[[list[Any]], Any]:
+    def run(given: list[Any]) -> Any:
+        inputs = list(given)
+        given.clear()
+        traced.calls += 1
+        if not compute:
+            return _zeros(traced.module)
+        with torch.no_grad(), torch._C._DisableAutocast():
+            return _TimedRun(traced).run(*inputs)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _zeros(module: GraphModule) -> Any:
+    """Return zeros in the form of a graph's outputs: indices into anything stay in range."""
+
+    def zero(node: Any) -> Any:
+        value = node.meta["val"] if isinstance(node, Node) else node
+        if not isinstance(value, Tensor):
+            return value
+        made = torch.empty_strided(
+            value.shape, value.stride(), dtype=value.dtype, device=value.device
+        )
+        return made.zero_()
+
+    (output,) = module.graph.find_nodes(op="output")
+    return tuple(zero(one) for one in output.args[0])
+
+
+class _TimedRun(Interpreter):
+    """Runs a graph node by node, takes the time of each and shows wanted values."""
+
+    def __init__(self, traced: TracedGraph) -> None:
+        super().__init__(traced.module)
+        self._traced = traced
+        devices = {getattr(node.meta.get("val"), "device", None) for node in self.graph.nodes}
+        self._on_gpu = any(one is not None and one.type == "cuda" for one in devices)
+
+    def run_node(self, n: Node) -> Any:
+        """Run one node."""
+        began = self._now()
+        result = super().run_node(n)
+        if n.op == "call_function":
+            times = self._traced.times_s
+            times[n] = times.get(n, 0.0) + self._now() - began
+        if n in self._traced.wanted and self._traced.look is not None:
+            self._traced.look(n, result)
+        return result
+
+    def _now(self) -> float:
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        return time.perf_counter()

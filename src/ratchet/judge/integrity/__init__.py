@@ -1,0 +1,1 @@
+"""Checks on whose work it is: threads, call order, late writes, outputs, libraries, devices."""

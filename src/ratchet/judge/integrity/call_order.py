@@ -1,0 +1,113 @@
+"""See that a compiled kernel makes its calls one after another, though all are revealed at once.
+
+One that finds the others' arguments in its process could compute several calls together and gain
+what no training step would see, whose calls wait for each other. So in some batches at secret
+places the judge stops the process at random moments and reads how far the outputs have come: at
+any moment all calls before the last one that was begun must be finished. What was computed
+elsewhere and is copied out in order is not seen so.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from ratchet.judge.integrity.late_writes import ITEM_BYTES, span
+from ratchet.judge.integrity.looks import WatchedFamily, wait
+from ratchet.judge.integrity.returned_outputs import Slot, answer_slots
+
+LOOKS: Final = 8
+"""In one batch, at most."""
+SPOTS: Final = 4
+"""Of each call: the beginning, the end and others between."""
+SPOT_BYTES: Final = 16
+
+
+class CallOrder:
+    """One batch, looked at while it runs."""
+
+    def __init__(self, layout: Mapping[str, Any], memories: Sequence[int]) -> None:
+        """Draw the places, from the system's entropy, and read what stands there at first."""
+        rng = random.SystemRandom()
+        self._memories = memories
+        self._spots = [_spots(answer_slots(layout, call), rng) for call in layout["calls"]]
+        self._first = self._read()
+        self._seen: list[list[list[bytes]]] = []
+        self.looked = 0
+        """Moments at which it was seen at work, once it has concluded."""
+
+    def looks(
+        self, family: WatchedFamily, expected_s: float
+    ) -> Callable[[Callable[[], bool]], None]:
+        """Return what to do once the batch has begun, which takes about `expected_s`.
+
+        Raises Unseen where the family does not stand still.
+        """
+        draw = random.SystemRandom().random
+
+        def note() -> None:
+            self._seen.append(self._read())
+
+        def meanwhile(over: Callable[[], bool]) -> None:
+            pause_s = draw() * expected_s
+            for _ in range(LOOKS):
+                wait(pause_s)
+                if over():
+                    return
+                family.hold(note)
+                pause_s = draw() * expected_s / LOOKS
+
+        return meanwhile
+
+    def conclude(self) -> str:
+        """Return what was out of order, or nothing, once the batch has ended and stands still."""
+        last, fault = self._read(), ""
+        for seen in self._seen:
+            begun, unfinished = _progress(self._first, seen, last)
+            if begun and unfinished:
+                self.looked += 1
+            if begun and any(call < begun[-1] for call in unfinished):
+                open_calls = {call for call in unfinished if call < begun[-1]} | {begun[-1]}
+                fault = f"at one moment {len(open_calls)} calls of {len(last)} were under way"
+        return fault
+
+    def _read(self) -> list[list[bytes]]:
+        return [
+            [os.pread(self._memories[region], size, at) for region, at, size in spots]
+            for spots in self._spots
+        ]
+
+
+def _progress(
+    first: Sequence[Sequence[bytes]],
+    seen: Sequence[Sequence[bytes]],
+    last: Sequence[Sequence[bytes]],
+) -> tuple[list[int], list[int]]:
+    """The calls that were begun, and those that were not finished; the latter may not be begun.
+
+    A place that ends as it began tells nothing.
+    """
+    begun, unfinished = [], []
+    for call, spots in enumerate(zip(first, seen, last, strict=True)):
+        telling = [(a, b, c) for a, b, c in zip(*spots, strict=True) if a != c]
+        if any(b != a for a, b, _ in telling):
+            begun.append(call)
+        if any(b != c for _, b, c in telling):
+            unfinished.append(call)
+    return begun, unfinished
+
+
+def _spots(slots: Sequence[Slot], rng: random.Random) -> list[tuple[int, int, int]]:
+    found = []
+    for region, offset, code, size, stride in slots:
+        if 0 in size:
+            continue
+        item = ITEM_BYTES[code]
+        span_bytes = span(size, stride) * item
+        length = min(SPOT_BYTES, span_bytes)
+        room = (span_bytes - length) // item
+        places = {0, room, *(rng.randint(0, room) for _ in range(SPOTS - 2))}
+        found += [(region, offset + place * item, length) for place in sorted(places)]
+    return found

@@ -1,0 +1,139 @@
+"""Judge the census of a candidate's process on a GPU: whose kernels ran, and how.
+
+What is told is the candidate's own word, so it is evidence, and decides only against it. Nobody can
+look at a GPU from outside as at a core: the evidence says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ratchet.judge.decided import Decided, Ok, fault
+from ratchet.judge.integrity.library_ops import declared
+from ratchet.judge.verdict import Evidence
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Problem
+
+LIBRARY_SHARE: Final = 0.25
+"""As for kernels on a CPU: this much of the time in library kernels is not its own work."""
+FREE: Final = re.compile(r"copy|Copy|[Mm]em(cpy|set)|FillFunctor|fillBuffer")
+"""Kernels that only move or fill: the harness copies results itself."""
+MATMUL: Final = re.compile(
+    r"cublas|cutlass|nvjet|xmma|gemm|gemv|splitK|Cijk_|rocblas|hipblas|Tensile", re.IGNORECASE
+)
+"""NVIDIA's and AMD's matrix products; Tensile's, of rocBLAS and hipBLASLt, begin with Cijk."""
+LIBRARY: Final = re.compile(
+    r"\bat::|at_cuda|\bcub::|\bthrust::|cudnn|implicit_convolve|miopen|igemm_|\bck::|rocprim|hipcub"
+    r"|flash_fwd|flash_bwd|\bflash::|fmha|\battn_(fwd|bwd)|aotriton|batch_norm|nccl|rccl"
+    r"|\btriton_(poi|red|per|tem|mm|bmm|for|spl|unk)_",
+    re.IGNORECASE,
+)
+"""torch's own kernels, its libraries', and those that torch.compile writes."""
+ALLOWED: Final = {"matmul": MATMUL}
+SHOWN: Final = 4
+CHECK: Final = "own work on the GPU"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceCount:
+    """The work of one batch on the device."""
+
+    kernels: Mapping[str, tuple[int, int]]
+    """Launches and nanoseconds by name; copies are not among them."""
+    elsewhere: Mapping[str, tuple[int, int]]
+    """The part that ran on other streams than the current one."""
+    streams: int
+    graphs: int
+    """Launches of captured graphs."""
+    launches: int
+    kept_bytes: int
+    """By how much the allocated memory grows with each call."""
+    calls: int
+
+
+def read_device_census(told: Any) -> DeviceCount:
+    """Read what the worker told. Raises CandidateFault if it is nonsense."""
+    try:
+        return DeviceCount(
+            kernels=_counts(told["kernels"]),
+            elsewhere=_counts(told["elsewhere"]),
+            **{
+                name: _whole(told[name])
+                for name in ("streams", "graphs", "launches", "kept_bytes", "calls")
+            },
+        )
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise fault("crashed", "the candidate's process answered nonsense") from error
+
+
+def facts(found: DeviceCount) -> list[Evidence]:
+    """Return what is worth knowing whatever the problem asks; none of it decides."""
+    calls = max(1, found.calls)
+    launched = f"{found.launches / calls:.1f} launches a call"
+    graphs = f", {found.graphs} launches of captured graphs" if found.graphs else ""
+    names = ", ".join(_name(one) for one in list(found.kernels)[:SHOWN]) or "no kernel"
+    away = ", ".join(_name(one) for one in list(found.elsewhere)[:SHOWN])
+    streams = f"on other streams than the current: {away}" if away else "all on the current stream"
+    kept = found.kept_bytes
+    memory = f"{kept} more bytes stay allocated with each call: a cache" if kept else "none is kept"
+    return [
+        Evidence(check="kernels on the GPU", passed=True, detail=f"{launched}{graphs}: {names}"),
+        Evidence(check="streams", passed=not away, detail=streams),
+        Evidence(check="memory between calls", passed=not kept, detail=memory),
+    ]
+
+
+def judge_own(found: DeviceCount, problem: Problem, kernel: Kernel) -> Ok[None] | Decided:
+    """Decide whether the candidate's own kernels do the named work, and no library's."""
+    owned = {name: ns for name, (_, ns) in found.kernels.items() if is_own(name, problem, kernel)}
+    others = {name: ns for name, (_, ns) in found.kernels.items() if name not in owned}
+    theirs = {name: ns for name, ns in others.items() if not FREE.search(name)}
+    total = sum(owned.values()) + sum(theirs.values())
+    share = sum(theirs.values()) / total if total else 0.0
+    shown = ", ".join(_name(one) for one in list(theirs)[:SHOWN])
+    detail = f"{100 * share:.0f} % of the time in library kernels{': ' if shown else ''}{shown}"
+    foreign = ""
+    if not total:
+        foreign = "no kernel ran that does more than copy"
+    elif share >= LIBRARY_SHARE:
+        foreign = detail
+    words = f"{foreign or detail} (as its own process tells; nothing outside can see it)"
+    evidence = (Evidence(check=CHECK, passed=not foreign, detail=words),)
+    if foreign:
+        reason = f"the problem asks for its own work, and on the GPU: {foreign}"
+        return Decided("cheating", reason, evidence)
+    return Ok(None, evidence)
+
+
+def is_own(name: str, problem: Problem, kernel: Kernel) -> bool:
+    """Return True if a kernel's name is the candidate's, or a library's that the problem allows."""
+    if any(ALLOWED[one].search(name) for one in problem.libraries if one in ALLOWED):
+        return True
+    if kernel.language == "triton":
+        return any(
+            re.fullmatch(rf"{re.escape(own)}(_\w+)?", name) for own in declared(kernel.source)
+        )
+    return not (LIBRARY.search(name) or MATMUL.search(name))
+
+
+def _counts(told: Any) -> dict[str, tuple[int, int]]:
+    return {_text(name): (_whole(one[0]), _whole(one[1])) for name, one in told.items()}
+
+
+def _text(name: Any) -> str:
+    if not isinstance(name, str):
+        raise TypeError
+    return name
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError
+    return value
+
+
+def _name(name: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in name)[:60]

@@ -1,0 +1,209 @@
+"""Judge the census of a kernel in Python: how much of it is work of torch's.
+
+Elements are counted, not seconds: in Triton's interpreter a kernel takes a thousand times longer
+than the operation that it stands in front of.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ratchet.judge.decided import Decided, Ok, fault
+from ratchet.judge.verdict import Evidence
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Problem
+
+CHECK: Final = "own work"
+LIBRARY_SHARE: Final = 0.25
+"""Library operations work on less than this part of a case's elements: the last sum over what the
+programs of a kernel left is no more."""
+WRITTEN_SHARE: Final = 0.5
+"""Launched kernels write at least this part of the outputs; what is returned may be a view."""
+IN_PLACE, OUTPUTS = 1, 2
+"""Regions of a batch, as `shared_batch` numbers them."""
+SHOWN: Final = 4
+MATMULS: Final = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "inner"),
+        *("matmul", "linear", "einsum", "tensordot", "chain_matmul", "_addmm_activation"),
+        *("linalg_matmul", "linalg_multi_dot", "_scaled_mm", "_grouped_mm", "_int_mm"),
+    )
+)
+ALLOWED: Final = {"matmul": MATMULS}
+"""Operations of a library that a problem allows by name."""
+MEMORY: Final = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty"),
+        *("new_empty_strided", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones"),
+        *("full", "full_like", "new_full", "fill_", "zero_", "scalar_tensor", "arange", "resize_"),
+        *("set_", "set_data", "is_pinned", "item", "_local_scalar_dense", "is_nonzero"),
+        *("lift_fresh", "lift", "detach", "detach_", "alias", "_has_compatible_shallow_copy_type"),
+        *("stride", "size", "is_same_size", "is_contiguous", "data", "requires_grad_", "_version"),
+    )
+)
+"""To make memory and to read a number."""
+VIEWS: Final = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("view", "view_as", "_unsafe_view", "reshape", "reshape_as", "_reshape_alias"),
+        *(
+            "as_strided",
+            "flatten",
+            "unflatten",
+            "ravel",
+            "squeeze",
+            "squeeze_",
+            "unsqueeze",
+            "unsqueeze_",
+        ),
+        *("expand", "expand_as", "broadcast_to", "broadcast_tensors", "permute", "transpose", "t"),
+        *("transpose_", "t_", "numpy_T", "mT", "mH", "adjoint", "swapaxes", "swapdims", "movedim"),
+        *("moveaxis", "select", "slice", "narrow", "chunk", "split", "split_with_sizes", "unbind"),
+        *("tensor_split", "diagonal", "unfold", "view_as_real", "view_as_complex", "real", "imag"),
+        *("resolve_conj", "resolve_neg", "positive", "_conj", "conj", "hsplit", "vsplit", "dsplit"),
+    )
+)
+COPIES: Final = frozenset(
+    f"aten::{name}" for name in ("copy_", "clone", "contiguous", "to", "_to_copy", "cpu", "copy")
+)
+"""Free beside a launch, as wrappers bring inputs into the form that their kernel takes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaseCensus:
+    """The work of one call on one case."""
+
+    elements: int
+    """Of all its inputs and outputs."""
+    output_elements: int
+    ops: Mapping[str, int]
+    """Elements by operation."""
+    programs: Mapping[str, int]
+    """Programs that ran, by kernel."""
+    stored: int
+    """Elements that kernels of its own wrote."""
+
+
+def read_census(layout: Mapping[str, Any], told: Any) -> CaseCensus:
+    """Read the census of a batch of one call. Raises CandidateFault if it is nonsense."""
+    call = layout["calls"][0]
+    sizes = [_product(slot[3]) for slot in call]
+    written = [
+        size
+        for place, (slot, size) in enumerate(zip(call, sizes, strict=True))
+        if slot[0] == IN_PLACE or place >= layout["input_count"]
+    ]
+    try:
+        ops, launches = told["ops"], told["launches"]
+        return CaseCensus(
+            elements=sum(sizes),
+            output_elements=sum(written),
+            ops={_name(name): _count(counts[1]) for name, counts in ops.items()},
+            programs={_name(name): _count(counts[1]) for name, counts in launches.items()},
+            stored=sum(_count(counts[2]) for counts in launches.values()),
+        )
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+        raise fault("crashed", "the candidate's process answered nonsense") from error
+
+
+def judge_census(
+    problem: Problem, kernel: Kernel, censuses: Sequence[CaseCensus]
+) -> Ok[None] | Decided:
+    """Decide whether the visible cases of a problem are the kernel's own work."""
+    evidence: tuple[Evidence, ...] = ()
+    visible = [
+        (case.name, census)
+        for case, census in zip(problem.cases, censuses, strict=False)
+        if not case.hidden
+    ]
+    for name, census in visible or [(problem.cases[0].name, censuses[0])]:
+        words = _words(census, problem, kernel)
+        foreign = _foreign(census, problem, kernel)
+        check = f"{CHECK}, operations on {name}"
+        evidence += (Evidence(check=check, passed=not foreign, detail=words),)
+        if foreign:
+            reason = f"the problem asks for its own work, and on {name} {foreign}: {words}"
+            return Decided("cheating", reason, evidence)
+    return Ok(None, evidence)
+
+
+def _foreign(census: CaseCensus, problem: Problem, kernel: Kernel) -> str:
+    share = sum(_library(census, problem, kernel).values())
+    if share >= LIBRARY_SHARE:
+        return f"a library worked on {_percent(share)} of the elements"
+    if kernel.language != "triton":
+        return ""
+    if not any(census.programs.values()):
+        return "none of its kernels was launched"
+    if census.stored < WRITTEN_SHARE * census.output_elements:
+        return (
+            f"its kernels wrote {census.stored} elements where the outputs have "
+            f"{census.output_elements}"
+        )
+    return ""
+
+
+def _library(census: CaseCensus, problem: Problem, kernel: Kernel) -> dict[str, float]:
+    """The share of the case's elements that each library operation worked on, the largest first."""
+    free = MEMORY | VIEWS | (COPIES if kernel.language == "triton" else frozenset())
+    for name in problem.libraries:
+        free |= ALLOWED.get(name, frozenset())
+    elements = max(1, census.elements)
+    found = {name: size / elements for name, size in census.ops.items() if name not in free}
+    return dict(sorted(found.items(), key=lambda one: -one[1]))
+
+
+def _words(census: CaseCensus, problem: Problem, kernel: Kernel) -> str:
+    found = _library(census, problem, kernel)
+    shown = [f"{name} {_percent(share)}" for name, share in list(found.items())[:SHOWN]]
+    more = [f"{len(found) - SHOWN} more"] if len(found) > SHOWN else []
+    parts = [", ".join([*shown, *more]) or "no library operation"]
+    if kernel.language == "triton":
+        ran = [f"{name} in {count} programs" for name, count in census.programs.items() if count]
+        idle = sorted(declared(kernel.source) - {name for name, n in census.programs.items() if n})
+        parts.append(f"launched {', '.join(ran[:SHOWN]) or 'nothing'}")
+        if idle and not ran:
+            parts.append(f"never launched {', '.join(idle[:SHOWN])}")
+    return "; ".join(parts)
+
+
+def declared(source: str) -> set[str]:
+    """Functions of a source that are decorated as Triton kernels."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    return {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+    }
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise TypeError
+    return "".join(c if c.isprintable() else "?" for c in name)[:80]
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError
+    return value
+
+
+def _product(size: Sequence[int]) -> int:
+    total = 1
+    for extent in size:
+        total *= extent
+    return total

@@ -1,0 +1,165 @@
+"""See from outside where a family of processes stands in its code, at moments nobody foresees.
+
+Every member is stopped, the kernel says at which instruction each thread was
+(/proc/PID/task/TID/syscall, proc(5): -1, the stack pointer and the instruction pointer for a thread
+outside of a system call), and the family goes on. It takes no help from the family and leaves no
+trace in it before the moment of the first look.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from ratchet.judge.process import families
+
+MOST_LOOKS: Final = 40
+"""In one batch."""
+SLICES: Final = 16
+"""From look to look a family runs for at most this part of a batch."""
+SHORTEST_SLEEP_S: Final = 0.0002
+NOT_ALLOWED: Final = (
+    "this machine does not let the judge see where a candidate's threads are (give a container "
+    "CAP_SYS_PTRACE), or the candidate hides them"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stand:
+    """One thread that was running code of its program, not of the kernel."""
+
+    pid: int
+    thread: int
+    address: int
+
+
+class Unseen(Exception):
+    """The judge cannot look; the text says why."""
+
+
+class WatchedFamily:
+    """The processes under one, as they are looked at."""
+
+    def __init__(self, root: int, *, wrapped: bool) -> None:
+        """Make it while they stand; `wrapped`: the first two are bubblewrap's and only wait.
+
+        `worker` is the process that the judge started in it: the others are the candidate's.
+        """
+        self._root = root
+        found = families.family(root, enclosed=wrapped)
+        first = {pid for pid, one in found.items() if one.parent == root}
+        self._guards = {root, *first} if wrapped else set[int]()
+        self._members = set(found) - self._guards
+        below = [pid for pid in self._members if found[pid].parent in self._guards]
+        # Only bubblewrap's second has the worker as its child; a worker adopts its own orphans.
+        self.worker = min(below, default=root)
+
+    def look(self, read: Callable[[list[Stand]], None]) -> bool:
+        """Stop everybody, call `read` with who runs and where, let them go on.
+
+        False where nobody ran. Raises Unseen where one of them cannot be looked at.
+        """
+        found: list[Stand] = []
+
+        def see() -> None:
+            found.extend(stand for pid in sorted(self._members) for stand in _running(pid))
+            read(found)
+
+        try:
+            self.hold(see)
+        except PermissionError as error:
+            raise Unseen(NOT_ALLOWED) from error
+        return bool(found)
+
+    def hold(self, do: Callable[[], None]) -> None:
+        """Stop everybody, do that, let them go on. Raises Unseen where they do not stand."""
+        try:
+            while True:
+                if not families.halt(sorted(self._members)):
+                    raise Unseen("it does not stand still to be looked at")
+                born = self._born()
+                if not born:
+                    break
+                self._members |= born
+            do()
+        finally:
+            families.resume(sorted(self._members))
+
+    def _born(self) -> set[int]:
+        """Members that are not known yet; what was orphaned hangs under another of the family."""
+        known = self._members | self._guards
+        try:
+            found = {child for pid in known for child in _children_of(pid)}
+        except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+            found = set(families.family(self._root))
+        return found - known
+
+
+def watch(
+    family: WatchedFamily,
+    read: Callable[..., None],
+    *,
+    over: Callable[[], bool],
+    expected_s: float,
+    draw: Callable[[], float],
+) -> None:
+    """Look at a batch that has just begun, until it is `over` or MOST_LOOKS times.
+
+    `read(stands, first=...)` gets each look, and whether it was the batch's first: only that one
+    comes wholly unannounced. `draw` gives numbers in [0, 1); a batch takes about `expected_s`.
+    """
+    first, pause_s = True, draw() * expected_s
+    for _ in range(MOST_LOOKS):
+        wait(pause_s)
+        if over():
+            return
+        first = not family.look(partial(read, first=first)) and first
+        pause_s = draw() * expected_s / SLICES
+
+
+def wait(pause_s: float) -> None:
+    """Sleep, or spin where a sleep would take longer than that."""
+    if pause_s > SHORTEST_SLEEP_S:
+        time.sleep(pause_s)
+        return
+    until = time.perf_counter() + pause_s
+    while time.perf_counter() < until:
+        pass
+
+
+def _running(pid: int) -> Iterator[Stand]:
+    """The threads of a stopped process that were in their program's code."""
+    for thread in families.thread_ids(pid):
+        try:
+            with open(f"/proc/{pid}/task/{thread}/syscall", encoding="ascii") as file:
+                fields = file.read().split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        except PermissionError:
+            if families.has_ended(pid, thread):  # what is left of it belongs to root
+                continue
+            raise
+        if len(fields) == 3 and fields[0] == "-1":
+            yield Stand(pid=pid, thread=thread, address=int(fields[2], 16))
+
+
+def _children_of(pid: int) -> Iterable[int]:
+    """The children of a process, asked of each of its threads.
+
+    Raises FileNotFoundError on a kernel that does not tell.
+    """
+    found: list[int] = []
+    for thread in families.thread_ids(pid):
+        try:
+            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+                found += map(int, file.read().split())
+        except FileNotFoundError:
+            if os.path.exists(f"/proc/{pid}/task/{thread}/stat"):
+                raise
+        except ProcessLookupError:
+            continue
+    return found

@@ -1,0 +1,85 @@
+"""The options of a call to the judge, from the command line's text or from Python's values."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Final, Literal, cast, get_args
+
+from ratchet.errors import RatchetError
+from ratchet.kernels.kernel import Language
+from ratchet.kernels.problem import Task, Tier
+
+Scale = float | Literal["auto"] | None
+SHORTEST_LIMIT_S = 1.0
+LANGUAGES: Final[tuple[Language, ...]] = ("cpp", "torch", "triton")
+"""What can be judged at all."""
+WITH_TORCH: Final[tuple[Language, ...]] = ("torch", "triton")
+"""Python's: their worker imports torch, and is the only one that can use a GPU."""
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_tier(given: object) -> Tier:
+    """One of the tiers."""
+    return cast(Tier, _one_of("tier", given, get_args(Tier)))
+
+
+def parse_task(given: object) -> Task:
+    """`own` or `any`."""
+    return cast(Task, _one_of("task", given, get_args(Task)))
+
+
+def parse_device(given: object) -> str:
+    """`auto`, `cpu`, `cuda` or `cuda:N`; whether it is there is the judge's to say."""
+    if not isinstance(given, str) or not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", given):
+        raise RatchetError(f"no device {given!r}: use auto, cpu, cuda or cuda:N")
+    return given
+
+
+def parse_scale(given: object) -> Scale:
+    """`auto`, or a factor above 0 and at most 1; None for 1."""
+    if given is None or given == "auto":
+        return cast(Scale, given)
+    factor = _number(given)
+    if not 0 < factor <= 1:
+        raise RatchetError(f"scale {given!r} is neither auto nor a factor above 0 and at most 1")
+    return None if factor == 1 else factor
+
+
+def parse_time_limit_s(given: object) -> float:
+    """Seconds from a number, `30`, `60s` or `5m`; at least one."""
+    if isinstance(given, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", given)
+        seconds = float(match[1]) * _UNITS[match[2]] if match else math.nan
+    else:
+        seconds = _number(given)
+    if not math.isfinite(seconds):
+        raise RatchetError(f"time limit {given!r} is not a duration: write 30s or 5m")
+    if seconds < SHORTEST_LIMIT_S:
+        raise RatchetError(f"time limit {given!r} is under a second: give at least 1s")
+    return seconds
+
+
+def parse_threads(given: object) -> int | None:
+    """Parse the number of this process's cores that both sides may use; None for all."""
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise RatchetError(f"threads {given!r} is no number of cores: give 1 or more")
+    return given
+
+
+def _one_of(what: str, given: object, known: tuple[str, ...]) -> str:
+    if given not in known:
+        raise RatchetError(f"unknown {what} {given!r}: use one of {', '.join(known)}")
+    return given
+
+
+def _number(given: Any) -> float:
+    """A number, or the text of one; NaN where it is neither."""
+    if isinstance(given, bool):
+        return math.nan
+    try:
+        return float(given)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan

@@ -1,0 +1,343 @@
+"""Whole families of processes on Linux: list, stop, resume, end; and a bounded tail of output.
+
+A family is a process, its descendants, and everything in its session or process group. What has
+been orphaned stays in the family because the workers make themselves subreapers (or live in a
+process namespace of their own). A process is dead when its last thread is, not when its first is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+TAIL_BYTES = 16 << 10
+SWEEPS = 100
+"""A family that still grows after this many sweeps is a fork bomb; killing goes on regardless."""
+STANDING = "TtZX"
+"""States of a thread that runs no code: stopped, traced, dead."""
+SETTLE_S = 0.0002
+STANDING_S = 3.0
+"""How long a family may take to stand still; on a busy machine a signal comes late."""
+WAKING_S = 0.001
+"""A thread that ran this long while it was stopped was woken; less is the end of its stopping."""
+
+Work = Mapping[tuple[int, int], tuple[int, int]]
+"""Nanoseconds on a core and switches of each thread, by the ids of its process and its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessState:
+    """One line of /proc/PID/stat: what the kernel says of a process."""
+
+    pid: int
+    state: str
+    parent: int
+    group: int
+    session: int
+    threads: int
+    """What is left of them: the first may have ended alone, which looks like a zombie."""
+
+    @property
+    def alive(self) -> bool:
+        """True if any of its threads can still run."""
+        return self.state not in "ZX" or self.threads > 1
+
+
+def prctl(option: int, value: int) -> None:
+    """Call prctl(2) in this process; raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def die_with_parent(parent: int) -> None:
+    """End this process when the thread that started it ends; exits at once if it already has."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent died, so that none leaves the family."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def hide_memory() -> None:
+    """Keep this process's memory and descriptors from others of the same user."""
+    prctl(PR_SET_DUMPABLE, 0)
+
+
+def read_state(pid: int) -> ProcessState | None:
+    """The state of one process, or None when it is gone."""
+    text = _read(f"/proc/{pid}/stat")
+    if not text:
+        return None
+    fields = text[text.rfind(b")") + 2 :].split()  # the command may hold spaces and brackets
+    parent, group, session = (int(field) for field in fields[1:4])
+    return ProcessState(
+        pid=pid,
+        state=fields[0].decode(),
+        parent=parent,
+        group=group,
+        session=session,
+        threads=int(fields[17]),
+    )
+
+
+def family(root: int, *, enclosed: bool = False) -> dict[int, ProcessState]:
+    """Every living process of the family of `root`, by pid. Zombies are left out.
+
+    One that is `enclosed` has a process namespace of its own, or is trusted to keep its orphans:
+    all of its family are descendants, and the rest of the machine's processes need not be read.
+    """
+    if enclosed and _lists_children():
+        return _descendants(root)
+    states = [read_state(int(name)) for name in os.listdir("/proc") if name.isdigit()]
+    alive = [state for state in states if state is not None]
+    children: dict[int, list[ProcessState]] = {}
+    for state in alive:
+        children.setdefault(state.parent, []).append(state)
+    waiting = [s for s in alive if root in (s.pid, s.group, s.session)]
+    found: dict[int, ProcessState] = {}
+    while waiting:
+        state = waiting.pop()
+        if state.pid not in found and state.pid != os.getpid():
+            found[state.pid] = state
+            waiting.extend(children.get(state.pid, ()))
+    return {pid: state for pid, state in found.items() if state.alive}
+
+
+@functools.cache
+def _lists_children() -> bool:
+    """Return True if this kernel tells a thread's children (CONFIG_PROC_CHILDREN)."""
+    return os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+
+
+def _descendants(root: int) -> dict[int, ProcessState]:
+    """A process and its descendants, as exact as proc(5) promises it: while none of them runs."""
+    found: dict[int, ProcessState] = {}
+    waiting = [root]
+    while waiting:
+        pid = waiting.pop()
+        state = read_state(pid)
+        if state is None or pid in found:
+            continue
+        found[pid] = state
+        for thread in thread_ids(pid):
+            waiting.extend(map(int, _read(f"/proc/{pid}/task/{thread}/children").split()))
+    return {pid: state for pid, state in found.items() if state.alive}
+
+
+def of_user(uid: int) -> list[int]:
+    """Every living process of a user; asked of the kernel, as a process can hide its folder."""
+    wanted = b"\nUid:\t%d\t" % uid
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    states = [read_state(pid) for pid in pids if wanted in _read(f"/proc/{pid}/status")]
+    return [state.pid for state in states if state is not None and state.alive]
+
+
+def threads_of(uid: int) -> int:
+    """Return the number of threads that a user has now."""
+    states = [read_state(pid) for pid in of_user(uid)]
+    return sum(state.threads for state in states if state is not None)
+
+
+def stop(root: int, *, settle_s: float = STANDING_S, enclosed: bool = False) -> list[int] | None:
+    """SIGSTOP the whole family until all threads stand; its pids, or None if one still runs."""
+    deadline = time.monotonic() + settle_s
+    while True:
+        members = list(family(root, enclosed=enclosed))
+        running = [pid for pid in members if not _stands(pid)]
+        if not running and set(family(root, enclosed=enclosed)) <= set(members):
+            return members  # and none was born between the listing and the last one's standing
+        if time.monotonic() > deadline:
+            return None
+        _signal_each(running, signal.SIGSTOP)
+        time.sleep(SETTLE_S)
+
+
+def hold(child: int) -> bool:
+    """SIGSTOP to a child that is trusted to be alone; whether it stands, and has not ended."""
+    os.kill(child, signal.SIGSTOP)
+    found = os.waitid(os.P_PID, child, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    return found is not None and found.si_code == os.CLD_STOPPED
+
+
+def halt(members: Sequence[int], *, settle_s: float = STANDING_S) -> bool:
+    """SIGSTOP these processes alone until all their threads stand; whether they do in time."""
+    deadline = time.monotonic() + settle_s
+    running = list(members)
+    while running:
+        late = time.monotonic() > deadline
+        _signal_each(running, signal.SIGSTOP)
+        running = [pid for pid in running if not _stands(pid)]
+        if late and running:  # looked at once more, as this process too may have had to wait
+            return False
+    return True
+
+
+def resume(stopped: Sequence[int]) -> None:
+    """SIGCONT to each process of a family that was stopped."""
+    _signal_each(stopped, signal.SIGCONT)
+
+
+def work_done(stopped: Sequence[int]) -> Work:
+    """Return the work of each thread so far. A family that stands has no new members."""
+    found: dict[tuple[int, int], tuple[int, int]] = {}
+    for pid in stopped:
+        for thread in thread_ids(pid):
+            fields = _read(f"/proc/{pid}/task/{thread}/schedstat").split()
+            if len(fields) == 3:  # a kernel without it says nothing here
+                found[pid, thread] = (int(fields[0]), int(fields[2]))
+    return found
+
+
+def has_worked(since: Work) -> bool:
+    """True if a family that was stopped has run since: a timer can send SIGCONT to its owner."""
+    for thread, (time_ns, switches) in work_done([*{pid for pid, _ in since}]).items():
+        before_ns, before = since.get(thread, (0, 0))
+        if time_ns - before_ns > WAKING_S * 1e9 and switches - before >= 2:
+            return True
+    return False
+
+
+def _stands(pid: int) -> bool:
+    """True if no thread of a process runs: the first may stand while another is on a core."""
+    states = [_read(f"/proc/{pid}/task/{thread}/stat") for thread in thread_ids(pid)]
+    return all(not s or chr(s[s.rfind(b")") + 2]) in STANDING for s in states)
+
+
+def thread_ids(pid: int) -> Iterator[int]:
+    """The threads of a process; none where it is gone."""
+    with contextlib.suppress(OSError):
+        yield from (int(name) for name in os.listdir(f"/proc/{pid}/task"))
+
+
+def has_ended(pid: int, thread: int) -> bool:
+    """Return True if a thread is gone, or only waits to be reaped."""
+    stat = _read(f"/proc/{pid}/task/{thread}/stat")
+    return not stat or chr(stat[stat.rfind(b")") + 2]) in "ZX"
+
+
+def _read(path: str) -> bytes:
+    """A file of /proc, empty where the process is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    found = b""
+    try:
+        while part := os.read(descriptor, 1 << 16):
+            found += part
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+    return found
+
+
+def end(root: int, *, enclosed: bool = False) -> None:
+    """SIGKILL the whole family, stopped first so that it cannot grow meanwhile.
+
+    `root` must not have been reaped: its number then stays its own.
+    """
+    for _ in range(SWEEPS):
+        members = list(family(root, enclosed=enclosed))
+        if not members:
+            return
+        _signal_each(members, signal.SIGSTOP)
+        if set(family(root, enclosed=enclosed)) <= set(members):
+            break
+    for _ in range(SWEEPS):
+        members = list(family(root, enclosed=enclosed))
+        if not members:
+            return
+        _signal_each(members, signal.SIGKILL)
+        time.sleep(0.002)
+
+
+def end_user(uid: int) -> None:
+    """SIGKILL every process of a user: for a uid that nothing else has."""
+    for _ in range(SWEEPS):
+        members = of_user(uid)
+        if not members:
+            return
+        _signal_each(members, signal.SIGKILL)
+        time.sleep(0.002)
+
+
+def _signal_each(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def exit_code(pid: int) -> int | None:
+    """The exit code of our child (negative: the signal), left unreaped; None while it lives."""
+    try:
+        result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    if result is None:
+        return None
+    return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+
+
+def describe_exit(code: int | None) -> str:
+    """'exit code 3' or 'SIGSEGV', as words for a message."""
+    if code is None:
+        return "no exit code"
+    number = -code if code < 0 else code - 128  # bubblewrap passes a signal on as 128 + number
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"exit code {code}" if code >= 0 else f"signal {number}"
+
+
+class OutputTail:
+    """Drains what a child prints, for ever, and keeps only its end.
+
+    A pipe that nobody reads would stop the child; a file would fill the disk.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._kept = b""
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._drain, name="ratchet-output", daemon=True)
+        self._thread.start()
+
+    def _drain(self) -> None:
+        while True:
+            try:
+                data = os.read(self._descriptor, 1 << 16)
+            except OSError:
+                data = b""
+            if not data:
+                break
+            with self._lock:
+                self._kept = (self._kept + data)[-TAIL_BYTES:]
+        os.close(self._descriptor)
+
+    def text(self, *, settle_s: float = 0.2) -> str:
+        """The last 16 KiB; waits so long for what a child that has just died may have said."""
+        self._thread.join(settle_s)
+        with self._lock:
+            return self._kept.decode(errors="replace")
+
+    def last_line(self, *, settle_s: float = 0.2) -> str:
+        """The last line that is not blank, at most 300 characters; waits as `text` does."""
+        text = self.text(settle_s=settle_s)
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return lines[-1][-300:] if lines else ""

@@ -1,0 +1,51 @@
+"""Reserves of the machine while a candidate runs: memory, and the disk where it may write.
+
+No rlimit bounds a family of processes as a whole, and a file of memory belongs to no process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+KEPT_SHARE: Final = 0.05
+"""Of the whole, as long as half of what was free at the start may still be used."""
+
+
+class Headroom:
+    """The floors of one candidate's run, set when it begins."""
+
+    def __init__(self, folders: Sequence[Path] = ()) -> None:
+        self._folders = list(folders)
+        self._memory_floor = _floor(*_memory_bytes())
+        self._disk_floors = [_floor(*_disk_bytes(folder)) for folder in self._folders]
+
+    def shortage(self) -> str | None:
+        """Return what has run short, in words; None while nothing has."""
+        free, _ = _memory_bytes()
+        if free < self._memory_floor:
+            return f"the machine had {free >> 20} MiB of memory left while it ran"
+        for folder, floor in zip(self._folders, self._disk_floors, strict=True):
+            free, _ = _disk_bytes(folder)
+            if free < floor:
+                return f"the disk had {free >> 20} MiB left while it ran"
+        return None
+
+
+def _floor(free: int, total: int) -> float:
+    return min(KEPT_SHARE * total, free / 2)
+
+
+def _memory_bytes() -> tuple[int, int]:
+    """Available and total memory, from /proc/meminfo."""
+    with open("/proc/meminfo", "rb") as file:
+        lines = dict(line.split(b":", 1) for line in file)
+    available = lines.get(b"MemAvailable", lines[b"MemFree"])
+    return int(available.split()[0]) << 10, int(lines[b"MemTotal"].split()[0]) << 10
+
+
+def _disk_bytes(folder: Path) -> tuple[int, int]:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize

@@ -1,0 +1,177 @@
+"""A filter of system calls for a candidate: what no kernel needs is denied. Imports no torch.
+
+Signals to others and changes of a process's place in its family are denied only where no namespace
+keeps the candidate among its own. Numbers: Linux's arch/x86/entry/syscalls/syscall_64.tbl; on
+another architecture there is no filter, and the isolation's name does not mention one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from ratchet.errors import JudgeError
+
+ARCHITECTURE: Final = 0xC000003E
+"""AUDIT_ARCH_X86_64 of linux/audit.h."""
+FOREIGN_CALLS: Final = 0x4000_0000
+"""From here on numbers are those of the x32 interface."""
+NUMBERS: Final = {
+    "shmget": 29,
+    "socket": 41,
+    "clone": 56,
+    "kill": 62,
+    "semget": 64,
+    "msgget": 68,
+    "fcntl": 72,
+    "ptrace": 101,
+    "rt_sigqueueinfo": 129,
+    "setpriority": 141,
+    "sched_setparam": 142,
+    "sched_setscheduler": 144,
+    "pivot_root": 155,
+    "prctl": 157,
+    "chroot": 161,
+    "mount": 165,
+    "umount2": 166,
+    "tkill": 200,
+    "sched_setaffinity": 203,
+    "timer_create": 222,
+    "timerfd_create": 283,
+    "tgkill": 234,
+    "mq_open": 240,
+    "add_key": 248,
+    "request_key": 249,
+    "keyctl": 250,
+    "ioprio_set": 251,
+    "unshare": 272,
+    "rt_tgsigqueueinfo": 297,
+    "perf_event_open": 298,
+    "prlimit64": 302,
+    "open_by_handle_at": 304,
+    "setns": 308,
+    "process_vm_readv": 310,
+    "process_vm_writev": 311,
+    "kcmp": 312,
+    "sched_setattr": 314,
+    "seccomp": 317,
+    "bpf": 321,
+    "userfaultfd": 323,
+    "pidfd_send_signal": 424,
+    "io_uring_setup": 425,
+    "open_tree": 428,
+    "move_mount": 429,
+    "fsopen": 430,
+    "clone3": 435,
+    "pidfd_getfd": 438,
+    "process_madvise": 440,
+}
+DENIED: Final = (
+    # Other processes, and more of the kernel than arithmetic needs.
+    *("ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "kcmp", "pidfd_getfd"),
+    *("perf_event_open", "bpf", "userfaultfd", "io_uring_setup", "add_key", "request_key"),
+    *("keyctl", "open_by_handle_at", "unshare", "setns", "mount", "umount2", "pivot_root"),
+    *("chroot", "open_tree", "move_mount", "fsopen"),
+    # What outlives a process, or reaches beyond it.
+    *("socket", "shmget", "semget", "msgget", "mq_open"),
+    # A timer can send SIGCONT, and so wake a process that the judge has stopped; one behind a
+    # descriptor interrupts the rival while its owner stands.
+    *("timer_create", "timerfd_create"),
+)
+DENIED_AMONG_OTHERS: Final = (
+    *("pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "tkill"),
+    *("setpriority", "ioprio_set"),
+)
+OF_ITSELF_AMONG_OTHERS: Final = (
+    *("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"),
+)
+"""With a first argument of 0 alone, which is the caller: others of the same user (the judge, the
+rival) could be given a limit that ends them, or the cores and the priority that make them slow."""
+NEW_NAMESPACES: Final = 0x7E02_0000
+"""CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET of linux/sched.h."""
+F_SETSIG: Final = 10
+AF_UNIX: Final = 1
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+LOAD, IF_EQUAL, IF_AT_LEAST, IF_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+ALLOW, DENY, NOT_THERE = 0x7FFF_0000, 0x0005_0000 | errno.EPERM, 0x0005_0000 | errno.ENOSYS
+KILL: Final = 0x8000_0000
+CALL_OFFSET, ARCHITECTURE_OFFSET, ARGUMENTS_OFFSET = 0, 4, 16
+SET_MODE_FILTER, ALL_THREADS = 1, 1
+
+Instruction = tuple[int, int, int, int]
+"""Code, jump if true, jump if false, operand: struct sock_filter of linux/filter.h."""
+
+
+def known() -> bool:
+    """True if this machine's calls can be filtered: x86-64, and a kernel that knows filters."""
+    return os.uname().machine == "x86_64" and Path("/proc/sys/kernel/seccomp").is_dir()
+
+
+def deny_needless(*, among_others: bool, local_sockets: bool = False) -> None:
+    """Deny this process, all its threads and all that it starts what no kernel needs.
+
+    With `local_sockets`, sockets inside the machine may be made: CUDA's driver binds an abstract
+    one (`cuda-uvmfd-...`) as it starts, which its network namespace keeps to itself. Raises
+    JudgeError where the kernel takes no filter. `no_new_privs` must be set before.
+    """
+    found = program(os.getpid(), among_others, local_sockets)
+    body = b"".join(struct.pack("=HBBI", *one) for one in found)
+    held = ctypes.create_string_buffer(body, len(body))
+    header = struct.pack("@HP", len(body) // 8, ctypes.addressof(held))
+    libc = ctypes.CDLL(None, use_errno=True)
+    number = ctypes.c_long(NUMBERS["seccomp"])
+    if libc.syscall(number, SET_MODE_FILTER, ALL_THREADS, ctypes.c_char_p(header)) != 0:
+        raise JudgeError(f"no filter of system calls: {os.strerror(ctypes.get_errno())}")
+
+
+def program(own_pid: int, among_others: bool, local_sockets: bool = False) -> list[Instruction]:
+    """The filter as instructions; `among_others` for a process without namespaces of its own."""
+    found = [
+        (LOAD, 0, 0, ARCHITECTURE_OFFSET),
+        (IF_EQUAL, 1, 0, ARCHITECTURE),
+        (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, CALL_OFFSET),
+        (IF_AT_LEAST, 0, 1, FOREIGN_CALLS),
+        (RETURN, 0, 0, DENY),
+    ]
+    for name in (*DENIED, *(DENIED_AMONG_OTHERS if among_others else ())):
+        if name == "socket" and local_sockets:
+            found += _allow_only(name, 0, AF_UNIX)
+            continue
+        found += [(IF_EQUAL, 0, 1, NUMBERS[name]), (RETURN, 0, 0, DENY)]
+    # Its flags lie in memory, where no filter can look; libraries then use clone.
+    found += [(IF_EQUAL, 0, 1, NUMBERS["clone3"]), (RETURN, 0, 0, NOT_THERE)]
+    found += _deny_if("clone", 0, [(IF_ANY_BIT, NEW_NAMESPACES)])
+    found += _deny_if("fcntl", 1, [(IF_EQUAL, F_SETSIG)])
+    if among_others:
+        places = [(IF_EQUAL, PR_SET_PDEATHSIG), (IF_EQUAL, PR_SET_CHILD_SUBREAPER)]
+        found += _deny_if("prctl", 0, places)
+        found += _allow_only("kill", 0, own_pid) + _allow_only("tgkill", 0, own_pid)
+        for name in OF_ITSELF_AMONG_OTHERS:
+            found += _allow_only(name, 0, 0)
+    return [*found, (RETURN, 0, 0, ALLOW)]
+
+
+def _deny_if(name: str, argument: int, tests: Sequence[tuple[int, int]]) -> list[Instruction]:
+    """Deny a call when the low word of an argument passes one of the tests; allow it otherwise."""
+    body: list[Instruction] = [(LOAD, 0, 0, ARGUMENTS_OFFSET + 8 * argument)]
+    for test, operand in tests:
+        body += [(test, 0, 1, operand), (RETURN, 0, 0, DENY)]
+    body.append((RETURN, 0, 0, ALLOW))
+    return [(IF_EQUAL, 0, len(body), NUMBERS[name]), *body]
+
+
+def _allow_only(name: str, argument: int, value: int) -> list[Instruction]:
+    body: list[Instruction] = [
+        (LOAD, 0, 0, ARGUMENTS_OFFSET + 8 * argument),
+        (IF_EQUAL, 0, 1, value),
+        (RETURN, 0, 0, ALLOW),
+        (RETURN, 0, 0, DENY),
+    ]
+    return [(IF_EQUAL, 0, len(body), NUMBERS[name]), *body]

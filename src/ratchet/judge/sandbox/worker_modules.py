@@ -1,0 +1,134 @@
+"""The list of Ratchet's files in each sandbox: what its worker imports, and nothing beside.
+
+A candidate can read and import whatever its sandbox holds. So no reference, tolerance or check is
+among these, and no part of the judge that decides. A test holds the lists to what the files import.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import ratchet
+
+CPP_WORKER: Final = "ratchet.judge.workers.candidate.cpp"
+TORCH_WORKER: Final = "ratchet.judge.workers.candidate.with_torch"
+ZYGOTE: Final = "ratchet.judge.workers.zygote"
+CPP_ZYGOTE: Final = "ratchet.judge.workers.zygote_cpp"
+PROFILE_WORKER: Final = "ratchet.judge.static_profile.worker"
+
+_CONFINED: Final = (
+    "ratchet",
+    "ratchet.callable_module",
+    "ratchet.errors",
+    "ratchet.watchdog",
+    "ratchet.judge",
+    "ratchet.judge.process",
+    "ratchet.judge.process.channel",
+    "ratchet.judge.process.families",
+    "ratchet.judge.sandbox",
+    "ratchet.judge.sandbox.confine",
+    "ratchet.judge.sandbox.system_calls",
+    "ratchet.judge.workers",
+    "ratchet.judge.workers.candidate",
+    "ratchet.judge.workers.serving",
+    "ratchet.kernels",
+    "ratchet.kernels.abi",
+    "ratchet.kernels.kernel",
+)
+"""What any of them needs: the channel, the limits and a kernel's form."""
+_CPP: Final = (
+    *_CONFINED,
+    "ratchet.judge.workers.candidate.cpp",
+    "ratchet.judge.workers.memory",
+    "ratchet.judge.workers.memory.mapping",
+    "ratchet.kernels.languages",
+    "ratchet.kernels.languages.cpp",
+)
+_FORKED: Final = (
+    "ratchet.judge.sandbox.namespaces",
+    "ratchet.judge.workers.enclosed_forks",
+    "ratchet.judge.workers.forks",
+)
+_TRITON: Final = (
+    "ratchet.judge.workers.candidate.architectures",
+    "ratchet.judge.workers.candidate.fake_driver",
+    "ratchet.judge.workers.candidate.interpreter_repairs",
+    "ratchet.judge.workers.candidate.triton_source",
+)
+_MODEL: Final = (
+    "ratchet.judge.workers.candidate.model_class",
+    "ratchet.kernels.model_state",
+)
+_TORCH: Final = (
+    *_CPP,
+    *_TRITON,
+    *_MODEL,
+    "ratchet.judge.workers.candidate.census",
+    "ratchet.judge.workers.candidate.compilations",
+    "ratchet.judge.workers.candidate.device_census",
+    "ratchet.judge.workers.candidate.results",
+    "ratchet.judge.workers.candidate.with_torch",
+    "ratchet.judge.workers.memory.blocks",
+    "ratchet.judge.workers.memory.device",
+    "ratchet.judge.workers.memory.driver_memory",
+    "ratchet.judge.workers.memory.packed_files",
+)
+MODULES: Final[Mapping[str, tuple[str, ...]]] = {
+    CPP_WORKER: _CPP,
+    TORCH_WORKER: _TORCH,
+    ZYGOTE: (*_TORCH, *_FORKED, "ratchet.judge.workers.zygote"),
+    CPP_ZYGOTE: (*_CPP, *_FORKED, "ratchet.judge.workers.zygote_cpp"),
+    PROFILE_WORKER: (
+        *_CONFINED,
+        *_TRITON,
+        *_MODEL,
+        "ratchet.judge.static_profile",
+        "ratchet.judge.static_profile.assembly",
+        "ratchet.judge.static_profile.fake_device",
+        "ratchet.judge.static_profile.tools",
+        "ratchet.judge.static_profile.worker",
+        "ratchet.kernels.case",
+        "ratchet.kernels.input_structure",
+        "ratchet.kernels.inputs",
+        "ratchet.kernels.model_file",
+        "ratchet.kernels.on_cores",
+        "ratchet.kernels.source_module",
+        "ratchet.kernels.structure",
+    ),
+}
+"""Of each worker. Beside what it imports itself stands what the sources do that it is sent: those
+of a model, and of Triton."""
+DATA: Final[Mapping[str, tuple[str, ...]]] = {
+    CPP_WORKER: ("kernels/languages/ratchet_abi.h",),
+    CPP_ZYGOTE: ("kernels/languages/ratchet_abi.h",),
+    PROFILE_WORKER: ("judge/static_profile/headers",),
+}
+"""Other files and folders of the package that a worker reads."""
+
+
+def package_files(worker: str) -> Iterator[tuple[Path, str]]:
+    """Each file or folder that a sandbox holds, and its place below the folder of the code.
+
+    What Python compiled of a module goes with it, where it is kept: a worker starts faster so.
+    """
+    package = Path(ratchet.__file__).parent
+    for name in MODULES[worker]:
+        path = _file_of(package, name)
+        yield path, _place(package, path)
+        kept = Path(importlib.util.cache_from_source(str(path)))
+        if kept.is_relative_to(package) and kept.is_file():
+            yield kept, _place(package, kept)
+    for place in DATA.get(worker, ()):
+        yield package / place, _place(package, package / place)
+
+
+def _file_of(package: Path, name: str) -> Path:
+    path = package.joinpath(*name.split(".")[1:])
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def _place(package: Path, path: Path) -> str:
+    return str(Path(package.name) / path.relative_to(package))

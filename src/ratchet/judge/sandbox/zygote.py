@@ -1,0 +1,155 @@
+"""Zygotes as the judge drives them: processes that fork instead of starting anew.
+
+The reference worker's forks the rivals. Those of candidates, one for Python's languages and one for
+compiled kernels, stand in a sandbox each, and their forks take namespaces and a uid of their own
+(`workers.enclosed_forks`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from ratchet.errors import JudgeError
+from ratchet.judge.process.channel import Channel, close_descriptors
+from ratchet.judge.process.child import Child, ChildFailure, Start, program
+from ratchet.judge.sandbox.isolation import (
+    SHARED_MEMORY_BYTES,
+    TMP_BYTES,
+    Sandbox,
+    make_sandbox,
+    zygote_environment,
+    zygote_program,
+)
+from ratchet.judge.sandbox.worker_modules import CPP_ZYGOTE, ZYGOTE
+
+LOG = logging.getLogger(__name__)
+START_S: Final = 30.0
+"""A fork that takes longer is none."""
+IMPORT_S: Final = 120.0
+"""Importing torch may be at work for so long."""
+TRIAL_BYTES: Final = 64 << 30
+"""Address space of a fork that only tries whether candidates can be forked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A process that a zygote forked."""
+
+    pid: int
+    """Its process id here."""
+    inner: int
+    """The same where the zygote is."""
+    zygote: Forks
+
+    def exit_code(self) -> int | None:
+        """Its exit code (negative: the signal), or None while it lives."""
+        return self.zygote.exit_code(self.inner)
+
+    def reap(self) -> None:
+        """Wait for its end; it must have been killed."""
+        self.zygote.exit_code(self.inner, do="reap")
+
+
+class Forks:
+    """Orders to a zygote, over a channel that no fork keeps."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def fork(self, descriptors: Sequence[int], **order: Any) -> Fork:
+        """A new fork, which gets the descriptors; raises JudgeError."""
+        self._channel.send({"do": "fork", **order}, descriptors, timeout_s=START_S)
+        reply, extra = self._channel.receive(timeout_s=START_S)
+        close_descriptors(extra)
+        return Fork(self._channel.sender, int(reply["pid"]), self)
+
+    def exit_code(self, inner: int, *, do: str = "exit code") -> int | None:
+        """Return a fork's exit code; None while it lives, and if the zygote is gone."""
+        with contextlib.suppress(JudgeError):
+            self._channel.send({"do": do, "pid": inner}, timeout_s=START_S)
+            code = self._channel.receive(timeout_s=START_S)[0]["code"]
+            return None if code is None else int(code)
+        return None
+
+    def close(self) -> None:
+        """Let the zygote end."""
+        self._channel.close()
+
+
+class CandidateZygote:
+    """The zygote of candidates in one kind of language. It holds trusted code only."""
+
+    def __init__(
+        self, *, threads: int, with_torch: bool = True, folders: Sequence[str] = ()
+    ) -> None:
+        """Start it, and let it import torch and try a fork meanwhile. Raises OSError.
+
+        Without torch it is that of compiled kernels, whose compiler sees the `folders` too.
+        """
+        self.threads = threads
+        self._able: bool | None = None
+        module = ZYGOTE if with_torch else CPP_ZYGOTE
+        trial = make_sandbox(
+            module,
+            threads=threads,
+            memory_bytes=TRIAL_BYTES,
+            time_limit_s=START_S,
+            with_torch=with_torch,
+            forked=True,
+        )
+        words = zygote_program(module, with_torch=with_torch, folders=folders)
+        environment = zygote_environment(threads, with_torch=with_torch)
+        self._child = Child(
+            program(lambda channel: [*words, str(channel)], environment),
+            enclosed=True,
+            counts_work=True,
+        )
+        self._forks = Forks(self._child.channel)
+        with contextlib.suppress(ChildFailure):  # `able` finds it dead
+            self._child.send(self._order(trial))
+
+    @property
+    def pid(self) -> int:
+        """The process at the head of its family, which its forks belong to."""
+        return self._child.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """True if it is dead: another must be started."""
+        return self._child.has_ended
+
+    @property
+    def able(self) -> bool:
+        """True if it can fork candidates; waits for it the first time."""
+        if self._able is None:
+            try:
+                reply, extra = self._child.receive("start", timeout_s=IMPORT_S)
+            except ChildFailure as error:
+                reply, extra = {"unable": str(error)}, []
+            close_descriptors(extra)
+            self._able = not reply["unable"]
+            if not self._able:
+                LOG.info("each candidate starts anew: %s", reply["unable"])
+                self.close()
+        return self._able
+
+    def start(self, sandbox: Sandbox) -> Start:
+        """A candidate's process under the limits of a sandbox that is made for a fork."""
+        return lambda *handed: self._forks.fork(handed, **self._order(sandbox))
+
+    def close(self) -> None:
+        """End it, and every fork with it."""
+        self._child.close()
+
+    def _order(self, sandbox: Sandbox) -> dict[str, Any]:
+        return {
+            "limits": json.dumps(asdict(sandbox.limits)),
+            "threads": self.threads,
+            "tmp_bytes": TMP_BYTES,
+            "shared_memory_bytes": SHARED_MEMORY_BYTES,
+        }

@@ -1,0 +1,175 @@
+"""The worker of the static profile: runs a candidate where nothing launches, and compiles for GPUs.
+
+Inside the sandbox; it may be lied to or killed by the candidate it runs, so the judge takes what
+it says as a description and never as evidence that a kernel is right or fast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ratchet.judge.process.channel import inherited
+from ratchet.judge.sandbox.confine import confine
+from ratchet.judge.static_profile import assembly, tools
+from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, Architecture
+from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
+from ratchet.judge.workers.serving import Reply, describe_error, serve
+from ratchet.kernels.case import Case, ModelForm, case_from_json, model_from_json
+from ratchet.kernels.kernel import Kernel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ENVIRONMENT = {
+    "TRITON_DISABLE_LINE_INFO": "1",  # line tables double the text and say nothing here
+    "TRITON_ALWAYS_COMPILE": "0",
+}
+MAX_ELEMENTS_WITH_VALUES = 1 << 26
+"""Inputs up to this size are drawn for an entry that reads them on the host."""
+
+
+class ProfileWorker:
+    """Profiles one kernel for one target at a time."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="profile-"))
+        os.environ.update(ENVIRONMENT, TRITON_CACHE_DIR=str(self._folder / "triton"))
+
+    def answer(self, message: dict[str, Any], _: list[int]) -> Reply:
+        """Do what the judge asks."""
+        actions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "python": self._python,
+            "hip": self._hip,
+        }
+        return actions[message["do"]](message), []
+
+    def _python(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Call the entry on one case, with a driver that takes the launches down."""
+        architecture = ARCHITECTURES[message["target"]]
+        driver = _install_driver(architecture, message["units"])
+        error = self._attempt(message, architecture, values=False)
+        if error is not None and message["elements"] <= MAX_ELEMENTS_WITH_VALUES:
+            driver = _install_driver(architecture, message["units"])
+            error = self._attempt(message, architecture, values=True)
+        for kernel in driver.kernels.values():
+            self._read_on(architecture, kernel)
+        return {
+            "kernels": driver.kernels,
+            "launches": driver.launches,
+            "skipped_configs": driver.skipped_configs,
+            "error": None if error is None else describe_error(error),
+        }
+
+    def _attempt(
+        self, message: dict[str, Any], architecture: Architecture, *, values: bool
+    ) -> BaseException | None:
+        """Return what the entry raised, if anything: the candidate's own error."""
+        try:
+            self._call(message, architecture, values=values)
+        except (Exception, SystemExit) as raised:
+            return raised
+        return None
+
+    def _call(self, message: dict[str, Any], architecture: Architecture, *, values: bool) -> None:
+        from ratchet.judge.static_profile import fake_device
+
+        case, form = case_from_json(message["case"]), model_from_json(message["model"])
+        drawn = _inputs(case, form, message["text"], values=values)
+        with fake_device.pretended_device(architecture, message["units"], values=values):
+            inputs = fake_device.moved(drawn, values=values)
+            entry = _load(Kernel.from_json(message["kernel"]), is_model=form is not None)
+            entry(*inputs, case.scalars)
+
+    def _hip(self, message: dict[str, Any]) -> dict[str, Any]:
+        architecture = ARCHITECTURES[message["target"]]
+        kernel = Kernel.from_json(message["kernel"])
+        source = self._folder / f"kernel_{architecture.name}.hip"
+        source.write_text(kernel.source)
+        macros = [f"-D{key}={value}" for key, value in kernel.schedule]
+        text = tools.compile_hip(source, architecture, macros)
+        found = {}
+        for code in assembly.parse(text):
+            texts = {"amdgcn": text}
+            found[code.name] = {"name": code.name, "texts": texts}
+            self._read_on(architecture, found[code.name])
+        return {"kernels": found, "launches": [], "skipped_configs": 0, "error": None}
+
+    def _read_on(self, architecture: Architecture, kernel: dict[str, Any]) -> None:
+        """Add what other programs say of a compiled kernel."""
+        texts = kernel["texts"]
+        codes = assembly.parse(texts.get("amdgcn", ""))
+        body = next((code for code in codes if code.name == kernel["name"]), None)
+        if body is not None:
+            kernel["mca"] = tools.run_mca(architecture, body.hot_loop(), self._folder)
+        if "ptx" in texts:
+            texts["ptxas"] = tools.run_ptxas(texts["ptx"], self._folder)
+
+
+def _load(kernel: Kernel, *, is_model: bool) -> Callable[..., Any]:
+    """The entry as f(*tensors, scalars), read anew for each target: an autotuner remembers."""
+    import torch
+
+    namespace: dict[str, Any] = {"__name__": "candidate"}
+    # A model's parameters must lie where the state that replaces them lies.
+    with torch.device("cuda") if is_model else contextlib.nullcontext():
+        exec(compile(kernel.source, "candidate.py", "exec"), namespace)
+    entry: Callable[..., Any] = namespace[kernel.entry]
+    return entry
+
+
+def _inputs(case: Case, form: ModelForm | None, text: str, *, values: bool) -> list[Tensor]:
+    """The inputs of a case; without values they take no memory, however large.
+
+    `text` is the file of a model, which draws its inputs.
+    """
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from ratchet.kernels.inputs import build
+
+    if form is not None and values:
+        from ratchet.kernels.model_file import model_of
+
+        return model_of(text, form).draw(case, seed=0)
+    if values:
+        return build(case.inputs, seed=0)
+    if form is not None:
+        return [
+            torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
+            for spec in case.inputs
+        ]
+    with FakeTensorMode():
+        return build(case.inputs, seed=0)
+
+
+def _install_driver(architecture: Architecture, units: int) -> FakeDriver:
+    import triton
+    import triton.testing
+
+    compiled = CompiledTexts()
+    driver = FakeDriver(architecture, units=units, compiled=compiled)
+    triton.knobs.compilation.listener = compiled
+    triton.runtime.driver.set_active(driver)
+    triton.testing.do_bench = driver.benchmark
+    triton.testing.do_bench_cudagraph = driver.benchmark
+    # Triton keeps a device's limit on shared memory: without this all targets have the first one's.
+    triton.compiler.compiler.max_shared_mem.cache_clear()
+    return driver
+
+
+def main() -> None:
+    """Confine this process, then serve the judge: arguments are the limits and the channel."""
+    channel = inherited(int(sys.argv[2]))
+    confine(sys.argv[1])
+    serve(channel, ProfileWorker().answer)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""An arm in a process of its own: started by name, timed by the parent's clock, stopped when idle.
+
+The judge knows no workload. It is given `module:function` and JSON arguments, and starts
+`python -m ratchet.judge.workers.arm`, which builds the object and runs its steps.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from ratchet import errors
+from ratchet.errors import ArmFailure, DeadlinePassed, RatchetError
+from ratchet.judge.process.channel import close_descriptors
+from ratchet.judge.process.child import Child, ChildFailure, program
+from ratchet.measure.arm import Timing
+
+WORKER = "ratchet.judge.workers.arm"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArmSpec:
+    """An arm to start: a factory by name and its JSON arguments."""
+
+    name: str
+    factory: str
+    """`module:function`; called in the new process, returns an object with `step(iterations)`
+    and `describe()`, and other methods that it lists in `calls`."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Laid over this process's environment; an empty value takes the variable away."""
+    start_timeout_s: float = 600.0
+    call_timeout_s: float = 600.0
+    deadline_s: float = math.inf
+    """On the clock of `time.monotonic`: no wait for the arm is longer."""
+
+
+class ArmProcess:
+    """A running arm. Implements `measure.arm.Arm`; use it as a context manager.
+
+    Every failure is an ArmFailure that names the arm, except a RatchetError raised by the factory
+    or a call, which comes back as itself. After an arm has died only `close` is of use. The process
+    dies with the thread that started it. `deadline_s` may be moved: whatever still waits then is a
+    DeadlinePassed, and the arm is ended.
+    """
+
+    def __init__(self, spec: ArmSpec) -> None:
+        self.spec = spec
+        self.setup_time_s = 0.0
+        self.deadline_s = spec.deadline_s
+        self.paused = False
+        self._began_s = 0.0
+        self._child: Child | None = None
+
+    @property
+    def name(self) -> str:
+        """The arm's name, as its samples carry it."""
+        return self.spec.name
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id, or None when it is not running."""
+        return self._child.pid if self._child else None
+
+    def __enter__(self) -> ArmProcess:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> ArmProcess:
+        """Start the worker and build the arm in it; `setup_time_s` is how long that took."""
+        self.begin_start()
+        self.finish_start()
+        return self
+
+    def begin_start(self) -> None:
+        """Start the worker and have it build the arm; `finish_start` waits for that."""
+        self._began_s = time.perf_counter()
+        try:
+            self._child = Child(program(worker_command, worker_environment(self.spec)))
+        except OSError as error:
+            raise ArmFailure(f"arm '{self.name}': its process cannot start: {error}") from error
+        try:
+            arguments = dict(self.spec.arguments)
+            self._send(do="start", factory=self.spec.factory, arguments=arguments)
+        except BaseException:  # also Ctrl-C: no process may stay behind
+            self.close()
+            raise
+
+    def finish_start(self) -> None:
+        """Wait until the arm is built; what it raised there is raised here."""
+        try:
+            self._receive("start", self.spec.start_timeout_s)
+        except BaseException:
+            self.close()
+            raise
+        self.setup_time_s = time.perf_counter() - self._began_s
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the arm says of itself (JSON)."""
+        value = self._ask(self.spec.call_timeout_s, do="describe")["value"]
+        if not isinstance(value, dict):
+            raise ArmFailure(f"arm '{self.name}': describe() gave no dict but {value!r}")
+        return value
+
+    def run(self, iterations: int) -> Timing:
+        """Run `iterations` steps; wall time by this process's clock, CPU time by the worker's."""
+        self.begin_run(iterations)
+        return self.finish_run()
+
+    def begin_run(self, iterations: int) -> None:
+        """Have it run steps; `finish_run` waits for them."""
+        self._began_s = time.perf_counter()
+        self._send(do="run", iterations=iterations)
+
+    def finish_run(self) -> Timing:
+        """Wait for the steps that `begin_run` asked for, and time them from there."""
+        reply = self._receive("run", self.spec.call_timeout_s)
+        wall_time_s = time.perf_counter() - self._began_s
+        return Timing(wall_time_s=wall_time_s, cpu_time_s=float(reply["cpu_time_s"]))
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        """Call one of the methods that the arm lists in `calls`; JSON in, JSON out."""
+        self.begin_call(method, **arguments)
+        return self.finish_call()
+
+    def begin_call(self, method: str, **arguments: Any) -> None:
+        """Have it call a method; `finish_call` waits for the answer."""
+        self._send(do="call", method=method, arguments=arguments)
+
+    def finish_call(self) -> Any:
+        """The answer to `begin_call`."""
+        return self._receive("call", self.spec.call_timeout_s)["value"]
+
+    def pause(self) -> None:
+        """Stop every process of the arm, compile workers included."""
+        try:
+            self._running().pause()
+        except ChildFailure as error:
+            self._fail(error)
+        self.paused = True
+
+    def resume(self) -> None:
+        """Let every process of the arm run again."""
+        self._running().resume()
+        self.paused = False
+
+    def output(self) -> str:
+        """The end of what the worker printed (at most 16 KiB)."""
+        return self._child.output() if self._child else ""
+
+    def close(self) -> None:
+        """Kill every process of the arm. May be called twice."""
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+    def _running(self) -> Child:
+        if self._child is None:
+            raise ArmFailure(f"arm '{self.name}' is not running; start it first")
+        return self._child
+
+    def _ask(self, timeout_s: float, **message: Any) -> dict[str, Any]:
+        self._send(**message)
+        return self._receive(str(message["do"]), timeout_s)
+
+    def _send(self, **message: Any) -> None:
+        if self.paused:
+            raise ArmFailure(f"arm '{self.name}' is paused; resume it first")
+        try:
+            self._running().send(message)
+        except ChildFailure as error:
+            self._fail(error)
+
+    def _receive(self, what: str, timeout_s: float) -> dict[str, Any]:
+        left_s = self.deadline_s - time.monotonic()
+        try:
+            reply, extra = self._running().receive(what, timeout_s=max(0.0, min(timeout_s, left_s)))
+        except ChildFailure as error:
+            if error.how == "timed_out" and left_s < timeout_s:
+                self.close()
+                raise DeadlinePassed(
+                    f"arm '{self.name}' was ended at its deadline during '{what}'"
+                ) from error
+            self._fail(error)
+        close_descriptors(extra)
+        if "error" in reply:
+            raise_worker_error(self.name, reply["error"])
+        return reply
+
+    def _fail(self, error: ChildFailure) -> NoReturn:
+        self.close()
+        raise ArmFailure(f"arm '{self.name}' {error}") from error
+
+
+def worker_command(channel: int) -> list[str]:
+    """The command line of an arm's worker."""
+    return [sys.executable, "-P", "-m", WORKER, str(channel), str(os.getpid())]
+
+
+def worker_environment(spec: ArmSpec) -> dict[str, str]:
+    """The environment of a worker: ours, the overlay, and our own import path."""
+    dropped = {key for key, value in spec.environment.items() if value == ""}
+    merged = {**os.environ, **spec.environment, "RATCHET_IMPORT_PATH": import_path()}
+    return {key: value for key, value in merged.items() if key not in dropped}
+
+
+def import_path() -> str:
+    """Return the import path of this process, for a worker to append to its own."""
+    return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+
+
+def raise_worker_error(name: str, error: Any) -> NoReturn:
+    """Raise what a worker reported: Ratchet's own errors as themselves, others as ArmFailure."""
+    if not isinstance(error, dict):
+        raise ArmFailure(f"arm '{name}' answered nonsense: {error!r}")
+    kind, message = str(error.get("kind", "")), " ".join(str(error.get("message", "")).split())
+    known = getattr(errors, kind, None)
+    if known is ArmFailure:
+        raise ArmFailure(f"arm '{name}': {message}")
+    if isinstance(known, type) and issubclass(known, RatchetError):
+        raise known(message)
+    raise ArmFailure(f"arm '{name}': {kind}: {message}")

@@ -1,0 +1,92 @@
+"""A GPU's own clock beside the judge's, and the reference's speed with nobody beside it.
+
+The judge's clock alone decides. A kernel is `unmeasured` where the two clocks disagree by more than
+the way between the processes explains, and where its win would come from a reference that a
+candidate's process slowed down: work on a GPU goes on while its process stands still.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Final
+
+from ratchet.judge.verdict import Evidence
+
+WAY_FACTOR: Final = 2.0
+"""A candidate's way to the judge and back may take this many times the reference's own."""
+WAY_FLOOR_S: Final = 0.0002
+SHARE: Final = 0.05
+"""And this part of its time besides: a process is not always on a core at once."""
+IMPOSSIBLE: Final = 1.02
+"""A device cannot have worked longer than the judge waited; two clocks differ by less than this."""
+DISTURBED: Final = 1.15
+"""The reference may be this much slower beside a candidate than alone, as clocks and heat go."""
+
+
+class DeviceClock:
+    """Pairs of both clocks' times, by case and arm; a batch each."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[tuple[int, str], list[tuple[float, float | None]]] = {}
+
+    def note(self, case: int, arm: str, wall_s: float, device_s: float | None) -> None:
+        """One batch; None where there is no such clock, or a candidate named no time."""
+        self._pairs.setdefault((case, arm), []).append((wall_s, device_s))
+
+    def compare(
+        self, case: int, name: str, *, trusted: Sequence[str], candidate: str
+    ) -> tuple[Evidence, str]:
+        """The evidence on a case, and why its time is not believed, or nothing."""
+        pairs = self._pairs.get((case, candidate), [])
+        ways = [
+            wall_s - device_s
+            for arm in trusted
+            for wall_s, device_s in self._pairs.get((case, arm), [])
+            if device_s is not None
+        ]
+        named = [(wall_s, device_s) for wall_s, device_s in pairs if device_s is not None]
+        if not ways or not named or len(named) < len(pairs):
+            return _evidence(name, "not every batch has a time by the device's own clock")
+        way_s = max(0.0, statistics.median(ways))
+        wall_s = statistics.median(wall for wall, _ in named)
+        gap_s = statistics.median(wall - device for wall, device in named)
+        longest = max(device / wall for wall, device in named)
+        detail = (
+            f"{wall_s:.3g} s a batch by the judge's clock, {wall_s - gap_s:.3g} s by the device's; "
+            f"the way there and back takes the reference {way_s:.3g} s"
+        )
+        if longest > IMPOSSIBLE:
+            return _evidence(name, f"the device would have worked longer than it took: {detail}")
+        if gap_s > max(WAY_FACTOR * way_s, way_s + WAY_FLOOR_S) + SHARE * wall_s:
+            return _evidence(name, f"they disagree: {detail}")
+        return Evidence(check=f"device clock on {name}", passed=True, detail=detail), ""
+
+
+def _evidence(name: str, detail: str) -> tuple[Evidence, str]:
+    found = Evidence(check=f"device clock on {name}", passed=False, detail=detail)
+    return found, f"the judge's clock and the device's do not agree on {name}: {detail}"
+
+
+def undisturbed(
+    name: str, *, alone: Sequence[float], beside_s: float, candidate_s: float
+) -> tuple[Evidence, str]:
+    """Check that the reference was as fast beside the candidate as alone; the text says why not.
+
+    All in seconds a call: `alone` of each batch when the candidate was gone, medians otherwise.
+    """
+    alone_s = statistics.median(alone)
+    detail = (
+        f"the reference takes {alone_s:.3g} s a call alone and {beside_s:.3g} s beside the "
+        f"candidate, which takes {candidate_s:.3g} s"
+    )
+    slowed = beside_s > DISTURBED * alone_s
+    only_so = candidate_s < beside_s and candidate_s >= alone_s
+    found = Evidence(
+        check=f"device at rest on {name}", passed=not slowed and not only_so, detail=detail
+    )
+    if slowed:
+        return found, f"something kept the device busy while the reference ran: {detail}"
+    if only_so:
+        return found, f"faster than the reference beside it, but not than it is alone: {detail}"
+    return found, ""

@@ -1,0 +1,225 @@
+"""Judge kernels: one verdict each, by trusted processes that last; everything fails closed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Sequence
+
+from ratchet.errors import CompilerMissing, RatchetError
+from ratchet.judge.decided import CandidateFault, Decided
+from ratchet.judge.options import LANGUAGES, WITH_TORCH
+from ratchet.judge.process.time_limits import Clock
+from ratchet.judge.sandbox.accelerator import Accelerator, may_use_gpu
+from ratchet.judge.sandbox.isolation import bubblewrap
+from ratchet.judge.sandbox.zygote import CandidateZygote
+from ratchet.judge.trial.processes.building import Ahead
+from ratchet.judge.trial.processes.reference import ReferenceProcess
+from ratchet.judge.trial.screening.limits import QuickClock
+from ratchet.judge.trial.screening.run import ScreeningParts
+from ratchet.judge.trial.screening.screener import Screener
+from ratchet.judge.trial.shared_compilations import SharedCompilations
+from ratchet.judge.trial.stages import KernelTrial
+from ratchet.judge.verdict import Screening, Verdict
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Problem
+
+LOG = logging.getLogger(__name__)
+FIND_TIMEOUT_S = 120.0
+"""The first use of a GPU loads its libraries."""
+
+
+class KernelJudge:
+    """Judges kernels one after another, keeping its trusted processes between them.
+
+    These are the reference worker, and the zygote from which candidates in Python are forked.
+    Candidates' processes are never reused. `threads` are the cores both sides may use; by default
+    all that this process may. The worker dies with the thread that made it.
+    """
+
+    def __init__(self, *, threads: int | None = None) -> None:
+        self.threads = threads or len(os.sched_getaffinity(0))
+        self._reference: ReferenceProcess | None = None
+        self._ahead = Ahead()
+        self._compilations = SharedCompilations()
+        self._zygote: CandidateZygote | None = None
+        self._screener = Screener(threads=self.threads)
+
+    def __enter__(self) -> KernelJudge:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the reference worker and the zygote, and what was compiled ahead."""
+        self._ahead.close()
+        self._compilations.close()
+        self._screener.close()
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
+        if self._reference is not None:
+            self._reference.close()
+            self._reference = None
+
+    def judge(
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        *,
+        time_limit_s: float = 60.0,
+        spent_s: float = 0.0,
+        seed: int | None = None,
+        against_compile: bool = False,
+        then: Kernel | None = None,
+        device: str | Accelerator = "auto",
+        among: int = 1,
+    ) -> Verdict:
+        """The verdict on `kernel` for `problem`, within about `time_limit_s` seconds.
+
+        The limit decides how much is measured: a kernel that was right when it ran out is
+        `correct`, and not timed. Each step has a limit of its own, of work. `spent_s` seconds are
+        gone: reading the problem's file counts. `seed` is for tests: without one the values are
+        drawn from the system's entropy. Raises only CompilerMissing and KernelError for a problem
+        whose module cannot be found. With `against_compile`,
+        torch.compile of the reference is timed in the same rounds. `then` is the kernel that will
+        be judged next: its compiler may work beside this kernel's, and stands still while anything
+        is timed. `device` is `cpu`, `cuda` or `cuda:N` (ROCm too); `auto` takes a GPU for a kernel
+        in Triton, where there is one. A caller that takes the best of several verdicts says of how
+        many: `among` verdicts together are falsely `proven` no more often than one alone, as the
+        level of each is that much stricter (Bonferroni).
+        """
+        self._screener.forget_problem()  # the reference worker opens another
+        secret = secrets.randbits(48) if seed is None else seed
+        clock = Clock(deadline=time.monotonic() + time_limit_s - spent_s, limit_s=time_limit_s)
+        trial = KernelTrial(
+            kernel,
+            problem,
+            threads=self.threads,
+            clock=clock,
+            secret=secret,
+            against_compile=against_compile,
+            ahead=self._ahead,
+            then=then,
+            shared=self._compilations,
+            among=max(1, among),
+        )
+        try:
+            decided = self._decide(trial, device)
+        except CandidateFault as fault:
+            decided = fault.decided
+        except CompilerMissing:
+            raise
+        except (RatchetError, OSError) as error:  # never a win, and it says what happened
+            LOG.warning("the judge could not finish: %s", error)
+            decided = Decided("unmeasured", f"the judge could not do its work: {error}")
+            self.close()
+        except BaseException:  # also Ctrl-C: the reference worker's state is not known any more
+            self.close()
+            raise
+        self._ahead.resume()
+        return trial.verdict(decided)
+
+    def _decide(self, trial: KernelTrial, device: str | Accelerator) -> Decided:
+        accelerator = self._accelerator(trial.kernel, device)
+        if isinstance(accelerator, Decided):
+            return accelerator
+        trial.use(accelerator, self._zygote_for(trial.kernel, accelerator))
+        return trial.run(self._worker())
+
+    def screen(
+        self,
+        problem: Problem,
+        kernels: Sequence[Kernel],
+        *,
+        best: Kernel | None = None,
+        time_limit_s: float = 120.0,
+        seed: int | None = None,
+    ) -> tuple[Screening, ...]:
+        """Estimate which of many kernels are worth a verdict; one answer each, in their order.
+
+        They are checked on a few secret cases, and timed together with `best` and the reference, on
+        the machine's cores. What the limit of `time_limit_s` seconds leaves out is `unmeasured`.
+        The problem stays open for the next call. `seed` is for tests. Raises only CompilerMissing,
+        and KernelError for a problem whose module cannot be found.
+        """
+        secret = secrets.randbits(48) if seed is None else seed
+        clock = QuickClock.of_s(time_limit_s)
+        parts = ScreeningParts(problem, kernels, best, threads=self.threads, clock=clock)
+        try:
+            for run in parts.runs:
+                self._screener.run(
+                    run, self._worker, secret, lambda one: self._zygote_for(one, None)
+                )
+        except CompilerMissing:
+            raise
+        except (RatchetError, OSError) as error:
+            LOG.warning("the judge could not finish: %s", error)
+            parts.decide_all(Decided("unmeasured", f"the judge could not do its work: {error}"))
+            self.close()
+        except BaseException:  # also Ctrl-C: the reference worker's state is not known any more
+            self.close()
+            raise
+        finally:
+            parts.close()
+        return parts.answers()
+
+    @property
+    def reference_pid(self) -> int | None:
+        """The process id of the reference worker, while there is one."""
+        return None if self._reference is None else self._reference.pid
+
+    def _accelerator(
+        self, kernel: Kernel, asked: str | Accelerator
+    ) -> Accelerator | Decided | None:
+        """Return the GPU to judge on, or None for the machine's cores."""
+        if isinstance(asked, Accelerator):
+            return asked
+        if kernel.language not in LANGUAGES:
+            return None  # the trial says so
+        if asked not in ("auto", "cpu") and kernel.language not in WITH_TORCH:
+            why = f"a kernel in {kernel.language} does not run on {asked}: use --device cpu"
+            return Decided("refused", why)
+        if not may_use_gpu(kernel, asked):
+            return None
+        found = self._worker().ask(timeout_s=FIND_TIMEOUT_S, do="find gpu", name=asked)
+        if "missing" in found and asked == "auto":
+            return None
+        if "described" not in found:
+            missing = found.get("refused") or found.get("missing")
+            return Decided("unmeasured", f"nothing can be measured on {asked}: {missing}")
+        return Accelerator.of(found)
+
+    def _zygote_for(
+        self, kernel: Kernel, accelerator: Accelerator | None
+    ) -> CandidateZygote | None:
+        """Return the zygote of a candidate's processes; None if each starts anew."""
+        if kernel.language not in WITH_TORCH or accelerator is not None or bubblewrap() is None:
+            return None
+        if self._zygote is not None and self._zygote.has_ended and self._zygote.able:
+            self._zygote.close()
+            self._zygote = None
+        if self._zygote is None:
+            self._zygote = CandidateZygote(threads=self.threads)
+        return self._zygote
+
+    def _worker(self) -> ReferenceProcess:
+        if self._reference is None or not self._reference.alive:
+            self._reference = ReferenceProcess(threads=self.threads)
+        return self._reference
+
+
+def judge_kernel(
+    kernel: Kernel,
+    problem: Problem,
+    *,
+    time_limit_s: float = 60.0,
+    threads: int | None = None,
+    seed: int | None = None,
+) -> Verdict:
+    """One verdict, with a reference worker of its own; see KernelJudge.judge."""
+    with KernelJudge(threads=threads) as judge:
+        return judge.judge(kernel, problem, time_limit_s=time_limit_s, seed=seed)

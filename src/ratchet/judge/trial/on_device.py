@@ -1,0 +1,61 @@
+"""Checks that only a GPU needs: the census of a batch, its own clock beside the judge's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ratchet.judge.decided import Decided, Ok
+from ratchet.judge.integrity.device_work import DeviceCount, read_device_census
+from ratchet.judge.trial import device_clock
+from ratchet.judge.trial.kernel_checks import OpenProblem
+from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN
+from ratchet.judge.trial.timing.sample import CaseTiming, time_alone
+from ratchet.measure.estimate import summarise
+
+CALLS = 6
+"""Of the batch that is counted."""
+
+
+def count_on_device(candidate: CandidateProcess, opened: OpenProblem) -> DeviceCount:
+    """Count what one batch does, which is not timed. Raises CandidateFault."""
+    index = (opened.timed or [0])[0]
+    candidate.censuses = []
+    with opened.draw(index, CALLS, writable_inputs=False) as batch:
+        candidate.resume()
+        candidate.prepare(batch.layout, batch.memories, batch.read)
+        candidate.go(batch.memories, CALLS, limit_s=2 * opened.cases[index].limit_s(CALLS))
+    told, candidate.censuses = candidate.censuses[-1][1], None
+    return read_device_census(told)
+
+
+def check_clocks(
+    timings: Sequence[CaseTiming], opened: OpenProblem, *, won: bool
+) -> Ok[None] | Decided:
+    """Doubt a time if the GPU's own clock, or the reference alone, tells another story.
+
+    Whether the reference was slowed down only matters where the kernel would have won. Its
+    processes are gone by now.
+    """
+    evidence = [opened.flushes()]
+    doubts = []
+    for timing in timings:
+        found, doubt = opened.device_clock.compare(
+            timing.case, timing.name, trusted=(REFERENCE, TWIN), candidate=CANDIDATE
+        )
+        evidence.append(found)
+        doubts.append(doubt)
+    if won and not any(doubts):
+        for timing in timings:
+            found, doubt = device_clock.undisturbed(
+                timing.name,
+                alone=time_alone(timing.case, opened),
+                beside_s=summarise(timing.samples, REFERENCE).median_s,
+                candidate_s=summarise(timing.samples, CANDIDATE).median_s,
+            )
+            evidence.append(found)
+            doubts.append(doubt)
+    if any(doubts):
+        why = f"right, but {next(filter(None, doubts))}"
+        return Decided("unmeasured", why, tuple(evidence))
+    return Ok(None, tuple(evidence))

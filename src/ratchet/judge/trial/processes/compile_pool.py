@@ -1,0 +1,209 @@
+"""Compiles the sources of many kernels, several at once, each in a sandbox of its own.
+
+Sources never meet: every compiler runs on one source, as for a verdict, with the same options. A
+library is known by its kernel's build hash, and stays for the next screening.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from ratchet.errors import JudgeError
+from ratchet.judge.decided import CandidateFault, Decided
+from ratchet.judge.process import families
+from ratchet.judge.process.time_limits import Clock
+from ratchet.judge.sandbox.headroom import Headroom
+from ratchet.judge.sandbox.zygote import CandidateZygote
+from ratchet.judge.trial.processes.building import Library
+from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.kernels.at_work import WorkLimit
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.languages.precompiled_headers import PrecompiledHeaders
+
+COMPILE_S: Final = 30.0
+"""Work that one compiler may take; a verdict allows more."""
+LOOK_S: Final = 0.002
+KEPT_BYTES: Final = 256 << 20
+"""Libraries beyond this are forgotten, the oldest first."""
+
+
+class KeptLibraries:
+    """Compiled libraries in sealed memory, by build hash."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[str, int] = OrderedDict()
+
+    def __contains__(self, build_hash: str) -> bool:
+        return build_hash in self._found
+
+    def get(self, build_hash: str) -> int | None:
+        """Return the library's descriptor, or None; it is now the youngest."""
+        if build_hash not in self._found:
+            return None
+        self._found.move_to_end(build_hash)
+        return self._found[build_hash]
+
+    def keep(self, build_hash: str, descriptor: int) -> None:
+        """Take a library over."""
+        old = self._found.pop(build_hash, None)
+        if old is not None:
+            os.close(old)
+        self._found[build_hash] = descriptor
+
+    def forget_old(self) -> None:
+        """Forget the oldest beyond KEPT_BYTES."""
+        sizes = {name: os.fstat(one).st_size for name, one in self._found.items()}
+        total = sum(sizes.values())
+        while total > KEPT_BYTES:
+            name, descriptor = self._found.popitem(last=False)
+            os.close(descriptor)
+            total -= sizes[name]
+
+    def close(self) -> None:
+        """Forget all of them."""
+        while self._found:
+            os.close(self._found.popitem()[1])
+
+
+@dataclass(slots=True)
+class _Running:
+    """One compiler at work."""
+
+    kernel: Kernel
+    library: Library
+    limit: WorkLimit
+
+    @property
+    def has_answered(self) -> bool:
+        return self.library.process is None or self.library.process.has_answered
+
+
+class CompilePool:
+    """The compilers of one screening. They stand still while anything is timed."""
+
+    def __init__(
+        self,
+        kernels: Sequence[Kernel],
+        *,
+        kept: KeptLibraries,
+        headers: PrecompiledHeaders,
+        zygote: CandidateZygote | None,
+        threads: int,
+    ) -> None:
+        """Begin with the first of the kernels; `threads` compilers run at once.
+
+        Raises CompilerMissing, OSError.
+        """
+        self._kept = kept
+        self._headers = headers
+        self._zygote = zygote
+        self._threads = threads
+        distinct = {one.build_hash: one for one in kernels if one.build_hash not in kept}
+        self._waiting = deque(distinct.values())
+        self._running: list[_Running] = []
+        self._faults: dict[str, Decided] = {}
+        self._headroom = Headroom()
+        self._paused = False
+        self._fill()
+
+    def __enter__(self) -> CompilePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def fetch(self, kernel: Kernel) -> int:
+        """Wait for a kernel's library, which stays the pool's; CandidateFault if there is none."""
+        while True:
+            self.look()
+            if kernel.build_hash in self._faults:
+                raise CandidateFault(self._faults[kernel.build_hash])
+            found = self._kept.get(kernel.build_hash)
+            if found is not None:
+                return found
+            if not self._running and not self._waiting:
+                raise JudgeError(f"nobody compiles kernel {kernel.name!r}")
+            time.sleep(LOOK_S)
+
+    def look(self) -> None:
+        """Take what is finished, end what is too slow, and begin what waits."""
+        if self._paused:
+            return
+        shortage = self._headroom.shortage() if self._running else None
+        for one in tuple(self._running):
+            if one.has_answered:
+                self._take(one)
+            elif one.limit.left_s() <= 0:
+                self._end(one, Decided("timed_out", f"its compiler worked for {COMPILE_S:.0f} s"))
+            elif shortage is not None:
+                self._end(one, Decided("crashed", f"its compiler was ended: {shortage}"))
+        self._fill()
+
+    def pause(self) -> None:
+        """Stop every compiler; one that does not stand still is ended."""
+        self._paused = True
+        for one in tuple(self._running):
+            try:
+                one.library.pause()
+            except CandidateFault as error:
+                self._end(one, error.decided)
+
+    def resume(self) -> None:
+        """Let the compilers go on."""
+        self._paused = False
+        for one in tuple(self._running):
+            assert one.library.process is not None
+            one.limit = _limit(one.library.process, COMPILE_S - one.limit.spent_s)
+            try:
+                one.library.resume()
+            except CandidateFault as error:
+                self._end(one, error.decided)
+
+    def close(self) -> None:
+        """End the compilers."""
+        while self._running:
+            self._running.pop().library.close()
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._running) < self._threads:
+            kernel = self._waiting.popleft()
+            try:
+                library = Library(
+                    kernel,
+                    threads=1,
+                    clock=Clock.of(COMPILE_S),
+                    headers=self._headers,
+                    zygote=self._zygote,
+                )
+            except CandidateFault as error:
+                self._faults[kernel.build_hash] = error.decided
+                continue
+            assert library.process is not None
+            self._running.append(_Running(kernel, library, _limit(library.process, COMPILE_S)))
+
+    def _take(self, one: _Running) -> None:
+        self._running.remove(one)
+        try:
+            found = one.library.fetch()
+            assert found is not None
+            self._kept.keep(one.kernel.build_hash, os.dup(found))
+        except CandidateFault as error:
+            self._faults[one.kernel.build_hash] = error.decided
+        finally:
+            one.library.close()
+
+    def _end(self, one: _Running, decided: Decided) -> None:
+        self._running.remove(one)
+        one.library.close()
+        self._faults[one.kernel.build_hash] = decided
+
+
+def _limit(process: CandidateProcess, limit_s: float) -> WorkLimit:
+    family = partial(families.family, process.pid, enclosed=process.sandbox.enclosed)
+    return WorkLimit(limit_s, family)

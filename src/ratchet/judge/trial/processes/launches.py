@@ -1,0 +1,149 @@
+"""The processes of one candidate over a verdict: the one that is checked, and others to be timed.
+
+Where it takes long to start one they start together, a compiled kernel's while its compiler still
+works: importing torch would disturb a clock later. Each is stopped as soon as it has loaded the
+kernel, and all last until the verdict is made; where more are needed, as many again start together.
+A fork of the zygote starts when its turn comes and ends after it, as the reference's do; so does
+one on a GPU, and where the first process builds extensions for the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from ratchet.judge.decided import CandidateFault, Decided
+from ratchet.judge.process.time_limits import Clock
+from ratchet.judge.sandbox.accelerator import Accelerator
+from ratchet.judge.sandbox.isolation import bubblewrap
+from ratchet.judge.sandbox.zygote import CandidateZygote
+from ratchet.judge.trial.processes.built_extensions import uses_extensions
+from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.workers.memory.packed_files import PackedFiles
+from ratchet.kernels.kernel import Kernel
+
+
+class Launches:
+    """Sandboxed processes of one kernel, by number; the first is the one that is checked."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        *,
+        timed: int,
+        threads: int,
+        memory_bytes: int,
+        clock: Clock,
+        accelerator: Accelerator | None = None,
+        compilations: PackedFiles | None = None,
+        zygote: CandidateZygote | None = None,
+    ) -> None:
+        """Start the first, and with it the `timed` ones of a look where they can start together."""
+        self._kernel = kernel
+        self._threads = threads
+        self._memory_bytes = memory_bytes
+        self._clock = clock
+        self._accelerator = accelerator
+        self._zygote = zygote
+        self._given = {} if compilations is None else {"compilations": compilations}
+        self.built: PackedFiles | None = None
+        """What the first process has built (`load_inline`), for those after it."""
+        self._builds = uses_extensions(kernel) and accelerator is None and bubblewrap() is not None
+        self._library: int | None = None
+        self._standing: list[CandidateProcess] = []
+        in_turn = accelerator is not None or self._builds or (zygote is not None and zygote.able)
+        self._together = 0 if in_turn else timed
+        try:
+            self._start_together(1 + self._together)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Launches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill what still stands, and remove what it left."""
+        while self._standing:
+            self._standing.pop().close()
+        if self.built is not None:
+            self.built.close()
+            self.built = None
+
+    def load(self, library: int | None) -> CandidateProcess:
+        """Load the kernel into every process that has started; each is stopped at once."""
+        self._library = library
+        for process in self._standing:
+            self._load(process)
+        return self._standing[0]
+
+    def rest(self) -> None:
+        """Raise CandidateFault if a stopped process has run: it was in the others' way."""
+        for process in self._standing:
+            process.pause()
+
+    @contextlib.contextmanager
+    def launch(self, index: int) -> Iterator[CandidateProcess]:
+        """The process of that number, stopped, for as long as it is timed."""
+        if index >= len(self._standing) and self._together:
+            with _in_time():
+                for process in self._start_together(self._together):
+                    self._load(process)
+        if index < len(self._standing):
+            yield self._standing[index]
+            return
+        process = self._start()
+        try:
+            with _in_time():
+                self._load(process)
+            yield process
+        finally:
+            process.close()
+
+    def launch_new(self, index: int) -> contextlib.AbstractContextManager[CandidateProcess]:
+        """The process of that number among those after the first, which was checked."""
+        return self.launch(1 + index)
+
+    def _start_together(self, count: int) -> list[CandidateProcess]:
+        """Start so many; they stand until the verdict."""
+        before = len(self._standing)
+        for _ in range(count):
+            self._standing.append(self._start())
+        return self._standing[before:]
+
+    def _start(self) -> CandidateProcess:
+        return CandidateProcess(
+            self._kernel,
+            threads=self._threads,
+            memory_bytes=self._memory_bytes,
+            clock=self._clock,
+            accelerator=self._accelerator,
+            given=self._given,
+            zygote=self._zygote,
+        )
+
+    def _load(self, process: CandidateProcess) -> None:
+        process.load(self._kernel, self._library)
+        if self._builds and self.built is None:
+            self.built = process.extensions()
+            if self.built is not None:
+                self._given["extensions"] = self.built
+        process.pause()
+
+
+@contextlib.contextmanager
+def _in_time() -> Iterator[None]:
+    """A kernel that was right, and loaded before, is not timed if it cannot be started again."""
+    try:
+        yield
+    except CandidateFault as fault:
+        if fault.decided.status != "timed_out":
+            raise
+        why = (
+            f"it loaded once and then not again ({fault.decided.reason}), and one process is too "
+            "few to time"
+        )
+        raise CandidateFault(Decided.untimed(why)) from fault

@@ -1,0 +1,85 @@
+"""The reference worker, as the judge drives it: trusted, and kept between verdicts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ratchet.errors import JudgeError
+from ratchet.judge.process.channel import close_descriptors
+from ratchet.judge.process.child import Child, error_words, program
+from ratchet.judge.sandbox.isolation import TORCH_FIRST, arm_environment, fixed_layout
+from ratchet.judge.steps.arms import import_path
+
+REFERENCE_WORKER = "ratchet.judge.workers.reference.worker"
+
+
+class ReferenceProcess:
+    """The trusted worker. Whatever goes wrong in it is a fault of the judge: a JudgeError."""
+
+    def __init__(self, *, threads: int) -> None:
+        self.threads = threads
+        path = import_path()
+        own = {"RATCHET_IMPORT_PATH": path, **arm_environment(threads)}
+        self._child = Child(
+            program(_reference_command, {**os.environ, **own}),
+            enclosed=True,
+            counts_work=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._child.pid
+
+    @property
+    def alive(self) -> bool:
+        """True if it can still be asked."""
+        return not self._child.closed
+
+    def ask(self, *, timeout_s: float, **message: Any) -> dict[str, Any]:
+        """Ask for something; raises ReferenceFault when it reports an error."""
+        return self.ask_for_memory(timeout_s=timeout_s, **message)[0]
+
+    def ask_for_memory(
+        self, *, timeout_s: float, **message: Any
+    ) -> tuple[dict[str, Any], list[int]]:
+        """Ask, and return the answer's descriptors too, which belong to the caller."""
+        self._child.send(message)
+        reply, handed = self._child.receive(str(message["do"]), timeout_s=timeout_s)
+        if "error" in reply:
+            close_descriptors(handed)
+        raise_fault(reply)
+        return reply, handed
+
+    def pause(self) -> None:
+        """Stop it while the candidate runs."""
+        self._child.hold()
+
+    def resume(self) -> None:
+        """Let it run."""
+        self._child.resume()
+
+    def close(self) -> None:
+        """End it."""
+        self._child.close()
+
+
+class ReferenceFault(JudgeError):
+    """The reference raised, or the problem is not one."""
+
+
+def raise_fault(reply: Mapping[str, Any]) -> None:
+    """Raise ReferenceFault where a trusted worker's answer is an error."""
+    if "error" in reply:
+        raise ReferenceFault(error_words(reply["error"]))
+
+
+def _reference_command(channel: int) -> list[str]:
+    boot = (
+        "from ratchet.judge.process import families; families.hide_memory(); "
+        f"{TORCH_FIRST}from {REFERENCE_WORKER} import main; main()"
+    )
+    return [*fixed_layout(), sys.executable, "-P", "-c", boot, str(channel), str(os.getpid())]

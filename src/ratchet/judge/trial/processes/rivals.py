@@ -1,0 +1,159 @@
+"""The reference as a candidate's rival on the machine's cores: a new process for each start.
+
+The luck of a start (where its memory lies, how its threads meet) can make one process of the same
+code a good deal slower than the next. So the reference and its twin are started anew in each
+launch, as the candidate is, and an interval over launches is one over starts of both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from ratchet.errors import JudgeError
+from ratchet.judge.process import families
+from ratchet.judge.process.channel import Channel, close_descriptors, inherited, open_pair
+from ratchet.judge.process.child import SEND_TIMEOUT_S
+from ratchet.judge.process.time_limits import Clock
+from ratchet.judge.sandbox.zygote import START_S, Fork, Forks
+from ratchet.judge.trial.processes.reference import ReferenceProcess, raise_fault
+from ratchet.kernels.at_work import WorkLimit
+from ratchet.kernels.problem import Problem
+from ratchet.measure.arm import Timing
+
+Fate = Literal["mapped", "kept", "copied"]
+"""What becomes of the outputs of the reference's calls, as of the candidate's: they are kept until
+the next batch; kept, and the memory for them is mapped, where the candidate writes them there
+itself; or copied to that memory, inside the clock."""
+
+
+class RivalProcess:
+    """One start of the reference. Whatever goes wrong in it is a fault of the judge."""
+
+    def __init__(self, connection: socket.socket, fork: Fork, clock: Clock) -> None:
+        self.pid = fork.pid
+        self._fork = fork
+        self._watch = os.pidfd_open(self.pid)
+        self._channel = Channel(connection, watch=self._watch)
+        self._clock = clock
+        self._stopped: Sequence[int] = ()
+
+    def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a message and wait for its answer; raises ReferenceFault when it is an error."""
+        with self._named(message["do"]):
+            self._channel.send(message, timeout_s=SEND_TIMEOUT_S)
+            reply, extra = self._receive()
+        close_descriptors(extra)
+        raise_fault(reply)
+        return reply
+
+    def prepare(self, layout: Mapping[str, Any], outputs: Fate) -> None:
+        """Announce the places of a batch's tensors; their memory comes with `go`."""
+        self.ask({"do": "prepare", "layout": layout, "outputs": outputs})
+
+    def go(self, memories: Sequence[int]) -> Timing:
+        """Reveal a batch and wait for its calls; it stands still when this returns."""
+        with self._named("go"):
+            began = time.perf_counter()
+            self._channel.send({"do": "go"}, memories, timeout_s=SEND_TIMEOUT_S)
+            reply, extra = self._receive()
+            wall_time_s = time.perf_counter() - began
+        self.pause()
+        close_descriptors(extra)
+        raise_fault(reply)
+        return Timing(wall_time_s=wall_time_s, cpu_time_s=float(reply["cpu_time_s"]))
+
+    def pause(self) -> None:
+        """Stop it and what it started."""
+        stopped = families.stop(self.pid, enclosed=True)
+        if stopped is None:
+            raise JudgeError("the reference's process cannot be stopped")
+        self._stopped = stopped
+
+    def resume(self) -> None:
+        """Let it run."""
+        families.resume(self._stopped)
+        self._stopped = ()
+
+    def close(self) -> None:
+        """End it and what it started."""
+        families.end(self.pid, enclosed=True)
+        self._fork.reap()
+        close_descriptors([self._watch])
+        self._channel.close()
+
+    def _receive(self) -> tuple[dict[str, Any], list[int]]:
+        limit = WorkLimit(self._clock.reference_s, self._members)
+        return self._channel.receive(left_s=limit.left_s)
+
+    def _members(self) -> list[int]:
+        return list(families.family(self.pid, enclosed=True))
+
+    @contextlib.contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except JudgeError as error:
+            raise JudgeError(f"the reference's process failed at '{what}': {error}") from error
+
+
+class Rivals:
+    """Starts the reference's processes for one verdict, and ends them."""
+
+    def __init__(self, problem: Problem, reference: ReferenceProcess, clock: Clock) -> None:
+        self._problem = problem
+        self._reference = reference
+        self._clock = clock
+        self._zygote: Forks | None = None
+        self._running: list[RivalProcess] = []
+
+    def start(self, *, threads: int, compiled: bool = False, limit_s: float = 0.0) -> RivalProcess:
+        """One that has loaded the reference and stands still.
+
+        With `compiled` it has loaded torch.compile of it, and has compiled it for every timed case
+        within `limit_s`. Raises ReferenceFault where that fails.
+        """
+        ours, theirs = open_pair()
+        try:
+            fork = self._forks().fork([theirs.fileno()])
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        process = RivalProcess(ours, fork, self._clock)
+        self._running.append(process)
+        process.ask(
+            {
+                "do": "load",
+                "problem": self._problem.as_json(),
+                "threads": threads,
+                "compiled": compiled,
+                "limit_s": limit_s,
+            }
+        )
+        process.pause()
+        return process
+
+    def end(self, process: RivalProcess) -> None:
+        """End one of them."""
+        self._running.remove(process)
+        process.close()
+
+    def close(self) -> None:
+        """End all of them."""
+        while self._running:
+            self.end(self._running[-1])
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
+
+    def _forks(self) -> Forks:
+        if self._zygote is None:
+            _, handed = self._reference.ask_for_memory(timeout_s=START_S, do="zygote")
+            self._zygote = Forks(inherited(handed[0]))
+        return self._zygote

@@ -1,0 +1,100 @@
+"""One candidate of a screening: what is known of it, and its answer."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast, get_args
+
+from ratchet.judge.decided import CandidateFault, Decided
+from ratchet.judge.trial.interpreted import without_blame
+from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.trial.screening.rounds import Timed
+from ratchet.judge.verdict import Screening, ScreeningStatus, Status
+from ratchet.kernels.kernel import Kernel
+
+
+@dataclass(slots=True)
+class Entrant:
+    """One candidate of a screening, and what is known of it so far."""
+
+    kernel: Kernel
+    name: str
+    runnable: Kernel
+    status: ScreeningStatus | None = None
+    reason: str = ""
+    evidence: list[str] = field(default_factory=list)
+    timings: list[Timed] = field(default_factory=list)
+    process: CandidateProcess | None = None
+
+    @property
+    def is_out(self) -> bool:
+        """Return whether its answer is known."""
+        return self.status is not None
+
+    @property
+    def is_interpreted(self) -> bool:
+        """Return whether Triton's interpreter carries its launches out."""
+        return self.kernel.language == "triton"
+
+    def decide(self, decided: Decided) -> None:
+        """It is out; what was timed of it does not count."""
+        if self.status is None:
+            self.status, self.reason = _status_of(decided.status), decided.reason
+            if decided.status == "cheating":
+                self.reason = f"it tried to fool the judge: {decided.reason}"
+            self.evidence.append(self.reason)
+            self.timings.clear()
+        self.end()
+
+    def end(self) -> None:
+        """End its process."""
+        if self.process is not None:
+            self.process.close()
+            self.process = None
+
+    @contextlib.contextmanager
+    def on_trial(self) -> Iterator[None]:
+        """Take a fault that is raised meanwhile as this candidate's answer."""
+        try:
+            yield
+        except CandidateFault as error:
+            self.decide(without_blame(error.decided) if self.is_interpreted else error.decided)
+
+    def answer(self) -> Screening:
+        """Return its answer as it is now."""
+        if self.status is None:
+            self.decide(Decided("unmeasured", "the screening did not come to it"))
+        assert self.status is not None
+        answer = Screening(
+            kernel_hash=self.kernel.hash,
+            status=self.status,
+            reason=self.reason,
+            evidence=tuple(self.evidence),
+        )
+        if self.status != "screened":
+            return answer
+        beside = [one.against_best for one in self.timings if one.against_best is not None]
+        return replace(
+            answer,
+            ratio=mean([one.ratio for one in self.timings]),
+            low=mean([one.low for one in self.timings]),
+            high=mean([one.high for one in self.timings]),
+            time_s=mean([one.time_s for one in self.timings]),
+            against_best=mean(beside) if len(beside) == len(self.timings) else None,
+        )
+
+
+def _status_of(status: Status) -> ScreeningStatus:
+    if status == "cheating":
+        return "wrong"
+    if status in get_args(ScreeningStatus):
+        return cast(ScreeningStatus, status)
+    return "unmeasured"
+
+
+def mean(values: Sequence[float]) -> float:
+    """The geometric mean."""
+    return math.exp(math.fsum(math.log(value) for value in values) / len(values))

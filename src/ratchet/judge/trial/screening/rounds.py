@@ -1,0 +1,248 @@
+"""Time some candidates of one screening: a few rounds of all arms, each on the same fresh values.
+
+An arm that is far behind leaves early, so that the time goes to those that are close. The estimate
+is the median of log(reference/candidate) over the rounds that an arm was in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+
+from ratchet.judge.decided import CandidateFault, Decided, fault
+from ratchet.judge.trial.kernel_checks import OpenProblem, verdict_of_call
+from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.trial.timing.arms import REFERENCE, RivalArm, RoundSeeds, fate, warm
+from ratchet.judge.trial.timing.plan import calls_per_batch
+from ratchet.measure.arm import Timing
+from ratchet.measure.estimate import compare
+from ratchet.measure.samples import Sample, checked, log_ratios
+
+BEST: Final = "best"
+ROUNDS: Final = 8
+LEAVES: Final = {3: 0.25, 4: 0.75}
+"""After so many rounds an arm leaves if it is below this share of the leader's speed."""
+LEAST_ROUNDS: Final = 3
+RESAMPLES: Final = 400
+CHEAP_S: Final = 0.02
+"""Comparing a call that takes no longer is done in every round."""
+FEW_CHECKS: Final = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timed:
+    """One candidate's estimate on one case."""
+
+    ratio: float
+    low: float
+    high: float
+    time_s: float
+    against_best: float | None
+    rounds: int
+
+
+class SharedRounds:
+    """The seeds of each round, and the call of it that is compared: the same for every arm."""
+
+    def __init__(self, opened: OpenProblem, calls: int, *, check_s: float) -> None:
+        """Compare a call of each round, or of a few secret ones where comparing takes long."""
+        rng = opened.rng
+        self.seeds = RoundSeeds(opened)
+        rounds = set(range(ROUNDS))
+        if check_s > CHEAP_S:  # one that every arm is in, and others
+            rounds = {rng.randrange(LEAST_ROUNDS), *rng.sample(range(ROUNDS), FEW_CHECKS)}
+        self.compared: Mapping[int, int] = {index: rng.randrange(calls) for index in rounds}
+        """The call by its round."""
+
+
+class ScreenedArm:
+    """A candidate in its sandbox. The outputs of one secret call of a round are compared."""
+
+    def __init__(
+        self, name: str, process: CandidateProcess, opened: OpenProblem, case: int
+    ) -> None:
+        self.name = name
+        self.process = process
+        self._opened = opened
+        self._case = case
+        self._rounds: SharedRounds | None = None
+        self._batch = 0
+
+    def begin(self, rounds: SharedRounds) -> None:
+        """From now on rounds are timed, on values that the other arms have too."""
+        self._rounds, self._batch = rounds, 0
+
+    def run(self, iterations: int) -> Timing:
+        """Time one batch of calls; the reference worker stands still meanwhile.
+
+        CandidateFault where a call fails, or the one that is compared is not right.
+        """
+        opened, rounds = self._opened, self._rounds
+        seeds = rounds.seeds.of(self._batch, iterations) if rounds is not None else ()
+        limit_s = opened.cases[self._case].limit_s(iterations)
+        with opened.draw(self._case, iterations, writable_inputs=False, seeds=seeds) as batch:
+            self.process.resume()
+            self.process.prepare(batch.layout, batch.memories, batch.read)
+            with opened.reference_rests():
+                wall_time_s, cpu_time_s, codes = self.process.go(
+                    batch.memories, iterations, limit_s=limit_s
+                )
+            call = None if rounds is None else rounds.compared.get(self._batch)
+            if call is not None:
+                self.process.deliver(call)
+                check = opened.check(batch, call, codes[call], again=True)
+                passed, detail = verdict_of_call(codes[call], check)
+                if not passed or any(codes):
+                    name = opened.problem.cases[self._case].name
+                    raise fault("wrong", f"wrong on {name} while it was timed: {detail}")
+        self._batch += 1
+        return Timing(wall_time_s=wall_time_s, cpu_time_s=cpu_time_s)
+
+
+class Loses(Protocol):
+    """Is told which arm is out, and why."""
+
+    def __call__(self, name: str, decided: Decided) -> None: ...
+
+
+def time_together(
+    case: int,
+    opened: OpenProblem,
+    arms: Sequence[ScreenedArm],
+    lose: Loses,
+    *,
+    check_s: float,
+    budget_s: float,
+) -> dict[str, Timed]:
+    """Time these arms and the reference on one case; an estimate for each that stayed right.
+
+    The best so far comes first. The reference is a new process. `lose` is told of each arm that
+    failed; the others go on. Comparing one call takes about `check_s` seconds. No round but the
+    first ones begins after `budget_s` seconds. Raises JudgeError where the reference fails.
+    """
+    if not [arm for arm in arms if arm.name != BEST]:
+        return {}
+    facts = opened.cases[case]
+    calls = calls_per_batch(facts.time_s, facts.bytes)
+    rival = opened.rivals.start(threads=opened.reference.threads)
+    try:
+        reference = RivalArm(REFERENCE, rival, opened, case, fate(arms[-1].process, opened))
+        warm(reference, calls)
+        kept = [arm for arm in arms if _runs(arm, calls, lose)]
+        rounds = SharedRounds(opened, calls, check_s=check_s)
+        end_s = min(time.monotonic() + budget_s, opened.clock.deadline)
+        samples = _rounds(reference, kept, calls, opened, rounds, lose, end_s)
+    finally:
+        opened.rivals.end(rival)
+    by_name: dict[str, list[Sample]] = {}
+    for sample in samples:
+        by_name.setdefault(sample.arm, []).append(sample)
+    names = [name for name, own in by_name.items() if name != REFERENCE and len(own) > 1]
+    return {name: _estimate(name, by_name) for name in names}
+
+
+def _runs(arm: ScreenedArm, calls: int, lose: Loses) -> bool:
+    try:
+        if arm.process.returns_outputs:
+            warm(arm, calls)
+        else:  # its worker keeps no heap of results
+            arm.run(calls)
+    except CandidateFault as error:
+        lose(arm.name, error.decided)
+        return False
+    return True
+
+
+def _rounds(
+    reference: RivalArm,
+    arms: Sequence[ScreenedArm],
+    calls: int,
+    opened: OpenProblem,
+    rounds: SharedRounds,
+    lose: Loses,
+    end_s: float,
+) -> list[Sample]:
+    """The samples of the arms that did not fail."""
+    rng = np.random.default_rng(opened.rng.getrandbits(64))
+    reference.begin(rounds.seeds)
+    for candidate in arms:
+        candidate.begin(rounds)
+    racing: list[ScreenedArm | RivalArm] = [reference, *arms]
+    failed: set[str] = set()
+    order: list[ScreenedArm | RivalArm] = []
+    samples: list[Sample] = []
+    for index in range(ROUNDS):
+        if len(racing) == 1 or (index >= LEAST_ROUNDS and time.monotonic() > end_s):
+            break
+        if index in LEAVES:
+            racing = _without_slow(racing, samples, LEAVES[index])
+        # A random order, then its reverse: a drift falls on no arm alone.
+        if index % 2 == 0:
+            order = [racing[at] for at in rng.permutation(len(racing))]
+        for position, arm in enumerate(order):
+            if arm not in racing:
+                continue
+            try:
+                timing = arm.run(calls)
+            except CandidateFault as error:
+                racing.remove(arm)
+                failed.add(arm.name)
+                lose(arm.name, error.decided)
+                continue
+            samples.append(_sample(arm.name, timing, calls, index, position))
+        order = order[::-1]
+    return [sample for sample in samples if sample.arm not in failed]
+
+
+def _sample(name: str, timing: Timing, calls: int, index: int, position: int) -> Sample:
+    return checked(
+        Sample(
+            arm=name,
+            launch=0,
+            round=index,
+            position=position,
+            iterations=calls,
+            wall_time_s=timing.wall_time_s / calls,
+            cpu_time_s=timing.cpu_time_s / calls,
+        )
+    )
+
+
+def _without_slow(
+    racing: Sequence[ScreenedArm | RivalArm], samples: Sequence[Sample], share: float
+) -> list[ScreenedArm | RivalArm]:
+    """The reference, the best so far, and whoever has this share of the leader's speed."""
+    speeds = {
+        arm.name: float(np.exp(np.median(np.concatenate(_against_reference(samples, arm.name)))))
+        for arm in racing
+        if arm.name != REFERENCE
+    }
+    least = share * max(speeds.values())
+    return [arm for arm in racing if arm.name in (REFERENCE, BEST) or speeds[arm.name] >= least]
+
+
+def _against_reference(samples: Sequence[Sample], name: str) -> list[np.ndarray]:
+    return list(log_ratios(samples, baseline=REFERENCE, new=name))
+
+
+def _estimate(name: str, samples: dict[str, list[Sample]]) -> Timed:
+    own = samples[name]
+    found = compare(
+        [*samples[REFERENCE], *own], baseline=REFERENCE, new=name, floor=None, resamples=RESAMPLES
+    )
+    beside = None
+    if name != BEST and len(samples.get(BEST, ())) > 1:
+        logs = np.concatenate(log_ratios([*samples[BEST], *own], baseline=BEST, new=name))
+        beside = float(np.exp(np.median(logs)))
+    return Timed(
+        ratio=found.ratio,
+        low=found.low,
+        high=found.high,
+        time_s=float(np.median([sample.wall_time_s for sample in own])),
+        against_best=beside,
+        rounds=len(own),
+    )

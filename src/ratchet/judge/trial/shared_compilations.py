@@ -1,0 +1,63 @@
+"""torch.compile as a candidate: the reference worker compiles first, for all of its processes.
+
+A candidate has up to six processes, and each would try the compiler and compile the same graphs (a
+softmax's first call: 16.6 s, and 3.2 s with the graphs at hand). The reference worker is trusted,
+and compiles the reference itself, which gives the same graphs; `compilations` says what the
+candidate gets of that.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from ratchet.judge.decided import Ok
+from ratchet.judge.sandbox.isolation import bubblewrap, private_folder
+from ratchet.judge.trial.kernel_checks import OpenProblem
+from ratchet.judge.trial.processes.reference import ReferenceFault
+from ratchet.judge.verdict import Evidence
+from ratchet.judge.workers.candidate.model_answer import is_compiled_reference
+from ratchet.judge.workers.memory.packed_files import PackedFiles
+from ratchet.kernels.kernel import Kernel
+
+
+class SharedCompilations:
+    """Compiled graphs of one problem, out of a folder that only the reference worker fills."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._packed: PackedFiles | None = None
+        self._problem = ""
+
+    def close(self) -> None:
+        """Remove the folder."""
+        if self._packed is not None:
+            self._packed.close()
+            self._packed = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def of(self, kernel: Kernel, opened: OpenProblem) -> Ok[PackedFiles | None]:
+        """Return the reference's graphs if the kernel is the reference compiled.
+
+        None for other kernels, and where candidates have no private /tmp.
+        """
+        if opened.accelerator is not None or bubblewrap() is None:
+            return Ok(None)
+        if not is_compiled_reference(kernel, opened.problem):
+            return Ok(None)
+        if self._folder is None or self._problem != opened.problem.hash:
+            self.close()  # a candidate gets a copy of it all
+            self._folder, self._problem = private_folder(None), opened.problem.hash
+        if self._packed is not None:
+            self._packed.close()
+        try:
+            opened.compile_into(self._folder)
+        except ReferenceFault as error:
+            detail = f"each process compiles alone: {error}"
+        else:
+            detail = "once, by the reference worker; each process has a copy of its graphs"
+        self._packed = PackedFiles.of(self._folder)
+        evidence = Evidence(check="compiled ahead", passed=True, detail=detail)
+        return Ok(self._packed, (evidence,))

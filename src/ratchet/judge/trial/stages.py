@@ -1,0 +1,353 @@
+"""The trial of one kernel, as stages: open, check, time, conclude.
+
+Each stage returns `Ok` with what the next one needs, or `Decided`. The first `Decided` is the
+answer; the evidence of every stage before it stays in the verdict.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ratchet.judge.decided import Decided, Ok, T, as_stage
+from ratchet.judge.integrity.code_places import CodePlaces
+from ratchet.judge.integrity.device_work import facts, judge_own
+from ratchet.judge.integrity.library_ops import judge_census, read_census
+from ratchet.judge.integrity.own_work import places_of, watch_for
+from ratchet.judge.options import LANGUAGES
+from ratchet.judge.process.time_limits import Clock
+from ratchet.judge.revision import revision
+from ratchet.judge.sandbox.accelerator import Accelerator
+from ratchet.judge.sandbox.isolation import arm_environment, isolation_name
+from ratchet.judge.sandbox.zygote import CandidateZygote
+from ratchet.judge.trial.interpreted import REASON, interpreted, small_cases, without_blame
+from ratchet.judge.trial.kernel_checks import OpenProblem, check_cases
+from ratchet.judge.trial.on_device import check_clocks, count_on_device
+from ratchet.judge.trial.processes.building import Ahead, Library
+from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.trial.processes.launches import Launches
+from ratchet.judge.trial.processes.reference import ReferenceFault, ReferenceProcess
+from ratchet.judge.trial.shared_compilations import SharedCompilations
+from ratchet.judge.trial.timing import plan
+from ratchet.judge.trial.timing.decide import conclude, without_gain
+from ratchet.judge.trial.timing.group_sequential import time_until_answered
+from ratchet.judge.trial.timing.sample import CaseTiming, see_order, watch_case
+from ratchet.judge.verdict import Evidence, TimedSample, Verdict
+from ratchet.judge.workers.candidate.model_answer import runnable
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Problem
+
+PROFILED = ("triton", "hip")
+MARGIN_BYTES = 4 << 30
+"""Address space beyond the tensors: the interpreter, threads' stacks, OpenMP."""
+
+
+class KernelTrial:
+    """The trial of one kernel on one problem, and its evidence so far."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        *,
+        threads: int,
+        clock: Clock,
+        secret: int,
+        against_compile: bool,
+        ahead: Ahead,
+        then: Kernel | None,
+        shared: SharedCompilations,
+        among: int = 1,
+    ) -> None:
+        """`among` verdicts together are falsely `proven` no more often than one alone."""
+        self.kernel = kernel
+        self.problem = problem
+        self.threads = threads
+        self.clock = clock
+        self.secret = secret
+        self.evidence: list[Evidence] = []
+        self.samples: list[TimedSample] = []
+        self.isolation = isolation_name()
+        self._runnable = runnable(kernel, problem)
+        self._given = problem
+        self.against_compile = against_compile
+        self.ahead, self.then = ahead, then
+        self.shared = shared
+        self.among = among
+        self.accelerator: Accelerator | None = None
+        self.zygote: CandidateZygote | None = None
+        self.evidence += [Evidence(check="sizes", passed=True, detail=one) for one in problem.notes]
+
+    @property
+    def _has_tiers(self) -> bool:
+        return self.problem.model is None and bool(self.problem.tiers)
+
+    def use(self, accelerator: Accelerator | None, zygote: CandidateZygote | None) -> None:
+        """Judge on a GPU, or, without one, on the machine's cores; fork from the zygote."""
+        self.accelerator, self.zygote = accelerator, zygote
+        if accelerator is not None:
+            self.isolation = isolation_name(accelerator)
+            self._runnable = runnable(self.kernel, self.problem, accelerator.torch_name)
+
+    def run(self, reference: ReferenceProcess) -> Decided:
+        """Go through every stage, until one has the answer."""
+        if self.problem.fault:
+            return Decided("refused", f"the problem cannot be judged: {self.problem.fault}")
+        if self.kernel.language not in LANGUAGES:
+            return Decided(
+                "unmeasured",
+                f"{self.kernel.language.upper()} kernels are only inspected so far: "
+                "ratchet inspect PROBLEM KERNEL",
+            )
+        if self.kernel.language == "triton" and self.accelerator is None:
+            return self._interpret(reference)
+        with contextlib.ExitStack() as stack:
+            library = stack.enter_context(self._library())
+            opened = self._keep(self._open(reference))
+            if isinstance(opened, Decided):
+                return opened
+            stack.callback(opened.rivals.close)
+            launches = stack.enter_context(self._launches(opened))
+            candidate = launches.load(library.fetch())
+            if launches.built is not None:
+                detail = "once, by its first process; those after it have a copy"
+                self.evidence.append(Evidence(check="extensions", passed=True, detail=detail))
+            # No look from outside tells whose kernel runs on a GPU: there the census decides alone.
+            looked_at = replace(self.problem, task="any") if self.accelerator else self.problem
+            places = stack.enter_context(places_of(looked_at, self.kernel, library.fetch()))
+            wrong = self._keep(self._check(candidate, opened, places))
+            if isinstance(wrong, Decided):
+                return wrong
+            if self.against_compile and opened.timed:
+                self.evidence.append(opened.compile_rival())
+            timings = self._time(launches, opened, places)
+            if isinstance(timings, Decided):
+                return timings
+            if not opened.timed:
+                elsewhere = self._keep(self._watch_untimed(candidate, opened, places))
+                if isinstance(elsewhere, Decided):
+                    return elsewhere
+            concluded = self._conclude(timings, launches, opened)
+        if self.accelerator is None:
+            return concluded
+        doubtful = self._keep(check_clocks(timings, opened, won=concluded.status == "proven"))
+        return doubtful or concluded
+
+    def _keep(self, outcome: Ok[T] | Decided) -> T | Decided:
+        """Keep the evidence of a stage, and go on with its value or the answer."""
+        self.evidence += outcome.evidence
+        return outcome if isinstance(outcome, Decided) else outcome.value
+
+    def _interpret(self, reference: ReferenceProcess) -> Decided:
+        """Every case in Triton's interpreter; nothing is timed where there is no GPU."""
+        kernel = interpreted(self.kernel)
+        if isinstance(kernel, Decided):
+            return kernel
+        self.problem = small_cases(self.problem)
+        self._runnable = runnable(kernel, self.problem)
+        opened = self._keep(self._open(reference))
+        if isinstance(opened, Decided):
+            return opened
+        outcome = self._keep(as_stage(partial(self._answer_untimed, opened)))
+        return without_blame(outcome) if outcome else Decided("correct", REASON)
+
+    def _answer_untimed(self, opened: OpenProblem, evidence: list[Evidence]) -> Decided | None:
+        with (
+            places_of(self.problem, self.kernel, None) as places,
+            self._launches(opened) as launches,
+        ):
+            candidate = launches.load(None)
+            for stage in (self._check, self._watch_untimed):
+                outcome = stage(candidate, opened, places)
+                if isinstance(outcome, Decided):
+                    return outcome
+                evidence += outcome.evidence
+        return None
+
+    def _open(self, reference: ReferenceProcess) -> Ok[OpenProblem] | Decided:
+        """Hand the problem to the reference worker, which judges it first."""
+        try:
+            reply = reference.ask(
+                timeout_s=self.clock.reference_s,
+                do="open",
+                problem=self.problem.as_json(),
+                threads=self.threads,
+                seed=layout_seed(self.secret),
+                device=self.accelerator.as_json() if self.accelerator else None,
+            )
+        except ReferenceFault as error:
+            return Decided("refused", f"the problem cannot be judged: {error}")
+        trivial = ", ".join(reply["gate"])
+        detail = f"passes though trivial: {trivial}" if trivial else ""
+        evidence = (Evidence(check="problem gate", passed=not trivial, detail=detail),)
+        if trivial:
+            return Decided("refused", f"the problem accepts {trivial}: tighten it", evidence)
+        cases = reply["cases"]
+        opened = OpenProblem.of(
+            self.problem, reference, cases, self.secret, self.clock, self.accelerator
+        )
+        opened.among = self.among
+        return Ok(opened, evidence)
+
+    def _library(self) -> Library:
+        """Compile in a sandbox of its own, beside what the caller does meanwhile."""
+        return self.ahead.take(self.kernel, self.then, threads=self.threads, clock=self.clock)
+
+    def _launches(self, opened: OpenProblem) -> Launches:
+        """The candidate's processes: one to be checked, and those of a look at a timed case."""
+        is_timed = any(case.timed for case in self.problem.cases)
+        timed_here = is_timed and not (self.kernel.language == "triton" and not self.accelerator)
+        compilations = self.shared.of(self.kernel, opened)
+        self.evidence += compilations.evidence
+        return Launches(
+            self._runnable,
+            timed=plan.LAUNCHES if timed_here else 0,
+            threads=self.threads,
+            memory_bytes=opened.memory_bytes(self._runnable) + MARGIN_BYTES,
+            clock=self.clock,
+            accelerator=self.accelerator,
+            compilations=compilations.value,
+            zygote=self.zygote,
+        )
+
+    def _check(
+        self, candidate: CandidateProcess, opened: OpenProblem, places: CodePlaces | None
+    ) -> Ok[None] | Decided:
+        """Every case; a Python kernel that must do the work itself also tells what it called."""
+        return as_stage(partial(self._check_all, candidate, opened, places))
+
+    def _check_all(
+        self,
+        candidate: CandidateProcess,
+        opened: OpenProblem,
+        places: CodePlaces | None,
+        evidence: list[Evidence],
+    ) -> Decided | None:
+        counted = places is not None and self.kernel.language != "cpp"
+        candidate.censuses = [] if counted else None
+        outcome = check_cases(candidate, opened)
+        if isinstance(outcome, Decided):
+            return outcome
+        evidence += outcome.evidence
+        if candidate.censuses is not None:
+            told = [read_census(layout, census) for layout, census in candidate.censuses]
+            candidate.censuses = None
+            outcome = judge_census(self.problem, self.kernel, told)
+            if isinstance(outcome, Decided):
+                return outcome
+            evidence += outcome.evidence
+        if self.accelerator is None:
+            return None
+        found = count_on_device(candidate, opened)
+        evidence += facts(found)
+        if opened.problem.task == "own":
+            outcome = judge_own(found, opened.problem, self.kernel)
+            if isinstance(outcome, Decided):
+                return outcome
+            evidence += outcome.evidence
+        return None
+
+    def _watch_untimed(
+        self, candidate: CandidateProcess, opened: OpenProblem, places: CodePlaces | None
+    ) -> Ok[str] | Decided:
+        """See whose code works on the first case, if none is timed."""
+        watch = watch_for(places, self.problem, self.kernel)
+        return Ok("") if watch is None else watch_case(0, opened, candidate, watch)
+
+    def _time(
+        self, launches: Launches, opened: OpenProblem, places: CodePlaces | None
+    ) -> list[CaseTiming] | Decided:
+        """Time every timed case."""
+        timings = []
+        self.ahead.pause()
+        for index in opened.timed:
+            timing = self._keep(self._time_case(index, launches, opened, places))
+            if isinstance(timing, Decided):
+                return timing
+            timings.append(timing)
+            self.samples += timing.as_json()
+        launches.rest()
+        return timings
+
+    def _conclude(
+        self, timings: list[CaseTiming], launches: Launches, opened: OpenProblem
+    ) -> Decided:
+        """Decide from the samples; a compiled kernel's gain counts if its calls come in order."""
+        by_dispatch = self.kernel.language == "torch" and self.accelerator is None
+        concluded = conclude(timings, opened, by_dispatch=by_dispatch)
+        self.evidence += concluded.evidence
+        if concluded.status == "proven" and self.kernel.language == "cpp":
+            unordered = self._see_order(launches, opened, timings)
+            return without_gain(concluded, unordered) if unordered else concluded
+        return concluded
+
+    def _time_case(
+        self, index: int, launches: Launches, opened: OpenProblem, places: CodePlaces | None
+    ) -> Ok[CaseTiming] | Decided:
+        """Time a case, in processes that are as new as the reference's.
+
+        The one that was checked has a heap of all cases: it was up to a tenth faster, or slower.
+        """
+        watch = watch_for(places, self.problem, self.kernel)
+        timing = time_until_answered(index, opened, launches.launch_new, watch)
+        if isinstance(timing, Ok) or not timing.not_timed or watch is None:
+            return timing
+        with launches.launch(0) as process:  # whose work it is was not seen beside the clock
+            seen = watch_case(index, opened, process, watch)
+        evidence = (*timing.evidence, *seen.evidence)
+        return replace(seen if isinstance(seen, Decided) else timing, evidence=evidence)
+
+    def _see_order(self, launches: Launches, opened: OpenProblem, timings: list[CaseTiming]) -> str:
+        """Say why it is not known that no calls were computed together, or nothing."""
+        for timing in timings:
+            with launches.launch(0) as process:
+                seen = see_order(timing, opened, process)
+            if not seen:
+                return (
+                    f"it runs too shortly on {timing.name} to see whether its calls come one after "
+                    "another; give the problem a larger case"
+                )
+        return ""
+
+    def verdict(self, decided: Decided) -> Verdict:
+        """Return the verdict, with the evidence that the stages found before."""
+        return Verdict(
+            status=decided.status,
+            reason=decided.reason,
+            not_timed=decided.not_timed,
+            evidence=self.evidence,
+            speedup=decided.speedup,
+            static=self._profile(),
+            isolation=self.isolation,
+            kernel_hash=self.kernel.hash,
+            problem_hash=self._given.hash,
+            samples=self.samples,
+            environment={
+                "judge": revision(),
+                "threads": self.threads,
+                "language": self.kernel.language,
+                **({"device": self.accelerator.name} if self.accelerator else {}),
+                **({"tier": ", ".join(self.problem.tiers)} if self._has_tiers else {}),
+                **arm_environment(self.threads),
+            },
+        )
+
+    def _profile(self) -> dict[str, Any] | None:
+        """Profile a GPU's kernel for AMD targets, whatever its status."""
+        if self.kernel.language not in PROFILED or not self.problem.cases:
+            return None
+        from ratchet.judge.static_profile.inspection import profile_in_verdict
+
+        return profile_in_verdict(self.kernel, self._given, self.clock)
+
+
+def layout_seed(secret: int) -> int:
+    """The seed of where tensors lie, which a candidate sees, from that of their values.
+
+    One generator for both would let the places give the values away.
+    """
+    digest = hashlib.sha256(b"layout %d" % secret).digest()
+    return int.from_bytes(digest[:6], "big")

@@ -1,0 +1,359 @@
+"""The arms of a kernel's trial: the reference in its worker, the candidate in its sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence, Set
+
+from ratchet.judge.decided import fault
+from ratchet.judge.integrity.call_order import CallOrder
+from ratchet.judge.integrity.late_writes import OutputSpots
+from ratchet.judge.integrity.looks import Unseen, WatchedFamily
+from ratchet.judge.integrity.own_work import LOOKING_S, PATIENCE_S, Watch
+from ratchet.judge.trial.kernel_checks import (
+    REFERENCE_DRAWS,
+    DrawnBatch,
+    OpenProblem,
+    verdict_of_call,
+)
+from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.trial.processes.rivals import Fate, RivalProcess
+from ratchet.measure.arm import Arm, Timing
+
+REFERENCE, TWIN, CANDIDATE = "reference", "reference again", "candidate"
+COMPILED = "torch.compile of the reference"
+ONE_THREAD = "reference on one thread"
+"""A rival where calls are short: waking a second thread can cost more than it gives, and it depends
+on the host. Then it is the reference that must be beaten, not the wake-up."""
+SHORT_CALL_S = 0.001
+WARM_CALLS, WARM_S = 3, 0.5
+"""Untimed calls at the start of a launch, as many as take about this long: a call's results of many
+megabytes lie on pages that are new to the process until the third (see `arm_environment`)."""
+
+PROBING_S = 3.0
+"""What more probes may take, where a kernel is so short that it was hardly seen at work."""
+PATIENT_BATCHES = 60
+"""So many batches are looked at, or probed, however long a busy machine takes for them."""
+
+
+class RoundSeeds:
+    """The seeds of each round: every arm computes on the same values, each in memory of its own.
+
+    The candidate sees those of a round once, and nobody else's memory.
+    """
+
+    def __init__(self, opened: OpenProblem) -> None:
+        self._rng = opened.rng
+        self._rounds: list[list[int]] = []
+
+    def of(self, index: int, calls: int) -> list[int]:
+        """One for each call of a round."""
+        while len(self._rounds) <= index:
+            self._rounds.append([self._rng.getrandbits(48) for _ in range(calls)])
+        return self._rounds[index]
+
+
+class RivalArm:
+    """The rival on the machine's cores: what is done with it is what is done with a candidate."""
+
+    def __init__(
+        self, name: str, process: RivalProcess, opened: OpenProblem, case: int, outputs: Fate
+    ) -> None:
+        self.name = name
+        self.process = process
+        self.outputs = outputs
+        self._opened = opened
+        self._case = case
+        self._seeds: RoundSeeds | None = None
+        self._batch = 0
+
+    def begin(self, seeds: RoundSeeds) -> None:
+        """Begin the timed rounds: batches count from here."""
+        self._seeds, self._batch = seeds, 0
+
+    def run(self, iterations: int) -> Timing:
+        """One batch of calls; the reference worker stands still meanwhile."""
+        seeds = self._seeds.of(self._batch, iterations) if self._seeds is not None else ()
+        self._batch += 1
+        with self._opened.draw(self._case, iterations, writable_inputs=False, seeds=seeds) as batch:
+            self.process.resume()
+            self.process.prepare(batch.layout, self.outputs)
+            with self._opened.reference_rests():
+                return self.process.go(batch.memories)
+
+
+class ReferenceArm:
+    """The rival on a GPU: in the reference worker, on memory revealed as the candidate's is."""
+
+    def __init__(self, name: str, opened: OpenProblem, case: int, outputs: Fate) -> None:
+        self.name = name
+        self._opened = opened
+        self._case = case
+        self._outputs = outputs
+
+    def begin(self, _: RoundSeeds) -> None:
+        """Every batch has draws of its own."""
+
+    def run(self, iterations: int) -> Timing:
+        """One batch of calls of the reference, at places of their own as the candidate's are."""
+        with self._opened.draw(
+            self._case, iterations, writable_inputs=False, distinct=REFERENCE_DRAWS
+        ) as batch:
+            self._opened.reference.ask(
+                timeout_s=self._opened.clock.reference_s, do="prepare", batch=batch.number
+            )
+            self._opened.flush()
+            timing, device_s = self._timed(
+                batch.number, OutputSpots(batch.layout, batch.memories, batch.read)
+            )
+        self._opened.device_clock.note(self._case, self.name, timing.wall_time_s, device_s)
+        return timing
+
+    def _timed(self, number: int, spots: OutputSpots) -> tuple[Timing, float | None]:
+        """Time a prepared batch by the judge's clock, and by the GPU's own."""
+        reference = self._opened.reference
+        began = time.perf_counter()
+        reply = reference.ask(
+            timeout_s=self._opened.clock.reference_s,
+            do="go",
+            batch=number,
+            outputs=self._outputs,
+            compiled=self.name == COMPILED,
+        )
+        spots.read()  # as for a candidate
+        wall_time_s = time.perf_counter() - began
+        timing = Timing(wall_time_s=wall_time_s, cpu_time_s=float(reply["cpu_time_s"]))
+        return timing, reply["device_s"]
+
+
+class CandidateArm:
+    """The kernel: runs in its sandbox, and has secret calls of secret batches compared."""
+
+    name = CANDIDATE
+
+    def __init__(
+        self,
+        candidate: CandidateProcess,
+        opened: OpenProblem,
+        case: int,
+        watch: Watch | None = None,
+    ) -> None:
+        self._candidate = candidate
+        self._opened = opened
+        self._case = case
+        self._watch = watch
+        self._watched: Set[int] = frozenset()
+        self._probes: Mapping[int, int] = {}
+        self.batch_s = math.inf
+        """How long the shortest batch took."""
+        self.checked = 0
+        """Calls that were compared, timed ones and those of probes."""
+        self.order_looks = 0
+        """Moments at which it was seen how far the calls of a batch had come."""
+        self._sampled: Mapping[int, int] = {}
+        self._batch = 0
+        self._seeds: RoundSeeds | None = None
+        self._due: tuple[DrawnBatch, list[int], list[int]] | None = None
+        """A batch, its codes, and the calls to be compared at the end of the round."""
+        self._held = contextlib.ExitStack()
+        """Gives that batch back."""
+
+    def begin(self, seeds: RoundSeeds) -> None:
+        """Begin the timed rounds, on values that the rivals have too."""
+        self._seeds, self._batch = seeds, 0
+
+    def sample(self, calls: Mapping[int, int]) -> None:
+        """Compare so many calls of these batches from now on, counted from here; in secret."""
+        self._sampled = calls
+
+    def watch_before(self, batches: Set[int]) -> None:
+        """Before these batches, counted as in `sample`, one more is looked at, like any other."""
+        self._watched = batches
+
+    def probe_before(self, batches: Mapping[int, int]) -> None:
+        """Before these batches one more is a probe, and looks like any other.
+
+        Its calls have the values of the case's variations (`Problem.varied`), where it has some;
+        so many of them are compared.
+        """
+        self._probes = batches
+
+    def run(self, iterations: int) -> Timing:
+        """One batch of calls of the kernel; the reference worker stands still meanwhile."""
+        if self._batch in self._watched:
+            self.be_watched(iterations)
+        if self._batch in self._probes:
+            self._be_probed(iterations, self._probes[self._batch])
+        seeds = self._seeds.of(self._batch, iterations) if self._seeds is not None else ()
+        with contextlib.ExitStack() as held:
+            batch = held.enter_context(
+                self._opened.draw(self._case, iterations, writable_inputs=False, seeds=seeds)
+            )
+            wall_time_s, cpu_time_s, codes = self._go(batch, iterations)
+            if any(codes):
+                raise fault("wrong", f"right before it was timed, then it returned {codes}")
+            if self._batch in self._sampled:
+                count = min(self._sampled[self._batch], iterations)
+                calls = self._opened.rng.sample(range(iterations), count)  # the answers are in
+                self._due, self._held = (batch, codes, calls), held.pop_all()
+        self._opened.device_clock.note(self._case, self.name, wall_time_s, self._candidate.device_s)
+        self._batch += 1
+        self.batch_s = min(self.batch_s, wall_time_s)
+        return Timing(wall_time_s=wall_time_s, cpu_time_s=cpu_time_s)
+
+    def check_due(self) -> None:
+        """Compare the calls that were drawn from this round's batch.
+
+        The comparison fills the caches of both cores. Right after the batch it would slow down the
+        arm that runs next, which is never the candidate; at the end of a round that arm is random.
+        """
+        due, self._due = self._due, None
+        with self._held:
+            if due is not None:
+                self._check(*due)
+
+    def close(self) -> None:
+        """Give back the batch of a round that did not come to its end."""
+        self._due = None
+        self._held.close()
+
+    def be_watched(self, iterations: int) -> None:
+        """A batch that is not timed: the judge looks whose code its threads stand in."""
+        with self._opened.draw(self._case, iterations, writable_inputs=False) as batch:
+            try:
+                self._go(batch, iterations, watch=self._watch)
+            except Unseen as error:
+                why = f"whose code works was not seen: {error}"
+                raise fault("unmeasured", why) from error
+
+    def watch_until_enough(self, calls: int, watch: Watch) -> None:
+        """More batches to look at, until what was seen carries an answer or patience ends."""
+        began, batches = time.perf_counter(), 0
+        while not watch.plenty:
+            spent_s = time.perf_counter() - began
+            if spent_s > (LOOKING_S if watch.enough else PATIENCE_S) and (
+                watch.enough or batches >= PATIENT_BATCHES
+            ):
+                return
+            self.be_watched(calls)
+            batches += 1
+
+    def probe_until_seen(self, calls: int, least: int) -> None:
+        """More probes, until the order of a compiled kernel's calls was seen at enough moments."""
+        began, batches = time.perf_counter(), 0
+        while self.order_looks < least and (
+            time.perf_counter() - began < PROBING_S or batches < PATIENT_BATCHES
+        ):
+            self._be_probed(calls, 1)
+            batches += 1
+
+    def _be_probed(self, iterations: int, compared: int) -> None:
+        """A batch that is not timed: some calls are compared, and all made in their order."""
+        kinds, rng = self._opened.variations(self._case), self._opened.rng
+        first = rng.randrange(kinds) if kinds else 0
+        values = [(first + call) % kinds for call in range(iterations)] if kinds else []
+        with self._opened.draw(
+            self._case, iterations, writable_inputs=False, values=values
+        ) as batch:
+            ordered = iterations > 1 and not self._candidate.returns_outputs
+            order = CallOrder(batch.layout, batch.memories) if ordered else None
+            try:
+                codes = self._go(batch, iterations, order=order)[2]
+            except Unseen as error:
+                why = f"the order of its calls was not seen: {error}"
+                raise fault("unmeasured", why) from error
+            start = rng.randrange(iterations)  # neighbours have values of different kinds
+            calls = range(start, start + min(compared, iterations))
+            self._check(batch, codes, [call % iterations for call in calls])
+            if order is not None:
+                together = order.conclude()
+                self.order_looks += order.looked
+                if together:
+                    raise fault("cheating", f"it computes several calls at once: {together}")
+
+    def _go(
+        self,
+        batch: DrawnBatch,
+        iterations: int,
+        *,
+        watch: Watch | None = None,
+        order: CallOrder | None = None,
+    ) -> tuple[float, float, list[int]]:
+        limit_s = self._opened.cases[self._case].limit_s(iterations)
+        family = WatchedFamily(self._candidate.pid, wrapped=self._candidate.sandbox.enclosed)
+        meanwhile = None
+        if watch is not None:
+            meanwhile = watch.looks(family, self.batch_s, iterations)
+        if order is not None and self.batch_s < math.inf:
+            meanwhile = order.looks(family, self.batch_s)
+        self._candidate.resume()
+        self._candidate.prepare(batch.layout, batch.memories, batch.read)
+        self._opened.flush()
+        with self._opened.reference_rests():
+            return self._candidate.go(
+                batch.memories, iterations, limit_s=limit_s, meanwhile=meanwhile
+            )
+
+    def _check(self, batch: DrawnBatch, codes: list[int], calls: Sequence[int]) -> None:
+        for call in calls:
+            self._candidate.deliver(call)
+            check = self._opened.check(batch, call, codes[call])
+            passed, detail = verdict_of_call(codes[call], check)
+            if any(codes) or not passed:
+                what = f" with {batch.values[call]}" if batch.values else ""
+                raise fault(
+                    "wrong", f"right before it was timed, wrong while it was{what}: {detail}"
+                )
+            self.checked += 1
+
+
+@contextlib.contextmanager
+def rivals(
+    process: CandidateProcess, opened: OpenProblem, case: int
+) -> Iterator[Sequence[RivalArm | ReferenceArm]]:
+    """The reference, itself again, torch.compile where it is timed, and on one thread.
+
+    On cores each is a start of its own, for as long as this lasts; torch.compile's lasts longer.
+    """
+    names = [REFERENCE, TWIN, *([COMPILED] if opened.has_compiled else [])]
+    outputs = fate(process, opened)
+    if opened.accelerator is not None:
+        yield [ReferenceArm(name, opened, case, outputs) for name in names]
+        return
+    threads = opened.reference.threads
+    if threads > 1 and opened.cases[case].time_s < SHORT_CALL_S:
+        names.append(ONE_THREAD)
+    with contextlib.ExitStack() as stack:
+        arms = []
+        for name in names:
+            started = opened.compiled if name == COMPILED else None
+            if started is None:
+                started = opened.rivals.start(threads=1 if name == ONE_THREAD else threads)
+                stack.callback(opened.rivals.end, started)
+            arms.append(RivalArm(name, started, opened, case, outputs))
+        yield arms
+
+
+def fate(process: CandidateProcess, opened: OpenProblem) -> Fate:
+    """Return what becomes of the reference's outputs beside this candidate.
+
+    Where the candidate alone must copy its own, the reference does not: it could save its copy.
+    """
+    if not process.returns_outputs:
+        return "mapped"
+    return "copied" if opened.accelerator is not None else "kept"
+
+
+def warm(arm: Arm, calls: int) -> float:
+    """Let an arm run until its heap holds what a call needs; how long the last batch took."""
+    spent_s, took_s = 0.0, 0.0
+    for _ in range(math.ceil(WARM_CALLS / calls)):
+        began = time.perf_counter()
+        arm.run(calls)
+        took_s = time.perf_counter() - began
+        spent_s += took_s
+        if spent_s > WARM_S:
+            break
+    return took_s

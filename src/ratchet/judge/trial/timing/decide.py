@@ -1,0 +1,271 @@
+"""Decide from samples: the A/A floor, the interval, the physics, and the status."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ratchet.errors import RatchetError
+from ratchet.judge.decided import Decided
+from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem
+from ratchet.judge.trial.timing.arms import CANDIDATE, COMPILED, ONE_THREAD, REFERENCE, TWIN
+from ratchet.judge.trial.timing.sample import CaseTiming
+from ratchet.judge.verdict import Evidence, Ratio, Speedups, Status
+from ratchet.measure.estimate import Comparison, aa_floor, compare, summarise
+from ratchet.measure.samples import Sample
+
+BOTH = "both references"
+LOOK_CONFIDENCE = 1 - 0.05 / 3
+"""At most three looks are taken at a case (`group_sequential`): together they err in up to 5 %."""
+SYSTEMATIC = 1.05
+"""The judge's own systematic error. Equal code in the two arms has read up to 1.04x: the processes
+differ, and more pairs do not average that out (`benchmarks/judge_aa.py`). So a kernel is faster
+only where the whole interval lies above this."""
+SHORTEST_IN_PYTHON_S = 0.0002
+"""A Python kernel can replace the worker's loop over the calls of a batch and make one call of
+them. What it saves is dispatch, 5 to 10 us an operation and call: a few per cent of longer ones."""
+CEILING_SLACK = 4.0
+"""A time is impossible when it needs this many times the rates that were measured here with torch's
+own GEMM and copies: those are reachable rates, not peaks, and first-level caches are faster."""
+
+
+def look_confidence(among: int) -> float:
+    """Return the level of each look at each of `among` verdicts that together err in up to 5 %."""
+    return 1 - (1 - LOOK_CONFIDENCE) / among
+
+
+def conclude(
+    timings: Sequence[CaseTiming], opened: OpenProblem, *, by_dispatch: bool = False
+) -> Decided:
+    """Decide on a kernel whose answers were all right: status, reason and speed-up.
+
+    `by_dispatch`: it calls torch's operations, whose dispatch a batch of short calls could share.
+    """
+    if not timings:
+        return Decided("correct", "right; no case of the problem is timed")
+    comparisons = [compare_case(timing) for timing in timings]
+    compiled = _against_compile(timings)
+    evidence = [_speed(timing, one) for timing, one in zip(timings, comparisons, strict=True)]
+    evidence += [_speed_against_compile(timing, one) for timing, one in compiled]
+    speedup = Speedups(
+        vs_reference=_together(comparisons),
+        vs_compile=_together([one for _, one in compiled]) if compiled else None,
+    )
+    status, reason = _answer(comparisons, speedup)
+    try:
+        physics = _physics(timings, opened)
+    except RatchetError as error:
+        detail = f"not checked: no ceilings ({error})"
+        physics = [Evidence(check="physics", passed=None, detail=detail)]
+        if status == "proven":  # what was not measured is no win
+            why = f"right, but whether its time can be true was {detail}"
+            return Decided("unmeasured", why, (*evidence, *physics))
+    evidence += physics
+    if physics[-1].passed is False:
+        why = f"a time that this machine cannot reach: {physics[-1].detail}"
+        return Decided("unmeasured", why, tuple(evidence))
+    found = Decided(status, reason, tuple(evidence), speedup=speedup)
+    if status != "proven":
+        return found
+    unseen = next((one.unseen for one in timings if one.unseen), "")
+    if unseen:
+        return without_gain(found, unseen)
+    too_short = _too_short(timings) if by_dispatch else ""
+    if too_short:
+        short = Evidence(check="long enough", passed=False, detail=too_short)
+        return without_gain(replace(found, evidence=(*evidence, short)), too_short)
+    return found
+
+
+def without_gain(found: Decided, why: str) -> Decided:
+    """Return the answer on a kernel that was timed as faster, if that cannot be relied on."""
+    reason = f"right, and its speed counts as the reference's: {why}"
+    return replace(found, status="correct", reason=reason, speedup=_no_gain(found.speedup))
+
+
+def _too_short(timings: Sequence[CaseTiming]) -> str:
+    """Return why calls are too short to prove a kernel in Python faster, or nothing."""
+    for timing in timings:
+        time_s = summarise(timing.samples, faster_reference(timing)).median_s
+        if time_s < SHORTEST_IN_PYTHON_S:
+            return (
+                f"a call of the reference on {timing.name} takes {1e6 * time_s:.0f} us, and under "
+                f"{1e6 * SHORTEST_IN_PYTHON_S:.0f} a gain in Python may be one of calls that were "
+                "made together; give the problem a larger case"
+            )
+    return ""
+
+
+def _no_gain(speedup: Speedups) -> Speedups:
+    """Return the speed-ups with no ratio over 1."""
+
+    def cut(one: Ratio | None) -> Ratio | None:
+        if one is None:
+            return None
+        ends = {name: min(1.0, getattr(one, name)) for name in ("ratio", "low", "high")}
+        return one.model_copy(update=ends)
+
+    return Speedups(vs_reference=cut(speedup.vs_reference), vs_compile=cut(speedup.vs_compile))
+
+
+def compare_case(timing: CaseTiming) -> Comparison:
+    """The candidate against the reference, at the confidence of each look.
+
+    It is `faster` only beyond SYSTEMATIC. The ratio is to the mean of both starts of the reference;
+    `faster` and `slower` it is only where it is that beside each of them. A ratio over 1 is no
+    higher than beside the reference on one thread, where that is timed: a wake-up that is saved is
+    no gain.
+    """
+    found = _compare_with_rivals(timing)
+    return found if found.low > SYSTEMATIC else _undecided(found)
+
+
+def _compare_with_rivals(timing: CaseTiming) -> Comparison:
+    samples = [*timing.samples, *_both_references(timing.samples)]
+    beside = [_against(samples, arm, timing.among) for arm in (BOTH, REFERENCE, TWIN)]
+    found = _agreed(beside)
+    if found.ratio <= 1 or all(sample.arm != ONE_THREAD for sample in timing.samples):
+        return found
+    alone = _against(samples, ONE_THREAD, timing.among)
+    if alone.ratio >= found.ratio:
+        return found if alone.answer == "faster" else _undecided(found)
+    low, ratio = min(alone.low, found.low), max(1.0, alone.ratio)
+    both = replace(found, ratio=ratio, low=low, high=max(alone.high, ratio))
+    return both if alone.answer == "faster" else _undecided(both)
+
+
+def _agreed(beside: Sequence[Comparison]) -> Comparison:
+    """The first, undecided where the others do not find it faster, or slower, too."""
+    found = beside[0]
+    agreed = found.answer == "equivalent" or all(one.answer == found.answer for one in beside)
+    return found if agreed else replace(found, answer="undecided")
+
+
+def _undecided(found: Comparison) -> Comparison:
+    """Return a `faster` answer as undecided."""
+    return replace(found, answer="undecided") if found.answer == "faster" else found
+
+
+def _against(samples: Sequence[Sample], rival: str, among: int) -> Comparison:
+    level = look_confidence(among)
+    floor = aa_floor(samples, REFERENCE, TWIN, confidence=level)
+    return compare(samples, baseline=rival, new=CANDIDATE, floor=floor, confidence=level)
+
+
+def _both_references(samples: Sequence[Sample]) -> list[Sample]:
+    """The geometric mean of the reference and its twin in each round."""
+    twins = {(one.launch, one.round): one for one in samples if one.arm == TWIN}
+    return [
+        replace(
+            one,
+            arm=BOTH,
+            wall_time_s=math.sqrt(one.wall_time_s * twin.wall_time_s),
+            cpu_time_s=math.sqrt(one.cpu_time_s * twin.cpu_time_s),
+        )
+        for one in samples
+        if one.arm == REFERENCE and (twin := twins.get((one.launch, one.round))) is not None
+    ]
+
+
+def faster_reference(timing: CaseTiming) -> str:
+    """The reference as it is, or on one thread where it was timed so and was faster."""
+    if all(sample.arm != ONE_THREAD for sample in timing.samples):
+        return REFERENCE
+    medians = {arm: summarise(timing.samples, arm).median_s for arm in (REFERENCE, ONE_THREAD)}
+    return min(medians, key=lambda arm: medians[arm])
+
+
+def _speed(timing: CaseTiming, found: Comparison) -> Evidence:
+    assert found.floor is not None
+    return Evidence(
+        check=f"speed on {timing.name}",
+        passed=found.answer == "faster",
+        detail=f"{found.answer}: {found.ratio:.3f} ({found.low:.3f} to {found.high:.3f}), "
+        f"A/A floor {found.floor.low:.3f} to {found.floor.high:.3f}, {found.pairs} pairs in "
+        f"{found.launches} launches, at {found.confidence:.1%}",
+    )
+
+
+def _against_compile(timings: Sequence[CaseTiming]) -> list[tuple[CaseTiming, Comparison]]:
+    """Compare with torch.compile of the reference, where it was timed in the same rounds."""
+    return [
+        (timing, _against(timing.samples, COMPILED, timing.among))
+        for timing in timings
+        if any(sample.arm == COMPILED for sample in timing.samples)
+    ]
+
+
+def _speed_against_compile(timing: CaseTiming, found: Comparison) -> Evidence:
+    return Evidence(
+        check=f"speed against torch.compile on {timing.name}",
+        passed=found.answer == "faster",
+        detail=f"{found.answer}: {found.ratio:.3f} ({found.low:.3f} to {found.high:.3f})",
+    )
+
+
+def _together(comparisons: Sequence[Comparison]) -> Ratio:
+    """Geometric means over the timed cases; the interval's ends too, which is wider than needed."""
+
+    def mean(values: Sequence[float]) -> float:
+        return math.exp(math.fsum(math.log(value) for value in values) / len(values))
+
+    return Ratio(
+        ratio=mean([one.ratio for one in comparisons]),
+        low=mean([one.low for one in comparisons]),
+        high=mean([one.high for one in comparisons]),
+        confidence=min(one.confidence for one in comparisons),
+    )
+
+
+def _answer(comparisons: Sequence[Comparison], speedup: Speedups) -> tuple[Status, str]:
+    answers = {one.answer for one in comparisons}
+    ratio = speedup.vs_reference
+    assert ratio is not None
+    shown = f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f}) against the reference"
+    if "faster" in answers and answers <= {"faster", "equivalent"} and ratio.low > 1:
+        return "proven", f"right on every case, and faster: {shown}"
+    if "slower" in answers:
+        return "correct", f"right, but slower: {shown}"
+    word = "equivalent" if answers <= {"equivalent", "faster"} else "undecided"
+    return "correct", f"right, but its speed is {word}: {shown}"
+
+
+def _physics(timings: Sequence[CaseTiming], opened: OpenProblem) -> list[Evidence]:
+    """Check that the times can be true, up to the first that cannot.
+
+    Raises RatchetError if there are no ceilings.
+    """
+    found: list[Evidence] = []
+    for timing in timings:
+        passed, detail = reachable(timing, opened)
+        found.append(Evidence(check="physics", passed=passed, detail=detail))
+        if passed is False:
+            break
+    return found
+
+
+def reachable(timing: CaseTiming, opened: OpenProblem) -> tuple[bool | None, str]:
+    """Return whether this machine can be as fast as a case was timed, and the figures.
+
+    None where the reference too needs less than what is said to be needed at least: it looks up a
+    part of a table, for example. Bandwidth is that of the cache level in which the inputs and
+    outputs of one call fit. Raises a RatchetError where there are no ceilings.
+    """
+    facts = opened.cases[timing.case]
+    rates = opened.reference.ask(
+        timeout_s=opened.clock.reference_s, do="ceilings", working_set_bytes=facts.bytes
+    )
+    floor_s = floor_time_s(facts, **rates)
+    median_s = summarise(timing.samples, CANDIDATE).median_s
+    detail = f"{timing.name}: {median_s:.3g} s a call, at least {floor_s:.3g} s are needed"
+    rival_s = summarise(timing.samples, faster_reference(timing)).median_s
+    if rival_s < floor_s:
+        return None, f"{detail}, which is no bound here: the reference takes {rival_s:.3g} s"
+    return median_s >= floor_s, detail
+
+
+def floor_time_s(facts: CaseFacts, *, flops_per_s: float, bytes_per_s: float) -> float:
+    """Seconds that a call takes at the very least: its operations, or its bytes, at a rate that is
+    CEILING_SLACK times the best measured one."""
+    return max(facts.flops / flops_per_s, facts.bytes / bytes_per_s) / CEILING_SLACK

@@ -1,0 +1,137 @@
+"""Timing one case in up to three looks, each at what the one before left undecided.
+
+A group-sequential test: every look answers at LOOK_CONFIDENCE, so that the chance of a false answer
+over all of them is at most 5 % (Bonferroni; Jennison and Turnbull, "Group Sequential Methods",
+2000, chapter 1). Each look starts all arms anew, for starts differ more than rounds do. A look is
+left out where it could hardly prove the kernel faster: to end without an answer makes none false. A
+time that this machine cannot reach is measured once more before it counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from ratchet.errors import RatchetError
+from ratchet.judge.decided import Decided, Ok, as_stage
+from ratchet.judge.integrity.own_work import Watch
+from ratchet.judge.trial.kernel_checks import OpenProblem
+from ratchet.judge.trial.timing.decide import compare_case, reachable
+from ratchet.judge.trial.timing.plan import budgets_s
+from ratchet.judge.trial.timing.sample import CaseTiming, Launch, time_case
+from ratchet.judge.verdict import Evidence
+from ratchet.measure.estimate import Comparison
+from ratchet.measure.samples import Sample
+
+FUTILE: Final = (0.1, 0.2)
+"""The next look narrows the interval to a third, the last to about half. A kernel whose logarithm
+of the ratio is less than this part of the half width would then have to lie well over a standard
+error above its estimate to be proven."""
+
+LOW_FLOOR: Final = 1.1
+"""An A/A floor over this hides more than a small difference: the next look may lower it."""
+
+
+def time_until_answered(
+    case: int, opened: OpenProblem, launch: Launch, watch: Watch | None
+) -> Ok[CaseTiming] | Decided:
+    """Return the samples of one case over its looks, as few as have an answer.
+
+    Decided when an output is wrong while it is timed, or time ran out before enough was measured.
+    """
+    take = partial(_take, case, opened, launch, watch)
+    return as_stage(partial(_look, take, opened, watch))
+
+
+Take = Callable[..., Ok[CaseTiming] | Decided]
+
+
+def _look(
+    take: Take, opened: OpenProblem, watch: Watch | None, evidence: list[Evidence]
+) -> CaseTiming | Decided:
+    found = take(budgets_s()[0])
+    if isinstance(found, Decided):
+        return found
+    evidence += found.evidence
+    if watch is not None and watch.failed:
+        seen = watch.conclude()
+        if isinstance(seen, Decided):
+            return seen
+    unreachable = _unreachable(found.value, opened)
+    if unreachable:
+        detail = f"too fast for this machine, so measured again: {unreachable}"
+        evidence.append(Evidence(check="physics", passed=False, detail=detail))
+        found = take(budgets_s()[-1])
+        if isinstance(found, Decided):
+            return found
+        evidence += found.evidence
+    timing = found.value
+    for budget_s, share in zip(budgets_s()[1:], FUTILE, strict=False):
+        answer = compare_case(timing)
+        if _answered(answer) or _futile(answer, share):
+            break
+        more = take(budget_s, timing.samples)
+        if isinstance(more, Decided):
+            if more.not_timed:
+                break
+            return more
+        evidence += more.evidence
+        timing = replace(
+            more.value,
+            samples=[*timing.samples, *more.value.samples],
+            checked=timing.checked + more.value.checked,
+            order_looks=timing.order_looks + more.value.order_looks,
+        )
+    if watch is None:
+        return timing
+    seen = watch.conclude()  # it saw a part of every launch, the later ones too
+    if isinstance(seen, Decided):
+        return seen
+    evidence += seen.evidence
+    return replace(timing, unseen=seen.value)
+
+
+def _take(
+    case: int,
+    opened: OpenProblem,
+    launch: Launch,
+    watch: Watch | None,
+    budget_s: float,
+    before: Sequence[Sample] = (),
+) -> Ok[CaseTiming] | Decided:
+    """Take one look, in launches of its own, numbered on from those before."""
+    return time_case(
+        case,
+        opened,
+        launch,
+        watch,
+        first_launch=1 + max((sample.launch for sample in before), default=-1),
+        first_round=1 + max((sample.round for sample in before), default=-1),
+        budget_s=budget_s,
+    )
+
+
+def _unreachable(timing: CaseTiming, opened: OpenProblem) -> str:
+    """Return the figures if the samples say more than the machine can do, else nothing."""
+    try:
+        passed, detail = reachable(timing, opened)
+    except RatchetError:  # `conclude` says that there are no ceilings
+        return ""
+    return detail if passed is False else ""
+
+
+def _answered(found: Comparison) -> bool:
+    """True if no further look is needed; as fast as the reference only if the floor is low."""
+    if found.answer == "equivalent":
+        return found.floor is not None and found.floor.high <= LOW_FLOOR
+    return found.answer != "undecided"
+
+
+def _futile(found: Comparison, share: float) -> bool:
+    """True if more samples would hardly find the kernel faster: by how far it is, in half widths
+    of the interval."""
+    half_width = math.log(found.high / found.low) / 2
+    return math.log(found.ratio) < share * half_width

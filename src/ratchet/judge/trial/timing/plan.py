@@ -1,0 +1,103 @@
+"""Plan the timing of a case: its launches, rounds and calls, and which of them are compared."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ratchet.judge.decided import Decided
+from ratchet.judge.trial.kernel_checks import OpenProblem
+
+LOOKS = 3
+"""At most, each at what the one before left undecided (`group_sequential`)."""
+LAUNCHES = 3
+MIN_LAUNCHES = 2
+"""One launch says nothing about the next."""
+MIN_ROUNDS, MAX_ROUNDS = 4, 16
+TARGET_BATCH_S = 0.001
+"""A batch this long hides most of the round trip to a worker (about 0.1 ms, in both arms): what is
+left of it draws a ratio towards 1. Longer ones scatter as much from round to round, and cost more:
+on two shared cores 0.5, 1 and 2 ms had a standard deviation of 0.21 to 0.27, 0.22 to 0.26 and 0.17
+to 0.24 (of the logarithm, 190 rounds of eight kernels each)."""
+MAX_CALLS = 32
+MAX_BATCH_BYTES = 128 << 20
+GPU_TARGET_BATCH_S, GPU_MAX_CALLS, GPU_MAX_BATCH_BYTES = 0.02, 512, 1 << 30
+"""The same on a GPU: mapping takes longer there, calls are shorter and memory is larger; more than
+that would take too long to draw, for every call has values of its own."""
+CHECK_SHARE = 0.5
+"""Comparing takes at most this share of the time that the arms take, but one batch of each
+launch is always compared."""
+MORE_SHARE = 0.05
+"""Where comparing is cheap, several calls of a batch are compared, in this share of the time."""
+MOST_CHECKED = 8
+SHARE_OF_TIME = 0.8
+SHORT_BUDGET_S, BUDGET_S, LONG_BUDGET_S = 0.15, 0.5, 1.5
+"""The first, second and third look at one case take about this long at most, if the fewest rounds
+allow it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimingPlan:
+    """Launches, rounds of each, and how many of its batches are compared; fixed once made."""
+
+    launches: int
+    rounds: int
+    checks: int
+    calls_checked: int
+    """Of each batch that is compared."""
+
+
+def budgets_s() -> tuple[float, ...]:
+    """Return how long each look at a case takes at most."""
+    return (SHORT_BUDGET_S, BUDGET_S, LONG_BUDGET_S)[:LOOKS]
+
+
+def plan_case(
+    case: int,
+    opened: OpenProblem,
+    *,
+    round_s: float,
+    arms: int,
+    calls: int,
+    budget_s: float,
+    first_call_s: float,
+) -> TimingPlan | Decided:
+    """Plan what the time allows. `round_s` is one warm batch of `calls` calls of each of the arms.
+
+    Every launch after the first has its `first_call_s` again, in which a kernel may compile.
+    A comparison (float64) may cost more than the rest of the round; then fewer batches have one.
+    Decided if two launches do not fit into the time limit.
+    """
+    check_s = opened.check_time_s[case]
+    share = min(1.0, CHECK_SHARE * round_s / check_s) if check_s > 0 else 1.0
+    probe_s = check_s + round_s / arms
+    launch_s = MIN_ROUNDS * round_s + check_s + probe_s
+    room_s = SHARE_OF_TIME * opened.clock.left_s / max(1, len(opened.timed))
+    launches = min(LAUNCHES, int((room_s + first_call_s) / (launch_s + first_call_s)))
+    if launches < MIN_LAUNCHES:
+        least_s = MIN_LAUNCHES * (launch_s + first_call_s) - first_call_s
+        return Decided.untimed(
+            f"timing takes {least_s / SHARE_OF_TIME:.0f} s or more, and the time limit of "
+            f"{opened.clock.limit_s:.3g} s leaves {opened.clock.left_s:.0f} s; raise it"
+        )
+    rounds = round_count(round_s + share * check_s, budget_s)
+    left_s = (room_s + first_call_s) / launches - first_call_s - rounds * round_s - probe_s
+    fitting = int(left_s / check_s) if check_s > 0 else rounds
+    checks = max(1, min(rounds, fitting, math.ceil(share * rounds)))
+    more = int(MORE_SHARE * round_s / check_s) if check_s > 0 and checks == rounds else 1
+    calls_checked = max(1, min(more, MOST_CHECKED, calls))
+    return TimingPlan(launches=launches, rounds=rounds, checks=checks, calls_checked=calls_checked)
+
+
+def round_count(round_s: float, budget_s: float) -> int:
+    """Return how many rounds of a launch fit the budget, an even number so that orders balance."""
+    fitting = int(budget_s / (LAUNCHES * round_s))
+    return max(MIN_ROUNDS, min(MAX_ROUNDS, fitting)) // 2 * 2
+
+
+def calls_per_batch(time_s: float, size_bytes: float, *, gpu: bool = False) -> int:
+    """Return the calls in a batch: long enough to hide the round trip, small enough for memory."""
+    target_s, most = (GPU_TARGET_BATCH_S, GPU_MAX_CALLS) if gpu else (TARGET_BATCH_S, MAX_CALLS)
+    wanted = math.ceil(target_s / max(time_s, 1e-7))
+    fitting = int((GPU_MAX_BATCH_BYTES if gpu else MAX_BATCH_BYTES) / max(size_bytes, 1.0))
+    return max(1, min(wanted, fitting, most))

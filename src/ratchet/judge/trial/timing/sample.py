@@ -1,0 +1,225 @@
+"""Sample a case: adjacent pairs, the judge's clock, fresh values revealed when it starts."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import secrets
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from ratchet.errors import MeasureError
+from ratchet.judge.decided import CandidateFault, Decided, Ok, as_stage
+from ratchet.judge.integrity.own_work import Watch, batches_to_watch
+from ratchet.judge.trial.kernel_checks import OpenProblem
+from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.trial.timing.arms import (
+    REFERENCE,
+    CandidateArm,
+    ReferenceArm,
+    RoundSeeds,
+    rivals,
+    warm,
+)
+from ratchet.judge.trial.timing.plan import TimingPlan, calls_per_batch, plan_case
+from ratchet.judge.verdict import Evidence, TimedSample
+from ratchet.measure.rounds import run_rounds
+from ratchet.measure.samples import Sample
+
+ALONE_BATCHES = 6
+"""Batches of the reference that are timed when the candidate's processes are gone."""
+CHEAP_CHECKS, CHEAP_S = 3, 0.15
+"""So many calls of a probe are compared, each of another kind of values, if it takes no longer."""
+LEAST_LOOKS = 6
+"""At the order of the calls."""
+
+Launch = Callable[[int], contextlib.AbstractContextManager[CandidateProcess]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaseTiming:
+    """The samples of one timed case."""
+
+    case: int
+    name: str
+    samples: list[Sample]
+    checked: int
+    """Calls whose outputs were compared."""
+    order_looks: int = 0
+    """Moments at which a compiled kernel's calls were seen to come one after another."""
+    unseen: str = ""
+    """Why nobody can say whose code works, where it was seen at work too rarely."""
+    among: int = 1
+    """Verdicts that share one chance of a false answer; each is given at a stricter level."""
+
+    def as_json(self) -> list[TimedSample]:
+        """The samples as the verdict keeps them."""
+        return [TimedSample(case=self.name, **asdict(sample)) for sample in self.samples]
+
+
+def time_case(
+    case: int,
+    opened: OpenProblem,
+    launch: Launch,
+    watch: Watch | None = None,
+    *,
+    first_launch: int = 0,
+    first_round: int = 0,
+    budget_s: float,
+) -> Ok[CaseTiming] | Decided:
+    """Time one case over several launches of all arms; the plan is fixed by the first rounds.
+
+    Launches and rounds are numbered from `first_launch` and `first_round`. With `watch`, some
+    batches beside the timed ones are looked at, at places drawn in secret.
+    Decided when an output is wrong while it is timed, or time ran out before enough was measured.
+    """
+    run = partial(_sample, case, opened, launch, watch, first_launch, budget_s)
+    try:
+        outcome = as_stage(run)
+    except MeasureError as error:
+        return Decided.untimed(f"the samples carry no answer: {error}")
+    if isinstance(outcome, Decided):
+        return outcome
+    timing = outcome.value
+    numbered = [replace(one, round=first_round + one.round) for one in timing.samples]
+    return replace(outcome, value=replace(timing, samples=numbered))
+
+
+def _sample(
+    case: int,
+    opened: OpenProblem,
+    launch: Launch,
+    watch: Watch | None,
+    first_launch: int,
+    budget_s: float,
+    evidence: list[Evidence],
+) -> CaseTiming | Decided:
+    facts, name = opened.cases[case], opened.problem.cases[case].name
+    calls = calls_per_batch(facts.time_s, facts.bytes, gpu=opened.accelerator is not None)
+    rng = np.random.default_rng(opened.rng.getrandbits(64))
+    samples: list[Sample] = []
+    plan: TimingPlan | None = None
+    checked, looks, watched = 0, 0, set[tuple[int, int]]()
+    for index in itertools.count():  # up to the launches of the plan
+        with (
+            launch(first_launch + index) as process,
+            rivals(process, opened, case) as reference,
+            contextlib.ExitStack() as stack,
+        ):
+            candidate = stack.enter_context(
+                contextlib.closing(CandidateArm(process, opened, case, watch))
+            )
+            arms = [*reference, candidate]
+            round_s = sum(warm(arm, calls) for arm in arms)
+            if plan is None:
+                planned = plan_case(
+                    case,
+                    opened,
+                    round_s=round_s,
+                    arms=len(arms),
+                    calls=calls,
+                    budget_s=budget_s,
+                    first_call_s=process.first_call_s,
+                )
+                if isinstance(planned, Decided):
+                    return planned
+                plan = planned
+                watched = _watched(plan, candidate.batch_s, opened) if watch is not None else set()
+            compared = opened.rng.sample(range(plan.rounds), plan.checks)
+            candidate.sample(dict.fromkeys(compared, plan.calls_checked))
+            candidate.probe_before(_probe(plan, case, opened, process))
+            candidate.order_looks = looks
+            candidate.watch_before({number for at, number in watched if at == index})
+            seeds = RoundSeeds(opened)
+            for arm in arms:
+                arm.begin(seeds)
+            samples += run_rounds(
+                arms,
+                rounds=plan.rounds,
+                launch=first_launch + index,
+                rng=rng,
+                iterations=calls,
+                on_round=lambda *_, arm=candidate: arm.check_due(),
+            )
+            checked, looks = checked + candidate.checked, candidate.order_looks
+            last = index + 1 == plan.launches
+            if watch is not None and last:
+                candidate.watch_until_enough(calls, watch)
+            process.pause()
+        if last:
+            break
+    assert plan is not None
+    detail = f"{checked} calls were compared, at most {plan.calls_checked} of a batch of {calls}"
+    if opened.variations(case):
+        detail += "; batches with values of hidden cases came between them"
+    if looks:
+        detail += f"; at {looks} moments the calls of a batch were seen to come in their order"
+    evidence.append(Evidence(check=f"right while timed on {name}", passed=True, detail=detail))
+    return CaseTiming(
+        case=case,
+        name=name,
+        samples=samples,
+        checked=checked,
+        order_looks=looks,
+        among=opened.among,
+    )
+
+
+def time_alone(case: int, opened: OpenProblem) -> list[float]:
+    """Seconds a call of the reference, of each batch, while no candidate could be in its way."""
+    facts = opened.cases[case]
+    calls = calls_per_batch(facts.time_s, facts.bytes, gpu=opened.accelerator is not None)
+    arm = ReferenceArm(REFERENCE, opened, case, "copied")
+    warm(arm, calls)
+    return [arm.run(calls).wall_time_s / calls for _ in range(ALONE_BATCHES)]
+
+
+def see_order(timing: CaseTiming, opened: OpenProblem, process: CandidateProcess) -> bool:
+    """Look until a compiled kernel's calls were seen to come in their order; else return False.
+
+    Raises CandidateFault if they do not.
+    """
+    facts = opened.cases[timing.case]
+    calls = calls_per_batch(facts.time_s, facts.bytes)
+    candidate = CandidateArm(process, opened, timing.case)
+    candidate.order_looks = timing.order_looks
+    if calls > 1:
+        warm(candidate, calls)
+        candidate.probe_until_seen(calls, LEAST_LOOKS)
+        process.pause()
+    return calls == 1 or candidate.order_looks >= LEAST_LOOKS
+
+
+def watch_case(
+    case: int, opened: OpenProblem, process: CandidateProcess, watch: Watch
+) -> Ok[str] | Decided:
+    """Look at a case that is not timed, one call at a time; the value is `Watch.conclude`'s."""
+    candidate = CandidateArm(process, opened, case, watch)
+    try:
+        candidate.run(1)
+        candidate.be_watched(1)
+        candidate.watch_until_enough(1, watch)
+    except CandidateFault as fault:
+        return fault.decided
+    return watch.conclude()
+
+
+def _watched(plan: TimingPlan, batch_s: float, opened: OpenProblem) -> set[tuple[int, int]]:
+    """Launch and round of each batch that is looked at."""
+    places = list(itertools.product(range(plan.launches), range(plan.rounds)))
+    count = batches_to_watch(batch_s, len(opened.timed))
+    return set(secrets.SystemRandom().sample(places, min(count, len(places))))
+
+
+def _probe(
+    plan: TimingPlan, case: int, opened: OpenProblem, process: CandidateProcess
+) -> dict[int, int]:
+    """Before which batch of a launch a probe comes, and how many of its calls are compared."""
+    kinds = opened.variations(case)
+    if not kinds and process.returns_outputs:
+        return {}
+    least = CHEAP_CHECKS if CHEAP_CHECKS * opened.check_time_s[case] < CHEAP_S else 1
+    return {secrets.randbelow(plan.rounds): max(1, min(kinds, max(least, plan.calls_checked)))}

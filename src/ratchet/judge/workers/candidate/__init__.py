@@ -1,0 +1,1 @@
+"""The workers that run candidates, and what they do there."""

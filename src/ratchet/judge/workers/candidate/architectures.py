@@ -1,0 +1,146 @@
+"""The GPUs that kernels are compiled for, and what one of their compute units can hold.
+
+Limits of AMD's are LLVM's own (llvm/lib/Target/AMDGPU/Utils/AMDGPUBaseInfo.cpp, IsaInfo, LLVM 20),
+which the occupancy in its assembly follows; sizes of the LDS are also in ROCm's
+docs/reference/gpu-specs.rst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from ratchet.errors import KernelError
+
+Backend = Literal["hip", "cuda"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Architecture:
+    """One compiler target. A "unit" is what the waves of a workgroup must share."""
+
+    name: str
+    backend: Backend
+    wavefront_size: int
+    max_waves_per_simd: int
+    simds_per_unit: int
+    """CDNA: the four of a compute unit. RDNA: the four of a work-group processor."""
+    vgprs_per_lane: int
+    """Registers that the waves of one SIMD share, per lane."""
+    vgpr_granule: int
+    lds_bytes_per_unit: int
+    lds_bytes_per_workgroup: int
+    max_workgroups_per_unit: int
+    """Of more than one wave: they need a barrier each."""
+
+
+def _cdna(name: str, lds_bytes: int) -> Architecture:
+    return Architecture(
+        name=name,
+        backend="hip",
+        wavefront_size=64,
+        max_waves_per_simd=8,
+        simds_per_unit=4,
+        vgprs_per_lane=512,
+        vgpr_granule=8,
+        lds_bytes_per_unit=lds_bytes,
+        lds_bytes_per_workgroup=lds_bytes,
+        max_workgroups_per_unit=16,
+    )
+
+
+def _rdna(name: str) -> Architecture:
+    return Architecture(
+        name=name,
+        backend="hip",
+        wavefront_size=32,
+        max_waves_per_simd=16,
+        simds_per_unit=4,
+        vgprs_per_lane=1536,
+        vgpr_granule=24,
+        lds_bytes_per_unit=128 << 10,
+        lds_bytes_per_workgroup=64 << 10,
+        max_workgroups_per_unit=32,
+    )
+
+
+def _sm(name: str, shared_bytes: int) -> Architecture:
+    """NVIDIA: CUDA C++ Programming Guide, technical specifications per compute capability."""
+    return Architecture(
+        name=name,
+        backend="cuda",
+        wavefront_size=32,
+        max_waves_per_simd=16,
+        simds_per_unit=4,
+        vgprs_per_lane=512,
+        vgpr_granule=8,
+        lds_bytes_per_unit=shared_bytes,
+        lds_bytes_per_workgroup=shared_bytes - 1024,
+        max_workgroups_per_unit=32,
+    )
+
+
+ARCHITECTURES: Final = {
+    one.name: one
+    for one in (
+        _cdna("gfx90a", 64 << 10),
+        _cdna("gfx942", 64 << 10),
+        _cdna("gfx950", 160 << 10),
+        _rdna("gfx1100"),
+        _rdna("gfx1201"),
+        _sm("sm_80", 164 << 10),
+        _sm("sm_90", 228 << 10),
+    )
+}
+TARGETS: Final = tuple(name for name, one in ARCHITECTURES.items() if one.backend == "hip")
+"""AMD's: what a verdict on a Triton kernel carries."""
+
+
+def find_architectures(names: Sequence[str]) -> list[Architecture]:
+    """The architectures of these names, in order, each once; KernelError on an unknown one."""
+    for name in names:
+        if name not in ARCHITECTURES:
+            raise KernelError(
+                f"target {name!r} is not known: use one of {', '.join(ARCHITECTURES)}"
+            )
+    return [ARCHITECTURES[name] for name in dict.fromkeys(names)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Occupancy:
+    """The waves of a kernel that one SIMD holds at a time, and what keeps it from more."""
+
+    waves_per_simd: int
+    limit: str
+    """`registers`, `lds`, `workgroups` or `none` where the hardware's own maximum is reached."""
+
+
+def occupancy(
+    architecture: Architecture, *, vgprs: int, lds_bytes: int, workgroup_waves: int
+) -> Occupancy:
+    """Waves per SIMD of workgroups of `workgroup_waves` waves, each with `vgprs` registers a lane.
+
+    0 where one workgroup does not fit at all.
+    """
+    by_registers = min(architecture.max_waves_per_simd, _waves_by_registers(architecture, vgprs))
+    slots = by_registers * architecture.simds_per_unit
+    groups = {"registers": slots // workgroup_waves}
+    if lds_bytes > architecture.lds_bytes_per_workgroup:
+        groups["lds"] = 0
+    elif lds_bytes:
+        groups["lds"] = architecture.lds_bytes_per_unit // lds_bytes
+    if workgroup_waves > 1:
+        groups["workgroups"] = architecture.max_workgroups_per_unit
+    limit = min(groups, key=lambda name: groups[name])
+    resident = groups[limit] * workgroup_waves
+    waves = min(by_registers, -(-resident // architecture.simds_per_unit))
+    if waves == architecture.max_waves_per_simd:
+        limit = "none"
+    return Occupancy(waves_per_simd=waves, limit=limit)
+
+
+def _waves_by_registers(architecture: Architecture, vgprs: int) -> int:
+    granule = architecture.vgpr_granule
+    taken = max(granule, -(-vgprs // granule) * granule)
+    return architecture.vgprs_per_lane // taken

@@ -1,0 +1,188 @@
+"""Count a Python kernel's work besides its own: torch's operations, numpy's, Triton launches.
+
+It runs inside the candidate's process, which could falsify it. So the judge believes what speaks
+against the candidate, and looks from outside at one against whom nothing speaks. The operations are
+recorded by torch's profiler, in every thread and under every mode.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch._C._profiler import _ExperimentalConfig
+from torch.autograd.profiler import profile, record_function
+
+Entry = Callable[..., Any]
+MOST_NAMES: Final = 300
+BUILT_IN: Final = ("aten", "prims", "quantized", "mkldnn", "onednn", "_quantized", "inductor")
+MAYBE_COPIES: Final = ("aten::to", "aten::contiguous")
+CROSSINGS: Final = ("numpy", "__array__", "__dlpack__")
+"""Methods of a tensor by which its values reach other libraries."""
+STORES: Final = {"create_masked_store": 3, "create_atomic_rmw": 4, "create_atomic_cas": None}
+"""Methods of Triton's interpreter that write to memory, and which argument is the mask."""
+
+
+class Census:
+    """Counts over the calls of one batch."""
+
+    def __init__(self) -> None:
+        self._entry = f"ratchet entry {secrets.token_hex(8)}"
+        self._launch = f"ratchet launch {secrets.token_hex(8)}"
+        self._ops: dict[str, list[int]] = {}
+        self._launches: dict[str, list[int]] = {}
+        self._running = ""
+        self._marked = 0
+
+    def take(self, run: Callable[[Entry], list[int]], entry: Entry) -> list[int]:
+        """Call `run` with the entry, each of whose calls is counted; what `run` returns."""
+
+        def counted(*given: Any) -> Any:
+            with record_function(self._entry):
+                return entry(*given)
+
+        config = _ExperimentalConfig(profile_all_threads=True)
+        with self._crossings(), self._interpreter():
+            recorded = profile(use_kineto=True, record_shapes=True, experimental_config=config)
+            with recorded:
+                codes = run(counted)
+        assert recorded.kineto_results is not None
+        self._count(recorded.kineto_results.experimental_event_tree())
+        return codes
+
+    def as_json(self) -> dict[str, Any]:
+        """Calls and elements of each operation; calls, programs and stored elements by kernel."""
+        return {
+            "ops": dict(list(self._ops.items())[:MOST_NAMES]),
+            "launches": dict(list(self._launches.items())[:MOST_NAMES]),
+        }
+
+    def _count(self, roots: list[Any]) -> None:
+        entries = [event for event in roots if event.name == self._entry]
+        main = {event.start_tid for event in entries}
+        for event in roots:
+            if event.name == self._entry or event.start_tid not in main:
+                self._visit(event)
+        launches = sum(count for count, _, _ in self._launches.values())
+        if self._marked != launches:  # somebody else wears the mark that hides what is below it
+            self._add("marks that were forged", 0)
+
+    def _visit(self, event: Any) -> None:
+        """Outermost operations: what they call themselves is their own affair."""
+        if event.name == self._launch:
+            self._marked += 1
+            return
+        space, found, _ = event.name.partition("::")
+        if event.name in MAYBE_COPIES and not event.children:
+            return  # it was as it should be, and nothing was copied
+        if found and (space in BUILT_IN or not event.children):
+            self._add(event.name[:100], _elements(getattr(event.typed[1], "inputs", ())))
+            return
+        for child in event.children:
+            self._visit(child)
+
+    def _add(self, name: str, elements: int) -> None:
+        count = self._ops.setdefault(name, [0, 0])
+        count[0] += 1
+        count[1] += elements
+
+    @contextmanager
+    def _crossings(self) -> Iterator[None]:
+        """Note when values leave torch, or come back, outside of a launch."""
+        originals = {name: getattr(torch.Tensor, name) for name in CROSSINGS}
+        back: Any = torch.from_numpy
+
+        def noted(name: str) -> Callable[..., Any]:
+            def cross(tensor: Any, *given: Any, **named: Any) -> Any:
+                if not self._running:
+                    self._add(f"Tensor.{name}", tensor.numel())
+                return originals[name](tensor, *given, **named)
+
+            return cross
+
+        def from_numpy(array: Any) -> Any:
+            if not self._running:
+                self._add("torch.from_numpy", array.size)
+            return back(array)
+
+        module: Any = torch
+        for name in originals:
+            setattr(torch.Tensor, name, noted(name))
+        module.from_numpy = from_numpy
+        try:
+            yield
+        finally:
+            module.from_numpy = back
+            for name, original in originals.items():
+                setattr(torch.Tensor, name, original)
+
+    @contextmanager
+    def _interpreter(self) -> Iterator[None]:
+        """Count what Triton's interpreter launches and stores, where it is loaded."""
+        interpreter = sys.modules.get("triton.runtime.interpreter")
+        if interpreter is None:
+            yield
+            return
+        executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
+        call = executor.__call__
+        stores = {name: getattr(builder, name) for name in STORES}
+
+        def launch(grid: Any, *given: Any, **named: Any) -> Any:
+            count = self._launches.setdefault(str(grid.fn.__name__)[:100], [0, 0, 0])
+            count[0] += 1
+            before, self._running = self._running, grid.fn.__name__[:100]
+            try:
+                with record_function(self._launch):
+                    result = call(grid, *given, **named)
+            finally:
+                self._running = before
+            count[1] += math.prod(interpreter.interpreter_builder.grid_dim)
+            return result
+
+        def store(name: str) -> Callable[..., Any]:
+            def write(built: Any, *given: Any) -> Any:
+                if self._running:
+                    place = STORES[name]
+                    written = given[0] if place is None else given[place - 1]
+                    held = np.asarray(written.data)
+                    size = held.size if place is None else int(np.count_nonzero(held))
+                    self._launches[self._running][2] += size
+                return stores[name](built, *given)
+
+            return write
+
+        executor.__call__ = launch
+        for name in stores:
+            setattr(builder, name, store(name))
+        try:
+            yield
+        finally:
+            executor.__call__ = call
+            for name, original in stores.items():
+                setattr(builder, name, original)
+
+
+def _elements(inputs: Any) -> int:
+    """Elements that an operation works on: of its inputs, broadcast together where they can be."""
+    shapes = [tuple(one.sizes) for one in _tensors(inputs)]
+    if not shapes:
+        return 0
+    largest: int = max(math.prod(shape) for shape in shapes)
+    try:
+        return max(largest, int(math.prod(np.broadcast_shapes(*shapes))))
+    except ValueError:
+        return largest
+
+
+def _tensors(inputs: Any) -> Iterator[Any]:
+    for one in inputs:
+        if isinstance(one, (list, tuple)):
+            yield from _tensors(one)
+        elif hasattr(one, "sizes"):
+            yield one

@@ -1,0 +1,135 @@
+"""Count a kernel's work on a GPU: kernels that ran, their streams, and what stays allocated.
+
+Recorded by torch's profiler in one batch that is not timed, in the candidate's own process: like
+the census of a CPU it is believed where it speaks against the candidate.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from ratchet.judge.workers.memory.device import WorkerDevice
+
+Entry = Callable[..., Any]
+MOST_NAMES: Final = 200
+NAME_LENGTH: Final = 160
+WORK: Final = ("kernel", "concurrent_kernel", "gpu_memcpy", "gpu_memset")
+"""Kineto's names of what a device does (libkineto's ActivityType.cpp)."""
+GRAPH: Final = re.compile(r"(cuda|hip)GraphLaunch|cuGraphLaunch")
+LAUNCH: Final = re.compile(
+    r"(cuda|hip)(Ext)?(Module)?Launch(Cooperative)?Kernel\w*|cuLaunchKernel\w*|hipExtModuleLaunch\w*"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceEvent:
+    """One thing in a profile: a kernel or a copy of the device, or a call that started one."""
+
+    name: str
+    kind: str
+    """As Kineto names it: kernel, gpu_memcpy, gpu_memset, cuda_runtime, ..."""
+    stream: int = 0
+    start_ns: int = 0
+    duration_ns: int = 0
+
+
+class DeviceCensus:
+    """Counts over the calls of one batch."""
+
+    def __init__(self, device: WorkerDevice) -> None:
+        self._device = device
+        self._allocated: list[int] = []
+        self._events: list[DeviceEvent] = []
+
+    def take(self, run: Callable[[Entry], list[int]], entry: Entry) -> list[int]:
+        """Call `run` with the entry, each of whose calls is counted; what `run` returns."""
+
+        def counted(*given: Any) -> Any:
+            outputs = entry(*given)
+            self._allocated.append(self._device.allocated_bytes())
+            return outputs
+
+        on_gpu = self._device.memory.device.type == "cuda"
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+        self._touch()  # the marker's kernel is loaded before it counts
+        with profile(activities=activities) as recorded:
+            self._touch()
+            codes = run(counted)
+            self._device.finish()
+        results = recorded.profiler.kineto_results if recorded.profiler is not None else None
+        self._events = [_event(one) for one in results.events()] if results is not None else []
+        return codes
+
+    def as_json(self) -> dict[str, Any]:
+        """Counts and times by kernel, and the rest as `DeviceCount` holds it."""
+        return count(self._events, self._allocated)
+
+    def _touch(self) -> None:
+        """One small kernel on the current stream: where it runs is where the calls should."""
+        size = 7 + secrets.randbelow(9)
+        torch.full((size,), 1.0, device=self._device.memory.device).add_(1)
+        self._device.finish()
+
+
+def count(events: Sequence[DeviceEvent], allocated: Sequence[int]) -> dict[str, Any]:
+    """The counts of a profile whose first work of the device is the marker's.
+
+    `allocated`: bytes after each call; what grows from the third on is kept for no call's use.
+    """
+    work = sorted((one for one in events if one.kind in WORK), key=lambda one: one.start_ns)
+    current = work[0].stream if work else 0
+    marker = _marker(work)
+    kernels: dict[str, list[int]] = {}
+    elsewhere: dict[str, list[int]] = {}
+    for one in work[marker:]:
+        _add(kernels if one.kind not in WORK[2:] else {}, one)
+        if one.stream != current:
+            _add(elsewhere, one)
+    growth = [after - before for before, after in pairwise(allocated[1:])]
+    return {
+        "kernels": _largest(kernels),
+        "elsewhere": _largest(elsewhere),
+        "streams": len({one.stream for one in work[marker:]}),
+        "graphs": sum(1 for one in events if GRAPH.fullmatch(one.name)),
+        "launches": max(0, sum(1 for one in events if LAUNCH.fullmatch(one.name)) - marker),
+        "kept_bytes": max(0, min(growth, default=0)),
+        "calls": len(allocated),
+    }
+
+
+def _marker(work: Sequence[DeviceEvent]) -> int:
+    """Return how many of the first kernels are the marker's: it fills, then adds."""
+    return min(2, len(work))
+
+
+def _add(counts: dict[str, list[int]], event: DeviceEvent) -> None:
+    kept = counts.setdefault(event.name[:NAME_LENGTH], [0, 0])
+    kept[0] += 1
+    kept[1] += event.duration_ns
+
+
+def _largest(counts: dict[str, list[int]]) -> dict[str, list[int]]:
+    found: Iterable[tuple[str, list[int]]] = sorted(counts.items(), key=lambda one: -one[1][1])
+    return dict(list(found)[:MOST_NAMES])
+
+
+def _event(event: Any) -> DeviceEvent:
+    on_device = event.device_type() == DeviceType.CUDA
+    kind = str(event.activity_type())
+    return DeviceEvent(
+        name=event.name(),
+        # A mark of the host's that is mirrored onto the device is no work of it.
+        kind=kind if on_device or kind not in WORK else "",
+        stream=event.device_resource_id() if on_device else 0,
+        start_ns=event.start_ns(),
+        duration_ns=event.duration_ns(),
+    )

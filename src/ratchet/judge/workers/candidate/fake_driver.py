@@ -1,0 +1,249 @@
+"""A driver for Triton that launches nothing and takes down what each launch would have been.
+
+It lives in the sandbox of a candidate. Triton compiles through it as it would on the machine it
+names: the limits on shared memory, the autotuner and the grid are the real ones; no kernel runs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ratchet.judge.workers.candidate.architectures import Architecture
+
+MAX_CONFIGS = 24
+"""Configurations that autotuners may compile; the rest are left out and counted."""
+MAX_LAUNCHES = 2000
+MAX_TEXT_BYTES = 4 << 20
+KEPT_TEXTS = ("amdgcn", "ttir", "ptx")
+
+
+class FakeDriver:
+    """Stands where `triton.runtime.driver.active` is asked; see `launches` and `kernels`."""
+
+    def __init__(self, architecture: Architecture, *, units: int, compiled: CompiledTexts) -> None:
+        self.architecture = architecture
+        self.compiled = compiled
+        self.launches: list[dict[str, Any]] = []
+        self.kernels: dict[str, dict[str, Any]] = {}
+        self.skipped_configs = 0
+        self.tuning = False
+        self.utils = _Utils(self, units)
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Launcher:
+        """Return what Triton makes once for each compiled kernel."""
+        return Launcher(self, source, metadata)
+
+    def get_current_target(self) -> Any:
+        """The GPU that Triton compiles for."""
+        from triton.backends.compiler import GPUTarget
+
+        name, lanes = self.architecture.name, self.architecture.wavefront_size
+        if self.architecture.backend == "hip":
+            return GPUTarget("hip", name, lanes)
+        return GPUTarget("cuda", int(name.removeprefix("sm_")), lanes)
+
+    def get_benchmarker(self) -> Callable[..., float | list[float]]:
+        """Return what an autotuner times a configuration with."""
+        return self.benchmark
+
+    def benchmark(
+        self, call: Callable[[], Any], *_: Any, quantiles: Any = None, **__: Any
+    ) -> float | list[float]:
+        """Compile a configuration; its "time" is its scratch memory.
+
+        Nothing is timed here, so among the configurations the first that spills nothing is kept.
+        """
+        time = self._try(call)
+        return time if quantiles is None else [time] * len(quantiles)
+
+    def _try(self, call: Callable[[], Any]) -> float:
+        if sum(one["tuning"] for one in self.launches) >= MAX_CONFIGS:
+            self.skipped_configs += 1
+            return math.inf
+        self.tuning = True
+        try:
+            call()
+        finally:
+            self.tuning = False
+        last = self.launches[-1] if self.launches else None
+        return 1.0 + (0 if last is None else self.kernels[last["kernel"]]["scratch_bytes"])
+
+    def is_active(self) -> bool:
+        """Always: it was put in place by hand."""
+        return True
+
+    def get_current_device(self) -> int:
+        """The only device."""
+        return 0
+
+    def set_current_device(self, _: int) -> None:
+        """Nothing to do."""
+
+    def get_current_stream(self, _: Any = None) -> int:
+        """The default stream."""
+        return 0
+
+    def get_device_capability(self, *_: Any) -> tuple[int, int]:
+        """As torch.cuda gives it: gfx942 is (9, 4), sm_90 is (9, 0)."""
+        return capability(self.architecture)
+
+    def get_active_torch_device(self) -> Any:
+        """HIP devices are `cuda` in torch too."""
+        import torch
+
+        return torch.device("cuda", 0)
+
+    def get_device_interface(self) -> Any:
+        """torch.cuda, as `fake_device` has put it."""
+        import torch
+
+        return torch.cuda
+
+    def get_empty_cache_for_benchmark(self) -> Any:
+        """Nothing: there is no cache to be flushed."""
+        return None
+
+    def clear_cache(self, _: Any) -> None:
+        """Nothing to do."""
+
+    def assemble_tensormap_to_arg(self, _: Any, args: Any) -> Any:
+        """The arguments as they are."""
+        return args
+
+
+class Launcher:
+    """Called in place of a launch: takes down the grid and the arguments."""
+
+    def __init__(self, driver: FakeDriver, source: Any, metadata: Any) -> None:
+        self._driver = driver
+        self._signature = [str(kind) for kind in source.signature.values()]
+        self._key = f"{metadata.name}-{metadata.hash}"
+        if self._key not in driver.kernels:
+            texts = driver.compiled.of(metadata.hash)
+            driver.kernels[self._key] = _describe(source, metadata, texts)
+        driver.utils.registers = driver.kernels[self._key]["registers"]
+
+    def __call__(self, *given: Any) -> None:
+        """grid x, y, z, stream, function, packed metadata, launch metadata, two hooks, arguments"""
+        if len(self._driver.launches) >= MAX_LAUNCHES:
+            raise RuntimeError(f"more than {MAX_LAUNCHES} launches in one call of the entry")
+        arguments = [
+            _argument(value)
+            for value, kind in zip(given[9:], self._signature, strict=False)
+            if kind != "constexpr"
+        ]
+        self._driver.launches.append(
+            {
+                "kernel": self._key,
+                "grid": [int(size) for size in given[:3]],
+                "arguments": arguments,
+                "tuning": self._driver.tuning,
+            }
+        )
+
+
+class _Utils:
+    """The driver's C library, as far as Triton asks it."""
+
+    def __init__(self, driver: FakeDriver, units: int) -> None:
+        self._driver = driver
+        self._units = units
+        self.registers = 0
+
+    def load_binary(self, name: str, *_: Any) -> tuple[Any, Any, int, int, int]:
+        """module, function, registers, spills, threads of the largest workgroup"""
+        return object(), name, self.registers, 0, 1024
+
+    def get_device_properties(self, _: Any = 0) -> dict[str, Any]:
+        """The properties that Triton and kernels of its tutorials read."""
+        one = self._driver.architecture
+        return {
+            "arch": one.name,
+            "max_shared_mem": one.lds_bytes_per_workgroup,
+            "max_num_regs": one.vgprs_per_lane * one.wavefront_size * one.simds_per_unit,
+            "multiprocessor_count": self._units,
+            "warpSize": one.wavefront_size,
+            "cooperativeLaunch": 1,
+        }
+
+
+class CompiledTexts:
+    """A listener of Triton's compiler: where the texts of each compiled kernel lie."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, dict[str, str]] = {}
+
+    def __call__(
+        self, *, metadata: dict[str, Any], metadata_group: dict[str, str], **_: Any
+    ) -> None:
+        """Take what `triton.knobs.compilation.listener` is called with."""
+        self._files[metadata["hash"]] = dict(metadata_group)
+
+    def of(self, digest: str) -> dict[str, str]:
+        """The assembly and the first intermediate form, by their endings."""
+        found = {}
+        for name, path in self._files.get(digest, {}).items():
+            ending = name.rpartition(".")[2]
+            if ending in KEPT_TEXTS:
+                found[ending] = Path(path).read_text(errors="replace")[:MAX_TEXT_BYTES]
+            elif ending == "cubin":
+                found[ending] = path
+        return found
+
+
+def capability(architecture: Architecture) -> tuple[int, int]:
+    """Major and minor version as torch.cuda gives them."""
+    digits = architecture.name.removeprefix("gfx").removeprefix("sm_")
+    if architecture.backend == "cuda":
+        return int(digits[:-1]), int(digits[-1])
+    return int(digits[:-2]), int(digits[-2])
+
+
+def _describe(source: Any, metadata: Any, texts: dict[str, str]) -> dict[str, Any]:
+    names = list(getattr(source.fn, "arg_names", ()))
+    constants = {_name(names, key): _plain(value) for key, value in source.constants.items()}
+    assembly = texts.get("amdgcn", "")
+    return {
+        "name": str(metadata.name),
+        "num_warps": int(metadata.num_warps),
+        "num_stages": int(metadata.num_stages),
+        "num_ctas": int(getattr(metadata, "num_ctas", 1)),
+        "shared_bytes": int(metadata.shared),
+        "signature": {_name(names, key): str(kind) for key, kind in source.signature.items()},
+        "constants": constants,
+        "registers": _number(assembly, "vgpr_count"),
+        "scratch_bytes": _number(assembly, "private_segment_fixed_size"),
+        "texts": texts,
+    }
+
+
+def _name(names: Sequence[str], key: Any) -> str:
+    place = key[0] if isinstance(key, tuple) and len(key) == 1 else key
+    return names[place] if isinstance(place, int) and place < len(names) else str(place)
+
+
+def _plain(value: Any) -> Any:
+    plain = value is None or isinstance(value, (bool, int, float, str))
+    return value if plain else str(value)[:200]
+
+
+def _number(assembly: str, key: str) -> int:
+    found = re.search(rf"\.{key}:\s*(\d+)", assembly)
+    return int(found.group(1)) if found else 0
+
+
+def _argument(value: Any) -> Any:
+    """A scalar as it is; a tensor as its bytes, once each, and whose memory it is."""
+    if isinstance(value, (bool, int, float)) or value is None:
+        return value
+    base = getattr(value, "base", value)  # a host-side tensor descriptor
+    if not hasattr(base, "untyped_storage"):
+        return None
+    sizes = zip(base.shape, base.stride(), strict=True)
+    elements = math.prod(int(size) for size, stride in sizes if stride != 0)
+    place = [int(base.data_ptr()), [int(size) for size in base.shape]]
+    return {"bytes": elements * base.element_size(), "place": place}

@@ -1,0 +1,48 @@
+"""Kernels for problems in KernelBench's format: a class that is built, not a function."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ratchet.judge.options import WITH_TORCH
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Problem
+from ratchet.kernels.problem_file import built_in_kernel
+
+LOADED = """\
+from ratchet.judge.workers.candidate.model_class import load_model
+
+{entry} = load_model({source!r}, {entry!r}, **{form!r})
+"""
+
+
+def runnable(kernel: Kernel, problem: Problem, device: str | None = None) -> Kernel:
+    """The kernel as the worker calls it: f(*tensors, scalars), whatever form its problem has.
+
+    A model is built on `device`, torch's name of it, where it is not the machine's cores.
+    """
+    if problem.model is None or kernel.language not in WITH_TORCH or not problem.cases:
+        return kernel
+    form = problem.model
+    specs = problem.cases[0].inputs[: len(form.state)]
+    given: dict[str, object] = {
+        "init": form.init,
+        "arguments": form.arguments,
+        "state": [
+            (name, spec.shape, spec.dtype) for name, spec in zip(form.state, specs, strict=True)
+        ],
+        "attributes": form.attributes,
+        "training": form.training,
+    }
+    if device is not None:
+        given["device"] = device
+    if is_compiled_reference(kernel, problem):
+        inputs = problem.cases[0].inputs[len(form.state) :]
+        given["warm_up"] = [(spec.shape, spec.dtype) for spec in inputs]
+    source = LOADED.format(entry=kernel.entry, source=kernel.source, form=given)
+    return replace(kernel, source=source)
+
+
+def is_compiled_reference(kernel: Kernel, problem: Problem) -> bool:
+    """Return True if a kernel is torch.compile of the problem's own reference."""
+    return kernel == built_in_kernel(problem, "torch.compile")

@@ -1,0 +1,62 @@
+"""Load a `ModelNew` inside the sandbox: built once, its state set before each call."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ratchet.errors import KernelError
+from ratchet.kernels.model_state import StatefulCall, check_shapes, plain_tensors
+
+
+def load_model(
+    source: str,
+    entry: str,
+    *,
+    init: str,
+    arguments: Sequence[str | None],
+    state: Sequence[tuple[str, Sequence[int], str]],
+    training: bool,
+    attributes: Sequence[str] = (),
+    warm_up: Sequence[tuple[Sequence[int], str]] = (),
+    device: str | None = None,
+) -> Callable[..., tuple[Tensor, ...]]:
+    """The model of a source as f(*state, *inputs, scalars).
+
+    `state` gives name, shape and dtype of each part of the state, `attributes` the names of those
+    that are plain attributes; `warm_up` shape and dtype of
+    each tensor input, where the model is to be called once now, on zeros. It is built on `device`.
+    Raises KernelError where the source has no such class, or its parameters and buffers are others.
+    """
+    namespace: dict[str, Any] = {"__name__": "candidate"}
+    exec(compile(source, "kernel.py", "exec"), namespace)
+    built = namespace.get(entry)
+    if not callable(built):
+        raise KernelError(f"the source defines no class {entry!r}")
+    with torch.device(device) if device is not None else contextlib.nullcontext():
+        model = built(*ast.literal_eval(init))
+    if not isinstance(model, nn.Module):
+        raise KernelError(f"{entry} builds {type(model).__name__}: it must be a torch.nn.Module")
+    if device is not None:
+        model.to(device)
+    model.train(training)
+    with torch.no_grad():
+        call = StatefulCall(model, [name for name, _, _ in state], arguments, attributes)
+        check_shapes(model, state)
+        if warm_up:
+            own = {**plain_tensors(model), **model.state_dict()}
+            held = [own[name].clone() for name, _, _ in state]
+            call(
+                *held,
+                *(
+                    torch.zeros(tuple(shape), dtype=getattr(torch, d), device=device)
+                    for shape, d in warm_up
+                ),
+                (),
+            )
+    return call

@@ -1,0 +1,67 @@
+"""The results of a call in Python: checked, kept alive, and told to the judge by their places.
+
+The judge reads it there when the process stands still, so neither arm copies anything inside its
+clock: a copy that only the harness needs could be saved by a candidate that knows of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ratchet.errors import KernelError
+from ratchet.judge.workers.memory.blocks import span
+
+MOST_GAPS: Final = 2
+"""A result whose elements lie over more than this many times their size is made dense."""
+Kept = list[Sequence[Tensor]]
+"""The results of each call of a batch."""
+
+
+class FormError(KernelError):
+    """The entry returned something of another form than it had to."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResultForm:
+    """The form that a result must have."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def as_results(outputs: Any, answers: Sequence[ResultForm]) -> tuple[Tensor, ...]:
+    """Return an entry's results, one plain tensor of each form; raises FormError.
+
+    A result with large gaps, or whose values are not those in its memory (a lazy sign), is copied.
+    """
+    if not isinstance(outputs, tuple) or len(outputs) != len(answers):
+        raise FormError(f"the entry must return a tuple of {len(answers)} tensors")
+    return tuple(_result(one, answer) for one, answer in zip(outputs, answers, strict=True))
+
+
+def places(kept: Kept) -> list[list[tuple[int, tuple[int, ...]]]]:
+    """Address of the first element, and strides in elements, of each result of each call."""
+    return [[(one.data_ptr(), one.stride()) for one in results] for results in kept]
+
+
+def _result(output: Any, answer: ResultForm) -> Tensor:
+    made: Tensor = output
+    if type(output) is not Tensor or output.shape != answer.shape or output.dtype != answer.dtype:
+        shown = f"{tuple(output.shape)} {output.dtype}" if isinstance(output, Tensor) else output
+        raise FormError(
+            f"an output is {shown!s:.100}, not a plain tensor {tuple(answer.shape)} {answer.dtype}"
+        )
+    if output.device != answer.device:
+        raise FormError(f"an output lies on {output.device}, and the inputs on {answer.device}")
+    if output.layout != torch.strided:
+        raise FormError(f"an output's layout is {output.layout}: return a dense tensor")
+    if made.is_neg():
+        made = made.resolve_neg()
+    gaps = span(made.shape, made.stride()) > MOST_GAPS * made.numel()
+    return made.contiguous() if gaps else made

@@ -1,0 +1,234 @@
+"""The worker of a kernel written in Python with torch: the same sandbox, the same protocol.
+
+The entry is called as the reference is, f(*tensors, scalars), and returns new values of in-place
+tensors, then outputs. They stay where they are until the next batch, and the judge reads them
+there; where it cannot, they are copied to shared memory, inside the clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ratchet.errors import JudgeError, KernelError
+from ratchet.judge.process.channel import inherited
+from ratchet.judge.sandbox.confine import EXTENSIONS, confine
+from ratchet.judge.workers.candidate import compilations
+from ratchet.judge.workers.candidate.cpp import IN_PLACE, INPUTS, OUTPUTS
+from ratchet.judge.workers.candidate.results import Kept, ResultForm, as_results, places
+from ratchet.judge.workers.memory.device import Host, WorkerDevice, open_device
+from ratchet.judge.workers.memory.driver_memory import DriverRefusal
+from ratchet.judge.workers.memory.mapping import shift_heap
+from ratchet.judge.workers.memory.packed_files import PackedFiles
+from ratchet.judge.workers.serving import Reply, serve
+from ratchet.kernels.abi import DTYPE_CODES
+from ratchet.kernels.kernel import Kernel
+
+Entry = Callable[..., Any]
+DTYPES = {code: getattr(torch, name) for name, code in DTYPE_CODES.items()}
+
+
+class TorchBatch:
+    """Calls whose tensors point at memory that is not there yet."""
+
+    def __init__(self, layout: dict[str, Any], device: WorkerDevice, outputs: str) -> None:
+        """Reserve the addresses.
+
+        What a call returns is `kept`, or `copied` to the shared memory. Where it is `mapped` that
+        memory is there, and what is returned is kept all the same: so the reference runs beside a
+        compiled kernel, which writes its outputs there.
+        """
+        self._copy_out = outputs == "copied"
+        self._map_out = outputs != "kept"
+        sizes = zip(layout["region_bytes"], layout["slack_pages"], strict=True)
+        self._device = device
+        self.device_s: float | None = None
+        """Seconds of the calls by the device's own clock, where it has one."""
+        self.kept: Kept = []
+        """What each call returned."""
+        self.regions = [device.memory.region(size, slack) for size, slack in sizes]
+        self.scalars = tuple(layout["scalars"])
+        self.writable_inputs: bool = layout["writable_inputs"]
+        count = layout["input_count"]
+        self.calls = [self._call(call, count) for call in layout["calls"]]
+
+    def _call(
+        self, call: list[Any], count: int
+    ) -> tuple[list[Tensor], list[ResultForm], list[Tensor]]:
+        """The inputs, the forms of what must be returned, and where it is copied to, if it is."""
+        inputs = [self._view(*slot) for slot in call[:count]]
+        slots = [*(slot for slot in call[:count] if slot[0] == IN_PLACE), *call[count:]]
+        device = self._device.memory.device
+        forms = [
+            ResultForm(shape=tuple(size), dtype=DTYPES[code], device=device)
+            for _, _, code, size, _ in slots
+        ]
+        return inputs, forms, [self._view(*slot) for slot in slots] if self._copy_out else []
+
+    def _view(
+        self, region: int, offset: int, code: int, size: Sequence[int], stride: Sequence[int]
+    ) -> Tensor:
+        address = self.regions[region].address + offset
+        return self._device.memory.tensor(address, DTYPES[code], size, stride)
+
+    def run(self, entry: Entry, descriptors: list[int]) -> list[int]:
+        """Reveal the memory, make every call, keep or copy what it returns, await the device."""
+        self.reveal(descriptors)
+        begin = self._device.mark()
+        for inputs, forms, answers in self.calls:
+            results = as_results(entry(*inputs, self.scalars), forms)
+            if not self._copy_out:
+                self.kept.append(results)
+                continue
+            for answer, result in zip(answers, results, strict=True):
+                answer.copy_(result)
+        end = self._device.mark()
+        self._device.finish()
+        self.device_s = self._device.between_s(begin, end)
+        return [0] * len(self.calls)
+
+    def reveal(self, descriptors: list[int]) -> None:
+        """Map the memory where the arguments point: nothing can be written before the clock."""
+        self.regions[INPUTS].reveal(descriptors[0], writable=self.writable_inputs)
+        self.regions[IN_PLACE].reveal(descriptors[1], writable=True)
+        if self._map_out:
+            self.regions[OUTPUTS].reveal(descriptors[2], writable=True)
+
+    def release(self) -> None:
+        """Give the addresses back, and what was kept."""
+        self.kept = []
+        for region in self.regions:
+            region.release()
+
+
+def settle() -> None:
+    """Leave nothing to chance that calls would pay for, once what they need is loaded.
+
+    A collection among torch's objects would fall into a timed batch. And a process with one thread
+    saves the locks of one that has more: a library may have started a few in one arm alone.
+    """
+    gc.freeze()
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+class TorchWorker:
+    """Loads and calls one kernel."""
+
+    def __init__(self) -> None:
+        self._entry: Entry | None = None
+        self._batch: TorchBatch | None = None
+        self._last: TorchBatch | None = None
+        self._device: WorkerDevice = Host()
+
+    def answer(self, message: dict[str, Any], descriptors: list[int]) -> Reply:
+        """Do what the judge asks."""
+        actions: dict[str, Callable[[dict[str, Any], list[int]], Reply]] = {
+            "load": self._load,
+            "extensions": self._extensions,
+            "prepare": self._prepare,
+            "go": self._go,
+        }
+        try:
+            with torch.no_grad():
+                return actions[message["do"]](message, descriptors)
+        except DriverRefusal as error:
+            return {"no_device": str(error)}, []
+
+    def _load(self, message: dict[str, Any], descriptors: list[int]) -> Reply:
+        kernel = Kernel.from_json(message["kernel"])
+        _take_files(message.get("files", {}), descriptors)
+        try:
+            self._device = open_device(message.get("device"))
+            self._device.try_sharing()
+        except JudgeError as error:
+            return {"no_device": str(error)}, []
+        self._entry = _loaded(kernel)
+        settle()
+        return {"value": None}, []
+
+    def _extensions(self, _: dict[str, Any], __: list[int]) -> Reply:
+        packed = PackedFiles.of(Path(os.environ[EXTENSIONS]))
+        return {"files": packed.files}, [packed.descriptor]
+
+    def _prepare(self, message: dict[str, Any], _: list[int]) -> Reply:
+        batch = TorchBatch(message["layout"], self._device, message["outputs"])
+        if self._batch is not None:
+            self._batch.kept = []
+        if self._last is not None:
+            self._last.release()
+        self._last, self._batch = self._batch, batch
+        return {"value": None}, []
+
+    def _go(self, message: dict[str, Any], descriptors: list[int]) -> Reply:
+        assert self._batch is not None and self._entry is not None
+        if message.get("census"):
+            return self._counted(descriptors)
+        began = time.process_time()
+        codes = self._batch.run(self._entry, descriptors)
+        outputs = places(self._batch.kept)
+        cpu_time_s = time.process_time() - began
+        reply = {"codes": codes, "cpu_time_s": cpu_time_s, "device_s": self._batch.device_s}
+        return {**reply, "outputs": outputs}, []
+
+    def _counted(self, descriptors: list[int]) -> Reply:
+        """Run a batch with a census of what the calls did; nothing is timed then."""
+        from ratchet.judge.workers.candidate.census import Census
+        from ratchet.judge.workers.candidate.device_census import DeviceCensus
+
+        assert self._batch is not None and self._entry is not None
+        batch = self._batch
+        census = Census() if isinstance(self._device, Host) else DeviceCensus(self._device)
+        codes = census.take(lambda entry: batch.run(entry, descriptors), self._entry)
+        told = {"census": census.as_json(), "outputs": places(batch.kept)}
+        return {"codes": codes, "cpu_time_s": 0.0, **told}, []
+
+
+def _take_files(told: dict[str, Any], descriptors: list[int]) -> None:
+    """Write what the judge hands over, and close it; what cannot be is made again."""
+    for (what, files), descriptor in zip(told.items(), descriptors, strict=True):
+        folder = os.environ[EXTENSIONS] if what == "extensions" else compilations.OWN
+        if what == "compilations":
+            os.environ.update(compilations.ENVIRONMENT)
+        with contextlib.suppress(OSError):
+            PackedFiles(files=files, descriptor=descriptor).unpack(Path(folder))
+        os.close(descriptor)
+
+
+def _loaded(kernel: Kernel) -> Entry:
+    """The entry of a source; Triton's is a file, for Triton looks up its kernels' text."""
+    if kernel.language == "triton":
+        from ratchet.judge.workers.candidate.triton_source import load_source
+
+        folder = Path(tempfile.mkdtemp(prefix="triton-"))
+        return load_source(kernel.source, kernel.entry, folder / "kernel.py")
+    namespace: dict[str, Any] = {"__name__": "candidate"}
+    exec(compile(kernel.source, "kernel.py", "exec"), namespace)
+    entry: Entry | None = namespace.get(kernel.entry)
+    if not callable(entry):
+        raise KernelError(f"the source defines no function {kernel.entry!r}")
+    return entry
+
+
+def main() -> None:
+    """Confine this process, then serve the judge: arguments are the limits and the channel."""
+    channel = inherited(int(sys.argv[2]))
+    confine(sys.argv[1])
+    shift_heap()
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    serve(channel, TorchWorker().answer)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Forks of a zygote in the sandbox, each in namespaces of its own.
+
+A fork takes new namespaces (`namespaces`), and there its PID 1 forks the worker, which confines
+itself as a new process does. No candidate can reach the zygote: it is in a process namespace above
+theirs, its memory is hidden, and a fork closes its channel before anything else. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from ratchet.judge.process import families
+from ratchet.judge.process.channel import inherited
+from ratchet.judge.sandbox import namespaces
+from ratchet.judge.sandbox.confine import confine
+from ratchet.judge.workers.forks import serve_forks
+from ratchet.judge.workers.memory.mapping import shift_heap
+
+FIRST_FREE = 3
+"""The descriptor after standard input, output and error."""
+Order = dict[str, Any]
+Work = Callable[[Order, int], None]
+"""Does a worker's work, given its order and its channel's descriptor: -1 for a mere trial."""
+
+
+def serve_enclosed(work: Work) -> NoReturn:
+    """Try one fork, tell whether that worked, then fork for each order: argument is the channel."""
+    channel = inherited(int(sys.argv[1]))
+    families.hide_memory()
+    message, _ = channel.receive()
+    channel.send({"unable": _hindrance(message, work)})
+    serve_forks(channel, lambda order, descriptors: _run(order, descriptors, work))
+
+
+def _hindrance(order: Order, work: Work) -> str:
+    """Why candidates cannot be forked here; an empty text where they can."""
+    with warnings.catch_warnings():
+        # A BLAS library's idle threads: it ends them before a fork, and starts none after it.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        trial = os.fork()
+    if not trial:
+        try:
+            _run(order, [], work)
+        except OSError:
+            os._exit(1)
+    if os.waitstatus_to_exitcode(os.waitpid(trial, 0)[1]) != 0:
+        return "namespaces inside the sandbox are not allowed"
+    if len(os.listdir("/proc/self/task")) > 1:
+        return "a thread runs in the process that would be forked"
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        shared = [line for line in maps if line.split()[1][1::2] == "ws"]
+    if shared:
+        return "the process that would be forked shares memory"
+    return ""
+
+
+def _run(order: Order, descriptors: list[int], work: Work) -> None:
+    """The work of a fork: leave the zygote's namespaces, then wait for PID 1 of the new ones.
+
+    Without descriptors all of it is tried, and no worker is started.
+    """
+    channel = -1
+    if descriptors:
+        channel, output = descriptors
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+    os.closerange(FIRST_FREE, channel)
+    os.closerange(max(FIRST_FREE, channel + 1), os.sysconf("SC_OPEN_MAX"))
+    families.prctl(families.PR_SET_DUMPABLE, 1)  # else its maps of users cannot be written
+    namespaces.unshare()
+    families.hide_memory()
+    child = os.fork()
+    if not child:
+        _first(order, channel, work)
+    os.closerange(FIRST_FREE, channel + 1)
+    namespaces.guard(child)
+
+
+def _first(order: Order, channel: int, work: Work) -> None:
+    """PID 1 of the new namespaces: its end ends everything in them."""
+    families.die_with_parent(0)  # who is outside of the namespace
+    os.setsid()
+    namespaces.cover(order["tmp_bytes"], order["shared_memory_bytes"])
+    child = os.fork()
+    if not child:
+        _confined(order, channel, work)
+    os.closerange(FIRST_FREE, channel + 1)
+    namespaces.drop_bounding()
+    namespaces.drop_capabilities()
+    namespaces.guard(child)
+
+
+def _confined(order: Order, channel: int, work: Work) -> NoReturn:
+    """The candidate's worker, as a new process would be."""
+    families.prctl(families.PR_SET_DUMPABLE, 1)
+    namespaces.drop_bounding()
+    confine(order["limits"])
+    namespaces.drop_capabilities()
+    families.prctl(families.PR_SET_DUMPABLE, 1)  # a change of the uid clears it
+    shift_heap()
+    work(order, channel)
+    os._exit(0)

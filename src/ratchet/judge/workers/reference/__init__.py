@@ -1,0 +1,1 @@
+"""The trusted worker: draws inputs, knows the answers, and is the rival."""

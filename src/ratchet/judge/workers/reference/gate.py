@@ -1,0 +1,137 @@
+"""The problem is judged first: an answer that takes no work must fail its own check."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ratchet.kernels.problem import Case, Problem, Reference
+from ratchet.kernels.tolerance import loss_over
+
+Outputs = list[Tensor]
+SAMPLED = 1 << 16
+"""Of a larger output so many elements are compared first: a trivial answer mostly fails on those.
+One that passes is compared as a whole."""
+
+
+Draw = Callable[[Case, int], Outputs]
+
+
+def gate(
+    problem: Problem, reference: Reference, rng: random.Random, draw: Draw | None = None
+) -> list[str]:
+    """The trivial answers that pass every case of the problem; an empty list is a good problem.
+
+    A trivial answer need not fail on each case (zeros are right for zero inputs), but on one.
+    `draw` gives the inputs of a case from a seed, where they are not to lie as they were drawn.
+    """
+    given = draw or problem.build_inputs
+    alive = {"zeros", "a constant", "an input passed through", "the output for other inputs"}
+    for case in sorted(problem.cases, key=elements):  # the cheap cases mostly settle it
+        if not alive:
+            break
+        passing = {name for name, passed in _probe(problem, reference, case, rng, given) if passed}
+        alive &= passing
+    return sorted(alive)
+
+
+def elements(case: Case) -> int:
+    """The count of numbers in its inputs."""
+    return sum(math.prod(spec.shape) for spec in case.inputs)
+
+
+def _probe(
+    problem: Problem, reference: Reference, case: Case, rng: random.Random, draw: Draw
+) -> Iterator[tuple[str, bool]]:
+    inputs = draw(case, rng.getrandbits(48))
+    own = _run(reference, inputs, case)
+    oracle = _run(reference, [_widen(tensor) for tensor in inputs], case)
+    others = _run(reference, draw(case, rng.getrandbits(48)), case)
+
+    places = [_places(output, rng) for output in own]
+
+    def passes(answers: Sequence[Tensor]) -> bool:
+        if problem.check:
+            checks = problem.check_outputs(case, inputs, answers, own, oracle)
+            return all(check.passed for check in checks)
+        few = [_taken(each, places) for each in (answers, own, oracle)]
+        return _all_pass(problem, *few) and _all_pass(problem, answers, own, oracle)
+
+    yield "zeros", passes([torch.zeros_like(output) for output in own])
+    # Constants learned from other inputs: from these, a single number would be the answer itself.
+    learned = _constants(others, _taken(others, places))
+    yield "a constant", any(passes(answers) for answers in learned)
+    yield "an input passed through", passes([_from_inputs(output, inputs) for output in own])
+    yield "the output for other inputs", passes(others)
+
+
+def _all_pass(
+    problem: Problem, answers: Sequence[Tensor], own: Sequence[Tensor], oracle: Sequence[Tensor]
+) -> bool:
+    """Compare at the widest bound that an answer can be held to: no trivial one may meet it."""
+    for got, mine, exact in zip(answers, own, oracle, strict=True):
+        widest = replace(loss_over([(mine, exact)]), terms=math.inf, condition=math.inf)
+        if not problem.tolerance.check(got, mine, exact, widest).passed:
+            return False
+    return True
+
+
+def _places(output: Tensor, rng: random.Random) -> Tensor | None:
+    """Draw places of some of a large output's elements; None for all of a small one's."""
+    if output.numel() <= SAMPLED:
+        return None
+    generator = torch.Generator().manual_seed(rng.getrandbits(48))
+    return torch.randint(output.numel(), (SAMPLED,), generator=generator).to(output.device)
+
+
+def _taken(outputs: Sequence[Tensor], places: Sequence[Tensor | None]) -> Outputs:
+    """The elements at these places; an output of another form as it is."""
+    return [
+        output if at is None or int(at.max()) >= output.numel() else output.reshape(-1)[at]
+        for output, at in zip(outputs, places, strict=True)
+    ]
+
+
+def _run(reference: Reference, inputs: Sequence[Tensor], case: Case) -> Outputs:
+    own = [
+        tensor.clone() if spec.in_place else tensor
+        for spec, tensor in zip(case.inputs, inputs, strict=True)
+    ]
+    return list(reference(*own, case.scalars))
+
+
+def _constants(outputs: Sequence[Tensor], few: Sequence[Tensor]) -> Iterator[Outputs]:
+    """Outputs filled with one number each, found from a few of their elements."""
+    statistics: tuple[Callable[[Tensor], Tensor], ...] = (
+        lambda output: torch.ones((), dtype=torch.float64),
+        lambda output: output.double().mean(),
+        lambda output: output.double().median(),
+    )
+    for statistic in statistics:
+        yield [_filled(one, some, statistic) for one, some in zip(outputs, few, strict=True)]
+
+
+def _filled(output: Tensor, few: Tensor, statistic: Callable[[Tensor], Tensor]) -> Tensor:
+    if not output.numel():
+        return output
+    value = statistic(few)
+    if not output.dtype.is_floating_point:
+        value = value.round()
+    return torch.full_like(output, value.item())
+
+
+def _from_inputs(output: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+    """The first input of the output's form, or else the first of its size, or zeros."""
+    for tensor in inputs:
+        if tensor.numel() == output.numel():
+            return tensor.reshape(output.shape).to(output.dtype)
+    return torch.zeros_like(output)
+
+
+def _widen(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.dtype.is_floating_point else tensor

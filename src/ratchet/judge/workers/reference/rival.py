@@ -1,0 +1,92 @@
+"""The rival of a kernel: the reference in a process of its own start, run by a candidate's worker.
+
+The reference worker forks a zygote first of all: torch is imported there, and no thread of OpenMP
+or autograd runs yet. Each rival is a fork of the zygote, with a heap and threads of its own from
+there, as a Python candidate is of its own zygote. What it does with a batch is what the candidate's
+worker does, by the same code.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import resource
+import secrets
+import socket
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ratchet.judge.process import families
+from ratchet.judge.process.channel import Channel, close_descriptors, open_pair
+from ratchet.judge.sandbox import system_calls
+from ratchet.judge.workers.candidate import compilations
+from ratchet.judge.workers.candidate.with_torch import Entry, TorchWorker, settle
+from ratchet.judge.workers.forks import serve_forks
+from ratchet.judge.workers.memory.mapping import shift_heap
+from ratchet.judge.workers.serving import Reply, serve
+from ratchet.kernels.problem import Problem
+
+MOST_CPU_S = 1_000_000
+
+
+class RivalWorker(TorchWorker):
+    """Loads and calls the reference."""
+
+    def _load(self, message: dict[str, Any], _: list[int]) -> Reply:
+        torch.set_num_threads(message["threads"])
+        problem = Problem.from_json(message["problem"])
+        if message["compiled"]:
+            with compilations.alarm(message["limit_s"]):
+                self._entry = _compiled(problem)
+        else:
+            self._entry = problem.load_timed()
+        settle()
+        _confine()
+        return {"value": None}, []
+
+
+def start_zygote(inherited: Sequence[int]) -> socket.socket:
+    """Fork the zygote, which closes the `inherited` descriptors; where it takes its orders."""
+    ours, theirs = open_pair()
+    parent = os.getpid()
+    with warnings.catch_warnings():
+        # A BLAS library's idle threads: it ends them before a fork, and starts none after it.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child:
+        theirs.close()
+        return ours
+    ours.close()
+    close_descriptors(inherited)
+    families.die_with_parent(parent)
+    serve_forks(Channel(theirs), _run)
+
+
+def _run(_: dict[str, Any], descriptors: list[int]) -> None:
+    os.setsid()
+    shift_heap()
+    torch.default_generator.seed()  # as a candidate's
+    serve(Channel(socket.socket(fileno=descriptors[0])), RivalWorker().answer)
+    os._exit(0)
+
+
+def _compiled(problem: Problem) -> Entry:
+    compiled = problem.compile_reference()
+    for case in problem.cases:
+        if case.timed:
+            draw = functools.partial(problem.build_inputs, case, secrets.randbits(48))
+            compilations.warm(compiled, case, draw)
+    return compiled
+
+
+def _confine() -> None:
+    """The limits of a candidate that cost time: what counts its seconds, what its calls pass."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    bound = hard if hard != resource.RLIM_INFINITY else MOST_CPU_S
+    resource.setrlimit(resource.RLIMIT_CPU, (bound, bound))
+    families.prctl(families.PR_SET_NO_NEW_PRIVS, 1)
+    if system_calls.known():
+        system_calls.deny_needless(among_others=False, local_sockets=False)

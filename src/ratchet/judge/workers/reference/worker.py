@@ -1,0 +1,418 @@
+"""The reference worker: trusted, with torch. It draws inputs, knows the answers and is the rival.
+
+Seeds come from the judge; inputs and outputs travel in shared memory; expected outputs never leave
+this process.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ratchet.errors import JudgeError, KernelError
+from ratchet.judge.process import families
+from ratchet.judge.process.channel import inherited
+from ratchet.judge.workers.arm import extend_import_path
+from ratchet.judge.workers.candidate import compilations
+from ratchet.judge.workers.candidate.results import Kept, places
+from ratchet.judge.workers.memory.blocks import span
+from ratchet.judge.workers.memory.device import Host, WorkerDevice, find_gpu, open_device
+from ratchet.judge.workers.memory.shared_batch import SharedBatch
+from ratchet.judge.workers.reference import rounding
+from ratchet.judge.workers.reference.gate import elements, gate
+from ratchet.judge.workers.reference.rival import start_zygote
+from ratchet.judge.workers.reference.soundness import check_repeats
+from ratchet.judge.workers.serving import Reply, serve
+from ratchet.kernels.dependence import inert_input
+from ratchet.kernels.free_memory import check_fits
+from ratchet.kernels.problem import Case, Problem, Reference
+from ratchet.kernels.tolerance import Loss, loss_over, same_bits
+
+OVERFLOWS = "the reference overflows, so nothing is compared"
+"""Of a hidden case's values at a timed case's sizes, which nobody chose for each other."""
+PLANNING_CALLS, PLANNING_S = 10, 0.02
+"""So often is the reference called on a timed case, if it takes no longer, to see what a warm call
+takes: from the first two alone a batch got 1 to 7 calls where 25 fitted."""
+MOST_DRAWS, ENOUGH_ELEMENTS = 32, 4096
+"""Draws over which the reference's loss is taken, before an answer is called wrong."""
+
+
+class ReferenceWorker:
+    """Holds one problem, its reference and the batches in flight."""
+
+    def __init__(self, zygote: socket.socket | None = None) -> None:
+        """`zygote` is where the process takes its orders that rivals are forked from."""
+        self._zygote = zygote
+        self._problem: Problem | None = None
+        self._reference: Reference | None = None
+        self._compiled: Reference | None = None
+        self._forms: dict[int, list[Tensor]] = {}
+        self._batches: dict[int, SharedBatch] = {}
+        self._drawn: dict[int, list[Tensor]] = {}
+        """The values of the last round's batch by their seeds: the next arm has the same."""
+        self._answers: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
+        """The reference's outputs on some of these values, and the oracle's."""
+        self._prepared: list[tuple[list[Tensor], list[Tensor]]] = []
+        self._kept: Kept = []
+        """What the calls of the last batch returned, where the candidate's results are kept too."""
+        self._rng = random.Random()
+        self._usual: dict[str, list[Loss]] = {}
+        self._device: WorkerDevice = Host()
+        self._threads = 1
+
+    def answer(self, message: dict[str, Any], descriptors: list[int]) -> Reply:
+        """Do what the judge asks; an exception of the reference's is reported as a KernelError."""
+        actions: dict[str, Callable[[dict[str, Any]], Reply]] = {
+            "find gpu": self._find_gpu,
+            "open": self._open,
+            "ceilings": self._ceilings,
+            "draw": self._draw,
+            "check": self._check,
+            "repeats": self._repeats,
+            "prepare": self._prepare,
+            "flush": self._flush,
+            "go": self._go,
+            "places": self._places,
+            "compile": self._compile,
+            "compile into": self._compile_into,
+            "zygote": self._hand_out_zygote,
+            "release": self._release,
+        }
+        with torch.no_grad():
+            return actions[message["do"]](message)
+
+    def _find_gpu(self, message: dict[str, Any]) -> Reply:
+        try:
+            return find_gpu(message["name"]), []
+        except JudgeError as error:
+            return {"refused": str(error)}, []
+
+    def _open(self, message: dict[str, Any]) -> Reply:
+        self._threads = message["threads"]
+        torch.set_num_threads(self._threads)
+        self._rng = random.Random(message["seed"])
+        self._release_all()
+        self._usual.clear()
+        self._device = open_device(message["device"])
+        self._problem = Problem.from_json(message["problem"])
+        check_fits(self._problem)
+        self._reference, self._compiled = self._problem.load_reference(), None
+        cases = [self._describe(index, case) for index, case in enumerate(self._problem.cases)]
+        failures = gate(self._problem, self._reference, self._rng, self._inputs)
+        if not failures and self._problem.model is None:  # a model's file was asked as it was read
+            self._check_dependence()
+        return {"cases": cases, "gate": failures}, []
+
+    def _compile(self, message: dict[str, Any]) -> Reply:
+        """torch.compile of the reference, called twice on each timed case; KernelError if late."""
+        assert self._problem is not None
+        with compilations.alarm(message["limit_s"]):
+            compiled = self._problem.compile_reference()
+            for case in self._problem.cases:
+                if case.timed:
+                    self._warm(compiled, case)
+        self._compiled = compiled
+        return {"value": None}, []
+
+    def _compile_into(self, message: dict[str, Any]) -> Reply:
+        """torch.compile of the reference for the forms of every case, kept in a folder."""
+        assert self._problem is not None
+        with compilations.alarm(message["limit_s"]), compilations.kept_in(message["folder"]):
+            compiled = self._problem.compile_reference()
+            met = set()
+            for case in self._problem.cases:
+                form = tuple((spec.shape, spec.dtype, spec.layout) for spec in case.inputs)
+                if form not in met:
+                    self._warm(compiled, case)
+                met.add(form)
+        return {"value": None}, []
+
+    def _warm(self, compiled: Reference, case: Case) -> None:
+        compilations.warm(compiled, case, lambda: self._inputs(case, self._rng.getrandbits(48)))
+
+    def _hand_out_zygote(self, _: dict[str, Any]) -> Reply:
+        assert self._zygote is not None
+        return {"value": None}, [os.dup(self._zygote.fileno())]
+
+    def _describe(self, index: int, case: Case) -> dict[str, Any]:
+        """Run the reference on a case: the form of its outputs, its time, work and bytes."""
+        assert self._problem is not None
+        inputs = self._inputs(case, self._rng.getrandbits(48))
+        _check_inputs(case, inputs)
+        before = [tensor.clone() for tensor in inputs]
+        from ratchet.kernels.flop_count import FlopCount  # imports triton: rivals do without
+
+        with FlopCount() as counter:
+            self._call(inputs, case)
+        times, (outputs, again) = zip(*(self._timed(inputs, case) for _ in range(2)), strict=True)
+        while case.timed and len(times) < PLANNING_CALLS and sum(times) < PLANNING_S:
+            times = (*times, self._timed(inputs, case)[0])
+        _check_untouched(case, before, inputs)
+
+        def oracle() -> list[Tensor]:
+            return self._call([_widen(tensor) for tensor in inputs], case)
+
+        check_repeats(self._problem, case, inputs, (outputs, again), oracle)
+        self._forms[index] = [torch.empty_like(output) for output in outputs]
+        moved = [*inputs, *outputs]
+        return {
+            "time_s": min(times),
+            "flops": counter.total,
+            "bytes": sum(_held_bytes(tensor) for tensor in moved),
+        }
+
+    def _check_dependence(self) -> None:
+        assert self._problem is not None and self._reference is not None
+        cases = sorted(self._problem.cases, key=elements)  # the smallest mostly settles it
+        inert = inert_input(self._reference, cases, self._inputs)
+        if inert is not None:
+            raise KernelError(f"its output does not depend on input {inert}: leave that out")
+
+    def _inputs(self, case: Case, seed: int) -> list[Tensor]:
+        """The inputs of a case on the device; drawn on the cores, so the same anywhere."""
+        assert self._problem is not None
+        return [self._device.place(one) for one in self._problem.build_inputs(case, seed)]
+
+    def _timed(self, inputs: Sequence[Tensor], case: Case) -> tuple[float, list[Tensor]]:
+        self._device.finish()
+        began = time.perf_counter()
+        outputs = self._call(inputs, case)
+        self._device.finish()
+        return time.perf_counter() - began, outputs
+
+    def _call(self, inputs: Sequence[Tensor], case: Case) -> list[Tensor]:
+        """The reference on copies of in-place tensors, checked to be a tuple of tensors."""
+        assert self._reference is not None and self._problem is not None
+        own = [
+            tensor.clone() if spec.in_place else tensor
+            for spec, tensor in zip(case.inputs, inputs, strict=True)
+        ]
+        outputs = self._reference(*own, case.scalars)
+        if not isinstance(outputs, tuple) or not all(isinstance(o, Tensor) for o in outputs):
+            raise KernelError(
+                f"the reference of {self._problem.name!r} must return a tuple of tensors, "
+                f"not {type(outputs).__name__}"
+            )
+        return list(outputs)
+
+    def _ceilings(self, message: dict[str, Any]) -> Reply:
+        from ratchet.devices import ceilings, probe
+
+        measured = ceilings.measure(probe.probe(str(self._device.memory.device)))
+        return {
+            "flops_per_s": max(measured.gemm_flops_per_s.values()),
+            "bytes_per_s": measured.bandwidth_bytes_per_s(message["working_set_bytes"]),
+        }, []
+
+    def _draw(self, message: dict[str, Any]) -> Reply:
+        assert self._problem is not None
+        case, seeds = self._problem.cases[message["case"]], message["seeds"]
+        varied = self._problem.varied(case) if message["values"] else ()
+        kept = self._drawn if message["round"] else None
+        batch = SharedBatch(
+            self._problem,
+            case,
+            seeds,
+            self._forms[message["case"]],
+            writable_inputs=message["writable_inputs"],
+            cases=[varied[kind] for kind in message["values"]],
+            rng=self._rng,
+            device=self._device,
+            kept=kept,
+        )
+        if kept is not None:
+            self._drawn = {seed: kept[seed] for seed in seeds}
+            self._answers = {seed: self._answers[seed] for seed in seeds if seed in self._answers}
+        self._batches[message["batch"]] = batch
+        # Copies: `serve` closes what it hands out, and this worker still reads both memories.
+        return {"layout": batch.layout()}, [os.dup(one) for one in batch.descriptors]
+
+    def _check(self, message: dict[str, Any]) -> Reply:
+        """Compare the outputs of one call; the candidate must be stopped meanwhile."""
+        batch = self._batches[message["batch"]]
+        return self._check_call(batch, message["call"], message["code"], message["again"]), []
+
+    def _check_call(self, batch: SharedBatch, call: int, code: int, again: bool) -> dict[str, Any]:
+        changed = batch.changed_input(call) if batch.inputs_can_change else None
+        if code != 0:
+            written = batch.written(call)
+            return {"changed_input": changed, "written": written, "passed": False, "detail": ""}
+        result: dict[str, Any] = {"changed_input": changed, "written": True}
+        case = batch.cases[call]
+        own, oracle = self._right_answers(batch, call, again)
+        if case is not batch.case and _overflows([*own, *oracle], batch.inputs[call]):
+            return result | {"passed": True, "detail": OVERFLOWS, "overflows": True}
+        given, got = batch.inputs[call], batch.answers(call)
+        checks = batch.problem.check_outputs(case, given, got, own, oracle)
+        if not batch.problem.check and not all(check.passed for check in checks):
+            # One draw's loss is a noisy bound where outputs are few, and a plain sum loses more
+            # than torch's: nobody is wrong by that alone.
+            losses = self._losses_at(case, given)
+            checks = batch.problem.tolerance.check_all(got, own, oracle, losses)
+        failed = [(index, check) for index, check in enumerate(checks) if not check.passed]
+        index, shown = failed[0] if failed else (0, max(checks, key=lambda c: c.element_ratio))
+        return result | {"passed": not failed, "detail": f"output {index}: {shown.detail}"}
+
+    def _right_answers(
+        self, batch: SharedBatch, call: int, again: bool
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The reference's outputs for a call, and the oracle's; kept if they are wanted again."""
+        seed, inputs, case = batch.seeds[call], batch.inputs[call], batch.cases[call]
+        found = self._answers.get(seed)
+        if found is None:
+            wide = [_widen(tensor) for tensor in inputs]
+            found = self._call(inputs, case), self._call(wide, case)
+            if again and seed in self._drawn:
+                self._answers[seed] = found
+        return found
+
+    def _repeats(self, message: dict[str, Any]) -> Reply:
+        """Tell whether the first two calls of a batch wrote the same bits."""
+        batch = self._batches[message["batch"]]
+        pairs = zip(batch.answers(0), batch.answers(1), strict=True)
+        same = all(same_bits(one, two) for one, two in pairs)
+        return {"same": same}, []
+
+    def _losses(self, case: Case) -> list[Loss]:
+        """Return what each output of the reference loses over several draws of a case."""
+        assert self._problem is not None
+        if case.name not in self._usual:
+            draws: list[tuple[list[Tensor], list[Tensor]]] = []
+            elements = 0
+            while len(draws) < MOST_DRAWS and elements < ENOUGH_ELEMENTS:
+                inputs = self._inputs(case, self._rng.getrandbits(48))
+                own = self._call(inputs, case)
+                draws.append((own, self._call([_widen(tensor) for tensor in inputs], case)))
+                elements += min(output.numel() for output in own)
+            terms = rounding.terms(lambda given: self._call(given, case), inputs, self._rng)
+            self._usual[case.name] = [
+                replace(loss_over([(own[at], oracle[at]) for own, oracle in draws]), terms=count)
+                for at, count in enumerate(terms)
+            ]
+        return self._usual[case.name]
+
+    def _losses_at(self, case: Case, inputs: Sequence[Tensor]) -> list[Loss]:
+        """Return the losses, with how far these very inputs carry errors: tails differ."""
+        wide = [_widen(tensor) for tensor in inputs]
+        conditions = rounding.conditions(lambda given: self._call(given, case), wide, self._rng)
+        losses = zip(self._losses(case), conditions, strict=True)
+        return [replace(loss, condition=one, single=single) for loss, (one, single) in losses]
+
+    def _prepare(self, message: dict[str, Any]) -> Reply:
+        self._prepared = self._batches[message["batch"]].prepare()
+        return {"value": None}, []
+
+    def _go(self, message: dict[str, Any]) -> Reply:
+        """The rival's turn: reveal the memory, then every call.
+
+        `outputs` says what becomes of them, as of the candidate's: `mapped` (it writes them to
+        shared memory itself, and the reference's own are dropped), `kept` or `copied`.
+        """
+        batch, fate = self._batches[message["batch"]], message["outputs"]
+        reference = self._compiled if message["compiled"] else self._reference
+        assert reference is not None
+        scalars = batch.case.scalars
+        began = time.process_time()
+        batch.reveal(outputs=fate != "kept")
+        begin = self._device.mark()
+        for inputs, answers in self._prepared:
+            outputs = reference(*inputs, scalars)
+            if fate == "kept":
+                self._kept.append(outputs)
+            elif fate == "copied":
+                for answer, output in zip(answers, outputs, strict=True):
+                    answer.copy_(output)
+        end = self._device.mark()
+        self._device.finish()
+        told = places(self._kept)
+        cpu_time_s = time.process_time() - began
+        device_s = self._device.between_s(begin, end)
+        return {"cpu_time_s": cpu_time_s, "device_s": device_s, "told": told}, []
+
+    def _flush(self, _: dict[str, Any]) -> Reply:
+        """Leave nothing of a batch in the device's caches."""
+        return self._device.flush(), []
+
+    def _places(self, message: dict[str, Any]) -> Reply:
+        """Return what stands at some places of a batch now, if only this worker can read it."""
+        found = self._batches[message["batch"]].places(message["spots"])
+        return {"found": [one.hex() for one in found]}, []
+
+    def _release(self, message: dict[str, Any]) -> Reply:
+        self._prepared, self._kept = [], []
+        self._batches.pop(message["batch"]).release()
+        return {"value": None}, []
+
+    def _release_all(self) -> None:
+        self._prepared, self._kept = [], []
+        for batch in self._batches.values():
+            batch.release()
+        self._batches.clear()
+        self._drawn, self._answers = {}, {}
+        self._forms.clear()
+
+
+def _check_inputs(case: Case, inputs: Sequence[Tensor]) -> None:
+    for index, (spec, tensor) in enumerate(zip(case.inputs, inputs, strict=True)):
+        if spec.in_place and not _is_dense(tensor):
+            raise KernelError(
+                f"input {index} of case {case.name!r} is changed in place but its elements share "
+                f"memory or have gaps (layout {spec.layout}); make it contiguous"
+            )
+
+
+def _check_untouched(case: Case, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
+    for index, (old, new) in enumerate(zip(before, after, strict=True)):
+        if not same_bits(old, new):
+            raise KernelError(
+                f"the reference changes input {index} of case {case.name!r}: declare it in_place, "
+                "or compute on a copy"
+            )
+
+
+def _overflows(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
+    """True if finite inputs give inf or NaN: which of them depends on the order of the work."""
+    return _finite(inputs) and not _finite(outputs)
+
+
+def _finite(tensors: Sequence[Tensor]) -> bool:
+    real = (one.double() for one in tensors if one.is_floating_point())
+    return all(bool(torch.isfinite(one).all()) for one in real)
+
+
+def _held_bytes(tensor: Tensor) -> int:
+    """Return a tensor's bytes in memory: one that is broadcast has each value once."""
+    elements = min(tensor.numel(), span(tensor.shape, tensor.stride()))
+    return elements * tensor.element_size()
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return torch.empty_like(tensor).stride() == tensor.stride()
+
+
+def _widen(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.dtype.is_floating_point else tensor
+
+
+def main() -> None:
+    """Serve the judge: arguments are the channel and the parent."""
+    channel = inherited(int(sys.argv[1]))
+    families.die_with_parent(int(sys.argv[2]))
+    families.adopt_orphans()
+    extend_import_path()
+    zygote = start_zygote([int(sys.argv[1])])
+    serve(channel, ReferenceWorker(zygote).answer)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

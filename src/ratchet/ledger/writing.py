@@ -1,0 +1,176 @@
+"""Runs of `ratchet write` in the ledger: their starts and ends, and every answer of the judge."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from ratchet.errors import LedgerError
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Problem
+from ratchet.ledger.store import Ledger
+from ratchet.ledger.tables import Fingerprint
+
+Ended = Literal["", "finished", "interrupted", "failed"]
+
+
+class WrittenAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The judge's answer on one proposed kernel of a run; its source is under its hash."""
+
+    problem_hash: str
+    kernel_hash: str
+    author: str
+    stage: str
+    status: str
+    reason: str
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    time_s: float | None = None
+    evidence: tuple[str, ...] = ()
+    after_s: float = 0.0
+    rung: int = 0
+    static_rank: tuple[float, ...] = ()
+    parents: tuple[str, ...] = ()
+    note: str = ""
+    schedule: tuple[tuple[str, str], ...] = ()
+    features: tuple[float, ...] = ()
+
+
+class WritingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options that a run was started with."""
+
+    budget_s: float
+    seed: int
+    authors: tuple[str, ...]
+    judge: str
+    """The judge's revision: answers of another one do not count."""
+    device: str = "auto"
+
+
+class WritingRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run, as the ledger holds it."""
+
+    run: str
+    """Its identity: 32 hex digits."""
+    problem_hash: str
+    name: str
+    started_at: str
+    options: WritingOptions
+    ended: Ended = ""
+    """Empty for a run that goes on, or was killed."""
+
+
+class WritingBook:
+    """The writing runs of one device and software in a ledger."""
+
+    def __init__(self, ledger: Ledger, fingerprint: Fingerprint) -> None:
+        self.ledger = ledger
+        self._here = fingerprint
+
+    def start(self, problem: Problem, options: WritingOptions) -> str:
+        """Append the start of a run, with its problem; return the run's identity."""
+        run, key = uuid.uuid4().hex, problem.hash
+        self.ledger.record_problem(key, problem.name, problem.as_json(), fingerprint=self._here)
+        self._event(run, "started", key, problem.name, msgspec.to_builtins(options))
+        return run
+
+    def end(self, run: str, event: Ended, result: Mapping[str, Any]) -> None:
+        """Append the end of a run, with its result."""
+        started = self.run(run)
+        self._event(run, event, started.problem_hash, started.name, result)
+
+    def add(self, run: str, answer: WrittenAnswer, kernel: Kernel) -> None:
+        """Append one answer; its kernel is stored once."""
+        ledger = self.ledger
+        ledger.record_kernel(kernel.hash, kernel.name, kernel.as_json(), fingerprint=self._here)
+        ledger.append_writing_answer(run, msgspec.to_builtins(answer), fingerprint=self._here)
+
+    def answers(self, run: str) -> list[WrittenAnswer]:
+        """Return the answers of one run in their order."""
+        return _read(self.ledger.writing_answers(run=run))
+
+    def earlier(self) -> list[WrittenAnswer]:
+        """Return the answers of all runs here that timed a kernel and carry features."""
+        found = _read(self.ledger.writing_answers(fingerprint=self._here))
+        return [one for one in found if one.features and one.time_s]
+
+    def kernel(self, hash: str) -> Kernel:
+        """Return the kernel of an answer.
+
+        Raises:
+            LedgerError: the ledger does not hold it.
+        """
+        found = self.ledger.kernel(hash)
+        if found is None:
+            raise LedgerError(
+                f"the ledger {self.ledger.place} holds no kernel {hash[:12]}: "
+                "run without --resume to start anew"
+            )
+        return Kernel.from_json(found)
+
+    def run(self, run: str) -> WritingRun:
+        """Return a run by its identity, or by the first digits of it.
+
+        Raises:
+            LedgerError: no run, or more than one, has this identity.
+        """
+        found = [one for one in self._runs() if one.run.startswith(run)] if run else []
+        if len(found) != 1:
+            many = "more than one writing run" if found else "no writing run"
+            raise LedgerError(
+                f"the ledger {self.ledger.place} holds {many} {run!r}: "
+                "give the identity that result.json has under run"
+            )
+        return found[0]
+
+    def unfinished(self, problem_hash: str, *, judge: str) -> WritingRun | None:
+        """Return a problem's newest run if it was killed or interrupted."""
+        runs = [one for one in self._runs(problem_hash) if one.options.judge == judge]
+        return runs[-1] if runs and runs[-1].ended in ("", "interrupted") else None
+
+    def largest_budget_s(self, problem_hash: str, *, judge: str) -> float:
+        """Return the largest budget of a finished run on a problem; 0 without one."""
+        runs = [one for one in self._runs(problem_hash) if one.options.judge == judge]
+        return max((one.options.budget_s for one in runs if one.ended == "finished"), default=0.0)
+
+    def proven(self, problem_hash: str, *, judge: str) -> list[tuple[Kernel, dict[str, Any]]]:
+        """Return every kernel that is proven for a problem here, with its verdict."""
+        verdicts = self.ledger.proven_kernels(problem_hash, self._here, judge=judge)
+        return [(self.kernel(one["kernel_hash"]), one) for one in verdicts]
+
+    def _runs(self, problem_hash: str | None = None) -> list[WritingRun]:
+        found: dict[str, WritingRun] = {}
+        for row in self.ledger.writing_runs(problem_hash=problem_hash):
+            if (row.device, row.software) != (self._here["device"], self._here["software"]):
+                continue
+            if row.event == "started":
+                found[row.run] = WritingRun(
+                    run=row.run,
+                    problem_hash=row.problem_hash,
+                    name=row.name,
+                    started_at=row.at,
+                    options=msgspec.convert(row.payload, WritingOptions),
+                )
+            elif row.run in found:
+                found[row.run] = msgspec.structs.replace(found[row.run], ended=row.event)
+        return list(found.values())
+
+    def _event(
+        self, run: str, event: str, problem_hash: str, name: str, payload: Mapping[str, Any]
+    ) -> None:
+        self.ledger.append_writing_run(
+            run,
+            event,
+            problem_hash=problem_hash,
+            name=name,
+            payload=payload,
+            fingerprint=self._here,
+        )
+
+
+def _read(payloads: list[dict[str, Any]]) -> list[WrittenAnswer]:
+    return [msgspec.convert(payload, WrittenAnswer) for payload in payloads]

@@ -1,0 +1,184 @@
+"""Levers of the step's code: torch.compile, precision, the optimizer and torch's libraries."""
+
+from ratchet.optimize.levers.base import Lever, Situation, only_rocm
+
+HIPBLASLT_TARGETS = ("gfx90a", "gfx942", "gfx950", "gfx1200", "gfx1201")
+"""Architectures on which torch prefers hipBLASLt (gfx12 since ROCm 6.3, gfx950 since ROCm 6.5).
+
+See `_hipblaslt_preferred_default` in aten/src/ATen/Context.h (github.com/ROCm/pytorch/pull/2053).
+"""
+AOTRITON_TARGETS = ("gfx90a", "gfx942", "gfx950")
+"""Instinct GPUs, which run AOTriton's kernels by default.
+
+On other GPUs torch asks AOTriton if the architecture is experimental, and then requires the
+variable (sdp_utils.cpp).
+"""
+
+
+def _has_masters(situation: Situation) -> str | None:
+    if not situation.optimizer_is_adamw:
+        return "the optimizer is not torch's AdamW, the only one that supports fp32 masters"
+    if situation.written.precision == "bf16_master":
+        return "the step already uses bf16 weights"
+    return situation.bf16_is_slow
+
+
+def _is_fp32(situation: Situation) -> str | None:
+    if situation.written.precision != "fp32":
+        return f"the step is already written in {situation.written.precision}"
+    return situation.bf16_is_slow
+
+
+def _has_fp32_products(situation: Situation) -> str | None:
+    if situation.device_kind == "cpu" and situation.isa not in ("amx", "avx512_bf16"):
+        return "this CPU has no bf16 matrix instructions"
+    if situation.written.precision != "fp32":
+        return "the step's matrix products are not in fp32"
+    return None
+
+
+def _is_adamw(situation: Situation) -> str | None:
+    return None if situation.optimizer_is_adamw else "the optimizer is not torch's AdamW"
+
+
+def _has_attention(situation: Situation) -> str | None:
+    return None if situation.has_attention else "no scaled_dot_product_attention in the step"
+
+
+def _may_use_aotriton(situation: Situation) -> str | None:
+    reason = only_rocm(situation) or _has_attention(situation)
+    if reason is None and situation.isa in AOTRITON_TARGETS:
+        return f"torch already uses AOTriton's attention on {situation.isa}"
+    return reason
+
+
+def _may_use_hipblaslt(situation: Situation) -> str | None:
+    reason = only_rocm(situation)
+    if reason is None and situation.isa in HIPBLASLT_TARGETS:
+        return f"torch already prefers hipBLASLt on {situation.isa}"
+    return reason
+
+
+COMPILE = Lever(
+    field="compile_mode",
+    value="default",
+    name="compile",
+    summary="torch.compile over the model and its loss, default mode",
+    expected="element-wise chains are fused, which removes most of an eager step's memory traffic",
+    source="PyTorch documentation, torch.compile",
+    acts_on=("step",),
+)
+COMPILE_MAX_AUTOTUNE = Lever(
+    field="compile_mode",
+    value="max-autotune",
+    name="compile-max-autotune",
+    summary="torch.compile in max-autotune mode: its own GEMM templates beside the library's",
+    expected="faster matrix products for odd shapes; a much longer compile",
+    source="PyTorch documentation, torch.compile modes; inductor's CppGemmTemplate on CPU",
+    default=False,
+    acts_on=("matmul", "convolution", "overhead"),
+)
+BF16_WEIGHTS = Lever(
+    field="precision",
+    value="bf16_master",
+    name="bf16-weights",
+    summary="weights in bf16, fp32 masters beside the optimizer's moments",
+    expected="no casts of every weight, which autocast does twice a step",
+    source="Micikevicius et al. 2018 (Mixed Precision Training), section 3.1: fp32 master copy",
+    changes_arithmetic=True,
+    applies=_has_masters,
+    acts_on=("step",),
+)
+BF16_AUTOCAST = Lever(
+    field="precision",
+    value="bf16_autocast",
+    name="bf16-autocast",
+    summary="torch.autocast(bfloat16) around the forward",
+    expected="matrix products at the bf16 rate of the device",
+    source="PyTorch documentation, Automatic Mixed Precision; Kalamkar et al. 2019 (BF16 training)",
+    changes_arithmetic=True,
+    applies=_is_fp32,
+    default=False,
+    acts_on=("step",),
+)
+MATMUL_PRECISION = Lever(
+    field="matmul_precision",
+    value="medium",
+    name="matmul-precision",
+    summary='torch.set_float32_matmul_precision("medium")',
+    expected="fp32 matrix products computed through bf16 (TF32 on NVIDIA)",
+    source="PyTorch documentation, torch.set_float32_matmul_precision",
+    changes_arithmetic=True,
+    applies=_has_fp32_products,
+    default=False,
+    acts_on=("matmul", "convolution"),
+)
+FUSED_OPTIMIZER = Lever(
+    field="optimizer",
+    value="fused",
+    name="fused-optimizer",
+    summary="AdamW(fused=True)",
+    expected="the update's memory traffic falls to one read and one write of each state",
+    source="PyTorch documentation, torch.optim.AdamW(fused=)",
+    applies=_is_adamw,
+    default=False,
+    acts_on=("optimizer",),
+)
+FOREACH_OPTIMIZER = Lever(
+    field="optimizer",
+    value="foreach",
+    name="foreach-optimizer",
+    summary="AdamW(foreach=True)",
+    expected="fewer kernel launches on a GPU; little effect on a CPU",
+    source="PyTorch documentation, torch.optim.AdamW(foreach=)",
+    applies=_is_adamw,
+    default=False,
+    acts_on=("optimizer",),
+)
+ATTENTION_MATH = Lever(
+    field="attention",
+    value="math",
+    name="attention-math",
+    summary="scaled_dot_product_attention through its math backend",
+    expected="on a CPU with short sequences plain matrix products can beat the flash backend",
+    source="PyTorch documentation, torch.nn.attention.sdpa_kernel",
+    applies=_has_attention,
+    default=False,
+    acts_on=("attention",),
+)
+AOTRITON = Lever(
+    field="aotriton_experimental",
+    value=True,
+    name="aotriton-attention",
+    summary="TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1: AOTriton behind torch's attention",
+    expected="flash attention in place of the math backend, which writes all scores; less memory",
+    source="PyTorch source, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, "
+    "check_flash_attention_hardware_support; github.com/pytorch/pytorch/pull/134498",
+    applies=_may_use_aotriton,
+    default=False,
+    acts_on=("attention",),
+)
+HIPBLASLT = Lever(
+    field="matmul_library",
+    value="hipblaslt",
+    name="hipblaslt",
+    summary="TORCH_BLAS_PREFER_HIPBLASLT=1: matrix products by hipBLASLt instead of rocBLAS",
+    expected="other kernels for the same products; the faster library depends on the shapes",
+    source="PyTorch documentation, torch.backends.cuda.preferred_blas_library; PyTorch source, "
+    "aten/src/ATen/Context.h",
+    applies=_may_use_hipblaslt,
+    default=False,
+    acts_on=("matmul",),
+)
+TUNABLEOP = Lever(
+    field="matmul_library",
+    value="tunableop",
+    name="tunableop",
+    summary="PYTORCH_TUNABLEOP_ENABLED=1: every algorithm of rocBLAS and hipBLASLt timed per shape",
+    expected="a better algorithm for shapes that the libraries' heuristics miss; a long first step",
+    source="PyTorch documentation, torch.cuda.tunable; AMD ROCm blogs, Accelerating models on ROCm "
+    "using PyTorch TunableOp",
+    applies=only_rocm,
+    default=False,
+    acts_on=("matmul",),
+)

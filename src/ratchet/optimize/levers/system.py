@@ -1,0 +1,149 @@
+"""Levers of the process: memory, threads and cores."""
+
+import platform
+from pathlib import Path
+
+from ratchet.optimize.levers.base import Lever, Situation, only_cpu
+from ratchet.optimize.step.allocators import find_library
+
+SHORT = 0.8
+"""Share of the device's memory above which a step counts as short of memory."""
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def _has_glibc(situation: Situation) -> str | None:
+    if reason := only_cpu(situation):
+        return reason
+    return None if platform.libc_ver()[0] == "glibc" else "the C library is not glibc"
+
+
+def _has_jemalloc(situation: Situation) -> str | None:
+    return only_cpu(situation) or _is_installed("jemalloc")
+
+
+def _has_tcmalloc(situation: Situation) -> str | None:
+    return only_cpu(situation) or _is_installed("tcmalloc")
+
+
+def _is_installed(name: str) -> str | None:
+    return None if find_library(name) else f"lib{name} is not installed"
+
+
+def _may_have_huge_pages(situation: Situation) -> str | None:
+    if reason := only_cpu(situation):
+        return reason
+    try:
+        setting = _HUGE_PAGES.read_text()
+    except OSError:
+        return "the kernel has no transparent huge pages"
+    if "[never]" in setting:
+        return "transparent huge pages are switched off in the kernel"
+    if "[always]" in setting:
+        return "transparent huge pages are already on for every process"
+    return None
+
+
+def _has_idle_cores(situation: Situation) -> str | None:
+    if reason := only_cpu(situation):
+        return reason
+    if situation.cores < 2:
+        return "there is only one core"
+    if situation.written.threads in (None, situation.cores):
+        return f"the step already uses all {situation.cores} cores"
+    return None
+
+
+def _memory_is_short(situation: Situation) -> str | None:
+    if situation.written.checkpointing != "none":
+        return "the step already checkpoints its activations"
+    if situation.peak_memory_bytes < SHORT * situation.memory_bytes:
+        share = situation.peak_memory_bytes / max(situation.memory_bytes, 1)
+        return (
+            f"memory is not short ({share:.0%} of the device's is used), and recomputing costs time"
+        )
+    return None
+
+
+MALLOPT = Lever(
+    field="allocator",
+    value="mallopt",
+    name="allocator-mallopt",
+    summary="mallopt: large blocks stay in the heap instead of going back to the kernel",
+    expected="fresh 64 MB outputs cost their page faults once, not each step (67 ms against 23)",
+    source="mallopt(3), M_MMAP_MAX and M_TRIM_THRESHOLD; measured on two AVX-512 cores",
+    applies=_has_glibc,
+    acts_on=("system",),
+)
+JEMALLOC = Lever(
+    field="allocator",
+    value="jemalloc",
+    name="allocator-jemalloc",
+    summary="jemalloc preloaded",
+    expected="blocks are reused instead of going back to the kernel",
+    source="PyTorch documentation, Performance Tuning Guide, memory allocators",
+    applies=_has_jemalloc,
+    default=False,
+    acts_on=("system",),
+)
+TCMALLOC = Lever(
+    field="allocator",
+    value="tcmalloc",
+    name="allocator-tcmalloc",
+    summary="tcmalloc preloaded",
+    expected="blocks are reused instead of going back to the kernel",
+    source="PyTorch documentation, Performance Tuning Guide, memory allocators",
+    applies=_has_tcmalloc,
+    default=False,
+    acts_on=("system",),
+)
+HUGE_PAGES = Lever(
+    field="huge_pages",
+    value=True,
+    name="huge-pages",
+    summary="madvise(MADV_HUGEPAGE) for tensors of 2 MiB and more (THP_MEM_ALLOC_ENABLE=1)",
+    expected="one page fault and one TLB entry for 2 MiB instead of 4 KiB",
+    source="PyTorch source, c10/core/impl/alloc_cpu.cpp; Linux admin guide, transhuge",
+    applies=_may_have_huge_pages,
+    acts_on=("system",),
+)
+PREALLOCATE = Lever(
+    field="preallocate",
+    value=True,
+    name="preallocate",
+    summary="gradient buffers are zeroed in place instead of freed",
+    expected="no page faults for fresh gradients; backward reads them once more",
+    source="PyTorch documentation, Optimizer.zero_grad(set_to_none=)",
+    applies=only_cpu,
+    default=False,
+    acts_on=("system",),
+)
+THREADS = Lever(
+    field="threads",
+    value=lambda situation: situation.cores,
+    name="threads",
+    summary="one thread on each core available to this process",
+    expected="all cores are used where the script used fewer",
+    source="PyTorch documentation, CPU threading and TorchScript inference",
+    applies=_has_idle_cores,
+    acts_on=("step",),
+)
+AFFINITY = Lever(
+    field="affinity",
+    value=True,
+    name="affinity",
+    summary="OpenMP threads bound to cores (OMP_PROC_BIND=close, OMP_PLACES=cores)",
+    expected="no migrations; caches stay warm. On a shared machine it can cost time",
+    source="PyTorch documentation, Performance Tuning Guide, CPU specific optimizations",
+    applies=only_cpu,
+    default=False,
+)
+CHECKPOINTING = Lever(
+    field="checkpointing",
+    value="selective",
+    name="activation-checkpointing",
+    summary="matrix products saved, everything else recomputed during backward",
+    expected="a fraction of the activation memory for a few percent of time",
+    source="Chen et al. 2016 (sublinear memory cost); Korthikanti et al. 2022 (selective)",
+    applies=_memory_is_short,
+    default=False,
+)

@@ -1,0 +1,108 @@
+"""Random programs over the generator's ops: scalars[0] is a seed, scalars[1] their number."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+UNARY: tuple[Callable[[Tensor], Tensor], ...] = (
+    torch.tanh,
+    torch.sigmoid,
+    torch.erf,
+    torch.sin,
+    torch.cos,
+    lambda x: torch.exp(-x.abs()),
+    lambda x: torch.log1p(x.abs()),
+    lambda x: (x.square() + 0.5).sqrt(),
+    lambda x: (x.square() + 0.5).rsqrt(),
+    torch.relu,
+    torch.nn.functional.silu,
+    torch.nn.functional.gelu,
+    torch.nn.functional.softplus,
+    lambda x: x.clamp(-0.75, 1.25),
+    lambda x: -x,
+)
+BINARY: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
+    torch.add,
+    torch.sub,
+    torch.mul,
+    torch.maximum,
+    torch.minimum,
+    lambda x, y: torch.where(x > y, x, 0.5 * y),
+    lambda x, y: x / (y.abs() + 1.0),
+)
+ROWS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda x: x - x.mean(-1, keepdim=True),
+    lambda x: torch.softmax(x, -1),
+    lambda x: torch.log_softmax(x, -1),
+    lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 0.1),
+    lambda x: x / (1.0 + x.abs().amax(-1, keepdim=True)),
+    lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:], eps=0.1),
+    lambda x: x - x.mean(0, keepdim=True),
+    lambda x: x + x.square().mean().sqrt(),
+    lambda x: x.cumsum(-1) / x.shape[-1],
+    lambda x: x.flip(-1),
+    lambda x: torch.cat((x[..., 1:], x[..., :1]), dim=-1),
+    lambda x: torch.nn.functional.pad(x, (1, 0))[..., :-1],
+    lambda x: x.flatten().reshape(x.shape) * 0.5,
+    lambda x: x + x[0],
+    lambda x: x.tril(),
+)
+ENDS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda x: x,
+    lambda x: x.sum(-1),
+    lambda x: x.sum(0),
+    lambda x: x.amax(-1),
+    lambda x: x.mean((-1, -2)),
+    lambda x: torch.logsumexp(x, -1),
+    lambda x: x.transpose(-1, -2).contiguous(),
+    lambda x: torch.var(x, -1, correction=0),
+)
+
+
+def programs(x: Tensor, y: Tensor, row: Tensor, scalars: Sequence[float]) -> tuple[Tensor, ...]:
+    """Return the outputs of scalars[1] programs on x, y: [R, C] and row: [C].
+
+    One more output reads all of them: no input may be without effect.
+    """
+    source = random.Random(int(scalars[0]))
+    drawn = (_program(x, y, row, source) for _ in range(int(scalars[1])))
+    return (*drawn, x + y * row)
+
+
+def windows(
+    x: Tensor, weight: Tensor, grad: Tensor, scalars: Sequence[float]
+) -> tuple[Tensor, ...]:
+    """Return windows in steps over x: [B, C, S, S]; weight: [C, C, 3, 3]; grad: [B, C, T, T]."""
+    most, places = F.max_pool2d(x, 3, 2, 1, return_indices=True)
+    gradients = torch.ops.aten.convolution_backward(
+        grad, x, weight, None, [2, 2], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
+    )
+    return (
+        most,
+        places,
+        F.avg_pool2d(x, 2),
+        F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+        F.conv2d(x, weight, stride=2, padding=1),
+        F.conv_transpose2d(grad, weight, stride=2, padding=1),
+        gradients[0],
+        gradients[1],
+    )
+
+
+def _program(x: Tensor, y: Tensor, row: Tensor, source: random.Random) -> Tensor:
+    values = [x, y, row + torch.zeros_like(x)]
+    for _ in range(source.randint(2, 6)):
+        kind = source.random()
+        if kind < 0.35:
+            made = source.choice(UNARY)(source.choice(values))
+        elif kind < 0.65:
+            made = source.choice(BINARY)(source.choice(values), source.choice(values))
+        else:
+            made = source.choice(ROWS)(source.choice(values))
+        values.append(made)
+    return source.choice(ENDS)(values[-1] + 0.25 * x)

@@ -1,0 +1,92 @@
+"""Generated kernels before the judge: problems of the suite, and random programs."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from answers import PatientJudge, assert_right
+from random_graphs import programs, windows
+
+from ratchet.authors.generator import space_for
+from ratchet.judge.trial.kernel_trial import KernelJudge
+from ratchet.kernels.case import Case, TensorSpec
+from ratchet.kernels.problem import Problem
+from ratchet.kernels.suites import find_problem
+
+pytestmark = pytest.mark.compiler
+EVERYTHING = os.environ.get("RATCHET_TEST") == "all"
+TOGETHER = 10
+"""Programs in one kernel, which is compiled and judged at once."""
+BATCHES = 500 // TOGETHER if EVERYTHING else 2
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[KernelJudge]:
+    with PatientJudge() as kept:
+        yield kept
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        ("layer_norm_backward", 0),
+        ("softmax", 1),
+        ("gelu", 2),
+        ("cross_entropy_backward", 3),
+        ("rms_norm_backward", 4),
+        ("adamw_step", 5),
+    ],
+)
+def test_a_drawn_kernel_is_right(judge: KernelJudge, name: str, seed: int) -> None:
+    problem = find_problem(name).at("ci")
+    space = space_for(problem)
+    assert_right(judge.judge(space.kernel(space.draw(random.Random(seed))), problem.untimed()))
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_random_programs_are_right(judge: KernelJudge, batch: int) -> None:
+    problem = random_problem(batch)
+    space = space_for(problem)
+    assert_right(judge.judge(space.kernel(space.draw(random.Random(batch))), problem.untimed()))
+
+
+def test_windows_are_right(judge: KernelJudge) -> None:
+    problem = Problem(
+        name="windows",
+        reference=f"{windows.__module__}:{windows.__name__}",
+        cases=(_images("seen", 2, 4, 13), replace(_images("other", 3, 2, 9), hidden=True)),
+    )
+    space = space_for(problem)
+    assert_right(judge.judge(space.kernel(space.first()[0]), problem.untimed()))
+
+
+def _images(name: str, batch: int, channels: int, side: int) -> Case:
+    shapes = (
+        (batch, channels, side, side),
+        (channels, channels, 3, 3),
+        (batch, channels, (side + 1) // 2, (side + 1) // 2),
+    )
+    inputs = tuple(TensorSpec(shape=shape, dtype="float32") for shape in shapes)
+    return Case(name=name, inputs=inputs, timed=name == "seen")
+
+
+def random_problem(seed: int) -> Problem:
+    """Return TOGETHER programs as one problem; hidden cases have other sizes and layouts."""
+    scalars = (float(seed), float(TOGETHER))
+
+    def specs(rows: int, width: int, layout: str) -> tuple[TensorSpec, ...]:
+        both = TensorSpec(shape=(rows, width), dtype="float32", layout=layout)
+        return (both, both, TensorSpec(shape=(width,), dtype="float32"))
+
+    cases = (
+        Case(name="seen", inputs=specs(24, 40, "contiguous"), scalars=scalars, timed=True),
+        Case(name="ragged", inputs=specs(13, 29, "contiguous"), scalars=scalars, hidden=True),
+        Case(name="gaps", inputs=specs(7, 18, "strided"), scalars=scalars, hidden=True),
+        Case(name="turned", inputs=specs(9, 33, "transposed"), scalars=scalars, hidden=True),
+    )
+    name = f"{programs.__module__}:{programs.__name__}"
+    return Problem(name="programs", reference=name, cases=cases)

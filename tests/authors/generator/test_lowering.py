@@ -1,0 +1,195 @@
+"""From references to forms and stages."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ratchet.authors.generator.form import LoopForm, Map, Scatter, Source, UnsupportedOp
+from ratchet.authors.generator.form_json import form_as_json, form_from_json
+from ratchet.authors.generator.forms import forms_of
+from ratchet.authors.generator.fusion import Alone, LoopNest, planned
+from ratchet.authors.generator.lower import lower
+from ratchet.authors.generator.schedule import read
+from ratchet.authors.generator.source import source_of
+from ratchet.errors import KernelError
+from ratchet.kernels.case import Case, TensorSpec
+from ratchet.kernels.problem import Problem
+from ratchet.kernels.problem_file import load_problem
+from ratchet.kernels.suites import find_problem
+
+Scalars = Sequence[float]
+
+
+def spectrum(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    return (torch.fft.rfft(x).real,)
+
+
+def doubled_or_halved(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    return (x * 2 if scalars[0] else x / 2,)
+
+
+def halves(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    first, second = x.reshape(x.shape[0], 2, -1).unbind(1)
+    return (first * second,)
+
+
+def in_place(total: Tensor, x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    total[: x.shape[0]] += x
+    return (total,)
+
+
+def form_of(name: str) -> LoopForm:
+    return forms_of(find_problem(name).at("ci"))[0]
+
+
+def own_problem(
+    name: str, *specs: TensorSpec, scalars: Sequence[tuple[float, ...]] = ((),)
+) -> Problem:
+    cases = tuple(
+        Case(name=str(place), inputs=specs, scalars=one, timed=True)
+        for place, one in enumerate(scalars)
+    )
+    return Problem(name=name, reference=f"{__name__}:{name}", cases=cases)
+
+
+def real(*shape: int) -> TensorSpec:
+    return TensorSpec(shape=shape, dtype="float32")
+
+
+def test_an_activation_is_one_loop() -> None:
+    stages = planned(form_of("gelu")).stages
+    assert len(stages) == 1
+    assert isinstance(stages[0], LoopNest)
+    assert list(stages[0].members.values()) == ["element"]
+
+
+def test_reductions_over_rows_and_columns_share_a_loop_with_what_uses_them() -> None:
+    (nest,) = planned(form_of("layer_norm_backward")).stages
+    assert isinstance(nest, LoopNest)
+    roles = list(nest.members.values())
+    assert roles.count("row fold") == 4
+    assert roles.count("column fold") == 2
+    assert roles.count("element") == 1
+
+
+def test_without_fusion_every_node_has_its_own_loop() -> None:
+    form = form_of("layer_norm_backward")
+    assert len(planned(form, fuse=False).stages) == 7
+
+
+def test_sizes_are_names() -> None:
+    (tensor,) = form_of("softmax").inputs
+    assert all(size.constant is None for size in tensor.shape)
+    assert tensor.shape[0] != tensor.shape[1]
+
+
+def test_an_even_size_is_twice_a_name() -> None:
+    form = lower(own_problem("halves", real(4, 8)), own_problem("halves", real(4, 8)).cases[0])
+    assert form.outputs[0].shape[1] * 2 == form.inputs[0].shape[1]
+
+
+def test_scalars_give_a_form_each() -> None:
+    problem = own_problem("doubled_or_halved", real(3, 5), scalars=((1.0,), (0.0,)))
+    one, other = forms_of(problem)
+    assert [type(form.outputs[0]) for form in (one, other)] == [Map, Map]
+    assert one.outputs[0].op != other.outputs[0].op  # type: ignore[attr-defined]
+    assert (one.scalars, other.scalars) == ((1.0,), (0.0,))
+
+
+def test_a_tensor_changed_in_place_comes_back_in_its_slot() -> None:
+    spec = TensorSpec(shape=(6, 5), dtype="float32", in_place=True)
+    problem = own_problem("in_place", spec, real(4, 5))
+    assert forms_of(problem)[0].slots == (0,)
+
+
+def test_a_table_s_gradient_is_a_scatter() -> None:
+    form = form_of("embedding_gradient")
+    assert any(isinstance(node, Scatter) for node in form.nodes())
+    assert isinstance(planned(form).stages[-1], Alone)
+
+
+def test_an_op_outside_the_list_is_named() -> None:
+    with pytest.raises(UnsupportedOp, match="fft"):
+        forms_of(own_problem("spectrum", real(4, 8)))
+
+
+FILE = """
+import os
+import torch
+
+os.environ["RATCHET_TEST_WAS_HERE"] = "1"
+
+
+def reference(x, scalars):
+    return (torch.softmax(x * scalars[0], -1),)
+"""
+
+
+def test_a_problem_s_file_is_traced_in_another_process() -> None:
+    case = Case(name="one", inputs=(real(4, 8),), scalars=(2.0,), timed=True)
+    problem = Problem(name="scaled", reference="reference", cases=(case,), text=FILE)
+    (form,) = forms_of(problem)
+    assert "RATCHET_TEST_WAS_HERE" not in os.environ
+    assert len(planned(form).stages) == 1
+
+
+def test_the_op_that_stops_a_file_is_named() -> None:
+    text = FILE.replace("torch.softmax(x * scalars[0], -1)", "torch.linalg.det(x)")
+    case = Case(name="one", inputs=(real(4, 4),), scalars=(2.0,), timed=True)
+    problem = Problem(name="scaled", reference="reference", cases=(case,), text=text)
+    with pytest.raises(UnsupportedOp, match="linalg"):
+        forms_of(problem)
+
+
+MODEL = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x):
+        return self.norm(x)
+
+
+def get_inputs():
+    return [torch.rand(16, 64)]
+
+
+def get_init_inputs():
+    return [64]
+"""
+
+
+def test_a_model_s_parameters_are_inputs(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(MODEL)
+    (form,) = forms_of(load_problem(file))
+    read_inputs = {node.place for node in form.nodes() if isinstance(node, Source)}
+    assert read_inputs == {0, 1, 2}
+
+
+@pytest.mark.parametrize("name", ["adamw_step", "permute_tokens", "conv_bias_relu", "embedding"])
+def test_a_form_comes_back_from_json(name: str) -> None:
+    form = form_of(name)
+    document = json.loads(json.dumps(form_as_json(form)))
+    again = form_from_json(document)
+    assert form_as_json(again) == document
+    assert source_of([again], read(()), name) == source_of([form], read(()), name)
+
+
+def test_a_name_that_is_code_is_refused() -> None:
+    document = form_as_json(form_of("gelu"))
+    document["inputs"][0][1][0][0][0][0][1] = "s0; system()"
+    with pytest.raises(KernelError, match="no name"):
+        form_from_json(document)

@@ -1,0 +1,275 @@
+"""A writing run and the ledger: answers as they come, resuming, Ctrl-C, kernels found again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import needs_judge
+from made_up_space import MadeUpCourt, MadeUpSpace, made_up_problem
+
+from ratchet import __version__
+from ratchet.authors import roster, write
+from ratchet.authors.author import Author, Progress, Proposal
+from ratchet.authors.result import WritingRequest, WritingResult
+from ratchet.authors.roster import Setting
+from ratchet.authors.run import RunEvent
+from ratchet.authors.search.author import SearchAuthor
+from ratchet.authors.shares import Asked, write_all
+from ratchet.errors import KernelError, LedgerError, RatchetError
+from ratchet.judge.revision import revision
+from ratchet.kernels.problem import Problem
+from ratchet.kernels.suites import find_problem
+from ratchet.ledger.verdicts import RecordedJudge
+from ratchet.ledger.writing import WritingBook
+
+REQUEST = WritingRequest(budget_s=60.0, candidates=32, authors=("search",), seed=3)
+
+
+class Killed(BaseException):
+    """Ends a run as a kill does: nothing is noted after it."""
+
+
+@pytest.fixture
+def judge(tmp_path: Path) -> Any:
+    with RecordedJudge(str(tmp_path / "ledger.db")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def made_up(judge: RecordedJudge, monkeypatch: pytest.MonkeyPatch) -> MadeUpCourt:
+    """All problems are made up, and judged on a simulated machine."""
+    court = MadeUpCourt(MadeUpSpace(), monkeypatch, seed=1)
+    given = court.judge
+
+    def keep(kernel: Any, problem: Any, terms: Any) -> Any:
+        """Keep the verdict, as the real court does."""
+        judged = given(kernel, problem, terms)
+        verdict = judged.verdict | {"environment": {"judge": revision()}}
+        trial = {"judged_at": judged.judged_at, "ratchet": __version__, **asdict(terms)}
+        judge.ledger.record_verdict({**verdict, "trial": trial}, fingerprint=judge.fingerprint)
+        return judged
+
+    monkeypatch.setattr(court, "judge", keep)
+    monkeypatch.setattr(write, "RecordedCourt", lambda judge: court)
+
+    def make(name: str, setting: Setting) -> list[Author]:
+        return [SearchAuthor(court.space, seed=setting.request.seed)]
+
+    monkeypatch.setattr(roster, "_make", make)
+    return court
+
+
+def book(judge: RecordedJudge) -> WritingBook:
+    return WritingBook(judge.ledger, judge.fingerprint)
+
+
+def stop_after(events: int, error: type[BaseException]) -> Callable[[RunEvent, Any], None]:
+    left = [events]
+
+    def follow(event: RunEvent, result: Any) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise error
+
+    return follow
+
+
+def test_a_run_ends_with_a_confirmed_kernel_and_all_answers_in_the_ledger(
+    made_up: MadeUpCourt, judge: RecordedJudge
+) -> None:
+    result = write.write(made_up_problem(), REQUEST, judge=judge)
+    assert result.status == "proven" and result.best is not None
+    assert not result.running and result.stopped == "candidates"
+    assert result.screened == 32 and result.judged == 1
+    kept = book(judge).answers(result.run)
+    assert len(kept) == len(result.rows)
+    assert [one.stage for one in kept].count("judged") == 1
+    assert {one.kernel_hash for one in kept if one.features} == {one.kernel_hash for one in kept}
+    assert book(judge).kernel(result.best.kernel_hash).source == result.best.source
+    assert book(judge).run(result.run[:8]).ended == "finished"
+    assert result.best.kernel_hash in result.sources
+
+
+def test_a_killed_run_is_resumed_and_judges_nothing_twice(
+    made_up: MadeUpCourt, judge: RecordedJudge
+) -> None:
+    with pytest.raises(Killed):
+        write.write(made_up_problem(), REQUEST, judge=judge, follow=stop_after(7, Killed))
+    before = list(made_up.screened)
+    assert 0 < len(before) < 32
+    resume = WritingRequest(budget_s=60.0, candidates=32, authors=("search",), resume=True)
+    result = write.write(made_up_problem(), resume, judge=judge)
+    assert result.status == "proven" and result.screened == 32
+    kept = book(judge).answers(result.run)
+    places = [(one.kernel_hash, one.stage, one.rung) for one in kept]
+    assert len(places) == len(set(places))
+    assert {one.kernel_hash for one in kept[: len(before)]} <= set(before)
+
+
+def test_a_run_killed_in_its_verdict_confirms_when_it_is_resumed(
+    made_up: MadeUpCourt, judge: RecordedJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: Any) -> Any:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(made_up, "judge", die)
+        write.write(made_up_problem(), REQUEST, judge=judge)
+    screened = len(made_up.screened)
+    resume = WritingRequest(budget_s=60.0, candidates=32, authors=("search",), resume=True)
+    result = write.write(made_up_problem(), resume, judge=judge)
+    assert result.status == "proven"
+    assert len(made_up.screened) == screened
+
+
+def test_ctrl_c_ends_with_what_is_known(made_up: MadeUpCourt, judge: RecordedJudge) -> None:
+    follow = stop_after(7, KeyboardInterrupt)
+    result = write.write(made_up_problem(), REQUEST, judge=judge, follow=follow)
+    assert result.stopped == "interrupted" and result.best is None and result.status == "none"
+    assert 0 < result.screened < 32
+    assert book(judge).run(result.run).ended == "interrupted"
+    found = book(judge).unfinished(result.problem_hash, judge=revision())
+    assert found is not None and found.run == result.run
+
+
+def test_without_an_unfinished_run_there_is_nothing_to_resume(
+    made_up: MadeUpCourt, judge: RecordedJudge
+) -> None:
+    resume = WritingRequest(resume=True)
+    with pytest.raises(LedgerError, match="no unfinished run on 'made_up'"):
+        write.write(made_up_problem(), resume, judge=judge)
+    write.write(made_up_problem(), REQUEST, judge=judge)
+    with pytest.raises(LedgerError, match="leave --resume out"):
+        write.write(made_up_problem(), resume, judge=judge)
+
+
+def test_a_proven_kernel_is_found_again_unless_the_budget_is_larger(
+    made_up: MadeUpCourt, judge: RecordedJudge
+) -> None:
+    first = write.write(made_up_problem(), REQUEST, judge=judge)
+    assert first.best is not None
+    screened = len(made_up.screened)
+    again = write.write(made_up_problem(), REQUEST, judge=judge)
+    assert again.stopped == "recalled" and again.status == "proven"
+    assert again.best is not None and again.best.kernel_hash == first.best.kernel_hash
+    assert len(made_up.screened) == screened
+
+    larger = WritingRequest(budget_s=120.0, candidates=16, authors=("search",))
+    more = write.write(made_up_problem(), larger, judge=judge)
+    assert more.stopped == "candidates"
+    assert more.rows[0].author == "ledger" and more.rows[0].kernel_hash == first.best.kernel_hash
+
+    fresh = WritingRequest(candidates=16, authors=("search",), reuse="never")
+    anew = write.write(made_up_problem(), fresh, judge=judge)
+    assert all(row.author == "search" for row in anew.rows)
+
+
+def test_an_author_that_cannot_write_for_a_problem_is_told(
+    made_up: MadeUpCourt, judge: RecordedJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        name = "agent"
+
+        def propose(self, progress: Progress, count: int) -> list[Proposal]:
+            raise RatchetError("the endpoint is down: start it")
+
+    def make(name: str, setting: Setting) -> list[Author]:
+        if name == "compiler":
+            raise KernelError("no kernel for aten.fft: leave the problem to others")
+        return [Broken()] if name == "agent" else [SearchAuthor(made_up.space)]
+
+    monkeypatch.setattr(roster, "_make", make)
+    request = WritingRequest(candidates=16, authors=("compiler", "search", "agent"))
+    result = write.write(made_up_problem(), request, judge=judge)
+    notes = {one.name: one.note for one in result.authors}
+    assert "aten.fft" in notes["compiler"] and "endpoint is down" in notes["agent"]
+    assert result.screened == 16
+
+
+def test_an_author_that_repeats_itself_ends_the_run(
+    made_up: MadeUpCourt, judge: RecordedJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Parrot:
+        name = "agent"
+
+        def propose(self, progress: Progress, count: int) -> list[Proposal]:
+            kernel = made_up.space.kernel(made_up.space.first()[0])
+            return [Proposal(kernel=kernel, author=self.name, schedule=kernel.schedule)]
+
+    monkeypatch.setattr(roster, "_make", lambda name, setting: [Parrot()])
+    result = write.write(made_up_problem(), WritingRequest(authors=("agent",)), judge=judge)
+    assert result.stopped == "no more proposals" and result.screened == 1
+
+
+def test_only_the_wanted_language_is_screened(made_up: MadeUpCourt, judge: RecordedJudge) -> None:
+    request = WritingRequest(authors=("search",), language="triton")
+    result = write.write(made_up_problem(), request, judge=judge)
+    assert result.stopped == "no more proposals" and result.screened == 0
+    assert result.status == "none" and result.best is None
+
+
+def test_a_problem_with_a_fault_is_one_line(judge: RecordedJudge) -> None:
+    problem = Problem(name="bad", reference="file:", cases=(), text="x", fault="it raises")
+    with pytest.raises(RatchetError, match="'bad' cannot be judged: it raises"):
+        write.write(problem, REQUEST, judge=judge)
+
+
+def test_a_workload_s_problems_share_the_budget_by_gain(
+    made_up: MadeUpCourt, judge: RecordedJudge
+) -> None:
+    problems = [made_up_problem(name) for name in ("small", "large", "middle")]
+    asked = [
+        Asked(problem=problem, gain_s=gain)
+        for problem, gain in zip(problems, (1e-3, 8e-3, 3e-3), strict=True)
+    ]
+    done: list[WritingResult] = []
+    request = WritingRequest(budget_s=240.0, candidates=16, authors=("search",))
+
+    def all_of_it() -> Any:
+        return write_all(
+            "made-up",
+            asked,
+            request,
+            judge=judge,
+            follow=lambda problem: lambda event, result: None,
+            done=done.append,
+        )
+
+    first = all_of_it()
+    assert [row.problem for row in first.rows] == ["large", "middle", "small"]
+    budgets = [one.budget_s for one in done]
+    assert budgets[0] == pytest.approx(240 * 8 / 12, rel=0.05)
+    assert {row.status for row in first.rows} == {"proven"}
+    screened = len(made_up.screened)
+    again = all_of_it()
+    assert all(row.recalled for row in again.rows) and len(made_up.screened) == screened
+
+
+def test_what_does_not_fit_the_budget_is_told(made_up: MadeUpCourt, judge: RecordedJudge) -> None:
+    asked = [Asked(problem=made_up_problem(f"p{i}"), gain_s=1.0) for i in range(3)]
+    found = write_all(
+        "made-up",
+        asked,
+        WritingRequest(budget_s=45.0, candidates=8, authors=("search",)),
+        judge=judge,
+        follow=lambda problem: lambda event, result: None,
+        done=lambda result: None,
+        spent_s=20.0,
+    )
+    assert [row.status for row in found.rows[1:]] == ["not_reached", "not_reached"]
+
+
+@needs_judge
+@pytest.mark.compiler
+def test_the_library_s_kernel_is_screened_and_judged(judge: RecordedJudge) -> None:
+    problem = find_problem("gated_activation_forward").at("ci")
+    request = WritingRequest(budget_s=30.0, authors=("library",), language="cpp")
+    result = write.write(problem, request, judge=judge)
+    assert result.status in ("proven", "correct") and result.best is not None
+    assert result.best.author == "library" and result.screened == 1
+    assert result.stopped in ("no more proposals", "floor")
+    assert [row.stage for row in result.rows][-1] == "judged"

@@ -1,0 +1,296 @@
+"""Regions taken out of workloads: their keys, their problems, their worth."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from answers import assert_right
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import ratchet
+from ratchet.devices.ceilings import Ceilings
+from ratchet.graph.regions.capture import region_report
+from ratchet.graph.regions.cut import Cut, cut_graph
+from ratchet.graph.regions.dims import lie_of
+from ratchet.graph.regions.form import form_of
+from ratchet.graph.regions.problems import header
+from ratchet.graph.regions.region import Region, RegionReport
+from ratchet.graph.regions.trace import TracedGraph, trace
+from ratchet.judge.workers.reference.gate import gate
+from ratchet.kernels.dependence import inert_input
+from ratchet.kernels.problem_file import built_in_kernel, load_problem
+from ratchet.kernels.source_module import run_source
+from ratchet.workloads import load
+from ratchet.workloads.config import StepConfig
+
+CEILINGS = Ceilings(
+    gemm_flops_per_s={"fp32": 1e11, "bf16": 2e11},
+    copy_bytes_per_s={"dram": 1e10},
+    triad_bytes_per_s={"dram": 1e10},
+)
+CONFIG = StepConfig(precision="bf16_autocast")
+FAMILIES = (
+    "llama-tiny",
+    "moe-tiny",
+    pytest.param("gpt2-tiny", marks=pytest.mark.thorough),
+    pytest.param("bert-tiny", marks=pytest.mark.thorough),
+    pytest.param("vit-tiny", marks=pytest.mark.thorough),
+)
+
+
+@cache
+def report_of(name: str) -> RegionReport:
+    """Return a workload's regions; the capture must leave the model as it was."""
+    workload = load(name)
+    before = {key: one.clone() for key, one in workload.model.state_dict().items()}
+    report = region_report(workload, CONFIG, measuring_s=0, ceilings=CEILINGS)
+    assert all(torch.equal(one, before[key]) for key, one in workload.model.state_dict().items())
+    assert all(one.grad is None for one in workload.model.parameters())
+    return report
+
+
+def regions_of(name: str) -> tuple[Region, ...]:
+    return report_of(name).regions
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_has_regions_of_both_passes_and_kinds(family: str) -> None:
+    regions = regions_of(family)
+    found = {(one.direction, one.kind) for one in regions}
+    both = {(way, kind) for way in ("forward", "backward") for kind in ("fused", "product")}
+    assert found == both
+    assert len({one.key for one in regions}) == len(regions)
+    assert all(one.bytes > 0 for one in regions)
+    assert all((one.flops > 0) == (one.kind == "product") for one in regions)
+    assert [one.gain_s for one in regions] == sorted((one.gain_s for one in regions), reverse=True)
+
+
+def test_equal_regions_of_two_layers_are_one() -> None:
+    regions = regions_of("llama-tiny")
+    norms = [one for one in regions if "rsqrt" in one.ops and one.direction == "forward"]
+    assert max(one.count for one in norms) >= 2
+    attention = [one for one in regions if any("attention" in op for op in one.ops)]
+    assert {one.count for one in attention} == {2}
+
+
+def test_another_model_has_the_same_region() -> None:
+    llama = {one.key: one for one in regions_of("llama-tiny")}
+    moe = {one.key: one for one in regions_of("moe-tiny")}
+    common = llama.keys() & moe.keys()
+    assert any("attention" in " ".join(llama[key].ops) for key in common)
+    assert any(llama[key].kind == "fused" for key in common)
+    assert all(llama[key].problem.name == moe[key].problem.name for key in common)
+
+
+@pytest.mark.thorough
+def test_two_captures_give_the_same_keys_and_problems() -> None:
+    again = region_report(load("llama-tiny"), CONFIG, measuring_s=0, ceilings=CEILINGS).regions
+    known = {one.key: one.problem.hash for one in regions_of("llama-tiny")}
+    assert {one.key: one.problem.hash for one in again} == known
+
+
+def test_sites_say_which_module_they_come_from() -> None:
+    where = {one.where for one in regions_of("llama-tiny")}
+    assert any(one.startswith("layers.") for one in where)
+
+
+def test_products_carry_their_epilogues() -> None:
+    regions = regions_of("llama-tiny")
+    gated = [one for one in regions if one.kind == "product" and one.ops.count("mm") == 2]
+    assert any("mul" in one.ops and one.direction == "forward" for one in gated)
+
+
+def test_the_floor_is_the_roofline_of_compulsory_work() -> None:
+    for region in regions_of("llama-tiny"):
+        least = max(region.flops / 2e11, region.bytes / 1e10)
+        most = max(region.flops / 1e11, region.bytes / 1e10)
+        assert least <= region.floor_s * (1 + 1e-9) and region.floor_s <= most * (1 + 1e-9)
+
+
+# Problems
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_trivial_answer_passes_and_every_input_counts(family: str) -> None:
+    for region in regions_of(family):
+        problem = region.problem
+        reference = run_source(problem.text).reference
+        assert gate(problem, reference, random.Random(1)) == [], problem.name
+        assert inert_input(reference, problem.cases, problem.build_inputs) is None, problem.name
+
+
+def test_hidden_cases_have_other_batch_sizes() -> None:
+    regions = regions_of("llama-tiny")
+    for region in regions:
+        timed, *hidden = region.problem.cases
+        assert timed.timed and all(case.hidden and not case.timed for case in hidden)
+    scaled = [one for one in regions if one.problem.cases[1].name == "hidden batch 1"]
+    assert len(scaled) > 0.9 * len(regions)
+    for region in scaled:
+        timed, smallest = region.problem.cases[:2]
+        ratios = {
+            one / other
+            for a, b in zip(timed.inputs, smallest.inputs, strict=True)
+            for one, other in zip(a.shape, b.shape, strict=True)
+        }
+        assert ratios <= {1.0, 8.0} and 8.0 in ratios
+
+
+def test_indices_are_drawn_in_range() -> None:
+    embedding = next(one for one in regions_of("llama-tiny") if one.ops[0] == "embedding")
+    tokens = next(spec for spec in embedding.problem.cases[0].inputs if spec.dtype == "int64")
+    assert tokens.distribution == "integers" and tokens.low == 0
+    assert tokens.high is not None and 1 < tokens.high <= 512
+
+
+def test_a_saved_region_is_a_problem_file(tmp_path: Path) -> None:
+    region = regions_of("llama-tiny")[0]
+    path = tmp_path / "region.py"
+    path.write_text(region.problem.text, encoding="utf-8")
+    assert load_problem(path).hash == region.problem.hash
+
+
+def test_the_judge_takes_a_saved_region(tmp_path: Path) -> None:
+    region = next(
+        one
+        for one in regions_of("llama-tiny")
+        if one.kind == "fused" and one.direction == "backward" and "sum" in one.ops
+    )
+    path = tmp_path / "region.py"
+    path.write_text(region.problem.text, encoding="utf-8")
+    kernel = built_in_kernel(region.problem, "eager")
+    assert_right(ratchet.judge(kernel, path, time_limit_s=120))
+
+
+# The text against the graph
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_region_computes_what_the_graph_computes(family: str) -> None:
+    workload = load(family)
+    values: dict[Node, Tensor] = {}
+    cuts: list[Cut] = []
+
+    def seen(traced: TracedGraph) -> None:
+        found = cut_graph(traced.module.graph)
+        cuts.extend(found)
+        traced.wanted = frozenset(n for cut in found for n in (*cut.inputs, *cut.outputs))
+        traced.look = lambda node, value: values.update({node: value.clone()})
+
+    trace(workload, StepConfig(), workload.batch(0), model=workload.model, seen=seen)
+    assert len(cuts) > 20
+    for cut in cuts:
+        form = form_of(cut, None)
+        reference = run_source(f"{header(form)}\n\n{form.reference}\n").reference
+        got = reference(*(lying(values[one.node]) for one in form.inputs), ())
+        for node, one in zip(form.outputs, got, strict=True):
+            wanted = lying(values[node])
+            assert one.is_contiguous() or one.numel() == 1
+            torch.testing.assert_close(one, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def lying(tensor: Tensor) -> Tensor:
+    lie = lie_of(tuple(tensor.shape), tuple(tensor.stride()))
+    assert lie is not None and lie.is_dense
+    return tensor.permute(lie.order)
+
+
+# Keys
+
+
+def keys_of(function: object, *inputs: Tensor) -> list[str]:
+    graph: Graph = make_fx(function)(*inputs).graph  # type: ignore[operator]
+    return sorted(form_of(cut, None).key for cut in cut_graph(graph))
+
+
+def test_a_key_knows_no_names_and_no_order() -> None:
+    x, y = torch.randn(8, 16), torch.randn(8, 16)
+
+    def one(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        left = x.exp()
+        right = y.sin()
+        return left * right, left.sum(-1)
+
+    def other(y: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        right = y.sin()
+        left = x.exp()
+        total = left.sum(-1)
+        return total, left * right
+
+    assert keys_of(one, x, y) == keys_of(other, y, x)
+    assert len(keys_of(one, x, y)) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.randn(8, 32),
+        torch.randn(16, 8).t(),
+        torch.randn(8, 16, dtype=torch.float64),
+    ],
+    ids=["shape", "strides", "dtype"],
+)
+def test_a_key_knows_shape_strides_and_dtype(other: Tensor) -> None:
+    def function(x: Tensor) -> Tensor:
+        return x.exp().sum(-1)
+
+    assert keys_of(function, torch.randn(8, 16)) != keys_of(function, other)
+
+
+def test_a_region_never_waits_for_itself() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        h = x.exp()
+        return torch.mm(h.sin(), w).cos() + h
+
+    graph = make_fx(function)(torch.randn(4, 4), torch.randn(4, 4)).graph
+    cuts = [cut for cut in cut_graph(graph) if cut.kind == "fused"]
+    assert sorted(len(cut.computing) for cut in cuts) == [2, 2]
+
+
+# What has no region
+
+DYNAMIC = """
+import torch
+from torch import nn
+from ratchet import Workload
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 1)
+
+    def forward(self, x):
+        hidden = torch.relu(self.first(x)).tanh()
+        rows = hidden[hidden[:, 0] > 0]
+        return self.second(rows).exp().mean() + hidden.square().mean()
+
+def make(seed=0):
+    torch.manual_seed(0)
+    return Workload(name="dynamic", model=Model(), loss=lambda model, batch: model(batch),
+                    batch=lambda index: torch.randn(32, 16) + 0.1)
+"""
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's own, at a break
+def test_shapes_that_depend_on_data_are_told_and_the_rest_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "dynamic.py"
+    path.write_text(DYNAMIC)
+    report = region_report(load(f"{path}:make"), StepConfig(), measuring_s=0, ceilings=CEILINGS)
+    assert any("tanh" in one.ops for one in report.regions)
+    assert all(one.problem.cases for one in report.regions)
+
+
+def test_random_numbers_stay_outside() -> None:
+    def function(x: Tensor) -> Tensor:
+        return (torch.rand_like(x) > 0.1).to(x.dtype) * x.exp()
+
+    graph = make_fx(function)(torch.randn(8, 16)).graph
+    (cut,) = (cut for cut in cut_graph(graph) if cut.kind == "fused")
+    assert len(cut.inputs) == 2
+    assert not any("rand" in str(node.target) for node in cut.nodes)

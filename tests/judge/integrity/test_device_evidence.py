@@ -1,0 +1,318 @@
+"""What is made of a GPU's profile and of its clock: streams, graphs, whose kernels, whose word."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from judge_problems import silu  # noqa: F401  the problem below names it
+
+from ratchet.judge.decided import CandidateFault, Decided, Ok
+from ratchet.judge.integrity import device_work
+from ratchet.judge.trial import device_clock
+from ratchet.judge.trial.device_clock import DeviceClock
+from ratchet.judge.trial.timing import plan
+from ratchet.judge.verdict import Evidence
+from ratchet.judge.workers.candidate.device_census import DeviceCensus, DeviceEvent, count
+from ratchet.judge.workers.memory.device import Host
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Problem
+
+TRACES = Path(os.environ.get("RATCHET_TRACES", Path(__file__).parents[4] / "shared" / "traces"))
+ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::MulFunctor<float>>"
+COPY = "void at::native::elementwise_kernel<128, 2, at::native::direct_copy_kernel_cuda>"
+TRITON = """
+import triton
+
+@triton.jit
+def row_norm(x, y):
+    pass
+
+def answer(x, s):
+    return (x,)
+"""
+MARKER = [
+    DeviceEvent(name=name, kind="kernel", stream=7, start_ns=at, duration_ns=1)
+    for at, name in enumerate(("fill", "add"))
+]
+
+
+def kernel_event(name: str, *, at: int, ns: int = 1000, stream: int = 7) -> DeviceEvent:
+    return DeviceEvent(name=name, kind="kernel", stream=stream, start_ns=at, duration_ns=ns)
+
+
+def runtime(name: str) -> DeviceEvent:
+    return DeviceEvent(name=name, kind="cuda_runtime")
+
+
+def own_problem(*libraries: str) -> Problem:
+    asked = Problem(name="x", reference="judge_problems:silu", cases=(), task="own")
+    return replace(asked, libraries=libraries)
+
+
+def kernel(language: str = "torch", source: str = "") -> Kernel:
+    return Kernel(name="x", language=language, source=source, entry="answer")  # type: ignore[arg-type]
+
+
+def told(events: list[DeviceEvent], allocated: tuple[int, ...] = (0, 0, 0)) -> dict[str, Any]:
+    """As it comes out of the channel."""
+    found: dict[str, Any] = json.loads(json.dumps(count([*MARKER, *events], allocated)))
+    return found
+
+
+def test_work_is_counted_by_name_and_the_marker_is_not() -> None:
+    events = [
+        kernel_event("mine", at=100),
+        kernel_event("mine", at=200),
+        DeviceEvent(name="Memcpy DtoD", kind="gpu_memcpy", stream=7, start_ns=300, duration_ns=5),
+        *[runtime("cudaLaunchKernel") for _ in range(4)],
+        runtime("cudaMalloc"),
+    ]
+    found = told(events)
+    assert found["kernels"] == {"mine": [2, 2000]}
+    assert (found["streams"], found["elsewhere"], found["graphs"]) == (1, {}, 0)
+    assert found["launches"] == 2
+
+
+def test_other_streams_and_graphs_are_named() -> None:
+    events = [
+        kernel_event("here", at=100),
+        kernel_event("there", at=90, stream=21),
+        DeviceEvent(name="Memset", kind="gpu_memset", stream=22, start_ns=95, duration_ns=7),
+        runtime("cudaGraphLaunch"),
+        runtime("hipGraphLaunch"),
+        runtime("cudaGraphInstantiate"),
+    ]
+    found = device_work.read_device_census(told(events))
+    assert set(found.elsewhere) == {"there", "Memset"}
+    assert (found.streams, found.graphs) == (3, 2)
+    facts = {one.check: one for one in device_work.facts(found)}
+    assert facts["streams"].passed is False
+    assert "2 launches of captured graphs" in facts["kernels on the GPU"].detail
+
+
+LAUNCHES = (
+    *("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx"),
+    *("cudaLaunchCooperativeKernel", "hipLaunchKernel", "hipModuleLaunchKernel"),
+    *("hipExtModuleLaunchKernel", "hipExtLaunchKernel", "hipLaunchKernelExC"),
+)
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_launches_of_both_makers_are_known(name: str) -> None:
+    assert told([runtime(name) for _ in range(3)])["launches"] == 1  # two are the marker's
+
+
+@pytest.mark.parametrize(
+    ("allocated", "kept"),
+    [((10, 10, 10, 10), 0), ((0, 30, 60, 90), 30), ((0, 500, 500, 500), 0), ((5,), 0), ((), 0)],
+)
+def test_only_what_grows_with_every_call_is_kept(allocated: tuple[int, ...], kept: int) -> None:
+    found = device_work.read_device_census(told([], allocated))
+    assert found.kept_bytes == kept
+    facts = {one.check: one.passed for one in device_work.facts(found)}
+    assert facts["memory between calls"] is (kept == 0)
+
+
+LIBRARY = (
+    "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>",
+    "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_128x2_tn_align8>",
+    "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64",
+    "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x192x64_MI16x16x1",
+    "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64>>",
+    "triton_poi_fused__unsafe_view_mul_silu_2",
+    "triton_red_fused_add_mean_mul_pow_rsqrt_0",
+    "nvjet_hsh_128x64_64x8_2x1_v_bz_TNT",
+    "void cudnn::cnn::conv2d_grouped_direct_kernel",
+    "MIOpenBatchNormFwdTrainSpatial",
+    "void cub::DeviceReduceKernel<int>",
+    "attn_fwd",
+)
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_a_librarys_kernel_is_not_the_candidates_own(name: str) -> None:
+    events = [kernel_event(name, at=100), kernel_event("mine(float*)", at=200)]
+    found = device_work.read_device_census(told(events))
+    decided = device_work.judge_own(found, own_problem(), kernel())
+    assert isinstance(decided, Decided) and decided.status == "cheating"
+    assert "asks for its own work" in decided.reason
+    assert "50 % of the time in library kernels" in decided.reason
+    (evidence,) = decided.evidence
+    assert evidence.passed is False and "as its own process tells" in evidence.detail
+
+
+def test_copies_are_free_and_a_little_of_a_library_too() -> None:
+    events = [
+        kernel_event("mine(float*)", at=100, ns=800),
+        kernel_event(ELEMENTWISE, at=200, ns=200),
+        kernel_event(COPY, at=300, ns=90_000),
+    ]
+    found = device_work.read_device_census(told(events))
+    outcome = device_work.judge_own(found, own_problem(), kernel())
+    assert isinstance(outcome, Ok)
+    assert outcome.evidence[0].passed and outcome.evidence[0].detail.startswith("20 % of the time")
+
+
+def test_a_matrix_product_is_allowed_by_name() -> None:
+    found = device_work.read_device_census(told([kernel_event(LIBRARY[3], at=100)]))
+    assert isinstance(device_work.judge_own(found, own_problem("matmul"), kernel()), Ok)
+    assert isinstance(device_work.judge_own(found, own_problem(), kernel()), Decided)
+
+
+def test_of_triton_only_what_the_source_declares_is_its_own() -> None:
+    given = kernel("triton", TRITON)
+    mine = device_work.read_device_census(told([kernel_event("row_norm", at=100)]))
+    assert isinstance(device_work.judge_own(mine, own_problem(), given), Ok)
+    other = device_work.read_device_census(told([kernel_event("some_other_kernel", at=100)]))
+    assert isinstance(device_work.judge_own(other, own_problem(), given), Decided)
+    nothing = device_work.read_device_census(told([kernel_event(COPY, at=100)]))
+    idle = device_work.judge_own(nothing, own_problem(), given)
+    assert isinstance(idle, Decided) and "no kernel ran that does more than copy" in idle.reason
+
+
+NONSENSE: list[Any] = [
+    *(None, [], {}, "x", {"kernels": {}}),
+    {**told([]), "streams": -1},
+    {**told([]), "graphs": 1.5},
+    {**told([]), "launches": True},
+    {**told([]), "kernels": {"x": [1]}},
+    {**told([]), "kernels": {"x": "ab"}},
+    {**told([]), "kernels": [["x", 1]]},
+    {**told([]), "elsewhere": None},
+]
+
+
+@pytest.mark.parametrize("answer", NONSENSE)
+def test_nonsense_from_a_candidate_is_a_crash(answer: Any) -> None:
+    with pytest.raises(CandidateFault) as fault:
+        device_work.read_device_census(answer)
+    assert fault.value.decided.status == "crashed"
+
+
+def recorded(name: str) -> list[DeviceEvent]:
+    path = TRACES / f"{name}.json.gz"
+    if not path.is_file():
+        pytest.skip(f"no recorded trace {name}: set RATCHET_TRACES to their folder")
+    with gzip.open(path) as file:
+        events = json.load(file)["traceEvents"]
+    return [
+        DeviceEvent(
+            name=one["name"],
+            kind=one["cat"],
+            stream=int(str(one.get("args", {}).get("stream", 0)), 0),
+            start_ns=int(1000 * one["ts"]),
+            duration_ns=int(1000 * one.get("dur", 0)),
+        )
+        for one in events
+        if one.get("ph") == "X" and "cat" in one
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels", "launches"),
+    [
+        ("h100-bert-small", 60, 34 + 22 + 4),
+        ("mi300x-bert-small", 60, 30 + 26 + 4),
+        ("mi300x-compile-triton", 12, 7 + 5),
+        ("mi250-minitoy-rocm6.2", 14, 12 + 2),
+    ],
+)
+def test_recorded_profiles_are_counted(name: str, kernels: int, launches: int) -> None:
+    """Without our marker the first two works of the device are taken for it."""
+    events = recorded(name)
+    found = device_work.read_device_census(count(events, ()))
+    counted = sum(times for times, _ in found.kernels.values())
+    assert kernels - 2 <= counted <= kernels
+    assert found.launches == launches - 2
+    assert (found.streams, found.graphs, dict(found.elsewhere)) == (1, 0, {})
+    decided = device_work.judge_own(found, own_problem(), kernel())
+    assert isinstance(decided, Decided)
+    assert "100 % of the time in library kernels" in decided.reason
+
+
+def test_the_census_runs_where_there_is_no_gpu() -> None:
+    census = DeviceCensus(Host())
+
+    def run(entry: Callable[..., Any]) -> list[int]:
+        return [entry(torch.ones(3)) and 0 for _ in range(2)]
+
+    assert census.take(run, lambda x: (x + 1,)) == [0, 0]
+    found = device_work.read_device_census(json.loads(json.dumps(census.as_json())))
+    assert (found.calls, found.kernels) == (2, {})
+
+
+# The clocks.
+
+
+def clock(*pairs: tuple[float, float | None], way_s: float = 0.001) -> DeviceClock:
+    made = DeviceClock()
+    for arm in ("reference", "again"):
+        for _ in range(3):
+            made.note(0, arm, 0.02 + way_s, 0.02)
+    for wall_s, device_s in pairs:
+        made.note(0, "candidate", wall_s, device_s)
+    return made
+
+
+def compared(made: DeviceClock) -> tuple[Evidence, str]:
+    return made.compare(0, "timed", trusted=("reference", "again"), candidate="candidate")
+
+
+def test_clocks_that_agree_say_nothing() -> None:
+    evidence, doubt = compared(clock((0.0111, 0.01), (0.0112, 0.01), (0.03, 0.01)))
+    assert evidence.passed and not doubt
+    assert "0.0112 s a batch by the judge's clock" in evidence.detail
+
+
+@pytest.mark.parametrize(
+    ("pairs", "words"),
+    [
+        (((0.02, 0.001), (0.02, 0.001)), "disagree"),
+        (((0.01, 0.011), (0.0111, 0.01)), "longer than it took"),
+        (((0.0111, 0.01), (0.0111, None)), "not every batch"),
+        ((), "not every batch"),
+    ],
+)
+def test_clocks_that_do_not_are_told(
+    pairs: tuple[tuple[float, float | None], ...], words: str
+) -> None:
+    evidence, doubt = compared(clock(*pairs))
+    assert evidence.passed is False
+    assert words in doubt and "timed" in doubt
+
+
+def test_a_host_has_no_such_clock_and_no_evidence_against_it_is_made_up() -> None:
+    made = DeviceClock()
+    made.note(0, "reference", 0.02, None)
+    assert compared(made)[0].passed is False
+
+
+def rest(alone: float, beside: float, candidate: float) -> str:
+    batches = [alone, alone * 1.01, alone * 0.99, alone * 3]
+    return device_clock.undisturbed("timed", alone=batches, beside_s=beside, candidate_s=candidate)[
+        1
+    ]
+
+
+def test_a_reference_that_was_slowed_down_is_no_rival() -> None:
+    assert rest(1.0, 1.05, 0.5) == ""
+    assert "kept the device busy" in rest(1.0, 2.0, 0.5)
+    assert "not than it is alone" in rest(1.0, 1.1, 1.02)
+    assert rest(1.0, 1.1, 1.2) == ""  # slower than either: nothing was won
+
+
+def test_batches_on_a_gpu_are_longer_and_larger() -> None:
+    short = plan.calls_per_batch(1e-5, 1e3)
+    assert plan.calls_per_batch(1e-5, 1e3, gpu=True) > short
+    assert plan.calls_per_batch(1e-9, 1.0, gpu=True) == plan.GPU_MAX_CALLS
+    assert plan.calls_per_batch(1.0, 1e12, gpu=True) == 1
+    large = plan.calls_per_batch(1e-5, 64 << 20, gpu=True)
+    assert large * (64 << 20) <= plan.GPU_MAX_BATCH_BYTES

@@ -1,0 +1,162 @@
+"""The reference as a rival: started anew in each launch, and treated as the candidate is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import judge_problems as given
+import pytest
+
+from ratchet.judge.process import families
+from ratchet.judge.sandbox import isolation
+from ratchet.judge.trial.kernel_checks import OpenProblem
+from ratchet.judge.trial.kernel_trial import KernelJudge
+from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.trial.processes.rivals import RivalProcess, Rivals
+from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN, RivalArm
+from ratchet.kernels.problem import Problem
+
+pytestmark = pytest.mark.compiler
+PYTHON = (
+    "import torch\ndef silu(x, s):\n    y = x * s[0]\n    return (y * (1 / (1 + torch.exp(-x))),)"
+)
+LIBRARIES = re.compile(r"/(libtorch_cpu|libtorch_python|libc|libpython\S*|libgomp)\b")
+
+
+def small() -> Problem:
+    return given.problem(
+        "silu", given.case("timed", 16, 32, timed=True), given.case("hidden", 3, 5, hidden=True)
+    )
+
+
+class Seen:
+    """What the judge did with both arms over one verdict."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rivals: list[tuple[str, int]] = []
+        """Name and process of each arm of the reference, in the order of their first batches."""
+        self.rounds: defaultdict[tuple[int, ...], int] = defaultdict(int)
+        """How many batches had each list of seeds."""
+        self.memories: list[tuple[int, int]] = []
+        self.places: dict[str, dict[str, str]] = {}
+        """Where the libraries of either arm lie."""
+        run, draw = RivalArm.run, OpenProblem.draw
+        go, rival_go = CandidateProcess.go, RivalProcess.go
+
+        def noted_run(arm: RivalArm, iterations: int) -> Any:
+            if (arm.name, arm.process.pid) not in self.rivals:
+                self.rivals.append((arm.name, arm.process.pid))
+            return run(arm, iterations)
+
+        @contextlib.contextmanager
+        def noted_draw(
+            opened: OpenProblem, *places: Any, seeds: Sequence[int] = (), **named: Any
+        ) -> Iterator[Any]:
+            with draw(opened, *places, seeds=seeds, **named) as batch:
+                if seeds:
+                    self.rounds[tuple(seeds)] += 1
+                    found = os.fstat(batch.memories[0])
+                    self.memories.append((found.st_dev, found.st_ino))
+                yield batch
+
+        def noted_go(process: CandidateProcess, *places: Any, **named: Any) -> Any:
+            found = go(process, *places, **named)
+            self.places.setdefault(CANDIDATE, libraries(process._child.sender))
+            return found
+
+        def noted_rival_go(process: RivalProcess, memories: Sequence[int]) -> Any:
+            found = rival_go(process, memories)
+            self.places.setdefault(REFERENCE, libraries(process.pid))
+            return found
+
+        monkeypatch.setattr(RivalArm, "run", noted_run)
+        monkeypatch.setattr(OpenProblem, "draw", noted_draw)
+        monkeypatch.setattr(CandidateProcess, "go", noted_go)
+        monkeypatch.setattr(RivalProcess, "go", noted_rival_go)
+
+
+def libraries(pid: int) -> dict[str, str]:
+    """The first address of each library of torch's and Python's in a process."""
+    found: dict[str, str] = {}
+    try:
+        text = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
+    except PermissionError:  # it hides its memory from others of its user
+        return {}
+    for line in text.splitlines():
+        if LIBRARIES.search(line):
+            found.setdefault(Path(line.split()[-1]).name, line.partition("-")[0])
+    return found
+
+
+def test_every_launch_starts_the_reference_and_its_twin_anew_on_the_candidate_s_values(
+    judge: KernelJudge, few_rounds: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = Seen(monkeypatch)
+    verdict = judge.judge(given.cpp(given.HONEST), small())
+    by_name = {name: [pid for one, pid in seen.rivals if one == name] for name in (REFERENCE, TWIN)}
+    launches = {sample.launch for sample in verdict.samples}
+    assert len(by_name[REFERENCE]) == len(by_name[TWIN]) == len(launches) == 2
+    pids = [pid for _, pid in seen.rivals]
+    assert len(set(pids)) == len(pids)
+    assert not any(families.read_state(pid) for pid in pids), "they end with their launch"
+    arms = {sample.arm for sample in verdict.samples}
+    rounds = {(sample.launch, sample.round) for sample in verdict.samples}
+    assert list(seen.rounds.values()) == [len(arms)] * len(rounds)
+    assert len(set(seen.memories)) == len(seen.memories), "each batch has memory of its own"
+
+
+@pytest.mark.skipif(not isolation.fixed_layout(), reason="setarch is missing, or may not be used")
+def test_both_arms_have_their_libraries_at_the_same_places(
+    judge: KernelJudge, few_rounds: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = Seen(monkeypatch)
+    judge.judge(given.python(PYTHON), small())
+    if not all(seen.places.values()):
+        pytest.skip("this user may not see where another process's libraries lie")
+    assert len(seen.places[REFERENCE]) >= 4
+    assert seen.places[REFERENCE] == seen.places[CANDIDATE]
+
+
+def test_a_reference_that_dies_while_it_is_timed_is_the_judge_s_fault(
+    judge: KernelJudge, few_rounds: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = RivalProcess.prepare
+
+    def deadly(process: RivalProcess, *places: Any) -> None:
+        os.kill(process.pid, signal.SIGKILL)
+        prepare(process, *places)
+
+    monkeypatch.setattr(RivalProcess, "prepare", deadly)
+    verdict = judge.judge(given.cpp(given.HONEST), small())
+    assert verdict.status == "unmeasured"
+    assert "the reference's process failed" in verdict.reason
+
+
+def test_what_the_reference_started_ends_with_its_worker(
+    few_rounds: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+    start = Rivals.start
+
+    def deadly(rivals: Rivals, **named: Any) -> RivalProcess:
+        found = start(rivals, **named)
+        started.append(found.pid)
+        if len(started) == 2:
+            os.kill(rivals._reference.pid, signal.SIGKILL)
+        return found
+
+    monkeypatch.setattr(Rivals, "start", deadly)
+    with KernelJudge() as judge:
+        assert judge.judge(given.cpp(given.HONEST), small()).status == "unmeasured"
+        deadline = time.monotonic() + 30
+        while any((s := families.read_state(pid)) and s.alive for pid in started):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)

@@ -1,0 +1,286 @@
+"""From samples to a status: only an interval above one and the floor is a proof."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ratchet.errors import JudgeError
+from ratchet.judge.sandbox.isolation import arm_environment
+from ratchet.judge.trial.kernel_checks import CaseFacts, verdict_of_call
+from ratchet.judge.trial.timing import arms, plan
+from ratchet.judge.trial.timing.arms import CANDIDATE, ONE_THREAD, REFERENCE, TWIN
+from ratchet.judge.trial.timing.decide import (
+    CEILING_SLACK,
+    LOOK_CONFIDENCE,
+    SHORTEST_IN_PYTHON_S,
+    conclude,
+    floor_time_s,
+)
+from ratchet.judge.trial.timing.sample import CaseTiming
+from ratchet.measure.arm import Timing
+from ratchet.measure.samples import Sample
+
+FACTS = CaseFacts(name="timed", time_s=1e-3, flops=1e6, bytes=1e6)
+
+
+def timing(ratio: float, *, noise: float = 0.02, seed: int = 0, time_s: float = 1e-3) -> CaseTiming:
+    rng = np.random.default_rng(seed)
+    arms = {REFERENCE: time_s, TWIN: time_s, CANDIDATE: time_s / ratio}
+    samples = [
+        Sample(
+            arm=arm,
+            launch=launch,
+            round=index,
+            position=0,
+            iterations=1,
+            wall_time_s=mean * float(np.exp(noise * rng.normal())),
+            cpu_time_s=mean,
+        )
+        for launch in range(3)
+        for index in range(12)
+        for arm, mean in arms.items()
+    ]
+    return CaseTiming(case=0, name="timed", samples=samples, checked=36)
+
+
+def opened(rates: dict[str, float] | None) -> Any:
+    def ask(**_: object) -> dict[str, float]:
+        if rates is None:
+            raise JudgeError("no ceilings here")
+        return rates
+
+    return SimpleNamespace(
+        reference=SimpleNamespace(ask=ask), clock=SimpleNamespace(reference_s=1.0), cases=[FACTS]
+    )
+
+
+def floor_at(time_s: float) -> dict[str, float]:
+    """Rates of a machine that needs that long for a call."""
+    return {
+        "flops_per_s": FACTS.flops / time_s / CEILING_SLACK,
+        "bytes_per_s": FACTS.bytes / time_s / CEILING_SLACK,
+    }
+
+
+SLOW_ENOUGH = {"flops_per_s": 1e12, "bytes_per_s": 1e11}
+
+
+@pytest.mark.parametrize(
+    ("ratios", "status", "words"),
+    [
+        ([2.0], "proven", "faster"),
+        ([1.0], "correct", "speed is"),
+        ([0.5], "correct", "slower"),
+        ([2.0, 2.0], "proven", "faster"),
+        ([3.0, 0.5], "correct", "slower"),
+    ],
+)
+def test_the_status_follows_the_intervals_of_every_timed_case(
+    ratios: list[float], status: str, words: str
+) -> None:
+    timings = [timing(ratio, seed=index) for index, ratio in enumerate(ratios)]
+    found = conclude(timings, opened(SLOW_ENOUGH))
+    assert found.status == status, found.reason
+    assert words in found.reason
+    speedup = found.speedup
+    assert speedup.vs_reference is not None
+    assert speedup.vs_reference.low <= speedup.vs_reference.ratio <= speedup.vs_reference.high
+    assert speedup.vs_reference.confidence == LOOK_CONFIDENCE
+
+
+@pytest.mark.parametrize(("gain", "status"), [(1.04, "correct"), (1.08, "proven")])
+def test_a_gain_within_the_systematic_error_is_not_proven(gain: float, status: str) -> None:
+    found = conclude([timing(gain, noise=0.002)], opened(SLOW_ENOUGH))
+    assert found.status == status, found.reason
+    assert found.speedup.vs_reference is not None
+    assert found.speedup.vs_reference.low > 1.02
+
+
+@pytest.mark.parametrize(("alone", "status"), [(0.5, "correct"), (3.0, "proven")])
+def test_the_reference_is_beaten_where_it_is_faster_on_one_thread_too(
+    alone: float, status: str
+) -> None:
+    base = timing(2.0)
+    again = timing(1 / alone)
+    samples = [replace(s, arm=ONE_THREAD) for s in again.samples if s.arm == CANDIDATE]
+    both = replace(base, samples=base.samples + samples)
+    found = conclude([both], opened(SLOW_ENOUGH))
+    assert found.status == status, found.reason
+
+
+SHORT_S, LONG_S = 0.5 * SHORTEST_IN_PYTHON_S, 2 * SHORTEST_IN_PYTHON_S
+
+
+@pytest.mark.parametrize(
+    ("times_s", "by_dispatch", "status"),
+    [
+        ([SHORT_S], True, "correct"),
+        ([SHORT_S], False, "proven"),
+        ([LONG_S], True, "proven"),
+        ([LONG_S, SHORT_S], True, "correct"),
+    ],
+)
+def test_a_gain_on_short_calls_in_python_may_be_one_of_dispatch(
+    times_s: list[float], by_dispatch: bool, status: str
+) -> None:
+    timings = [timing(2.0, seed=seed, time_s=time_s) for seed, time_s in enumerate(times_s)]
+    found = conclude(timings, opened(SLOW_ENOUGH), by_dispatch=by_dispatch)
+    assert found.status == status, found.reason
+    speedup = found.speedup
+    assert speedup.vs_reference is not None
+    long_enough = [one.passed for one in found.evidence if one.check == "long enough"]
+    if status == "correct":
+        assert "larger case" in found.reason and long_enough == [False]
+        assert speedup.vs_reference.high <= 1
+        assert speedup.vs_reference.confidence == LOOK_CONFIDENCE
+    else:
+        assert not long_enough
+        assert speedup.vs_reference.low > 1
+
+
+def test_how_short_a_call_is_tells_the_reference_that_must_be_beaten() -> None:
+    """On one thread it takes 150 us, with all of them 300 us: that is too short."""
+    base = timing(3.0, time_s=3e-4)
+    alone = timing(2.0, time_s=3e-4)
+    samples = [replace(s, arm=ONE_THREAD) for s in alone.samples if s.arm == CANDIDATE]
+    both = replace(base, samples=base.samples + samples)
+    found = conclude([both], opened(SLOW_ENOUGH), by_dispatch=True)
+    assert found.status == "correct", found.reason
+    assert "a call of the reference on timed takes 1" in found.reason
+
+
+def test_what_is_slower_and_short_is_slower() -> None:
+    found = conclude([timing(0.5, time_s=SHORT_S)], opened(SLOW_ENOUGH), by_dispatch=True)
+    assert "slower" in found.reason
+
+
+def test_a_kernel_whose_work_was_not_seen_is_right_and_not_proven() -> None:
+    unseen = replace(timing(2.0), unseen="it runs too shortly")
+    found = conclude([unseen], opened(SLOW_ENOUGH))
+    assert found.status == "correct" and "it runs too shortly" in found.reason
+    ratio = found.speedup.vs_reference
+    assert ratio is not None and ratio.high == 1.0
+
+
+def test_a_time_that_cannot_be_is_unmeasured_and_no_win() -> None:
+    found = conclude([timing(50.0)], opened(floor_at(1e-4)))
+    assert found.status == "unmeasured"
+    assert "cannot reach" in found.reason
+    assert found.speedup.vs_reference is None
+    assert found.evidence[-1].passed is False
+
+
+def test_a_floor_that_the_reference_is_under_is_none() -> None:
+    found = conclude([timing(50.0)], opened(floor_at(1e-2)))
+    assert found.status == "proven"
+    assert found.evidence[-1].passed is None
+    assert "no bound here" in found.evidence[-1].detail
+
+
+@pytest.mark.parametrize(("ratio", "status"), [(2.0, "unmeasured"), (0.5, "correct")])
+def test_without_ceilings_nothing_is_won(ratio: float, status: str) -> None:
+    found = conclude([timing(ratio)], opened(None))
+    assert found.status == status
+    assert found.evidence[-1].passed is None
+    assert "not checked" in found.evidence[-1].detail
+
+
+def test_a_problem_without_a_timed_case_is_never_proven() -> None:
+    assert conclude([], opened(None)).status == "correct"
+
+
+@given(st.floats(1e3, 1e12), st.floats(1e9, 1e13), st.floats(1.01, 100.0))
+def test_the_floor_falls_as_the_rates_rise_and_grows_with_the_work(
+    work: float, rate: float, factor: float
+) -> None:
+    def floor(amount: float, per_s: float) -> float:
+        facts = CaseFacts(name="", time_s=1.0, flops=amount, bytes=amount)
+        return floor_time_s(facts, flops_per_s=per_s, bytes_per_s=per_s)
+
+    assert floor(work, rate * factor) < floor(work, rate) < floor(work * factor, rate)
+
+
+@given(st.floats(1e-7, 10.0), st.floats(1.0, 1e10))
+def test_a_batch_holds_at_least_one_call_and_no_more_memory_than_allowed(
+    time_s: float, size_bytes: float
+) -> None:
+    calls = plan.calls_per_batch(time_s, size_bytes)
+    assert 1 <= calls <= plan.MAX_CALLS
+    assert calls == 1 or calls * size_bytes <= plan.MAX_BATCH_BYTES
+
+
+@given(st.floats(1e-5, 1e3))
+def test_rounds_are_even_and_bounded(round_s: float) -> None:
+    rounds = plan.round_count(round_s, plan.BUDGET_S)
+    assert rounds % 2 == 0
+    assert plan.MIN_ROUNDS <= rounds <= plan.MAX_ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("code", "check", "answer"),
+    [
+        (0, {"passed": True, "written": True, "changed_input": None, "detail": ""}, True),
+        (0, {"passed": False, "written": True, "changed_input": None, "detail": ""}, False),
+        (0, {"passed": True, "written": True, "changed_input": 0, "detail": ""}, False),
+        (1, {"passed": False, "written": False, "changed_input": None, "detail": ""}, None),
+        (1, {"passed": True, "written": True, "changed_input": None, "detail": ""}, False),
+        (-1, {"passed": True, "written": True, "changed_input": None, "detail": ""}, False),
+    ],
+)
+def test_a_call_is_right_only_when_code_and_memory_agree(
+    code: int, check: dict[str, Any], answer: bool | None
+) -> None:
+    assert verdict_of_call(code, check)[0] is answer
+
+
+FAULTS = """
+import resource, sys, torch
+x = torch.rand(12 << 20)
+faults = []
+for _ in range(5):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    y = torch.relu(x)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(*faults)
+"""
+
+
+def test_a_large_result_lies_on_pages_that_the_process_has_after_a_few_calls() -> None:
+    environment = {**os.environ, **arm_environment(1)}
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS], env=environment, capture_output=True, text=True, check=True
+    )
+    faults = [int(word) for word in done.stdout.split()]
+    assert faults[0] > 1000, "48 MB are more than a thousand pages"
+    assert max(faults[arms.WARM_CALLS :]) < 100
+
+
+@pytest.mark.parametrize(("calls", "batches"), [(1, 3), (2, 2), (64, 1)])
+def test_a_launch_is_warmed_by_a_few_calls(calls: int, batches: int) -> None:
+    arm = CountingArm()
+    assert arms.warm(arm, calls) >= 0
+    assert arm.ran == [calls] * batches
+
+
+class CountingArm:
+    """An arm that keeps how many iterations it was asked for."""
+
+    name = "counting"
+
+    def __init__(self) -> None:
+        self.ran: list[int] = []
+
+    def run(self, iterations: int) -> Timing:
+        """Nothing but the count."""
+        self.ran.append(iterations)
+        return Timing(wall_time_s=1.0, cpu_time_s=1.0)

@@ -1,0 +1,165 @@
+"""The page of a writing run: escaped, self-contained, reloading only while the run goes on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from html_pages import CHROMIUM, in_chromium, tags
+
+from ratchet.authors.result import AuthorRow, WritingResult, WrittenKernel, WrittenRow
+from ratchet.report.write_page import coloured, lineage, progress_plot, render_write_page
+from ratchet.report.write_terminal import print_writing
+from ratchet.report.write_words import headline
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+def row(name: str, ratio: float | None, number: int, **changed: object) -> WrittenRow:
+    values: dict[str, object] = {
+        "kernel_hash": name * 16,
+        "name": name,
+        "language": "cpp",
+        "author": "search",
+        "stage": "screened",
+        "status": "screened",
+        "reason": "about right",
+        "ratio": ratio,
+        "low": None if ratio is None else ratio / 1.1,
+        "high": None if ratio is None else ratio * 1.1,
+        "after_s": 2.0 * number,
+        "rung": 0,
+        "parents": (),
+        "note": "drawn",
+    }
+    return WrittenRow(**(values | changed))  # type: ignore[arg-type]
+
+
+ROWS = (
+    row("a", 1.1, 1),
+    row("b", None, 2, status="wrong", reason=f"case {HOSTILE}: off", evidence=(HOSTILE,)),
+    row("c", 1.5, 3, parents=("a" * 16,), note=f"tile 8 -> {HOSTILE}"),
+    row("d", 1.3, 4, parents=("c" * 16, "a" * 16)),
+    row("c", 1.42, 5, stage="judged", status="proven", parents=("a" * 16,)),
+)
+BEST = WrittenKernel(
+    kernel_hash="c" * 16,
+    name="made",
+    language="cpp",
+    entry="made_up",
+    author="search",
+    source=f'int main() {{ return 1; }} // {HOSTILE}\nconst char* s = "x";',
+    status="proven",
+    reason="right on every case, and faster",
+    verdict={
+        "speedup": {
+            "vs_reference": {"ratio": 1.42, "low": 1.3, "high": 1.55, "confidence": 0.983},
+            "vs_compile": None,
+        },
+        "evidence": [{"check": "speed", "passed": True, "detail": HOSTILE}],
+        "environment": {"threads": 2},
+    },
+)
+RESULT = WritingResult(
+    run="0" * 32,
+    problem="made_up",
+    problem_hash="p" * 64,
+    running=False,
+    status="proven",
+    best=BEST,
+    stopped="budget",
+    budget_s=60.0,
+    spent_s=58.0,
+    screened=4,
+    judged=1,
+    planned_verdicts=1,
+    floor_s=None,
+    authors=(
+        AuthorRow(name="search", proposals=4, right=3),
+        AuthorRow(name="compiler", proposals=0, right=0, note="no kernel for aten.fft"),
+    ),
+    rows=ROWS,
+    sources={"a" * 16: "int a;", "c" * 16: BEST.source},
+    device={"kind": "cpu", "vendor": "AMD", "model": "EPYC", "cores": 2, "threads": 2},
+    versions={"ratchet": "0.1.0"},
+    command="ratchet write made_up",
+    started_at="2026-11-23T02:00:00+00:00",
+)
+
+
+def changed(**fields: object) -> WritingResult:
+    return msgspec.structs.replace(RESULT, **fields)
+
+
+def test_the_page_is_whole_and_escaped() -> None:
+    page = render_write_page(RESULT)
+    tags(page)
+    assert "<script" not in page
+    assert "1.42x" in page and "1.30 to 1.55" in page
+    assert "no kernel for aten.fft" in page
+    assert 'http-equiv="refresh"' not in page
+
+
+def test_a_run_that_goes_on_reloads_its_page() -> None:
+    page = render_write_page(changed(running=True, best=None, status="none", stopped=None))
+    tags(page)
+    assert re.search(r'http-equiv="refresh" content="3"', page)
+    assert "no confirmed speed-up yet" in page
+
+
+@pytest.mark.parametrize("rows", [(), ROWS[1:2]])
+def test_a_run_without_times_has_a_page(rows: tuple[WrittenRow, ...]) -> None:
+    page = render_write_page(changed(rows=rows, best=None, status="none", sources={}))
+    tags(page)
+    assert "Speed-up over the run" not in page
+    assert "No right kernel for made_up" in page
+
+
+def test_an_estimate_is_never_the_headline() -> None:
+    interrupted = changed(best=None, status="none", stopped="interrupted")
+    assert "1.5" not in headline(interrupted)
+    assert "1.42x" in headline(RESULT)
+
+
+def test_the_lineage_goes_from_the_first_ancestor_to_the_best() -> None:
+    found = lineage(RESULT)
+    assert [one.short for one in found] == ["a" * 12, "c" * 12]
+    assert found[1].parents == "a" * 12
+    assert found[1].estimate == "1.50x"
+    unjudged = lineage(changed(best=None, rows=ROWS[:4]))
+    assert [one.short for one in unjudged] == ["a" * 12, "c" * 12]
+
+
+def test_the_plot_keeps_estimates_and_verdicts_apart() -> None:
+    for by_time in (True, False):
+        plot = progress_plot(RESULT, by_time=by_time)
+        assert plot is not None
+        titles = {one.title.split(",")[0]: one for one in plot.series}
+        assert titles["verdict"].note == "1.42x proven"
+        dots = next(one for one in plot.series if one.title.startswith("screened"))
+        assert dots.path.count("M") == 3
+
+
+@pytest.mark.parametrize("language", ["cpp", "triton", "torch"])
+def test_sources_are_coloured_and_escaped(language: str) -> None:
+    shown = str(coloured(f"x = 1  # {HOSTILE}\n", language))
+    assert "<script" not in shown and "<span" in shown
+
+
+def test_the_terminal_shows_the_verdict_s_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    print_writing(RESULT, {"kernel": "ratchet-write/made_up/kernel.cpp"})
+    text = capsys.readouterr().out
+    assert "1.42x (1.30 to 1.55), 98.3 % interval" in text
+    assert "1.50x" not in text
+    assert "no kernel for aten.fft" in text
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
+@pytest.mark.parametrize("width", [360, 1200])
+def test_it_fits_a_window_in_a_browser(width: int, tmp_path: Path) -> None:
+    found, messages = in_chromium(render_write_page(RESULT), tmp_path, width)
+    assert found["scroll"] <= found["client"]
+    assert found["loads"] == [] and found["scripts"] == 0
+    assert "owned" not in found["title"] and not messages
