@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.utils import fresh_cache
 
 from ratchet.devices.ceilings import Ceilings
 from ratchet.graph.regions.capture import region_report
@@ -61,9 +67,10 @@ def check_installed(workload: Workload, kind: str) -> InstallRegions:
         loss = compiled_loss(workload, config, given)(workload.model, batch)
         return loss.detach(), *torch.autograd.grad(loss, list(workload.model.parameters()))
 
-    plain = run()
-    registry.fallbacks.clear()
-    installed = run(**options)
+    with fresh_cache():
+        plain = run()
+        registry.fallbacks.clear()
+        installed = run(**options)
     for one, other in zip(plain, installed, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
     found: InstallRegions = options["post_grad_custom_pre_pass"]
@@ -87,6 +94,57 @@ def test_regions_can_be_installed_and_nothing_changes(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["fused", "product"])
 def test_every_region_of_a_model_can_be_installed(kind: str) -> None:
     check_installed(load("llama-tiny"), kind)
+
+
+CACHED_STEP = """
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from ratchet.graph.regions.cut import cut_graph
+from ratchet.graph.regions.form import form_of
+from ratchet.graph.regions.install import InstallRegions, RegionKernel
+from ratchet.kernels.library import registry
+
+
+class EveryFusedRegion(InstallRegions):
+    def __call__(self, graph):
+        forms = [form_of(cut, None) for cut in cut_graph(graph) if cut.kind == "fused"]
+        self._kernels = {
+            one.key: RegionKernel(key=one.key, entry="none", hash="none") for one in forms
+        }
+        super().__call__(graph)
+
+    def uuid(self):
+        return "every fused region"
+
+
+def step(x, y):
+    return torch.sigmoid(x) * y + x
+
+
+x, y = torch.ones(4, 8), torch.full((4, 8), 2.0)
+found = torch.compile(step, options={"post_grad_custom_pre_pass": EveryFusedRegion([])})(x, y)
+torch.testing.assert_close(found, step(x, y))
+hits = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+print(int(hits > 0), sum(registry.fallbacks.values()))
+"""
+
+
+@pytest.mark.compiler
+@pytest.mark.slow
+def test_a_process_that_finds_its_graph_in_the_cache_runs_its_regions(tmp_path: Path) -> None:
+    """The second process compiles nothing, so its pass never runs."""
+    script = tmp_path / "train.py"
+    script.write_text(CACHED_STEP)
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    told = [
+        subprocess.run(
+            [sys.executable, str(script)], env=environment, capture_output=True, text=True
+        )
+        for _ in range(2)
+    ]
+    assert [one.returncode for one in told] == [0, 0], told[-1].stderr
+    assert [one.stdout.split() for one in told] == [["0", "1"], ["1", "1"]]
 
 
 def test_no_kernels_are_no_options() -> None:

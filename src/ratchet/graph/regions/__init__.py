@@ -9,6 +9,8 @@ values.py    how the inputs of a region are drawn
 problems.py  a region's problem: timed case, hidden cases
 cost.py      compulsory bytes, operations, floor and time
 capture.py   all of it: a workload's regions, ranked
+op.py        the custom op that a region becomes in a compiled graph
+install.py   the pass that puts it there for regions with a kernel
 """
 
 from ratchet.graph.regions.capture import capture_regions, region_report

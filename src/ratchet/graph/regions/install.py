@@ -1,8 +1,7 @@
 """Install kernels for regions in compiled graphs: found by their keys, called as custom ops.
 
 The pass runs at `post_grad_custom_pre_pass`, on the graphs that the regions were captured from. An
-op takes and returns tensors as they lie in memory, as the region's problem does. It runs its
-reference until the kernel is activated (`ratchet.kernels.library.activate`).
+op takes and returns tensors as they lie in memory, as the region's problem does.
 """
 
 from __future__ import annotations
@@ -22,11 +21,7 @@ from torch.fx import Graph, Node
 from ratchet.graph.regions.cut import Cut, cut_graph
 from ratchet.graph.regions.dims import lie_of
 from ratchet.graph.regions.form import RegionForm, form_of
-from ratchet.kernels.library import registry
-from ratchet.kernels.library.registration import NAMESPACE, register
-from ratchet.kernels.source_module import run_source
-
-HEADER = "import torch\nimport torch._prims\n\naten = torch.ops.aten\nprims = torch.ops.prims\n\n\n"
+from ratchet.graph.regions.op import RegionSite, made_like
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,17 +99,16 @@ def _install(
         return False
     if _comes_back(cut, set(inputs)) or not all(map(_is_dense, inputs)):
         return False
-    op = _op(form, kernel)
+    values = [_lying(node.meta["val"]) for node in form.outputs]
+    site = RegionSite(entry=kernel.entry, reference=form.reference, outputs=made_like(values))
     (output,) = graph.find_nodes(op="output")
     with graph.inserting_before(output):
-        call = graph.call_function(op, tuple(_as_it_lies(graph, node) for node in inputs))
-        values = tuple(_lying(node.meta["val"]) for node in form.outputs)
-        call.meta["val"] = values if len(values) > 1 else values[0]
+        lying = [_as_it_lies(graph, node) for node in inputs]
+        call = graph.call_function(torch.ops.ratchet.region.default, (lying, site.to_text()))
+        call.meta["val"] = values
         for place, node in enumerate(form.outputs):
-            result = call
-            if len(values) > 1:
-                result = graph.call_function(operator.getitem, (call, place))
-                result.meta["val"] = values[place]
+            result = graph.call_function(operator.getitem, (call, place))
+            result.meta["val"] = values[place]
             replaced[node] = _permuted_back(graph, result, node)
             node.replace_all_uses_with(replaced[node])
     for node in reversed(cut.nodes):
@@ -174,35 +168,3 @@ def _permuted_back(graph: Graph, result: Node, like: Node) -> Node:
     permuted = graph.call_function(torch.ops.aten.permute.default, (result, back))
     permuted.meta["val"] = result.meta["val"].permute(back)
     return permuted
-
-
-def _op(form: RegionForm, kernel: RegionKernel) -> torch._ops.OpOverload:
-    """Return the region's custom op; it is registered at its first use in this process."""
-    name = f"region_{form.key[:16]}"
-    if not hasattr(getattr(torch.ops, NAMESPACE), name):
-        outputs = [_lying(node.meta["val"]) for node in form.outputs]
-        forms = [(tuple(one.shape), one.dtype, one.device) for one in outputs]
-        reference = run_source(f"{HEADER}{form.reference}\n").reference
-
-        def made() -> tuple[Tensor, ...]:
-            return tuple(torch.empty(shape, dtype=dtype, device=at) for shape, dtype, at in forms)
-
-        def fake(*tensors: Tensor) -> Any:
-            return _one_or_all(made())
-
-        def run(*tensors: Tensor) -> Any:
-            given = tuple(one.contiguous() for one in tensors)
-            results = made()
-            if registry.call(kernel.entry, (*given, *results)):
-                return _one_or_all(results)
-            return _one_or_all(tuple(one.contiguous() for one in reference(*given, ())))
-
-        arguments = ", ".join(f"Tensor a{place}" for place in range(len(form.inputs)))
-        returned = ", ".join(["Tensor"] * len(outputs))
-        register(name, f"({arguments}) -> ({returned})", run=run, fake=fake)
-    found: torch._ops.OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
-    return found
-
-
-def _one_or_all(tensors: tuple[Tensor, ...]) -> Any:
-    return tensors if len(tensors) > 1 else tensors[0]
