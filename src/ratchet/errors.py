@@ -80,4 +80,8 @@ class TraceError(RatchetError):
 
 
 class RecipeError(RatchetError):
-    """The recipe is damaged, or belongs to another device or version."""
+    """The recipe is damaged, or belongs to another model or optimizer."""
+
+
+class ForeignRecipe(RecipeError):
+    """The recipe was proven on another device or with other versions."""

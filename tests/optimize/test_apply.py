@@ -125,12 +125,16 @@ def test_a_model_alone_says_what_it_cannot_carry(tmp_path: Path) -> None:
     ("device", "version", "expected"),
     [("elsewhere", "", "was proven on another CPU"), ("", "older", "was proven with torch 0.0.1")],
 )
-def test_a_foreign_recipe_installs_nothing(
+def test_a_foreign_recipe_leaves_the_step_as_it_is(
     tmp_path: Path, device: str, version: str, expected: str
 ) -> None:
-    said = answer(run("refused.py", tmp_path, recipe(FP32, device=device, version=version)))
-    assert expected in said["error"]
+    said = answer(run("foreign.py", tmp_path, recipe(FP32, device=device, version=version)))
+    assert said["as_written"]
     assert said["active"] == []
+    (warning,) = said["warnings"]
+    assert expected in warning
+    assert "runs as written" in warning
+    assert expected in said["strict"]
 
 
 def test_a_damaged_recipe_installs_nothing(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from torch import nn
 
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import Device
-from ratchet.errors import RecipeError
+from ratchet.errors import ForeignRecipe, RecipeError
 from ratchet.graph.install import compile_options
 from ratchet.graph.steps import build_step
 from ratchet.optimize.recipe import fits
@@ -46,10 +46,11 @@ def apply(
 ) -> TrainingStep:
     """Build the workload's step as the recipe runs it: `step(batch) -> loss`.
 
-    Raises RecipeError if the recipe is damaged, or was proven for another device, version, model or
-    optimizer. Kernels that this machine's ledger does not list as proven are first proven again in
-    the sandbox. If that fails, torch's own op runs and one warning gives the reason; with `strict`
-    it raises a RecipeError instead.
+    Raises RecipeError if the recipe is damaged, or was proven for another model or optimizer.
+    Kernels that this machine's ledger does not list as proven are first proven again in the
+    sandbox. If that fails, torch's own op runs and one warning gives the reason. A recipe from
+    another device or from other versions installs nothing: the step runs as written, after one
+    warning. With `strict`, both raise a RecipeError instead.
     """
     if not isinstance(workload, Workload):
         raise RecipeError(
@@ -57,7 +58,9 @@ def apply(
             "ratchet.compile(step, model, optimizer, recipe=...)"
         )
     loaded = fits.load_recipe(recipe)
-    device = fits.check_device(loaded, workload.model, software=software().fingerprint)
+    device = _device_here(loaded, workload.model, strict=strict)
+    if device is None:
+        return build_step(workload, StepConfig())
     fits.check_model(loaded, workload.model)
     fits.check_optimizer(loaded, workload.model, workload.optimizer(workload.model.parameters()))
     config = _with_kernels(loaded, loaded.config, device, ledger=ledger, strict=strict)
@@ -85,7 +88,9 @@ def compile(
     loaded = fits.load_recipe(recipe)
     trained = step if model is None else model
     assert isinstance(trained, nn.Module)
-    device = fits.check_device(loaded, trained, software=software().fingerprint)
+    device = _device_here(loaded, trained, strict=strict)
+    if device is None:
+        return step
     fits.check_model(loaded, trained)
     config = loaded.config
     if optimizer is None:
@@ -100,6 +105,17 @@ def compile(
         return step
     install_optimizer(trained, optimizer, config)
     return _compiled(step, config, device)
+
+
+def _device_here(recipe: Recipe, model: nn.Module, *, strict: bool) -> Device | None:
+    """Return the model's device; None, after a warning, if the recipe was proven elsewhere."""
+    try:
+        return fits.check_device(recipe, model, software=software().fingerprint)
+    except ForeignRecipe as error:
+        if strict:
+            raise
+        _warn(f"{error}; until then the step runs as written")
+        return None
 
 
 def _with_kernels(

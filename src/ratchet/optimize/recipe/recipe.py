@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ratchet import files
-from ratchet.errors import RecipeError
+from ratchet.errors import ForeignRecipe, RecipeError
 from ratchet.optimize.step.installed import InstalledKernel
 from ratchet.optimize.step.signature import ModelSignature
 from ratchet.workloads.config import StepConfig
@@ -106,13 +106,13 @@ class Recipe(BaseModel):
     def check_here(self, *, device: str, device_name: str, software: str) -> None:
         """Refuse a recipe that was proven on another device or with other software."""
         if self.device != device:
-            raise RecipeError(
+            raise ForeignRecipe(
                 f"the recipe was proven on {self.device_name}, but this is {device_name}: "
                 "run `ratchet optimize` here"
             )
         if self.software != software:
             known = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-            raise RecipeError(
+            raise ForeignRecipe(
                 f"the recipe was proven with {known}, but other versions are installed here: "
                 "run `ratchet optimize` again"
             )

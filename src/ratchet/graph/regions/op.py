@@ -1,0 +1,88 @@
+"""The custom op that a region becomes in a compiled graph: `ratchet::region`.
+
+It is one op for all regions. What a region is stands in the call, as text, so that a graph from
+torch's cache on disk runs in a process that never saw the region. The op runs the region's
+reference until its kernel is activated (`ratchet.kernels.library.activate`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ratchet.kernels.library import registry
+from ratchet.kernels.library.registration import register
+from ratchet.kernels.source_module import run_source
+
+HEADER = "import torch\nimport torch._prims\n\naten = torch.ops.aten\nprims = torch.ops.prims\n\n\n"
+SITES = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegionSite:
+    """A call of a region, as it stands in a graph."""
+
+    entry: str
+    """The entry under which the kernel is activated: the name of the region's problem."""
+    reference: str
+    """The source of the region's reference."""
+    outputs: tuple[tuple[tuple[int, ...], str, str], ...]
+    """Shape, dtype and device of each contiguous output."""
+
+    def to_text(self) -> str:
+        """Return the site as text for the graph."""
+        return json.dumps([self.entry, self.reference, self.outputs])
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Read what `to_text` returned."""
+        entry, reference, outputs = json.loads(text)
+        forms = tuple((tuple(shape), dtype, device) for shape, dtype, device in outputs)
+        return cls(entry=entry, reference=reference, outputs=forms)
+
+    def empty(self) -> list[Tensor]:
+        """Return new outputs without values."""
+        return [
+            torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+            for shape, dtype, device in self.outputs
+        ]
+
+
+def made_like(values: Sequence[Tensor]) -> tuple[tuple[tuple[int, ...], str, str], ...]:
+    """Return shape, dtype and device of each of `values`."""
+    return tuple(
+        (tuple(one.shape), str(one.dtype).removeprefix("torch."), str(one.device)) for one in values
+    )
+
+
+@lru_cache(maxsize=SITES)
+def _site(text: str) -> RegionSite:
+    return RegionSite.from_text(text)
+
+
+@lru_cache(maxsize=SITES)
+def _reference(text: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = run_source(f"{HEADER}{_site(text).reference}\n").reference
+    return found
+
+
+def _fake(inputs: list[Tensor], site: str) -> list[Tensor]:
+    return _site(site).empty()
+
+
+def _run(inputs: list[Tensor], site: str) -> list[Tensor]:
+    found = _site(site)
+    given = [one.contiguous() for one in inputs]
+    results = found.empty()
+    if registry.call(found.entry, (*given, *results)):
+        return results
+    return [one.contiguous() for one in _reference(site)(*given, ())]
+
+
+register("region", "(Tensor[] inputs, str site) -> Tensor[]", run=_run, fake=_fake)
