@@ -142,8 +142,9 @@ class Loop:
         return process, Said(process)
 
     def _unfinished(self) -> bool:
-        events = Counter(event for (event,) in self.query("SELECT event FROM turns"))
-        return events["started"] > events["finished"]
+        """Return True if the newest turn has no end; a resumed turn is a turn of its own."""
+        last = self.query("SELECT event FROM turns ORDER BY id DESC LIMIT 1")
+        return last == [("started",)]
 
     def query(self, question: str) -> list[tuple[str, ...]]:
         """Return the rows of an SQL query; none if there are no tables yet."""
