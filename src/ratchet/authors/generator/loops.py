@@ -12,6 +12,7 @@ from ratchet.authors.generator.foldings import START, Folding, Scratch, folding
 from ratchet.authors.generator.form import Fold, Map, Node, Scan
 from ratchet.authors.generator.fusion import FusionPlan, Index, LoopNest, Role, passes_of
 from ratchet.authors.generator.schedule import Choices
+from ratchet.authors.generator.splits import LoopSplits
 
 FLUSH: Final = 512
 """Rows that a column's float32 accumulator takes before it is added to the total."""
@@ -72,13 +73,14 @@ class NestWriter:
 
     def index_of(self, node: Node, role: Role, over: Sequence[Extent]) -> Index:
         """Return where a member is read or written, in the loop variables after merging."""
-        axes = self.nest.axes("row") if role == "row" else tuple(range(len(self.nest.sizes)))
-        return self._moved(self.nest.place_of(over, axes))
+        if role in ("row", "part"):
+            return self._moved(self.nest.place(over, role))
+        return self._moved(self.nest.place_of(over, range(len(self.nest.sizes))))
 
     def own_index(self, node: Node) -> Index:
         """Return where a member's value goes."""
         role = self.nest.members[node]
-        return self._moved(self.nest.place_of(node.shape, self.nest.axes(role)))
+        return self._moved(self.nest.place(node.shape, role))
 
     def _moved(self, index: Index) -> Index:
         return tuple(one.replace(self.merged) for one in index)
@@ -141,7 +143,7 @@ class NestWriter:
         """Return the nest's lines."""
         evaluator = self.evaluator
         evaluator.local = {
-            node for node, role in self.nest.members.items() if role in ("element", "row")
+            node for node, role in self.nest.members.items() if role in ("element", "part", "row")
         }
         stage = LoopScope()
         evaluator.scopes = [stage]
@@ -196,7 +198,7 @@ class NestWriter:
         return lines
 
     def _passes(self, row: LoopScope, tiled: bool) -> None:
-        last = max(self.passes.values(), default=0)
+        evaluator, last = self.evaluator, max(self.passes.values(), default=0)
         for level in range(last + 1):
             self.now = level
             members = [
@@ -204,8 +206,22 @@ class NestWriter:
                 for node, role in self.nest.members.items()
                 if self.passes[node] == level and role != "row"
             ]
-            if members:
-                self._pass(members, tiled)
+            guards = {one: self._guard(one[0]) for one in members}
+            for guard in sorted(dict.fromkeys(guards.values()), key=lambda one: one is not None):
+                evaluator.known = () if guard is None else (guard,)
+                self._pass([one for one in members if guards[one] == guard], tiled)
+            evaluator.known = ()
+
+    def _guard(self, node: Node) -> Extent | None:
+        """Return what is at least 0 where a member has an element; None if it has all."""
+        if self.nest.members[node] != "part":
+            return None
+        guard = self.nest.guard(node)
+        if guard is None:
+            return None
+        (moved,) = self._moved((guard,))
+        self.evaluator.indices.append(moved)
+        return moved
 
     def _pass(self, members: Sequence[tuple[Node, Role]], tiled: bool) -> None:
         evaluator, row = self.evaluator, self.evaluator.scopes[-1]
@@ -213,6 +229,8 @@ class NestWriter:
         folds: list[tuple[Fold, Role, str]] = []
         sequential = any(role == "scan" for _, role in members)
         loop = evaluator.push([_name(one) for one in inner])
+        splits = self._splits(inner) if not sequential else None
+        evaluator.splits = splits
         streams: list[tuple[str, Buffer, Index]] = []
         stores: list[str] = []  # last, since an output may overwrite an input
         for node, role in members:
@@ -247,6 +265,7 @@ class NestWriter:
                     stores.append(evaluator.store(buffer, index, value))
         loop.lines += stores
         evaluator.pop()
+        evaluator.splits = None
         for node, _, total in folds:
             way = folding(node)
             if self.lanes:
@@ -258,7 +277,7 @@ class NestWriter:
                 row.lines.append(f"{way.kind} {total} = {way.start};")
         row.lines += self._stream_buffers(streams)
         row.lines += self._looped(
-            inner, loop.lines, [(n, t) for n, _, t in folds], sequential, tiled
+            inner, loop.lines, [(n, t) for n, _, t in folds], splits, tiled
         )
         row.lines += self._stream_out(streams, inner)
         for node, role, total in folds:
@@ -270,32 +289,49 @@ class NestWriter:
             else:
                 row.lines.append(folding(node).add(f"g{self._number(node)}", total))
 
+    def _splits(self, inner: Sequence[Extent]) -> LoopSplits | None:
+        """Return the cuts of the innermost loop, to be filled while its body is written."""
+        if not inner:
+            return None
+        tag = self.evaluator.fresh("c")
+        return LoopSplits(
+            variable=_name(inner[-1]), depth=len(self.evaluator.scopes) - 1, tag=tag
+        )
+
     def _looped(
         self,
         inner: Sequence[Extent],
         body: Sequence[str],
         folds: Sequence[tuple[Fold, str]],
-        sequential: bool,
+        splits: LoopSplits | None,
         tiled: bool,
     ) -> list[str]:
+        """Write the loops over a row; without `splits`, its elements in turn."""
         if not inner:
             return ["{", *body, "}"]
         lines = []
-        for place, one in enumerate(inner):
-            if place == len(inner) - 1 and not sequential:
-                clauses = "".join(
-                    f" reduction({folding(node).operator}:{total})"
-                    for node, total in folds
-                    if not self.lanes
-                )
-                lines.append(f"#pragma omp simd{clauses}")
+        for one in inner[:-1]:
             name = _name(one)
-            along = tiled and place == len(inner) - 1
-            first, end = ("from", "upto") if along else ("0", _bound(one).text)
-            if one == self.partner:
-                first, end = "from_2", "upto_2"
+            first, end = ("from_2", "upto_2") if one == self.partner else ("0", _bound(one).text)
             lines.append(f"for (int64_t {name} = {first}; {name} < {end}; ++{name})")
-        return [*lines, "{", *body, "}"]
+        name = _name(inner[-1])
+        first, end = ("from", "upto") if tiled else ("0", _bound(inner[-1]).text)
+        for guard in self.evaluator.known:
+            end = f"whole_min({(guard.replace({name: ZERO}) + 1).text}, (int64_t){end})"
+        if splits is None:
+            loop = f"for (int64_t {name} = {first}; {name} < {end}; ++{name})"
+            return [*lines, loop, "{", *body, "}"]
+        clauses = "".join(
+            f" reduction({folding(node).operator}:{total})"
+            for node, total in folds
+            if not self.lanes
+        )
+        before, pieces = splits.pieces(first, end)
+        lines += ["{", *before] if before else []
+        for piece in pieces:
+            loop = f"for (int64_t {name} = {piece.first}; {name} < {piece.end}; ++{name})"
+            lines += [f"#pragma omp simd{clauses}", loop, "{", *piece.opening, *body, "}"]
+        return [*lines, "}"] if before else lines
 
     def _scan(self, node: Scan, before: list[str], body: list[str]) -> None:
         evaluator = self.evaluator

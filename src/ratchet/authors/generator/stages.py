@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ratchet.authors.generator.build import class_of
+from ratchet.authors.generator.conditions import Band, left_band, needed_band
 from ratchet.authors.generator.evaluate import Buffer, Evaluator, LoopScope
 from ratchet.authors.generator.extent import ONE, ZERO, Extent, named, product_of
 from ratchet.authors.generator.form import (
@@ -17,7 +18,7 @@ from ratchet.authors.generator.form import (
     UnsupportedOp,
     axes_of,
 )
-from ratchet.authors.generator.fusion import Index, stripped
+from ratchet.authors.generator.fusion import FusionPlan, Index, stripped
 from ratchet.authors.generator.schedule import Choices
 
 LEAST_WORK: Final = 1 << 18
@@ -28,9 +29,15 @@ class StageWriter:
     """Writes the stages that are no loop nests."""
 
     def __init__(
-        self, number: int, buffers: dict[Node, Buffer], choices: Choices, evaluator: Evaluator
+        self,
+        number: int,
+        buffers: dict[Node, Buffer],
+        choices: Choices,
+        evaluator: Evaluator,
+        plan: FusionPlan,
     ) -> None:
         self.buffers, self.choices, self.evaluator = buffers, choices, evaluator
+        self.plan = plan
         self.tag = f"i{number}"
 
     def write(self, node: Node, *, in_place: bool) -> list[str]:
@@ -193,6 +200,7 @@ class StageWriter:
             parts.append(f"{buffer.name} + {start.text}, {steps[0].text}, {steps[1].text}")
         start, steps = self._steps(result.address((*index, r, c)), (r, c))
         out = f"{result.name} + {start.text}, {steps[0].text}, {steps[1].text}"
+        bands = self._bands(node)
         batch = product_of(lead)
         sizes = f"{rows.text}, {columns.text}, {inner.text}"
         flat: list[str] = []
@@ -213,15 +221,25 @@ class StageWriter:
             "#pragma omp parallel for num_threads(threads) schedule(static)",
             "for (int64_t batch = 0; batch < batches; ++batch) {",
             *body,
-            f"{call}({sizes}, {', '.join(parts)}, {out}, 0, 1);",
+            f"{call}({sizes}, {', '.join(parts)}, {out}, 0, 1{bands});",
             "} } else {",
             "#pragma omp parallel num_threads(threads)",
             "for (int64_t batch = 0; batch < batches; ++batch) {",
             *body,
             f"{call}({sizes}, {', '.join(parts)}, {out}, "
-            "omp_get_thread_num(), omp_get_num_threads());",
+            f"omp_get_thread_num(), omp_get_num_threads(){bands});",
             "} } }",
         ]
+
+    def _bands(self, node: Matmul) -> str:
+        """Write where the left operand is 0 and the result unread, if anywhere."""
+        found = left_band(node), Band()
+        if node not in self.plan.outputs:
+            nodes = [one for stage in self.plan.stages for one in stage.nodes]
+            found = found[0], needed_band(node, nodes, self.plan.kept)
+        if found == (Band(), Band()):
+            return ""
+        return f", r_bands{{{found[0].text}, {found[1].text}}}"
 
     def _operand(self, node: Node, index: Index) -> tuple[Buffer, Extent]:
         if node in self.buffers:
