@@ -170,7 +170,9 @@ class Masks:
             return {} if places is None else self.of(node.arg, places)
         if isinstance(node, Choice):
             own = _own(index)
-            return self._either([one.replace(own) for one in node.when], node.arg, node.other, index)
+            return self._either(
+                [one.replace(own) for one in node.when], node.arg, node.other, index
+            )
         if not isinstance(node, Map):
             return {}
         args = node.args

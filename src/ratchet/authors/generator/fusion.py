@@ -309,7 +309,7 @@ def _groups(nest: Sequence[Extent], sizes: Sequence[Extent]) -> bool:
     if len(nest) < 2 or len(sizes) != len(nest) - 1 or tuple(nest[:-2]) != tuple(sizes[:-1]):
         return False
     count, size, width = nest[-2], nest[-1], sizes[-1]
-    return count * size == width or (size.constant or 0) > 1 and (width - 1) // size + 1 == count
+    return count * size == width or ((size.constant or 0) > 1 and (width - 1) // size + 1 == count)
 
 
 def _dense_place(shape: Sequence[Extent], place: int) -> int:

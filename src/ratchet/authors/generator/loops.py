@@ -276,9 +276,7 @@ class NestWriter:
             else:
                 row.lines.append(f"{way.kind} {total} = {way.start};")
         row.lines += self._stream_buffers(streams)
-        row.lines += self._looped(
-            inner, loop.lines, [(n, t) for n, _, t in folds], splits, tiled
-        )
+        row.lines += self._looped(inner, loop.lines, [(n, t) for n, _, t in folds], splits, tiled)
         row.lines += self._stream_out(streams, inner)
         for node, role, total in folds:
             row.names.add(total)
@@ -294,9 +292,7 @@ class NestWriter:
         if not inner:
             return None
         tag = self.evaluator.fresh("c")
-        return LoopSplits(
-            variable=_name(inner[-1]), depth=len(self.evaluator.scopes) - 1, tag=tag
-        )
+        return LoopSplits(variable=_name(inner[-1]), depth=len(self.evaluator.scopes) - 1, tag=tag)
 
     def _looped(
         self,
