@@ -53,10 +53,11 @@ def _at(condition: Extent, place: int) -> bool:
     return found >= 0
 
 
-def test_a_condition_with_steps_is_not_cut() -> None:
+def test_a_condition_with_steps_and_a_short_loop_are_not_cut() -> None:
     splits = LoopSplits(variable="j", depth=1, tag="c")
     assert splits.name_of(named("j") * 2 - 3) is None
     assert splits.pieces("0", "n")[1][0].opening == ()
+    assert LoopSplits(variable="j", depth=1, tag="c", steps=3).name_of(named("j") - 1) is None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from ratchet.authors.generator.extent import ONE, ZERO, Extent, whole
@@ -37,8 +37,7 @@ def condition_of(node: Node, index: Places) -> Extent | None:
     """Return the extent that is at least 0 where a comparison of positions holds."""
     if not isinstance(node, Map) or node.op not in COMPARED:
         return None
-    found = [_position(one, index) for one in node.args]
-    left, right = found
+    left, right = (_position(one, index) for one in node.args)
     if left is None or right is None:
         return None
     difference = right - left if node.op in ("le", "lt") else left - right
@@ -102,38 +101,26 @@ def left_band(node: Matmul) -> Band:
 
 def needed_band(node: Matmul, readers: Sequence[Node], kept: frozenset[Node]) -> Band:
     """Return where a product's result has an effect; `readers` are all nodes with memory."""
-    masks = Masks()
+    masks, axes = Masks(), axes_of(node.shape)
     shared: set[Extent] | None = None
-    axes = axes_of(node.shape)
     for reader in readers:
         over = reader.arg.shape if isinstance(reader, Fold) else reader.shape
-        if isinstance(reader, Matmul):
-            direct = any(one is node or _reaches(one, node) for one in reader.inputs)
-            if direct:
-                return Band()
-            continue
         for one, index, live in _reads(reader, axes_of(over), kept, masks):
             if one is not node:
                 continue
-            back = {}
-            for own, place in zip(axes, index, strict=True):
-                if len(place.names) == 1 and place.factor_of(next(iter(place.names))) == ONE:
-                    back[next(iter(place.names))] = own - place.replace(
-                        {next(iter(place.names)): ZERO}
-                    )
-            known = {
-                condition.replace(back)
-                for condition in live
-                if {name for name in condition.names if name.startswith("#")} <= back.keys()
+            back = {
+                name: own
+                for own, place in zip(axes, index, strict=True)
+                for name in place.names
+                if place.factor_of(name) == ONE and not place.replace({name: ZERO}).terms
             }
+            known = {one.replace(back) for one in live if _axes(one) <= back.keys()}
             shared = known if shared is None else shared & known
     return _band(sorted(shared or (), key=lambda one: one.text), axes)
 
 
-def _reaches(node: Node, target: Node) -> bool:
-    while isinstance(node, View):
-        node = node.arg
-    return node is target
+def _axes(extent: Extent) -> set[str]:
+    return {name for name in extent.names if name.startswith("#")}
 
 
 def _band(conditions: Sequence[Extent], axes: Places) -> Band:
@@ -141,7 +128,7 @@ def _band(conditions: Sequence[Extent], axes: Places) -> Band:
     first = end = None
     for one in conditions:
         rest = one.replace({row: ZERO, column: ZERO})
-        if not row or not column or any(name.startswith("#") for name in rest.names):
+        if not row or not column or _axes(rest):
             continue
         steps = one.factor_of(row), one.factor_of(column)
         if steps == (ONE, _MINUS) and end is None:  # row - column + rest >= 0
@@ -151,11 +138,11 @@ def _band(conditions: Sequence[Extent], axes: Places) -> Band:
     return Band(first=first, end=end)
 
 
-@dataclass(kw_only=True)
 class Masks:
     """Remembers which conditions decide a value where they do not hold."""
 
-    known: dict[tuple[Node, Places], dict[Extent, Value]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.known: dict[tuple[Node, Places], dict[Extent, Value]] = {}
 
     def of(self, node: Node, index: Places) -> dict[Extent, Value]:
         """Return for each condition the value that a node has wherever it fails."""
@@ -181,8 +168,6 @@ class Masks:
                 return self._either(conditions_of(args[0], index), args[1], args[2], index)
             case "cast" | "copy":
                 return self.of(args[0], index)
-            case "neg" | "abs":
-                return {one: "zero" for one, v in self.of(args[0], index).items() if v == "zero"}
             case "exp" | "exp2":
                 return {one: "zero" for one, v in self.of(args[0], index).items() if v == "-inf"}
             case "add" | "sub":

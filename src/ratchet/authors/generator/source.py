@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from ratchet.authors.generator.evaluate import STORED, Buffer, Evaluator
-from ratchet.authors.generator.extent import ONE, ZERO, Extent, Name, named
+from ratchet.authors.generator.extent import ONE, ZERO, Extent, Name, named, product_of
 from ratchet.authors.generator.foldings import Scratch
 from ratchet.authors.generator.form import (
     REALS,
@@ -38,6 +38,8 @@ from ratchet.authors.generator.loops import NestWriter
 from ratchet.authors.generator.schedule import Choices
 from ratchet.authors.generator.stages import StageWriter
 
+COPIED_ALONE: Final = 1 << 15
+"""Elements below which one thread copies an output to its place."""
 _HERE: Final = Path(__file__).parent
 
 
@@ -399,6 +401,9 @@ def _copied(source: Buffer, target: Buffer, evaluator: Evaluator) -> list[str]:
         one = named(f"w{dim}", size)
         index.append(one)
         loops.append(f"for (int64_t w{dim} = 0; w{dim} < {size.text}; ++w{dim})")
+    if loops:
+        size = product_of(source.shape).text
+        loops.insert(0, f"#pragma omp parallel for if ({size} >= {COPIED_ALONE})")
     value = f"{source.name}[{source.address(tuple(index)).text}]"
     return [*loops, evaluator.store(target, tuple(index), value)]
 

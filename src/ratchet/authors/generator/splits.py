@@ -13,6 +13,8 @@ from typing import Final
 
 from ratchet.authors.generator.extent import ONE, ZERO, Extent
 
+LEAST: Final = 16
+"""Steps below which a loop stays whole: the compiler unrolls it."""
 _MINUS: Final = ONE * -1
 
 
@@ -33,11 +35,12 @@ class LoopSplits:
     depth: int
     """The loop's scope; conditions are cut only on names from outside of it."""
     tag: str
+    steps: int = LEAST
     found: dict[Extent, str] = field(default_factory=dict)
 
     def name_of(self, condition: Extent) -> str | None:
-        """Return the name of `condition >= 0`; None if it is not steadily linear."""
-        if condition.factor_of(self.variable) not in (ONE, _MINUS):
+        """Return the name of `condition >= 0`; None if the loop is not cut there."""
+        if self.steps < LEAST or condition.factor_of(self.variable) not in (ONE, _MINUS):
             return None
         return self.found.setdefault(condition, f"{self.tag}_{len(self.found)}")
 
@@ -57,15 +60,12 @@ class LoopSplits:
             f"const int64_t {low} = {_clamped('max', lows, first, end)};",
             f"const int64_t {high} = {_clamped('min', highs, low, end)};",
         ]
-        if len(self.found) == 1:
-            outside: tuple[str, ...] = tuple(
-                f"constexpr bool {name} = false;" for name in self.found.values()
-            )
-        else:
-            outside = tuple(
-                f"const bool {name} = {condition.text} >= 0;"
-                for condition, name in self.found.items()
-            )
+        alone = len(self.found) == 1
+        outside = tuple(
+            f"{'constexpr' if alone else 'const'} bool {name} = "
+            f"{'false' if alone else f'{condition.text} >= 0'};"
+            for condition, name in self.found.items()
+        )
         within = tuple(f"constexpr bool {name} = true;" for name in self.found.values())
         pieces = [LoopPiece(first=low, end=high, opening=within)]
         if lows:

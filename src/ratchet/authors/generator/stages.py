@@ -8,7 +8,7 @@ from typing import Final
 from ratchet.authors.generator.build import class_of
 from ratchet.authors.generator.conditions import Band, left_band, needed_band
 from ratchet.authors.generator.evaluate import Buffer, Evaluator, LoopScope
-from ratchet.authors.generator.extent import ONE, ZERO, Extent, named, product_of
+from ratchet.authors.generator.extent import ONE, ZERO, Extent, bound_of, name_of, named, product_of
 from ratchet.authors.generator.form import (
     Matmul,
     Node,
@@ -60,7 +60,7 @@ class StageWriter:
     def _filled(self, node: Scatter) -> list[str]:
         variables = self._variables(node.shape)
         evaluator = self._started()
-        loop = evaluator.push([_name(one) for one in variables])
+        loop = evaluator.push([name_of(one) for one in variables])
         index = self._index(node.shape, variables)
         value = evaluator.value(node.base, index)
         loop.lines.append(evaluator.store(self.buffers[node], index, value))
@@ -76,8 +76,8 @@ class StageWriter:
         index = self._index(shape, variables)
         free = bool(variables) and index[-1] == variables[-1] and self._untouched(node)
         evaluator = self._started()
-        last = [_name(variables[-1])] if variables else []
-        row = evaluator.push([_name(one) for one in variables[:-1]])
+        last = [name_of(variables[-1])] if variables else []
+        row = evaluator.push([name_of(one) for one in variables[:-1]])
         loop = evaluator.push(last)
         own = {f"#{k}": one for k, one in enumerate(index)}
         places: list[Extent] = []
@@ -104,7 +104,7 @@ class StageWriter:
         if not free:
             return [*evaluator.scopes[0].lines, *rows, "{", *row.lines, *_loops(variables[-1:]),
                     "{", *loop.lines, "}", "}"]  # fmt: skip
-        width, name = shape[-1].text, _name(variables[-1])
+        width, name = shape[-1].text, name_of(variables[-1])
         size = product_of(shape).text
         return [
             *evaluator.scopes[0].lines,
@@ -144,7 +144,7 @@ class StageWriter:
     def _order(self, node: Order) -> list[str]:
         variables = self._variables(node.shape[:-1])
         evaluator = self._started()
-        row = evaluator.push([_name(one) for one in variables])
+        row = evaluator.push([name_of(one) for one in variables])
         lead = self._index(node.shape[:-1], variables)
         width = node.shape[-1].text
         base, places = stripped(node.arg)
@@ -190,7 +190,7 @@ class StageWriter:
         call = evaluator.call("gemm")
         result = self.buffers[node]
         parts: list[str] = []
-        loops = evaluator.push([_name(one) for one in variables])
+        loops = evaluator.push([name_of(one) for one in variables])
         for operand, (one, two) in ((node.left, (r, k)), (node.right, (k, c))):
             buffer, address = self._operand(operand, (*index, one, two))
             start, steps = self._steps(address, (one, two))
@@ -207,9 +207,9 @@ class StageWriter:
         rest = ONE
         for place in range(len(variables) - 1, -1, -1):
             one_ = variables[place]
-            text = f"(batch / ({rest.text})) % ({_bound(one_).text})"
-            flat.append(f"const int64_t {_name(one_)} = {text};")
-            rest = rest * _bound(one_)
+            text = f"(batch / ({rest.text})) % ({bound_of(one_).text})"
+            flat.append(f"const int64_t {name_of(one_)} = {text};")
+            rest = rest * bound_of(one_)
         body = [*flat, *loops.lines]
         return [
             "{",
@@ -254,11 +254,11 @@ class StageWriter:
     def _steps(address: Extent, axes: tuple[Extent, Extent]) -> tuple[Extent, list[Extent]]:
         steps: list[Extent] = []
         for one in axes:
-            factor = address.factor_of(_name(one))
+            factor = address.factor_of(name_of(one))
             if factor is None:
                 raise UnsupportedOp("matmul", "of a view with uneven steps")
             steps.append(factor)
-        start = address.replace({_name(one): ZERO for one in axes})
+        start = address.replace({name_of(one): ZERO for one in axes})
         return start, steps
 
     # --- shared
@@ -301,16 +301,6 @@ def _constant_along(node: Node, own: Extent) -> bool:
 
 def _loops(variables: Sequence[Extent]) -> list[str]:
     return [
-        f"for (int64_t {_name(one)} = 0; {_name(one)} < {_bound(one).text}; ++{_name(one)})"
+        f"for (int64_t {name_of(one)} = 0; {name_of(one)} < {bound_of(one).text}; ++{name_of(one)})"
         for one in variables
     ]
-
-
-def _name(variable: Extent) -> str:
-    return next(iter(variable.names))
-
-
-def _bound(variable: Extent) -> Extent:
-    bound = getattr(variable.terms[0][0][0], "bound", None)
-    assert isinstance(bound, Extent)
-    return bound
