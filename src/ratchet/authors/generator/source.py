@@ -402,8 +402,8 @@ def _copied(source: Buffer, target: Buffer, evaluator: Evaluator) -> list[str]:
         index.append(one)
         loops.append(f"for (int64_t w{dim} = 0; w{dim} < {size.text}; ++w{dim})")
     if loops:
-        size = product_of(source.shape).text
-        loops.insert(0, f"#pragma omp parallel for if ({size} >= {COPIED_ALONE})")
+        count = product_of(source.shape).text
+        loops.insert(0, f"#pragma omp parallel for if ({count} >= {COPIED_ALONE})")
     value = f"{source.name}[{source.address(tuple(index)).text}]"
     return [*loops, evaluator.store(target, tuple(index), value)]
 
