@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 
@@ -72,6 +73,20 @@ def programs(x: Tensor, y: Tensor, row: Tensor, scalars: Sequence[float]) -> tup
     source = random.Random(int(scalars[0]))
     drawn = (_program(x, y, row, source) for _ in range(int(scalars[1])))
     return (*drawn, x + y * row)
+
+
+def masks(x: Tensor, y: Tensor, scalars: Sequence[float]) -> tuple[Tensor, ...]:
+    """Products beside diagonals, and groups of a padded row: x [B, R, K], y [B, C, K]."""
+    scores = x @ y.mT
+    rows, columns = torch.arange(x.shape[1]).unsqueeze(1), torch.arange(y.shape[1])
+    seen = (columns <= rows + 2) & (columns > rows - 40)
+    odds = scores.masked_fill(~seen, -math.inf).softmax(-1).nan_to_num(0.0)
+    later = torch.where(columns >= rows - 3, scores * scores, 0.0)
+    row = x.flatten(1)
+    groups = torch.nn.functional.pad(row, (0, -row.shape[1] % 8)).unflatten(1, (-1, 8))
+    scale = groups.abs().amax(-1, keepdim=True) + 1
+    scaled = (groups / scale).flatten(1)[:, : row.shape[1]]
+    return odds @ y, later @ y, later.mT @ x, scaled, scale.squeeze(-1)
 
 
 def windows(

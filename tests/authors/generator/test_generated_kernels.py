@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from answers import PatientJudge, assert_right
-from random_graphs import programs, windows
+from random_graphs import masks, programs, windows
 
 from ratchet.authors.generator import space_for
 from ratchet.judge.trial.kernel_trial import KernelJudge
@@ -62,6 +62,30 @@ def test_windows_are_right(judge: KernelJudge) -> None:
     )
     space = space_for(problem)
     assert_right(judge.judge(space.kernel(space.first()[0]), problem.untimed()))
+
+
+def test_masks_are_right(judge: KernelJudge) -> None:
+    sizes = {"seen": (2, 37, 41, 16), "longer": (3, 70, 33, 9), "wider": (1, 9, 130, 300)}
+    problem = Problem(
+        name="masks",
+        reference=f"{masks.__module__}:{masks.__name__}",
+        cases=tuple(
+            Case(
+                name=name,
+                inputs=tuple(
+                    TensorSpec(shape=(batch, count, depth), dtype="float32")
+                    for count in (rows, columns)
+                ),
+                timed=name == "seen",
+                hidden=name != "seen",
+            )
+            for name, (batch, rows, columns, depth) in sizes.items()
+        ),
+    )
+    space = space_for(problem)
+    kernel = space.kernel(space.first()[0])
+    assert kernel.source.count(", r_bands{") > 4  # else it tests nothing
+    assert_right(judge.judge(kernel, problem.untimed()))
 
 
 def _images(name: str, batch: int, channels: int, side: int) -> Case:

@@ -79,6 +79,17 @@ def test_reductions_over_rows_and_columns_share_a_loop_with_what_uses_them() -> 
     assert roles.count("element") == 1
 
 
+@pytest.mark.parametrize("name", ["quantise_groups", "adam_8_bit"])
+def test_groups_of_a_row_share_a_loop_with_what_reads_them_back(name: str) -> None:
+    form = form_of(name)
+    (nest,) = planned(form).stages
+    assert isinstance(nest, LoopNest)
+    assert {"row fold", "part"} <= set(nest.members.values())
+    text = source_of([form], read(()), "entry")
+    assert "constexpr bool" in text  # the loop over a group is cut where the padding starts
+    assert "int64_t w0" not in text  # nothing is copied: it may change its inputs in place
+
+
 def test_without_fusion_every_node_has_its_own_loop() -> None:
     form = form_of("layer_norm_backward")
     assert len(planned(form, fuse=False).stages) == 7

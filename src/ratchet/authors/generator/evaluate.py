@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ratchet.authors.generator.build import class_of
-from ratchet.authors.generator.extent import Extent, flattened, named
+from ratchet.authors.generator.conditions import condition_of
+from ratchet.authors.generator.extent import Extent, at_least, flattened, named
 from ratchet.authors.generator.form import (
     Choice,
     Constant,
@@ -24,6 +25,7 @@ from ratchet.authors.generator.form import (
     View,
 )
 from ratchet.authors.generator.fusion import Index
+from ratchet.authors.generator.splits import LoopSplits
 
 INFIX: Final = {
     "add": "+",
@@ -126,9 +128,15 @@ class Evaluator:
         """Nodes with memory that the stage computes itself, element by element."""
         self.floor = 0
         """The outermost scope for a choice."""
+        self.known: tuple[Extent, ...] = ()
+        """Extents that are at least 0 wherever the loop runs."""
+        self.splits: LoopSplits | None = None
+        """Of the loop that is being written."""
         self.evaluated: Callable[[Node, Index, str], None] | None = None
         self.remembered: Callable[[Node, Index], str | None] | None = None
         self._count = 0
+        self._drawn: set[str] = set()
+        """Indices that tensors hold: nothing bounds them."""
 
     def fresh(self, kind: str = "v") -> str:
         """Return a new name."""
@@ -189,6 +197,9 @@ class Evaluator:
         if isinstance(node, Choice):
             return self._choice(node, index)
         if isinstance(node, Map):
+            condition = condition_of(node, index)
+            if condition is not None and not (condition.names & self._drawn):
+                return self._compared(condition)
             args = [self.value(one, index) for one in node.args]
             name = self.define(
                 class_of(node.dtype),
@@ -200,6 +211,14 @@ class Evaluator:
             return name
         raise UnsupportedOp(type(node).__name__.lower(), "inside of another computation")
 
+    def _compared(self, condition: Extent) -> str:
+        if self._holds(condition):
+            return "true"
+        if self._surely(condition * -1, 1):
+            return "false"
+        self.indices.append(condition)
+        return self.define("bool", self._test(condition), condition.names)
+
     def _view(self, node: View, index: Index) -> str:
         own = _own(index)
         places: list[Extent] = []
@@ -210,12 +229,18 @@ class Evaluator:
                 text = self.value(place, index)
                 if not text.isidentifier():
                     text = self.define("int64_t", text, frozenset())
+                self._drawn.add(text)
                 places.append(named(text))
         return self.value(node.arg, tuple(places))
 
     def _choice(self, node: Choice, index: Index) -> str:
         own = _own(index)
-        conditions = [one.replace(own) for one in node.when]
+        whens = [one.replace(own) for one in node.when]
+        conditions = [one for one in whens if not self._holds(one)]
+        if not conditions:
+            return self.value(node.arg, index)
+        if any(self._surely(one * -1, 1) for one in conditions):
+            return self.value(node.other, index)
         self.indices += conditions
         names: set[str] = set()
         for one in (*conditions, *index):
@@ -230,14 +255,33 @@ class Evaluator:
             found = self.value(part, index)
             texts.append((self.pop().lines, found))
         (first, left), (second, right) = texts
-        test = " && ".join(f"{one.text} >= 0" for one in conditions)
         scope = self.scopes[depth]
+        test = " && ".join(self._test(one) for one in conditions)
         scope.lines.append(f"{kind} {name};")
         scope.lines.append(f"if ({test}) {{ {' '.join(first)} {name} = {left}; }}")
         scope.lines.append(f"else {{ {' '.join(second)} {name} = {right}; }}")
         scope.names.add(name)
         self.scopes.extend(hidden)
         return name
+
+    def _surely(self, extent: Extent, least: int) -> bool:
+        return not (extent.names & self._drawn) and at_least(extent, least)
+
+    def _holds(self, condition: Extent) -> bool:
+        """Return whether a condition is at least 0 wherever the loop runs."""
+        return any(
+            self._surely(condition - one, 0) or condition == one for one in self.known
+        ) or self._surely(condition, 0)
+
+    def _test(self, condition: Extent) -> str:
+        splits = self.splits
+        if splits is not None and len(self.scopes) > splits.depth:
+            own = {name for scope in self.scopes[splits.depth :] for name in scope.names}
+            if not (condition.names & own - {splits.variable}):
+                name = splits.name_of(condition)
+                if name is not None:
+                    return name
+        return f"{condition.text} >= 0"
 
     def load(self, buffer: Buffer, index: Index) -> str:
         """Return a temporary with an element of a buffer."""
@@ -282,6 +326,8 @@ class Evaluator:
         if op in INFIX:
             if op == "div" and kind in ("int64_t", "int32_t"):
                 raise UnsupportedOp("division of whole numbers")
+            if op == "div" and self.reciprocal and _number(args[1]):
+                return f"{args[0]} * (1 / {args[1]})"
             if op == "div" and self.reciprocal and self._steady(*args):
                 inverse = self.define(kind, f"1 / {args[1]}", {args[1]})
                 return f"{args[0]} * {inverse}"
@@ -308,6 +354,10 @@ class Evaluator:
 
 def _own(index: Index) -> dict[str, Extent]:
     return dict(zip((f"#{k}" for k in range(len(index))), index, strict=True))
+
+
+def _number(text: str) -> bool:
+    return text.startswith("(") and text.rstrip("f)")[-1:].isdigit()
 
 
 def literal(node: Constant) -> str:

@@ -182,6 +182,18 @@ def named(name: str, bound: Extent | None = None) -> Extent:
     return _atom(Name(name, bound))
 
 
+def name_of(variable: Extent) -> str:
+    """Return the name that a loop variable is."""
+    return next(iter(variable.names))
+
+
+def bound_of(variable: Extent) -> Extent:
+    """Return the end of a loop variable."""
+    bound = getattr(variable.terms[0][0][0], "bound", None)
+    assert isinstance(bound, Extent)
+    return bound
+
+
 def smaller(left: Extent, right: Extent) -> Extent:
     """Return the minimum of two extents."""
     return _chosen("min", left, right)

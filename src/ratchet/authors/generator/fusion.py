@@ -27,7 +27,8 @@ from ratchet.authors.generator.form import (
     axes_of,
 )
 
-Role = Literal["element", "row", "row fold", "column fold", "whole fold", "scan"]
+Role = Literal["element", "part", "row", "row fold", "column fold", "whole fold", "scan"]
+"""A part: elements of a longer row, of which the nest's rows are groups; the last may be short."""
 Index = tuple[Extent, ...]
 
 
@@ -40,6 +41,11 @@ class LoopNest:
     inner: frozenset[int] | None = None
     """Axes that a row consists of; None as long as no member decides it."""
     members: dict[Node, Role] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Return the members in order."""
+        return tuple(self.members)
 
     def index(self, place: int) -> Extent:
         """Return the loop variable of an axis."""
@@ -60,12 +66,32 @@ class LoopNest:
         waiting = iter(axes)
         return tuple(ZERO if size == ONE else self.index(next(waiting)) for size in shape)
 
+    def place(self, shape: Sequence[Extent], role: Role) -> Index:
+        """Return the index in the loop variables of what a member runs over."""
+        if role != "part":
+            return self.place_of(shape, self.axes(role))
+        last = len(self.sizes) - 1
+        joined = self.index(last - 1) * self.sizes[last] + self.index(last)
+        waiting = iter([*(self.index(place) for place in range(last - 1)), joined])
+        return tuple(ZERO if size == ONE else next(waiting) for size in shape)
+
+    def guard(self, node: Node) -> Extent | None:
+        """Return what is at least 0 where a part has an element; None if it always has."""
+        width, place = dense(node.shape)[-1], self.place(dense(node.shape), "part")[-1]
+        whole_rows = self.sizes[-2] * self.sizes[-1] == width
+        return None if whole_rows else width - 1 - place
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Alone:
     """A scatter, a sort or a product: a stage of its own."""
 
     node: Node
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Return it alone."""
+        return (self.node,)
 
 
 Stage = LoopNest | Alone
@@ -87,9 +113,9 @@ def planned(form: LoopForm, *, fuse: bool = True) -> FusionPlan:
     kept = _kept(outputs)
     stages: list[Stage] = []
     home: dict[Node, int] = {}
-    for node in _ordered(outputs):
-        if node not in kept:
-            continue
+    read = {one for node in kept for one, _ in reads_of(node, _own_index(node), kept)}
+    order = [node for node in _ordered(outputs) if node in kept]
+    for node in sorted(order, key=lambda one: one not in read):  # what nobody reads joins last
         reads = {one for one, _ in reads_of(node, _own_index(node), kept)}
         first = max((home[one] for one in reads if one in home), default=0)
         place = _joined(node, stages, first, kept) if fuse else None
@@ -274,6 +300,16 @@ def _roles(nest: LoopNest, node: Node) -> Iterator[tuple[Role, frozenset[int] | 
         return
     if nest.inner is not None and sizes == tuple(nest.sizes[k] for k in nest.axes("row")):
         yield "row", nest.inner
+    if nest.inner == frozenset([len(nest.sizes) - 1]) and _groups(nest.sizes, sizes):
+        yield "part", nest.inner
+
+
+def _groups(nest: Sequence[Extent], sizes: Sequence[Extent]) -> bool:
+    """Return whether the nest's rows are groups of these sizes' last axis."""
+    if len(nest) < 2 or len(sizes) != len(nest) - 1 or tuple(nest[:-2]) != tuple(sizes[:-1]):
+        return False
+    count, size, width = nest[-2], nest[-1], sizes[-1]
+    return count * size == width or ((size.constant or 0) > 1 and (width - 1) // size + 1 == count)
 
 
 def _dense_place(shape: Sequence[Extent], place: int) -> int:
@@ -287,32 +323,35 @@ def _dense_axes(node: Fold) -> frozenset[int]:
 
 def _aligned(nest: LoopNest, node: Node, role: Role, kept: set[Node]) -> bool:
     """Return whether a node reads members of the nest only where the same row has them."""
-    over = node.arg.shape if isinstance(node, Fold) else node.shape
-    axes = nest.axes("row") if role == "row" else range(len(nest.sizes))
-    for one, index in reads_of(node, nest.place_of(over, tuple(axes)), kept):
+    for one, index in reads_of(node, place_over(nest, node, role), kept):
         own = nest.members.get(one)
         if own is None:
             continue
-        if own in ("column fold", "whole fold"):
+        if own in ("column fold", "whole fold") or (own == "part" and role != "part"):
             return False
-        if index != nest.place_of(one.shape, nest.axes(own)):
+        if index != nest.place(one.shape, own):
             return False
         if role == "row" and own in ("element", "scan"):
             return False
     return True
 
 
+def place_over(nest: LoopNest, node: Node, role: Role) -> Index:
+    """Return the index in the loop variables of what a member reads."""
+    if isinstance(node, Fold):
+        return nest.place_of(node.arg.shape, range(len(nest.sizes)))
+    return nest.place(node.shape, role)
+
+
 def passes_of(nest: LoopNest, kept: frozenset[Node]) -> dict[Node, int]:
     """Return for each member the pass over the row in which it can be computed."""
     found: dict[Node, int] = {}
     for node, role in nest.members.items():
-        over = node.arg.shape if isinstance(node, Fold) else node.shape
-        axes = nest.axes("row") if role == "row" else range(len(nest.sizes))
         level = 0
-        for one, _ in reads_of(node, nest.place_of(over, tuple(axes)), kept):
+        for one, _ in reads_of(node, place_over(nest, node, role), kept):
             if one in nest.members:
                 later = 1 if nest.members[one] == "row fold" else 0
-                if nest.members[one] == "scan" and role == "scan":
+                if nest.members[one] == "scan" and role in ("scan", "part"):
                     later = 1
                 level = max(level, found[one] + later)
         found[node] = level

@@ -7,11 +7,12 @@ from typing import Final
 
 from ratchet.authors.generator.build import class_of
 from ratchet.authors.generator.evaluate import COSTLY, STORED, Buffer, Evaluator, LoopScope
-from ratchet.authors.generator.extent import ONE, ZERO, Extent, named, product_of
+from ratchet.authors.generator.extent import ONE, ZERO, Extent, bound_of, name_of, named, product_of
 from ratchet.authors.generator.foldings import START, Folding, Scratch, folding
 from ratchet.authors.generator.form import Fold, Map, Node, Scan
 from ratchet.authors.generator.fusion import FusionPlan, Index, LoopNest, Role, passes_of
 from ratchet.authors.generator.schedule import Choices
+from ratchet.authors.generator.splits import LEAST, LoopSplits
 
 FLUSH: Final = 512
 """Rows that a column's float32 accumulator takes before it is added to the total."""
@@ -72,13 +73,14 @@ class NestWriter:
 
     def index_of(self, node: Node, role: Role, over: Sequence[Extent]) -> Index:
         """Return where a member is read or written, in the loop variables after merging."""
-        axes = self.nest.axes("row") if role == "row" else tuple(range(len(self.nest.sizes)))
-        return self._moved(self.nest.place_of(over, axes))
+        if role in ("row", "part"):
+            return self._moved(self.nest.place(over, role))
+        return self._moved(self.nest.place_of(over, range(len(self.nest.sizes))))
 
     def own_index(self, node: Node) -> Index:
         """Return where a member's value goes."""
         role = self.nest.members[node]
-        return self._moved(self.nest.place_of(node.shape, self.nest.axes(role)))
+        return self._moved(self.nest.place(node.shape, role))
 
     def _moved(self, index: Index) -> Index:
         return tuple(one.replace(self.merged) for one in index)
@@ -90,9 +92,9 @@ class NestWriter:
             (one, inner), (two, second) = self.variables[place], self.variables[place + 1]
             lane = self.lanes and place + 2 == len(self.variables)
             if inner == second and not lane and self._mergeable(one, two, addresses, others):
-                size = _bound(two)
-                joint = named(f"{_name(one)}{_name(two)}", _bound(one) * size)
-                change = {_name(one): joint // size, _name(two): joint % size}
+                size = bound_of(two)
+                joint = named(f"{name_of(one)}{name_of(two)}", bound_of(one) * size)
+                change = {name_of(one): joint // size, name_of(two): joint % size}
                 self.merged = {
                     name: value.replace(change) for name, value in self.merged.items()
                 } | change
@@ -106,13 +108,13 @@ class NestWriter:
 
     def _pair(self, addresses: Sequence[Extent]) -> None:
         """Find the axis along which neighbours lie in memory where they do not along the last."""
-        last = _name(self.variables[-1][0])
+        last = name_of(self.variables[-1][0])
         for address in addresses:
             step = address.factor_of(last)
             if step is None or step in (ZERO, ONE):
                 continue
             for place, (one, _) in enumerate(self.variables[:-1]):
-                if address.factor_of(_name(one)) == ONE:
+                if address.factor_of(name_of(one)) == ONE:
                     self.partner = one
                     del self.variables[place]
                     self.variables.insert(-1, (one, True))
@@ -126,7 +128,7 @@ class NestWriter:
     def _mergeable(
         one: Extent, two: Extent, addresses: Sequence[Extent], others: Sequence[Extent]
     ) -> bool:
-        first, second, size = _name(one), _name(two), _bound(two)
+        first, second, size = name_of(one), name_of(two), bound_of(two)
         if any({first, second} & other.names for other in others):
             return False
         for address in addresses:
@@ -141,14 +143,14 @@ class NestWriter:
         """Return the nest's lines."""
         evaluator = self.evaluator
         evaluator.local = {
-            node for node, role in self.nest.members.items() if role in ("element", "row")
+            node for node, role in self.nest.members.items() if role in ("element", "part", "row")
         }
         stage = LoopScope()
         evaluator.scopes = [stage]
         outer = [one for one, inner in self.variables if not inner]
         tiled = self.lanes or (not self.rowwise and len(self.variables) > len(outer))
-        rows = product_of(_bound(one) for one in outer)
-        names = [_name(one) for one, _ in self.variables]
+        rows = product_of(bound_of(one) for one in outer)
+        names = [name_of(one) for one, _ in self.variables]
         row = evaluator.push(["item", *names[: len(outer)], *(["from", "upto"] if tiled else [])])
         evaluator.floor = len(evaluator.scopes) - 1
         evaluator.evaluated, evaluator.remembered = self._evaluated, self._remembered
@@ -169,7 +171,7 @@ class NestWriter:
         lines = []
         item = "item"
         if tiled:
-            width = _bound(self.variables[-1][0]).text
+            width = bound_of(self.variables[-1][0]).text
             lines += [
                 f"const int64_t from = (item % blocks) * {self.block};",
                 f"const int64_t upto = whole_min(from + {self.block}, (int64_t){width});",
@@ -179,7 +181,7 @@ class NestWriter:
             lines.append("const int64_t line = item / blocks;")
             item = "line"
             if self.partner is not None:
-                side, high = self.choices.tile, _bound(self.partner).text
+                side, high = self.choices.tile, bound_of(self.partner).text
                 lines += [
                     f"const int64_t from_2 = (line % squares) * {side};",
                     f"const int64_t upto_2 = whole_min(from_2 + {side}, (int64_t){high});",
@@ -190,13 +192,13 @@ class NestWriter:
             one = outer[place]
             text = f"{item} / ({rest.text})" if rest != ONE else item
             if place:
-                text = f"({text}) % ({_bound(one).text})"
-            lines.append(f"const int64_t {_name(one)} = {text};")
-            rest = rest * _bound(one)
+                text = f"({text}) % ({bound_of(one).text})"
+            lines.append(f"const int64_t {name_of(one)} = {text};")
+            rest = rest * bound_of(one)
         return lines
 
     def _passes(self, row: LoopScope, tiled: bool) -> None:
-        last = max(self.passes.values(), default=0)
+        evaluator, last = self.evaluator, max(self.passes.values(), default=0)
         for level in range(last + 1):
             self.now = level
             members = [
@@ -204,15 +206,31 @@ class NestWriter:
                 for node, role in self.nest.members.items()
                 if self.passes[node] == level and role != "row"
             ]
-            if members:
-                self._pass(members, tiled)
+            guards = {one: self._guard(one[0]) for one in members}
+            for guard in sorted(dict.fromkeys(guards.values()), key=lambda one: one is not None):
+                evaluator.known = () if guard is None else (guard,)
+                self._pass([one for one in members if guards[one] == guard], tiled)
+            evaluator.known = ()
+
+    def _guard(self, node: Node) -> Extent | None:
+        """Return what is at least 0 where a member has an element; None if it has all."""
+        if self.nest.members[node] != "part":
+            return None
+        guard = self.nest.guard(node)
+        if guard is None:
+            return None
+        (moved,) = self._moved((guard,))
+        self.evaluator.indices.append(moved)
+        return moved
 
     def _pass(self, members: Sequence[tuple[Node, Role]], tiled: bool) -> None:
         evaluator, row = self.evaluator, self.evaluator.scopes[-1]
         inner = [one for one, flag in self.variables if flag]
         folds: list[tuple[Fold, Role, str]] = []
         sequential = any(role == "scan" for _, role in members)
-        loop = evaluator.push([_name(one) for one in inner])
+        loop = evaluator.push([name_of(one) for one in inner])
+        splits = self._splits(inner) if not sequential else None
+        evaluator.splits = splits
         streams: list[tuple[str, Buffer, Index]] = []
         stores: list[str] = []  # last, since an output may overwrite an input
         for node, role in members:
@@ -222,7 +240,7 @@ class NestWriter:
                 total = evaluator.fresh("f")
                 self._use(way)
                 if role == "column fold":
-                    place = self._row_place(node)
+                    place = self._linear()
                     loop.lines.append(way.add(f"c{self._number(node)}[{place.text}]", value))
                 else:
                     if self.lanes:
@@ -238,7 +256,7 @@ class NestWriter:
                 buffer = self.buffers[node]
                 if self._streamed(buffer, index, tiled):
                     name = f"o{self._number(node)}"
-                    variable = _name(inner[-1])
+                    variable = name_of(inner[-1])
                     stores.append(
                         f"{name}[{variable} - from] = {evaluator.rounded(buffer.dtype, value)};"
                     )
@@ -247,6 +265,7 @@ class NestWriter:
                     stores.append(evaluator.store(buffer, index, value))
         loop.lines += stores
         evaluator.pop()
+        evaluator.splits = None
         for node, _, total in folds:
             way = folding(node)
             if self.lanes:
@@ -257,9 +276,7 @@ class NestWriter:
             else:
                 row.lines.append(f"{way.kind} {total} = {way.start};")
         row.lines += self._stream_buffers(streams)
-        row.lines += self._looped(
-            inner, loop.lines, [(n, t) for n, _, t in folds], sequential, tiled
-        )
+        row.lines += self._looped(inner, loop.lines, [(n, t) for n, _, t in folds], splits, tiled)
         row.lines += self._stream_out(streams, inner)
         for node, role, total in folds:
             row.names.add(total)
@@ -270,32 +287,51 @@ class NestWriter:
             else:
                 row.lines.append(folding(node).add(f"g{self._number(node)}", total))
 
+    def _splits(self, inner: Sequence[Extent]) -> LoopSplits | None:
+        """Return the cuts of the innermost loop, to be filled while its body is written."""
+        if not inner:
+            return None
+        return LoopSplits(
+            variable=name_of(inner[-1]),
+            depth=len(self.evaluator.scopes) - 1,
+            tag=self.evaluator.fresh("c"),
+            steps=bound_of(inner[-1]).constant or LEAST,
+        )
+
     def _looped(
         self,
         inner: Sequence[Extent],
         body: Sequence[str],
         folds: Sequence[tuple[Fold, str]],
-        sequential: bool,
+        splits: LoopSplits | None,
         tiled: bool,
     ) -> list[str]:
+        """Write the loops over a row; without `splits`, its elements in turn."""
         if not inner:
             return ["{", *body, "}"]
         lines = []
-        for place, one in enumerate(inner):
-            if place == len(inner) - 1 and not sequential:
-                clauses = "".join(
-                    f" reduction({folding(node).operator}:{total})"
-                    for node, total in folds
-                    if not self.lanes
-                )
-                lines.append(f"#pragma omp simd{clauses}")
-            name = _name(one)
-            along = tiled and place == len(inner) - 1
-            first, end = ("from", "upto") if along else ("0", _bound(one).text)
-            if one == self.partner:
-                first, end = "from_2", "upto_2"
+        for one in inner[:-1]:
+            name = name_of(one)
+            first, end = ("from_2", "upto_2") if one == self.partner else ("0", bound_of(one).text)
             lines.append(f"for (int64_t {name} = {first}; {name} < {end}; ++{name})")
-        return [*lines, "{", *body, "}"]
+        name = name_of(inner[-1])
+        first, end = ("from", "upto") if tiled else ("0", bound_of(inner[-1]).text)
+        for guard in self.evaluator.known:
+            end = f"whole_min({(guard.replace({name: ZERO}) + 1).text}, (int64_t){end})"
+        if splits is None:
+            loop = f"for (int64_t {name} = {first}; {name} < {end}; ++{name})"
+            return [*lines, loop, "{", *body, "}"]
+        clauses = "".join(
+            f" reduction({folding(node).operator}:{total})"
+            for node, total in folds
+            if not self.lanes
+        )
+        before, pieces = splits.pieces(first, end)
+        lines += ["{", *before] if before else []
+        for piece in pieces:
+            loop = f"for (int64_t {name} = {piece.first}; {name} < {piece.end}; ++{name})"
+            lines += [f"#pragma omp simd{clauses}", loop, "{", *piece.opening, *body, "}"]
+        return [*lines, "}"] if before else lines
 
     def _scan(self, node: Scan, before: list[str], body: list[str]) -> None:
         evaluator = self.evaluator
@@ -342,7 +378,7 @@ class NestWriter:
             row.lines += ["#pragma omp simd", head, *scope.lines, "}"]
 
     def _lane_name(self) -> str:
-        return _name(self.variables[-1][0])
+        return name_of(self.variables[-1][0])
 
     def _lane(self, total: str) -> str:
         return f"{total}[{self._lane_name()} - from]"
@@ -377,7 +413,7 @@ class NestWriter:
         )
 
     def _whole_row(self, index: Index) -> bool:
-        names = {_name(one) for one, inner in self.variables if inner}
+        names = {name_of(one) for one, inner in self.variables if inner}
         found: set[str] = set()
         for one in index:
             found |= one.names
@@ -387,7 +423,7 @@ class NestWriter:
         place = ZERO
         for one, inner in self.variables:
             if inner:
-                place = place * _bound(one) + one
+                place = place * bound_of(one) + one
         return place
 
     def candidates(self, which: str) -> list[tuple[Node, Index]]:
@@ -408,19 +444,12 @@ class NestWriter:
         if way.op in ("max", "min"):
             self.evaluator.call(way.op)
 
-    def _row_place(self, node: Node) -> Extent:
-        place = ZERO
-        for one, inner in self.variables:
-            if inner:
-                place = place * _bound(one) + one
-        return place
-
     def _streamed(self, buffer: Buffer, index: Index, tiled: bool) -> bool:
         if not (self.choices.stream and tiled and not buffer.strided) or self.partner is not None:
             return False
         if not buffer.name.startswith("y"):
             return False
-        last = _name(self.variables[-1][0])
+        last = name_of(self.variables[-1][0])
         return buffer.address(index).factor_of(last) == ONE
 
     def _stream_buffers(self, streams: Sequence[tuple[str, Buffer, Index]]) -> list[str]:
@@ -434,7 +463,7 @@ class NestWriter:
     ) -> list[str]:
         lines = []
         for name, buffer, index in streams:
-            start = buffer.address(index).replace({_name(inner[-1]): named("from")})
+            start = buffer.address(index).replace({name_of(inner[-1]): named("from")})
             call = self.evaluator.call("stream")
             lines.append(
                 f"{call}({buffer.name} + {start.text}, {name}, (upto - from) * sizeof({name}[0]));"
@@ -444,16 +473,16 @@ class NestWriter:
     def _framed(
         self, before: Sequence[str], body: Sequence[str], rows: Extent, tiled: bool
     ) -> list[str]:
-        size = product_of(_bound(one) for one, _ in self.variables)
+        size = product_of(bound_of(one) for one, _ in self.variables)
         lines = ["{", *before]
         if tiled:
             block = self.block
-            width = _bound(self.variables[-1][0]).text
+            width = bound_of(self.variables[-1][0]).text
             lines.append(f"const int64_t blocks = ({width} + {block - 1}) / {block};")
             times = ""
             if self.partner is not None:
                 side = self.choices.tile
-                high = _bound(self.partner).text
+                high = bound_of(self.partner).text
                 lines.append(f"const int64_t squares = ({high} + {side - 1}) / {side};")
                 times = " * squares"
             lines.append(f"const int64_t items = ({rows.text}) * blocks{times};")
@@ -464,7 +493,7 @@ class NestWriter:
         )
         columns = [n for n, role in self.nest.members.items() if role == "column fold"]
         wholes = [n for n, role in self.nest.members.items() if role == "whole fold"]
-        width_all = product_of(_bound(one) for one, inner in self.variables if inner)
+        width_all = product_of(bound_of(one) for one, inner in self.variables if inner)
         span = f"((({width_all.text}) + 63) / 64 * 64)"
         tag = self.nest.name
         for node in columns:
@@ -542,12 +571,12 @@ class NestWriter:
         if len(inner) == 1:
             lines.append("#pragma omp simd")
         lines += [
-            f"for (int64_t {_name(o)} = 0; {_name(o)} < {_bound(o).text}; ++{_name(o)})"
+            f"for (int64_t {name_of(o)} = 0; {name_of(o)} < {bound_of(o).text}; ++{name_of(o)})"
             for o in inner
         ]
         lines += [
             "{",
-            f"const int64_t k = {self._row_place(node).text};",
+            f"const int64_t k = {self._linear().text};",
             f"{way.kind} sum = {partial}[{span} + k];",
             "for (int64_t n = 1; n < used_threads; ++n) "
             + way.add("sum", f"{partial}[(2 * n + 1) * {span} + k]"),
@@ -559,14 +588,3 @@ class NestWriter:
 
 def _total(way: Folding) -> str:
     return "double" if way.kind == "float" and way.op in ("sum", "prod") else way.kind
-
-
-def _name(variable: Extent) -> str:
-    return next(iter(variable.names))
-
-
-def _bound(variable: Extent) -> Extent:
-    atom = variable.terms[0][0][0]
-    bound = getattr(atom, "bound", None)
-    assert isinstance(bound, Extent)
-    return bound

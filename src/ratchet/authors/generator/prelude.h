@@ -407,8 +407,12 @@ static inline void r_micro(const float* a, const float* b, int64_t words, float*
             *to = first ? part[i][j] : *to + part[i][j];
         }
 }
+// A's element (row, k) is 0 and C's (row, column) goes unread outside of bands beside the diagonal:
+// from row + from to before row + upto.
+#define BAND_NONE ((int64_t)1 << 60)
+struct r_bands { int64_t k_from, k_upto, n_from, n_upto; };
 template <typename A, typename B>
-static void r_gemm(int64_t M, int64_t N, int64_t K, const A* a, int64_t ar, int64_t ac, const B* b, int64_t br, int64_t bc, float* c, int64_t cr, int64_t cc, int64_t thread, int64_t team) {
+static void r_gemm(int64_t M, int64_t N, int64_t K, const A* a, int64_t ar, int64_t ac, const B* b, int64_t br, int64_t bc, float* c, int64_t cr, int64_t cc, int64_t thread, int64_t team, r_bands bands = {-BAND_NONE, BAND_NONE, -BAND_NONE, BAND_NONE}) {
 #if defined(__AVX512BF16__)
     constexpr bool PAIRS = sizeof(A) == 2 && sizeof(B) == 2;
 #else
@@ -435,11 +439,19 @@ static void r_gemm(int64_t M, int64_t N, int64_t K, const A* a, int64_t ar, int6
             r_pack<PAIRS>(pb, b + k * br + j * bc, nc, kc, bc, br, GN);
             for (int64_t i = m0; i < m1; i += GR) {
                 const int64_t mc = whole_min(GR, m1 - i);
+                if (k > 0 && (k >= i + mc - 1 + bands.k_upto || k + kc <= i + bands.k_from)) continue;
                 r_pack<PAIRS>(pa, a + i * ar + k * ac, mc, kc, ar, ac, GM);
                 for (int64_t jj = 0; jj < nc; jj += GN)
-                    for (int64_t ii = 0; ii < mc; ii += GM)
-                        r_micro<PAIRS>(pa + ii * words, pb + jj * words, words, c + (i + ii) * cr + (j + jj) * cc, cr, cc,
-                                       whole_min(GM, mc - ii), whole_min(GN, nc - jj), k == 0);
+                    for (int64_t ii = 0; ii < mc; ii += GM) {
+                        const int64_t m = whole_min(GM, mc - ii), n = whole_min(GN, nc - jj), row = i + ii, end = row + m - 1;
+                        int64_t from = whole_max(0, row + bands.k_from - k), upto = whole_min(kc, end + bands.k_upto - k);
+                        if (j + jj >= end + bands.n_upto || j + jj + n <= row + bands.n_from) upto = from;
+                        if constexpr (PAIRS) from /= 2, upto = (upto + 1) / 2;
+                        if (upto <= from && k > 0) continue;
+                        from = whole_min(from, words);
+                        r_micro<PAIRS>(pa + ii * words + from * GM, pb + jj * words + from * GN, upto - from, c + row * cr + (j + jj) * cc, cr, cc,
+                                       m, n, k == 0);
+                    }
             }
         }
     }

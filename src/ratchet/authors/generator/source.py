@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from ratchet.authors.generator.evaluate import STORED, Buffer, Evaluator
-from ratchet.authors.generator.extent import ONE, ZERO, Extent, Name, named
+from ratchet.authors.generator.extent import ONE, ZERO, Extent, Name, named, product_of
 from ratchet.authors.generator.foldings import Scratch
 from ratchet.authors.generator.form import (
     REALS,
@@ -28,6 +28,8 @@ from ratchet.authors.generator.fusion import (
     FusionPlan,
     LoopNest,
     Stage,
+    passes_of,
+    place_over,
     planned,
     reads_of,
     stripped,
@@ -36,6 +38,8 @@ from ratchet.authors.generator.loops import NestWriter
 from ratchet.authors.generator.schedule import Choices
 from ratchet.authors.generator.stages import StageWriter
 
+COPIED_ALONE: Final = 1 << 15
+"""Elements below which one thread copies an output to its place."""
 _HERE: Final = Path(__file__).parent
 
 
@@ -243,7 +247,7 @@ class FormWriter:
         factors: set[Node] = set()
         others: set[Node] = set()
         for stage in self.plan.stages:
-            for node in _nodes(stage):
+            for node in stage.nodes:
                 if isinstance(node, Matmul):
                     for one in (node.left, node.right):
                         factors.add(one if one in self.plan.kept else stripped(one)[0])
@@ -290,12 +294,12 @@ class FormWriter:
 
     def _safe(self, output: Node, slot: int) -> bool:
         """Return whether an output may overwrite its input as it is computed."""
-        home = next(k for k, stage in enumerate(self.plan.stages) if output in _nodes(stage))
+        home = next(k for k, stage in enumerate(self.plan.stages) if output in stage.nodes)
         for place, stage in enumerate(self.plan.stages):
             if place < home:
                 continue
-            for node in _nodes(stage):
-                for one, index in _reads(node, self.plan):
+            for node in stage.nodes:
+                for one, index in self._reads_in(stage, node):
                     if not (isinstance(one, Source) and one.place == slot):
                         continue
                     if place != home:
@@ -303,16 +307,33 @@ class FormWriter:
                     if isinstance(output, Scatter):
                         if one is not output.base:
                             return False
-                    elif not self._same_place(stage, node, index):
+                    elif not self._same_place(stage, node, output, index):
                         return False
         return True
 
-    @staticmethod
-    def _same_place(stage: Stage, node: Node, index: tuple[Extent, ...]) -> bool:
-        if isinstance(node, Fold) or not isinstance(stage, LoopNest):
+    def _reads_in(self, stage: Stage, node: Node) -> list[tuple[Node, tuple[Extent, ...]]]:
+        if isinstance(stage, LoopNest):
+            return reads_of(node, place_over(stage, node, stage.members[node]), self.plan.kept)
+        return _reads(node, self.plan)
+
+    def _same_place(
+        self, stage: Stage, node: Node, output: Node, index: tuple[Extent, ...]
+    ) -> bool:
+        """Return whether a node reads an element only before `output` overwrites it."""
+        if not isinstance(stage, LoopNest):
             return False
-        roles = set(stage.members.values())
-        return roles == {"element"} and index == axes_of(node.shape)
+        role = stage.members[output]
+        if role in ("column fold", "whole fold", "scan"):
+            return False
+        if role in ("element", "part"):
+            passes = passes_of(stage, self.plan.kept)
+            if passes[node] > passes[output]:
+                return False
+            if stage.members[node] == "part" and (
+                role == "element" or stage.guard(node) != stage.guard(output)
+            ):
+                return False
+        return index == stage.place(output.shape, role)
 
     # --- stages
 
@@ -325,7 +346,7 @@ class FormWriter:
             slot = self.form.slots[self.plan.outputs.index(node)]
             base = node.base
             in_place = isinstance(base, Source) and base.place == slot and self._safe(node, slot)
-        writer = StageWriter(number, self.buffers, self.choices, evaluator)
+        writer = StageWriter(number, self.buffers, self.choices, evaluator, self.plan)
         return writer.write(node, in_place=in_place)
 
     def _nest(self, nest: LoopNest, evaluator: Evaluator) -> list[str]:
@@ -333,7 +354,7 @@ class FormWriter:
             one
             for stage in self.plan.stages
             if stage is not nest
-            for node in _nodes(stage)
+            for node in stage.nodes
             for one, _ in _reads(node, self.plan)
         )
         evaluator.addresses, evaluator.indices = [], []
@@ -365,10 +386,6 @@ class FormWriter:
         )
 
 
-def _nodes(stage: Stage) -> list[Node]:
-    return list(stage.members) if isinstance(stage, LoopNest) else [stage.node]
-
-
 def _reads(node: Node, plan: FusionPlan) -> list[tuple[Node, tuple[Extent, ...]]]:
     over = node.arg.shape if isinstance(node, Fold) else node.shape
     return reads_of(node, axes_of(over), plan.kept)
@@ -384,6 +401,9 @@ def _copied(source: Buffer, target: Buffer, evaluator: Evaluator) -> list[str]:
         one = named(f"w{dim}", size)
         index.append(one)
         loops.append(f"for (int64_t w{dim} = 0; w{dim} < {size.text}; ++w{dim})")
+    if loops:
+        count = product_of(source.shape).text
+        loops.insert(0, f"#pragma omp parallel for if ({count} >= {COPIED_ALONE})")
     value = f"{source.name}[{source.address(tuple(index)).text}]"
     return [*loops, evaluator.store(target, tuple(index), value)]
 

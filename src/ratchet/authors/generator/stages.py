@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from ratchet.authors.generator.build import class_of
+from ratchet.authors.generator.conditions import Band, left_band, needed_band
 from ratchet.authors.generator.evaluate import Buffer, Evaluator, LoopScope
-from ratchet.authors.generator.extent import ONE, ZERO, Extent, named, product_of
+from ratchet.authors.generator.extent import ONE, ZERO, Extent, bound_of, name_of, named, product_of
 from ratchet.authors.generator.form import (
     Matmul,
     Node,
@@ -17,7 +18,7 @@ from ratchet.authors.generator.form import (
     UnsupportedOp,
     axes_of,
 )
-from ratchet.authors.generator.fusion import Index, stripped
+from ratchet.authors.generator.fusion import FusionPlan, Index, stripped
 from ratchet.authors.generator.schedule import Choices
 
 LEAST_WORK: Final = 1 << 18
@@ -28,9 +29,15 @@ class StageWriter:
     """Writes the stages that are no loop nests."""
 
     def __init__(
-        self, number: int, buffers: dict[Node, Buffer], choices: Choices, evaluator: Evaluator
+        self,
+        number: int,
+        buffers: dict[Node, Buffer],
+        choices: Choices,
+        evaluator: Evaluator,
+        plan: FusionPlan,
     ) -> None:
         self.buffers, self.choices, self.evaluator = buffers, choices, evaluator
+        self.plan = plan
         self.tag = f"i{number}"
 
     def write(self, node: Node, *, in_place: bool) -> list[str]:
@@ -53,7 +60,7 @@ class StageWriter:
     def _filled(self, node: Scatter) -> list[str]:
         variables = self._variables(node.shape)
         evaluator = self._started()
-        loop = evaluator.push([_name(one) for one in variables])
+        loop = evaluator.push([name_of(one) for one in variables])
         index = self._index(node.shape, variables)
         value = evaluator.value(node.base, index)
         loop.lines.append(evaluator.store(self.buffers[node], index, value))
@@ -69,8 +76,8 @@ class StageWriter:
         index = self._index(shape, variables)
         free = bool(variables) and index[-1] == variables[-1] and self._untouched(node)
         evaluator = self._started()
-        last = [_name(variables[-1])] if variables else []
-        row = evaluator.push([_name(one) for one in variables[:-1]])
+        last = [name_of(variables[-1])] if variables else []
+        row = evaluator.push([name_of(one) for one in variables[:-1]])
         loop = evaluator.push(last)
         own = {f"#{k}": one for k, one in enumerate(index)}
         places: list[Extent] = []
@@ -97,7 +104,7 @@ class StageWriter:
         if not free:
             return [*evaluator.scopes[0].lines, *rows, "{", *row.lines, *_loops(variables[-1:]),
                     "{", *loop.lines, "}", "}"]  # fmt: skip
-        width, name = shape[-1].text, _name(variables[-1])
+        width, name = shape[-1].text, name_of(variables[-1])
         size = product_of(shape).text
         return [
             *evaluator.scopes[0].lines,
@@ -137,7 +144,7 @@ class StageWriter:
     def _order(self, node: Order) -> list[str]:
         variables = self._variables(node.shape[:-1])
         evaluator = self._started()
-        row = evaluator.push([_name(one) for one in variables])
+        row = evaluator.push([name_of(one) for one in variables])
         lead = self._index(node.shape[:-1], variables)
         width = node.shape[-1].text
         base, places = stripped(node.arg)
@@ -183,7 +190,7 @@ class StageWriter:
         call = evaluator.call("gemm")
         result = self.buffers[node]
         parts: list[str] = []
-        loops = evaluator.push([_name(one) for one in variables])
+        loops = evaluator.push([name_of(one) for one in variables])
         for operand, (one, two) in ((node.left, (r, k)), (node.right, (k, c))):
             buffer, address = self._operand(operand, (*index, one, two))
             start, steps = self._steps(address, (one, two))
@@ -193,15 +200,16 @@ class StageWriter:
             parts.append(f"{buffer.name} + {start.text}, {steps[0].text}, {steps[1].text}")
         start, steps = self._steps(result.address((*index, r, c)), (r, c))
         out = f"{result.name} + {start.text}, {steps[0].text}, {steps[1].text}"
+        bands = self._bands(node)
         batch = product_of(lead)
         sizes = f"{rows.text}, {columns.text}, {inner.text}"
         flat: list[str] = []
         rest = ONE
         for place in range(len(variables) - 1, -1, -1):
             one_ = variables[place]
-            text = f"(batch / ({rest.text})) % ({_bound(one_).text})"
-            flat.append(f"const int64_t {_name(one_)} = {text};")
-            rest = rest * _bound(one_)
+            text = f"(batch / ({rest.text})) % ({bound_of(one_).text})"
+            flat.append(f"const int64_t {name_of(one_)} = {text};")
+            rest = rest * bound_of(one_)
         body = [*flat, *loops.lines]
         return [
             "{",
@@ -213,15 +221,25 @@ class StageWriter:
             "#pragma omp parallel for num_threads(threads) schedule(static)",
             "for (int64_t batch = 0; batch < batches; ++batch) {",
             *body,
-            f"{call}({sizes}, {', '.join(parts)}, {out}, 0, 1);",
+            f"{call}({sizes}, {', '.join(parts)}, {out}, 0, 1{bands});",
             "} } else {",
             "#pragma omp parallel num_threads(threads)",
             "for (int64_t batch = 0; batch < batches; ++batch) {",
             *body,
             f"{call}({sizes}, {', '.join(parts)}, {out}, "
-            "omp_get_thread_num(), omp_get_num_threads());",
+            f"omp_get_thread_num(), omp_get_num_threads(){bands});",
             "} } }",
         ]
+
+    def _bands(self, node: Matmul) -> str:
+        """Write where the left operand is 0 and the result unread, if anywhere."""
+        found = left_band(node), Band()
+        if node not in self.plan.outputs:
+            nodes = [one for stage in self.plan.stages for one in stage.nodes]
+            found = found[0], needed_band(node, nodes, self.plan.kept)
+        if found == (Band(), Band()):
+            return ""
+        return f", r_bands{{{found[0].text}, {found[1].text}}}"
 
     def _operand(self, node: Node, index: Index) -> tuple[Buffer, Extent]:
         if node in self.buffers:
@@ -236,11 +254,11 @@ class StageWriter:
     def _steps(address: Extent, axes: tuple[Extent, Extent]) -> tuple[Extent, list[Extent]]:
         steps: list[Extent] = []
         for one in axes:
-            factor = address.factor_of(_name(one))
+            factor = address.factor_of(name_of(one))
             if factor is None:
                 raise UnsupportedOp("matmul", "of a view with uneven steps")
             steps.append(factor)
-        start = address.replace({_name(one): ZERO for one in axes})
+        start = address.replace({name_of(one): ZERO for one in axes})
         return start, steps
 
     # --- shared
@@ -283,16 +301,6 @@ def _constant_along(node: Node, own: Extent) -> bool:
 
 def _loops(variables: Sequence[Extent]) -> list[str]:
     return [
-        f"for (int64_t {_name(one)} = 0; {_name(one)} < {_bound(one).text}; ++{_name(one)})"
+        f"for (int64_t {name_of(one)} = 0; {name_of(one)} < {bound_of(one).text}; ++{name_of(one)})"
         for one in variables
     ]
-
-
-def _name(variable: Extent) -> str:
-    return next(iter(variable.names))
-
-
-def _bound(variable: Extent) -> Extent:
-    bound = getattr(variable.terms[0][0][0], "bound", None)
-    assert isinstance(bound, Extent)
-    return bound
