@@ -1,4 +1,4 @@
-"""Try to install a recipe; print why it was refused, if it was, and which kernels are active."""
+"""Try to install recipes; print why each was refused, if it was, and which kernels are active."""
 
 import json
 import sys
@@ -8,11 +8,15 @@ from own_model import make
 import ratchet
 from ratchet.kernels.library import registry
 
-if __name__ == "__main__":
+
+def refused(recipe):  # type: ignore[no-untyped-def]
     model, optimizer = make()
-    error = ""
     try:
-        ratchet.compile(lambda x: x, model, optimizer, recipe=sys.argv[1])
+        ratchet.compile(lambda x: x, model, optimizer, recipe=recipe)
     except ratchet.RatchetError as caught:
-        error = str(caught)
-    print(json.dumps({"error": error, "active": sorted(registry.active())}))
+        return {"error": str(caught), "active": sorted(registry.active())}
+    return {"error": "", "active": sorted(registry.active())}
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: refused(name) for name in sys.argv[1:]}))
