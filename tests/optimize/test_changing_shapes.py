@@ -17,7 +17,7 @@ import ratchet
 from ratchet.kernels.library import registry
 from ratchet.workloads.config import StepConfig
 
-LIMIT = 4
+LIMIT = 6
 """Dynamo's default is 8; fewer graphs take less long to compile."""
 SIZES = tuple(range(2, 11)) * 2
 
@@ -67,7 +67,7 @@ def test_batches_of_other_sizes_train_as_without_the_recipe(
     warned = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert [line for line in warned if "recompile_limit" in line] == []
     (line,) = [line for line in warned if line.startswith("ratchet:")]
-    assert "was compiled 2 times for 2 shapes" in line
-    # The first two shapes go on with their kernels; for the others torch's own ops run.
-    assert called == {"rms_norm_forward": 4, "rms_norm_backward": 4, "adamw_step": len(SIZES)}
+    assert "was compiled 3 times for 3 shapes" in line
+    # The first three shapes go on with their kernels; for the others torch's own ops run.
+    assert called == {"rms_norm_forward": 6, "rms_norm_backward": 6, "adamw_step": len(SIZES)}
     assert registry.fallbacks == {}
