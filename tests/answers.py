@@ -13,6 +13,25 @@ RIGHT: Final = ("proven", "correct")
 PATIENCE_S: Final = 240.0
 
 
+class LentJudge:
+    """A judge that outlives who opened it, as its worker takes seconds to start."""
+
+    def __init__(self, kept: KernelJudge) -> None:
+        self._kept = kept
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kept, name)
+
+    def __enter__(self) -> LentJudge:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Keep its workers."""
+
+
 class PatientJudge(KernelJudge):
     """One whose time limit a busy machine does not reach, where a test sets none."""
 

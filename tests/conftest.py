@@ -5,11 +5,21 @@ Such tests are marked `thorough`, or named below; RATCHET_TEST=all runs them too
 
 from __future__ import annotations
 
+import copy
+import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from answers import LentJudge
 from hypothesis import HealthCheck, settings
+
+from ratchet.judge.trial import kernel_trial
+from ratchet.judge.trial.kernel_trial import KernelJudge
+from ratchet.kernels import problem_file
+from ratchet.ledger import verdicts
 
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
@@ -30,7 +40,6 @@ MORE_EXAMPLES = (
     "test_graph_hf_models.py::test_fp32[mistral]",
     "test_graph_own_models.py::test_autocast_installs_linear_too[vit",
     "test_graph_own_models.py::test_autocast_installs_linear_too[gpt2",
-    "test_a_foreign_recipe_installs_nothing[-older",
     "test_nvidia_s_compiler_tells_registers_and_spills",
     "test_what_one_target_cannot_do_is_told_for_it_alone",
     "test_work_of_programs_with_loops_of_their_own_length_is_counted",
@@ -55,6 +64,21 @@ MORE_EXAMPLES = (
     "test_graph_hf_models.py::test_fp32[gpt2]",
     "test_graph_hf_models.py::test_fp32[bert]",
     "test_graph_hf_models.py::test_autocast[llama]",
+    # The faults of test_judge_faults show the same, and more is asked of them.
+    "test_what_misbehaves_gets_a_verdict_and_leaves_nothing_behind[segfault]",
+    "test_what_misbehaves_gets_a_verdict_and_leaves_nothing_behind[abort]",
+    "test_what_misbehaves_gets_a_verdict_and_leaves_nothing_behind[loop]",
+    "test_what_misbehaves_gets_a_verdict_and_leaves_nothing_behind[fork bomb]",
+    "test_what_misbehaves_gets_a_verdict_and_leaves_nothing_behind[endless flood]",
+    "test_what_misbehaves_gets_a_verdict_and_leaves_nothing_behind[memory]",
+    "test_what_misbehaves_gets_a_verdict_and_leaves_nothing_behind[kills its parents]",
+    "test_what_misbehaves_gets_a_verdict_and_leaves_nothing_behind[closes everything]",
+    "test_a_fault_does_no_harm_where_there_is_no_namespace[kills its parent]",
+    "test_a_fault_does_no_harm_where_there_is_no_namespace[burns every core]",
+    "test_what_did_not_compile_on_a_target_is_exit_code_1[on both]",
+    "test_a_model_that_raises_is_refused_by_its_error[IN_GET_INPUTS]",
+    "test_a_script_that_is_wrong[x = = 1",
+    "test_one_kernel_alone[rms_norm]",
     "test_a_shrunk_copy_is_small_and_its_seed_counts[bert",
     "test_a_shrunk_copy_is_small_and_its_seed_counts[moe",
     "test_a_family_learns_in_bf16[bf16_master-moe",
@@ -70,6 +94,49 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not EVERYTHING and (more or item.get_closest_marker("thorough")):
             item.add_marker(SKIPPED)
     items.sort(key=lambda item: "test_a_killed_turn" not in item.nodeid)
+
+
+@pytest.fixture(scope="session")
+def kept_judges() -> Iterator[dict[int | None, KernelJudge]]:
+    """The judges of a session by their number of cores."""
+    kept: dict[int | None, KernelJudge] = {}
+    yield kept
+    for one in kept.values():
+        one.close()
+
+
+@pytest.fixture
+def one_judge(kept_judges: dict[int | None, KernelJudge], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One judge for all that `ratchet.judge` and the commands open in this process.
+
+    Its worker finds no module whose folder came to `sys.path` later.
+    """
+    opened = KernelJudge
+
+    def lend(*, threads: int | None = None) -> LentJudge:
+        if threads not in kept_judges:
+            kept_judges[threads] = opened(threads=threads)
+        return LentJudge(kept_judges[threads])
+
+    monkeypatch.setattr(kernel_trial, "KernelJudge", lend)
+    monkeypatch.setattr(verdicts, "KernelJudge", lend)
+
+
+DESCRIBED: dict[str, dict[str, Any]] = {}
+
+
+@pytest.fixture
+def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Problem files of the same text are run once: each takes a process that imports torch."""
+    run = problem_file.described
+
+    def described(request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        asked = json.dumps(request, sort_keys=True)
+        if asked not in DESCRIBED:
+            DESCRIBED[asked] = run(request, limit_s)
+        return copy.deepcopy(DESCRIBED[asked])
+
+    monkeypatch.setattr(problem_file, "described", described)
 
 
 @pytest.fixture(scope="session")

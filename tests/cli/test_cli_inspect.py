@@ -90,7 +90,7 @@ def gated_backward(grad, x, w, scalars):
 
 
 @pytest.fixture
-def documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded_once: None) -> Path:
     """The problem of docs/judge.md as it stands there, all of tier cpu, and a kernel."""
     monkeypatch.chdir(tmp_path)
     (text,) = re.findall(r"```python\n(# gated_backward\.py\n.*?)```", DOCS.read_text(), re.DOTALL)

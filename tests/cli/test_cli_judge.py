@@ -48,7 +48,9 @@ class ModelNew(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def short(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_judge: None, loaded_once: None
+) -> None:
     """Few rounds, a ledger and a folder of this test's own."""
     monkeypatch.setenv("RATCHET_LEDGER", str(tmp_path / "ledger.db"))
     monkeypatch.chdir(tmp_path)

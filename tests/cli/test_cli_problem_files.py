@@ -49,7 +49,7 @@ def model(raising: str = "") -> str:
 
 
 @pytest.fixture(autouse=True)
-def own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_judge: None) -> None:
     monkeypatch.setenv("RATCHET_LEDGER", str(tmp_path / "ledger.db"))
     monkeypatch.chdir(tmp_path)
     Path("kernel.py").write_text(ANSWER)

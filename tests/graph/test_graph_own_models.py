@@ -52,12 +52,27 @@ def _tokens(size: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, tokens.roll(-1, 1)
 
 
+KEPT: dict[tuple[str, bool], Any] = {}
+
+
+@pytest.fixture
+def with_every_kernel(compile_loss: Any) -> Any:
+    """(name, autocast) -> the compiled loss, its model and the loss; each is compiled once."""
+
+    def run(name: str, *, autocast: bool = False) -> Any:
+        if (name, autocast) not in KEPT:
+            model, loss = tiny(name)
+            KEPT[name, autocast] = compile_loss(model, loss, autocast=autocast), model, loss
+        return KEPT[name, autocast]
+
+    return run
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_fp32_installs_every_pattern(
-    name: str, compile_loss: Any, plain_loss: Any, assert_same: Any
+    name: str, with_every_kernel: Any, plain_loss: Any, assert_same: Any
 ) -> None:
-    model, loss = tiny(name)
-    compiled = compile_loss(model, loss)
+    compiled, model, loss = with_every_kernel(name)
     assert compiled.report.installed == INSTALLED[name]
     assert compiled.report.declined == []
     assert_same(compiled, plain_loss(model, loss))
@@ -65,10 +80,9 @@ def test_fp32_installs_every_pattern(
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_autocast_installs_linear_too(
-    name: str, compile_loss: Any, plain_loss: Any, assert_same: Any
+    name: str, with_every_kernel: Any, plain_loss: Any, assert_same: Any
 ) -> None:
-    model, loss = tiny(name)
-    compiled = compile_loss(model, loss, autocast=True)
+    compiled, model, loss = with_every_kernel(name, autocast=True)
     assert compiled.report.installed == INSTALLED[name] | {"linear": LINEAR_LAYERS[name]}
     assert compiled.report.declined == []
     assert_same(compiled, plain_loss(model, loss, autocast=True), autocast=True)
@@ -81,17 +95,16 @@ def test_residual_sums_join_the_norms(compile_loss: Any) -> None:
     assert called.count("add_rms_norm") == 4
 
 
-def test_norms_round_once_for_bf16_linear_layers(compile_loss: Any) -> None:
-    model, loss = tiny("llama")
-    sites = compile_loss(model, loss, autocast=True).report.sites
+def test_norms_round_once_for_bf16_linear_layers(with_every_kernel: Any) -> None:
+    sites = with_every_kernel("llama", autocast=True)[0].report.sites
     norms = [site for site in sites if site.pattern == "rms_norm"]
     assert {site.scalars["out_dtype"] for site in norms} == {"bfloat16"}
     assert {site.dtypes["weight"] for site in norms} == {"fp32"}
 
 
-def test_grouped_heads_reach_attention_unrepeated(compile_loss: Any) -> None:
-    model, loss = tiny("llama")
-    site = next(s for s in compile_loss(model, loss).report.sites if s.pattern == "attention")
+def test_grouped_heads_reach_attention_unrepeated(with_every_kernel: Any) -> None:
+    sites = with_every_kernel("llama")[0].report.sites
+    site = next(one for one in sites if one.pattern == "attention")
     assert (site.shapes["q"][1], site.shapes["k"][1]) == (4, 2)
     assert site.scalars["causal"] is True
 

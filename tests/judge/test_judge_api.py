@@ -45,7 +45,7 @@ def squared_relu(x, scalars):
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loaded_once: None) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plan, "LAUNCHES", 2)
     monkeypatch.setattr(plan, "MIN_ROUNDS", 2)
@@ -69,7 +69,7 @@ def written(name: str, text: str) -> Path:
     return path
 
 
-def test_a_verdict_from_paths() -> None:
+def test_a_verdict_from_paths(one_judge: None) -> None:
     problem = written("problem.py", PROBLEM.format(name="scaled", tier="ci"))
     right = written("right.py", ANSWER.format(name="scaled", factor=""))
     verdict = ratchet.judge(right, problem)
@@ -99,7 +99,7 @@ def test_a_verdict_from_objects(module: str) -> None:
     assert_right(ratchet.judge(kernel, problem))
 
 
-def test_a_problem_that_was_imported_from_its_file(module: str) -> None:
+def test_a_problem_that_was_imported_from_its_file(module: str, one_judge: None) -> None:
     problem = importlib.import_module(module).PROBLEM
     assert problem.text == ""
     kernel = written("kernel.py", ANSWER.format(name="scaled", factor=""))
@@ -118,6 +118,7 @@ def test_a_problem_whose_file_is_not_known_says_what_to_give(module: str) -> Non
     assert "\n" not in str(found.value)
 
 
+OWN_FILE, THAT_FILE = "put it into a file of its own", "give that file"
 SCRIPT = """
 import ratchet
 from ratchet import Case, Problem, RatchetError, TensorSpec
@@ -137,10 +138,14 @@ except RatchetError as error:
 """
 
 
-@pytest.mark.parametrize("start", [("script.py",), ("-m", "script")])
 @pytest.mark.parametrize(
-    ("reference", "words"),
-    [("__main__:scaled", "put it into a file of its own"), ("scaled", "give that file")],
+    ("reference", "words", "start"),
+    [
+        ("__main__:scaled", OWN_FILE, ("script.py",)),
+        ("scaled", THAT_FILE, ("-m", "script")),
+        pytest.param("__main__:scaled", OWN_FILE, ("-m", "script"), marks=pytest.mark.thorough),
+        pytest.param("scaled", THAT_FILE, ("script.py",), marks=pytest.mark.thorough),
+    ],
 )
 def test_a_function_of_the_script_that_runs_is_no_reference(
     reference: str, words: str, start: tuple[str, ...]

@@ -21,6 +21,8 @@ pytestmark = [
 ]
 
 STEPS, RANKS = 3, 2
+KINDS = ("ddp", "fsdp2")
+OPS = ("rms_norm", "attention", "gated_activation", "adamw")
 
 
 class Block(nn.Module):
@@ -43,7 +45,7 @@ class Block(nn.Module):
 
 
 def activate() -> None:
-    for name in ("rms_norm", "attention", "gated_activation", "adamw"):
+    for name in OPS:
         for kernel in LIBRARY[name].kernels(best_isa()):
             registry.activate(kernel, cpp.compile_kernel(kernel))
 
@@ -67,12 +69,22 @@ def train(model: nn.Module, shard: slice) -> None:
         optimizer.step(clip_norm=0.05, set_to_none=True)
 
 
-def rank_main(rank: int, kind: str, folder: str) -> None:
+def rank_main(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     register_ops()
     activate()
     meeting = f"file://{folder}/meeting"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=RANKS)
+    for kind in KINDS:
+        train_sharded(rank, kind, folder)
+    dist.barrier()
+    dist.destroy_process_group()
+    # Gloo's threads may outlive the group; torch's teardown at exit then aborts the process.
+    os._exit(0)
+
+
+def train_sharded(rank: int, kind: str, folder: str) -> None:
+    registry.fallbacks.clear()
     model = make()
     if kind == "ddp":
         from torch.nn.parallel import DistributedDataParallel
@@ -92,17 +104,23 @@ def rank_main(rank: int, kind: str, folder: str) -> None:
         for name, p in model.named_parameters()
     }
     if rank == 0:
-        torch.save((values, dict(registry.fallbacks)), Path(folder) / "rank0.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-    # Gloo's threads may outlive the group; torch's teardown at exit then aborts the process.
-    os._exit(0)
+        torch.save((values, dict(registry.fallbacks)), Path(folder) / f"{kind}.pt")
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_two_ranks_learn_what_one_learns(kind: str, tmp_path: Path) -> None:
-    mp.spawn(rank_main, (kind, str(tmp_path)), nprocs=RANKS)
-    values, fallbacks = torch.load(tmp_path / "rank0.pt")
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of what two ranks learnt. Both start once, and find their kernels compiled."""
+    folder = tmp_path_factory.mktemp("ranks")
+    for name in OPS:
+        for kernel in LIBRARY[name].kernels(best_isa()):
+            cpp.compile_kernel(kernel)
+    mp.spawn(rank_main, (str(folder),), nprocs=RANKS)
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_learn_what_one_learns(kind: str, learnt: Path) -> None:
+    values, fallbacks = torch.load(learnt / f"{kind}.pt")
     assert fallbacks == {}
     alone = make()
     register_ops()

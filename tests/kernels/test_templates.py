@@ -117,6 +117,7 @@ def test_the_judge_calls_a_skeleton_wrong(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    one_judge: None,
 ) -> None:
     if language == "triton" and importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed")
@@ -128,7 +129,9 @@ def test_the_judge_calls_a_skeleton_wrong(
     assert judged(capsys, "row_sum", kernel).startswith("wrong")
 
 
-def test_a_file_s_problem_is_shown_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_s_problem_is_shown_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], loaded_once: None
+) -> None:
     (tmp_path / "ours.py").write_text(OURS)
     problem, card = load_card(tmp_path / "ours.py")
     assert card.entry == "doubled_backward" and [one.name for one in card.inputs] == ["grad", "x"]

@@ -67,12 +67,20 @@ def believe(ledger: Path, kernels: tuple[InstalledKernel, ...]) -> None:
             opened.record_verdict(verdict, fingerprint=fingerprint)
 
 
-def run(script: str, folder: Path, found: Recipe | None = None) -> subprocess.CompletedProcess[str]:
-    if found is not None:
-        found.save(folder / "recipe.json")
+def run(script: str, folder: Path, found: Recipe) -> subprocess.CompletedProcess[str]:
+    found.save(folder / "recipe.json")
+    return run_words(script, folder, "recipe.json", str(STEPS))
+
+
+def refusals(folder: Path, *names: str) -> dict[str, Any]:
+    """What `refused.py` says of the recipes of these names."""
+    return answer(run_words("refused.py", folder, *names))
+
+
+def run_words(script: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "RATCHET_LEDGER": str(folder / "ledger.db")}
     return subprocess.run(
-        [sys.executable, str(SCRIPTS / script), str(folder / "recipe.json"), str(STEPS)],
+        [sys.executable, str(SCRIPTS / script), *words],
         capture_output=True,
         text=True,
         env=environment,
@@ -121,29 +129,27 @@ def test_a_model_alone_says_what_it_cannot_carry(tmp_path: Path) -> None:
     assert any("carries no optimizer" in line for line in said["warnings"])
 
 
-@pytest.mark.parametrize(
-    ("device", "version", "expected"),
-    [("elsewhere", "", "was proven on another CPU"), ("", "older", "was proven with torch 0.0.1")],
-)
-def test_a_foreign_recipe_leaves_the_step_as_it_is(
-    tmp_path: Path, device: str, version: str, expected: str
-) -> None:
-    said = answer(run("foreign.py", tmp_path, recipe(FP32, device=device, version=version)))
-    assert said["as_written"]
-    assert said["active"] == []
-    (warning,) = said["warnings"]
-    assert expected in warning
-    assert "runs as written" in warning
-    assert expected in said["strict"]
-
-
-def test_a_damaged_recipe_installs_nothing(tmp_path: Path) -> None:
-    recipe(FP32).save(tmp_path / "recipe.json")
-    text = (tmp_path / "recipe.json").read_text()
-    (tmp_path / "recipe.json").write_text(text.replace('"kernel"', '"fused"'))
-    said = answer(run("refused.py", tmp_path))
-    assert "was changed after it was written" in said["error"]
-    assert said["active"] == []
+def test_a_foreign_or_damaged_recipe_installs_nothing(tmp_path: Path) -> None:
+    """In one process, as the third is refused whatever came before."""
+    recipe(FP32, device="elsewhere").save(tmp_path / "elsewhere.json")
+    recipe(FP32, version="older").save(tmp_path / "older.json")
+    recipe(FP32).save(tmp_path / "damaged.json")
+    text = (tmp_path / "damaged.json").read_text()
+    (tmp_path / "damaged.json").write_text(text.replace('"kernel"', '"fused"'))
+    expected = {
+        "elsewhere.json": "was proven on another CPU",
+        "older.json": "was proven with torch 0.0.1",
+        "damaged.json": "was changed after it was written",
+    }
+    said = refusals(tmp_path, *expected)
+    for name, why in expected.items():
+        assert why in said[name]["strict"]
+        assert said[name]["active"] == []
+    for name in ("elsewhere.json", "older.json"):
+        assert said[name]["error"] == "" and said[name]["as_written"]
+        (warning,) = said[name]["warnings"]
+        assert expected[name] in warning and "runs as written" in warning
+    assert expected["damaged.json"] in said["damaged.json"]["error"]
 
 
 @pytest.mark.slow
@@ -151,7 +157,8 @@ def test_a_kernel_unknown_to_the_ledger_is_judged_first(tmp_path: Path) -> None:
     """Whether it is faster here is the clock's; that it was judged, and how it ended, is not."""
     config = StepConfig(compile_mode="default", kernels=("rms_norm",))
     made = recipe(config)
-    said = answer(run("refused.py", tmp_path, made))
+    made.save(tmp_path / "recipe.json")
+    said = refusals(tmp_path, "recipe.json")["recipe.json"]
     fingerprint = Fingerprint(device=probe("cpu").fingerprint, software=software().fingerprint)
     with Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
         proven = [

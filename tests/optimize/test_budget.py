@@ -135,6 +135,7 @@ def test_what_a_longer_turn_found_leaves_a_short_one_its_proof(tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.compiler
 @pytest.mark.timeout(400)
 def test_a_real_turn_of_two_minutes_ends_in_time(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def short(few_rounds: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def short(few_rounds: None, loaded_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer still: these tests ask for answers, not for speed."""
     monkeypatch.setattr(plan, "LAUNCHES", 1)
     monkeypatch.setattr(plan, "MIN_LAUNCHES", 1)
@@ -178,7 +178,13 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize("what", STATES)
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(what, marks=() if at in (0, 2, 4) else THOROUGH)
+        for at, what in enumerate(STATES)
+    ],
+)
 def test_state_in_plain_attributes_is_set(judge: KernelJudge, what: str) -> None:
     state, given, wanted = STATES[what]
     source = LSTM.format(state=state, given=given)

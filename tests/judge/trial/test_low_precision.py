@@ -76,7 +76,7 @@ NEW = (
     "segment_sum_backward",
     "discounted_returns_backward",
 )
-USUAL = ("quantise_rows", "quantise_fp8_blocks", "adam_8_bit", "embedding_bag_backward")
+USUAL = ("quantise_fp8_blocks", "embedding_bag_backward")
 
 
 @python_sandbox

@@ -1,6 +1,7 @@
-"""Try to install a recipe; print why it was refused, if it was, and which kernels are active."""
+"""Try to install recipes; print what came of each and which kernels are active."""
 
 import json
+import logging
 import sys
 
 from own_model import make
@@ -8,11 +9,44 @@ from own_model import make
 import ratchet
 from ratchet.kernels.library import registry
 
-if __name__ == "__main__":
+
+class Lines(logging.Handler):
+    """Keep each message."""
+
+    def __init__(self):  # type: ignore[no-untyped-def]
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):  # type: ignore[no-untyped-def]
+        self.lines.append(record.getMessage())
+
+
+def step(batch):  # type: ignore[no-untyped-def]
+    return batch
+
+
+def attempt(recipe, strict):  # type: ignore[no-untyped-def]
     model, optimizer = make()
-    error = ""
     try:
-        ratchet.compile(lambda x: x, model, optimizer, recipe=sys.argv[1])
+        found = ratchet.compile(step, model, optimizer, recipe=recipe, strict=strict)
     except ratchet.RatchetError as caught:
-        error = str(caught)
-    print(json.dumps({"error": error, "active": sorted(registry.active())}))
+        return str(caught), None
+    return "", found
+
+
+def answer(recipe):  # type: ignore[no-untyped-def]
+    said = Lines()
+    logging.getLogger("ratchet").addHandler(said)
+    error, found = attempt(recipe, False)
+    logging.getLogger("ratchet").removeHandler(said)
+    return {
+        "error": error,
+        "as_written": found is step,
+        "warnings": said.lines,
+        "strict": attempt(recipe, True)[0],
+        "active": sorted(registry.active()),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: answer(name) for name in sys.argv[1:]}))
