@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ratchet.authors.generator.build import class_of
-from ratchet.authors.generator.form import Fold, Node, UnsupportedOp
+from ratchet.authors.generator.form import Node, UnsupportedOp
 from ratchet.authors.generator.triton.values import TYPES
 
 Call = Callable[[str], str]
@@ -46,8 +46,10 @@ class TileFolding:
 
     def ready(self, value: str, mask: str) -> str:
         """Return a value of the whole tile, neutral outside of the mask."""
-        neutral = f"tl.full((), {self.start}, {self.type})"
-        return f"tl.where({mask}, tl.cast({value}, {self.type}), {neutral})"
+        if self.kind == "bool":
+            return f"tl.where({mask}, {value}.to(tl.int32), {self.start})"
+        neutral = f"tl.full((), {self.start}, {self.type})" if self.kind in LIMITS else self.start
+        return f"tl.where({mask}, {value}, {neutral})"
 
     def joined(self, one: str, other: str) -> str:
         """Return two values taken together."""
@@ -107,8 +109,3 @@ def finisher(way: TileFolding, name: str, stored: Callable[[str], str]) -> str:
             f"    tl.store(out + c, {stored('found')}, c_in)",
         ]
     )
-
-
-def is_real(node: Fold) -> bool:
-    """Return whether a reduction is one of real numbers."""
-    return class_of(node.dtype) in ("float", "double")

@@ -83,14 +83,19 @@ class TileNest:
         read_elsewhere: frozenset[Node],
         *,
         by_columns: frozenset[str] = frozenset(),
+        stays: bool = False,
     ) -> None:
-        """`by_columns`: names of axes that neighbours in memory follow, for turned squares."""
+        """`by_columns`: axes that neighbours in memory follow, for squares that are turned.
+
+        `stays`: programs take several tiles, as they do for reductions over rows.
+        """
         self.nest, self.plan, self.evaluator, self.names = nest, plan, evaluator, names
         self.buffers = dict(evaluator.buffers)
         self.read_elsewhere = read_elsewhere
         roles = set(nest.members.values())
         self.rowwise = bool(roles & ROWWISE)
         self.folds = [(n, role) for n, role in nest.members.items() if role in FOLDED]
+        self.stays = stays or bool(self.folds)
         self.turned = False
         self.passes = passes_of(nest, plan.kept) if self.rowwise else dict.fromkeys(nest.members, 0)
         outer, inner = self._split(roles, by_columns)
@@ -149,12 +154,11 @@ class TileNest:
 
     def _launch(self, stage: WrittenStage, name: str, *, looped: bool, indent: str) -> None:
         lines = self._lines(looped)
-        grouped = bool(self.folds)
         own = WrittenStage()
         over = "1" if self.rowwise else "triton.cdiv(width, block)"
         own.host.append(f"over, tiles = {over}, triton.cdiv(height, rows)")
-        share = "_share(tiles, over)" if grouped else "_loops(tiles, over)"
-        own.host.append(f"each = {share}")
+        each = "_share(tiles, over)" if self.stays else "1"
+        own.host.append(f"each = {each}")
         own.host.append("groups = triton.cdiv(tiles, each)")
         finishes = []
         device = "device=device"
@@ -223,13 +227,17 @@ class TileNest:
         self._row_results(row)
         evaluator.pop()
         evaluator.local = set()
-        kernel.lines.append("for tile in range(group * each, tl.minimum(group * each + each, tiles)):")
-        kernel.lines += indented(row.lines)
+        if self.stays:
+            last = "tl.minimum(group * each + each, tiles)"
+            kernel.lines.append(f"for tile in range(group * each, {last}):")
+        kernel.lines += indented(row.lines) if self.stays else ["tile = group", *row.lines]
         for node, role, total in self._totals:
             way = self._way(node, node.op)
             if role == "whole fold":
                 found = way.along(way.along(total, 1), 0)
-                kernel.lines.append(f"tl.store({total}_left + pid + tl.zeros((1, 1), tl.int32), {found})")
+                kernel.lines.append(
+                    f"tl.store({total}_left + pid + tl.zeros((1, 1), tl.int32), {found})"
+                )
             elif not looped:
                 kernel.lines.append(
                     f"tl.store({total}_left + group * width + c, {way.along(total, 0)}, c_in)"
@@ -319,7 +327,9 @@ class TileNest:
         else:
             way = self._way(node, node.op)
             ready = evaluator.fresh("w")
-            body.lines.append(f"{ready} = {way.ready(evaluator.operand(value, way.kind), 'r_in & c_in')}")
+            body.lines.append(
+                f"{ready} = {way.ready(evaluator.operand(value, way.kind), 'r_in & c_in')}"
+            )
             scanned = way.scanned(ready)
             if looped:
                 carry = evaluator.fresh("k")
@@ -348,7 +358,9 @@ class TileNest:
             row.lines.append(f"{high} = tl.full((ROWS, 1), {most.start}, {most.type})")
             row.lines.append(f"{sums} = tl.full((ROWS, 1), 0, {most.type})")
             body.lines.append(f"{a}, {b} = {join}({high}, {sums}, {a}, {b})")
-        body.lines.append(f"{found} = tl.where(tl.abs({a}) == float('inf'), {a}, {a} + tl.log({b}))")
+        body.lines.append(
+            f"{found} = tl.where(tl.abs({a}) == float('inf'), {a}, {a} + tl.log({b}))"
+        )
         if looped:  # the last column holds the whole block
             last = "c == tl.minimum(start + BLOCK, width) - 1"
             body.lines.append(f"{high} = {most.along(most.ready(a, last), 1)}")

@@ -129,7 +129,9 @@ def r_tanh(x):
 def r_sinh(x):
     a = tl.abs(x)
     up = r_expm1(a)
-    large = tl.where(a > 60.0, 0.5 * tl.exp(0.5 * a) * tl.exp(0.5 * a), 0.5 * (up + up / (up + 1.0)))
+    large = tl.where(
+        a > 60.0, 0.5 * tl.exp(0.5 * a) * tl.exp(0.5 * a), 0.5 * (up + up / (up + 1.0))
+    )
     return tl.where(x < 0, -large, large)
 
 

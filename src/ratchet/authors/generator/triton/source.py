@@ -22,7 +22,7 @@ from ratchet.authors.generator.form import (
     numel,
 )
 from ratchet.authors.generator.fusion import FusionPlan, LoopNest, Stage, planned, reads_of
-from ratchet.authors.generator.triton.nests import TileNest, WrittenStage, turned_axes
+from ratchet.authors.generator.triton.nests import TileNest, WrittenStage, turned_axes, words
 from ratchet.authors.generator.triton.schedule import TileChoices
 from ratchet.authors.generator.triton.stages import HALVES, TileStage
 from ratchet.authors.generator.triton.values import TileEvaluator, rendered
@@ -75,13 +75,8 @@ def _product_tile(height, width, inner):
     )
 
 
-def _loops(tiles, over):
-    """Return the tiles that a program takes, one after the other."""
-    return triton.cdiv(tiles, max(1, {programs} // over)) if {loop} else 1
-
-
 def _share(tiles, over):
-    """Return the tiles whose reductions a program keeps in registers."""
+    """Return the tiles that a program takes, one after the other."""
     return triton.cdiv(tiles, max(1, {programs} // over))
 
 
@@ -112,7 +107,6 @@ def source_of(forms: Sequence[LoopForm], choices: TileChoices, entry: str) -> st
         row=choices.row,
         tile=choices.tile,
         programs=choices.programs,
-        loop=choices.loop,
     )
     names = ", ".join(f"x{k}" for k in range(len(forms[0].inputs)))
     main = [
@@ -249,7 +243,13 @@ class TileForm:
         ]
         turned = turned_axes(nest, addresses) if self.choices.turn else frozenset()
         writer = TileNest(
-            nest, self.plan, self.evaluator, self.names, elsewhere, by_columns=turned
+            nest,
+            self.plan,
+            self.evaluator,
+            self.names,
+            elsewhere,
+            by_columns=turned,
+            stays=self.choices.loop,
         )
         return writer.write(tag)
 
@@ -325,7 +325,9 @@ class TileForm:
             if isinstance(node, Source):
                 codes = ".view(torch.uint8)" if buffer.dtype.startswith("float8") else ""
                 lines.append(f"    {buffer.name} = {buffer.name}.contiguous(){codes}")
-        lines += [f"    {line}" for line in [*self.made, *host]]
+        spoken = words(host)
+        made = [line for line in self.made if line.partition(" ")[0] in spoken]
+        lines += [f"    {line}" for line in [*made, *host]]
         answers = []
         for node, slot in zip(self.plan.outputs, self.form.slots, strict=True):
             codes = f".view(torch.{node.dtype})" if node.dtype.startswith("float8") else ""

@@ -105,7 +105,9 @@ class TileStage:
             "over = tl.cdiv(width, ROWS)",
             "b = tl.program_id(0) // over",
         ]
-        evaluator.axis("r", "(tl.program_id(0) % over) * ROWS + tl.arange(0, ROWS)[:, None]", "width")
+        evaluator.axis(
+            "r", "(tl.program_id(0) % over) * ROWS + tl.arange(0, ROWS)[:, None]", "width"
+        )
         own = evaluator.value(node.arg, (*index, named("r", width)))
         kernel.lines.append("rank = tl.zeros((ROWS, 1), tl.int32)")
         loop = evaluator.push()
@@ -130,7 +132,9 @@ class TileStage:
         kernel.lines.append(
             evaluator.store(self.buffers[node], (*index, named("rank", width)), "r")
         )
-        stage.host.append(f"width, height = {rendered(width, host=True)}, {rendered(rows, host=True)}")
+        stage.host.append(
+            f"width, height = {rendered(width, host=True)}, {rendered(rows, host=True)}"
+        )
         text = KernelText(
             lines=kernel.lines, names=[*self.names, "width"], constants=["ROWS", "BLOCK"]
         )
@@ -158,7 +162,9 @@ class TileStage:
             "first = (band * 8 + (pid % (8 * across)) % high) * TM",
         ]
         evaluator.axis("r", "first + tl.arange(0, TM)[:, None]", "height")
-        evaluator.axis("c", "(pid % (8 * across)) // high * TN + tl.arange(0, TN)[None, :]", "width")
+        evaluator.axis(
+            "c", "(pid % (8 * across)) // high * TN + tl.arange(0, TN)[None, :]", "width"
+        )
         kernel.lines.append("acc = tl.zeros((TM, TN), tl.float32)")
         loop = evaluator.push()
         evaluator.axis("kl", "start + tl.arange(0, TK)[None, :]", "inner")

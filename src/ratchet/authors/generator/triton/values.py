@@ -259,6 +259,8 @@ class TileEvaluator:
         value = self.operand(value, class_of(dtype))
         if dtype.startswith("float8"):
             return f"{self.call('to_' + CODES[dtype])}({value})"
+        if stored_type(dtype) == TYPES[class_of(dtype)]:
+            return value
         return f"tl.cast({value}, {stored_type(dtype)})"
 
     @staticmethod
