@@ -90,7 +90,7 @@ def tile_folding(node: Node, op: str, call: Call) -> TileFolding:
     return TileFolding(op=op, kind=class_of(node.dtype), call=call)
 
 
-def finisher(way: TileFolding, name: str, stored: Callable[[str], str]) -> str:
+def finisher(way: TileFolding, name: str, stored: str) -> str:
     """Write the kernel that reduces what the programs left: [count, width] to [width]."""
     value = f"tl.load(partial + r * width + c, r_in & c_in, other={way.start})"
     return "\n".join(
@@ -106,6 +106,6 @@ def finisher(way: TileFolding, name: str, stored: Callable[[str], str]) -> str:
             f"        total = {way.joined('total', value)}",
             f"    found = {way.along('total', 0)}",
             f"    found = {way.result('found')}",
-            f"    tl.store(out + c, {stored('found')}, c_in)",
+            f"    tl.store(out + c, {stored}, c_in)",
         ]
     )

@@ -161,20 +161,15 @@ class TileNest:
         own.host.append(f"each = {each}")
         own.host.append("groups = triton.cdiv(tiles, each)")
         finishes = []
-        device = "device=device"
         for node, role, total in self._totals:
             way = self._way(node, node.op)
             out = self.buffers[node].name
             size = "groups * width" if role == "column fold" else "groups * over"
-            own.host.append(
-                f"{total}_left = torch.empty({size}, dtype=torch.{way.torch_type}, {device})"
-            )
-            kernel = f"finish_{node.op}_{way.torch_type}_{self.buffers[node].dtype}"
-            stored = self.buffers[node].dtype
-            rounded = lambda text, to=stored: self.evaluator.rounded(to, text)  # noqa: E731
-            text = finisher(way, kernel, rounded)
-            if text not in stage.kernels:
-                own.kernels.append(text)
+            form = f"{size}, dtype=torch.{way.torch_type}, device=device"
+            own.host.append(f"{total}_left = torch.empty({form})")
+            kernel = f"{name}_{node.op}_{len(finishes)}"
+            value = self.evaluator.rounded(self.buffers[node].dtype, "found")
+            own.kernels.append(finisher(way, kernel, value))
             wide = "groups, width" if role == "column fold" else "groups * over, 1"
             few = "64, 64" if role == "column fold" else "1024, 1"
             count = "triton.cdiv(width, 64)" if role == "column fold" else "1"
@@ -248,9 +243,11 @@ class TileNest:
         """Write what clears a program's own part of a column's totals."""
         return [
             *self._blocks(
-                ["c = start + tl.arange(0, BLOCK)[None, :]"]
-                + [f"none = tl.full((1, BLOCK), {way.start}, {way.type})"]
-                + [f"tl.store({total}_left + group * width + c, none, c < width)"]
+                [
+                    "c = start + tl.arange(0, BLOCK)[None, :]",
+                    f"none = tl.full((1, BLOCK), {way.start}, {way.type})",
+                    f"tl.store({total}_left + group * width + c, none, c < width)",
+                ]
             ),
             "tl.debug_barrier()",
         ]
@@ -327,9 +324,8 @@ class TileNest:
         else:
             way = self._way(node, node.op)
             ready = evaluator.fresh("w")
-            body.lines.append(
-                f"{ready} = {way.ready(evaluator.operand(value, way.kind), 'r_in & c_in')}"
-            )
+            value = evaluator.operand(value, way.kind)
+            body.lines.append(f"{ready} = {way.ready(value, 'r_in & c_in')}")
             scanned = way.scanned(ready)
             if looped:
                 carry = evaluator.fresh("k")
@@ -358,9 +354,8 @@ class TileNest:
             row.lines.append(f"{high} = tl.full((ROWS, 1), {most.start}, {most.type})")
             row.lines.append(f"{sums} = tl.full((ROWS, 1), 0, {most.type})")
             body.lines.append(f"{a}, {b} = {join}({high}, {sums}, {a}, {b})")
-        body.lines.append(
-            f"{found} = tl.where(tl.abs({a}) == float('inf'), {a}, {a} + tl.log({b}))"
-        )
+        body.lines.append(f"{found} = {a} + tl.log({b})")
+        body.lines.append(f"{found} = tl.where(tl.abs({a}) == float('inf'), {a}, {found})")
         if looped:  # the last column holds the whole block
             last = "c == tl.minimum(start + BLOCK, width) - 1"
             body.lines.append(f"{high} = {most.along(most.ready(a, last), 1)}")

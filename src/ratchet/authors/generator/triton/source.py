@@ -176,12 +176,9 @@ class TileForm:
                 continue
             else:
                 written = self._alone(stage.node, tag, None)
-            kernels += [one for one in written.kernels if one not in kernels]
+            kernels += written.kernels
             host += written.host
-        own = [text.replace("def finish_", f"def finish_{self.number}_") for text in kernels]
-        host = [line.replace("finish_", f"finish_{self.number}_", 1) if line.lstrip().startswith(
-            "finish_") else line for line in host]  # fmt: skip
-        return "\n\n\n".join([*own, self._fits(), self._function(host)])
+        return "\n\n\n".join([*kernels, self._fits(), self._function(host)])
 
     # --- memory
 
