@@ -64,7 +64,7 @@ def test_random_programs_are_right(judge: KernelJudge, batch: int) -> None:
         ("layer_norm_backward", 1),
         ("linear_swiglu_backward", 2),
         ("conv_scale_silu", 3),
-        ("embedding_backward", 4),
+        ("embedding_with_positions_backward", 4),
         ("quantise_groups", None),
     ],
 )

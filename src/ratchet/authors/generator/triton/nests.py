@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ratchet.authors.generator.evaluate import Buffer
 from ratchet.authors.generator.extent import ONE, ZERO, Extent, named, product_of, unflattened
 from ratchet.authors.generator.form import Fold, Node, Scan
 from ratchet.authors.generator.fusion import FusionPlan, Index, LoopNest, Role, passes_of
@@ -57,8 +57,6 @@ class KernelText:
 
 def words(lines: Sequence[str]) -> set[str]:
     """Return the identifiers in lines."""
-    import re
-
     return set(re.findall(r"[A-Za-z_]\w*", "\n".join(lines)))
 
 
@@ -388,8 +386,3 @@ def turned_axes(nest: LoopNest, addresses: Sequence[Extent]) -> frozenset[str]:
             if address.factor_of(name) == ONE:
                 return frozenset([name])
     return frozenset()
-
-
-def buffer_names(buffers: Sequence[Buffer]) -> list[str]:
-    """Return the names of memory, each once."""
-    return list(dict.fromkeys(one.name for one in buffers))
