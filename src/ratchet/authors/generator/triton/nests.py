@@ -135,19 +135,19 @@ class TileNest:
 
     # --- kernels
 
-    def write(self, number: int) -> WrittenStage:
-        """Return the nest's kernels and their launches."""
+    def write(self, tag: str) -> WrittenStage:
+        """Return the nest's kernels, whose names end with `tag`, and their launches."""
         stage = WrittenStage()
         height, width = rendered(self.height, host=True), rendered(self.width, host=True)
         stage.host += [f"height, width = {height}, {width}"]
         if not self.rowwise:
             stage.host.append(f"rows, block = _tile(height, width, {self.turned})")
-            self._launch(stage, f"nest_{number}", looped=False, indent="")
+            self._launch(stage, f"nest_{tag}", looped=False, indent="")
             return stage
         stage.host += ["rows, block = _row_tile(height, width)", "if block >= width:"]
-        self._launch(stage, f"nest_{number}", looped=False, indent="    ")
+        self._launch(stage, f"nest_{tag}", looped=False, indent="    ")
         stage.host.append("else:")
-        self._launch(stage, f"nest_{number}_long", looped=True, indent="    ")
+        self._launch(stage, f"nest_{tag}_long", looped=True, indent="    ")
         return stage
 
     def _launch(self, stage: WrittenStage, name: str, *, looped: bool, indent: str) -> None:
@@ -158,7 +158,7 @@ class TileNest:
         each = "_share(tiles, over)" if self.stays else "1"
         own.host.append(f"each = {each}")
         own.host.append("groups = triton.cdiv(tiles, each)")
-        finishes = []
+        finishes: list[str] = []
         for node, role, total in self._totals:
             way = self._way(node, node.op)
             out = self.buffers[node].name

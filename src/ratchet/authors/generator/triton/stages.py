@@ -25,8 +25,8 @@ HALVES: Final = ("bfloat16", "float16")
 class TileStage:
     """Writes the stages that are no loop nests."""
 
-    def __init__(self, number: int, evaluator: TileEvaluator, names: Sequence[str]) -> None:
-        self.number, self.evaluator, self.names = number, evaluator, names
+    def __init__(self, tag: str, evaluator: TileEvaluator, names: Sequence[str]) -> None:
+        self.tag, self.evaluator, self.names = tag, evaluator, names
         self.buffers = evaluator.buffers
 
     def write(self, node: Node, epilogue: LoopNest | None) -> WrittenStage:
@@ -75,8 +75,8 @@ class TileStage:
                 return f"tl.store({where}, {value}, {mask})"
             return f"tl.atomic_add({where}, {value}, {mask}, sem='relaxed')"
 
-        self._flat(stage, f"fill_{self.number}", node.shape, fill)
-        self._flat(stage, f"scatter_{self.number}", node.source.shape, scatter)
+        self._flat(stage, f"fill_{self.tag}", node.shape, fill)
+        self._flat(stage, f"scatter_{self.tag}", node.source.shape, scatter)
         return stage
 
     def _flat(
@@ -139,7 +139,7 @@ class TileStage:
             lines=kernel.lines, names=[*self.names, "width"], constants=["ROWS", "BLOCK"]
         )
         grid = "height * triton.cdiv(width, 32)"
-        stage.launch(f"order_{self.number}", grid, text, "ROWS=32, BLOCK=64")
+        stage.launch(f"order_{self.tag}", grid, text, "ROWS=32, BLOCK=64")
         return stage
 
     # --- matrix product
@@ -199,7 +199,7 @@ class TileStage:
         ]
         grid = "batch * triton.cdiv(height, tm) * triton.cdiv(width, tn)"
         stage.launch(
-            f"product_{self.number}", grid, text, "TM=tm, TN=tn, TK=tk, **_matrix_options()"
+            f"product_{self.tag}", grid, text, "TM=tm, TN=tn, TK=tk, **_matrix_options()"
         )
         return stage
 
