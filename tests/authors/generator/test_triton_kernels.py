@@ -63,7 +63,7 @@ def test_random_programs_are_right(judge: KernelJudge, batch: int) -> None:
         ("softmax", None),
         ("layer_norm_backward", 1),
         ("linear_swiglu_backward", 2),
-        ("conv_scale_silu", 3),
+        ("route_top_k_backward", 3),
         ("embedding_with_positions_backward", 4),
         ("quantise_groups", None),
     ],
