@@ -14,7 +14,6 @@ from ratchet.authors.author import Schedule
 from ratchet.authors.generator import space_for
 from ratchet.authors.generator.form import UnsupportedOp
 from ratchet.authors.generator.triton.schedule import TILE_OPTIONS
-from ratchet.authors.search.static_rank import static_rank
 from ratchet.judge.decided import Decided
 from ratchet.judge.static_profile.inspection import inspect_kernel
 from ratchet.judge.trial.interpreted import interpreted
@@ -81,7 +80,6 @@ def test_a_kernel_compiles_for_every_gpu(name: str) -> None:
     assert {
         gpu: (one["error"], bool(one["kernels"])) for gpu, one in found.items()
     } == dict.fromkeys(GPUS, (None, True))
-    assert static_rank({"targets": found})[0] < 1e-3
 
 
 def test_a_long_row_is_read_block_by_block() -> None:

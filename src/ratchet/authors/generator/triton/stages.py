@@ -198,9 +198,7 @@ class TileStage:
             "tm, tn, tk = _product_tile(height, width, inner)",
         ]
         grid = "batch * triton.cdiv(height, tm) * triton.cdiv(width, tn)"
-        stage.launch(
-            f"product_{self.tag}", grid, text, "TM=tm, TN=tn, TK=tk, **_matrix_options()"
-        )
+        stage.launch(f"product_{self.tag}", grid, text, "TM=tm, TN=tn, TK=tk, **_matrix_options()")
         return stage
 
     def _factor(self, node: Node, index: Index, tags: frozenset[str], kind: str) -> str:
