@@ -1,9 +1,10 @@
 """List which of a suite's problems the generator takes, and which op stops each other one.
 
     python benchmarks/generator_coverage.py [--suite training] [--like PATTERN] [--compile]
+        [--language cpp|triton] [--targets gfx942,sm_90]
 
 The last line is JSON: `problems`, `covered`, `uncovered_ops`. `--compile` also compiles each
-kernel's default schedule (it is not run).
+kernel's default schedule (it is not run): Triton for each of the targets.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from collections import Counter
 
 from ratchet.authors.generator import space_for
 from ratchet.authors.generator.form import UnsupportedOp
-from ratchet.errors import RatchetError
+from ratchet.errors import KernelError, RatchetError
+from ratchet.judge.static_profile.inspection import inspect_kernel
+from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.cpp import compile_kernel
+from ratchet.kernels.problem import Problem
 from ratchet.kernels.suites import load_suite
 
 
@@ -27,6 +31,8 @@ def main() -> None:
     parser.add_argument("--suite", default="training")
     parser.add_argument("--like", default="*")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--language", choices=("cpp", "triton"), default="cpp")
+    parser.add_argument("--targets", default="gfx90a,gfx942,gfx950,gfx1100,gfx1201,sm_90")
     asked = parser.parse_args()
     problems = [one for one in load_suite(asked.suite) if fnmatch.fnmatch(one.name, asked.like)]
     covered = 0
@@ -34,10 +40,11 @@ def main() -> None:
     for problem in problems:
         began = time.monotonic()
         try:
-            space = space_for(problem.at("cpu", "ci"))
+            small = problem.at("cpu", "ci")
+            space = space_for(small, device="cpu" if asked.language == "cpp" else "cuda")
             kernel = space.kernel(space.first()[0])
             if asked.compile:
-                compile_kernel(kernel)
+                compiled(kernel, small, asked.targets.split(","))
             covered += 1
             said = "covered"
         except UnsupportedOp as error:
@@ -53,6 +60,17 @@ def main() -> None:
         "uncovered_ops": dict(stopped.most_common()),
     }
     print(json.dumps(answer))
+
+
+def compiled(kernel: Kernel, problem: Problem, targets: list[str]) -> None:
+    """Compile a kernel; a KernelError says what went wrong, and where."""
+    if kernel.language == "cpp":
+        compile_kernel(kernel)
+        return
+    found = inspect_kernel(kernel, problem, targets)["targets"]
+    wrong = [f"{name}: {one['error']}" for name, one in found.items() if one["error"]]
+    if wrong:
+        raise KernelError("; ".join(wrong))
 
 
 if __name__ == "__main__":

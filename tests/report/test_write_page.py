@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from html_pages import CHROMIUM, in_chromium, tags
 
+from ratchet.authors.files import write_files
 from ratchet.authors.result import AuthorRow, WritingResult, WrittenKernel, WrittenRow
 from ratchet.report.write_page import coloured, lineage, progress_plot, render_write_page
 from ratchet.report.write_terminal import print_writing
@@ -154,6 +155,31 @@ def test_the_terminal_shows_the_verdict_s_figure(capsys: pytest.CaptureFixture[s
     assert "1.42x (1.30 to 1.55), 98.3 % interval" in text
     assert "1.50x" not in text
     assert "no kernel for aten.fft" in text
+
+
+def without_gpu() -> WritingResult:
+    verdict = BEST.verdict | {"speedup": {"vs_reference": None, "vs_compile": None}}
+    best = msgspec.structs.replace(
+        BEST, language="triton", status="correct", reason="right; no GPU", verdict=verdict
+    )
+    static = {"targets": {"gfx942": {"error": "made up", "kernels": [], "bounds": []}}}
+    return changed(best=best, status="correct", static=static)
+
+
+def test_a_kernel_that_nothing_could_time_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    print_writing(without_gpu(), {})
+    text = " ".join(capsys.readouterr().out.split())
+    assert "This kernel was not timed: there is no GPU here" in text
+    assert "made up" in text and "1.42x" not in text
+
+
+def test_a_kernel_that_nothing_could_time_is_written(tmp_path: Path) -> None:
+    paths = write_files(without_gpu(), tmp_path, render_write_page)
+    assert Path(paths["kernel"]).read_text() == BEST.source
+    slow = msgspec.structs.replace(BEST, status="correct")
+    assert "kernel" not in write_files(
+        changed(best=slow, status="correct"), tmp_path, render_write_page
+    )
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ratchet.authors.result import WritingResult
+from ratchet.authors.result import WritingResult, WrittenKernel
 from ratchet.errors import RatchetError
 from ratchet.files import why_not_new_folder
 
@@ -55,16 +55,23 @@ def write_page(result: WritingResult, out: Path, render: Render) -> Path:
 def write_files(result: WritingResult, out: Path, render: Render) -> dict[str, str]:
     """Write the files of a run that has ended; return the paths by kind.
 
-    The kernel is written only if it is proven. One of an earlier run stays otherwise.
+    The kernel is written only if it is proven, or right where nothing can time it. One of an
+    earlier run stays otherwise.
     """
     paths: dict[str, Path] = {}
-    if result.best is not None and result.status == "proven":
+    if result.best is not None and (result.status == "proven" or untimed(result.best)):
         paths["kernel"] = out / f"kernel{ENDINGS.get(result.best.language, '.py')}"
         _replace(paths["kernel"], result.best.source)
     paths["result"] = out / "result.json"
     _replace(paths["result"], json.dumps(result.to_json(), indent=1))
     paths["page"] = write_page(result, out, render)
     return {kind: str(path) for kind, path in paths.items()}
+
+
+def untimed(kernel: WrittenKernel) -> bool:
+    """Return whether a kernel is right and its machine had no device to time it on."""
+    on_gpu = "device" in (kernel.verdict.get("environment") or {})
+    return kernel.status == "correct" and kernel.language == "triton" and not on_gpu
 
 
 def write_summary(result: WorkloadWriting, out: Path) -> dict[str, str]:

@@ -10,10 +10,12 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ratchet.authors.files import untimed
 from ratchet.authors.result import WritingResult
 from ratchet.authors.run import RunEvent
 from ratchet.authors.shares import WorkloadWriting
 from ratchet.report.console import heading, make_console, table, verbatim
+from ratchet.report.static_table import print_static
 from ratchet.report.verdict_words import (
     measured_speedups,
     show_confidence,
@@ -21,7 +23,7 @@ from ratchet.report.verdict_words import (
     show_status,
 )
 from ratchet.report.words import show_ratio, show_time
-from ratchet.report.write_words import ESTIMATE, author_words, headline, stop_words
+from ratchet.report.write_words import ESTIMATE, UNTIMED, author_words, headline, stop_words
 
 
 def print_writing(
@@ -37,6 +39,9 @@ def print_writing(
             out.print(f"against {title}: {show_speedup(ratio)}, {show_confidence(ratio)}")
         out.print(f"{result.best.reason}")
         out.print(f"{result.best.name}, {result.best.language}, by {result.best.author}")
+        if untimed(result.best):
+            out.print(UNTIMED)
+            print_static(out, result.static)
     if result.stopped != "recalled":
         heading(out, "Authors")
         out.print(table(("author", "proposals", "right", "why"), author_words(result)))

@@ -22,6 +22,11 @@ ESTIMATE: Final = (
     "was chosen is timed again by a verdict of its own, and only that figure is a result."
 )
 
+UNTIMED: Final = (
+    "This kernel was not timed: there is no GPU here. Right kernels were ranked by their static "
+    "profile for AMD, which is an estimate. Judge it on a GPU before you use it."
+)
+
 
 def headline(result: WritingResult) -> str:
     """Return the run in one sentence."""

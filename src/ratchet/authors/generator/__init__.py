@@ -1,4 +1,4 @@
-"""A generator of C++ kernels with a schedule space. Importing it does not import torch."""
+"""A generator of kernels in C++ and Triton. Importing it does not import torch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 def space_for(problem: Problem, *, device: str = "cpu") -> Space:
     """Return the schedules that a problem's generated kernels can have.
 
+    They are in C++ for the device `cpu`, and in Triton for `cuda`.
+
     Raises:
         UnsupportedOp: the reference has an op that the generator does not know.
     """
@@ -19,4 +21,8 @@ def space_for(problem: Problem, *, device: str = "cpu") -> Space:
     from ratchet.authors.generator.space import GeneratedSpace, options_of
 
     forms = forms_of(problem)
+    if device != "cpu":
+        from ratchet.authors.generator.triton.space import triton_space
+
+        return triton_space(problem, forms)
     return GeneratedSpace(problem=problem, forms=forms, options=options_of(forms))

@@ -107,10 +107,13 @@ class FusionPlan:
     """Nodes that get memory, outputs among them."""
 
 
-def planned(form: LoopForm, *, fuse: bool = True) -> FusionPlan:
-    """Return the stages of a form; without `fuse`, every node that gets memory has its own."""
+def planned(form: LoopForm, *, fuse: bool = True, factors: bool = True) -> FusionPlan:
+    """Return the stages of a form; without `fuse`, every node that gets memory has its own.
+
+    `factors`: the factors of products get memory.
+    """
     outputs = _apart(form.outputs)
-    kept = _kept(outputs)
+    kept = _kept(outputs, factors)
     stages: list[Stage] = []
     home: dict[Node, int] = {}
     read = {one for node in kept for one, _ in reads_of(node, _own_index(node), kept)}
@@ -142,13 +145,13 @@ def _ordered(outputs: Sequence[Node]) -> list[Node]:
     return LoopForm(inputs=(), outputs=tuple(outputs), slots=(), scalars=()).nodes()
 
 
-def _kept(outputs: Sequence[Node]) -> set[Node]:
+def _kept(outputs: Sequence[Node], factors: bool) -> set[Node]:
     kept = set(outputs)
     for node in _ordered(outputs):
         if isinstance(node, Fold | Scan | Scatter | Order | Matmul):
             kept.add(node)
         operands: tuple[Node, ...] = ()
-        if isinstance(node, Matmul):
+        if isinstance(node, Matmul) and factors:
             operands = (node.left, node.right)
         if isinstance(node, Order):
             operands = (node.arg,)

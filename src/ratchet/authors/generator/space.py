@@ -98,12 +98,12 @@ def options_of(forms: tuple[LoopForm, ...]) -> dict[str, tuple[str, ...]]:
     operations = {node.op for form in forms for node in form.nodes() if isinstance(node, Map)}
     if "div" not in operations:
         del options["division"]
-    if not any(_turns(form) for form in forms):
+    if not any(turns(form) for form in forms):
         del options["tile"]
     return options
 
 
-def _turns(form: LoopForm) -> bool:
+def turns(form: LoopForm) -> bool:
     """Return whether a view swaps dimensions, so that loops may run in squares."""
     for node in form.nodes():
         if isinstance(node, View):

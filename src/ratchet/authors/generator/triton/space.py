@@ -1,0 +1,72 @@
+"""The schedules of one problem's generated Triton kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ratchet.authors.author import Schedule
+from ratchet.authors.generator.form import LoopForm, Matmul
+from ratchet.authors.generator.fusion import LoopNest, planned
+from ratchet.authors.generator.space import GeneratedSpace, turns
+from ratchet.authors.generator.triton.nests import FOLDED, ROWWISE
+from ratchet.authors.generator.triton.schedule import TILE_OPTIONS, read_tiles
+from ratchet.authors.generator.triton.source import source_of
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class TritonSpace(GeneratedSpace):
+    """A problem's forms, and the choices that matter for their kernels in Triton."""
+
+    def features(self, schedule: Schedule) -> tuple[float, ...]:
+        """Return numbers of the problem, then of the schedule."""
+        given = dict(schedule)
+        own = (
+            float(values.index(given[name])) if given.get(name) in values else 0.0
+            for name, values in TILE_OPTIONS.items()
+        )
+        return (*self._problem_features, *own)
+
+    def kernel(self, schedule: Schedule) -> Kernel:
+        """Return the kernel that `schedule` gives."""
+        entry = self.problem.name if self.problem.name.isidentifier() else "generated"
+        return Kernel(
+            name=f"{self.problem.name}:generated:triton",
+            language="triton",
+            source=source_of(self.forms, read_tiles(schedule), entry),
+            entry=entry,
+        )
+
+
+def triton_space(problem: Problem, forms: tuple[LoopForm, ...]) -> TritonSpace:
+    """Return a problem's schedules.
+
+    Raises:
+        UnsupportedOp: a part of a form has no Triton.
+    """
+    space = TritonSpace(problem=problem, forms=forms, options=tile_options(forms))
+    space.kernel(space.first()[0])
+    return space
+
+
+def tile_options(forms: tuple[LoopForm, ...]) -> dict[str, tuple[str, ...]]:
+    """Return the choices that matter for these forms."""
+    plans = [planned(form, factors=False) for form in forms]
+    nests = [stage for plan in plans for stage in plan.stages if isinstance(stage, LoopNest)]
+    roles = {role for nest in nests for role in nest.members.values()}
+    options = dict(TILE_OPTIONS)
+    if sum(len(nest.members) for nest in nests) == len(nests):
+        del options["fuse"]
+    if not roles & ROWWISE:
+        del options["row"]
+    if not roles & FOLDED:
+        options["programs"] = TILE_OPTIONS["programs"][:2]
+    if not nests:
+        del options["loop"]
+    if not any(turns(form) for form in forms):
+        del options["turn"]
+    if not any(isinstance(node, Matmul) for form in forms for node in form.nodes()):
+        for name in ("prologue", "product", "matrix_instr_nonkdim"):
+            del options[name]
+    return options

@@ -1,0 +1,338 @@
+"""Triton for the value of a node at an index: temporaries in nested scopes, masks, loads, stores.
+
+A tile's values have shape [rows, columns]; what does not depend on an axis has size 1 along it, and
+what depends on none is a scalar.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from ratchet.authors.generator.build import class_of
+from ratchet.authors.generator.evaluate import CODES, INFIX, LOGIC, Buffer
+from ratchet.authors.generator.extent import Extent, Name, named
+from ratchet.authors.generator.form import (
+    Choice,
+    Constant,
+    Map,
+    Node,
+    Position,
+    UnsupportedOp,
+    View,
+)
+from ratchet.authors.generator.fusion import Index
+
+TYPES: Final = {
+    "float": "tl.float32",
+    "double": "tl.float64",
+    "int64_t": "tl.int64",
+    "int32_t": "tl.int32",
+    "bool": "tl.int1",
+}
+"""Triton's types that values are computed in."""
+DIRECT: Final = {
+    **{name: f"tl.{name}" for name in ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin")},
+    **{name: f"tl.{name}" for name in ("cos", "floor", "ceil", "abs", "erf", "sigmoid", "fma")},
+}
+HELPED: Final = frozenset(
+    [
+        *("max", "min", "relu", "reciprocal", "isinf", "isfinite", "sign", "trunc", "round"),
+        *("expm1", "log1p", "tanh", "sinh", "cosh", "asinh", "tan", "log10", "pow", "fmod"),
+        *("remainder", "floor_div", "trunc_div"),
+    ]
+)
+"""Operations that are functions of the prelude."""
+WHOLE: Final = frozenset(["max", "min", "fmod", "remainder", "pow"])
+"""Those of them that whole numbers compute in another way."""
+LOADED_AS: Final = {
+    "bfloat16": "tl.float32",
+    "float16": "tl.float32",
+    "int8": "tl.int32",
+    "uint8": "tl.int32",
+}
+Tags = frozenset[str]
+
+
+def rendered(extent: Extent, *, host: bool = False) -> str:
+    """Return an extent as Python, for a kernel or for its caller."""
+    if not extent.terms:
+        return "0"
+    parts = []
+    for product, factor in extent.terms:
+        names = []
+        for atom in product:
+            if isinstance(atom, Name):
+                names.append(atom.name)
+                continue
+            left, right = rendered(atom.left, host=host), rendered(atom.right, host=host)
+            if atom.relation in ("min", "max"):
+                call = atom.relation if host else f"tl.{atom.relation}imum"
+                names.append(f"{call}({left}, {right})")
+            else:
+                names.append(f"({left} {'//' if atom.relation == '/' else '%'} {right})")
+        if factor != 1 or not names:
+            names.insert(0, str(factor))
+        parts.append(" * ".join(names))
+    joined = " + ".join(parts)
+    return joined if joined.isalnum() or joined.isidentifier() else f"({joined})"
+
+
+@dataclass
+class TileScope:
+    """Lines of a kernel and the values that they define."""
+
+    lines: list[str] = field(default_factory=list)
+    values: dict[tuple[Node, Index, tuple[str, ...]], str] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+
+
+class TileEvaluator:
+    """Writes the values of nodes as temporaries into a stack of scopes."""
+
+    def __init__(self, buffers: Mapping[Node, Buffer]) -> None:
+        self.buffers = buffers
+        self.scopes: list[TileScope] = [TileScope()]
+        self.used: set[str] = set()
+        """Functions of the prelude that the code calls."""
+        self.local: set[Node] = set()
+        """Nodes with memory that the stage computes itself, element by element."""
+        self.tags: dict[str, Tags] = {}
+        """The axes of the tile that a name depends on."""
+        self.guards: tuple[str, ...] = ()
+        """Conditions under which the index lies inside of a tensor."""
+        self._count = 0
+
+    def fresh(self, kind: str = "v") -> str:
+        """Return a new name."""
+        self._count += 1
+        return f"{kind}{self._count}"
+
+    def axis(self, name: str, text: str, bound: str) -> None:
+        """Define an index along an axis of the tile in the innermost scope, and its mask."""
+        scope = self.scopes[-1]
+        scope.lines += [f"{name} = {text}", f"{name}_in = {name} < {bound}"]
+        scope.names |= {name, f"{name}_in"}
+        self.tags[name] = frozenset([name])
+
+    def push(self) -> TileScope:
+        """Open a scope."""
+        self.scopes.append(TileScope())
+        return self.scopes[-1]
+
+    def pop(self) -> TileScope:
+        """Close the innermost scope."""
+        return self.scopes.pop()
+
+    def depth_of(self, names: Tags | set[str]) -> int:
+        """Return the innermost scope that defines one of the names."""
+        depths = (k for k in range(len(self.scopes) - 1, -1, -1) if self.scopes[k].names & names)
+        return next(depths, 0)
+
+    def tags_of(self, names: Tags | set[str]) -> Tags:
+        """Return the axes that names depend on."""
+        return frozenset(tag for name in names for tag in self.tags.get(name, ()))
+
+    def define(self, text: str, needs: Tags | set[str]) -> str:
+        """Define a temporary as early as what it needs is known; return its name."""
+        scope = self.scopes[self.depth_of(needs)]
+        name = self.fresh()
+        scope.lines.append(f"{name} = {text}")
+        scope.names.add(name)
+        self.tags[name] = self.tags_of(needs)
+        return name
+
+    def declare(self, name: str, tags: Tags, node: Node | None = None, index: Index = ()) -> None:
+        """Note a name that the innermost scope's text defines, as a node's value if one is given.
+
+        The text itself is the caller's.
+        """
+        self.scopes[-1].names.add(name)
+        self.tags[name] = tags
+        if node is not None:
+            self.scopes[-1].values[(node, index, ())] = name
+
+    def mask(self, tags: Tags) -> str:
+        """Return the condition under which every one of the axes is inside."""
+        return " & ".join(f"{tag}_in" for tag in sorted(tags)) or "True"
+
+    def call(self, function: str) -> str:
+        """Return the name of a function of the prelude."""
+        self.used.add(function)
+        return f"r_{function}"
+
+    # --- values
+
+    def value(self, node: Node, index: Index) -> str:
+        """Return a temporary or a literal with the node's value at the index."""
+        for count in range(len(self.guards) + 1):
+            key = (node, index, self.guards[:count])
+            for scope in reversed(self.scopes):
+                if key in scope.values:
+                    return scope.values[key]
+        name = self._computed(node, index)
+        depth = self.depth_of({name}) if name.isidentifier() else 0
+        self.scopes[depth].values[(node, index, self.guards)] = name
+        return name
+
+    def _computed(self, node: Node, index: Index) -> str:
+        if node in self.buffers and node not in self.local:
+            return self.load(self.buffers[node], index)
+        if isinstance(node, Constant):
+            return literal(node)
+        if isinstance(node, Position):
+            own = node.value.replace(own_axes(index))
+            return self.define(f"tl.cast({rendered(own)}, tl.int64)", own.names)
+        if isinstance(node, View):
+            return self._view(node, index)
+        if isinstance(node, Choice):
+            return self._choice(node, index)
+        if isinstance(node, Map):
+            args = [self.value(one, index) for one in node.args]
+            if node.op == "copy":
+                return args[0]
+            kinds = [class_of(one.dtype) for one in node.args]
+            return self.define(self._operation(node, args, kinds), _identifiers(args))
+        raise UnsupportedOp(type(node).__name__.lower(), "inside of another computation")
+
+    def _view(self, node: View, index: Index) -> str:
+        own = own_axes(index)
+        places: list[Extent] = []
+        for place in node.places:
+            if isinstance(place, Extent):
+                places.append(place.replace(own))
+                continue
+            text = self.value(place, index)
+            places.append(named(text if text.isidentifier() else self.define(text, set())))
+        return self.value(node.arg, tuple(places))
+
+    def _choice(self, node: Choice, index: Index) -> str:
+        conditions = [one.replace(own_axes(index)) for one in node.when]
+        names = frozenset(name for one in conditions for name in one.names)
+        inside = self.define(" & ".join(f"({rendered(c)} >= 0)" for c in conditions), names)
+        outside = self.define(" | ".join(f"({rendered(c)} < 0)" for c in conditions), names)
+        before, texts = self.guards, []
+        for guard, part in ((inside, node.arg), (outside, node.other)):
+            self.guards = (*before, guard)
+            texts.append(self.operand(self.value(part, index), class_of(node.dtype)))
+        self.guards = before
+        return self.define(
+            f"tl.where({inside}, {texts[0]}, {texts[1]})", _identifiers([inside, *texts])
+        )
+
+    def load(self, buffer: Buffer, index: Index) -> str:
+        """Return a temporary with an element of a buffer."""
+        address = buffer.address(index)
+        needs = address.names | set(self.guards)
+        place, mask = self.place(buffer, address, self.tags_of(needs), self.guards)
+        masked = f", {mask}, other=0" if mask else ""
+        text = f"tl.load({place}{masked})"
+        if buffer.dtype in LOADED_AS:
+            text += f".to({LOADED_AS[buffer.dtype]})"
+        if buffer.dtype.startswith("float8"):
+            text = f"{self.call('from_' + CODES[buffer.dtype])}({text})"
+        return self.define(text, needs)
+
+    def place(
+        self, buffer: Buffer, address: Extent, tags: Tags, guards: Sequence[str] = ()
+    ) -> tuple[str, str]:
+        """Return the pointers of elements along some axes, and the mask of those inside."""
+        parts = [buffer.name]
+        if address.terms:
+            parts.append(rendered(address))
+        parts += [f"{tag} * 0" for tag in sorted(tags - self.tags_of(address.names))]
+        mask = " & ".join([*(f"{tag}_in" for tag in sorted(tags)), *guards])
+        return " + ".join(parts), mask
+
+    def store(self, buffer: Buffer, index: Index, value: str, tags: Tags = frozenset()) -> str:
+        """Return the statement that stores a value, whose shape has `tags` as well as its own."""
+        address = buffer.address(index)
+        every = tags | self.tags_of(address.names | _identifiers([value]))
+        place, mask = self.place(buffer, address, every)
+        masked = f", {mask}" if mask else ""
+        return f"tl.store({place}, {self.rounded(buffer.dtype, value)}{masked})"
+
+    def rounded(self, dtype: str, value: str) -> str:
+        """Return a value as it is stored."""
+        value = self.operand(value, class_of(dtype))
+        if dtype.startswith("float8"):
+            return f"{self.call('to_' + CODES[dtype])}({value})"
+        if stored_type(dtype) == TYPES[class_of(dtype)]:
+            return value
+        return f"tl.cast({value}, {stored_type(dtype)})"
+
+    @staticmethod
+    def operand(text: str, kind: str) -> str:
+        """Return a literal as a tensor of its type; other texts as they are."""
+        return text if text.isidentifier() else f"tl.full((), {text}, {TYPES[kind]})"
+
+    def _operation(self, node: Map, args: Sequence[str], kinds: Sequence[str]) -> str:
+        op, kind = node.op, class_of(node.dtype)
+        of_whole = kind in ("int64_t", "int32_t", "bool")
+        tensors = [self.operand(text, one) for text, one in zip(args, kinds, strict=True)]
+        if op == "cast":
+            return self._cast(node, tensors[0])
+        if op == "where":
+            return f"tl.where({tensors[0]}, {tensors[1]}, {tensors[2]})"
+        if op == "not":
+            return f"{tensors[0]} == 0"
+        if op == "isnan":
+            return f"{tensors[0]} != {tensors[0]}"
+        if op == "div" and of_whole:
+            raise UnsupportedOp("division of whole numbers")
+        if op in LOGIC or op in INFIX:
+            sign = LOGIC.get(op) or INFIX[op]
+            one_is_tensor = any(text.isidentifier() for text in args)
+            left, right = args if one_is_tensor else tensors
+            return f"{left} {sign} {right}"
+        if op == "neg":
+            return f"-{tensors[0]}"
+        if op == "square":
+            return f"{tensors[0]} * {tensors[0]}"
+        if op in DIRECT:
+            return f"{DIRECT[op]}({', '.join(tensors)})"
+        if op not in HELPED or (op == "pow" and of_whole):
+            raise UnsupportedOp(op, "in Triton")
+        if of_whole and op in WHOLE:
+            if op in ("max", "min"):
+                return f"tl.{op}imum({', '.join(tensors)})"
+            op = f"whole_{op}"
+        return f"{self.call(op)}({', '.join(tensors)})"
+
+    @staticmethod
+    def _cast(node: Map, value: str) -> str:
+        old, new = node.args[0].dtype, node.dtype
+        if new == "bool":
+            return f"{value} != 0"
+        if new in ("int8", "uint8") and old not in ("bool", new):
+            return f"tl.cast({value}, tl.int32).to(tl.{new}).to(tl.int32)"
+        return f"tl.cast({value}, {TYPES[class_of(new)]})"
+
+
+def own_axes(index: Index) -> dict[str, Extent]:
+    """Return the extents of a node's own axes at an index."""
+    return dict(zip((f"#{k}" for k in range(len(index))), index, strict=True))
+
+
+def stored_type(dtype: str) -> str:
+    """Return Triton's type of what lies in memory; fp8 codes are bytes."""
+    if dtype.startswith("float8"):
+        return "tl.uint8"
+    return "tl.int1" if dtype == "bool" else f"tl.{dtype}"
+
+
+def literal(node: Constant) -> str:
+    """Return a constant in Python."""
+    kind, value = class_of(node.dtype), node.value
+    if kind == "bool":
+        return "(1 == 1)" if value else "(1 == 0)"
+    if kind in ("int64_t", "int32_t"):
+        return f"({int(value)})"
+    number = float(value)
+    return f"({number!r})" if math.isfinite(number) else f'float("{number}")'
+
+
+def _identifiers(texts: Sequence[str]) -> set[str]:
+    return {text for text in texts if text.isidentifier()}
