@@ -78,8 +78,9 @@ def write_all(
     """Write kernels for problems in the order of their gain, until the budget ends.
 
     A problem's share of what is left is its share of the gain that is left, but at least
-    SHORTEST_S and, unless it is the last one, at most LARGEST_SHARE of the budget. What a problem leaves goes to those after it: a proven kernel of the ledger costs
-    nothing. `done` gets each result; `spent_s` of the budget are gone.
+    SHORTEST_S and, unless it is the last one, at most LARGEST_SHARE of the budget. What a problem
+    leaves goes to those after it: a proven kernel of the ledger costs nothing. `done` gets each
+    result; `spent_s` of the budget are gone.
     """
     began = time.monotonic() - spent_s
     ranked = sorted(asked, key=lambda one: one.gain_s, reverse=True)
