@@ -16,6 +16,9 @@ sys.path.append(str(Path(__file__).parents[1] / "authors"))  # where the server 
 sys.path.append(str(Path(__file__).parents[1] / "exploits"))
 import exploit_bench as bench
 import openai_server as server
+import test_exploit_c_lying_docstring as lying
+import test_exploit_constant_fill as constant
+import test_exploit_right_then_garbage as garbage
 
 KEY = "sk-test-0123456789abcdef"
 NAME = "scaled_silu"
@@ -105,3 +108,28 @@ def test_an_endpoint_that_is_down_is_told_and_the_run_ends(
     code, document = written(capsys, "--model", "tiny", "--base-url", url)
     assert code == 1 and document["status"] == "none"
     assert "start the server" in agent_note(document)
+
+
+@pytest.mark.compiler
+def test_nonsense_for_the_whole_budget_is_told_and_the_run_ends(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with server.serving(server.answer("I like turtles.", usage=(100, 50))) as served:
+        words = ("--model", "tiny", "--base-url", served.url, "--tokens", "100000")
+        code, document = written(capsys, *words)
+        asked = len(served.requests)
+    assert code == 1 and document["status"] == "none" and document["screened"] == 0
+    assert asked == 5 and "5 turns in a row brought no new kernel" in agent_note(document)
+
+
+@needs_judge
+@pytest.mark.compiler
+@pytest.mark.slow
+def test_a_model_s_exploits_are_not_proven(capsys: pytest.CaptureFixture[str]) -> None:
+    exploits = [said(one) for one in (constant.ONES, lying.EXPLOIT, garbage.WHEN_TIMED)]
+    with server.serving(*exploits) as served:
+        words = ("--model", "cunning", "--base-url", served.url, "--candidates", "3")
+        code, document = written(capsys, *words)
+    assert code == 1 and document["status"] not in ("proven", "correct"), document["rows"]
+    assert document["screened"] == len(exploits)
+    assert not list((Path("ratchet-write") / NAME).glob("kernel.*"))
