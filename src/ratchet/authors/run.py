@@ -20,7 +20,7 @@ from ratchet.authors.author import (
 )
 from ratchet.authors.court import Court
 from ratchet.authors.result import Stopped, WritingRequest
-from ratchet.authors.search.confirmation import kept_s, planned_verdicts
+from ratchet.authors.search.confirmation import LARGEST_SHARE, kept_s, planned_verdicts
 from ratchet.authors.search.halving import Rungs
 from ratchet.authors.search.roofline import NEAR
 from ratchet.errors import LedgerError, RatchetError
@@ -50,6 +50,9 @@ SHORTEST_VERDICT_S: Final = 8.0
 """With less time than this no further verdict begins, but the first always does."""
 LEAST_VERDICT_S: Final = 15.0
 """Time limit that the first verdict has, however little of the budget is left."""
+STARTS: Final = 4
+"""Processes of a verdict that each compile a kernel of the compiler's anew."""
+UNTIMED: Final = ("unmeasured", "timed_out")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +138,7 @@ class ProblemRun:
             climbing = self._climbing()
             batch = self._batch(room_for=len(climbing))
             if not batch and not climbing:
-                self.stopped = "no more proposals"
+                self.stopped = "budget" if self.authors else "no more proposals"
                 return
             self._screen([*climbing, *batch])
 
@@ -146,13 +149,14 @@ class ProblemRun:
         if any(one.status == "proven" for one in judged.values()):
             return
         counted = sum(one.ratio is not None for one in judged.values())
-        for kernel_hash in self._order():
+        for kernel_hash in sorted(self._order(), key=self._outlasts):  # the order is kept otherwise
             left_s = self.request.budget_s - self.spent_s
             if counted >= planned or (judged and left_s < SHORTEST_VERDICT_S):
                 return
             if kernel_hash in judged:
                 continue
-            answer = self._judge(self._known[kernel_hash], max(left_s, LEAST_VERDICT_S), planned)
+            limit_s = LEAST_VERDICT_S if self._is_no_gain(kernel_hash) else left_s
+            answer = self._judge(self._known[kernel_hash], max(limit_s, LEAST_VERDICT_S), planned)
             judged[kernel_hash] = answer
             counted += answer.ratio is not None
             if answer.status == "proven" or (answer.status == "correct" and self._untimed_here()):
@@ -180,12 +184,51 @@ class ProblemRun:
         return self.request.budget_s - kept_s(self.request.budget_s, against_compile=compiled)
 
     def _left_s(self) -> float:
-        """Return the seconds that the search still has."""
-        return self._search_s - self.spent_s
+        """Return the seconds that the search still has: fewer if its best takes long to judge."""
+        leader = next(iter(self._order()), None)
+        left_s = self._search_s - self.spent_s
+        if leader is None or self._known[leader].author != COMPILER:
+            return left_s
+        kept_s = min(self._compiled_verdict_s, LARGEST_SHARE * self.request.budget_s)
+        return min(left_s, self.request.budget_s - kept_s - self.spent_s)
+
+    @property
+    def _compiled_verdict_s(self) -> float:
+        """Return what a verdict on a kernel of the compiler's takes here, by its screening."""
+        return STARTS * self._cost_s.get(COMPILER, 0.0)
+
+    def _outlasts(self, kernel_hash: str) -> bool:
+        """Return whether a verdict on a kernel takes longer than there is time."""
+        left_s = self.request.budget_s - self.spent_s
+        return self._known[kernel_hash].author == COMPILER and self._compiled_verdict_s > left_s
+
+    def _is_no_gain(self, kernel_hash: str) -> bool:
+        """Return whether a kernel of the compiler's was screened as slower: it proves nothing."""
+        scores = self._rungs.scores.get(kernel_hash, ())
+        return self._known[kernel_hash].author == COMPILER and bool(scores) and max(scores) < 0
+
+    def _weigh_compiler(self, untimed: bool) -> None:
+        """Ask the compiler no more if its kernels have no time here, or a verdict takes too long.
+
+        The first one tells: its kernels all take about as long to compile.
+        """
+        why = ""
+        room_s = LARGEST_SHARE * self.request.budget_s
+        if untimed:
+            why = "its first kernel could not be timed here in the time that there is"
+        elif self._compiled_verdict_s > room_s:
+            why = (
+                f"a verdict on a kernel of its takes about {self._compiled_verdict_s:.0f} s here, "
+                f"and this budget has {room_s:.0f} s for it: it proposes no more"
+            )
+        if why:
+            self.dropped[COMPILER] = why
+            self.authors[:] = [one for one in self.authors if one.name != COMPILER]
 
     def _climbing(self) -> list[Proposal]:
         """Return the kernels that are screened again, beside the next new ones."""
         ready = [one for one in self._rungs.climbing() if one not in self._climbed]
+        ready = [one for one in ready if not self._is_late(self._known[one[0]].author)]
         ready = ready[: LARGEST_BATCH // 2]
         self._climbed.update(ready)
         return [self._known[kernel_hash] for kernel_hash, _ in ready]
@@ -193,7 +236,10 @@ class ProblemRun:
     def _batch(self, *, room_for: int) -> list[Proposal]:
         """Return new proposals of the author whose turn it is; those without any are dropped."""
         while self.authors and self._left_s() > 0:
-            author = min(self.authors, key=self._debt)
+            timely = [one for one in self.authors if not self._is_late(one.name)]
+            if not timely:
+                break
+            author = min(timely, key=self._debt)
             began = self.clock()
             self._say("proposing", author.name)
             self._asked = author.name
@@ -208,12 +254,36 @@ class ProblemRun:
 
     def _count(self, author: str, room_for: int) -> int:
         """Return how many kernels an author may propose: as many as a part of the time screens."""
-        least, guess_s = (1, COMPILED_S) if author == COMPILER else (SMALLEST_BATCH, FIRST_S)
-        fitting = int(BATCH_SHARE * self._search_s / self._cost_s.get(author, guess_s))
+        if author == COMPILER and COMPILER not in self._cost_s:
+            return 1  # it tells what the others cost
+        least = 1 if author == COMPILER else SMALLEST_BATCH
+        fitting = int(BATCH_SHARE * self._search_s / self._each_s(author))
         count = max(least, min(LARGEST_BATCH, fitting) - room_for)
         if self.request.candidates is not None:
             count = min(count, self.request.candidates - self.screened)
         return count
+
+    def _note_cost(self, batch: Sequence[Proposal], took_s: float, *, was_cut: bool) -> None:
+        """Note what a kernel of the author in turn took, beside those that were screened again."""
+        others_s = sum(self._each_s(one.author) for one in batch if one.author != self._asked)
+        count = sum(one.author == self._asked for one in batch)
+        if count:
+            cost_s = max(0.05, (took_s - others_s) / count)
+            known_s = self._cost_s.get(self._asked, 0.0) if was_cut else 0.0
+            self._cost_s[self._asked] = max(cost_s, known_s)
+
+    def _is_late(self, author: str) -> bool:
+        """Return whether a kernel of the compiler's no longer fits the search's time.
+
+        Alone it tries its first one anyway: what that takes is only a guess.
+        """
+        if author != COMPILER or (COMPILER not in self._cost_s and len(self.authors) == 1):
+            return False
+        return self._left_s() < self._each_s(author)
+
+    def _each_s(self, author: str) -> float:
+        """Return what a kernel of an author takes to screen: as the last one, or a guess."""
+        return self._cost_s.get(author, COMPILED_S if author == COMPILER else FIRST_S)
 
     def _debt(self, author: Author) -> float:
         """Return what an author's turns took, by its weight: the next turn is the lowest one's.
@@ -259,8 +329,12 @@ class ProblemRun:
         """Screen kernels together, and take what is said of each."""
         self._say("screening", f"{len(batch)} kernel{'' if len(batch) == 1 else 's'}")
         began = self.clock()
-        limit_s = START_S + SLACK * self._cost_s.get(self._asked, FIRST_S) * len(batch)
+        limit_s = START_S + SLACK * sum(self._each_s(one.author) for one in batch)
         left_s = max(SHORTEST_SCREEN_S, self._left_s())
+        first = self._asked == COMPILER and COMPILER not in self._cost_s
+        if first and len(self.authors) == 1:  # nobody else needs the time
+            limit_s = max(limit_s, left_s / 2)
+        limit_s = min(limit_s, left_s)
         leader = next(
             (one for one in self._order() if one not in {p.kernel.hash for p in batch}), None
         )
@@ -268,17 +342,19 @@ class ProblemRun:
             self.problem,
             [one.kernel for one in batch],
             best=None if leader is None else self._known[leader].kernel,
-            time_limit_s=min(limit_s, left_s),
+            time_limit_s=limit_s,
             device=self.request.device,
         )
         by_hash = {one.kernel_hash: one for one in found}
         took_s = self.clock() - began
-        self._cost_s[self._asked] = max(0.05, took_s / len(batch))
+        self._note_cost(batch, took_s, was_cut=took_s >= limit_s)
         self._charge(self._asked, took_s)
         for proposal in batch:
             said = by_hash.get(proposal.kernel.hash)
             rung = len(self._rungs.scores.get(proposal.kernel.hash, ()))
-            if said is None or (said.status == "unmeasured" and self._retry(proposal, rung)):
+            if said is None:
+                continue
+            if said.status == "unmeasured" and not first and self._retry(proposal, rung):
                 continue
             answer = Answer(
                 proposal=proposal,
@@ -296,6 +372,10 @@ class ProblemRun:
             )
             self._take(answer)
             self.keep(answer)
+        if self._asked == COMPILER:
+            told = [by_hash.get(one.kernel.hash) for one in batch if one.author == COMPILER]
+            untimed = all(one is None or one.status in UNTIMED for one in told)
+            self._weigh_compiler(first and untimed)
         self._say("screened", f"{len(batch)} kernels")
 
     def _retry(self, proposal: Proposal, rung: int) -> bool:

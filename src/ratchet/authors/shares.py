@@ -19,6 +19,8 @@ from ratchet.ledger.writing import WritingBook
 
 SHORTEST_S = 30.0
 """A problem gets at least so many seconds: one verdict and some screenings."""
+LARGEST_SHARE = 1 / 3
+"""Of the whole budget that one of three or more problems may take before the last one."""
 SEARCHED = "searched before without a proven kernel; leave --resume out to search again"
 Done = Callable[[WritingResult], None]
 
@@ -76,8 +78,9 @@ def write_all(
     """Write kernels for problems in the order of their gain, until the budget ends.
 
     A problem's share of what is left is its share of the gain that is left, but at least
-    SHORTEST_S. What a problem leaves goes to those after it: a proven kernel of the ledger costs
-    nothing. `done` gets each result; `spent_s` of the budget are gone.
+    SHORTEST_S and, unless it is the last one, at most LARGEST_SHARE of the budget. What a problem
+    leaves goes to those after it: a proven kernel of the ledger costs nothing. `done` gets each
+    result; `spent_s` of the budget are gone.
     """
     began = time.monotonic() - spent_s
     ranked = sorted(asked, key=lambda one: one.gain_s, reverse=True)
@@ -87,6 +90,9 @@ def write_all(
         left_s = request.budget_s - (time.monotonic() - began)
         gains = [other.gain_s for other in ranked[index:]]
         share = one.gain_s / sum(gains) if sum(gains) > 0 else 1 / len(gains)
+        if len(gains) > 1:
+            largest = max(LARGEST_SHARE, 1 / len(ranked))
+            share = min(share, largest * request.budget_s / max(left_s, 1e-9))
         budget_s = min(left_s, max(SHORTEST_S, share * left_s))
         if interrupted or (budget_s < SHORTEST_S and rows):
             rows.append(_not_reached(one))

@@ -204,3 +204,16 @@ def test_a_name_that_is_code_is_refused() -> None:
     document["inputs"][0][1][0][0][0][0][1] = "s0; system()"
     with pytest.raises(KernelError, match="no name"):
         form_from_json(document)
+
+
+def window_in_3d(x: Tensor, weight: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    return (torch.nn.functional.conv3d(x, weight),)
+
+
+def test_a_window_may_have_three_sizes() -> None:
+    """Each is a number of its own: one more tracing for each."""
+    x = TensorSpec(shape=(2, 3, 6, 7, 8), dtype="float32")
+    weight = TensorSpec(shape=(4, 3, 2, 3, 4), dtype="float32")
+    problem = own_problem("window_in_3d", x, weight)
+    [form] = forms_of(problem)
+    assert form.outputs

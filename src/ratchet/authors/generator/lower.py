@@ -41,13 +41,15 @@ def lower(problem: Problem, case: Case) -> LoopForm:
         UnsupportedOp: the reference has an op outside the list.
     """
     static: frozenset[tuple[int, int]] = frozenset()
-    for _ in range(3):
+    while True:  # each round makes one more size a number: a window in 3-d needs three
         trace = traced(_function(problem), case, static)
         try:
             return lowered(trace, case)
         except ops_matmul.StaticNeeded as needed:
-            static |= _dimensions(trace, needed.names)
-    raise UnsupportedOp("window whose sizes are not those of an input")
+            found = _dimensions(trace, needed.names) - static
+        if not found:
+            raise UnsupportedOp("window whose sizes are not those of an input")
+        static |= found
 
 
 def _function(problem: Problem) -> Reference:
