@@ -328,14 +328,14 @@ def rivals(
     with contextlib.ExitStack() as stack:
         arms, started = [], []
         for name in names:
-            process = opened.compiled if name == COMPILED else None
-            if process is None:
-                process = opened.rivals.begin(threads=1 if name == ONE_THREAD else threads)
-                stack.callback(opened.rivals.end, process)
-                started.append(process)
-            arms.append(RivalArm(name, process, opened, case, outputs))
-        for process in started:
-            process.await_load()
+            rival = opened.compiled if name == COMPILED else None
+            if rival is None:
+                rival = opened.rivals.begin(threads=1 if name == ONE_THREAD else threads)
+                stack.callback(opened.rivals.end, rival)
+                started.append(rival)
+            arms.append(RivalArm(name, rival, opened, case, outputs))
+        for rival in started:
+            rival.await_load()
         yield arms
 
 
