@@ -1,8 +1,8 @@
 """The tools that compile C++ kernels, kept from one verdict or screening to the next.
 
 A library is known by its kernel's build hash (source and options), and its original never leaves
-the judge: every candidate gets a sealed copy, so that nothing one candidate does to its file (its
-position, its mode, its times) reaches the next.
+the judge: every verdict and every screened process gets a sealed copy, so that no mark on a file
+(its position, its mode, its times) reaches the next.
 """
 
 from __future__ import annotations
