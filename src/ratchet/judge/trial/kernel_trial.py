@@ -203,7 +203,7 @@ class KernelJudge:
         if accelerator is not None or bubblewrap() is None:
             return None
         if kernel.language == "cpp":
-            return self._tools.zygote()
+            return self._tools.kernels()
         if kernel.language not in WITH_TORCH:
             return None
         if self._zygote is not None and self._zygote.has_ended and self._zygote.able:

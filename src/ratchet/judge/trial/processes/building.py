@@ -39,7 +39,7 @@ class Library:
         if kernel.language == "cpp":
             self._descriptor = tools.kept.copy(kernel.build_hash)
         if kernel.language == "cpp" and self._descriptor is None:
-            zygote = tools.zygote()
+            zygote = tools.compilers()
             headers = tools.headers.folder_for(kernel.source) if isolation.bubblewrap() else None
             self._process = CandidateProcess(
                 kernel,

@@ -55,34 +55,55 @@ class KeptLibraries:
 
 
 class Toolchain:
-    """A zygote that compilers and compiled kernels are forked from, headers, and libraries."""
+    """Zygotes that compilers and compiled kernels are forked from, headers, and libraries.
+
+    There are two: a compiler sees the precompiled headers in the user's cache, a kernel does not.
+    """
 
     def __init__(self, *, threads: int) -> None:
         self._threads = threads
-        self._zygote: CandidateZygote | None = None
+        self._compilers: CandidateZygote | None = None
+        self._kernels: CandidateZygote | None = None
         self.kept = KeptLibraries()
         self.headers = PrecompiledHeaders()
 
-    def zygote(self) -> CandidateZygote | None:
-        """Return what compilers and compiled kernels are forked from; None if each starts anew."""
+    def compilers(self) -> CandidateZygote | None:
+        """Return what compilers are forked from; None if each starts anew."""
         if isolation.bubblewrap() is None:
             return None
-        if self._zygote is not None and self._zygote.has_ended and self._zygote.able:
-            self._zygote.close()
-            self._zygote = None
-        if self._zygote is None:
+        if self._compilers is None or _has_ended(self._compilers):
             shared = PrecompiledHeaders.shared_folder()
             self.headers = PrecompiledHeaders(shared)
-            folders = [*isolation.compiler_folders(), *([] if shared is None else [str(shared)])]
-            self._zygote = CandidateZygote(threads=self._threads, with_torch=False, folders=folders)
-        return self._zygote
+            self._compilers = self._started([] if shared is None else [str(shared)])
+        return self._compilers
+
+    def kernels(self) -> CandidateZygote | None:
+        """Return what compiled kernels are forked from; None if each starts anew."""
+        if isolation.bubblewrap() is None:
+            return None
+        if self._kernels is None or _has_ended(self._kernels):
+            self._kernels = self._started([])
+        return self._kernels
 
     def close(self) -> None:
-        """End the zygote and forget the libraries."""
+        """End the zygotes and forget the libraries."""
         self.kept.close()
-        if self._zygote is not None:
-            self._zygote.close()
-            self._zygote = None
+        for zygote in (self._compilers, self._kernels):
+            if zygote is not None:
+                zygote.close()
+        self._compilers = self._kernels = None
+
+    def _started(self, more: list[str]) -> CandidateZygote:
+        folders = [*isolation.compiler_folders(), *more]
+        return CandidateZygote(threads=self._threads, with_torch=False, folders=folders)
+
+
+def _has_ended(zygote: CandidateZygote) -> bool:
+    """True if it died, and is closed now; one that was never able to fork stays as it is."""
+    if zygote.has_ended and zygote.able:
+        zygote.close()
+        return True
+    return False
 
 
 def sealed_copy(library: int) -> int:
