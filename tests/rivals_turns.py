@@ -58,17 +58,24 @@ def watch_rivals_turns(monkeypatch: pytest.MonkeyPatch) -> RivalsTurns:
 
 def candidates_work() -> dict[tuple[int, int], int]:
     """Nanoseconds on a core of each thread of the candidates that this process has started."""
-    found = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    states = [state for pid in found if (state := families.read_state(pid)) and state.alive]
-    heads = [one.pid for one in states if one.parent == os.getpid() and runs_candidate(one.pid)]
+    ours = families.family(os.getpid(), enclosed=True)
+    heads = [pid for pid in ours if runs_candidate(pid)]
     pids = {pid for head in heads for pid in families.family(head)}
     return {thread: done[0] for thread, done in families.work_done([*pids]).items()}
 
 
 def runs_candidate(pid: int) -> bool:
-    """Whether a process is a candidate's worker, or stands at its head."""
+    """Whether a process is a candidate's worker, or stands at its head: perhaps a zygote's fork."""
+    if b"ratchet.judge.workers.candidate" in families._read(f"/proc/{pid}/cmdline"):
+        return True
+    state = families.read_state(pid)
+    return state is not None and is_zygote(pid) and is_zygote(state.parent)
+
+
+def is_zygote(pid: int) -> bool:
+    """Whether a process is a zygote of candidates, or a fork of one."""
     command = families._read(f"/proc/{pid}/cmdline")
-    return b"ratchet.judge.workers.candidate" in command
+    return b"ratchet.judge.workers.zygote" in command and b"bwrap" not in command.split(b"\0")[0]
 
 
 def let_candidates_run(monkeypatch: pytest.MonkeyPatch) -> None:

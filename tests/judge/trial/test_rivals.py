@@ -144,16 +144,16 @@ def test_what_the_reference_started_ends_with_its_worker(
     few_rounds: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[int] = []
-    start = Rivals.start
+    begin = Rivals.begin
 
     def deadly(rivals: Rivals, **named: Any) -> RivalProcess:
-        found = start(rivals, **named)
+        found = begin(rivals, **named)
         started.append(found.pid)
         if len(started) == 2:
             os.kill(rivals._reference.pid, signal.SIGKILL)
         return found
 
-    monkeypatch.setattr(Rivals, "start", deadly)
+    monkeypatch.setattr(Rivals, "begin", deadly)
     with KernelJudge() as judge:
         assert judge.judge(given.cpp(given.HONEST), small()).status == "unmeasured"
         deadline = time.monotonic() + 30

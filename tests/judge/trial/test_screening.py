@@ -25,7 +25,7 @@ from ratchet.judge.process import families
 from ratchet.judge.sandbox import isolation
 from ratchet.judge.trial.kernel_checks import CaseFacts
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.processes import building, compile_pool
+from ratchet.judge.trial.processes import building, candidate, compile_pool
 from ratchet.judge.trial.screening import run, screener
 from ratchet.judge.verdict import Screening
 from ratchet.kernels.kernel import Kernel
@@ -236,6 +236,26 @@ def test_one_source_is_compiled_once(judge: KernelJudge, monkeypatch: pytest.Mon
         answers = judge.screen(given.problem(), [once, once])
         assert statuses(answers) == ["screened", "screened"]
     assert built == [once.build_hash]
+
+
+def test_a_verdict_takes_the_library_that_was_screened(
+    judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+    begin = candidate.CandidateProcess.start_compiling
+
+    def count(self: candidate.CandidateProcess, kernel: Kernel) -> None:
+        compiled.append(kernel.build_hash)
+        begin(self, kernel)
+
+    monkeypatch.setattr(candidate.CandidateProcess, "start_compiling", count)
+    screened, judged = (given.cpp(f"{given.HONEST}// {one} first") for one in ("seen", "judged"))
+    untimed = given.problem().untimed()
+    assert statuses(judge.screen(given.problem(), [screened])) == ["screened"]
+    assert_right(judge.judge(screened, untimed))
+    for _ in range(2):
+        assert_right(judge.judge(judged, untimed))
+    assert compiled == [screened.build_hash, judged.build_hash]
 
 
 def test_a_compiler_without_end_costs_the_others_nothing(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from ratchet.judge.workers.reference.gate import SAMPLED, gate
+from ratchet.judge.workers.reference.worker import ReferenceWorker
+from ratchet.kernels import flop_count
 from ratchet.kernels.case import Case, TensorSpec
 from ratchet.kernels.problem import Problem
 
@@ -62,3 +65,38 @@ def test_a_trivial_answer_passes_only_where_it_is_right_everywhere(
     size: int, reference: object, passing: set[str]
 ) -> None:
     assert set(gate(problem(size), reference, random.Random(1))) == passing  # type: ignore[arg-type]
+
+
+def test_nothing_is_computed_for_an_answer_that_has_failed_already() -> None:
+    calls: list[int] = []
+
+    def the_input_where_small(x: Tensor, _: object) -> tuple[Tensor]:
+        calls.append(x.numel())
+        return (x.clone() if x.numel() == 200 else x.sin(),)
+
+    small, large = (problem(size).cases[0] for size in (200, LARGE))
+    both = replace(problem(200), cases=(large, small))
+    assert gate(both, the_input_where_small, random.Random(1)) == []
+    assert calls == [200] * 3 + [LARGE] * 2  # the second has no other inputs
+
+
+def test_the_operations_of_one_form_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = replace(problem(200).cases[0], timed=True)
+    spec = timed.inputs[0]
+    hidden = replace(
+        timed, timed=False, hidden=True, name="hidden", inputs=(replace(spec, distribution="tiny"),)
+    )
+    other = replace(hidden, name="other", inputs=(replace(spec, shape=(300,)),))
+    counted: list[str] = []
+
+    class Noted(flop_count.FlopCount):
+        def __init__(self) -> None:
+            counted.append("once")
+            super().__init__()
+
+    monkeypatch.setattr(flop_count, "FlopCount", Noted)
+    asked = replace(problem(200), reference=f"{__name__}:work", cases=(timed, hidden, other))
+    message = {"do": "open", "problem": asked.as_json(), "threads": 1, "seed": 1, "device": None}
+    reply, _ = ReferenceWorker().answer(message, [])
+    assert len(counted) == 2 and reply["gate"] == []
+    assert reply["cases"][0]["flops"] == reply["cases"][1]["flops"]

@@ -29,6 +29,8 @@ STANDING = "TtZX"
 SETTLE_S = 0.0002
 STANDING_S = 3.0
 """How long a family may take to stand still; on a busy machine a signal comes late."""
+EXEC_S = 0.01
+"""What a vfork's child needs to reach its execve, on an idle core."""
 WAKING_S = 0.001
 """A thread that ran this long while it was stopped was woken; less is the end of its stopping."""
 
@@ -154,16 +156,26 @@ def threads_of(uid: int) -> int:
 
 
 def stop(root: int, *, settle_s: float = STANDING_S, enclosed: bool = False) -> list[int] | None:
-    """SIGSTOP the whole family until all threads stand; its pids, or None if one still runs."""
+    """SIGSTOP the whole family until all threads stand; its pids, or None if one still runs.
+
+    A thread that has called vfork(2) (as posix_spawn does) stands only once its child has called
+    execve, which a stopped child never does: that child is let run for EXEC_S at a time.
+    """
     deadline = time.monotonic() + settle_s
     while True:
-        members = list(family(root, enclosed=enclosed))
-        running = [pid for pid in members if not _stands(pid)]
-        if not running and set(family(root, enclosed=enclosed)) <= set(members):
-            return members  # and none was born between the listing and the last one's standing
+        found = family(root, enclosed=enclosed)
+        running = [pid for pid in found if not _stands(pid)]
+        if not running and set(family(root, enclosed=enclosed)) <= set(found):
+            return list(found)  # none was born between the listing and the last one's standing
         if time.monotonic() > deadline:
             return None
-        _signal_each(running, signal.SIGSTOP)
+        waiting = {pid for pid in running if _waits(pid)}
+        awaited = [pid for pid, state in found.items() if state.parent in waiting]
+        _signal_each([pid for pid in running if pid not in awaited], signal.SIGSTOP)
+        if awaited and time.monotonic() > deadline - settle_s + EXEC_S:  # no mere wait for a disk
+            _signal_each(awaited, signal.SIGCONT)
+            time.sleep(EXEC_S)
+            _signal_each(awaited, signal.SIGSTOP)
         time.sleep(SETTLE_S)
 
 
@@ -216,6 +228,12 @@ def _stands(pid: int) -> bool:
     """True if no thread of a process runs: the first may stand while another is on a core."""
     states = [_read(f"/proc/{pid}/task/{thread}/stat") for thread in thread_ids(pid)]
     return all(not s or chr(s[s.rfind(b")") + 2]) in STANDING for s in states)
+
+
+def _waits(pid: int) -> bool:
+    """True if a thread waits where no signal but SIGKILL reaches it: for a vfork's child, say."""
+    states = [_read(f"/proc/{pid}/task/{thread}/stat") for thread in thread_ids(pid)]
+    return any(s and chr(s[s.rfind(b")") + 2]) == "D" for s in states)
 
 
 def thread_ids(pid: int) -> Iterator[int]:

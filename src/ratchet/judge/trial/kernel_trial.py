@@ -17,6 +17,7 @@ from ratchet.judge.sandbox.isolation import bubblewrap
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.trial.processes.building import Ahead
 from ratchet.judge.trial.processes.reference import ReferenceProcess
+from ratchet.judge.trial.processes.toolchain import Toolchain
 from ratchet.judge.trial.screening.limits import QuickClock
 from ratchet.judge.trial.screening.run import ScreeningParts
 from ratchet.judge.trial.screening.screener import Screener
@@ -34,7 +35,7 @@ FIND_TIMEOUT_S = 120.0
 class KernelJudge:
     """Judges kernels one after another, keeping its trusted processes between them.
 
-    These are the reference worker, and the zygote from which candidates in Python are forked.
+    These are the reference worker, and the zygotes from which candidates are forked.
     Candidates' processes are never reused. `threads` are the cores both sides may use; by default
     all that this process may. The worker dies with the thread that made it.
     """
@@ -42,10 +43,11 @@ class KernelJudge:
     def __init__(self, *, threads: int | None = None) -> None:
         self.threads = threads or len(os.sched_getaffinity(0))
         self._reference: ReferenceProcess | None = None
-        self._ahead = Ahead()
+        self._tools = Toolchain(threads=self.threads)
+        self._ahead = Ahead(self._tools)
         self._compilations = SharedCompilations()
         self._zygote: CandidateZygote | None = None
-        self._screener = Screener(threads=self.threads)
+        self._screener = Screener(self._tools, threads=self.threads)
 
     def __enter__(self) -> KernelJudge:
         return self
@@ -54,10 +56,11 @@ class KernelJudge:
         self.close()
 
     def close(self) -> None:
-        """End the reference worker and the zygote, and what was compiled ahead."""
+        """End the reference worker and the zygotes, and forget what was compiled."""
         self._ahead.close()
         self._compilations.close()
-        self._screener.close()
+        self._screener.forget_problem()
+        self._tools.close()
         if self._zygote is not None:
             self._zygote.close()
             self._zygote = None
@@ -197,7 +200,11 @@ class KernelJudge:
         self, kernel: Kernel, accelerator: Accelerator | None
     ) -> CandidateZygote | None:
         """Return the zygote of a candidate's processes; None if each starts anew."""
-        if kernel.language not in WITH_TORCH or accelerator is not None or bubblewrap() is None:
+        if accelerator is not None or bubblewrap() is None:
+            return None
+        if kernel.language == "cpp":
+            return self._tools.kernels()
+        if kernel.language not in WITH_TORCH:
             return None
         if self._zygote is not None and self._zygote.has_ended and self._zygote.able:
             self._zygote.close()

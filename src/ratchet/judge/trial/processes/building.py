@@ -11,10 +11,9 @@ import os
 from ratchet.judge.decided import CandidateFault
 from ratchet.judge.process.time_limits import Clock
 from ratchet.judge.sandbox import isolation
-from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.trial.processes.toolchain import Toolchain
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.languages.precompiled_headers import PrecompiledHeaders
 
 COMPILE_MEMORY_BYTES = 8 << 30
 
@@ -28,20 +27,26 @@ class Library:
         *,
         threads: int,
         clock: Clock,
-        headers: PrecompiledHeaders,
-        zygote: CandidateZygote | None = None,
+        tools: Toolchain,
     ) -> None:
-        """Start its compiler, where the language has one: a fork of the zygote, or anew."""
+        """Start its compiler, where the language has one and the library was not compiled before:
+        a fork of the zygote, or anew.
+        """
         self.kernel = kernel
+        self._tools = tools
         self._descriptor: int | None = None
         self._process: CandidateProcess | None = None
         if kernel.language == "cpp":
+            self._descriptor = tools.kept.copy(kernel.build_hash)
+        if kernel.language == "cpp" and self._descriptor is None:
+            zygote = tools.compilers()
+            headers = tools.headers.folder_for(kernel.source) if isolation.bubblewrap() else None
             self._process = CandidateProcess(
                 kernel,
                 threads=threads,
                 memory_bytes=COMPILE_MEMORY_BYTES,
                 clock=clock,
-                headers=headers.folder_for(kernel.source) if isolation.bubblewrap() else None,
+                headers=headers,
                 zygote=zygote,
             )
             try:
@@ -59,12 +64,13 @@ class Library:
     def fetch(self) -> int | None:
         """A descriptor of the sealed library, waiting for the compiler the first time.
 
-        Raises CandidateFault if it does not compile, or not in time.
+        It is kept for later. Raises CandidateFault if it does not compile, or not in time.
         """
         if self._process is not None:
             self._descriptor = self._process.library()
             self._process.close()
             self._process = None
+            self._tools.kept.keep(self.kernel.build_hash, self._descriptor)
         return self._descriptor
 
     @property
@@ -100,9 +106,9 @@ class Library:
 class Ahead:
     """The library of the kernel that is judged next, where its compiler was started already."""
 
-    def __init__(self) -> None:
+    def __init__(self, tools: Toolchain) -> None:
         self._library: Library | None = None
-        self._headers = PrecompiledHeaders()
+        self._tools = tools
 
     def take(self, kernel: Kernel, then: Kernel | None, *, threads: int, clock: Clock) -> Library:
         """The library of this kernel, which the caller now owns: the one begun, or a new one.
@@ -116,11 +122,12 @@ class Ahead:
             return library
         if library is not None:
             library.close()
-        headers = self._headers
-        library = Library(kernel, threads=threads, clock=clock, headers=headers)
+        library = Library(kernel, threads=threads, clock=clock, tools=self._tools)
         if then is not None:
             with contextlib.suppress(CandidateFault, OSError):
-                self._library = Library(then, threads=threads, clock=clock.anew(), headers=headers)
+                self._library = Library(
+                    then, threads=threads, clock=clock.anew(), tools=self._tools
+                )
         return library
 
     def pause(self) -> None:

@@ -1,14 +1,13 @@
 """Compiles the sources of many kernels, several at once, each in a sandbox of its own.
 
 Sources never meet: every compiler runs on one source, as for a verdict, with the same options. A
-library is known by its kernel's build hash, and stays for the next screening.
+library is known by its kernel's build hash, and stays for what is judged next (`toolchain`).
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,56 +18,15 @@ from ratchet.judge.decided import CandidateFault, Decided
 from ratchet.judge.process import families
 from ratchet.judge.process.time_limits import Clock
 from ratchet.judge.sandbox.headroom import Headroom
-from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.trial.processes.building import Library
 from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.judge.trial.processes.toolchain import Toolchain
 from ratchet.kernels.at_work import WorkLimit
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.languages.precompiled_headers import PrecompiledHeaders
 
 COMPILE_S: Final = 30.0
 """Work that one compiler may take; a verdict allows more."""
 LOOK_S: Final = 0.002
-KEPT_BYTES: Final = 256 << 20
-"""Libraries beyond this are forgotten, the oldest first."""
-
-
-class KeptLibraries:
-    """Compiled libraries in sealed memory, by build hash."""
-
-    def __init__(self) -> None:
-        self._found: OrderedDict[str, int] = OrderedDict()
-
-    def __contains__(self, build_hash: str) -> bool:
-        return build_hash in self._found
-
-    def get(self, build_hash: str) -> int | None:
-        """Return the library's descriptor, or None; it is now the youngest."""
-        if build_hash not in self._found:
-            return None
-        self._found.move_to_end(build_hash)
-        return self._found[build_hash]
-
-    def keep(self, build_hash: str, descriptor: int) -> None:
-        """Take a library over."""
-        old = self._found.pop(build_hash, None)
-        if old is not None:
-            os.close(old)
-        self._found[build_hash] = descriptor
-
-    def forget_old(self) -> None:
-        """Forget the oldest beyond KEPT_BYTES."""
-        sizes = {name: os.fstat(one).st_size for name, one in self._found.items()}
-        total = sum(sizes.values())
-        while total > KEPT_BYTES:
-            name, descriptor = self._found.popitem(last=False)
-            os.close(descriptor)
-            total -= sizes[name]
-
-    def close(self) -> None:
-        """Forget all of them."""
-        while self._found:
-            os.close(self._found.popitem()[1])
 
 
 @dataclass(slots=True)
@@ -91,20 +49,16 @@ class CompilePool:
         self,
         kernels: Sequence[Kernel],
         *,
-        kept: KeptLibraries,
-        headers: PrecompiledHeaders,
-        zygote: CandidateZygote | None,
+        tools: Toolchain,
         threads: int,
     ) -> None:
         """Begin with the first of the kernels; `threads` compilers run at once.
 
         Raises CompilerMissing, OSError.
         """
-        self._kept = kept
-        self._headers = headers
-        self._zygote = zygote
+        self._tools = tools
         self._threads = threads
-        distinct = {one.build_hash: one for one in kernels if one.build_hash not in kept}
+        distinct = {one.build_hash: one for one in kernels if one.build_hash not in tools.kept}
         self._waiting = deque(distinct.values())
         self._running: list[_Running] = []
         self._faults: dict[str, Decided] = {}
@@ -119,12 +73,12 @@ class CompilePool:
         self.close()
 
     def fetch(self, kernel: Kernel) -> int:
-        """Wait for a kernel's library, which stays the pool's; CandidateFault if there is none."""
+        """Wait for a copy of a kernel's library, the caller's; CandidateFault if there is none."""
         while True:
             self.look()
             if kernel.build_hash in self._faults:
                 raise CandidateFault(self._faults[kernel.build_hash])
-            found = self._kept.get(kernel.build_hash)
+            found = self._tools.kept.copy(kernel.build_hash)
             if found is not None:
                 return found
             if not self._running and not self._waiting:
@@ -178,8 +132,7 @@ class CompilePool:
                     kernel,
                     threads=1,
                     clock=Clock.of(COMPILE_S),
-                    headers=self._headers,
-                    zygote=self._zygote,
+                    tools=self._tools,
                 )
             except CandidateFault as error:
                 self._faults[kernel.build_hash] = error.decided
@@ -190,9 +143,7 @@ class CompilePool:
     def _take(self, one: _Running) -> None:
         self._running.remove(one)
         try:
-            found = one.library.fetch()
-            assert found is not None
-            self._kept.keep(one.kernel.build_hash, os.dup(found))
+            one.library.fetch()  # which keeps it
         except CandidateFault as error:
             self._faults[one.kernel.build_hash] = error.decided
         finally:

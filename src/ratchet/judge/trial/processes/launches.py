@@ -1,10 +1,10 @@
 """The processes of one candidate over a verdict: the one that is checked, and others to be timed.
 
-Where it takes long to start one they start together, a compiled kernel's while its compiler still
-works: importing torch would disturb a clock later. Each is stopped as soon as it has loaded the
-kernel, and all last until the verdict is made; where more are needed, as many again start together.
-A fork of the zygote starts when its turn comes and ends after it, as the reference's do; so does
-one on a GPU, and where the first process builds extensions for the others.
+A fork of a zygote starts when its turn comes and ends after it, as the reference's do; so does one
+on a GPU, and where the first process builds extensions for the others. Where each starts anew they
+start together, a compiled kernel's while its compiler still works: that would disturb a clock
+later. Each is stopped as soon as it has loaded the kernel, and all last until the verdict is made;
+where more are needed, as many again start together.
 """
 
 from __future__ import annotations

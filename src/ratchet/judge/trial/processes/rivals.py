@@ -42,18 +42,30 @@ class RivalProcess:
         self._clock = clock
         self._stopped: Sequence[int] = ()
 
-    def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a message and wait for its answer; raises ReferenceFault when it is an error."""
-        with self._named(message["do"]):
-            self._channel.send(message, timeout_s=SEND_TIMEOUT_S)
-            reply, extra = self._receive()
-        close_descriptors(extra)
-        raise_fault(reply)
-        return reply
+    def begin_load(self, message: Mapping[str, Any]) -> None:
+        """Let it load the reference while others start too."""
+        self._send(message)
+
+    def await_load(self) -> None:
+        """Wait until it has loaded the reference, and stop it; ReferenceFault where that fails."""
+        self._await("load")
+        self.pause()
 
     def prepare(self, layout: Mapping[str, Any], outputs: Fate) -> None:
         """Announce the places of a batch's tensors; their memory comes with `go`."""
-        self.ask({"do": "prepare", "layout": layout, "outputs": outputs})
+        self._send({"do": "prepare", "layout": layout, "outputs": outputs})
+        self._await("prepare")
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        with self._named(message["do"]):
+            self._channel.send(message, timeout_s=SEND_TIMEOUT_S)
+
+    def _await(self, what: str) -> None:
+        """Wait for an answer; raises ReferenceFault when it is an error."""
+        with self._named(what):
+            reply, extra = self._receive()
+        close_descriptors(extra)
+        raise_fault(reply)
 
     def go(self, memories: Sequence[int]) -> Timing:
         """Reveal a batch and wait for its calls; it stands still when this returns."""
@@ -117,6 +129,12 @@ class Rivals:
         With `compiled` it has loaded torch.compile of it, and has compiled it for every timed case
         within `limit_s`. Raises ReferenceFault where that fails.
         """
+        process = self.begin(threads=threads, compiled=compiled, limit_s=limit_s)
+        process.await_load()
+        return process
+
+    def begin(self, *, threads: int, compiled: bool = False, limit_s: float = 0.0) -> RivalProcess:
+        """One that loads the reference now, beside others: `await_load` comes next."""
         ours, theirs = open_pair()
         try:
             fork = self._forks().fork([theirs.fileno()])
@@ -127,7 +145,7 @@ class Rivals:
             theirs.close()
         process = RivalProcess(ours, fork, self._clock)
         self._running.append(process)
-        process.ask(
+        process.begin_load(
             {
                 "do": "load",
                 "problem": self._problem.as_json(),
@@ -136,7 +154,6 @@ class Rivals:
                 "limit_s": limit_s,
             }
         )
-        process.pause()
         return process
 
     def end(self, process: RivalProcess) -> None:

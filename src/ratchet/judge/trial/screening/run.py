@@ -11,6 +11,7 @@ from typing import Final
 
 from ratchet.judge.decided import CandidateFault, Decided, fault
 from ratchet.judge.options import LANGUAGES, WITH_TORCH
+from ratchet.judge.process.channel import close_descriptors
 from ratchet.judge.sandbox.accelerator import may_use_gpu
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.trial.interpreted import interpreted, small_cases
@@ -116,15 +117,18 @@ class ScreeningRun:
 
         def start(entrant: Entrant) -> None:
             library = pool.fetch(entrant.kernel) if entrant.kernel.language == "cpp" else None
-            entrant.process = CandidateProcess(
-                entrant.runnable,
-                threads=self._threads,
-                memory_bytes=memory_bytes[entrant.kernel.language],
-                clock=self.clock,
-                zygote=zygote_of(entrant.kernel),
-            )
-            entrant.process.first_call_limit_s = FIRST_CALL_S
-            entrant.process.load(entrant.runnable, library)
+            try:
+                entrant.process = CandidateProcess(
+                    entrant.runnable,
+                    threads=self._threads,
+                    memory_bytes=memory_bytes[entrant.kernel.language],
+                    clock=self.clock,
+                    zygote=zygote_of(entrant.kernel),
+                )
+                entrant.process.first_call_limit_s = FIRST_CALL_S
+                entrant.process.load(entrant.runnable, library)
+            finally:
+                close_descriptors([] if library is None else [library])
             entrant.process.pause()
 
         cases = self._drawn_cases(opened)

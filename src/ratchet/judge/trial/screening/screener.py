@@ -1,4 +1,4 @@
-"""Keep things from one screening to the next: a problem held open, libraries, a zygote."""
+"""Screen with a problem that is held open from one screening to the next."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from typing import Any
 
 from ratchet.judge.decided import CandidateFault, Decided, fault
 from ratchet.judge.process.time_limits import Clock
-from ratchet.judge.sandbox import isolation
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.trial.kernel_checks import OpenProblem
-from ratchet.judge.trial.processes.compile_pool import CompilePool, KeptLibraries
+from ratchet.judge.trial.processes.compile_pool import CompilePool
 from ratchet.judge.trial.processes.reference import ReferenceFault, ReferenceProcess
+from ratchet.judge.trial.processes.toolchain import Toolchain
 from ratchet.judge.trial.screening.limits import STEP_S, QuickFacts
 from ratchet.judge.trial.screening.run import ScreeningRun
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.languages.precompiled_headers import PrecompiledHeaders
 from ratchet.kernels.problem import Problem
 
 
@@ -33,22 +32,12 @@ class HeldProblem:
 
 
 class Screener:
-    """Keeps a problem open, libraries and a zygote from one screening to the next."""
+    """Keeps a problem open from one screening to the next."""
 
-    def __init__(self, *, threads: int) -> None:
+    def __init__(self, tools: Toolchain, *, threads: int) -> None:
         self._threads = threads
+        self._tools = tools
         self._held: HeldProblem | None = None
-        self._libraries = KeptLibraries()
-        self._zygote: CandidateZygote | None = None
-        self._headers = PrecompiledHeaders()
-
-    def close(self) -> None:
-        """End the zygote of compiled kernels, and forget the libraries and the problem."""
-        self.forget_problem()
-        self._libraries.close()
-        if self._zygote is not None:
-            self._zygote.close()
-            self._zygote = None
 
     def forget_problem(self) -> None:
         """Open it anew the next time: the reference worker holds another by then."""
@@ -59,7 +48,7 @@ class Screener:
         run: ScreeningRun,
         worker: Callable[[], ReferenceProcess],
         secret: int,
-        torch_zygote: Callable[[Kernel], CandidateZygote | None],
+        zygote_of: Callable[[Kernel], CandidateZygote | None],
     ) -> None:
         """Screen all candidates; raises what a fault of the judge's own raises."""
         fault = run.problem.fault
@@ -68,26 +57,16 @@ class Screener:
         if run.is_over:
             return
         compiled = [one for one in run.kernels if one.language == "cpp"]
-        zygote = self._compiling_zygote() if compiled else None
-        with CompilePool(
-            compiled,
-            kept=self._libraries,
-            headers=self._headers,
-            zygote=zygote,
-            threads=self._threads,
-        ) as pool:
+        with CompilePool(compiled, tools=self._tools, threads=self._threads) as pool:
             try:
                 opened = self._open(run, worker(), secret)
             except CandidateFault as error:
                 run.decide_all(error.decided)
                 return
             try:
-                run.run(
-                    opened, pool, lambda one: zygote if one.language == "cpp" else torch_zygote(one)
-                )
+                run.run(opened, pool, zygote_of)
             finally:
                 opened.rivals.close()
-        self._libraries.forget_old()
 
     def _open(self, run: ScreeningRun, reference: ReferenceProcess, secret: int) -> OpenProblem:
         """The problem with the secrets of one screening; opened where it is not held."""
@@ -97,20 +76,6 @@ class Screener:
             cases = hold_problem(run.problem, reference, threads=self._threads)
             self._held = HeldProblem(wanted, cases)
         return opened_quickly(self._held, run.clock, secret)
-
-    def _compiling_zygote(self) -> CandidateZygote | None:
-        """Return what compilers and compiled kernels are forked from; None if each starts anew."""
-        if isolation.bubblewrap() is None:
-            return None
-        if self._zygote is not None and self._zygote.has_ended and self._zygote.able:
-            self._zygote.close()
-            self._zygote = None
-        if self._zygote is None:
-            shared = PrecompiledHeaders.shared_folder()
-            self._headers = PrecompiledHeaders(shared)
-            folders = [*isolation.compiler_folders(), *([] if shared is None else [str(shared)])]
-            self._zygote = CandidateZygote(threads=self._threads, with_torch=False, folders=folders)
-        return self._zygote
 
 
 def hold_problem(

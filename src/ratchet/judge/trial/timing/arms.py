@@ -326,13 +326,16 @@ def rivals(
     if threads > 1 and opened.cases[case].time_s < SHORT_CALL_S:
         names.append(ONE_THREAD)
     with contextlib.ExitStack() as stack:
-        arms = []
+        arms, started = [], []
         for name in names:
-            started = opened.compiled if name == COMPILED else None
-            if started is None:
-                started = opened.rivals.start(threads=1 if name == ONE_THREAD else threads)
-                stack.callback(opened.rivals.end, started)
-            arms.append(RivalArm(name, started, opened, case, outputs))
+            rival = opened.compiled if name == COMPILED else None
+            if rival is None:
+                rival = opened.rivals.begin(threads=1 if name == ONE_THREAD else threads)
+                stack.callback(opened.rivals.end, rival)
+                started.append(rival)
+            arms.append(RivalArm(name, rival, opened, case, outputs))
+        for rival in started:
+            rival.await_load()
         yield arms
 
 
