@@ -345,8 +345,8 @@ class Ledger:
             )
         )
         found: dict[str, list[str]] = {}
-        for name, hash_ in self._read(query):
-            found.setdefault(name, []).append(hash_)
+        for row in self._read(query):
+            found.setdefault(row.name, []).append(row.hash)
         return found
 
     def counts(self) -> dict[str, int]:

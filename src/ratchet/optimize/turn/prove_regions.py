@@ -170,12 +170,10 @@ class RegionTrials:
         refused = dict(kernels.refused.get(precision, {}))
         levers = {one.name: one for one in kernels.regions.get(precision, ())}
         worth, verdicts = dict(kernels.worth), list(kernels.verdicts)
-        by_name = self._proven_problems()
         with KernelJudge() as judge:
             court = KernelCourt(turn=self.turn, wanted=())
             for region in regions:
-                hashes = (region.problem.hash, *by_name.get(region.problem.name, ()))
-                found, reason = self._proven(court, judge, region, dict.fromkeys(hashes))
+                found, reason = self._proven(court, judge, region)
                 reason = reason or reasons.get(region.key, "")
                 if found is None and not reason:
                     continue
@@ -197,19 +195,11 @@ class RegionTrials:
         )
 
     def _proven(
-        self,
-        court: KernelCourt,
-        judge: KernelJudge,
-        region: WorkloadRegion,
-        hashes: Iterable[str],
+        self, court: KernelCourt, judge: KernelJudge, region: WorkloadRegion
     ) -> tuple[RegionKernel | None, str]:
-        """Return the region's proven kernel, or the reason why a known one is none here.
-
-        `hashes` are of problems of the same region: values of another workload may make another
-        problem of it, so its kernels are judged on this one.
-        """
+        """Return the region's proven kernel, or the reason why a known one is none here."""
         reason = ""
-        for kernel in self._candidates(hashes):
+        for kernel in self._candidates(region):
             verdict = court.known_or_judged(judge, kernel, region.problem)
             if verdict is None:
                 return None, reason or NO_TIME
@@ -220,19 +210,17 @@ class RegionTrials:
             reason = f"{verdict['status']}, {verdict['reason']}"
         return None, reason
 
-    def _candidates(self, hashes: Iterable[str]) -> list[Kernel]:
-        """Return the C++ kernels proven for problems of a region, the fastest first."""
+    def _candidates(self, region: WorkloadRegion) -> list[Kernel]:
+        """Return the C++ kernels proven for the region: on this problem first, then the fastest.
+
+        Values of another workload may make another problem of the same region.
+        """
         book = WritingBook(self.turn.ledger, self.turn.fingerprint)
-        found: dict[str, tuple[float, Kernel]] = {}
-        for hash_ in hashes:
-            ranked = [
-                (_low(verdict), kernel)
-                for kernel, verdict in book.proven(hash_, judge=revision())
-                if kernel.language == "cpp"
-            ]
-            for low, kernel in sorted(ranked, key=lambda one: -one[0]):
-                found.setdefault(kernel.hash, (low, kernel))
-        return [kernel for _, kernel in list(found.values())[:MOST_KERNELS]]
+        found = book.proven_under(region.problem.name, judge=revision())
+        here = region.problem.hash
+        ranked = sorted(found, key=lambda one: (one[1]["problem_hash"] != here, -_low(one[1])))
+        kernels = {kernel.hash: kernel for kernel, _ in ranked if kernel.language == "cpp"}
+        return list(kernels.values())[:MOST_KERNELS]
 
     def _written(
         self, best: Candidate, chosen: Sequence[WorkloadRegion], budget_s: float
