@@ -31,10 +31,11 @@ from ratchet.ledger.verdicts import JudgedKernel
 from ratchet.optimize.recipe import reproof
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.recipe.reproof import ReadyKernels, ready_kernels
+from ratchet.optimize.step.candidate import with_config
 from ratchet.optimize.step.installed import RegionKernel
 from ratchet.optimize.turn import loop, prove_regions
 from ratchet.optimize.turn.prove_kernels import KernelCourt, ProvenKernels
-from ratchet.optimize.turn.prove_regions import RegionTrials, WorkloadRegion
+from ratchet.optimize.turn.prove_regions import RegionTrials, WorkloadRegion, never_called
 from ratchet.workloads.config import StepConfig
 
 KEY, OTHER = "a1" * 32, "b2" * 32
@@ -218,6 +219,7 @@ def trials(folder: Path, regions: list[WorkloadRegion]) -> RegionTrials:
     return found
 
 
+CALLED = {"region_calls": {NAME: 8}}
 NOTHING = ProvenKernels(proven={}, refused={}, verdicts=())
 STEP: Any = SimpleNamespace(config=StepConfig(compile_mode="default"))
 
@@ -344,3 +346,5 @@ def test_what_the_authors_wrote_is_tried_in_the_step_and_kept_if_it_is_faster(
     assert change.decision == "kept" and change.winnable_s == 0.05
     assert outcome.recipe.config.kernels == (NAME,)
     assert outcome.recipe.kernels == (kernel(),)
+    assert f"the kernel for region {KEY[:8]} served no call" in outcome.result.warnings[-1]
+    assert not never_called(with_config(outcome.recipe.config, {NAME: (kernel(),)}), CALLED)

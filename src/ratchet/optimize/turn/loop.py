@@ -31,7 +31,7 @@ from ratchet.optimize.turn.limit import ranked, too_small
 from ratchet.optimize.turn.losses import compare_losses, comparison_s
 from ratchet.optimize.turn.prove import prove
 from ratchet.optimize.turn.prove_kernels import ProvenKernels, prove_kernels
-from ratchet.optimize.turn.prove_regions import RegionTrials
+from ratchet.optimize.turn.prove_regions import RegionTrials, never_called
 from ratchet.optimize.turn.result import Change, Decision, LossResult, OptimizeResult
 from ratchet.optimize.turn.screen import new_screening_s
 from ratchet.optimize.turn.settings import Settings, check_settings
@@ -182,6 +182,8 @@ def _run(turn: Turn, description: dict[str, Any], started_at: str) -> Outcome:
     baseline = find_baseline(turn, written, situation, steering.rule_out)
     found = _search(turn, situation, baseline, steering)
     kept = _prove(turn, baseline, found)
+    if kept.proof is not None and kept.proof.timed("ratchet"):
+        turn.warnings += never_called(kept.recipe, kept.proof.descriptions["ratchet"])
     after = steering.profile(kept.recipe, "after")
     turn.close_arms()
     result = compose(

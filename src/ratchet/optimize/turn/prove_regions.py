@@ -13,6 +13,7 @@ from typing import Any
 
 from ratchet.authors.result import WritingRequest
 from ratchet.authors.shares import SHORTEST_S, Asked, write_all
+from ratchet.authors.write import Follow
 from ratchet.errors import CompilerMissing, DeadlinePassed
 from ratchet.graph.regions.region import REGION, region_name
 from ratchet.judge.revision import revision
@@ -243,11 +244,7 @@ class RegionTrials:
                     [Asked(problem=one.problem, gain_s=one.gain_s) for one in chosen],
                     request,
                     judge=judge,
-                    follow=lambda problem: (
-                        lambda event, result: turn.tell(
-                            "writing", problem=problem.name, doing=event.kind, detail=event.detail
-                        )
-                    ),
+                    follow=self._follow,
                     done=lambda result: turn.tell(
                         "written", problem=result.problem, status=result.status
                     ),
@@ -259,6 +256,23 @@ class RegionTrials:
 
         said = turn.memo("written", key, compute)["said"]
         return {one.key: said.get(one.problem.hash, NO_TIME) for one in chosen}
+
+    def _follow(self, problem: Problem) -> Follow:
+        self.turn.tell("writing", problem=problem.name)
+        return lambda event, result: None
+
+
+def never_called(recipe: Candidate, told: Mapping[str, Any]) -> list[str]:
+    """Return a warning for each region of a recipe whose kernel served no call in the final run.
+
+    `told` describes the recipe's arm. Another change may have taken the region out of the graphs.
+    """
+    calls = told.get("region_calls", {})
+    return [
+        f"the kernel for region {one.region[:8]} served no call of the recipe's step"
+        for one in recipe.kernels
+        if isinstance(one, RegionKernel) and not calls.get(one.library)
+    ]
 
 
 def _installed(region: WorkloadRegion, kernel: Kernel) -> RegionKernel:
