@@ -119,7 +119,7 @@ class RegionTrials:
             find_compiler()
         except CompilerMissing:
             return False
-        return turn.left_s() > 0
+        return True
 
     def _proven_problems(self) -> Mapping[str, Sequence[str]]:
         return self.turn.ledger.proven_problems(self.turn.fingerprint)
