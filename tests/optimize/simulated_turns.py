@@ -263,6 +263,7 @@ def patched(world: World) -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(
             loop, "prove_kernels", lambda turn, found, *more: _kernels(world, turn, *more)
         )
+        patch.setattr(loop.RegionTrials, "_may_install", lambda self: False)
         patch.setattr(screen, "judge_gradients", lambda **kind: right)
         patch.setattr(
             losses, "judge_losses", lambda **kind: SimpleNamespace(passed=True, detail="")

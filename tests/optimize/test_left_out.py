@@ -16,6 +16,7 @@ from ratchet.errors import CompilerMissing, JudgeError, KernelError, LedgerError
 from ratchet.kernels.library import registry
 from ratchet.ledger import Ledger
 from ratchet.optimize.recipe import reproof
+from ratchet.optimize.step import installed
 from ratchet.workloads.config import StepConfig
 
 NORM = ("rms_norm_forward", "rms_norm_backward", "add_rms_norm_forward", "add_rms_norm_backward")
@@ -40,7 +41,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     entries: list[str] = []
     monkeypatch.setattr(reproof.cpp, "compile_kernel", lambda kernel: Path("library.so"))
     monkeypatch.setattr(reproof.cpp, "load", lambda path, entry: None)
-    monkeypatch.setattr(reproof, "activate", lambda kernel, path: entries.append(kernel.entry))
+    monkeypatch.setattr(installed, "activate", lambda kernel, path: entries.append(kernel.entry))
     yield entries
     registry.deactivate()
 

@@ -10,7 +10,7 @@ import pytest
 from ratchet.kernels.kernel import Kernel
 from ratchet.optimize.step.installed import InstalledKernel
 from ratchet.optimize.turn import prove_kernels
-from ratchet.optimize.turn.prove_kernels import _Court
+from ratchet.optimize.turn.prove_kernels import KernelCourt
 
 ENTRIES = ("made_forward", "made_backward", "made_with_residual")
 KERNELS = tuple(
@@ -18,13 +18,13 @@ KERNELS = tuple(
 )
 
 
-class MadeUpCourt(_Court):
+class MadeUpCourt(KernelCourt):
     """Answers from a table: an entry's statuses, one verdict after the other."""
 
     answers: dict[str, list[str]]
     asked: list[str]
 
-    def _known_or_judged(self, judge: Any, kernel: Kernel, problem: Any) -> dict[str, Any] | None:
+    def known_or_judged(self, judge: Any, kernel: Kernel, problem: Any) -> dict[str, Any] | None:
         return self._judged(judge, kernel, problem)
 
     def _judged(self, judge: Any, kernel: Kernel, problem: Any) -> dict[str, Any] | None:
@@ -32,7 +32,7 @@ class MadeUpCourt(_Court):
         self.asked.append(kernel.entry)
         return {"status": status, "reason": "made up"}
 
-    def _may_be_loaded(self, kernel: Kernel) -> bool:
+    def may_be_loaded(self, kernel: Kernel) -> bool:
         given = self.answers[kernel.entry][: self.asked.count(kernel.entry)]
         return "proven" in given
 

@@ -67,7 +67,7 @@ def test_a_device_is_refused() -> None:
 def test_a_huge_file_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "recipe.json").open("wb") as file:
         file.truncate(1 << 33)
-    assert "more than 1048576 bytes" in refused(tmp_path / "recipe.json")
+    assert "more than 8388608 bytes" in refused(tmp_path / "recipe.json")
 
 
 def test_a_path_with_a_null_byte_is_refused() -> None:

@@ -14,7 +14,7 @@ from ratchet.authors.write import Follow, write
 from ratchet.errors import LedgerError, RatchetError
 from ratchet.judge.revision import revision
 from ratchet.kernels.problem import Problem
-from ratchet.ledger.verdicts import RecordedJudge
+from ratchet.ledger.verdicts import RecordedJudge, Terms
 from ratchet.ledger.writing import WritingBook
 
 SHORTEST_S = 30.0
@@ -134,11 +134,27 @@ def _written(
                 key, judge=judged_by
             ):
                 return failed_result(one.problem, own, SEARCHED, command=command)
+        if own.reuse == "always":
+            _prove_known(one.problem, judge, own)
         return write(one.problem, own, judge=judge, follow=follow, command=command)
     except LedgerError:
         raise
     except RatchetError as error:
         return failed_result(one.problem, own, str(error), command=command)
+
+
+def _prove_known(problem: Problem, judge: RecordedJudge, request: WritingRequest) -> None:
+    """Judge what is proven for the same region under other values, until one is proven here too."""
+    book, judged_by = WritingBook(judge.ledger, judge.fingerprint), revision()
+    if book.proven(problem.hash, judge=judged_by):
+        return
+    known = book.proven_under(problem.name, judge=judged_by)
+    terms = Terms(time_limit_s=request.budget_s / 2, device=request.device)
+    for kernel in {kernel.hash: kernel for kernel, _ in known}.values():
+        if request.language not in (None, kernel.language):
+            continue
+        if judge.judge(kernel, problem, terms).verdict["status"] == "proven":
+            return
 
 
 def _row(one: Asked, result: WritingResult) -> RegionRow:

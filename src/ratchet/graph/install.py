@@ -26,7 +26,7 @@ from ratchet.graph.rewrite import rewrite
 from ratchet.graph.sites import InstallReport
 from ratchet.kernels.library import LIBRARY, best_isa
 
-__all__ = ["InstallKernels", "InstallReport", "compile_options", "installed_by"]
+__all__ = ["InstallKernels", "InstallReport", "code_identity", "compile_options", "installed_by"]
 
 
 class InstallKernels(CustomGraphPass):
@@ -98,12 +98,12 @@ def recipe_identity(kernels: Iterable[str], isa: str) -> str:
         digest.update(name.encode())
         for kernel in LIBRARY[name].kernels(isa):
             digest.update(kernel.hash.encode())
-    digest.update(_code_identity().encode())
+    digest.update(code_identity().encode())
     return digest.hexdigest()
 
 
 @cache
-def _code_identity() -> str:
+def code_identity() -> str:
     """Hash the package version and the source files of the patterns and ops."""
     digest = hashlib.sha256(_package_version().encode())
     package = Path(ratchet.__file__).parent

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch.optim import AdamW
 
 from ratchet.errors import GraphError
 from ratchet.graph.install import InstallReport, compile_options, installed_by
+from ratchet.graph.regions.install import region_options
+from ratchet.graph.regions.region import REGION
 from ratchet.kernels.library.adamw import ClippedAdamW, KernelAdamW
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.step import TrainingStep, WeightUpdate
 from ratchet.workloads.workload import Workload
 
-__all__ = ["InstalledStep", "build_step", "kernel_adamw"]
+__all__ = ["InstalledStep", "build_step", "install_options", "kernel_adamw"]
 
 
 class InstalledStep(TrainingStep):
     """A TrainingStep whose compiled graphs call kernels; `install_report` grows as it compiles."""
 
     install_report: InstallReport
+
+
+def install_options(kernels: Sequence[str]) -> dict[str, Any]:
+    """Return the `options=` for a torch.compile call that installs a config's kernels.
+
+    A name is one of the library's, or a region's (`ratchet.graph.regions.region.region_name`).
+    """
+    regions = [name for name in kernels if name.startswith(REGION)]
+    others = [name for name in kernels if name not in regions]
+    return {**compile_options(others), **region_options(regions)}
 
 
 def build_step(workload: Workload, config: StepConfig) -> InstalledStep:
@@ -27,7 +42,7 @@ def build_step(workload: Workload, config: StepConfig) -> InstalledStep:
     (`ratchet.kernels.library.activate`). Raises GraphError if kernels are given without a compile
     mode, or an optimizer kernel without AdamW.
     """
-    options = compile_options(config.kernels)
+    options = install_options(config.kernels)
     if options and config.compile_mode is None:
         raise GraphError(
             f"the kernels {', '.join(config.kernels)} need torch.compile: "

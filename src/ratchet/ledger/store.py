@@ -331,6 +331,24 @@ class Ledger:
             if row.status == "proven" and _judge_of(row.payload) == judge
         ]
 
+    def proven_problems(self, fingerprint: Fingerprint) -> dict[str, list[str]]:
+        """Return the hashes of the problems that a kernel was proven for here, by their names."""
+        verdicts, problems = schema.verdicts, schema.problems
+        query = (
+            select(problems.c.name, problems.c.hash)
+            .distinct()
+            .join(verdicts, verdicts.c.problem_hash == problems.c.hash)
+            .where(
+                verdicts.c.status == "proven",
+                verdicts.c.device == fingerprint["device"],
+                verdicts.c.software == fingerprint["software"],
+            )
+        )
+        found: dict[str, list[str]] = {}
+        for row in self._read(query):
+            found.setdefault(row.name, []).append(row.hash)
+        return found
+
     def counts(self) -> dict[str, int]:
         """Return the number of rows of each table."""
         tables = schema.metadata.sorted_tables

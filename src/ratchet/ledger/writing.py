@@ -142,6 +142,14 @@ class WritingBook:
         verdicts = self.ledger.proven_kernels(problem_hash, self._here, judge=judge)
         return [(self.kernel(one["kernel_hash"]), one) for one in verdicts]
 
+    def proven_under(self, name: str, *, judge: str) -> list[tuple[Kernel, dict[str, Any]]]:
+        """Return every kernel that is proven here for a problem of this name, with its verdict.
+
+        A region's name has its key: other values of the same region make another problem of it.
+        """
+        hashes = self.ledger.proven_problems(self._here).get(name, ())
+        return [found for one in hashes for found in self.proven(one, judge=judge)]
+
     def _runs(self, problem_hash: str | None = None) -> list[WritingRun]:
         found: dict[str, WritingRun] = {}
         for row in self.ledger.writing_runs(problem_hash=problem_hash):

@@ -131,6 +131,8 @@ class TurnProgress(MovingLine):
             "screened": f"screened {title}",
             "judging": f"judging kernel {details.get('kernel', '')}",
             "judged": f"judged kernel {details.get('kernel', '')}",
+            "writing": f"writing a kernel for {details.get('problem', '')}",
+            "written": f"wrote a kernel for {details.get('problem', '')}",
             "losses": f"200 steps of {title}, seed {details.get('seed', '')}",
             "proof": f"final run, launch {self._launch + 1}",
         }.get(event, event)
@@ -146,6 +148,8 @@ def _done(event: str, details: dict[str, Any]) -> str:
     """Return the line that stays, for a verdict or a screening; empty for other events."""
     if event == "judged":
         return f"kernel {details['kernel']}: {details['status']}"
+    if event == "written":
+        return f"region {details['problem']}: {details['status']}"
     if event == "screened" and details.get("ratio"):
         ratio = show_ratio(float(details["ratio"]))
         clear = details.get("answer", "faster") in DECIDED

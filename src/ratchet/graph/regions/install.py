@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,89 +17,76 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph, Node
 
+from ratchet.graph.install import code_identity
 from ratchet.graph.regions.cut import Cut, cut_graph
 from ratchet.graph.regions.dims import lie_of
 from ratchet.graph.regions.form import RegionForm, form_of
 from ratchet.graph.regions.op import RegionSite, made_like
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RegionKernel:
-    """A kernel for a region, by the region's key."""
-
-    key: str
-    entry: str
-    """The entry under which the kernel is activated: the name of the region's problem."""
-    hash: str
-    """The kernel's hash, for torch's caches."""
-
-
-@dataclass(slots=True)
-class RegionInstallReport:
-    """Sites that a pass has taken so far, by key."""
-
-    installed: dict[str, int] = field(default_factory=dict)
+from ratchet.graph.regions.region import REGION, region_name
 
 
 class InstallRegions(CustomGraphPass):
-    """Replace the regions that have a kernel in every graph of one torch.compile call."""
+    """Replace the regions with these keys in every graph of one torch.compile call.
 
-    def __init__(self, kernels: Sequence[RegionKernel]) -> None:
-        self._kernels = {one.key: one for one in kernels}
-        self.report = RegionInstallReport()
+    `ratchet.graph.regions.op.calls` counts what runs, also where torch finds a graph in its cache
+    and runs no pass.
+    """
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._keys = frozenset(keys)
 
     def __call__(self, graph: Graph) -> None:
         replaced: dict[Node, Node] = {}
-        for cut, form in _found(graph, self._kernels):
-            if _install(graph, cut, form, self._kernels[form.key], replaced):
-                counts = self.report.installed
-                counts[form.key] = counts.get(form.key, 0) + 1
+        for cut, form in _found(graph, self._keys):
+            _install(graph, cut, form, replaced)
         stable_topological_sort(graph)
         graph.eliminate_dead_code()
         graph.lint()
 
     def uuid(self) -> str:
-        """Hash the regions and their kernels."""
-        content = sorted(f"{one.key} {one.hash}" for one in self._kernels.values())
+        """Hash the regions' keys and this package's code; a graph holds no kernel."""
+        content = [*sorted(self._keys), code_identity()]
         return hashlib.sha256("\n".join(content).encode()).hexdigest()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return InstallRegions, (tuple(self._kernels.values()),)
+        return InstallRegions, (tuple(sorted(self._keys)),)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InstallRegions:
         return self
 
 
-def region_options(kernels: Sequence[RegionKernel]) -> dict[str, Any]:
-    """Return the `options=` for torch.compile that install these kernels; empty if there are none.
+def region_options(names: Iterable[str]) -> dict[str, Any]:
+    """Return the `options=` for torch.compile that install these regions; empty if there are none.
 
-    They go together with those of `ratchet.graph.install.compile_options`.
+    `names` are those of `region_name`. The options go together with those of
+    `ratchet.graph.install.compile_options`.
     """
-    return {"post_grad_custom_pre_pass": InstallRegions(kernels)} if kernels else {}
+    keys = [name.removeprefix(REGION) for name in names]
+    return {"post_grad_custom_pre_pass": InstallRegions(keys)} if keys else {}
 
 
-def _found(graph: Graph, kernels: dict[str, RegionKernel]) -> list[tuple[Cut, RegionForm]]:
-    """Return the sites that have a kernel, the largest regions first."""
+def _found(graph: Graph, keys: frozenset[str]) -> list[tuple[Cut, RegionForm]]:
+    """Return the sites to replace, the largest regions first."""
     forms = [(cut, form_of(cut, None)) for cut in cut_graph(graph)]
-    known = [(cut, form) for cut, form in forms if form.key in kernels]
+    known = [(cut, form) for cut, form in forms if form.key in keys]
     return sorted(known, key=lambda one: -len(one[0].computing))
 
 
-def _install(
-    graph: Graph, cut: Cut, form: RegionForm, kernel: RegionKernel, replaced: dict[Node, Node]
-) -> bool:
+def _install(graph: Graph, cut: Cut, form: RegionForm, replaced: dict[Node, Node]) -> None:
     """Replace one site and note its results in `replaced`.
 
-    False if another site has taken a part of it or has come between its inputs and outputs, or if
-    an input has gaps.
+    The site stays as it is if another one has taken a part of it or has come between its inputs and
+    outputs, or if an input has gaps.
     """
     inputs = [replaced.get(one.node, one.node) for one in form.inputs]
     if any(node in replaced or node._erased for node in cut.computing):
-        return False
+        return
     if _comes_back(cut, set(inputs)) or not all(map(_is_dense, inputs)):
-        return False
+        return
     values = [_lying(node.meta["val"]) for node in form.outputs]
-    site = RegionSite(entry=kernel.entry, reference=form.reference, outputs=made_like(values))
+    site = RegionSite(
+        name=region_name(form.key), reference=form.reference, outputs=made_like(values)
+    )
     (output,) = graph.find_nodes(op="output")
     with graph.inserting_before(output):
         lying = [_as_it_lies(graph, node) for node in inputs]
@@ -114,7 +100,6 @@ def _install(
     for node in reversed(cut.nodes):
         if not node.users:
             graph.erase_node(node)
-    return True
 
 
 def _comes_back(cut: Cut, inputs: set[Node]) -> bool:

@@ -2,16 +2,17 @@
 
 It is one op for all regions. What a region is stands in the call, as text, so that a graph from
 torch's cache on disk runs in a process that never saw the region. The op runs the region's
-reference until its kernel is activated (`ratchet.kernels.library.activate`).
+reference until its kernel is activated (`ratchet.kernels.library.activate`, by the region's name).
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor
@@ -22,14 +23,17 @@ from ratchet.kernels.source_module import run_source
 
 HEADER = "import torch\nimport torch._prims\n\naten = torch.ops.aten\nprims = torch.ops.prims\n\n\n"
 SITES = 4096
+calls: Final[Counter[str]] = Counter()
+"""Calls that a kernel served in this process, by the region's name. `registry.fallbacks` counts
+those that ran the reference. Both also count where torch took the graph from its cache."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegionSite:
     """A call of a region, as it stands in a graph."""
 
-    entry: str
-    """The entry under which the kernel is activated: the name of the region's problem."""
+    name: str
+    """The name under which the kernel is activated: `region_name` of the region's key."""
     reference: str
     """The source of the region's reference."""
     outputs: tuple[tuple[tuple[int, ...], str, str], ...]
@@ -37,14 +41,14 @@ class RegionSite:
 
     def to_text(self) -> str:
         """Return the site as text for the graph."""
-        return json.dumps([self.entry, self.reference, self.outputs])
+        return json.dumps([self.name, self.reference, self.outputs])
 
     @classmethod
     def from_text(cls, text: str) -> Self:
         """Read what `to_text` returned."""
-        entry, reference, outputs = json.loads(text)
+        name, reference, outputs = json.loads(text)
         forms = tuple((tuple(shape), dtype, device) for shape, dtype, device in outputs)
-        return cls(entry=entry, reference=reference, outputs=forms)
+        return cls(name=name, reference=reference, outputs=forms)
 
     def empty(self) -> list[Tensor]:
         """Return new outputs without values."""
@@ -80,7 +84,8 @@ def _run(inputs: list[Tensor], site: str) -> list[Tensor]:
     found = _site(site)
     given = [one.contiguous() for one in inputs]
     results = found.empty()
-    if registry.call(found.entry, (*given, *results)):
+    if registry.call(found.name, (*given, *results)):
+        calls[found.name] += 1
         return results
     return [one.contiguous() for one in _reference(site)(*given, ())]
 

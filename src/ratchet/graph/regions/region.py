@@ -9,7 +9,14 @@ from ratchet.kernels.problem import Problem
 
 Direction = Literal["forward", "backward"]
 RegionKind = Literal["fused", "product"]
+REGION = "region:"
+"""Start of the name that stands for a region among the kernels of a step's config."""
 TimedBy = Literal["inductor", "estimate"]
+
+
+def region_name(key: str) -> str:
+    """Return the name of a region's kernel in a step's config."""
+    return f"{REGION}{key}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

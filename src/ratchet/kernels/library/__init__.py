@@ -68,11 +68,14 @@ LIBRARY: Final[Mapping[str, LibraryKernel]] = _LazyLibrary()
 """Every shipped kernel by name, in the order in which to try them."""
 
 
-def activate(kernel: Kernel, path: Path) -> None:
-    """Make the op of `kernel.entry` run the compiled library at `path`, in this process."""
+def activate(kernel: Kernel, path: Path, *, name: str = "") -> None:
+    """Make the op of `kernel.entry` run the compiled library at `path`, in this process.
+
+    A kernel of a region serves the op's calls under the region's `name` instead.
+    """
     from ratchet.kernels.library import registry
 
-    registry.activate(kernel, path)
+    registry.activate(kernel, path, name=name)
 
 
 def register_ops() -> None:

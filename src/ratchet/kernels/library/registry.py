@@ -31,14 +31,14 @@ _PADS: Final = tuple((0,) * (MAX_DIMENSIONS - ndim) for ndim in range(MAX_DIMENS
 _NO_SCALARS: Final = b""
 
 
-def activate(kernel: Kernel, path: Path) -> None:
-    """Make the op of `kernel.entry` run the compiled library at `path`."""
+def activate(kernel: Kernel, path: Path, *, name: str = "") -> None:
+    """Make the op of `kernel.entry`, or of `name`, run the compiled library at `path`."""
     if kernel.language != "cpp":
         raise KernelError(
             f"kernel {kernel.name!r} is written in {kernel.language}: only cpp can be activated"
         )
-    _entries[kernel.entry] = cpp.load(path, kernel.entry)
-    _kernels[kernel.entry] = kernel
+    _entries[name or kernel.entry] = cpp.load(path, kernel.entry)
+    _kernels[name or kernel.entry] = kernel
 
 
 def deactivate(entry: str | None = None) -> None:

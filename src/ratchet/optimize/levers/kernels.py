@@ -56,6 +56,22 @@ def _lever(kernel: LibraryKernel) -> Lever:
     )
 
 
+def region_lever(title: str, value: str) -> Lever:
+    """Return the lever that installs the kernel of one of the step's own regions.
+
+    `title` is the name of the region's problem, `value` its name among a config's kernels.
+    """
+    return _InGraph(
+        name=PREFIX + title,
+        summary="a kernel written for a region of the step's own graphs",
+        expected="the region's sites in one pass each",
+        source="written by Ratchet's authors, proven by the judge",
+        field="kernels",
+        value=value,
+        applies=only_cpu,
+    )
+
+
 class _KernelAdamW(Lever):
     """The AdamW kernel; without it, torch's fused AdamW runs."""
 

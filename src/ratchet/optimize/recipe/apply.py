@@ -19,8 +19,7 @@ from torch import nn
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import Device
 from ratchet.errors import ForeignRecipe, RecipeError
-from ratchet.graph.install import compile_options
-from ratchet.graph.steps import build_step
+from ratchet.graph.steps import build_step, install_options
 from ratchet.optimize.recipe import fits
 from ratchet.optimize.recipe.own_optimizer import install_optimizer
 from ratchet.optimize.recipe.recipe import Recipe
@@ -152,7 +151,7 @@ def _compiled(step: Function, config: StepConfig, device: Device) -> Function:
     wrapped = step if config.precision == "fp32" else with_autocast
     if config.compile_mode is None:
         return wrapped  # type: ignore[return-value]
-    options = {**mode_options(config.compile_mode), **compile_options(config.kernels)}
+    options = {**mode_options(config.compile_mode), **install_options(config.kernels)}
     return BoundedCompile(wrapped, options)  # type: ignore[return-value]
 
 

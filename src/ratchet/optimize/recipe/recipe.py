@@ -11,13 +11,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ratchet import files
 from ratchet.errors import ForeignRecipe, RecipeError
-from ratchet.optimize.step.installed import InstalledKernel
+from ratchet.optimize.step.installed import AnyKernel
 from ratchet.optimize.step.signature import ModelSignature
 from ratchet.workloads.config import StepConfig
 
 SCHEMA = 1
-MOST_BYTES = 1 << 20
-"""Size limit of a recipe file; recipes are a few thousand bytes long."""
+MOST_BYTES = 1 << 23
+"""Size limit of a recipe file: a few thousand bytes, and up to 50,000 for a region's kernel."""
 ADDED = ("model", "optimizer")
 """Fields that older recipes lack; an empty one is left out of the checksum."""
 
@@ -36,7 +36,7 @@ class Recipe(BaseModel):
     """Fingerprint of torch, the compiler and Ratchet itself."""
     versions: dict[str, str]
     config: StepConfig
-    kernels: tuple[InstalledKernel, ...]
+    kernels: tuple[AnyKernel, ...]
     model: ModelSignature | None = None
     """None in old recipes, which accept any model."""
     optimizer: str = ""

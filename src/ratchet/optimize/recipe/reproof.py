@@ -17,31 +17,33 @@ from ratchet.judge.revision import revision
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
-from ratchet.kernels.library import LIBRARY, WorkloadShapes, activate
 from ratchet.kernels.problem import Problem
 from ratchet.ledger import Fingerprint, Ledger
-from ratchet.optimize.step.installed import InstalledKernel, find_kernel
+from ratchet.optimize.step.installed import AnyKernel, InstalledKernel
 from ratchet.workloads.config import StepConfig
 
 ADAMW = "adamw"
+SHOWN = 24
+"""Characters of a kernel's name that a message shows: a region's key is long."""
+_Asked = tuple[AnyKernel, Kernel]
 
 
 @dataclass(kw_only=True)
 class ReadyKernels:
     """Compiled kernels of a recipe that may be loaded, and those that may not."""
 
-    compiled: list[tuple[Kernel, Path]] = field(default_factory=list)
+    compiled: list[tuple[AnyKernel, Kernel, Path]] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     """Name in the library -> the reason why torch's own op runs instead."""
 
     def activate(self) -> None:
         """Load the kernels into this process."""
-        for kernel, path in self.compiled:
-            activate(kernel, path)
+        for installed, kernel, path in self.compiled:
+            installed.activate(kernel, path)
 
     def why(self) -> str:
         """Return the names and reasons of the kernels left out, in one line."""
-        return ", ".join(f"{name} ({reason})" for name, reason in self.left_out.items())
+        return ", ".join(f"{name[:SHOWN]} ({reason})" for name, reason in self.left_out.items())
 
     def without_left_out(self, config: StepConfig) -> StepConfig:
         """Return the config with torch's own ops in place of the kernels left out."""
@@ -54,7 +56,7 @@ class ReadyKernels:
 
 
 def ready_kernels(
-    installed: Sequence[InstalledKernel], device: Device, ledger_url: str | None
+    installed: Sequence[AnyKernel], device: Device, ledger_url: str | None
 ) -> ReadyKernels:
     """Find, prove and compile a recipe's kernels; nothing is loaded yet.
 
@@ -63,11 +65,11 @@ def ready_kernels(
     ready = ReadyKernels()
     if not installed:
         return ready
-    found: dict[str, list[Kernel]] = {}
+    found: dict[str, list[_Asked]] = {}
     for name in dict.fromkeys(kernel.library for kernel in installed):
         own = [kernel for kernel in installed if kernel.library == name]
         try:
-            found[name] = [find_kernel(kernel) for kernel in own]
+            found[name] = [(kernel, kernel.find()) for kernel in own]
         except RecipeError as error:
             ready.left_out[name] = str(error)
     try:
@@ -84,10 +86,10 @@ def ready_kernels(
     return ready
 
 
-def _compiled(kernels: Sequence[Kernel]) -> list[tuple[Kernel, Path]]:
+def _compiled(kernels: Sequence[_Asked]) -> list[tuple[AnyKernel, Kernel, Path]]:
     """Return the kernels with their compiled libraries, after checking that each one loads."""
-    compiled = [(kernel, cpp.compile_kernel(kernel)) for kernel in kernels]
-    for kernel, path in compiled:
+    compiled = [(one, kernel, cpp.compile_kernel(kernel)) for one, kernel in kernels]
+    for _, kernel, path in compiled:
         cpp.load(path, kernel.entry)
     return compiled
 
@@ -99,50 +101,56 @@ class _Reproof:
     ledger: Ledger
     fingerprint: Fingerprint
 
-    def of_all(self, found: Mapping[str, Sequence[Kernel]]) -> dict[str, str]:
+    def of_all(self, found: Mapping[str, Sequence[_Asked]]) -> dict[str, str]:
         """Return the reason why each library kernel may not be loaded; "" if it may."""
         unproven = {name: self._unproven(kernels) for name, kernels in found.items()}
         if not any(unproven.values()):
             return {}
         with KernelJudge() as judge:
-            return {name: self._of_one(judge, name, own) for name, own in unproven.items()}
+            return {name: self._of_one(judge, own) for name, own in unproven.items()}
 
-    def _unproven(self, kernels: Sequence[Kernel]) -> list[Kernel]:
-        return [kernel for kernel in kernels if not self._is_proven(kernel)]
+    def _unproven(self, kernels: Sequence[_Asked]) -> list[_Asked]:
+        return [(one, kernel) for one, kernel in kernels if not self._is_proven(one, kernel)]
 
-    def _is_proven(self, kernel: Kernel) -> bool:
-        return self.ledger.proven(kernel.hash, self.fingerprint, judge=revision())
+    def _is_proven(self, installed: AnyKernel, kernel: Kernel) -> bool:
+        if not self.ledger.proven(kernel.hash, self.fingerprint, judge=revision()):
+            return False
+        if isinstance(installed, InstalledKernel):
+            return True
+        # A library kernel belongs to its op. A region's kernel must be proven for this region.
+        verdicts = [self._known(kernel, problem) for problem in installed.problems()]
+        return all(one is not None and one["status"] == "proven" for one in verdicts)
 
-    def _of_one(self, judge: KernelJudge, library: str, kernels: Sequence[Kernel]) -> str:
+    def _of_one(self, judge: KernelJudge, kernels: Sequence[_Asked]) -> str:
         """Check all entries for correctness before timing any; return the objection, or ""."""
         try:
             asked = [
-                (kernel, problem)
-                for kernel in kernels
-                for problem in LIBRARY[library].problems(WorkloadShapes())
-                if problem.name == kernel.entry
+                (one, kernel, problem) for one, kernel in kernels for problem in one.problems()
             ]
-            for kernel, problem in asked:
+            for _, kernel, problem in asked:
                 verdict = self._verdict(judge, kernel, problem.untimed())
                 if verdict["status"] not in ("correct", "proven"):
                     return _said(kernel, verdict)
-            for kernel, problem in asked:
+            for one, kernel, problem in asked:
                 verdict = self._verdict(judge, kernel, problem)
-                if not self._is_proven(kernel):
+                if not self._is_proven(one, kernel):
                     return _said(kernel, verdict)
         except (RatchetError, OSError) as error:
             return _line(error)
         left = self._unproven(kernels)
-        return f"{left[0].entry}: the library has no problem to prove it on" if left else ""
+        return f"{left[0][1].entry}: the library has no problem to prove it on" if left else ""
 
     def _verdict(self, judge: KernelJudge, kernel: Kernel, problem: Problem) -> Mapping[str, Any]:
         """Return the ledger's verdict unless it is `unmeasured`; otherwise judge and record."""
-        known = self.ledger.verdict(kernel.hash, problem.hash, self.fingerprint, judge=revision())
+        known = self._known(kernel, problem)
         if known is not None and known["status"] != "unmeasured":
             return known
         verdict: dict[str, Any] = judge.judge(kernel, problem).model_dump(mode="json")
         self.ledger.record_verdict(verdict, fingerprint=self.fingerprint)
         return verdict
+
+    def _known(self, kernel: Kernel, problem: Problem) -> dict[str, Any] | None:
+        return self.ledger.verdict(kernel.hash, problem.hash, self.fingerprint, judge=revision())
 
 
 def _said(kernel: Kernel, verdict: Mapping[str, Any]) -> str:

@@ -55,7 +55,7 @@ def make_shrunk_arm(
 class StepArm:
     """A training step behind the judge's protocol."""
 
-    calls = ("workload", "gradients", "profile", "sites")
+    calls = ("workload", "gradients", "profile", "regions", "sites")
 
     def __init__(self, workload: Any, config: StepConfig, *, warnings: Sequence[str] = ()) -> None:
         from ratchet.graph.steps import build_step
@@ -115,6 +115,7 @@ class StepArm:
 
     def describe(self) -> dict[str, Any]:
         """Return peak memory so far in bytes, and the results of the installed kernels (JSON)."""
+        from ratchet.graph.regions import op
         from ratchet.kernels.library import registry
         from ratchet.workloads.bench import peak_memory_bytes
 
@@ -122,6 +123,7 @@ class StepArm:
         return {
             "peak_memory_bytes": peak_memory_bytes(self._workload.device),
             "fallbacks": dict(registry.fallbacks),
+            "region_calls": dict(op.calls),
             "installed": dict(report.installed) if report is not None else {},
             "declined": [list(pair) for pair in report.declined] if report is not None else [],
             "loss": float(self._loss.detach()) if self._loss is not None else None,
@@ -134,6 +136,13 @@ class StepArm:
         from ratchet.graph.capture import capture
 
         return [asdict(site) for site in capture(self._workload, self._config)]
+
+    def regions(self, measuring_s: float) -> list[dict[str, Any]]:
+        """Return the regions of the step's graphs, the most time to win first (JSON)."""
+        from ratchet.graph.regions import capture_regions
+
+        found = capture_regions(self._workload, self._config, measuring_s=measuring_s)
+        return [one.as_json() for one in found]
 
 
 class ShrunkArm:

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from ratchet.optimize.step.installed import InstalledKernel
+from ratchet.optimize.step.installed import AnyKernel
 from ratchet.workloads.config import StepConfig
 
 AROUND_THE_GRAPH: dict[str, Any] = {
@@ -23,7 +23,7 @@ class Candidate:
 
     title: str
     config: StepConfig
-    kernels: tuple[InstalledKernel, ...] = ()
+    kernels: tuple[AnyKernel, ...] = ()
 
     def key(self) -> str:
         """Hash everything that runs; the title does not count."""
@@ -56,7 +56,7 @@ def wanted_libraries(config: StepConfig) -> set[str]:
     return {*config.kernels, *(("adamw",) if config.optimizer == "kernel" else ())}
 
 
-def with_config(config: StepConfig, proven: dict[str, tuple[InstalledKernel, ...]]) -> Candidate:
+def with_config(config: StepConfig, proven: dict[str, tuple[AnyKernel, ...]]) -> Candidate:
     """Return the candidate of `config`, with its kernels taken from the proven ones."""
     kernels = tuple(
         kernel for name in sorted(wanted_libraries(config)) for kernel in proven.get(name, ())

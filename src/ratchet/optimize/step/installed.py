@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from ratchet.errors import RecipeError
+from ratchet.errors import KernelError, RecipeError
+from ratchet.graph.regions.foreign import check_region_problem
+from ratchet.graph.regions.region import region_name
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
-from ratchet.kernels.library import LIBRARY, activate
+from ratchet.kernels.library import LIBRARY, WorkloadShapes, activate
+from ratchet.kernels.problem import Problem
+
+KEY = r"^[0-9a-f]{64}$"
 
 
 class InstalledKernel(BaseModel):
@@ -23,23 +29,79 @@ class InstalledKernel(BaseModel):
     hash: str
     isa: str
 
+    def find(self) -> Kernel:
+        """Return the library's kernel with this hash; a RecipeError if this version has none."""
+        library = LIBRARY.get(self.library)
+        if library is not None:
+            for kernel in library.kernels(self.isa):
+                if kernel.hash == self.hash:
+                    return kernel
+        raise RecipeError(
+            f"kernel {self.library}:{self.entry} with hash {self.hash[:12]} is not in "
+            "this version's library: run `ratchet optimize` again to make a recipe for this version"
+        )
 
-def find_kernel(installed: InstalledKernel) -> Kernel:
-    """Return the library's kernel with this hash; raise RecipeError if this version has none."""
-    library = LIBRARY.get(installed.library)
-    if library is not None:
-        for kernel in library.kernels(installed.isa):
-            if kernel.hash == installed.hash:
-                return kernel
-    raise RecipeError(
-        f"kernel {installed.library}:{installed.entry} with hash {installed.hash[:12]} is not in "
-        "this version's library: run `ratchet optimize` again to make a recipe for this version"
-    )
+    def problems(self) -> list[Problem]:
+        """Return the library's problems for it, on which it can be proven again."""
+        found = LIBRARY[self.library].problems(WorkloadShapes())
+        return [problem for problem in found if problem.name == self.entry]
 
-
-def activate_proven(kernels: Sequence[dict[str, str]]) -> None:
-    """Load kernels that the caller has found proven in the ledger into this process."""
-    for entry in kernels:
-        kernel = find_kernel(InstalledKernel(**entry))
-        path: Path = cpp.compile_kernel(kernel)
+    def activate(self, kernel: Kernel, path: Path) -> None:
+        """Load its compiled library into this process."""
         activate(kernel, path)
+
+
+class RegionKernel(BaseModel):
+    """A kernel for a region of a workload's graphs, with its source and the region's problem."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    region: str = Field(pattern=KEY)
+    """The region's key."""
+    hash: str
+    """The kernel's, of its content."""
+    kernel: dict[str, Any]
+    """`Kernel.as_json`."""
+    problem: dict[str, Any]
+    """`Problem.as_json`."""
+
+    @property
+    def library(self) -> str:
+        """The name that stands for it among a config's kernels."""
+        return region_name(self.region)
+
+    def find(self) -> Kernel:
+        """Return the kernel; a RecipeError if it is not the one that was proven for the region."""
+        try:
+            kernel = Kernel.from_json(self.kernel)
+            self.problems()
+        except KernelError as error:
+            raise RecipeError(f"{self._title} is damaged: {error}") from error
+        if kernel.hash != self.hash or kernel.language != "cpp":
+            raise RecipeError(f"{self._title} is damaged: its source has another hash")
+        return kernel
+
+    def problems(self) -> list[Problem]:
+        """Return the region's problem; a KernelError if it is not this region's."""
+        problem = Problem.from_json(self.problem)
+        check_region_problem(problem, self.region)
+        return [problem]
+
+    def activate(self, kernel: Kernel, path: Path) -> None:
+        """Load its compiled library into this process, for the region's calls."""
+        activate(kernel, path, name=self.library)
+
+    @property
+    def _title(self) -> str:
+        return f"the kernel for region {self.region[:8]}"
+
+
+AnyKernel = InstalledKernel | RegionKernel
+_ANY_KERNELS: TypeAdapter[list[AnyKernel]] = TypeAdapter(list[AnyKernel])
+
+
+def activate_proven(kernels: Sequence[dict[str, Any]]) -> None:
+    """Load kernels that the caller has found proven in the ledger into this process."""
+    for installed in _ANY_KERNELS.validate_python(list(kernels)):
+        kernel = installed.find()
+        installed.activate(kernel, cpp.compile_kernel(kernel))

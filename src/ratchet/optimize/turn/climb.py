@@ -15,7 +15,7 @@ from ratchet.errors import DeadlinePassed
 from ratchet.optimize.levers import Lever, Situation
 from ratchet.optimize.levers.kernels import PREFIX
 from ratchet.optimize.step.candidate import Candidate, with_config
-from ratchet.optimize.step.installed import InstalledKernel
+from ratchet.optimize.step.installed import AnyKernel
 from ratchet.optimize.turn.baseline import oracle_for
 from ratchet.optimize.turn.limit import ranked, too_small
 from ratchet.optimize.turn.result import Basis, Change, Decision
@@ -41,7 +41,7 @@ class Climber:
 
     turn: Turn
     situation: Situation
-    proven: dict[str, tuple[InstalledKernel, ...]]
+    proven: dict[str, tuple[AnyKernel, ...]]
     modes: frozenset[str] = frozenset()
     """The compile modes that were timed as rivals."""
     worth: dict[str, float | None] = field(default_factory=dict)

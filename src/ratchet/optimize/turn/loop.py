@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -22,7 +23,6 @@ from ratchet.optimize.levers.base import why_bf16_is_slow
 from ratchet.optimize.levers.kernels import PREFIX
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.step.candidate import Candidate, with_config
-from ratchet.optimize.step.installed import InstalledKernel
 from ratchet.optimize.turn.baseline import Baseline, find_baseline, search_ends_s
 from ratchet.optimize.turn.climb import Climb, Climber, applicable
 from ratchet.optimize.turn.compose import compose, make_folder, make_recipe
@@ -31,6 +31,7 @@ from ratchet.optimize.turn.limit import ranked, too_small
 from ratchet.optimize.turn.losses import compare_losses, comparison_s
 from ratchet.optimize.turn.prove import prove
 from ratchet.optimize.turn.prove_kernels import ProvenKernels, prove_kernels
+from ratchet.optimize.turn.prove_regions import RegionTrials, never_called
 from ratchet.optimize.turn.result import Change, Decision, LossResult, OptimizeResult
 from ratchet.optimize.turn.screen import new_screening_s
 from ratchet.optimize.turn.settings import Settings, check_settings
@@ -181,6 +182,8 @@ def _run(turn: Turn, description: dict[str, Any], started_at: str) -> Outcome:
     baseline = find_baseline(turn, written, situation, steering.rule_out)
     found = _search(turn, situation, baseline, steering)
     kept = _prove(turn, baseline, found)
+    if kept.proof is not None and kept.proof.timed("ratchet"):
+        turn.warnings += never_called(kept.recipe, kept.proof.descriptions["ratchet"])
     after = steering.profile(kept.recipe, "after")
     turn.close_arms()
     result = compose(
@@ -208,24 +211,50 @@ def _search(turn: Turn, situation: Situation, baseline: Baseline, steering: Stee
     """
     ends_s = search_ends_s(turn, baseline.written, baseline.best)
     reserved_s = turn.ends_s - ends_s
+    trials = RegionTrials(turn=turn)
     with turn.stage(ends_s):
         worth = steering.worth(baseline)
         compares_s = _comparison_s(turn, situation, baseline)
         climbed_s = ends_s - (compares_s or 0.0)
-        kernels = _kernels(turn, situation, baseline, worth, climbed_s)
-        climb = partial(_climb, turn, situation, kernels, worth, baseline.modes)
+        kernels = _kernels(turn, situation, baseline, worth, climbed_s, trials)
+        climb = partial(_climb, turn, situation, worth, baseline.modes)
         if compares_s is None:
-            same = climb(baseline.best_same, keep=True)
+            same = climb(kernels, baseline.best_same, keep=True)
+            same, kernels = _with_written(trials, climb, kernels, same, worth, keep=True)
             return Found(same=same, best=same, kernels=kernels, losses=None, reserved_s=reserved_s)
         with turn.stage(climbed_s):
-            best = climb(baseline.best, keep=False)
+            best = climb(kernels, baseline.best, keep=False)
+            best, kernels = _with_written(trials, climb, kernels, best, worth, keep=False)
         if keeps_arithmetic(best.best, baseline.written):
             return Found(same=best, best=best, kernels=kernels, losses=None, reserved_s=reserved_s)
         losses = _losses(turn, baseline.written, best.best)
-        same = climb(baseline.best_same, keep=True)
+        same = climb(kernels, baseline.best_same, keep=True)
         if losses is None or not losses.passed:
             best = _without_arithmetic(turn, same, best, losses)
         return Found(same=same, best=best, kernels=kernels, losses=losses, reserved_s=reserved_s)
+
+
+def _with_written(
+    trials: RegionTrials,
+    climb: Callable[..., Climb],
+    kernels: ProvenKernels,
+    found: Climb,
+    worth: Worth,
+    *,
+    keep: bool,
+) -> tuple[Climb, ProvenKernels]:
+    """Have the authors write for the regions of the climb's best step; climb on with the winners.
+
+    The rest of the stage's time is theirs. Return the climb with what came of each region.
+    """
+    more = trials.write(kernels, found.best, worth.step_time_s)
+    precision = found.best.config.precision
+    known = {one.name for one in kernels.regions.get(precision, ())}
+    fresh = [one for one in more.regions.get(precision, ()) if one.name not in known]
+    if not fresh:
+        return found, kernels
+    above = climb(more, found.best, keep=keep, only=fresh)
+    return Climb(best=above.best, changes=(*found.changes, *above.changes)), more
 
 
 def _part(turn: Turn, ends_s: float, share: float) -> float:
@@ -252,21 +281,23 @@ def _comparison_s(turn: Turn, situation: Situation, baseline: Baseline) -> float
 
 
 def _kernels(
-    turn: Turn, situation: Situation, baseline: Baseline, worth: Worth, ends_s: float
+    turn: Turn,
+    situation: Situation,
+    baseline: Baseline,
+    worth: Worth,
+    ends_s: float,
+    trials: RegionTrials,
 ) -> ProvenKernels:
-    """Judge the library's kernels, those with the most time to win first."""
+    """Judge the library's kernels, those with the most time to win first, then the regions'."""
     levers = [one for one in kernel_levers() if one.name in _wanted_kernels(turn, situation)]
     names = [lever.name.removeprefix(PREFIX) for lever in ranked(levers, worth.by_lever)]
     reasons = {name: too_small(PREFIX + name, worth.by_lever, worth.step_time_s) for name in names}
     bundle_s = new_screening_s(turn, baseline.best)
     kernels_end_s = min(_part(turn, ends_s, KERNELS_SHARE), ends_s - bundle_s)
+    steps = _to_capture(baseline, situation, turn.settings)
+    small = {name: reason for name, reason in reasons.items() if reason is not None}
     with turn.stage(kernels_end_s):
-        return prove_kernels(
-            turn,
-            _to_capture(baseline, situation, turn.settings),
-            names,
-            {name: reason for name, reason in reasons.items() if reason is not None},
-        )
+        return trials.recall(prove_kernels(turn, steps, names, small), steps)
 
 
 def _losses(turn: Turn, written: Candidate, best: Candidate) -> LossResult | None:
@@ -302,19 +333,23 @@ def _prove(turn: Turn, baseline: Baseline, found: Found) -> Kept:
 def _climb(
     turn: Turn,
     situation: Situation,
-    kernels: ProvenKernels,
     worth: Worth,
     modes: frozenset[str],
+    kernels: ProvenKernels,
     start: Candidate,
     *,
     keep: bool,
+    only: Sequence[Lever] | None = None,
 ) -> Climb:
+    """Climb with all levers, those of the step's regions among them, or with `only` these."""
     keep = keep or turn.settings.keep_precision
     precision = situation.written.precision
     if not keep and _may_use_bf16_weights(situation):
         precision = "bf16_master"
+    if only is None:
+        only = [*chosen_levers(turn.settings), *kernels.regions.get(precision, ())]
     levers, skipped = applicable(
-        chosen_levers(turn.settings),
+        only,
         situation,
         refused_kernels=kernels.why_not(precision),
         keep_arithmetic=keep,
@@ -326,7 +361,7 @@ def _climb(
         situation=situation,
         proven=kernels.of(precision),
         modes=modes,
-        worth=worth.by_lever,
+        worth={**worth.by_lever, **kernels.worth},
         step_time_s=worth.step_time_s,
     )
     found = climber.climb(start, levers)
@@ -354,8 +389,7 @@ def _to_capture(baseline: Baseline, situation: Situation, settings: Settings) ->
     if _may_use_bf16_weights(situation) and not settings.keep_precision:
         precision = {"precision": "bf16_master"}
         configs.insert(0, baseline.best_same.config.model_copy(update=precision))
-    nothing: dict[str, tuple[InstalledKernel, ...]] = {}
-    return [with_config(config, nothing) for config in configs]
+    return [with_config(config, {}) for config in configs]
 
 
 def _may_use_bf16_weights(situation: Situation) -> bool:

@@ -16,8 +16,9 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.cpp import find_compiler
 from ratchet.kernels.library import LIBRARY
 from ratchet.kernels.problem import Problem
+from ratchet.optimize.levers import Lever
 from ratchet.optimize.step.candidate import Candidate, with_config
-from ratchet.optimize.step.installed import InstalledKernel
+from ratchet.optimize.step.installed import AnyKernel, InstalledKernel
 from ratchet.optimize.turn.state import Turn
 
 KERNEL_LIMIT_S = 180.0
@@ -30,13 +31,17 @@ NO_TIME = "the budget ended before it was judged"
 class ProvenKernels:
     """The kernels that may be installed in each precision, and the verdict on every kernel."""
 
-    proven: dict[str, dict[str, tuple[InstalledKernel, ...]]]
-    """Precision of the step -> library kernel -> its proven entries."""
+    proven: dict[str, dict[str, tuple[AnyKernel, ...]]]
+    """Precision of the step -> library kernel, or region -> its proven entries."""
     refused: dict[str, dict[str, str]]
     """Precision of the step -> library kernel -> the reason why it may not be installed."""
     verdicts: tuple[dict[str, Any], ...]
+    regions: dict[str, tuple[Lever, ...]] = field(default_factory=dict)
+    """Precision of the step -> the levers of its own regions for which kernels were judged."""
+    worth: dict[str, float] = field(default_factory=dict)
+    """Upper bound of the seconds of a step that a region's lever can win, by name."""
 
-    def of(self, precision: str) -> dict[str, tuple[InstalledKernel, ...]]:
+    def of(self, precision: str) -> dict[str, tuple[AnyKernel, ...]]:
         return self.proven.get(precision, {})
 
     def why_not(self, precision: str) -> dict[str, str]:
@@ -63,7 +68,7 @@ def prove_kernels(
     except CompilerMissing as error:
         turn.warnings.append(str(error))
         return _none(candidates, "there is no C++ compiler on this machine")
-    court = _Court(turn=turn, wanted=tuple(name for name in wanted if name not in too_small))
+    court = KernelCourt(turn=turn, wanted=tuple(name for name in wanted if name not in too_small))
     for place, candidate in enumerate(candidates):
         precision = candidate.config.precision
         court.refused[precision] = {name: too_small[name] for name in wanted if name in too_small}
@@ -103,12 +108,12 @@ def _problems(turn: Turn, candidate: Candidate) -> dict[str, list[Problem]]:
 
 
 @dataclass(kw_only=True)
-class _Court:
+class KernelCourt:
     """Judges one library kernel after another, until the stage's share of the budget is spent."""
 
     turn: Turn
     wanted: tuple[str, ...]
-    proven: dict[str, dict[str, tuple[InstalledKernel, ...]]] = field(default_factory=dict)
+    proven: dict[str, dict[str, tuple[AnyKernel, ...]]] = field(default_factory=dict)
     refused: dict[str, dict[str, str]] = field(default_factory=dict)
     verdicts: list[dict[str, Any]] = field(default_factory=list)
 
@@ -125,7 +130,7 @@ class _Court:
                 kernels = library.kernels(self.turn.device.target)
                 reason = self._hear_one(judge, name, kernels, problems[name], timed)
                 called = {problem.name for problem in problems[name]}
-                entries = [kernel for kernel in kernels if self._may_be_loaded(kernel)]
+                entries = [kernel for kernel in kernels if self.may_be_loaded(kernel)]
                 # A call site whose kernel is missing would run plain torch code, unfused.
                 missing = [k.entry for k in kernels if k.entry in called and k not in entries]
                 if reason or missing or not entries:
@@ -144,14 +149,14 @@ class _Court:
     ) -> str:
         """Judge one library kernel's entries; return the objection to installing it, or ""."""
         for kernel in kernels:
-            if not timed and not self._may_be_loaded(kernel):
+            if not timed and not self.may_be_loaded(kernel):
                 continue
             for problem in problems:
                 if problem.name != kernel.entry:
                     continue
                 asked = problem if timed else problem.untimed()
-                verdict = self._known_or_judged(judge, kernel, asked)
-                if timed and verdict is not None and not self._may_be_loaded(kernel):
+                verdict = self.known_or_judged(judge, kernel, asked)
+                if timed and verdict is not None and not self.may_be_loaded(kernel):
                     verdict = self._asked_again(judge, kernel, asked, verdict)
                 if verdict is None:
                     return NO_TIME
@@ -173,7 +178,7 @@ class _Court:
             return verdict
         return (self._judged(judge, kernel, problem) if self._has_time() else None) or verdict
 
-    def _known_or_judged(
+    def known_or_judged(
         self, judge: KernelJudge, kernel: Kernel, problem: Problem
     ) -> dict[str, Any] | None:
         turn = self.turn
@@ -215,7 +220,7 @@ class _Court:
         turn.tell("judged", kernel=kernel.entry, status=judged.status, reason=judged.reason)
         return verdict
 
-    def _may_be_loaded(self, kernel: Kernel) -> bool:
+    def may_be_loaded(self, kernel: Kernel) -> bool:
         turn = self.turn
         return turn.ledger.proven(kernel.hash, turn.fingerprint, judge=revision())
 

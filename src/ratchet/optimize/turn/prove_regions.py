@@ -1,0 +1,289 @@
+"""Find kernels for the regions of a workload's own graphs: in the ledger, then from the authors.
+
+A region is known by its key, so a kernel that was written for any workload serves every other one
+with the same region. Each is judged on this workload's problem before it is installed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ratchet.authors.result import WritingRequest
+from ratchet.authors.shares import SHORTEST_S, Asked, write_all
+from ratchet.authors.write import Follow
+from ratchet.errors import CompilerMissing, DeadlinePassed
+from ratchet.graph.regions.region import REGION, region_name
+from ratchet.judge.revision import revision
+from ratchet.judge.steps.arms import ArmProcess
+from ratchet.judge.trial.kernel_trial import KernelJudge
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.languages.cpp import find_compiler
+from ratchet.kernels.problem import Problem
+from ratchet.ledger.verdicts import RecordedJudge
+from ratchet.ledger.writing import WritingBook
+from ratchet.optimize.levers import Lever
+from ratchet.optimize.levers.kernels import region_lever
+from ratchet.optimize.step.candidate import AROUND_THE_GRAPH, Candidate
+from ratchet.optimize.step.installed import InstalledKernel, RegionKernel
+from ratchet.optimize.turn.limit import SMALL_SHARE
+from ratchet.optimize.turn.prove_kernels import NO_TIME, KernelCourt, ProvenKernels
+from ratchet.optimize.turn.state import Turn
+
+OF_A_REGION = re.compile(r"_[0-9a-f]{8}$")
+"""End of the name of a region's problem: the start of its key."""
+MEASURING_S, MEASURING_SHARE = 20.0, 0.05
+"""Time for measuring what regions take now, and its share of the stage's time at most."""
+MOST_KERNELS = 2
+"""Proven kernels of other problems of a region that are judged on this one."""
+MOST_WRITTEN = 4
+"""Regions that the authors write for in one turn."""
+WRITING_SHARE = 0.5
+"""Part of the time after the climb that goes to the authors; trying their kernels gets the rest."""
+KEEPS = 0.8
+"""Part of that time they are told of: the last verdict of a search may take longer than planned."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkloadRegion:
+    """A region of the step, as a turn needs it."""
+
+    key: str
+    problem: Problem
+    gain_s: float
+    """Seconds of a step that can still be won on it."""
+
+    @property
+    def lever(self) -> Lever:
+        """Return the lever that installs its kernel."""
+        return region_lever(self.problem.name, region_name(self.key))
+
+
+@dataclass(kw_only=True)
+class RegionTrials:
+    """The regions of one turn's steps, and what is known of kernels for them."""
+
+    turn: Turn
+
+    def recall(self, kernels: ProvenKernels, steps: Sequence[Candidate]) -> ProvenKernels:
+        """Add what the ledger has for the regions of these steps, judged where it was not."""
+        if not self._may_install() or not any(map(OF_A_REGION.search, self._proven_problems())):
+            return kernels
+        for step in steps:
+            try:
+                regions = self._regions(step)
+            except DeadlinePassed:
+                self.turn.leave_out("kernels for the step's own regions", NO_TIME)
+                return kernels
+            kernels = self._added(kernels, step, regions)
+        return kernels
+
+    def write(self, kernels: ProvenKernels, best: Candidate, step_time_s: float) -> ProvenKernels:
+        """Have the authors write for the regions of a step with the most to win, and add those.
+
+        What the budget has no room for is left out, with the reason in the result.
+        """
+        turn, what = self.turn, "writing kernels for the step's own regions"
+        if not self._may_install() or best.config.compile_mode is None:
+            return kernels
+        if KEEPS * WRITING_SHARE * turn.left_s() < SHORTEST_S:
+            turn.leave_out(what, "the budget has no room for it")
+            return kernels
+        try:
+            regions = self._regions(best)
+        except DeadlinePassed:
+            turn.leave_out(what, NO_TIME)
+            return kernels
+        known = kernels.of(best.config.precision)
+        chosen = [
+            one
+            for one in sorted(regions, key=lambda one: -one.gain_s)
+            if region_name(one.key) not in known and one.gain_s > SMALL_SHARE * step_time_s
+        ][:MOST_WRITTEN]
+        budget_s = KEEPS * WRITING_SHARE * turn.left_s()
+        if not chosen or budget_s < SHORTEST_S:
+            reason = "the budget has no room for it" if chosen else "no region has 1 % to win"
+            turn.leave_out(what, reason, for_want_of_budget=bool(chosen))
+            return kernels
+        reasons = self._written(best, chosen, budget_s)
+        return self._added(kernels, best, chosen, reasons)
+
+    def _may_install(self) -> bool:
+        """Return True if a kernel could be installed here at all."""
+        turn = self.turn
+        if turn.settings.try_lever is not None or turn.device.kind != "cpu":
+            return False
+        try:
+            find_compiler()
+        except CompilerMissing:
+            return False
+        return True
+
+    def _proven_problems(self) -> Mapping[str, Sequence[str]]:
+        return self.turn.ledger.proven_problems(self.turn.fingerprint)
+
+    def _regions(self, step: Candidate) -> list[WorkloadRegion]:
+        """Return the regions of a step with its library kernels; raise DeadlinePassed."""
+        turn = self.turn
+        config = step.config.model_copy(
+            update={
+                **AROUND_THE_GRAPH,
+                "compile_mode": step.config.compile_mode or "default",
+                "kernels": tuple(n for n in step.config.kernels if not n.startswith(REGION)),
+            }
+        )
+        library = (one for one in step.kernels if isinstance(one, InstalledKernel))
+        installed = tuple(one for one in library if one.library in config.kernels)
+        plain = Candidate(title=step.title, config=config, kernels=installed)
+
+        def compute() -> dict[str, Any]:
+            if turn.left_s() <= 0:
+                raise DeadlinePassed("no time is left to look for regions")
+            turn.tell("start", title=f"looking for regions, {config.precision}")
+            measuring_s = min(MEASURING_S, MEASURING_SHARE * turn.left_s())
+            with ArmProcess(turn.spec(plain)) as arm:
+                return {"regions": arm.call("regions", measuring_s=measuring_s)}
+
+        return [
+            WorkloadRegion(
+                key=one["key"],
+                problem=Problem.from_json(one["problem"]),
+                gain_s=float(one["gain_s"]),
+            )
+            for one in turn.memo("regions", plain.key(), compute)["regions"]
+        ]
+
+    def _added(
+        self,
+        kernels: ProvenKernels,
+        step: Candidate,
+        regions: Iterable[WorkloadRegion],
+        reasons: Mapping[str, str] | None = None,
+    ) -> ProvenKernels:
+        """Return `kernels` with those that are proven for the regions.
+
+        `reasons` says by key what came of a region without one; others without one are not named.
+        """
+        reasons, precision = reasons or {}, step.config.precision
+        proven = dict(kernels.of(precision))
+        refused = dict(kernels.refused.get(precision, {}))
+        levers = {one.name: one for one in kernels.regions.get(precision, ())}
+        worth, verdicts = dict(kernels.worth), list(kernels.verdicts)
+        with KernelJudge() as judge:
+            court = KernelCourt(turn=self.turn, wanted=())
+            for region in regions:
+                found, reason = self._proven(court, judge, region)
+                reason = reason or reasons.get(region.key, "")
+                if found is None and not reason:
+                    continue
+                name = region.problem.name
+                levers[region.lever.name] = region.lever
+                worth[region.lever.name] = region.gain_s
+                refused.pop(name, None)
+                if found is None:
+                    refused[name] = reason
+                else:
+                    proven[region_name(region.key)] = (found,)
+        return replace(
+            kernels,
+            proven={**kernels.proven, precision: proven},
+            refused={**kernels.refused, precision: refused},
+            regions={**kernels.regions, precision: tuple(levers.values())},
+            worth=worth,
+            verdicts=(*verdicts, *court.verdicts),
+        )
+
+    def _proven(
+        self, court: KernelCourt, judge: KernelJudge, region: WorkloadRegion
+    ) -> tuple[RegionKernel | None, str]:
+        """Return the region's proven kernel, or the reason why a known one is none here."""
+        reason = ""
+        for kernel in self._candidates(region):
+            verdict = court.known_or_judged(judge, kernel, region.problem)
+            if verdict is None:
+                return None, reason or NO_TIME
+            about = {"library": "region", "kernel": kernel.name, "problem": region.problem.name}
+            court.verdicts.append({**verdict, **about})
+            if verdict["status"] == "proven" and court.may_be_loaded(kernel):
+                return _installed(region, kernel), ""
+            reason = f"{verdict['status']}, {verdict['reason']}"
+        return None, reason
+
+    def _candidates(self, region: WorkloadRegion) -> list[Kernel]:
+        """Return the C++ kernels proven for the region: on this problem first, then the fastest.
+
+        Values of another workload may make another problem of the same region.
+        """
+        book = WritingBook(self.turn.ledger, self.turn.fingerprint)
+        found = book.proven_under(region.problem.name, judge=revision())
+        here = region.problem.hash
+        ranked = sorted(found, key=lambda one: (one[1]["problem_hash"] != here, -_low(one[1])))
+        kernels = {kernel.hash: kernel for kernel, _ in ranked if kernel.language == "cpp"}
+        return list(kernels.values())[:MOST_KERNELS]
+
+    def _written(
+        self, best: Candidate, chosen: Sequence[WorkloadRegion], budget_s: float
+    ) -> dict[str, str]:
+        """Have the authors write for these regions; return by key what came of those without one.
+
+        A turn that is killed finds in the ledger what was proven before.
+        """
+        turn = self.turn
+        key = ":".join([best.graph_key(), *(one.problem.hash[:16] for one in chosen)])
+
+        def compute() -> dict[str, Any]:
+            turn.close_arms()  # their memory and cores belong to the judge now
+            request = WritingRequest(
+                budget_s=budget_s, seed=turn.settings.seed, authors=("search",), language="cpp"
+            )
+            with RecordedJudge(turn.settings.ledger) as judge:
+                written = write_all(
+                    turn.settings.title,
+                    [Asked(problem=one.problem, gain_s=one.gain_s) for one in chosen],
+                    request,
+                    judge=judge,
+                    follow=self._follow,
+                    done=lambda result: turn.tell(
+                        "written", problem=result.problem, status=result.status
+                    ),
+                )
+            if written.interrupted:
+                raise KeyboardInterrupt
+            said = {row.problem_hash: f"{row.status}, {row.reason}" for row in written.rows}
+            return {"said": said}
+
+        said = turn.memo("written", key, compute)["said"]
+        return {one.key: said.get(one.problem.hash, NO_TIME) for one in chosen}
+
+    def _follow(self, problem: Problem) -> Follow:
+        self.turn.tell("writing", problem=problem.name)
+        return lambda event, result: None
+
+
+def never_called(recipe: Candidate, told: Mapping[str, Any]) -> list[str]:
+    """Return a warning for each region of a recipe whose kernel served no call in the final run.
+
+    `told` describes the recipe's arm. Another change may have taken the region out of the graphs.
+    """
+    calls = told.get("region_calls", {})
+    return [
+        f"the kernel for region {one.region[:8]} served no call of the recipe's step"
+        for one in recipe.kernels
+        if isinstance(one, RegionKernel) and not calls.get(one.library)
+    ]
+
+
+def _installed(region: WorkloadRegion, kernel: Kernel) -> RegionKernel:
+    return RegionKernel(
+        region=region.key,
+        hash=kernel.hash,
+        kernel=kernel.as_json(),
+        problem=region.problem.as_json(),
+    )
+
+
+def _low(verdict: Mapping[str, Any]) -> float:
+    ratio = (verdict.get("speedup") or {}).get("vs_reference")
+    return float(ratio["low"]) if ratio else 0.0
