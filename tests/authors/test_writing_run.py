@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -45,13 +45,13 @@ def made_up(judge: RecordedJudge, monkeypatch: pytest.MonkeyPatch) -> MadeUpCour
     court = MadeUpCourt(MadeUpSpace(), monkeypatch, seed=1)
     given = court.judge
 
-    def keep(kernel: Any, problem: Any, terms: Any) -> Any:
-        """Keep the verdict, as the real court does."""
-        judged = given(kernel, problem, terms)
-        verdict = judged.verdict | {"environment": {"judge": revision()}}
-        trial = {"judged_at": judged.judged_at, "ratchet": __version__, **asdict(terms)}
-        judge.ledger.record_verdict({**verdict, "trial": trial}, fingerprint=judge.fingerprint)
-        return judged
+    def keep(kernels: Any, problem: Any, terms: Any) -> Iterator[Any]:
+        """Keep the verdicts, as the real court does."""
+        for judged in given(kernels, problem, terms):
+            verdict = judged.verdict | {"environment": {"judge": revision()}}
+            trial = {"judged_at": judged.judged_at, "ratchet": __version__, **asdict(terms)}
+            judge.ledger.record_verdict({**verdict, "trial": trial}, fingerprint=judge.fingerprint)
+            yield judged
 
     monkeypatch.setattr(court, "judge", keep)
     monkeypatch.setattr(write, "RecordedCourt", lambda judge: court)
