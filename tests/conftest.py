@@ -6,10 +6,12 @@ Such tests are marked `thorough`, or named below; RATCHET_TEST=all runs them too
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from postgres_server import postgres
 
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
@@ -85,3 +87,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compiled(shared: Path) -> Path:
     """A shared folder of compiled kernels."""
     return shared / "compiled"
+
+
+@pytest.fixture(scope="session")
+def new_database() -> Iterator[Callable[[], str]]:
+    """Makes an empty database on a PostgreSQL server of this run; returns its URL."""
+    with postgres() as new:
+        yield new
