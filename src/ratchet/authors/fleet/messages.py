@@ -84,7 +84,8 @@ def pack(message: Order | SeatFacts | SeatReply) -> bytes:
 
 def read_order(data: bytes) -> Order:
     """Return the order that `pack` wrote."""
-    return msgspec.msgpack.decode(data, type=Order)  # type: ignore[arg-type]  # a union is a type
+    order: Order = msgspec.msgpack.decode(data, type=Order)
+    return order
 
 
 def read_facts(data: bytes) -> SeatFacts:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -88,8 +91,6 @@ class RayCluster:
     def wait(self, handles: Sequence[Any], timeout_s: float) -> Sequence[Any]:
         """Return the handles that are answered; see `Cluster.wait`."""
         if not handles:
-            import time
-
             time.sleep(timeout_s)
             return []
         done, _ = self._ray.wait(list(handles), num_returns=1, timeout=timeout_s)
@@ -125,8 +126,9 @@ def _connected(address: str) -> Any:
         raise JudgeError(
             "--fleet ray needs Ray: pip install 'torch-ratchet[fleet]' on every machine"
         ) from error
-    if address.startswith("ray://"):
-        _check_reachable(address)
+    at_hand = _at_hand() if address == "ray" else address
+    if at_hand:
+        _check_reachable(at_hand)
     try:
         ray.init(
             address="auto" if address == "ray" else address,
@@ -151,15 +153,28 @@ def _connected(address: str) -> Any:
     return ray
 
 
+def _at_hand() -> str:
+    """Return the address of the cluster at hand, if RAY_ADDRESS or the last `ray start` tells it.
+
+    Otherwise Ray looks for it among this machine's processes.
+    """
+    named = os.environ.get("RAY_ADDRESS", "")
+    if named and named != "auto":
+        return named
+    noted = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
+    return noted.read_text().strip() if noted.is_file() else ""
+
+
 def _check_reachable(address: str) -> None:
-    """Refuse an address that nobody listens at; Ray would try for half a minute."""
-    parts = urlsplit(address)
-    assert parts.hostname is not None  # parse_fleet has checked it
+    """Refuse an address that nobody listens at; Ray would try for minutes."""
+    parts = urlsplit(address if "://" in address else f"//{address}")
     try:
-        socket.create_connection((parts.hostname, parts.port or 10001), CONNECTED_S).close()
-    except OSError as error:
+        where = (parts.hostname or "", parts.port or 10001)
+        socket.create_connection(where, CONNECTED_S).close()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
         raise JudgeError(
-            f"no Ray cluster at {address} ({error.strerror or error}): start its head with "
+            f"no Ray cluster at {address} ({why}): start its head with "
             "ray start --head --ray-client-server-port=10001"
         ) from error
 
