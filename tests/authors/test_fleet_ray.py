@@ -50,7 +50,7 @@ class Machines:
     head: subprocess.Popen[bytes]
     other: subprocess.Popen[bytes]
     address: str
-    """Of the head, for Ray's client."""
+    """Of the head."""
 
 
 def processes(of: subprocess.Popen[bytes]) -> list[psutil.Process]:
@@ -110,7 +110,7 @@ def machines() -> Iterator[Machines]:
         flags = ("--node-ip-address=127.0.0.1", "--include-dashboard=false", f"--temp-dir={home}")
         head = start("head", *head_only, *flags)
         other = start("other", f"--address=127.0.0.1:{gcs}")
-        yield Machines(head=head, other=other, address=f"ray://127.0.0.1:{client}")
+        yield Machines(head=head, other=other, address=f"127.0.0.1:{gcs}")
     finally:
         for one in started:
             kill_all(one)
@@ -127,11 +127,11 @@ def test_a_machine_dies_while_it_judges_and_nothing_is_lost_or_written_twice(
 ) -> None:
     url = new_database()
     words = f"write hard_swish_backward --authors search --candidates 6 --budget {BUDGET}"
-    fleet = f"--fleet {machines.address} --json --out {tmp_path / 'out'}"
+    fleet = f"--fleet ray --json --out {tmp_path / 'out'}"
     with (tmp_path / "errors").open("wb") as errors:
         run = subprocess.Popen(
             [RATCHET, *words.split(), *fleet.split()],
-            env=os.environ | {"RATCHET_LEDGER": url},
+            env=os.environ | {"RATCHET_LEDGER": url, "RAY_ADDRESS": machines.address},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -146,7 +146,7 @@ def test_a_machine_dies_while_it_judges_and_nothing_is_lost_or_written_twice(
         out, _ = run.communicate(timeout=RUN_S)
     finally:
         run.kill()
-        run.wait()
+        run.communicate()
     assert run.returncode in (0, 1), (tmp_path / "errors").read_text()
     result = json.loads(out)
     assert result["status"] in ("proven", "correct") and result["screened"] == 6

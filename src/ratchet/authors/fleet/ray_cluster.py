@@ -139,11 +139,11 @@ def _connected(address: str) -> Any:
     except (ConnectionError, TimeoutError, ValueError) as error:
         where = "at hand" if address == "ray" else f"at {address}"
         raise JudgeError(
-            f"no Ray cluster {where} ({_first_line(error)}): start one with ray start --head, or "
+            f"no Ray cluster {where} ({_words(error)}): start one with ray start --head, or "
             "give its address, --fleet ray://HOST:10001"
         ) from error
     except (RuntimeError, ImportError, ray.exceptions.RayError) as error:
-        words = " ".join(str(error).split())
+        words = _words(error)
         if "ersion mismatch" in words:
             raise JudgeError(
                 f"the cluster runs another version of Ray or Python: {words}; install the same "
@@ -179,12 +179,11 @@ def _check_reachable(address: str) -> None:
         ) from error
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
+def _words(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
 
 
 def _gone(error: BaseException) -> JudgeError:
     return JudgeError(
-        f"the connection to the Ray cluster is lost ({_first_line(error)}): run again with --resume"
+        f"the connection to the Ray cluster is lost ({_words(error)}): run again with --resume"
     )

@@ -81,7 +81,7 @@ class Cluster(Protocol):
 
 
 @dataclass(slots=True)
-class _Running:
+class _SeatTask:
     seat: Seat
     order: int
     """Its place among the orders; -1 for a description."""
@@ -99,7 +99,7 @@ class Spread:
     facts: dict[Seat, SeatFacts] = field(default_factory=dict)
     """The seats that take part."""
     left_out: dict[Seat, str] = field(default_factory=dict)
-    _running: dict[Any, _Running] = field(default_factory=dict)
+    _running: dict[Any, _SeatTask] = field(default_factory=dict)
     _looked: float | None = None
 
     def meet(self) -> None:
@@ -150,7 +150,7 @@ class Spread:
         asked = {one.seat for one in self._running.values()}
         for seat in there - asked - set(self.facts) - set(self.left_out):
             handle = self.cluster.describe(seat)
-            self._running[handle] = _Running(seat=seat, order=-1, until=now + DESCRIBED_S)
+            self._running[handle] = _SeatTask(seat=seat, order=-1, until=now + DESCRIBED_S)
 
     def _seat(
         self, orders: Sequence[Order], waiting: deque[int], avoid: dict[int, set[str]]
@@ -172,7 +172,7 @@ class Spread:
             waiting.remove(index)
             handle = self.cluster.start(seat, pack(orders[index]))
             until = self.clock() + orders[index].time_limit_s + GRACE_S
-            self._running[handle] = _Running(seat=seat, order=index, until=until)
+            self._running[handle] = _SeatTask(seat=seat, order=index, until=until)
 
     def _step(
         self,
