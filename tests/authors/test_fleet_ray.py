@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from ratchet.authors.fleet import open_judge, ray_cluster
 from ratchet.cli.app import app
-from ratchet.errors import JudgeError, LedgerError
+from ratchet.errors import DeviceError, JudgeError, LedgerError
 from ratchet.ledger import Ledger, schema
 
 NEEDS_RAY = pytest.mark.skipif(
@@ -238,3 +238,49 @@ def test_another_version_of_ray_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(ray_cluster, "_check_reachable", lambda address: None)
     with pytest.raises(JudgeError, match="another version of Ray or Python"):
         open_judge(NOWHERE, "ray://host:10001")
+
+
+class StrawRay(OtherRay):
+    """A cluster of a login machine, one with two GPUs, one with cores alone, and a dead one."""
+
+    gpus = 2
+
+    @staticmethod
+    def init(**_: object) -> None:
+        pass
+
+    @staticmethod
+    def shutdown() -> None:
+        pass
+
+    @staticmethod
+    def remote(function: object) -> object:
+        return function
+
+    @classmethod
+    def nodes(cls) -> list[dict[str, object]]:
+        given = {"login": {}, "gpus": {"CPU": 16.0, "GPU": cls.gpus}, "cores": {"CPU": 4.0}}
+        return [
+            {"NodeID": name, "NodeManagerHostname": name, "Alive": True, "Resources": resources}
+            for name, resources in given.items()
+        ] + [{"NodeID": "dead", "Alive": False, "Resources": {"CPU": 8.0}}]
+
+
+def test_a_seat_is_a_gpu_with_its_part_of_the_cores_or_all_cores_of_a_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", StrawRay)  # type: ignore[arg-type]
+    monkeypatch.setattr(ray_cluster, "_check_reachable", lambda address: None)
+
+    def seats(device: str) -> list[tuple[str, int, int, int]]:
+        found = ray_cluster.RayCluster("ray://host:1", device=device).seats()
+        return [(one.host, one.index, one.threads, one.gpus) for one in found]
+
+    assert seats("auto") == seats("cuda") == [("gpus", 0, 8, 1), ("gpus", 1, 8, 1)]
+    assert seats("cpu") == [("gpus", 0, 16, 0), ("cores", 0, 4, 0)]
+    with pytest.raises(DeviceError, match="use --device cuda, not 'cuda:1'"):
+        seats("cuda:1")
+    monkeypatch.setattr(StrawRay, "gpus", 0)
+    assert seats("auto") == [("gpus", 0, 16, 0), ("cores", 0, 4, 0)]
+    with pytest.raises(DeviceError, match="no machine of the cluster offers a GPU"):
+        seats("cuda")
