@@ -251,7 +251,7 @@ class StrawRay(OtherRay):
 
     @staticmethod
     def shutdown() -> None:
-        pass
+        print("(raylet) the cluster is left")
 
     @staticmethod
     def remote(function: object) -> object:
@@ -259,6 +259,7 @@ class StrawRay(OtherRay):
 
     @classmethod
     def nodes(cls) -> list[dict[str, object]]:
+        print("(raylet) a machine died")
         given = {"login": {}, "gpus": {"CPU": 16.0, "GPU": cls.gpus}, "cores": {"CPU": 4.0}}
         return [
             {"NodeID": name, "NodeManagerHostname": name, "Alive": True, "Resources": resources}
@@ -273,7 +274,9 @@ def test_a_seat_is_a_gpu_with_its_part_of_the_cores_or_all_cores_of_a_machine(
     monkeypatch.setattr(ray_cluster, "_check_reachable", lambda address: None)
 
     def seats(device: str) -> list[tuple[str, int, int, int]]:
-        found = ray_cluster.RayCluster("ray://host:1", device=device).seats()
+        cluster = ray_cluster.RayCluster("ray://host:1", device=device)
+        found = cluster.seats()
+        cluster.close()
         return [(one.host, one.index, one.threads, one.gpus) for one in found]
 
     assert seats("auto") == seats("cuda") == [("gpus", 0, 8, 1), ("gpus", 1, 8, 1)]
@@ -284,3 +287,16 @@ def test_a_seat_is_a_gpu_with_its_part_of_the_cores_or_all_cores_of_a_machine(
     assert seats("auto") == [("gpus", 0, 16, 0), ("cores", 0, 4, 0)]
     with pytest.raises(DeviceError, match="no machine of the cluster offers a GPU"):
         seats("cuda")
+
+
+def test_what_ray_prints_is_kept_from_the_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", StrawRay)  # type: ignore[arg-type]
+    monkeypatch.setattr(ray_cluster, "_check_reachable", lambda address: None)
+    cluster = ray_cluster.RayCluster("ray://host:1", device="cpu")
+    cluster.seats()
+    cluster.close()
+    print("the result")
+    told = capsys.readouterr()
+    assert told.out == "the result\n" and "a machine died" in told.err

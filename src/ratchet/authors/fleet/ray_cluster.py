@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -24,11 +26,17 @@ PART: Final = 0.01
 
 
 class RayCluster:
-    """The machines of a Ray cluster that have the wanted devices."""
+    """The machines of a Ray cluster that have the wanted devices.
+
+    Until it is closed, what this process prints goes to stderr: Ray tells of a dead machine on
+    stdout, whatever it is asked to log, and stdout is for the result.
+    """
 
     def __init__(self, address: str, *, device: str) -> None:
         self._ray = _connected(address)
         self._exceptions = self._ray.exceptions
+        self._aside = ExitStack()
+        self._aside.enter_context(redirect_stdout(sys.stderr))
         try:
             self._on_gpus = self._choose(device)
         except BaseException:
@@ -116,6 +124,7 @@ class RayCluster:
     def close(self) -> None:
         """Leave the cluster; Ray ends this run's processes on all machines."""
         self._ray.shutdown()
+        self._aside.close()
 
 
 def _connected(address: str) -> Any:
