@@ -8,13 +8,14 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from answers import LentJudge
 from hypothesis import HealthCheck, settings
+from postgres_server import postgres
 
 from ratchet.judge.trial import kernel_trial
 from ratchet.judge.trial.kernel_trial import KernelJudge
@@ -152,3 +153,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compiled(shared: Path) -> Path:
     """A shared folder of compiled kernels."""
     return shared / "compiled"
+
+
+@pytest.fixture(scope="session")
+def new_database() -> Iterator[Callable[[], str]]:
+    """Makes an empty database on a PostgreSQL server of this run; returns its URL."""
+    with postgres() as new:
+        yield new

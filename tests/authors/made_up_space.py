@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -112,6 +112,8 @@ class MadeUpCourt:
     The looks, the interval, the floor and the level of a verdict are the judge's own.
     """
 
+    width = 1
+
     def __init__(
         self,
         space: MadeUpSpace,
@@ -162,7 +164,13 @@ class MadeUpCourt:
             )
         return found
 
-    def judge(self, kernel: Kernel, problem: Problem, terms: Terms) -> JudgedKernel:
+    def judge(
+        self, kernels: Sequence[Kernel], problem: Problem, terms: Terms
+    ) -> Iterator[JudgedKernel]:
+        for kernel in kernels:
+            yield self._verdict(kernel, problem, terms)
+
+    def _verdict(self, kernel: Kernel, problem: Problem, terms: Terms) -> JudgedKernel:
         self.levels.append(terms.among)
         if kernel.hash in self.wrong:
             return self._judged(kernel, problem, "wrong", None, [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -45,13 +45,13 @@ def made_up(judge: RecordedJudge, monkeypatch: pytest.MonkeyPatch) -> MadeUpCour
     court = MadeUpCourt(MadeUpSpace(), monkeypatch, seed=1)
     given = court.judge
 
-    def keep(kernel: Any, problem: Any, terms: Any) -> Any:
-        """Keep the verdict, as the real court does."""
-        judged = given(kernel, problem, terms)
-        verdict = judged.verdict | {"environment": {"judge": revision()}}
-        trial = {"judged_at": judged.judged_at, "ratchet": __version__, **asdict(terms)}
-        judge.ledger.record_verdict({**verdict, "trial": trial}, fingerprint=judge.fingerprint)
-        return judged
+    def keep(kernels: Any, problem: Any, terms: Any) -> Iterator[Any]:
+        """Keep the verdicts, as the real court does."""
+        for judged in given(kernels, problem, terms):
+            verdict = judged.verdict | {"environment": {"judge": revision()}}
+            trial = {"judged_at": judged.judged_at, "ratchet": __version__, **asdict(terms)}
+            judge.ledger.record_verdict({**verdict, "trial": trial}, fingerprint=judge.fingerprint)
+            yield judged
 
     monkeypatch.setattr(court, "judge", keep)
     monkeypatch.setattr(write, "RecordedCourt", lambda judge: court)
@@ -92,6 +92,33 @@ def test_a_run_ends_with_a_confirmed_kernel_and_all_answers_in_the_ledger(
     assert book(judge).kernel(result.best.kernel_hash).source == result.best.source
     assert book(judge).run(result.run[:8]).ended == "finished"
     assert result.best.kernel_hash in result.sources
+
+
+def test_a_wide_fleet_screens_more_at_once_and_gives_planned_verdicts_together(
+    made_up: MadeUpCourt, judge: RecordedJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(made_up, "width", 3)
+    screened, judged = [], []
+    estimate, give = made_up.estimate, made_up.judge
+
+    def estimating(problem: Any, kernels: Any, **options: Any) -> Any:
+        screened.append(len(kernels))
+        return estimate(problem, kernels, **options)
+
+    def judging(kernels: Any, *rest: Any) -> Any:
+        judged.append([one.hash for one in kernels])
+        made_up.wrong |= {judged[0][0]}  # the leader is wrong: one more takes its place, no more
+        return give(kernels, *rest)
+
+    monkeypatch.setattr(made_up, "estimate", estimating)
+    monkeypatch.setattr(made_up, "judge", judging)
+    monkeypatch.setattr(made_up.space, "log_ratio", lambda schedule: 0.0)
+    request = WritingRequest(budget_s=1000.0, candidates=60, authors=("search",), seed=3)
+    result = write.write(made_up_problem(), request, judge=judge)
+    assert max(screened) > 16 and result.screened == 60
+    assert [len(one) for one in judged] == [3, 1]
+    assert result.planned_verdicts == 3 and set(made_up.levels) == {3}
+    assert len({one for batch in judged for one in batch}) == result.judged == 4
 
 
 def test_a_killed_run_is_resumed_and_judges_nothing_twice(

@@ -1,23 +1,29 @@
-"""The same schema on PostgreSQL: what can be said without a server, and the rest with one."""
+"""The same schema on PostgreSQL; `test_ledger_store` runs on both databases."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
+from postgres_server import postgres
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable
+from test_ledger_exchanges import ONE
 
 from ratchet.errors import LedgerError
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.suites import find_problem
 from ratchet.ledger import Fingerprint, Ledger
+from ratchet.ledger.exchanges import ExchangeBook
 from ratchet.ledger.place import resolve, shown
 from ratchet.ledger.schema import metadata
-from ratchet.measure.samples import Sample
+from ratchet.ledger.writing import WritingBook, WritingOptions, WrittenAnswer
 
 JUDGE = "judge-a"
 HERE = Fingerprint(device="dev-a", software="soft-a")
-SERVER = os.environ.get("RATCHET_TEST_POSTGRES", "")
 HAS_DRIVER = importlib.util.find_spec("psycopg") is not None
 
 
@@ -57,36 +63,74 @@ def test_a_server_that_is_not_there_is_one_line() -> None:
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.skipif(
-    not (SERVER and HAS_DRIVER), reason="set RATCHET_TEST_POSTGRES to the URL of an empty database"
-)
-def test_a_turn_on_a_real_server() -> None:
-    with Ledger.open(SERVER) as ledger:
-        turn = ledger.start_turn("llama-8m", {"budget_s": float("inf")}, fingerprint=HERE)
-        sample = Sample(
-            arm="a",
-            launch=0,
-            round=0,
-            position=0,
-            iterations=1,
-            wall_time_s=0.1234567890123456,
-            cpu_time_s=0.2,
+def test_every_table_and_query_works_on_a_real_server(new_database: Callable[[], str]) -> None:
+    url = new_database()
+    problem = find_problem("squared_relu").at("ci")
+    kernel = Kernel(name="k", language="cpp", source="int x;", entry="k")
+    with Ledger.open(url) as ledger:
+        book = WritingBook(ledger, HERE)
+        options = WritingOptions(budget_s=60.0, seed=0, authors=("search",), judge=JUDGE)
+        run = book.start(problem, options)
+        answer = WrittenAnswer(
+            problem_hash=problem.hash,
+            kernel_hash=kernel.hash,
+            author="search",
+            stage="screened",
+            status="screened",
+            reason="about 1.2x",
+            time_s=1e-3,
+            features=(1.0, 2.0),
         )
-        ledger.record_measurements(turn, [sample])
-        assert ledger.measurements(turn) == [sample]
-        for _ in range(2):
-            ledger.record_kernel("k", "rope", {"source": ""}, fingerprint=HERE)
-        assert ledger.counts()["kernels"] == 1
-        found = ledger.unfinished_turn("llama-8m")
-        assert found is not None
-        assert found.payload == {"budget_s": float("inf")}
-        ledger.finish_turn(turn)
-        assert ledger.unfinished_turn("llama-8m") is None
+        book.add(run, answer, kernel)
+        assert book.answers(run) == [answer] == book.earlier()
+        assert book.kernel(kernel.hash) == kernel
+        unfinished = book.unfinished(problem.hash, judge=JUDGE)
+        assert unfinished is not None and unfinished.run == run
         verdict = {
-            "kernel_hash": "k",
-            "problem_hash": "p",
+            "kernel_hash": kernel.hash,
+            "problem_hash": problem.hash,
             "status": "proven",
             "environment": {"judge": JUDGE},
         }
         ledger.record_verdict(verdict, fingerprint=HERE)
-        assert ledger.proven("k", HERE, judge=JUDGE)
+        assert book.proven(problem.hash, judge=JUDGE) == [(kernel, verdict)]
+        book.end(run, "finished", {"status": "proven"})
+        assert book.largest_budget_s(problem.hash, judge=JUDGE) == 60.0
+    with Ledger.open(url) as again:
+        counts = again.counts()
+        assert [counts[name] for name in ("verdicts", "writing_runs", "writing_answers")] == [
+            1,
+            2,
+            1,
+        ]
+
+
+def test_a_text_may_hold_what_postgresql_refuses(new_database: Callable[[], str]) -> None:
+    """A model's answer may hold NUL, which no text of PostgreSQL may."""
+    with Ledger.open(new_database()) as ledger:
+        book = ExchangeBook(ledger, HERE)
+        book.record([replace(ONE, answer="a\0b")])
+        assert book.of_run(ONE.run)[0].answer == "a\u2400b"
+        ledger.remember("kind", "key", {"text": "a\0b"}, fingerprint=HERE)
+        assert ledger.recall("kind", "key") == {"text": "a\0b"}
+
+
+def test_many_that_open_a_new_database_make_its_tables_once(
+    new_database: Callable[[], str],
+) -> None:
+    url = new_database()
+
+    def opened(_: int) -> int:
+        with Ledger.open(url) as ledger:
+            ledger.record_kernel("k", "rope", {"source": ""}, fingerprint=HERE)
+            return ledger.counts()["kernels"]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(opened, range(4))) == [1] * 4
+
+
+def test_a_server_that_ends_is_one_line() -> None:
+    with postgres() as new:
+        ledger = Ledger.open(new())
+    with ledger, pytest.raises(LedgerError, match="failed"):
+        ledger.counts()

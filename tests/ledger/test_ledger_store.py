@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,9 +42,13 @@ def _verdict(status: str, problem: str = "p", judge: str = JUDGE) -> dict[str, o
     return {"kernel_hash": "k", "problem_hash": problem, **said}
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    with Ledger.open(tmp_path / "deep" / "ledger.db") as opened:
+@pytest.fixture(params=["sqlite", "postgresql"])
+def ledger(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Ledger]:
+    """An empty ledger in a file, and one on a PostgreSQL server."""
+    url = tmp_path / "deep" / "ledger.db"
+    if request.param == "postgresql":
+        url = request.getfixturevalue("new_database")()
+    with Ledger.open(url) as opened:
         yield opened
 
 

@@ -12,6 +12,7 @@ import pytest
 from ratchet.errors import RatchetError, WorkloadError
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.suites import find_problem
+from ratchet.ledger.fleet import LocalFleet
 from ratchet.ledger.verdicts import RecordedJudge, Terms
 from ratchet.optimize import bench
 from ratchet.optimize.turn import loop
@@ -74,8 +75,8 @@ def test_a_verdict_s_fingerprint_is_described(tmp_path: Path) -> None:
     ledger = tmp_path / "ledger.db"
     kernel = Kernel(name="k", language="cpp", source="", entry="k")
     with RecordedJudge(str(ledger)) as court:
-        court._judge.close()
-        court._judge = FakeJudge()  # type: ignore[assignment]
+        court.fleet.close()
+        court.fleet = LocalFleet(FakeJudge())  # type: ignore[arg-type]
         court.judge(kernel, find_problem("squared_relu").at("ci"), Terms(device="cpu"))
     assert_described(ledger)
 
@@ -111,8 +112,8 @@ def test_a_verdict_is_reported_once_it_is_in_the_ledger(tmp_path: Path) -> None:
     questions = tuple(Question(name=name, read=lambda: (problem, kernel)) for name in "ab")
     asked = Suite(name="two", candidate="mine", tier="ci", questions=questions)
     with RecordedJudge(str(ledger)) as court:
-        court._judge.close()
-        court._judge = FakeJudge()  # type: ignore[assignment]
+        court.fleet.close()
+        court.fleet = LocalFleet(FakeJudge())  # type: ignore[arg-type]
         run = SuiteRun(suite=asked, judge=court, terms=Terms(device="cpu"), fresh=True)
         run.run(lambda row, _: reported.append(len(rows(ledger, "SELECT id FROM verdicts"))))
     assert reported == [1, 2]

@@ -66,6 +66,16 @@ def parse_budget_s(text: str) -> float:
     return seconds
 
 
+def parse_fleet(text: str) -> str:
+    """Return `local`, `ray` for the Ray cluster at hand, or the `ray://HOST:PORT` of another."""
+    if text in ("local", "ray"):
+        return text
+    match = re.fullmatch(r"ray://[^\s:/@]+(?::(\d{1,5}))?", text)
+    if match is None or not 0 < int(match[1] or 10001) < 65536:
+        raise RatchetError(f"unknown fleet {text!r}: use local, ray or ray://HOST:PORT")
+    return text
+
+
 def parse_authors(text: str | None, *, has_agent: bool) -> tuple[str, ...]:
     """Return the authors of a comma-separated list; by default all, the agent if it has a model."""
     if text is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -12,7 +12,7 @@ from ratchet.kernels.problem import Problem
 from ratchet.ledger.verdicts import JudgedKernel, RecordedJudge, Terms
 
 if TYPE_CHECKING:
-    from ratchet.judge.verdict import Screening
+    from ratchet.judge.verdict import Screening, Verdict
 
 NOT_SCREENED: Final = ("triton",)
 """Languages whose estimate is a verdict that is not kept."""
@@ -40,6 +40,11 @@ class Estimate:
 class Court(Protocol):
     """The judge, as a run asks it."""
 
+    @property
+    def width(self) -> int:
+        """Return how many candidates are judged at once."""
+        ...
+
     def estimate(
         self,
         problem: Problem,
@@ -52,8 +57,10 @@ class Court(Protocol):
         """Return an estimate for each kernel, in their order."""
         ...
 
-    def judge(self, kernel: Kernel, problem: Problem, terms: Terms) -> JudgedKernel:
-        """Return a full verdict, and keep it."""
+    def judge(
+        self, kernels: Sequence[Kernel], problem: Problem, terms: Terms
+    ) -> Iterator[JudgedKernel]:
+        """Give each kernel a full verdict, and keep it; each comes as soon as it is given."""
         ...
 
 
@@ -63,10 +70,23 @@ class RecordedCourt:
     def __init__(self, judge: RecordedJudge) -> None:
         self._judge = judge
 
-    def judge(self, kernel: Kernel, problem: Problem, terms: Terms) -> JudgedKernel:
-        """Return a verdict: one that the ledger holds, if it answers, or a new one."""
-        known = self._judge.known(kernel, problem, terms)
-        return known or self._judge.judge(kernel, problem, terms)
+    @property
+    def width(self) -> int:
+        """Return how many candidates the fleet judges at once."""
+        return self._judge.fleet.width
+
+    def judge(
+        self, kernels: Sequence[Kernel], problem: Problem, terms: Terms
+    ) -> Iterator[JudgedKernel]:
+        """Give each kernel a verdict: one that the ledger holds, if it answers, or a new one."""
+        unknown = []
+        for kernel in kernels:
+            known = self._judge.known(kernel, problem, terms)
+            if known is None:
+                unknown.append(kernel)
+            else:
+                yield known
+        yield from self._judge.judge_all(unknown, problem, terms)
 
     def estimate(
         self,
@@ -84,32 +104,31 @@ class RecordedCourt:
         if screened:
             answers = self._judge.screen(problem, screened, best=beside, time_limit_s=time_limit_s)
             found = {one.kernel_hash: _estimate(one) for one in answers}
-        for one in kernels:
-            if one.language in NOT_SCREENED:
-                found[one.hash] = self._tried(one, problem, min(time_limit_s, TRIED_S), device)
+        tried = [one for one in kernels if one.language in NOT_SCREENED]
+        terms = Terms(time_limit_s=min(time_limit_s, TRIED_S), device=device)
+        for kernel, verdict in self._judge.try_out(tried, problem, terms):
+            found[kernel.hash] = _tried(kernel, verdict)
         return [found[one.hash] for one in kernels]
 
-    def _tried(
-        self, kernel: Kernel, problem: Problem, time_limit_s: float, device: str
-    ) -> Estimate:
-        """Return an estimate from a verdict that is not kept: its luck is the search's."""
-        verdict = self._judge.try_out(kernel, problem, time_limit_s=time_limit_s, device=device)
-        speedup = verdict.speedup.vs_reference
-        rank = static_rank(verdict.static) if speedup is None else ()
-        right = verdict.status in RIGHT
-        words = static_words(rank) if len(rank) == 3 else verdict.reason
-        return Estimate(
-            kernel_hash=kernel.hash,
-            status="screened" if right else verdict.status,
-            reason=words if right else verdict.reason,
-            ratio=None if speedup is None else speedup.ratio,
-            low=None if speedup is None else speedup.low,
-            high=None if speedup is None else speedup.high,
-            static_rank=rank if right else (),
-            evidence=tuple(
-                f"{one.check}: {one.detail}" for one in verdict.evidence if one.passed is False
-            ),
-        )
+
+def _tried(kernel: Kernel, verdict: Verdict) -> Estimate:
+    """Return an estimate from a verdict that is not kept: its luck is the search's."""
+    speedup = verdict.speedup.vs_reference
+    rank = static_rank(verdict.static) if speedup is None else ()
+    right = verdict.status in RIGHT
+    words = static_words(rank) if len(rank) == 3 else verdict.reason
+    return Estimate(
+        kernel_hash=kernel.hash,
+        status="screened" if right else verdict.status,
+        reason=words if right else verdict.reason,
+        ratio=None if speedup is None else speedup.ratio,
+        low=None if speedup is None else speedup.low,
+        high=None if speedup is None else speedup.high,
+        static_rank=rank if right else (),
+        evidence=tuple(
+            f"{one.check}: {one.detail}" for one in verdict.evidence if one.passed is False
+        ),
+    )
 
 
 def _estimate(screening: Screening) -> Estimate:

@@ -74,6 +74,7 @@ def result_of(state: Writing, *, running: bool) -> WritingResult:
         versions=versions,
         command=state.command,
         started_at=state.started_at,
+        notes=state.judge.fleet.notes,
         static=next(
             (one.verdict.get("static") for one in verdicts if one.verdict.get("static")), None
         ),

@@ -89,7 +89,7 @@ def _agent(setting: Setting) -> Author:
         run_id=setting.run,
         replay=chosen.replay or None,
         language=request.language,
-        device=request.device,
+        device=setting.device,
     )
 
 

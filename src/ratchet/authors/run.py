@@ -149,17 +149,21 @@ class ProblemRun:
         if any(one.status == "proven" for one in judged.values()):
             return
         counted = sum(one.ratio is not None for one in judged.values())
-        for kernel_hash in sorted(self._order(), key=self._outlasts):  # the order is kept otherwise
+        while counted < planned:
             left_s = self.request.budget_s - self.spent_s
-            if counted >= planned or (judged and left_s < SHORTEST_VERDICT_S):
+            if judged and left_s < SHORTEST_VERDICT_S:
                 return
-            if kernel_hash in judged:
-                continue
-            limit_s = LEAST_VERDICT_S if self._is_no_gain(kernel_hash) else left_s
-            answer = self._judge(self._known[kernel_hash], max(limit_s, LEAST_VERDICT_S), planned)
-            judged[kernel_hash] = answer
-            counted += answer.ratio is not None
-            if answer.status == "proven" or (answer.status == "correct" and self._untimed_here()):
+            together = min(self.court.width, planned - counted)
+            order = sorted(self._order(), key=self._outlasts)  # the order is kept otherwise
+            batch = [one for one in order if one not in judged][:together]
+            if not batch:
+                return
+            limit_s = LEAST_VERDICT_S if all(map(self._is_no_gain, batch)) else left_s
+            answers = self._judge(batch, max(limit_s, LEAST_VERDICT_S), planned)
+            judged |= {one.proposal.kernel.hash: one for one in answers}
+            counted += sum(one.ratio is not None for one in answers)
+            found = {one.status for one in answers}
+            if "proven" in found or ("correct" in found and self._untimed_here()):
                 return
 
     def _why_stop(self) -> Stopped | None:
@@ -256,9 +260,10 @@ class ProblemRun:
         """Return how many kernels an author may propose: as many as a part of the time screens."""
         if author == COMPILER and COMPILER not in self._cost_s:
             return 1  # it tells what the others cost
+        width = self.court.width
         least = 1 if author == COMPILER else SMALLEST_BATCH
         fitting = int(BATCH_SHARE * self._search_s / self._each_s(author))
-        count = max(least, min(LARGEST_BATCH, fitting) - room_for)
+        count = max(least * width, min(LARGEST_BATCH * width, fitting) - room_for)
         if self.request.candidates is not None:
             count = min(count, self.request.candidates - self.screened)
         return count
@@ -283,7 +288,8 @@ class ProblemRun:
 
     def _each_s(self, author: str) -> float:
         """Return what a kernel of an author takes to screen: as the last one, or a guess."""
-        return self._cost_s.get(author, COMPILED_S if author == COMPILER else FIRST_S)
+        guess_s = COMPILED_S if author == COMPILER else FIRST_S
+        return self._cost_s.get(author, guess_s / self.court.width)
 
     def _debt(self, author: Author) -> float:
         """Return what an author's turns took, by its weight: the next turn is the lowest one's.
@@ -413,17 +419,23 @@ class ProblemRun:
         """Return whether no kernel of this run was timed: there is nothing to prove."""
         return all(one.ratio is None for one in self.progress.answers)
 
-    def _judge(self, proposal: Proposal, limit_s: float, among: int) -> Answer:
-        self._say("judging", proposal.kernel.name)
+    def _judge(self, hashes: Sequence[str], limit_s: float, among: int) -> list[Answer]:
+        """Return the answers that verdicts on several kernels are; a fleet gives them at once."""
+        kernels = [self._known[one].kernel for one in hashes]
+        self._say("judging", ", ".join(one.name for one in kernels))
         terms = Terms(
             time_limit_s=limit_s,
             against_compile=self.request.against_compile,
             device=self.request.device,
             among=among,
         )
-        judged = self.court.judge(proposal.kernel, self.problem, terms)
+        return [self._judged(one) for one in self.court.judge(kernels, self.problem, terms)]
+
+    def _judged(self, judged: JudgedKernel) -> Answer:
+        """Take one verdict."""
         self.verdicts.append(judged)
         verdict = judged.verdict
+        proposal = self._known[verdict["kernel_hash"]]
         ratio = (verdict.get("speedup") or {}).get("vs_reference") or {}
         answer = Answer(
             proposal=proposal,

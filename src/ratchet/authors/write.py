@@ -14,12 +14,13 @@ from ratchet.authors.roster import Setting, make_roster
 from ratchet.authors.run import ProblemRun, RunEvent
 from ratchet.authors.search.roofline import floor_s
 from ratchet.devices import ceilings
-from ratchet.devices.probe import Device, probe
+from ratchet.devices.probe import Device
 from ratchet.errors import DeviceError, LedgerError, RatchetError
 from ratchet.judge.revision import revision
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
 from ratchet.ledger.connect import utc_now
+from ratchet.ledger.fleet import Fleet, LocalFleet
 from ratchet.ledger.verdicts import JudgedKernel, RecordedJudge, Terms
 from ratchet.ledger.writing import WritingBook, WritingOptions
 
@@ -97,8 +98,10 @@ def _run(
     """Search, confirm, and note the end of the run."""
     request, run_id = state.request, state.run_id
     before = [read_back(one, book) for one in book.answers(run_id)]
-    device = _device(request.device)
-    state.floor_s = _floor_s(state.problem, device)
+    fleet = state.judge.fleet
+    device = _device(request.device, fleet)
+    if isinstance(fleet, LocalFleet):  # the ceilings are this machine's
+        state.floor_s = _floor_s(state.problem, device)
     setting = Setting(run=run_id, problem=state.problem, request=request, book=book, device=device)
     state.roster = make_roster(setting, proven=proven)
 
@@ -146,12 +149,12 @@ def _run(
     return result
 
 
-def _device(name: str) -> Device:
+def _device(name: str, fleet: Fleet) -> Device:
     """Return the GPU where there is one to use, or the machine's cores."""
     try:
-        return probe(name)
+        return fleet.device(name)
     except DeviceError:
-        return probe("cpu")
+        return fleet.device("cpu")
 
 
 def _floor_s(problem: Problem, device: Device) -> float | None:

@@ -108,6 +108,13 @@ def write(
         ),
     ] = None,
     device: DeviceName = "auto",
+    fleet: Annotated[
+        str,
+        typer.Option(
+            metavar="local|ray|ray://HOST:PORT",
+            help="Where to judge: on this machine, on the Ray cluster at hand, or on another.",
+        ),
+    ] = "local",
     ledger: LedgerUrl = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -116,7 +123,7 @@ def write(
 
     Exit code 0: a kernel is proven. 1: none is. 2: a mistake in the call.
     """
-    from ratchet.authors.choices import make_request
+    from ratchet.authors.choices import make_request, parse_fleet
     from ratchet.authors.result import AgentChoice
 
     if (problem is None) == (workload is None):
@@ -143,13 +150,14 @@ def write(
         against_compile=against_compile,
         candidates=candidates,
     )
+    machines = parse_fleet(fleet)
     began = context.obj if isinstance(context.obj, float) else time.monotonic()
     if problem is not None:
-        raise typer.Exit(_write_one(problem, request, out, ledger, as_json, began))
+        raise typer.Exit(_write_one(problem, request, out, ledger, machines, as_json, began))
     assert workload is not None
     options = _workload_options(workload, batch_size, sequence, precision, device)
     raise typer.Exit(
-        _write_all(workload, options, request, out, ledger, as_json, began, listed=listed)
+        _write_all(workload, options, request, out, ledger, machines, as_json, began, listed=listed)
     )
 
 
@@ -158,6 +166,7 @@ def _write_one(
     request: WritingRequest,
     out: Path | None,
     ledger: str | None,
+    fleet: str,
     as_json: bool,
     began: float,
 ) -> int:
@@ -169,21 +178,26 @@ def _write_one(
     check_out(folder)
 
     # numpy, the ledger and torch are imported from here on: mistakes in the call are answered.
+    from ratchet.authors.fleet import check_ledger, open_judge
     from ratchet.authors.write import write as write_kernels
     from ratchet.judge.api import as_problem
-    from ratchet.ledger.verdicts import RecordedJudge
     from ratchet.report.write_page import render_write_page
     from ratchet.report.write_terminal import WriteProgress, print_writing
 
+    check_ledger(fleet, ledger)
     problem = as_problem(given, time_limit_s=max(60.0, request.budget_s))
-    with RecordedJudge(ledger) as judge, WriteProgress(request.budget_s) as progress:
+    spent_s = time.monotonic() - began  # finding a fleet's machines is not the budget's
+    with (
+        open_judge(ledger, fleet, device=request.device) as judge,
+        WriteProgress(request.budget_s) as progress,
+    ):
         result = write_kernels(
             problem,
             request,
             judge=judge,
             follow=_following(folder, progress),
             command=_command(),
-            spent_s=time.monotonic() - began,
+            spent_s=spent_s,
         )
     paths = write_files(result, folder, render_write_page)
     if as_json:
@@ -199,13 +213,16 @@ def _write_all(
     request: WritingRequest,
     out: Path | None,
     ledger: str | None,
+    fleet: str,
     as_json: bool,
     began: float,
     *,
     listed: bool,
 ) -> int:
     from ratchet.authors.files import check_out, default_out, write_files, write_summary
+    from ratchet.authors.fleet import check_ledger, open_judge
 
+    check_ledger(fleet, ledger)
     measuring_s = min(MEASURED_S, MEASURED_SHARE * request.budget_s)
     found = _captured(workload, options, measuring_s)
     if listed:
@@ -214,12 +231,15 @@ def _write_all(
     folder = out or default_out(workload)
     check_out(folder)
     from ratchet.authors.shares import Asked, write_all
-    from ratchet.ledger.verdicts import RecordedJudge
     from ratchet.report.write_page import render_write_page
     from ratchet.report.write_terminal import WriteProgress, print_workload
 
     asked = [Asked(problem=one.problem, gain_s=one.gain_s) for one in found.regions]
-    with RecordedJudge(ledger) as judge, WriteProgress(request.budget_s) as progress:
+    spent_s = time.monotonic() - began  # finding a fleet's machines is not the budget's
+    with (
+        open_judge(ledger, fleet, device=request.device) as judge,
+        WriteProgress(request.budget_s) as progress,
+    ):
 
         def follow(problem: Problem) -> Follow:
             progress.begin(problem.name)
@@ -238,7 +258,7 @@ def _write_all(
             follow=follow,
             done=done,
             command=_command(),
-            spent_s=time.monotonic() - began,
+            spent_s=spent_s,
         )
     paths = write_summary(result, folder)
     if as_json:

@@ -10,6 +10,7 @@ from sqlalchemy import (
     JSON,
     BigInteger,
     Column,
+    Dialect,
     Float,
     Index,
     Integer,
@@ -17,6 +18,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    TypeDecorator,
 )
 
 SCHEMA_VERSION = 2
@@ -28,6 +30,18 @@ metadata = MetaData()
 
 # SQLite numbers rows by itself only if the key's type is exactly INTEGER.
 _ID = BigInteger().with_variant(Integer(), "sqlite")
+
+
+class _AnyText(TypeDecorator[str]):
+    """Text that may hold NUL, which PostgreSQL's may not: it is kept there as its symbol."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None or dialect.name == "sqlite":
+            return value
+        return value.replace("\0", "\N{SYMBOL FOR NULL}")
 
 
 def _table(name: str, *columns: Column[object]) -> Table:
@@ -44,7 +58,7 @@ def _table(name: str, *columns: Column[object]) -> Table:
 
 
 def _text(name: str, *, unique: bool = False) -> Column[object]:
-    return Column(name, Text, nullable=False, unique=unique)
+    return Column(name, _AnyText, nullable=False, unique=unique)
 
 
 def _payload(name: str = "payload") -> Column[object]:

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Engine, Row, Select, Table, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from ratchet.devices.fingerprint import software
+from ratchet.devices.fingerprint import Software, software
 from ratchet.devices.probe import Device, describe_device
 from ratchet.errors import LedgerError, RatchetError
 from ratchet.ledger import schema
@@ -87,12 +87,13 @@ class Ledger:
 
     # Descriptions of the machine, the problems and the kernels.
 
-    def here(self, device: Device) -> Fingerprint:
-        """Return the fingerprint of a device and of this software, and store their descriptions.
+    def here(self, device: Device, versions: Software | None = None) -> Fingerprint:
+        """Return the fingerprint of a device and its software, and store their descriptions.
 
-        Commands take the fingerprints of their rows from here, so each one has a description.
+        Commands take the fingerprints of their rows from here, so each one has a description. The
+        software is this process's, unless another machine's `versions` are given.
         """
-        versions = software()
+        versions = versions or software()
         found = Fingerprint(device=device.fingerprint, software=versions.fingerprint)
         kept: tuple[tuple[Table, ColumnElement[bool], Mapping[str, object]], ...] = (
             (schema.devices, schema.devices.c.device == found["device"], describe_device(device)),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
 
 from ratchet import __version__
-from ratchet.devices.fingerprint import software
-from ratchet.devices.probe import describe_device, probe
+from ratchet.devices.probe import describe_device
 from ratchet.errors import DeviceError
 from ratchet.judge.revision import revision
 from ratchet.judge.sandbox.accelerator import may_use_gpu
@@ -19,19 +18,9 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.ledger.connect import utc_now
+from ratchet.ledger.fleet import Fleet, LocalFleet, Terms, verdict_under
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Terms:
-    """The options of a verdict."""
-
-    time_limit_s: float = 60.0
-    against_compile: bool = False
-    """Time torch.compile of the reference beside it."""
-    device: str = "auto"
-    """`cpu`, `cuda` or `cuda:N`; by default Triton's kernels take a GPU where there is one."""
-    among: int = 1
-    """Verdicts that share one chance of a false answer: see `KernelJudge.judge`."""
+__all__ = ["JudgedKernel", "RecordedJudge", "Terms", "judged_on"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,13 +40,18 @@ class JudgedKernel:
 
 
 class RecordedJudge:
-    """Judges kernels and appends every verdict to the ledger, with the kernel and the problem."""
+    """Judges kernels and appends every verdict to the ledger, with the kernel and the problem.
 
-    def __init__(self, ledger: str | None, *, threads: int | None = None) -> None:
+    The judge is this machine's, or a fleet's; the ledger is written by this process alone.
+    """
+
+    def __init__(
+        self, ledger: str | None, *, threads: int | None = None, fleet: Fleet | None = None
+    ) -> None:
         self._ledger = Ledger.open(ledger)
-        self._judge = KernelJudge(threads=threads)
-        self.device = probe("cpu")
-        self.fingerprint = self._ledger.here(self.device)
+        self.fleet: Fleet = fleet or LocalFleet(KernelJudge(threads=threads))
+        self.device = self.fleet.device("cpu")
+        self.fingerprint = self._ledger.here(self.device, self.fleet.versions)
 
     def __enter__(self) -> RecordedJudge:
         return self
@@ -68,7 +62,7 @@ class RecordedJudge:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._judge.close()
+        self.fleet.close()
         self._ledger.close()
 
     @property
@@ -85,23 +79,23 @@ class RecordedJudge:
         time_limit_s: float,
     ) -> Sequence[Screening]:
         """Return a quick estimate of each kernel, in their order; see `KernelJudge.screen`."""
-        return self._judge.screen(problem, kernels, best=best, time_limit_s=time_limit_s)
+        return self.fleet.screen(problem, kernels, best=best, time_limit_s=time_limit_s)
 
     def try_out(
-        self, kernel: Kernel, problem: Problem, *, time_limit_s: float, device: str
-    ) -> Verdict:
-        """Return a verdict that is not kept: an estimate for kernels that are not screened."""
-        return self._judge.judge(kernel, problem, time_limit_s=time_limit_s, device=device)
+        self, kernels: Sequence[Kernel], problem: Problem, terms: Terms
+    ) -> Iterator[tuple[Kernel, Verdict]]:
+        """Give verdicts that are not kept: an estimate for kernels that are not screened."""
+        return self.fleet.judge(kernels, problem, terms)
 
     def fingerprint_for(self, kernel: Kernel, terms: Terms) -> Fingerprint:
         """Return the device that a kernel is judged on: a GPU's verdict is not this CPU's."""
         if not may_use_gpu(kernel, terms.device):
             return self.fingerprint
         try:
-            found = probe(terms.device)
+            found = self.fleet.device(terms.device)
         except DeviceError:  # the judge says in its verdict that there is none
             return self.fingerprint
-        return self._ledger.here(found)
+        return self._ledger.here(found, self.fleet.versions)
 
     def judge(
         self,
@@ -116,16 +110,22 @@ class RecordedJudge:
 
         `spent_s` of the time limit went into reading the problem.
         """
-        verdict: dict[str, Any] = self._judge.judge(
-            kernel,
-            problem,
-            time_limit_s=terms.time_limit_s,
-            spent_s=spent_s,
-            against_compile=terms.against_compile,
-            then=then,
-            device=terms.device,
-            among=terms.among,
-        ).model_dump(mode="json")
+        if isinstance(self.fleet, LocalFleet):
+            court = self.fleet.court
+            verdict = verdict_under(terms, court, kernel, problem, then=then, spent_s=spent_s)
+        else:
+            ((_, verdict),) = self.fleet.judge([kernel], problem, terms)
+        return self._kept(kernel, problem, terms, verdict)
+
+    def judge_all(
+        self, kernels: Sequence[Kernel], problem: Problem, terms: Terms
+    ) -> Iterator[JudgedKernel]:
+        """Judge several kernels; each verdict is kept as soon as it is given."""
+        for kernel, verdict in self.fleet.judge(kernels, problem, terms):
+            yield self._kept(kernel, problem, terms, verdict)
+
+    def _kept(self, kernel: Kernel, problem: Problem, terms: Terms, given: Verdict) -> JudgedKernel:
+        verdict: dict[str, Any] = given.model_dump(mode="json")
         judged_at, here = utc_now(), self.fingerprint_for(kernel, terms)
         book = self._ledger
         book.record_kernel(kernel.hash, kernel.name, kernel.as_json(), fingerprint=here)
@@ -179,4 +179,5 @@ def _judged(
 
 def judged_on(judge: RecordedJudge) -> tuple[dict[str, Any], dict[str, str]]:
     """The device and the versions that stand beside every figure."""
-    return dict(describe_device(judge.device)), {"ratchet": __version__, **asdict(software())}
+    versions = {"ratchet": __version__, **asdict(judge.fleet.versions)}
+    return dict(describe_device(judge.device)), versions

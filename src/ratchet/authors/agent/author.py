@@ -20,7 +20,7 @@ from ratchet.authors.agent.session import Session
 from ratchet.authors.agent.strategy import parse_strategy
 from ratchet.authors.author import Author, Progress, Proposal
 from ratchet.authors.knowledge.index import index_path
-from ratchet.devices.probe import probe
+from ratchet.devices.probe import Device, probe
 from ratchet.errors import EndpointError, LedgerError, RatchetError
 from ratchet.judge.workers.candidate.architectures import find_architectures
 from ratchet.kernels.kernel import Language
@@ -167,7 +167,7 @@ def agent_author(
     run_id: str = "",
     replay: str | None = None,
     language: Language | None = None,
-    device: str = "auto",
+    device: str | Device = "auto",
     target: str | None = None,
     knowledge: bool = True,
     terms: AskTerms | None = None,
@@ -199,7 +199,7 @@ def agent_author(
         (endpoint_url(base_url), read_key(api_key_env, base_url)) if replay is None else ("", None)
     )
     book_ledger = ledger if isinstance(ledger, Ledger) else Ledger.open(ledger)
-    found = probe(device)
+    found = device if isinstance(device, Device) else probe(device)
     fingerprint = book_ledger.here(found)
     book = ExchangeBook(book_ledger, fingerprint)
     client: Client
