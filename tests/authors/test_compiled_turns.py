@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from made_up_space import MadeUpSpace, made_up_problem
@@ -59,7 +59,15 @@ class SlowCourt:
             found.append(Estimate(kernel_hash=one.hash, status=status, reason="", ratio=ratio))
         return found
 
-    def judge(self, kernel: Kernel, problem: Problem, terms: Terms) -> JudgedKernel:
+    width = 1
+
+    def judge(
+        self, kernels: Sequence[Kernel], problem: Problem, terms: Terms
+    ) -> Iterator[JudgedKernel]:
+        for kernel in kernels:
+            yield self._verdict(kernel, problem, terms)
+
+    def _verdict(self, kernel: Kernel, problem: Problem, terms: Terms) -> JudgedKernel:
         self.verdicts.append((kernel.language, terms.time_limit_s))
         took_s = run.STARTS * self.compiling_s if kernel.language == "torch" else 5.0
         timed = took_s <= terms.time_limit_s

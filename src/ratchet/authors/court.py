@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from ratchet.authors.search.static_rank import static_rank, static_words
+from ratchet.authors.search import static_rank
+from ratchet.authors.search.static_rank import static_words
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
 from ratchet.ledger.verdicts import JudgedKernel, RecordedJudge, Terms
@@ -105,7 +106,9 @@ class RecordedCourt:
             answers = self._judge.screen(problem, screened, best=beside, time_limit_s=time_limit_s)
             found = {one.kernel_hash: _estimate(one) for one in answers}
         tried = [one for one in kernels if one.language in NOT_SCREENED]
-        terms = Terms(time_limit_s=min(time_limit_s, TRIED_S), device=device)
+        terms = Terms(
+            time_limit_s=min(time_limit_s, TRIED_S), device=device, targets=(static_rank.TARGET,)
+        )
         for kernel, verdict in self._judge.try_out(tried, problem, terms):
             found[kernel.hash] = _tried(kernel, verdict)
         return [found[one.hash] for one in kernels]
@@ -114,7 +117,7 @@ class RecordedCourt:
 def _tried(kernel: Kernel, verdict: Verdict) -> Estimate:
     """Return an estimate from a verdict that is not kept: its luck is the search's."""
     speedup = verdict.speedup.vs_reference
-    rank = static_rank(verdict.static) if speedup is None else ()
+    rank = static_rank.static_rank(verdict.static) if speedup is None else ()
     right = verdict.status in RIGHT
     words = static_words(rank) if len(rank) == 3 else verdict.reason
     return Estimate(

@@ -10,6 +10,7 @@ from ratchet.devices.fingerprint import Software, software
 from ratchet.devices.probe import Device, probe
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Screening, Verdict
+from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
 
@@ -25,6 +26,8 @@ class Terms:
     """`cpu`, `cuda` or `cuda:N`; by default Triton's kernels take a GPU where there is one."""
     among: int = 1
     """Verdicts that share one chance of a false answer: see `KernelJudge.judge`."""
+    targets: tuple[str, ...] = TARGETS
+    """AMD targets of the static profile of a kernel in Triton or HIP."""
 
 
 class Fleet(Protocol):
@@ -135,4 +138,5 @@ def verdict_under(
         then=then,
         device=terms.device,
         among=terms.among,
+        targets=terms.targets,
     )

@@ -121,10 +121,12 @@ def all_compiled(document: dict[str, Any]) -> bool:
     return bool(targets) and all(one["kernels"] and not one["error"] for one in targets)
 
 
-def profile_in_verdict(kernel: Kernel, problem: Problem, clock: Clock) -> dict[str, Any]:
+def profile_in_verdict(
+    kernel: Kernel, problem: Problem, targets: Sequence[str], clock: Clock
+) -> dict[str, Any]:
     """The profile on AMD's targets in what is left of a verdict's time, or why there is none."""
     try:
-        return inspect_kernel(kernel, problem, TARGETS, time_limit_s=clock.left_s)
+        return inspect_kernel(kernel, problem, targets, time_limit_s=clock.left_s)
     except (RatchetError, OSError) as error:
         return {"error": str(error)}
 

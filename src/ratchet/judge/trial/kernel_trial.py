@@ -24,6 +24,7 @@ from ratchet.judge.trial.screening.screener import Screener
 from ratchet.judge.trial.shared_compilations import SharedCompilations
 from ratchet.judge.trial.stages import KernelTrial
 from ratchet.judge.verdict import Screening, Verdict
+from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
 
@@ -80,6 +81,7 @@ class KernelJudge:
         then: Kernel | None = None,
         device: str | Accelerator = "auto",
         among: int = 1,
+        targets: Sequence[str] = TARGETS,
     ) -> Verdict:
         """The verdict on `kernel` for `problem`, within about `time_limit_s` seconds.
 
@@ -93,7 +95,8 @@ class KernelJudge:
         is timed. `device` is `cpu`, `cuda` or `cuda:N` (ROCm too); `auto` takes a GPU for a kernel
         in Triton, where there is one. A caller that takes the best of several verdicts says of how
         many: `among` verdicts together are falsely `proven` no more often than one alone, as the
-        level of each is that much stricter (Bonferroni).
+        level of each is that much stricter (Bonferroni). `targets` are the AMD targets of a Triton
+        or HIP kernel's static profile.
         """
         self._screener.forget_problem()  # the reference worker opens another
         secret = secrets.randbits(48) if seed is None else seed
@@ -109,6 +112,7 @@ class KernelJudge:
             then=then,
             shared=self._compilations,
             among=max(1, among),
+            targets=targets,
         )
         try:
             decided = self._decide(trial, device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -36,6 +37,7 @@ from ratchet.judge.trial.timing.decide import conclude, without_gain
 from ratchet.judge.trial.timing.group_sequential import time_until_answered
 from ratchet.judge.trial.timing.sample import CaseTiming, see_order, watch_case
 from ratchet.judge.verdict import Evidence, TimedSample, Verdict
+from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.judge.workers.candidate.model_answer import runnable
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
@@ -61,6 +63,7 @@ class KernelTrial:
         then: Kernel | None,
         shared: SharedCompilations,
         among: int = 1,
+        targets: Sequence[str] = TARGETS,
     ) -> None:
         """`among` verdicts together are falsely `proven` no more often than one alone."""
         self.kernel = kernel
@@ -77,6 +80,7 @@ class KernelTrial:
         self.ahead, self.then = ahead, then
         self.shared = shared
         self.among = among
+        self.targets = targets
         self.accelerator: Accelerator | None = None
         self.zygote: CandidateZygote | None = None
         self.evidence += [Evidence(check="sizes", passed=True, detail=one) for one in problem.notes]
@@ -341,7 +345,7 @@ class KernelTrial:
             return None
         from ratchet.judge.static_profile.inspection import profile_in_verdict
 
-        return profile_in_verdict(self.kernel, self._given, self.clock)
+        return profile_in_verdict(self.kernel, self._given, self.targets, self.clock)
 
 
 def layout_seed(secret: int) -> int:
