@@ -91,7 +91,11 @@ def macros(kernel: Kernel) -> tuple[str, ...]:
 
 
 def compile_kernel(
-    kernel: Kernel, *, cache: Path | None = None, included: Path | None = None
+    kernel: Kernel,
+    *,
+    cache: Path | None = None,
+    included: Path | None = None,
+    flags: tuple[str, ...] = FLAGS,
 ) -> Path:
     """Compile `kernel` to a shared library, or find it in the cache; return the library's path.
 
@@ -104,7 +108,7 @@ def compile_kernel(
             "compile it with its own language"
         )
     compiler = find_compiler()
-    options = (*FLAGS, *macros(kernel))
+    options = (*flags, *macros(kernel))
     folder = cache if cache is not None else cache_folder()
     target = folder / f"{_cache_key(kernel, compiler, options)}.so"
     if not _is_intact(target):
