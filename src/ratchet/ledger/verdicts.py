@@ -30,6 +30,8 @@ class Terms:
     """Time torch.compile of the reference beside it."""
     device: str = "auto"
     """`cpu`, `cuda` or `cuda:N`; by default Triton's kernels take a GPU where there is one."""
+    target: str | None = None
+    """A GPU whose machine code is emulated: `gfx942` or `gfx950`."""
     among: int = 1
     """Verdicts that share one chance of a false answer: see `KernelJudge.judge`."""
 
@@ -95,7 +97,7 @@ class RecordedJudge:
 
     def fingerprint_for(self, kernel: Kernel, terms: Terms) -> Fingerprint:
         """Return the device that a kernel is judged on: a GPU's verdict is not this CPU's."""
-        if not may_use_gpu(kernel, terms.device):
+        if terms.target is not None or not may_use_gpu(kernel, terms.device):
             return self.fingerprint
         try:
             found = probe(terms.device)
@@ -125,6 +127,7 @@ class RecordedJudge:
             then=then,
             device=terms.device,
             among=terms.among,
+            target=terms.target,
         ).model_dump(mode="json")
         judged_at, here = utc_now(), self.fingerprint_for(kernel, terms)
         book = self._ledger
@@ -154,13 +157,14 @@ def _answers(status: str, trial: dict[str, Any], terms: Terms) -> bool:
     if status == "timed_out" and trial["time_limit_s"] < terms.time_limit_s:
         return False
     # Not kept before there was a choice. A stricter level than asked answers too.
-    trial = {"device": Terms().device, "among": 1, **trial}
+    trial = {"device": Terms().device, "among": 1, "target": None, **trial}
     if trial["among"] < terms.among:
         return False
     same = {
         "ratchet": __version__,
         "against_compile": terms.against_compile,
         "device": terms.device,
+        "target": terms.target,
     }
     return all(trial[name] == value for name, value in same.items())
 

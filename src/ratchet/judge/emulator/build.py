@@ -9,6 +9,8 @@ from ratchet.judge.emulator import source
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
 
+TIMEOUT_S: Final = 900.0
+"""It takes 12 s on an idle core; a busy machine has little of one."""
 FLAGS: Final = (
     "-O2",
     "-fvect-cost-model=dynamic",
@@ -27,4 +29,4 @@ def compiled_machine() -> Path:
     kernel = Kernel(
         name="emulator", language="cpp", source=source.written(), entry="ratchet_emulate"
     )
-    return cpp.compile_kernel(kernel, flags=FLAGS)
+    return cpp.compile_kernel(kernel, flags=FLAGS, timeout_s=TIMEOUT_S)

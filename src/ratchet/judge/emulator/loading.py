@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +18,49 @@ from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDrive
 from ratchet.judge.workers.candidate.triton_source import load_source
 
 
+EMULATOR = "RATCHET_EMULATOR"
+"""As in `with_torch`, which this module cannot import: it confines its process."""
+MOST_TOLD = 4096
+"""Storages whose addresses are remembered, the last ones."""
+
+
+class _ToldAddresses:
+    """Storages whose address the candidate's own source asked for: a launch may find them so."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+        self._storages: dict[int, Any] = {}
+
+    def install(self) -> None:
+        """See every `tensor.data_ptr()` of that source."""
+        import torch
+
+        plain = torch.Tensor.data_ptr
+
+        def noted(tensor: Any) -> int:
+            if sys._getframe(1).f_code.co_filename == self._path:
+                storage = tensor.untyped_storage()
+                self._storages.pop(storage.data_ptr(), None)
+                self._storages[storage.data_ptr()] = storage
+                if len(self._storages) > MOST_TOLD:
+                    del self._storages[next(iter(self._storages))]
+            return plain(tensor)
+
+        torch.Tensor.data_ptr = noted  # type: ignore[method-assign]
+
+    def memories(self) -> list[Memory]:
+        """Their memory."""
+        return [Memory(at, storage.nbytes()) for at, storage in self._storages.items()]
+
+
 class EmulatorDriver(FakeDriver):
     """Triton compiles through it for a GPU that is not here, and each launch is emulated."""
 
-    def __init__(self, target: str, library: Path) -> None:
+    def __init__(self, target: str, library: Path, path: Path) -> None:
+        """`path` is the file of the candidate's source."""
         super().__init__(ARCHITECTURES[target], units=1, compiled=CompiledTexts())
         self.emulator = Emulator(library)
+        self.told = _ToldAddresses(path)
         self.counts: list[tuple[str, LaunchCounts]] = []
         """Of the launches since they were last taken."""
 
@@ -59,7 +97,7 @@ class _EmulatedLauncher:
     def __call__(self, *given: Any) -> None:
         """grid x, y, z, stream, function, packed metadata, launch metadata, two hooks, arguments"""
         kernel: DecodedKernel = self._kernel()
-        values, memories = [], []
+        values, memories = [], self._driver.told.memories()
         for value, kind in zip(given[9:], self._kinds, strict=False):
             if kind == "constexpr":
                 continue
@@ -84,16 +122,23 @@ class _EmulatedLauncher:
         self._driver.counts.append((kernel.name, counts))
 
 
-def load_emulated(source: str, entry: str, target: str, library: str) -> Callable[..., Any]:
-    """The entry of a Triton source whose kernels will run as `target`'s machine code."""
+def load_emulated(
+    source: str, entry: str, target: str, library: str | None = None
+) -> Callable[..., Any]:
+    """The entry of a Triton source whose kernels will run as `target`'s machine code.
+
+    `library` is the compiled emulator; in a sandbox the judge handed it over.
+    """
     import triton
     import triton.testing
 
     os.environ["TRITON_DISABLE_LINE_INFO"] = "0"  # a fault names its line
-    driver = EmulatorDriver(target, Path(library))
+    path = Path(tempfile.mkdtemp(prefix="triton-")) / "kernel.py"
+    os.environ.setdefault("TRITON_CACHE_DIR", str(path.parent))
+    driver = EmulatorDriver(target, Path(library or os.environ[EMULATOR]), path)
+    driver.told.install()
     triton.knobs.compilation.listener = driver.compiled
     triton.runtime.driver.set_active(driver)
     triton.testing.do_bench = driver.benchmark
     triton.compiler.compiler.max_shared_mem.cache_clear()
-    folder = Path(tempfile.mkdtemp(prefix="triton-"))
-    return load_source(source, entry, folder / "kernel.py")
+    return load_source(source, entry, path)

@@ -77,6 +77,7 @@ class KernelJudge:
         then: Kernel | None = None,
         device: str | Accelerator = "auto",
         among: int = 1,
+        target: str | None = None,
     ) -> Verdict:
         """The verdict on `kernel` for `problem`, within about `time_limit_s` seconds.
 
@@ -91,6 +92,7 @@ class KernelJudge:
         in Triton, where there is one. A caller that takes the best of several verdicts says of how
         many: `among` verdicts together are falsely `proven` no more often than one alone, as the
         level of each is that much stricter (Bonferroni).
+        `target` is an AMD GPU whose machine code is emulated here: see docs/emulator.md.
         """
         self._screener.forget_problem()  # the reference worker opens another
         secret = secrets.randbits(48) if seed is None else seed
@@ -106,6 +108,7 @@ class KernelJudge:
             then=then,
             shared=self._compilations,
             among=max(1, among),
+            target=target,
         )
         try:
             decided = self._decide(trial, device)
@@ -124,7 +127,7 @@ class KernelJudge:
         return trial.verdict(decided)
 
     def _decide(self, trial: KernelTrial, device: str | Accelerator) -> Decided:
-        accelerator = self._accelerator(trial.kernel, device)
+        accelerator = self._accelerator(trial.kernel, "cpu" if trial.target else device)
         if isinstance(accelerator, Decided):
             return accelerator
         trial.use(accelerator, self._zygote_for(trial.kernel, accelerator))
