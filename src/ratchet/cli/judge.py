@@ -184,8 +184,13 @@ def judge(
         asked = as_problem(problem, tiers=tiers, scale=factor, task=task, time_limit_s=limit_s)
         given = as_kernel(kernel, asked, entry=entry)
         if target is not None and given.language != "triton":
-            raise RatchetError(f"--target is for kernels in Triton: {kernel} is in {given.language}")
-        terms = Terms(time_limit_s=limit_s, against_compile=bool(against_compile), device=device, target=target)
+            raise RatchetError(f"--target is for kernels in Triton: this is {given.language}")
+        terms = Terms(
+            time_limit_s=limit_s,
+            against_compile=bool(against_compile),
+            device=device,
+            target=target,
+        )
         with RecordedJudge(ledger) as court:
             judged = court.judge(given, asked, terms, spent_s=time.monotonic() - began)
             code = _report_one(judged, out, as_json)

@@ -15,11 +15,11 @@ from ratchet.errors import KernelError
 from ratchet.judge.emulator import forms, source
 from ratchet.judge.emulator.operands import (
     NO_OPERAND,
-    Operand,
+    MachineOperand,
     parse_operand,
     registers_of,
 )
-from ratchet.judge.emulator.operations import NOTHING, Operation
+from ratchet.judge.emulator.operations import NOTHING, MachineOperation
 
 TARGETS: Final = ("gfx942", "gfx950")
 MAX_TEXT_BYTES: Final = 8 << 20
@@ -66,7 +66,7 @@ class DecodedKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _AssemblyLine:
     mnemonic: str
     rest: str
     place: str
@@ -115,9 +115,9 @@ def decode(text: str) -> DecodedKernel:
     )
 
 
-def _lines(text: str, kernel: str) -> tuple[list[_Line], dict[str, int]]:
+def _lines(text: str, kernel: str) -> tuple[list[_AssemblyLine], dict[str, int]]:
     """The instructions of the kernel's function in order, and where its labels stand."""
-    found: list[_Line] = []
+    found: list[_AssemblyLine] = []
     labels: dict[str, int] = {}
     files: dict[str, str] = {}
     place, inside = "", False
@@ -136,16 +136,16 @@ def _lines(text: str, kernel: str) -> tuple[list[_Line], dict[str, int]]:
         elif line.lstrip().startswith(".section"):
             inside = False
         elif instruction := LINE.match(line):
-            found.append(_Line(instruction[1], instruction[2] or "", place))
+            found.append(_AssemblyLine(instruction[1], instruction[2] or "", place))
     if not found:
         raise KernelError(f"the assembly has no instructions of the kernel {kernel!r:.80}")
     return found, labels
 
 
 @dataclass(slots=True)
-class _Record:
+class _MachineRecord:
     operation: int
-    operands: list[Operand]
+    operands: list[MachineOperand]
     aux: list[int]
     flags: int = 0
     line: int = 0
@@ -158,19 +158,21 @@ class _Record:
         return RECORD.pack(self.operation, self.flags, self.line, *words, *wrapped)
 
 
-def _record(line: _Line, labels: Mapping[str, int], number: int, target: str) -> _Record:
+def _record(
+    line: _AssemblyLine, labels: Mapping[str, int], number: int, target: str
+) -> _MachineRecord:
     name = SUFFIX.sub("", line.mnemonic)
     operations = source.numbers()
     if name in NOTHING:
-        return _Record(operations["nothing"], [], [])
+        return _MachineRecord(operations["nothing"], [], [])
     if BRANCH.match(name) and name in operations:
         if line.rest not in labels:
             raise KernelError(f"the branch's label {line.rest!r:.60} is not known")
-        return _Record(operations[name], [], [labels[line.rest]])
+        return _MachineRecord(operations[name], [], [labels[line.rest]])
     texts, modifiers = split_operands(line.rest)
     form = forms.special(name, texts, modifiers, target)
     if form is not None:
-        return _Record(operations[form.operation], form.operands, form.aux, form.flags)
+        return _MachineRecord(operations[form.operation], form.operands, form.aux, form.flags)
     operation = source.table().get(name)
     if operation is None:
         raise KernelError(f"the instruction {line.mnemonic} is not emulated")
@@ -196,7 +198,7 @@ def split_operands(rest: str) -> tuple[list[str], dict[str, str]]:
     return [*parts, *words[:1]], modifiers
 
 
-def _fitting(operation: Operation, texts: Sequence[str]) -> list[Operand]:
+def _fitting(operation: MachineOperation, texts: Sequence[str]) -> list[MachineOperand]:
     kinds = operation.results + operation.sources.replace("q", "").replace("v", "")
     if len(texts) != len(kinds):
         raise KernelError(f"{operation.name} has {len(texts)} operands and not {len(kinds)}")
@@ -213,23 +215,23 @@ def _fitting(operation: Operation, texts: Sequence[str]) -> list[Operand]:
 
 
 def _scalar(
-    operation: Operation, texts: Sequence[str], modifiers: Mapping[str, str], number: int
-) -> _Record:
+    operation: MachineOperation, texts: Sequence[str], modifiers: Mapping[str, str], number: int
+) -> _MachineRecord:
     if modifiers:
         raise KernelError(f"the modifier {next(iter(modifiers))} is not emulated here")
     found = _fitting(operation, texts)
     if any(one.kind == "vector" or one.modifiers for one in found):
         raise KernelError("a scalar instruction cannot read a vector register")
-    return _Record(number, found, [])
+    return _MachineRecord(number, found, [])
 
 
 def _vector(
-    operation: Operation,
+    operation: MachineOperation,
     mnemonic: str,
     texts: Sequence[str],
     modifiers: Mapping[str, str],
     number: int,
-) -> _Record:
+) -> _MachineRecord:
     if operation.section == "VOP3P":
         return _packed(operation, texts, modifiers, number)
     found = _fitting(operation, texts)
@@ -249,12 +251,12 @@ def _vector(
         aux[0] = int(modifiers.get("bitop3", "0"), 0)
     elif "bitop3" in modifiers:
         raise KernelError("the modifier bitop3 is not emulated here")
-    return _Record(number, found, aux, flags)
+    return _MachineRecord(number, found, aux, flags)
 
 
 def _packed(
-    operation: Operation, texts: Sequence[str], modifiers: Mapping[str, str], number: int
-) -> _Record:
+    operation: MachineOperation, texts: Sequence[str], modifiers: Mapping[str, str], number: int
+) -> _MachineRecord:
     pairs = operation.results == "f"
     kind = operation.sources[0]
     found = [parse_operand(text, kind) for text in texts]
@@ -266,17 +268,17 @@ def _packed(
             raise KernelError("the high half of a constant is not defined")
         if registers_of(one) not in (0, 2 if pairs else 1):
             raise KernelError(f"the operand {texts[index + 1]} has the wrong size")
-    return _Record(number, found, [0, 0, selection])
+    return _MachineRecord(number, found, [0, 0, selection])
 
 
 @dataclass(frozen=True, slots=True)
-class _Metadata:
+class _KernelMetadata:
     name: str
     arguments: tuple[KernelArgument, ...]
     numbers: Mapping[str, int]
 
 
-def _metadata(text: str) -> _Metadata:
+def _metadata(text: str) -> _KernelMetadata:
     """The kernel of the block `.amdgpu_metadata`."""
     _, _, rest = text.partition(".amdgpu_metadata")
     block, _, _ = rest.partition(".end_amdgpu_metadata")
@@ -298,12 +300,10 @@ def _metadata(text: str) -> _Metadata:
         raise KernelError(f"waves of {own.get('wavefront_size')} lanes are not emulated")
     try:
         listed = tuple(
-            KernelArgument(
-                offset=int(one["offset"]), size=int(one["size"]), kind=one["value_kind"]
-            )
+            KernelArgument(offset=int(one["offset"]), size=int(one["size"]), kind=one["value_kind"])
             for one in arguments
         )
     except (KeyError, ValueError) as error:
         raise KernelError("the description of the kernel's arguments is damaged") from error
     numbers = {key: int(value) for key, value in own.items() if value.isdecimal()}
-    return _Metadata(own["name"], listed, numbers)
+    return _KernelMetadata(own["name"], listed, numbers)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ratchet.errors import KernelError
-from ratchet.judge.emulator.operands import NO_OPERAND, Operand, parse_operand
+from ratchet.judge.emulator.operands import NO_OPERAND, MachineOperand, parse_operand
 
 DPP, SDWA, OUTPUT, HALVES, RETURNS, OFFEN, TO_LDS = 1, 2, 4, 8, 16, 32, 64
 """Flags of a record, as in machine.hpp."""
@@ -43,13 +43,11 @@ LDS_WRITES: Final = {
     "b8": (1, 0), "b16": (2, 0), "b32": (4, 0), "b64": (8, 0), "b96": (12, 0), "b128": (16, 0),
     "b8_d16_hi": (1, 3), "b16_d16_hi": (2, 3),
 }  # fmt: skip
-ATOMICS: Final = {
-    name: number
-    for number, name in enumerate(
-        "swap cmpswap add sub smin umin smax umax and or xor inc dec add_f32 add_f64 min_f64 "
-        "max_f64 pk_add_f16 pk_add_bf16 min_f32 max_f32".split()
-    )
-}
+_ATOMIC_NAMES: Final = (
+    "swap cmpswap add sub smin umin smax umax and or xor inc dec add_f32 add_f64 min_f64 "
+    "max_f64 pk_add_f16 pk_add_bf16 min_f32 max_f32 "
+)
+ATOMICS: Final = {name: number for number, name in enumerate(_ATOMIC_NAMES.split())}
 LDS_ATOMICS: Final = {
     "add_u": "add", "sub_u": "sub", "inc_u": "inc", "dec_u": "dec", "min_i": "smin",
     "max_i": "smax", "min_u": "umin", "max_u": "umax", "and_b": "and", "or_b": "or",
@@ -78,18 +76,18 @@ SCALAR_RESULTS: Final = ("v_readfirstlane_b32", "v_readlane_b32")
 
 
 @dataclass(slots=True)
-class Form:
+class MachineForm:
     """A record's parts; `operation` is a name of `source.MACHINE_OPERATIONS`."""
 
     operation: str
-    operands: list[Operand]
+    operands: list[MachineOperand]
     aux: list[int] = field(default_factory=list)
     flags: int = 0
 
 
 def special(
     name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
-) -> Form | None:
+) -> MachineForm | None:
     """The form of an instruction that is not in the table; None where it should be there."""
     if name in LANE_FORMS:
         return _lanes(name, texts, modifiers)
@@ -106,7 +104,7 @@ def special(
     return None
 
 
-def _lanes(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> Form:
+def _lanes(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> MachineForm:
     _only(modifiers, ())
     if len(texts) != LANE_FORMS[name]:
         raise KernelError(f"{name} has {len(texts)} operands")
@@ -120,10 +118,12 @@ def _lanes(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> For
         is_vector = name not in ("v_writelane_b32", "v_readfirstlane_b32")
         if is_vector and operands[1].kind != "vector":
             raise KernelError(f"the operand {texts[1]} is no vector register")
-    return Form(name, operands)
+    return MachineForm(name, operands)
 
 
-def _matrix(name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str) -> Form:
+def _matrix(
+    name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
+) -> MachineForm:
     _only(modifiers, ())
     found = MFMA.match(name)
     if found is None:
@@ -148,10 +148,10 @@ def _matrix(name: str, texts: Sequence[str], modifiers: Mapping[str, str], targe
         raise KernelError(f"the operand {text} has not {count} vector registers")
     shift = OCP if kind == "fp8" and target == "gfx950" else 0
     types = [MFMA_TYPES[first] + shift, MFMA_TYPES[second or first] + shift]
-    return Form("mfma", operands, [int(size), inner, *types, int(found[1] == "i32")])
+    return MachineForm("mfma", operands, [int(size), inner, *types, int(found[1] == "i32")])
 
 
-def _mixed(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> Form:
+def _mixed(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> MachineForm:
     """Operands with a selection of halves of their own."""
     moves = name == "v_pk_mov_b32"
     signs = [bool(re.match(r"^-[^\d]", text)) for text in texts]
@@ -170,10 +170,10 @@ def _mixed(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> For
                 raise KernelError("an f16 constant is not emulated here")
     for index in range(count):
         chosen |= signs[index + 1] << (16 + index) | sizes[index + 1] << (24 + index)
-    return Form(name, operands, [0, 0, chosen])
+    return MachineForm(name, operands, [0, 0, chosen])
 
 
-def _scalar_load(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> Form:
+def _scalar_load(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> MachineForm:
     _only(modifiers, ("offset", *CACHE_HINTS))
     found = re.match(r"^(s_load|s_buffer_load)_dword(?:x(\d+))?$", name)
     if found is None or len(texts) not in (2, 3):
@@ -191,10 +191,12 @@ def _scalar_load(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) 
         immediate, offset = offset.value & 0x1FFFFF, NO_OPERAND
         if immediate >> 20:
             immediate -= 1 << 21
-    return Form(found[1], [result, base, offset], [immediate, 0, 4 * count])
+    return MachineForm(found[1], [result, base, offset], [immediate, 0, 4 * count])
 
 
-def _lds(name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str) -> Form | None:
+def _lds(
+    name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
+) -> MachineForm | None:
     operands = [parse_operand(text, "u") for text in texts]
     if any(one.kind != "vector" or one.modifiers for one in operands):
         raise KernelError("the operands of an LDS instruction are vector registers")
@@ -202,28 +204,28 @@ def _lds(name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: 
         _only(modifiers, ("offset",))
         swizzled = name == "ds_swizzle_b32"
         given = modifiers.get("offset", "0")
-        return Form(name, operands, [_swizzle(given) if swizzled else int(given, 0)])
+        return MachineForm(name, operands, [_swizzle(given) if swizzled else int(given, 0)])
     if name == "ds_read_b64_tr_b16" and target == "gfx950":
         _only(modifiers, ("offset",))
-        return Form(name, operands, [_number(modifiers, "offset"), 0, 8])
+        return MachineForm(name, operands, [_number(modifiers, "offset"), 0, 8])
     if found := re.match(r"^ds_(read|write)2(st64)?_b(32|64)$", name):
         _only(modifiers, ("offset0", "offset1"))
         size = int(found[3]) // 8
         unit = size * (64 if found[2] else 1)
         offsets = [unit * _number(modifiers, key) for key in ("offset0", "offset1")]
-        return Form(f"ds_{found[1]}2", operands, [*offsets, size])
+        return MachineForm(f"ds_{found[1]}2", operands, [*offsets, size])
     _only(modifiers, ("offset",))
     offset = _number(modifiers, "offset")
     if name.startswith("ds_read_") and name[8:] in LDS_READS:
         size, form = LDS_READS[name[8:]]
-        return Form("ds_load", _sized(operands, 2, size), [offset, 0, size, form])
+        return MachineForm("ds_load", _sized(operands, 2, size), [offset, 0, size, form])
     if name.startswith("ds_write_") and name[9:] in LDS_WRITES:
         size, form = LDS_WRITES[name[9:]]
-        return Form("ds_store", _sized(operands[::-1], 2, size), [offset, 0, size, form])
+        return MachineForm("ds_store", _sized(operands[::-1], 2, size), [offset, 0, size, form])
     return _lds_atomic(name, operands, offset)
 
 
-def _lds_atomic(name: str, operands: list[Operand], offset: int) -> Form | None:
+def _lds_atomic(name: str, operands: list[MachineOperand], offset: int) -> MachineForm | None:
     found = re.match(r"^ds_(\w+?)(_rtn)?_(u|i|b|f|bf)(16|32|64)$", name)
     kind = LDS_ATOMICS.get(f"{found[1]}_{found[3]}") if found else None
     if found is None or kind is None:
@@ -237,12 +239,12 @@ def _lds_atomic(name: str, operands: list[Operand], offset: int) -> Form | None:
     result = operands[0] if found[2] else NO_OPERAND
     parts = [result, rest[0], NO_OPERAND, NO_OPERAND, *rest[1:]]
     aux = [offset, 0, size, 0, 0, ATOMICS[kind]]
-    return Form("ds_atomic", parts, aux, RETURNS if found[2] else 0)
+    return MachineForm("ds_atomic", parts, aux, RETURNS if found[2] else 0)
 
 
 def _memory(
     space: str, verb: str, kind: str, texts: Sequence[str], modifiers: Mapping[str, str]
-) -> Form | None:
+) -> MachineForm | None:
     is_buffer = space == "buffer"
     _only(modifiers, ("offset", *CACHE_HINTS, *(("offen", "lds") if is_buffer else ())))
     to_lds = "lds" in modifiers or kind.startswith("lds_")
@@ -275,18 +277,18 @@ def _memory(
         _sized(operands, wanted, size)
     elif len(operands) != wanted:
         raise KernelError("the number of operands is not as expected")
-    return Form(f"{name}_{verb}", operands, [offset, 0, size, form], flags)
+    return MachineForm(f"{name}_{verb}", operands, [offset, 0, size, form], flags)
 
 
 def _atomic(
     name: str,
     space: str,
     kind: str,
-    operands: list[Operand],
+    operands: list[MachineOperand],
     modifiers: Mapping[str, str],
     flags: int,
     offset: int,
-) -> Form | None:
+) -> MachineForm | None:
     is_wide = kind.endswith("_x2") or kind.endswith("f64")
     what = ATOMICS.get(kind.removesuffix("_x2"))
     if what is None or name == "scratch":
@@ -302,10 +304,10 @@ def _atomic(
     if len(place) != 3:
         raise KernelError("the number of operands is not as expected")
     aux = [offset, 0, 8 if is_wide else 4, 0, 0, what]
-    return Form(f"{name}_atomic", [result, *place, data], aux, flags | (RETURNS * returns))
+    return MachineForm(f"{name}_atomic", [result, *place, data], aux, flags | (RETURNS * returns))
 
 
-def _sized(operands: list[Operand], count: int, size: int) -> list[Operand]:
+def _sized(operands: list[MachineOperand], count: int, size: int) -> list[MachineOperand]:
     """The operands, if there are as many, and the first is as many registers as the bytes need."""
     if len(operands) != count:
         raise KernelError("the number of operands is not as expected")
@@ -377,7 +379,7 @@ def _list(text: str, count: int) -> list[int]:
 
 def _swizzle(text: str) -> int:
     """The pattern of ds_swizzle_b32 (section "LDS & GDS instructions"), or its symbolic form."""
-    found = re.match(r'^swizzle\((\w+),(.*)\)$', text)
+    found = re.match(r"^swizzle\((\w+),(.*)\)$", text)
     if found is None:
         return int(text, 0)
     kind, rest = found[1], found[2].replace('"', "")

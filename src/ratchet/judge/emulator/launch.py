@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ratchet.errors import KernelError
-from ratchet.judge.emulator.decode import WAVE, DecodedKernel, KernelArgument
+from ratchet.judge.emulator.decode import DecodedKernel, KernelArgument
 
 INSTRUCTION_LIMIT: Final = 2_000_000_000
 """Wave instructions of one launch."""
@@ -32,7 +32,7 @@ ZERO_KINDS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class LaunchMemory:
     """A stretch of memory that a launch may touch."""
 
     address: int
@@ -40,7 +40,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class LaunchValue:
     """An argument as it was given: a pointer or a number, and the type that Triton calls it."""
 
     kind: str
@@ -57,22 +57,25 @@ class LaunchCounts:
     lanes: dict[str, int]
     """Lanes that were on, summed over these."""
     bytes: int
+    """Read and written in tensors, by every lane that did."""
+    stored_bytes: int
+    """Of these, written."""
     lines_64: int
     lines_128: int
     lds_conflicts: int
 
 
-class _Range(ctypes.Structure):
+class _MachineRange(ctypes.Structure):
     _fields_ = (("first", ctypes.c_uint64), ("size", ctypes.c_uint64))
 
 
-class _Launch(ctypes.Structure):
+class _MachineLaunch(ctypes.Structure):
     """As `Launch` in machine.hpp."""
 
     _fields_ = (
         ("code", ctypes.c_char_p),
         ("length", ctypes.c_uint64),
-        ("ranges", ctypes.POINTER(_Range)),
+        ("ranges", ctypes.POINTER(_MachineRange)),
         ("range_count", ctypes.c_uint64),
         ("kernarg", ctypes.c_uint64),
         ("kernarg_size", ctypes.c_uint64),
@@ -93,6 +96,7 @@ class _Launch(ctypes.Structure):
         ("lines64", ctypes.c_uint64),
         ("lines128", ctypes.c_uint64),
         ("bytes", ctypes.c_uint64),
+        ("stored", ctypes.c_uint64),
     )
 
 
@@ -110,21 +114,23 @@ class Emulator:
         grid: Sequence[int],
         threads: int,
         shared_bytes: int,
-        values: Sequence[Value],
-        memories: Sequence[Memory],
+        values: Sequence[LaunchValue],
+        memories: Sequence[LaunchMemory],
         limit: int = INSTRUCTION_LIMIT,
     ) -> LaunchCounts:
         """Execute every workgroup; KernelError with the source line of a fault."""
         lds_bytes = check_launch(kernel, grid, threads, shared_bytes)
         arguments = packed_arguments(kernel, values, grid, threads)
         buffer = ctypes.create_string_buffer(arguments + bytes(SLACK_BYTES))
-        own = Memory(ctypes.addressof(buffer), len(arguments) + SLACK_BYTES)
+        own = LaunchMemory(ctypes.addressof(buffer), len(arguments) + SLACK_BYTES)
         joined = _joined([*memories, own])
-        ranges = (_Range * len(joined))(*((one.address, one.size) for one in joined))
+        ranges = (_MachineRange * len(joined))(
+            *(_MachineRange(one.address, one.size) for one in joined)
+        )
         length = len(kernel.mnemonics)
         counts, lanes = (ctypes.c_uint64 * length)(), (ctypes.c_uint64 * length)()
         user = kernel.directives
-        launch = _Launch(
+        launch = _MachineLaunch(
             code=kernel.code,
             length=length,
             ranges=ranges,
@@ -157,6 +163,7 @@ class Emulator:
             by_mnemonic=_summed(kernel, counts),
             lanes=_summed(kernel, lanes),
             bytes=launch.bytes,
+            stored_bytes=launch.stored,
             lines_64=launch.lines64,
             lines_128=launch.lines128,
             lds_conflicts=launch.conflicts,
@@ -187,7 +194,7 @@ def check_launch(
 
 
 def packed_arguments(
-    kernel: DecodedKernel, values: Sequence[Value], grid: Sequence[int], threads: int
+    kernel: DecodedKernel, values: Sequence[LaunchValue], grid: Sequence[int], threads: int
 ) -> bytes:
     """The argument memory, hidden arguments among it, by the kernel's own description."""
     memory = bytearray(max(kernel.argument_bytes, 1))
@@ -205,7 +212,7 @@ def packed_arguments(
     return bytes(memory)
 
 
-def _packed(given: Value, one: KernelArgument) -> bytes:
+def _packed(given: LaunchValue, one: KernelArgument) -> bytes:
     value, kind = given.value, given.kind
     try:
         if isinstance(value, float) or kind in PACKS or kind == "bf16":
@@ -232,14 +239,14 @@ def _hidden(one: KernelArgument, grid: Sequence[int], threads: int) -> bytes:
     return known.get(one.kind, 0).to_bytes(one.size, "little")
 
 
-def _joined(memories: Sequence[Memory]) -> list[Memory]:
+def _joined(memories: Sequence[LaunchMemory]) -> list[LaunchMemory]:
     """The stretches in order, overlapping ones as one."""
-    found: list[Memory] = []
+    found: list[LaunchMemory] = []
     for one in sorted(memories, key=lambda memory: memory.address):
         if found and one.address < found[-1].address + found[-1].size:
             last = found.pop()
             end = max(last.address + last.size, one.address + one.size)
-            one = Memory(last.address, end - last.address)
+            one = LaunchMemory(last.address, end - last.address)
         if one.size:
             found.append(one)
     return found

@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ratchet.errors import KernelError
 from ratchet.judge.emulator.decode import DecodedKernel, decode
-from ratchet.judge.emulator.launch import Emulator, LaunchCounts, Memory, Value
+from ratchet.judge.emulator.launch import Emulator, LaunchCounts, LaunchMemory, LaunchValue
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
 from ratchet.judge.workers.candidate.triton_source import load_source
-
 
 EMULATOR = "RATCHET_EMULATOR"
 """As in `with_torch`, which this module cannot import: it confines its process."""
 MOST_TOLD = 4096
 """Storages whose addresses are remembered, the last ones."""
+
+
+ELEMENT_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmulatedLaunch:
+    """One launch that was executed."""
+
+    name: str
+    programs: int
+    stored_elements: int
+    """At most: counted in the smallest type that the kernel has pointers to."""
+    counts: LaunchCounts
 
 
 class _ToldAddresses:
@@ -46,11 +62,11 @@ class _ToldAddresses:
                     del self._storages[next(iter(self._storages))]
             return plain(tensor)
 
-        torch.Tensor.data_ptr = noted  # type: ignore[method-assign]
+        torch.Tensor.data_ptr = noted  # type: ignore[assignment, method-assign]
 
-    def memories(self) -> list[Memory]:
+    def memories(self) -> list[LaunchMemory]:
         """Their memory."""
-        return [Memory(at, storage.nbytes()) for at, storage in self._storages.items()]
+        return [LaunchMemory(at, storage.nbytes()) for at, storage in self._storages.items()]
 
 
 class EmulatorDriver(FakeDriver):
@@ -61,12 +77,10 @@ class EmulatorDriver(FakeDriver):
         super().__init__(ARCHITECTURES[target], units=1, compiled=CompiledTexts())
         self.emulator = Emulator(library)
         self.told = _ToldAddresses(path)
-        self.counts: list[tuple[str, LaunchCounts]] = []
-        """Of the launches since they were last taken."""
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
         """Return what Triton makes once for each compiled kernel."""
-        return _EmulatedLauncher(self, source, metadata)
+        return EmulatedLauncher(self, source, metadata)
 
     def benchmark(
         self, call: Callable[[], Any], *_: Any, quantiles: Any = None, **__: Any
@@ -81,7 +95,7 @@ class EmulatorDriver(FakeDriver):
         return torch.device("cpu")
 
 
-class _EmulatedLauncher:
+class EmulatedLauncher:
     """Called in place of a launch."""
 
     def __init__(self, driver: EmulatorDriver, source: Any, metadata: Any) -> None:
@@ -89,6 +103,12 @@ class _EmulatedLauncher:
         self._kinds = [str(kind) for kind in source.signature.values()]
         self._threads = int(metadata.num_warps) * driver.architecture.wavefront_size
         self._shared = int(metadata.shared)
+        sizes = [
+            ELEMENT_BYTES.get("".join(re.findall(r"\d+$", kind)), 1)
+            for kind in self._kinds
+            if kind.startswith("*")
+        ]
+        self._element_bytes = min(sizes, default=1)
         text = driver.compiled.of(metadata.hash).get("amdgcn", "")
         self._kernel = functools.cache(lambda: decode(text))
         if int(getattr(metadata, "global_scratch_size", 0) or 0):
@@ -96,6 +116,10 @@ class _EmulatedLauncher:
 
     def __call__(self, *given: Any) -> None:
         """grid x, y, z, stream, function, packed metadata, launch metadata, two hooks, arguments"""
+        self.run(*given)
+
+    def run(self, *given: Any) -> EmulatedLaunch:
+        """Execute the launch; a census of what a kernel does takes its place for a while."""
         kernel: DecodedKernel = self._kernel()
         values, memories = [], self._driver.told.memories()
         for value, kind in zip(given[9:], self._kinds, strict=False):
@@ -103,23 +127,29 @@ class _EmulatedLauncher:
                 continue
             if hasattr(value, "untyped_storage"):
                 storage = value.untyped_storage()
-                memories.append(Memory(storage.data_ptr(), storage.nbytes()))
-                values.append(Value(kind, value.data_ptr()))
+                memories.append(LaunchMemory(storage.data_ptr(), storage.nbytes()))
+                values.append(LaunchValue(kind, value.data_ptr()))
             elif isinstance(value, (bool, int, float)):
-                values.append(Value(kind, value))
+                values.append(LaunchValue(kind, value))
             elif value is None:
-                values.append(Value(kind, 0))
+                values.append(LaunchValue(kind, 0))
             else:
                 raise KernelError(f"an argument of type {type(value).__name__} is not emulated")
+        grid = [int(size) for size in given[:3]]
         counts = self._driver.emulator.run(
             kernel,
-            grid=[int(size) for size in given[:3]],
+            grid=grid,
             threads=self._threads,
             shared_bytes=self._shared,
             values=values,
             memories=memories,
         )
-        self._driver.counts.append((kernel.name, counts))
+        return EmulatedLaunch(
+            name=kernel.name,
+            programs=math.prod(grid),
+            stored_elements=counts.stored_bytes // self._element_bytes,
+            counts=counts,
+        )
 
 
 def load_emulated(

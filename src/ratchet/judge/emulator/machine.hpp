@@ -28,7 +28,7 @@ struct Launch {
     const Instruction* code; u64 length; const Range* ranges; u64 range_count;
     u64 kernarg, kernarg_size, limit; u32 grid[3]; u32 threads, lds_bytes, scratch_bytes;
     u32 kernarg_sgpr, preload_sgprs, preload_offset, group_sgpr, group_ids, registers;
-    u64 *counts, *lanes; u64 conflicts, lines64, lines128, bytes;
+    u64 *counts, *lanes; u64 conflicts, lines64, lines128, bytes, stored;
 };
 struct Fault { char text[200]; };
 template <class... T> [[noreturn]] void fail(const char* form, T... given) {
@@ -412,7 +412,7 @@ template <Space S> void load(W& w, const In& in) {
         for (int i = 0; i < registers; i++) out[i][l] = x[i];
     }
     if (in.flags & TO_LDS) {
-        for (int l = 0; l < LANES; l++) if (exec >> l & 1) { u32 x[4]; for (int i = 0; i < 4; i++) x[i] = out[i][l]; memcpy(w.m->shared(u64(w.s[M0]) + u32(in.aux[0]) * (S == GLOBAL) + u64(l) * size, size), x, size); }
+        for (int l = 0; l < LANES; l++) if (exec >> l & 1) { u32 x[4]; for (int i = 0; i < 4; i++) x[i] = out[i][l]; memcpy(w.m->shared(u64(w.s[M0]) + u32(in.aux[0]) + u64(l) * size, size), x, size); }
         return;
     }
     u32* d = w.v[in.o[0].number];
@@ -422,6 +422,7 @@ template <Space S> void load(W& w, const In& in) {
 template <Space S> void store(W& w, const In& in) {
     u64 at[LANES]; u32 size = in.aux[2]; const Operand& data = in.o[0]; u64 mask = addresses<S>(w, in, at, size);
     count_access<S>(w, in, at, mask, size);
+    if (S == BUFFER || S == GLOBAL) w.launch->stored += u64(__builtin_popcountll(mask)) * size;
     for (int l = 0; l < LANES; l++) {
         if (!(mask >> l & 1)) continue;
         u32 x[4]; for (u32 i = 0; i < (size + 3) / 4; i++) x[i] = w.v[data.number + i][l];
@@ -479,6 +480,7 @@ template <class U, class I> U changed(int what, U old, U x, U compare) {
 template <Space S> void atomic(W& w, const In& in) {
     u64 at[LANES]; u32 size = in.aux[2]; u64 exec = w.exec(), mask = addresses<S>(w, in, at, size); int what = in.aux[5];
     count_access<S>(w, in, at, mask, size);
+    if (S != LDS) w.launch->stored += u64(__builtin_popcountll(mask)) * size;
     u32 out[2][LANES] = {}; int data = in.o[4].number, each = size / 4;
     auto value = [&](int r, int l) { u64 x = w.v[r][l]; return size == 8 ? x | u64(w.v[r + 1][l]) << 32 : x; };
     for (int l = 0; l < LANES; l++) {

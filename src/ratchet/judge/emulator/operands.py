@@ -27,7 +27,7 @@ Kind = Literal["none", "vector", "scalar", "constant", "bit"]
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class MachineOperand:
     """One operand, as a record holds it."""
 
     kind: Kind
@@ -43,15 +43,15 @@ class Operand:
         return KINDS[self.kind], self.modifiers, self.number, low, high
 
 
-NO_OPERAND: Final = Operand("none")
+NO_OPERAND: Final = MachineOperand("none")
 
 
-def registers_of(one: Operand) -> int:
+def registers_of(one: MachineOperand) -> int:
     """How many registers it names; 0 for a constant."""
     return one.registers
 
 
-def parse_operand(text: str, kind: str) -> Operand:
+def parse_operand(text: str, kind: str) -> MachineOperand:
     """The operand of a text; `kind` is a letter of the table and decides what a constant means."""
     modifiers = 0
     if text.startswith("-") and not re.match(r"^-(\d|0x)", text):
@@ -62,19 +62,19 @@ def parse_operand(text: str, kind: str) -> Operand:
         modifiers, text = modifiers | SIGNED, found[1]
     register = parse_register(text)
     if register is not None:
-        return Operand(register.kind, register.number, register.registers, modifiers)
+        return MachineOperand(register.kind, register.number, register.registers, modifiers)
     if text in BITS:
-        return Operand("bit", BITS[text], 0, modifiers)
+        return MachineOperand("bit", BITS[text], 0, modifiers)
     if text == "off":
         return NO_OPERAND
-    return Operand("constant", 0, 0, modifiers, constant_bits(text, kind))
+    return MachineOperand("constant", 0, 0, modifiers, constant_bits(text, kind))
 
 
-def parse_register(text: str) -> Operand | None:
+def parse_register(text: str) -> MachineOperand | None:
     """A register or several; None where the text is something else."""
     if text in NAMED:
         number, count = NAMED[text]
-        return Operand("scalar", number, count)
+        return MachineOperand("scalar", number, count)
     found = REGISTER.match(text)
     if found is None:
         return None
@@ -83,9 +83,11 @@ def parse_register(text: str) -> Operand | None:
     if last < first or last >= LIMITS[found[1]]:
         raise KernelError(f"the register {text} does not exist")
     if found[1] == "s":
-        return Operand("scalar", first, last - first + 1)
+        return MachineOperand("scalar", first, last - first + 1)
     first += ACCUMULATION if found[1] == "a" else 0
-    return Operand("vector", first, last - first + 1 + (ACCUMULATION if found[1] == "a" else 0))
+    return MachineOperand(
+        "vector", first, last - first + 1 + (ACCUMULATION if found[1] == "a" else 0)
+    )
 
 
 def constant_bits(text: str, kind: str) -> int:

@@ -14,6 +14,7 @@ result `r`, or it is a statement that assigns `r` and, where there is one, the m
 operations also assign `scc` where the manual says so.
 """
 
+# ruff: noqa: E501  an operation stands on one line
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class MachineOperation:
     """One mnemonic without its encoding's suffix."""
 
     name: str
@@ -373,40 +374,41 @@ TYPES: Final = {
 }  # fmt: skip
 """Kinds of operands by the ending of a comparison."""
 FLOAT_COMPARISONS: Final = {
-    "lt": "a < b", "eq": "a == b", "le": "a <= b", "gt": "a > b", "lg": "a < b | a > b",
-    "ge": "a >= b", "o": "a == a & b == b", "u": "a != a | b != b", "nge": "!(a >= b)",
-    "nlg": "!(a < b | a > b)", "ngt": "!(a > b)", "nle": "!(a <= b)", "neq": "!(a == b)",
+    "lt": "a < b", "eq": "a == b", "le": "a <= b", "gt": "a > b", "lg": "(a < b) | (a > b)",
+    "ge": "a >= b", "o": "(a == a) & (b == b)", "u": "(a != a) | (b != b)", "nge": "!(a >= b)",
+    "nlg": "!((a < b) | (a > b))", "ngt": "!(a > b)", "nle": "!(a <= b)", "neq": "!(a == b)",
     "nlt": "!(a < b)",
 }  # fmt: skip
 INTEGER_COMPARISONS: Final = {
     "lt": "a < b", "eq": "a == b", "le": "a <= b", "gt": "a > b", "ne": "a != b", "ge": "a >= b",
 }  # fmt: skip
-NOTHING: Final = frozenset(
-    (
-        "s_nop s_waitcnt s_setprio s_sleep s_inst_prefetch s_icache_inv s_dcache_inv s_dcache_wb "
-        "buffer_wbl2 buffer_inv s_set_gpr_idx_off s_sethalt s_ttracedata"
-    ).split()
+_WITHOUT_EFFECT: Final = (
+    "s_nop s_waitcnt s_setprio s_sleep s_inst_prefetch s_icache_inv s_dcache_inv s_dcache_wb "
+    "buffer_wbl2 buffer_inv s_set_gpr_idx_off s_sethalt s_ttracedata "
 )
+NOTHING: Final = frozenset(_WITHOUT_EFFECT.split())
 """Instructions that change no value: every access is done before the next instruction begins."""
 
 
-def read(tables: dict[str, str]) -> Iterator[Operation]:
+def read(tables: dict[str, str]) -> Iterator[MachineOperation]:
     """The operations of a table's text."""
     for section, text in tables.items():
         for line in text.strip().splitlines():
             name, form, expression = (part.strip() for part in line.split("|", 2))
             results, _, sources = form.partition(":")
-            yield Operation(name, results, sources, expression, section)
+            yield MachineOperation(name, results, sources, expression, section)
 
 
-def comparisons() -> Iterator[Operation]:
+def comparisons() -> Iterator[MachineOperation]:
     """Every `v_cmp` and `v_cmpx`: section VOPC."""
     for ending, kind in TYPES.items():
         found = FLOAT_COMPARISONS if ending.startswith("f") else INTEGER_COMPARISONS
         for name, expression in found.items():
             for prefix in ("v_cmp", "v_cmpx"):
-                yield Operation(f"{prefix}_{name}_{ending}", "m", kind * 2, expression, "VOPC")
+                yield MachineOperation(
+                    f"{prefix}_{name}_{ending}", "m", kind * 2, expression, "VOPC"
+                )
     for ending, kind in (("f32", "f"), ("f16", "h"), ("f64", "D")):
         form = f"{kind}{'w' if kind == 'h' else 'u'}"
         test = "class_of_half(a, b)" if kind == "h" else "class_of(a, b)"
-        yield Operation(f"v_cmp_class_{ending}", "m", form, test, "VOPC")
+        yield MachineOperation(f"v_cmp_class_{ending}", "m", form, test, "VOPC")

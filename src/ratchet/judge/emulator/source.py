@@ -1,4 +1,4 @@
-"""The C++ of the emulator: the machine, a function for each operation of the table, and the loop."""
+"""The C++ of the emulator: the machine, a function for each operation, and the loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from ratchet.judge.emulator import operations
-from ratchet.judge.emulator.operations import Operation
+from ratchet.judge.emulator.operations import MachineOperation
 
 MACHINE: Final = Path(__file__).parent / "machine.hpp"
 RUN: Final = Path(__file__).parent / "run.hpp"
@@ -17,31 +17,29 @@ NUMBERS: Final = {
 }  # fmt: skip
 """C++ types that expressions are written in, by the kind of an operand."""
 SPACES: Final = {"buffer": "BUFFER", "global": "GLOBAL", "scratch": "SCRATCH", "ds": "LDS"}
+_OTHERS: Final = (
+    "s_load s_buffer_load ds_read2 ds_write2 ds_read_b64_tr_b16 ds_bpermute_b32 "
+    "ds_permute_b32 ds_swizzle_b32 mfma nothing v_readfirstlane_b32 v_readlane_b32 "
+    "v_writelane_b32 v_swap_b32 v_permlane16_swap_b32 v_permlane32_swap_b32 v_fma_mix_f32 "
+    "v_fma_mixlo_f16 v_fma_mixhi_f16 v_pk_mov_b32 s_branch s_cbranch_scc0 s_cbranch_scc1 "
+    "s_cbranch_vccz s_cbranch_vccnz s_cbranch_execz s_cbranch_execnz s_endpgm s_barrier "
+    "s_trap "
+)
 MACHINE_OPERATIONS: Final = {
     **{
         f"{space}_{verb}": f"{verb}<{name}>"
         for space, name in SPACES.items()
         for verb in ("load", "store", "atomic")
     },
-    **{
-        name: name
-        for name in (
-            "s_load s_buffer_load ds_read2 ds_write2 ds_read_b64_tr_b16 ds_bpermute_b32 "
-            "ds_permute_b32 ds_swizzle_b32 mfma nothing v_readfirstlane_b32 v_readlane_b32 "
-            "v_writelane_b32 v_swap_b32 v_permlane16_swap_b32 v_permlane32_swap_b32 v_fma_mix_f32 "
-            "v_fma_mixlo_f16 v_fma_mixhi_f16 v_pk_mov_b32 s_branch s_cbranch_scc0 s_cbranch_scc1 "
-            "s_cbranch_vccz s_cbranch_vccnz s_cbranch_execz s_cbranch_execnz s_endpgm s_barrier "
-            "s_trap"
-        ).split()
-    },
+    **{name: name for name in _OTHERS.split()},
 }
 """Functions of machine.hpp, by the names that decoded records call them."""
 
 
 @functools.cache
-def table() -> dict[str, Operation]:
+def table() -> dict[str, MachineOperation]:
     """Every operation that has an expression, by its mnemonic."""
-    found: dict[str, Operation] = {}
+    found: dict[str, MachineOperation] = {}
     for text in (operations.VECTOR, operations.PACKED, operations.SCALAR):
         found |= {one.name: one for one in operations.read(text)}
     return found | {one.name: one for one in operations.comparisons()}
@@ -58,11 +56,13 @@ def written() -> str:
     bodies = "\n".join(_function(one) for one in table().values())
     names = [*MACHINE_OPERATIONS.values(), *(f"of_{name}" for name in table())]
     entries = ",\n".join(names)
-    dispatch = f"using Function = void (*)(W&, const In&);\nconst Function FUNCTIONS[] = {{\n{entries}}};"
+    dispatch = (
+        f"using Function = void (*)(W&, const In&);\nconst Function FUNCTIONS[] = {{\n{entries}}};"
+    )
     return "\n".join((MACHINE.read_text(), bodies, dispatch, RUN.read_text()))
 
 
-def _function(one: Operation) -> str:
+def _function(one: MachineOperation) -> str:
     if one.name.startswith("s_"):
         return _scalar(one)
     return _packed(one) if one.section == "VOP3P" else _vector(one)
@@ -88,7 +88,7 @@ def _assigned(expression: str, result: str) -> str:
     return f"{expression};" if is_statement else f"{result} = {expression};"
 
 
-def _vector(one: Operation) -> str:
+def _vector(one: MachineOperation) -> str:
     kind = one.results[0] if one.results != "m" else ""
     has_mask = "m" in one.results
     before, lane = [], []
@@ -123,7 +123,7 @@ def _vector(one: Operation) -> str:
 
 
 def _vector_text(
-    one: Operation, before: list[str], lane: list[str], kind: str, has_mask: bool
+    one: MachineOperation, before: list[str], lane: list[str], kind: str, has_mask: bool
 ) -> str:
     after = []
     if has_mask:
@@ -165,19 +165,18 @@ def _vector_text(
     return f"static void of_{one.name}(W& w, const In& in) {{ {' '.join(parts)} }}"
 
 
-def _packed(one: Operation) -> str:
+def _packed(one: MachineOperation) -> str:
     """Two halves of 32 bits, in a register pair, or of 16 bits in one register."""
     kind = one.results
     wide = kind == "f"
-    before, low, high = [], [], []
+    before: list[str] = []
+    low: list[str] = []
+    high: list[str] = []
     for index, (name, source) in enumerate(zip("abc", one.sources, strict=False)):
         array = "u64" if wide else "u32"
-        place = f"in.o[{index + 1}]"
-        if wide:
-            give = f"vector64(w, in, {index + 1}, t{name})"
-        else:
-            give = f"whole(w, {place}, t{name})"
-        before.append(f"{array} t{name}[LANES]; const {array}* p{name} = {give};")
+        number = index + 1
+        give = f"vector64(w, in, {number}, t" if wide else f"whole(w, in.o[{number}], t"
+        before.append(f"{array} t{name}[LANES]; const {array}* p{name} = {give}{name});")
         bits = 32 if wide else 16
         sign = "0x80000000u" if wide else "0x8000u"
         for part, lanes, select, turn in (("low", low, 0, 16), ("high", high, 8, 24)):
@@ -211,7 +210,7 @@ def _packed(one: Operation) -> str:
     return f"static void of_{one.name}(W& w, const In& in) {{ {' '.join(before)} {loop} {keep} }}"
 
 
-def _scalar(one: Operation) -> str:
+def _scalar(one: MachineOperation) -> str:
     parts = ["u32 scc = w.scc; u64 exec = w.exec(); (void)exec;"]
     place = len(one.results)
     for name, kind in zip("abc", one.sources, strict=False):
@@ -222,7 +221,9 @@ def _scalar(one: Operation) -> str:
         kind = one.results
         wide = kind in "UI"
         old = "w.pair(in.o[0].number)" if wide else "w.s[in.o[0].number]"
-        parts.append(f"const {NUMBERS[kind]} d = {NUMBERS[kind]}({old}); (void)d; {NUMBERS[kind]} r;")
+        parts.append(
+            f"const {NUMBERS[kind]} d = {NUMBERS[kind]}({old}); (void)d; {NUMBERS[kind]} r;"
+        )
     parts.append(one.expression + "; w.scc = scc;")
     if "exec = " in one.expression:
         parts.append("w.set_pair(EXEC, exec);")

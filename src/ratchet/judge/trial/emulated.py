@@ -50,7 +50,9 @@ def right_on(target: str) -> Decided:
     """The answer on a kernel that passed every case: never more than `correct`."""
     detail = f"every launch ran as {target}'s machine code in the emulator; no GPU took part"
     evidence = (Evidence(check="emulated", passed=True, detail=detail),)
-    reason = f"right on every case as machine code of {target}, emulated; its speed was not measured"
+    reason = (
+        f"right on every case as machine code of {target}, emulated; its speed was not measured"
+    )
     return Decided("correct", reason, evidence)
 
 

@@ -166,7 +166,7 @@ class KernelTrial:
     def _check_small(
         self, reference: ReferenceProcess, kernel: Kernel | Decided, library: int | None
     ) -> Decided | None:
-        """See that a kernel is right on the small cases; what runs it is in `library`, if at all."""
+        """See that a kernel is right on the small cases; `library` may hold what runs it."""
         if isinstance(kernel, Decided):
             return kernel
         self.problem = small_cases(self.problem)
@@ -187,7 +187,11 @@ class KernelTrial:
             for stage in (self._check, self._watch_untimed):
                 outcome = stage(candidate, opened, places)
                 if isinstance(outcome, Decided):
-                    return outcome
+                    if self.target is None or outcome.status != "unmeasured":
+                        return outcome
+                    # Emulated work is too short to be looked at: then the census alone speaks.
+                    unseen = Evidence(check="own work, looks", passed=None, detail=outcome.reason)
+                    evidence.append(unseen)
                 evidence += outcome.evidence
         return None
 
