@@ -107,7 +107,7 @@ class RecordedCourt:
             found = {one.kernel_hash: _estimate(one) for one in answers}
         tried = [one for one in kernels if one.language in NOT_SCREENED]
         terms = Terms(
-            time_limit_s=min(time_limit_s, TRIED_S), device=device, targets=(static_rank.TARGET,)
+            time_limit_s=min(time_limit_s, TRIED_S), device=device, profiled=(static_rank.TARGET,)
         )
         for kernel, verdict in self._judge.try_out(tried, problem, terms):
             found[kernel.hash] = _tried(kernel, verdict)

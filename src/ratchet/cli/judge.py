@@ -112,6 +112,14 @@ def judge(
         ),
     ] = None,
     device: DeviceName = "auto",
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GFX",
+            help="Judge a Triton KERNEL by the machine code of gfx942 or gfx950, emulated on the "
+            "CPU: correct at best, never timed.",
+        ),
+    ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Judge a suite's kernels again; ignore the ledger.")
     ] = False,
@@ -128,7 +136,13 @@ def judge(
     1: any other verdict. 2: a mistake in the call.
     """
     from ratchet.judge.api import as_kernel, as_problem, check_texts
-    from ratchet.judge.options import parse_device, parse_scale, parse_tier, parse_time_limit_s
+    from ratchet.judge.options import (
+        parse_device,
+        parse_scale,
+        parse_target,
+        parse_tier,
+        parse_time_limit_s,
+    )
     from ratchet.kernels.suites import check_suite
 
     who = candidate or ("torch.compile" if kernelbench is not None else "library")
@@ -145,6 +159,9 @@ def judge(
         return show_problem(problem, language, scale=factor, limit_s=limit_s, as_json=as_json)
     _check_form(problem, kernel, suite, kernelbench)
     device = parse_device(device)
+    target = None if target is None else parse_target(target)
+    if target is not None and problem is None:
+        raise RatchetError("--target is for one PROBLEM KERNEL: leave it out with a suite")
     if problem is not None and candidate is not None:
         raise RatchetError("--candidate is for a suite: leave it out with PROBLEM KERNEL")
     if problem is None and own is not None:
@@ -166,7 +183,14 @@ def judge(
         tiers = None if sizes is None else (sizes,)
         asked = as_problem(problem, tiers=tiers, scale=factor, task=task, time_limit_s=limit_s)
         given = as_kernel(kernel, asked, entry=entry)
-        terms = Terms(time_limit_s=limit_s, against_compile=bool(against_compile), device=device)
+        if target is not None and given.language != "triton":
+            raise RatchetError(f"--target is for kernels in Triton: this is {given.language}")
+        terms = Terms(
+            time_limit_s=limit_s,
+            against_compile=bool(against_compile),
+            device=device,
+            target=target,
+        )
         with RecordedJudge(ledger) as court:
             judged = court.judge(given, asked, terms, spent_s=time.monotonic() - began)
             code = _report_one(judged, out, as_json)

@@ -14,6 +14,7 @@ from ratchet.judge.options import (
     Scale,
     parse_device,
     parse_scale,
+    parse_target,
     parse_task,
     parse_threads,
     parse_tier,
@@ -42,6 +43,7 @@ def judge(
     threads: int | None = None,
     seed: int | None = None,
     device: str = "auto",
+    target: str | None = None,
 ) -> Verdict:
     """Judge one kernel on one problem; nothing is stored.
 
@@ -53,7 +55,9 @@ def judge(
     `time_limit_s`, seconds or a text such as `5m`, is for reading a problem's file and judging
     together. `task` says whether the work must run in the kernel's own code, where it is not to be
     as the problem says. `device` is `cpu`, `cuda` or `cuda:N` (ROCm too): by default a kernel in
-    Triton takes a GPU where there is one, and every other the machine's cores.
+    Triton takes a GPU where there is one, and every other the machine's cores. `target`, which
+    is `gfx942` or `gfx950`, judges a kernel in Triton by that GPU's machine code, emulated; nothing
+    is timed then.
 
     Raises:
         RatchetError: a file that cannot be read or is not what it should be, an unknown name, a
@@ -64,6 +68,7 @@ def judge(
     began = time.monotonic()
     limit_s, device = parse_time_limit_s(time_limit_s), parse_device(device)
     threads = parse_threads(threads)
+    target = None if target is None else parse_target(target)
     tiers = None if tier is None else (parse_tier(tier),)
     check_texts(problem, kernel, entry=entry)
     asked = as_problem(problem, tiers=tiers, scale=scale, task=task, time_limit_s=limit_s)
@@ -77,6 +82,7 @@ def judge(
             seed=seed,
             against_compile=against_compile,
             device=device,
+            target=target,
         )
 
 

@@ -16,6 +16,8 @@ LANGUAGES: Final[tuple[Language, ...]] = ("cpp", "torch", "triton")
 """What can be judged at all."""
 WITH_TORCH: Final[tuple[Language, ...]] = ("torch", "triton")
 """Python's: their worker imports torch, and is the only one that can use a GPU."""
+EMULATED: Final = ("gfx942", "gfx950")
+"""Targets whose machine code the emulator executes."""
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -34,6 +36,11 @@ def parse_device(given: object) -> str:
     if not isinstance(given, str) or not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", given):
         raise RatchetError(f"no device {given!r}: use auto, cpu, cuda or cuda:N")
     return given
+
+
+def parse_target(given: object) -> str:
+    """An AMD GPU whose machine code can be emulated."""
+    return _one_of("target", given, EMULATED)
 
 
 def parse_scale(given: object) -> Scale:

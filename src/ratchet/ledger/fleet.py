@@ -26,7 +26,9 @@ class Terms:
     """`cpu`, `cuda` or `cuda:N`; by default Triton's kernels take a GPU where there is one."""
     among: int = 1
     """Verdicts that share one chance of a false answer: see `KernelJudge.judge`."""
-    targets: tuple[str, ...] = TARGETS
+    target: str | None = None
+    """A GPU whose machine code is emulated: `gfx942` or `gfx950`."""
+    profiled: tuple[str, ...] = TARGETS
     """AMD targets of the static profile of a kernel in Triton or HIP."""
 
 
@@ -138,5 +140,6 @@ def verdict_under(
         then=then,
         device=terms.device,
         among=terms.among,
-        targets=terms.targets,
+        target=terms.target,
+        profiled=terms.profiled,
     )

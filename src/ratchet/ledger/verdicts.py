@@ -89,7 +89,7 @@ class RecordedJudge:
 
     def fingerprint_for(self, kernel: Kernel, terms: Terms) -> Fingerprint:
         """Return the device that a kernel is judged on: a GPU's verdict is not this CPU's."""
-        if not may_use_gpu(kernel, terms.device):
+        if terms.target is not None or not may_use_gpu(kernel, terms.device):
             return self.fingerprint
         try:
             found = self.fleet.device(terms.device)
@@ -154,13 +154,14 @@ def _answers(status: str, trial: dict[str, Any], terms: Terms) -> bool:
     if status == "timed_out" and trial["time_limit_s"] < terms.time_limit_s:
         return False
     # Not kept before there was a choice. A stricter level than asked answers too.
-    trial = {"device": Terms().device, "among": 1, **trial}
+    trial = {"device": Terms().device, "among": 1, "target": None, **trial}
     if trial["among"] < terms.among:
         return False
     same = {
         "ratchet": __version__,
         "against_compile": terms.against_compile,
         "device": terms.device,
+        "target": terms.target,
     }
     return all(trial[name] == value for name, value in same.items())
 

@@ -38,11 +38,12 @@ SENT_SOURCES = (
     "ratchet.judge.workers.candidate.model_class",
     "ratchet.judge.workers.candidate.triton_source",
 )
+EMULATED = ("ratchet.judge.emulator.loading",)
 """What the sources import that the judge sends to a worker of Python's."""
 ROOTS = {
     CPP_WORKER: (CPP_WORKER,),
-    TORCH_WORKER: (TORCH_WORKER, *SENT_SOURCES),
-    ZYGOTE: (ZYGOTE, *SENT_SOURCES),
+    TORCH_WORKER: (TORCH_WORKER, *SENT_SOURCES, *EMULATED),
+    ZYGOTE: (ZYGOTE, *SENT_SOURCES, *EMULATED),
     CPP_ZYGOTE: (CPP_ZYGOTE,),
     PROFILE_WORKER: (PROFILE_WORKER, *SENT_SOURCES),
 }

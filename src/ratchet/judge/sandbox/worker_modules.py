@@ -58,6 +58,16 @@ _TRITON: Final = (
     "ratchet.judge.workers.candidate.interpreter_repairs",
     "ratchet.judge.workers.candidate.triton_source",
 )
+_EMULATED: Final = (
+    "ratchet.judge.emulator",
+    "ratchet.judge.emulator.decode",
+    "ratchet.judge.emulator.forms",
+    "ratchet.judge.emulator.launch",
+    "ratchet.judge.emulator.loading",
+    "ratchet.judge.emulator.operands",
+    "ratchet.judge.emulator.operations",
+    "ratchet.judge.emulator.source",
+)
 _MODEL: Final = (
     "ratchet.judge.workers.candidate.model_class",
     "ratchet.kernels.model_state",
@@ -65,6 +75,7 @@ _MODEL: Final = (
 _TORCH: Final = (
     *_CPP,
     *_TRITON,
+    *_EMULATED,
     *_MODEL,
     "ratchet.judge.workers.candidate.census",
     "ratchet.judge.workers.candidate.compilations",

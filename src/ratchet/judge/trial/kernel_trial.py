@@ -81,7 +81,8 @@ class KernelJudge:
         then: Kernel | None = None,
         device: str | Accelerator = "auto",
         among: int = 1,
-        targets: Sequence[str] = TARGETS,
+        profiled: Sequence[str] = TARGETS,
+        target: str | None = None,
     ) -> Verdict:
         """The verdict on `kernel` for `problem`, within about `time_limit_s` seconds.
 
@@ -95,8 +96,9 @@ class KernelJudge:
         is timed. `device` is `cpu`, `cuda` or `cuda:N` (ROCm too); `auto` takes a GPU for a kernel
         in Triton, where there is one. A caller that takes the best of several verdicts says of how
         many: `among` verdicts together are falsely `proven` no more often than one alone, as the
-        level of each is that much stricter (Bonferroni). `targets` are the AMD targets of a Triton
+        level of each is that much stricter (Bonferroni). `profiled` are the AMD targets of a Triton
         or HIP kernel's static profile.
+        `target` is an AMD GPU whose machine code is emulated here: see docs/emulator.md.
         """
         self._screener.forget_problem()  # the reference worker opens another
         secret = secrets.randbits(48) if seed is None else seed
@@ -112,7 +114,8 @@ class KernelJudge:
             then=then,
             shared=self._compilations,
             among=max(1, among),
-            targets=targets,
+            profiled=profiled,
+            target=target,
         )
         try:
             decided = self._decide(trial, device)
@@ -131,7 +134,7 @@ class KernelJudge:
         return trial.verdict(decided)
 
     def _decide(self, trial: KernelTrial, device: str | Accelerator) -> Decided:
-        accelerator = self._accelerator(trial.kernel, device)
+        accelerator = self._accelerator(trial.kernel, "cpu" if trial.target else device)
         if isinstance(accelerator, Decided):
             return accelerator
         trial.use(accelerator, self._zygote_for(trial.kernel, accelerator))

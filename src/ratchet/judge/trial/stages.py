@@ -24,6 +24,7 @@ from ratchet.judge.revision import revision
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.isolation import arm_environment, isolation_name
 from ratchet.judge.sandbox.zygote import CandidateZygote
+from ratchet.judge.trial.emulated import emulated, right_on, sealed_machine, without_blame_of
 from ratchet.judge.trial.interpreted import REASON, interpreted, small_cases, without_blame
 from ratchet.judge.trial.kernel_checks import OpenProblem, check_cases
 from ratchet.judge.trial.on_device import check_clocks, count_on_device
@@ -63,9 +64,12 @@ class KernelTrial:
         then: Kernel | None,
         shared: SharedCompilations,
         among: int = 1,
-        targets: Sequence[str] = TARGETS,
+        profiled: Sequence[str] = TARGETS,
+        target: str | None = None,
     ) -> None:
-        """`among` verdicts together are falsely `proven` no more often than one alone."""
+        """`target` is a GPU whose machine code is emulated.
+
+        `among` verdicts together are falsely `proven` no more often than one alone."""
         self.kernel = kernel
         self.problem = problem
         self.threads = threads
@@ -80,7 +84,8 @@ class KernelTrial:
         self.ahead, self.then = ahead, then
         self.shared = shared
         self.among = among
-        self.targets = targets
+        self.profiled = profiled
+        self.target = target
         self.accelerator: Accelerator | None = None
         self.zygote: CandidateZygote | None = None
         self.evidence += [Evidence(check="sizes", passed=True, detail=one) for one in problem.notes]
@@ -106,6 +111,8 @@ class KernelTrial:
                 f"{self.kernel.language.upper()} kernels are only inspected so far: "
                 "ratchet inspect PROBLEM KERNEL",
             )
+        if self.target is not None:
+            return self._emulate(reference, self.target)
         if self.kernel.language == "triton" and self.accelerator is None:
             return self._interpret(reference)
         with contextlib.ExitStack() as stack:
@@ -147,7 +154,23 @@ class KernelTrial:
 
     def _interpret(self, reference: ReferenceProcess) -> Decided:
         """Every case in Triton's interpreter; nothing is timed where there is no GPU."""
-        kernel = interpreted(self.kernel)
+        outcome = self._check_small(reference, interpreted(self.kernel), None)
+        return without_blame(outcome) if outcome else Decided("correct", REASON)
+
+    def _emulate(self, reference: ReferenceProcess, target: str) -> Decided:
+        """Every case as the machine code of a GPU that is not here; nothing is timed."""
+        with sealed_machine() as machine:
+            outcome = self._check_small(reference, emulated(self.kernel, target), machine)
+        if outcome is not None:
+            return without_blame_of(outcome, target)
+        right = right_on(target)
+        self.evidence += right.evidence
+        return right
+
+    def _check_small(
+        self, reference: ReferenceProcess, kernel: Kernel | Decided, library: int | None
+    ) -> Decided | None:
+        """See that a kernel is right on the small cases; `library` may hold what runs it."""
         if isinstance(kernel, Decided):
             return kernel
         self.problem = small_cases(self.problem)
@@ -155,19 +178,24 @@ class KernelTrial:
         opened = self._keep(self._open(reference))
         if isinstance(opened, Decided):
             return opened
-        outcome = self._keep(as_stage(partial(self._answer_untimed, opened)))
-        return without_blame(outcome) if outcome else Decided("correct", REASON)
+        return self._keep(as_stage(partial(self._answer_untimed, opened, library)))
 
-    def _answer_untimed(self, opened: OpenProblem, evidence: list[Evidence]) -> Decided | None:
+    def _answer_untimed(
+        self, opened: OpenProblem, library: int | None, evidence: list[Evidence]
+    ) -> Decided | None:
         with (
-            places_of(self.problem, self.kernel, None) as places,
+            places_of(self.problem, self.kernel, library) as places,
             self._launches(opened) as launches,
         ):
-            candidate = launches.load(None)
+            candidate = launches.load(library)
             for stage in (self._check, self._watch_untimed):
                 outcome = stage(candidate, opened, places)
                 if isinstance(outcome, Decided):
-                    return outcome
+                    if self.target is None or outcome.status != "unmeasured":
+                        return outcome
+                    # Emulated work is too short to be looked at: then the census alone speaks.
+                    unseen = Evidence(check="own work, looks", passed=None, detail=outcome.reason)
+                    evidence.append(unseen)
                 evidence += outcome.evidence
         return None
 
@@ -345,7 +373,7 @@ class KernelTrial:
             return None
         from ratchet.judge.static_profile.inspection import profile_in_verdict
 
-        return profile_in_verdict(self.kernel, self._given, self.targets, self.clock)
+        return profile_in_verdict(self.kernel, self._given, self.profiled, self.clock)
 
 
 def layout_seed(secret: int) -> int:

@@ -91,7 +91,12 @@ def macros(kernel: Kernel) -> tuple[str, ...]:
 
 
 def compile_kernel(
-    kernel: Kernel, *, cache: Path | None = None, included: Path | None = None
+    kernel: Kernel,
+    *,
+    cache: Path | None = None,
+    included: Path | None = None,
+    flags: tuple[str, ...] = FLAGS,
+    timeout_s: float = COMPILE_TIMEOUT_S,
 ) -> Path:
     """Compile `kernel` to a shared library, or find it in the cache; return the library's path.
 
@@ -104,12 +109,12 @@ def compile_kernel(
             "compile it with its own language"
         )
     compiler = find_compiler()
-    options = (*FLAGS, *macros(kernel))
+    options = (*flags, *macros(kernel))
     folder = cache if cache is not None else cache_folder()
     target = folder / f"{_cache_key(kernel, compiler, options)}.so"
     if not _is_intact(target):
         before = ("-include", str(included)) if included is not None else ()
-        _build(kernel, compiler, (*options, *before), target)
+        _build(kernel, compiler, (*options, *before), target, timeout_s)
     return target
 
 
@@ -184,7 +189,9 @@ def _is_intact(target: Path) -> bool:
         return False
 
 
-def _build(kernel: Kernel, compiler: Path, options: tuple[str, ...], target: Path) -> None:
+def _build(
+    kernel: Kernel, compiler: Path, options: tuple[str, ...], target: Path, timeout_s: float
+) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as name:
@@ -193,7 +200,7 @@ def _build(kernel: Kernel, compiler: Path, options: tuple[str, ...], target: Pat
             source.write_text(kernel.source, encoding="utf-8")
             library = folder / "kernel.so"
             command = [str(compiler), *options, f"-I{HEADERS}", "-o", str(library), str(source)]
-            _run_compiler(kernel, command)
+            _run_compiler(kernel, command, timeout_s)
             _keep(library, target)
     except OSError as error:
         raise KernelError(
@@ -210,19 +217,19 @@ def _keep(library: Path, target: Path) -> None:
     os.replace(digest, _digest_path(target))
 
 
-def _run_compiler(kernel: Kernel, command: list[str]) -> None:
+def _run_compiler(kernel: Kernel, command: list[str], timeout_s: float) -> None:
     try:
         done = subprocess.run(
             command,
             capture_output=True,
             text=True,
-            timeout=COMPILE_TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
             env=watchdog.environment(),
         )
     except subprocess.TimeoutExpired as error:
         raise KernelError(
-            f"compiling {kernel.name!r} took over {COMPILE_TIMEOUT_S:.0f} s: simplify its source"
+            f"compiling {kernel.name!r} took over {timeout_s:.0f} s: simplify its source"
         ) from error
     if done.returncode != 0:
         raise KernelError(

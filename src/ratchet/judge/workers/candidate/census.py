@@ -48,7 +48,7 @@ class Census:
                 return entry(*given)
 
         config = _ExperimentalConfig(profile_all_threads=True)
-        with self._crossings(), self._interpreter():
+        with self._crossings(), self._interpreter(), self._emulator():
             recorded = profile(use_kineto=True, record_shapes=True, experimental_config=config)
             with recorded:
                 codes = run(counted)
@@ -166,6 +166,30 @@ class Census:
             executor.__call__ = call
             for name, original in stores.items():
                 setattr(builder, name, original)
+
+    @contextmanager
+    def _emulator(self) -> Iterator[None]:
+        """Count what the emulator of machine code launches and stores, where it is loaded."""
+        loading = sys.modules.get("ratchet.judge.emulator.loading")
+        if loading is None:
+            yield
+            return
+        launcher = loading.EmulatedLauncher
+        run = launcher.run
+
+        def counted(one: Any, *given: Any) -> Any:
+            with record_function(self._launch):
+                done = run(one, *given)
+            count = self._launches.setdefault(done.name[:100], [0, 0, 0])
+            for place, more in enumerate((1, done.programs, done.stored_elements)):
+                count[place] += more
+            return done
+
+        launcher.run = counted
+        try:
+            yield
+        finally:
+            launcher.run = run
 
 
 def _elements(inputs: Any) -> int:

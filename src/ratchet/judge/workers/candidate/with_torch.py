@@ -36,6 +36,8 @@ from ratchet.kernels.abi import DTYPE_CODES
 from ratchet.kernels.kernel import Kernel
 
 Entry = Callable[..., Any]
+EMULATOR = "RATCHET_EMULATOR"
+"""Where a kernel's source finds the library of the emulator, if it was handed one."""
 DTYPES = {code: getattr(torch, name) for name, code in DTYPE_CODES.items()}
 
 
@@ -195,7 +197,13 @@ class TorchWorker:
 
 
 def _take_files(told: dict[str, Any], descriptors: list[int]) -> None:
-    """Write what the judge hands over, and close it; what cannot be is made again."""
+    """Write what the judge hands over, and close it; what cannot be is made again.
+
+    A descriptor before these is the emulator's library, which the source will load.
+    """
+    if len(descriptors) > len(told):
+        os.environ[EMULATOR] = f"/proc/self/fd/{descriptors[0]}"
+        descriptors = descriptors[1:]
     for (what, files), descriptor in zip(told.items(), descriptors, strict=True):
         folder = os.environ[EXTENSIONS] if what == "extensions" else compilations.OWN
         if what == "compilations":

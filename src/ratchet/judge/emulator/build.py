@@ -1,0 +1,32 @@
+"""Compile the machine once, into the cache of compiled kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from ratchet.judge.emulator import source
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.languages import cpp
+
+TIMEOUT_S: Final = 900.0
+"""It takes 12 s on an idle core; a busy machine has little of one."""
+FLAGS: Final = (
+    "-O2",
+    "-fvect-cost-model=dynamic",
+    "-march=native",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-shared",
+    "-fPIC",
+    "-std=c++17",
+)
+"""A product and a sum must stay two roundings: the GPU's instruction says when they are one."""
+
+
+def compiled_machine() -> Path:
+    """The library of the machine; CompilerMissing where it cannot be compiled."""
+    kernel = Kernel(
+        name="emulator", language="cpp", source=source.written(), entry="ratchet_emulate"
+    )
+    return cpp.compile_kernel(kernel, flags=FLAGS, timeout_s=TIMEOUT_S)

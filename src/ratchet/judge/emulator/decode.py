@@ -1,0 +1,309 @@
+"""Decode the assembly text of one kernel to records that the machine executes.
+
+Whatever is not known, a mnemonic, an operand or a modifier, is an error that names it.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ratchet.errors import KernelError
+from ratchet.judge.emulator import forms, source
+from ratchet.judge.emulator.operands import (
+    NO_OPERAND,
+    MachineOperand,
+    parse_operand,
+    registers_of,
+)
+from ratchet.judge.emulator.operations import NOTHING, MachineOperation
+
+TARGETS: Final = ("gfx942", "gfx950")
+MAX_TEXT_BYTES: Final = 8 << 20
+WAVE: Final = 64
+RECORD: Final = struct.Struct("<HHi" + 6 * "BBHII" + "8i")
+SUFFIX: Final = re.compile(r"_(e32|e64|dpp|sdwa|e64_dpp)$")
+LABEL: Final = re.compile(r"^([A-Za-z_.$][\w.$]*):")
+LINE: Final = re.compile(r"^\s+([a-z][a-z0-9_]*)(?:\s+(.*?))?\s*$")
+LOCATION: Final = re.compile(r"^\s+\.loc\s+(\d+)\s+(\d+)")
+FILE: Final = re.compile(r'^\s+\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]*)"')
+BRANCH: Final = re.compile(r"^s_c?branch")
+WIDE: Final = "UIDmv"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelArgument:
+    """One argument as it lies in the kernel's argument memory."""
+
+    offset: int
+    size: int
+    kind: str
+    """`global_buffer`, `by_value` or a hidden one such as `hidden_block_count_x`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodedKernel:
+    """A kernel, ready to run."""
+
+    name: str
+    target: str
+    code: bytes
+    mnemonics: tuple[str, ...]
+    """Of each record, for counts."""
+    places: tuple[str, ...]
+    """The source line of each record, as `file:line`; "" where it is not known."""
+    arguments: tuple[KernelArgument, ...]
+    argument_bytes: int
+    lds_bytes: int
+    scratch_bytes: int
+    directives: Mapping[str, int]
+    """The numbers of `.amdhsa_` lines."""
+    register_mask: int
+    """Bit n: one of the vector registers from 32 n on is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class _AssemblyLine:
+    mnemonic: str
+    rest: str
+    place: str
+
+
+def decode(text: str) -> DecodedKernel:
+    """The only kernel of an assembly text; KernelError with what is not known."""
+    if len(text) > MAX_TEXT_BYTES:
+        raise KernelError("the assembly is too long to be emulated")
+    target = re.search(r'^\s*\.amdgcn_target "amdgcn-amd-amdhsa--(\w+)', text, re.MULTILINE)
+    if target is None:
+        raise KernelError("the code is not for an AMD GPU: only AMD's code is emulated")
+    if target[1] not in TARGETS:
+        raise KernelError(f"code for {target[1]} is not emulated: use {' or '.join(TARGETS)}")
+    metadata = _metadata(text)
+    lines, labels = _lines(text, metadata.name)
+    records = []
+    used = 0
+    for number, line in enumerate(lines):
+        try:
+            record = _record(line, labels, number, target[1])
+        except KernelError as error:
+            shown = f"{line.mnemonic} {line.rest}".strip()
+            raise KernelError(f"{error} (in `{shown[:120]}`)") from error
+        records.append(record.packed())
+        for one in record.operands:
+            if one.kind == "vector":
+                first = one.number // 32
+                last = min(511, one.number + max(one.registers, 16) - 1) // 32
+                used |= sum(1 << part for part in range(first, last + 1))
+    return DecodedKernel(
+        name=metadata.name,
+        target=target[1],
+        code=b"".join(records),
+        mnemonics=tuple(line.mnemonic for line in lines),
+        places=tuple(line.place for line in lines),
+        arguments=metadata.arguments,
+        argument_bytes=metadata.numbers.get("kernarg_segment_size", 0),
+        lds_bytes=metadata.numbers.get("group_segment_fixed_size", 0),
+        scratch_bytes=metadata.numbers.get("private_segment_fixed_size", 0),
+        directives={
+            key: int(value)
+            for key, value in re.findall(r"^\s+\.amdhsa_(\w+) (\d+)$", text, re.MULTILINE)
+        },
+        register_mask=used | 1,
+    )
+
+
+def _lines(text: str, kernel: str) -> tuple[list[_AssemblyLine], dict[str, int]]:
+    """The instructions of the kernel's function in order, and where its labels stand."""
+    found: list[_AssemblyLine] = []
+    labels: dict[str, int] = {}
+    files: dict[str, str] = {}
+    place, inside = "", False
+    for raw in text.splitlines():
+        line = raw.partition(";")[0].partition("//")[0].rstrip()
+        if label := LABEL.match(line):
+            inside = label[1] == kernel or (inside and label[1].startswith((".L", "$")))
+            labels[label[1]] = len(found)
+        elif named := FILE.match(line):
+            files[named[1]] = named[2]
+        elif not inside:
+            continue
+        elif location := LOCATION.match(line):
+            if location[2] != "0":
+                place = f"{files.get(location[1], '')}:{location[2]}"
+        elif line.lstrip().startswith(".section"):
+            inside = False
+        elif instruction := LINE.match(line):
+            found.append(_AssemblyLine(instruction[1], instruction[2] or "", place))
+    if not found:
+        raise KernelError(f"the assembly has no instructions of the kernel {kernel!r:.80}")
+    return found, labels
+
+
+@dataclass(slots=True)
+class _MachineRecord:
+    operation: int
+    operands: list[MachineOperand]
+    aux: list[int]
+    flags: int = 0
+    line: int = 0
+
+    def packed(self) -> bytes:
+        six = [*self.operands, *[NO_OPERAND] * 6][:6]
+        words = [word for one in six for word in one.words()]
+        aux = [*self.aux, *[0] * 8][:8]
+        wrapped = [(value + (1 << 31)) % (1 << 32) - (1 << 31) for value in aux]
+        return RECORD.pack(self.operation, self.flags, self.line, *words, *wrapped)
+
+
+def _record(
+    line: _AssemblyLine, labels: Mapping[str, int], number: int, target: str
+) -> _MachineRecord:
+    name = SUFFIX.sub("", line.mnemonic)
+    operations = source.numbers()
+    if name in NOTHING:
+        return _MachineRecord(operations["nothing"], [], [])
+    if BRANCH.match(name) and name in operations:
+        if line.rest not in labels:
+            raise KernelError(f"the branch's label {line.rest!r:.60} is not known")
+        return _MachineRecord(operations[name], [], [labels[line.rest]])
+    texts, modifiers = split_operands(line.rest)
+    form = forms.special(name, texts, modifiers, target)
+    if form is not None:
+        return _MachineRecord(operations[form.operation], form.operands, form.aux, form.flags)
+    operation = source.table().get(name)
+    if operation is None:
+        raise KernelError(f"the instruction {line.mnemonic} is not emulated")
+    if name.startswith("s_"):
+        return _scalar(operation, texts, modifiers, operations[name])
+    return _vector(operation, line.mnemonic, texts, modifiers, operations[name])
+
+
+def split_operands(rest: str) -> tuple[list[str], dict[str, str]]:
+    """Operands, and modifiers by name: `v1, v2 offset:16 glc`."""
+    parts: list[str] = []
+    depth, start = 0, 0
+    for place, letter in enumerate(rest):
+        depth += (letter in "[(") - (letter in "])")
+        if letter == "," and depth == 0:
+            parts.append(rest[start:place].strip())
+            start = place + 1
+    words = re.findall(r"[^\s\[(]+(?:\[[^\]]*\]|\([^)]*\))?\S*", rest[start:])
+    modifiers: dict[str, str] = {}
+    for word in words[1:]:
+        key, _, value = word.partition(":")
+        modifiers[key] = value
+    return [*parts, *words[:1]], modifiers
+
+
+def _fitting(operation: MachineOperation, texts: Sequence[str]) -> list[MachineOperand]:
+    kinds = operation.results + operation.sources.replace("q", "").replace("v", "")
+    if len(texts) != len(kinds):
+        raise KernelError(f"{operation.name} has {len(texts)} operands and not {len(kinds)}")
+    found = [parse_operand(text, kind) for text, kind in zip(texts, kinds, strict=True)]
+    for one, kind, text in zip(found, kinds, texts, strict=True):
+        wanted = 2 if kind in WIDE else 1
+        if one.kind in ("vector", "scalar") and one.registers != wanted:
+            raise KernelError(f"the operand {text} has not {wanted} registers")
+    for one, kind, text in zip(found, operation.results, texts, strict=False):
+        is_scalar = kind == "m" or operation.name.startswith("s_")
+        if one.kind != ("scalar" if is_scalar else "vector") or one.modifiers:
+            raise KernelError(f"the operand {text} cannot be written")
+    return found
+
+
+def _scalar(
+    operation: MachineOperation, texts: Sequence[str], modifiers: Mapping[str, str], number: int
+) -> _MachineRecord:
+    if modifiers:
+        raise KernelError(f"the modifier {next(iter(modifiers))} is not emulated here")
+    found = _fitting(operation, texts)
+    if any(one.kind == "vector" or one.modifiers for one in found):
+        raise KernelError("a scalar instruction cannot read a vector register")
+    return _MachineRecord(number, found, [])
+
+
+def _vector(
+    operation: MachineOperation,
+    mnemonic: str,
+    texts: Sequence[str],
+    modifiers: Mapping[str, str],
+    number: int,
+) -> _MachineRecord:
+    if operation.section == "VOP3P":
+        return _packed(operation, texts, modifiers, number)
+    found = _fitting(operation, texts)
+    aux, flags = forms.vector_modifiers(modifiers, len(operation.sources))
+    kinds = operation.results + operation.sources
+    if flags & forms.OUTPUT and operation.results != "f":
+        raise KernelError("clamp and output factors are emulated for f32 only")
+    if flags & forms.HALVES and not set(kinds) <= set("hwx"):
+        raise KernelError("op_sel is emulated for operands of 16 bits only")
+    if flags & (forms.DPP | forms.SDWA) and set(kinds) & set("UID"):
+        raise KernelError("lanes and parts of operands of 64 bits are not emulated")
+    if flags & forms.DPP and found[len(operation.results)].kind != "vector":
+        raise KernelError("the operand that is moved across lanes must be a vector register")
+    if "sdwa" in mnemonic and not flags & forms.SDWA:
+        raise KernelError("the parts of the operands (SDWA) are missing")
+    if operation.name == "v_bitop3_b32":
+        aux[0] = int(modifiers.get("bitop3", "0"), 0)
+    elif "bitop3" in modifiers:
+        raise KernelError("the modifier bitop3 is not emulated here")
+    return _MachineRecord(number, found, aux, flags)
+
+
+def _packed(
+    operation: MachineOperation, texts: Sequence[str], modifiers: Mapping[str, str], number: int
+) -> _MachineRecord:
+    pairs = operation.results == "f"
+    kind = operation.sources[0]
+    found = [parse_operand(text, kind) for text in texts]
+    if len(found) != 1 + len(operation.sources) or found[0].kind != "vector":
+        raise KernelError(f"{operation.name} has other operands than expected")
+    selection = forms.selections(modifiers, len(operation.sources))
+    for index, one in enumerate(found[1:]):
+        if one.kind == "constant" and (selection >> 8 | selection) >> index & 1:
+            raise KernelError("the high half of a constant is not defined")
+        if registers_of(one) not in (0, 2 if pairs else 1):
+            raise KernelError(f"the operand {texts[index + 1]} has the wrong size")
+    return _MachineRecord(number, found, [0, 0, selection])
+
+
+@dataclass(frozen=True, slots=True)
+class _KernelMetadata:
+    name: str
+    arguments: tuple[KernelArgument, ...]
+    numbers: Mapping[str, int]
+
+
+def _metadata(text: str) -> _KernelMetadata:
+    """The kernel of the block `.amdgpu_metadata`."""
+    _, _, rest = text.partition(".amdgpu_metadata")
+    block, _, _ = rest.partition(".end_amdgpu_metadata")
+    arguments: list[dict[str, str]] = []
+    own: dict[str, str] = {}
+    names = 0
+    for line in block.splitlines():
+        if found := re.match(r"^(      - |        )\.(\w+):\s*(\S+)", line):
+            if found[1].endswith("- "):
+                arguments.append({})
+            if arguments:
+                arguments[-1][found[2]] = found[3]
+        elif found := re.match(r"^(?:  - |    )\.(\w+):\s*(\S+)", line):
+            own[found[1]] = found[2].strip("'\"")
+            names += found[1] == "name"
+    if names != 1:
+        raise KernelError(f"the assembly describes {names} kernels, and one is emulated at a time")
+    if own.get("wavefront_size") != str(WAVE):
+        raise KernelError(f"waves of {own.get('wavefront_size')} lanes are not emulated")
+    try:
+        listed = tuple(
+            KernelArgument(offset=int(one["offset"]), size=int(one["size"]), kind=one["value_kind"])
+            for one in arguments
+        )
+    except (KeyError, ValueError) as error:
+        raise KernelError("the description of the kernel's arguments is damaged") from error
+    numbers = {key: int(value) for key, value in own.items() if value.isdecimal()}
+    return _KernelMetadata(own["name"], listed, numbers)

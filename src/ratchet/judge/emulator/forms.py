@@ -1,0 +1,412 @@
+"""Forms of instructions beside those of the table: memory, matrix, lanes; and modifiers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from ratchet.errors import KernelError
+from ratchet.judge.emulator.operands import NO_OPERAND, MachineOperand, parse_operand
+
+DPP, SDWA, OUTPUT, HALVES, RETURNS, OFFEN, TO_LDS = 1, 2, 4, 8, 16, 32, 64
+"""Flags of a record, as in machine.hpp."""
+CACHE_HINTS: Final = frozenset(("glc", "slc", "dlc", "nt", "sc0", "sc1"))
+SELECTIONS: Final = {
+    "BYTE_0": 0, "BYTE_1": 1, "BYTE_2": 2, "BYTE_3": 3, "WORD_0": 4, "WORD_1": 5, "DWORD": 6,
+}  # fmt: skip
+UNUSED: Final = {"UNUSED_PAD": 0, "UNUSED_SEXT": 1, "UNUSED_PRESERVE": 2}
+LANES: Final = {
+    "row_shl": 0x100, "row_shr": 0x110, "row_ror": 0x120, "row_newbcast": 0x150,
+    "wave_shl": 0x12F, "wave_rol": 0x133, "wave_shr": 0x137, "wave_ror": 0x13B,
+}  # fmt: skip
+"""Movements with a number, which is added."""
+WHOLE_LANES: Final = {"row_mirror": 0x140, "row_half_mirror": 0x141}
+BROADCASTS: Final = {"15": 0x142, "31": 0x143}
+LOADS: Final = {
+    "ubyte": (1, 0), "sbyte": (1, 1), "ushort": (2, 0), "sshort": (2, 1), "dword": (4, 0),
+    "dwordx2": (8, 0), "dwordx3": (12, 0), "dwordx4": (16, 0), "short_d16": (2, 2),
+    "short_d16_hi": (2, 3), "ubyte_d16": (1, 2), "ubyte_d16_hi": (1, 3),
+}  # fmt: skip
+"""Bytes, and how they reach the register: as they are, with their sign, as its low or high half."""
+STORES: Final = {
+    "byte": (1, 0), "short": (2, 0), "dword": (4, 0), "dwordx2": (8, 0), "dwordx3": (12, 0),
+    "dwordx4": (16, 0), "byte_d16_hi": (1, 3), "short_d16_hi": (2, 3),
+}  # fmt: skip
+LDS_READS: Final = {
+    "u8": (1, 0), "i8": (1, 1), "u16": (2, 0), "i16": (2, 1), "b32": (4, 0), "b64": (8, 0),
+    "b96": (12, 0), "b128": (16, 0), "u16_d16": (2, 2), "u16_d16_hi": (2, 3), "u8_d16": (1, 2),
+    "u8_d16_hi": (1, 3),
+}  # fmt: skip
+LDS_WRITES: Final = {
+    "b8": (1, 0), "b16": (2, 0), "b32": (4, 0), "b64": (8, 0), "b96": (12, 0), "b128": (16, 0),
+    "b8_d16_hi": (1, 3), "b16_d16_hi": (2, 3),
+}  # fmt: skip
+_ATOMIC_NAMES: Final = (
+    "swap cmpswap add sub smin umin smax umax and or xor inc dec add_f32 add_f64 min_f64 "
+    "max_f64 pk_add_f16 pk_add_bf16 min_f32 max_f32 "
+)
+ATOMICS: Final = {name: number for number, name in enumerate(_ATOMIC_NAMES.split())}
+LDS_ATOMICS: Final = {
+    "add_u": "add", "sub_u": "sub", "inc_u": "inc", "dec_u": "dec", "min_i": "smin",
+    "max_i": "smax", "min_u": "umin", "max_u": "umax", "and_b": "and", "or_b": "or",
+    "xor_b": "xor", "wrxchg_b": "swap", "cmpst_b": "cmpswap", "add_f": "add_f",
+    "min_f": "min_f", "max_f": "max_f", "pk_add_f": "pk_add_f", "pk_add_bf": "pk_add_bf",
+}  # fmt: skip
+MFMA: Final = re.compile(
+    r"^v_mfma_(f32|i32)_(16x16|32x32)x(\d+)_(bf16|f16|f32|i8|fp8_fp8|fp8_bf8|bf8_fp8|bf8_bf8)$"
+)
+MFMA_STEPS: Final = {
+    ("16", "bf16"): (16, 32), ("32", "bf16"): (8, 16), ("16", "f16"): (16, 32),
+    ("32", "f16"): (8, 16), ("16", "f32"): (4,), ("32", "f32"): (2,), ("16", "i8"): (32, 64),
+    ("32", "i8"): (16, 32), ("16", "fp8"): (32,), ("32", "fp8"): (16,),
+}  # fmt: skip
+"""The inner sizes of one-block products, by rows and type; the second ones are gfx950's."""
+MFMA_TYPES: Final = {"bf16": 0, "f16": 1, "f32": 2, "i8": 3, "fp8": 4, "bf8": 5}
+OCP: Final = 2
+"""Added to an 8-bit float's type where the target has the open compute formats."""
+LANE_FORMS: Final = {
+    "v_readfirstlane_b32": 2, "v_readlane_b32": 3, "v_writelane_b32": 3, "v_swap_b32": 2,
+    "v_permlane16_swap_b32": 2, "v_permlane32_swap_b32": 2, "s_endpgm": 0, "s_barrier": 0,
+    "s_trap": 1,
+}  # fmt: skip
+"""Their operands are as in the text."""
+SCALAR_RESULTS: Final = ("v_readfirstlane_b32", "v_readlane_b32")
+
+
+@dataclass(slots=True)
+class MachineForm:
+    """A record's parts; `operation` is a name of `source.MACHINE_OPERATIONS`."""
+
+    operation: str
+    operands: list[MachineOperand]
+    aux: list[int] = field(default_factory=list)
+    flags: int = 0
+
+
+def special(
+    name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
+) -> MachineForm | None:
+    """The form of an instruction that is not in the table; None where it should be there."""
+    if name in LANE_FORMS:
+        return _lanes(name, texts, modifiers)
+    if name.startswith("v_mfma_"):
+        return _matrix(name, texts, modifiers, target)
+    if name in ("v_pk_mov_b32", "v_fma_mix_f32", "v_fma_mixlo_f16", "v_fma_mixhi_f16"):
+        return _mixed(name, texts, modifiers)
+    if name.startswith(("s_load_", "s_buffer_load_")):
+        return _scalar_load(name, texts, modifiers)
+    if name.startswith("ds_"):
+        return _lds(name, texts, modifiers, target)
+    if found := re.match(r"^(buffer|global|flat|scratch)_(load|store|atomic)_(\w+)$", name):
+        return _memory(found[1], found[2], found[3], texts, modifiers)
+    return None
+
+
+def _lanes(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> MachineForm:
+    _only(modifiers, ())
+    if len(texts) != LANE_FORMS[name]:
+        raise KernelError(f"{name} has {len(texts)} operands")
+    operands = [parse_operand(text, "u") for text in texts]
+    if any(one.modifiers for one in operands):
+        raise KernelError("a sign is not emulated here")
+    if operands and name != "s_trap":
+        wanted = "scalar" if name in SCALAR_RESULTS else "vector"
+        if operands[0].kind != wanted:
+            raise KernelError(f"the operand {texts[0]} cannot be written")
+        is_vector = name not in ("v_writelane_b32", "v_readfirstlane_b32")
+        if is_vector and operands[1].kind != "vector":
+            raise KernelError(f"the operand {texts[1]} is no vector register")
+    return MachineForm(name, operands)
+
+
+def _matrix(
+    name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
+) -> MachineForm:
+    _only(modifiers, ())
+    found = MFMA.match(name)
+    if found is None:
+        raise KernelError(f"the matrix instruction {name} is not emulated")
+    size, inner, both = found[2][:2], int(found[3]), found[4]
+    first, _, second = both.partition("_")
+    kind = "fp8" if second else first
+    steps = MFMA_STEPS[size, kind]
+    if inner not in steps or (inner != steps[0] and target != "gfx950"):
+        raise KernelError(f"the matrix instruction {name} is not emulated for {target}")
+    operands = [parse_operand(text, "u" if found[1] == "i32" else "f") for text in texts]
+    if len(operands) != 4 or any(one.modifiers for one in operands):
+        raise KernelError("the operands of a matrix instruction are not as expected")
+    each = inner * int(size) // 64
+    element = {"bf16": 2, "f16": 2, "f32": 4}.get(kind, 1)
+    registers = [int(size) ** 2 // 64, *[each * element // 4] * 2, int(size) ** 2 // 64]
+    for one, count, text in zip(operands, registers, texts, strict=True):
+        if one.kind == "vector" and one.registers == count:
+            continue
+        if one is operands[3] and one.kind == "constant":
+            continue
+        raise KernelError(f"the operand {text} has not {count} vector registers")
+    shift = OCP if kind == "fp8" and target == "gfx950" else 0
+    types = [MFMA_TYPES[first] + shift, MFMA_TYPES[second or first] + shift]
+    return MachineForm("mfma", operands, [int(size), inner, *types, int(found[1] == "i32")])
+
+
+def _mixed(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> MachineForm:
+    """Operands with a selection of halves of their own."""
+    moves = name == "v_pk_mov_b32"
+    signs = [bool(re.match(r"^-[^\d]", text)) for text in texts]
+    bare = [text[1:] if sign else text for text, sign in zip(texts, signs, strict=True)]
+    sizes = [text.startswith("|") for text in bare]
+    operands = [parse_operand(text.strip("|"), "f") for text in bare]
+    if len(operands) != (3 if moves else 4) or operands[0].kind != "vector":
+        raise KernelError(f"{name} has other operands than expected")
+    count = len(operands) - 1
+    chosen = selections(modifiers, count, high=3 if moves else 0)
+    if moves and (any(sizes) or any(signs) or chosen >> 16):
+        raise KernelError("a sign is not emulated here")
+    if not moves and any(one.kind == "constant" for one in operands[1:]):
+        for index, one in enumerate(operands[1:]):
+            if one.kind == "constant" and chosen >> (8 + index) & 1:
+                raise KernelError("an f16 constant is not emulated here")
+    for index in range(count):
+        chosen |= signs[index + 1] << (16 + index) | sizes[index + 1] << (24 + index)
+    return MachineForm(name, operands, [0, 0, chosen])
+
+
+def _scalar_load(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> MachineForm:
+    _only(modifiers, ("offset", *CACHE_HINTS))
+    found = re.match(r"^(s_load|s_buffer_load)_dword(?:x(\d+))?$", name)
+    if found is None or len(texts) not in (2, 3):
+        raise KernelError(f"the instruction {name} is not emulated")
+    count = int(found[2] or 1)
+    result, base = (parse_operand(text, "u") for text in texts[:2])
+    offset = parse_operand(texts[2], "u") if len(texts) == 3 else NO_OPERAND
+    wanted = 2 if found[1] == "s_load" else 4
+    if (result.kind, base.kind) != ("scalar", "scalar") or offset.kind == "vector":
+        raise KernelError("a scalar load has scalar operands")
+    if (result.registers, base.registers) != (count, wanted):
+        raise KernelError(f"the operands of {name} have the wrong size")
+    immediate = _number(modifiers, "offset")
+    if offset.kind == "constant":
+        immediate, offset = offset.value & 0x1FFFFF, NO_OPERAND
+        if immediate >> 20:
+            immediate -= 1 << 21
+    return MachineForm(found[1], [result, base, offset], [immediate, 0, 4 * count])
+
+
+def _lds(
+    name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
+) -> MachineForm | None:
+    operands = [parse_operand(text, "u") for text in texts]
+    if any(one.kind != "vector" or one.modifiers for one in operands):
+        raise KernelError("the operands of an LDS instruction are vector registers")
+    if name in ("ds_bpermute_b32", "ds_permute_b32", "ds_swizzle_b32"):
+        _only(modifiers, ("offset",))
+        swizzled = name == "ds_swizzle_b32"
+        given = modifiers.get("offset", "0")
+        return MachineForm(name, operands, [_swizzle(given) if swizzled else int(given, 0)])
+    if name == "ds_read_b64_tr_b16" and target == "gfx950":
+        _only(modifiers, ("offset",))
+        return MachineForm(name, operands, [_number(modifiers, "offset"), 0, 8])
+    if found := re.match(r"^ds_(read|write)2(st64)?_b(32|64)$", name):
+        _only(modifiers, ("offset0", "offset1"))
+        size = int(found[3]) // 8
+        unit = size * (64 if found[2] else 1)
+        offsets = [unit * _number(modifiers, key) for key in ("offset0", "offset1")]
+        return MachineForm(f"ds_{found[1]}2", operands, [*offsets, size])
+    _only(modifiers, ("offset",))
+    offset = _number(modifiers, "offset")
+    if name.startswith("ds_read_") and name[8:] in LDS_READS:
+        size, form = LDS_READS[name[8:]]
+        return MachineForm("ds_load", _sized(operands, 2, size), [offset, 0, size, form])
+    if name.startswith("ds_write_") and name[9:] in LDS_WRITES:
+        size, form = LDS_WRITES[name[9:]]
+        return MachineForm("ds_store", _sized(operands[::-1], 2, size), [offset, 0, size, form])
+    return _lds_atomic(name, operands, offset)
+
+
+def _lds_atomic(name: str, operands: list[MachineOperand], offset: int) -> MachineForm | None:
+    found = re.match(r"^ds_(\w+?)(_rtn)?_(u|i|b|f|bf)(16|32|64)$", name)
+    kind = LDS_ATOMICS.get(f"{found[1]}_{found[3]}") if found else None
+    if found is None or kind is None:
+        return None
+    if kind.endswith("f"):
+        kind += found[4]
+    size = 8 if found[4] == "64" else 4
+    rest = operands[1:] if found[2] else operands
+    if kind not in ATOMICS or len(rest) != (3 if kind == "cmpswap" else 2):
+        return None
+    result = operands[0] if found[2] else NO_OPERAND
+    parts = [result, rest[0], NO_OPERAND, NO_OPERAND, *rest[1:]]
+    aux = [offset, 0, size, 0, 0, ATOMICS[kind]]
+    return MachineForm("ds_atomic", parts, aux, RETURNS if found[2] else 0)
+
+
+def _memory(
+    space: str, verb: str, kind: str, texts: Sequence[str], modifiers: Mapping[str, str]
+) -> MachineForm | None:
+    is_buffer = space == "buffer"
+    _only(modifiers, ("offset", *CACHE_HINTS, *(("offen", "lds") if is_buffer else ())))
+    to_lds = "lds" in modifiers or kind.startswith("lds_")
+    kind = kind.removeprefix("lds_")
+    flags = (OFFEN if "offen" in modifiers else 0) | (TO_LDS if to_lds else 0)
+    operands = [parse_operand(text, "u") for text in texts]
+    if any(one.modifiers for one in operands):
+        raise KernelError("a sign is not emulated here")
+    offset = _number(modifiers, "offset")
+    if is_buffer and len(operands) == (3 if to_lds else 4):
+        if operands[-2].kind != "scalar" or operands[-2].registers != 4:
+            raise KernelError("a buffer is described by four scalar registers")
+        if ("offen" in modifiers) != (operands[-3].kind == "vector"):
+            raise KernelError("the buffer's offset is not as its modifiers say")
+    name = {"flat": "global"}.get(space, space)
+    if verb == "atomic":
+        return _atomic(name, space, kind, operands, modifiers, flags, offset)
+    known = LOADS if verb == "load" else STORES
+    if kind not in known:
+        return None
+    size, form = known[kind]
+    if to_lds:
+        if size not in (4, 12, 16) or verb != "load":
+            return None
+        operands = [NO_OPERAND, *operands]
+    elif verb == "store" and not is_buffer:
+        operands[:2] = operands[1::-1]
+    wanted = 4 if is_buffer else 2 if space == "flat" else 3
+    if not to_lds:
+        _sized(operands, wanted, size)
+    elif len(operands) != wanted:
+        raise KernelError("the number of operands is not as expected")
+    return MachineForm(f"{name}_{verb}", operands, [offset, 0, size, form], flags)
+
+
+def _atomic(
+    name: str,
+    space: str,
+    kind: str,
+    operands: list[MachineOperand],
+    modifiers: Mapping[str, str],
+    flags: int,
+    offset: int,
+) -> MachineForm | None:
+    is_wide = kind.endswith("_x2") or kind.endswith("f64")
+    what = ATOMICS.get(kind.removesuffix("_x2"))
+    if what is None or name == "scratch":
+        return None
+    returns = "sc0" in modifiers or "glc" in modifiers
+    if space == "buffer":
+        data, *place = operands
+        result = data if returns else NO_OPERAND
+    else:
+        result = operands[0] if returns else NO_OPERAND
+        address, data, *base = operands[1:] if returns else operands
+        place = [address, *(base or [NO_OPERAND]), NO_OPERAND]
+    if len(place) != 3:
+        raise KernelError("the number of operands is not as expected")
+    aux = [offset, 0, 8 if is_wide else 4, 0, 0, what]
+    return MachineForm(f"{name}_atomic", [result, *place, data], aux, flags | (RETURNS * returns))
+
+
+def _sized(operands: list[MachineOperand], count: int, size: int) -> list[MachineOperand]:
+    """The operands, if there are as many, and the first is as many registers as the bytes need."""
+    if len(operands) != count:
+        raise KernelError("the number of operands is not as expected")
+    if operands[0].kind != "vector" or operands[0].registers != (size + 3) // 4:
+        raise KernelError("the data has not as many vector registers as its bytes need")
+    return operands
+
+
+def vector_modifiers(modifiers: Mapping[str, str], sources: int) -> tuple[list[int], int]:
+    """The numbers and flags of a vector instruction's modifiers."""
+    aux, flags = [0] * 8, 0
+    parts = {"src0_sel": 0, "src1_sel": 4, "dst_sel": 8}
+    selected = 6 | 6 << 4 | 6 << 8
+    rows, banks, zero = 15, 15, 0
+    for key, value in modifiers.items():
+        if key in LANES:
+            aux[0], flags = LANES[key] + int(value), flags | DPP
+        elif key in WHOLE_LANES:
+            aux[0], flags = WHOLE_LANES[key], flags | DPP
+        elif key == "row_bcast" and value in BROADCASTS:
+            aux[0], flags = BROADCASTS[value], flags | DPP
+        elif key == "quad_perm":
+            places = _list(value, 4)
+            aux[0] = sum(place << 2 * index for index, place in enumerate(places))
+            flags |= DPP
+        elif key in ("row_mask", "bank_mask"):
+            rows, banks = (int(value, 0), banks) if key == "row_mask" else (rows, int(value, 0))
+        elif key == "bound_ctrl":
+            zero = 1
+        elif key in parts and value in SELECTIONS:
+            selected = selected & ~(15 << parts[key]) | SELECTIONS[value] << parts[key]
+            flags |= SDWA
+        elif key == "dst_unused" and value in UNUSED:
+            selected, flags = selected | UNUSED[value] << 12, flags | SDWA
+        elif key == "clamp":
+            aux[4], flags = aux[4] | 1, flags | OUTPUT
+        elif (key, value) in (("mul", "2"), ("mul", "4"), ("div", "2")):
+            aux[4] |= {"mul2": 1, "mul4": 2, "div2": 3}[key + value] << 1
+            flags |= OUTPUT
+        elif key == "op_sel":
+            bits = _list(value, sources + 1)
+            aux[2] = sum(bit << index for index, bit in enumerate(bits[:-1])) | bits[-1] << 3
+            flags |= HALVES
+        elif key != "bitop3":
+            raise KernelError(f"the modifier {key}:{value} is not emulated".replace(": ", " "))
+    aux[1], aux[3] = rows | banks << 4 | zero << 8, selected
+    return aux, flags
+
+
+def selections(modifiers: Mapping[str, str], sources: int, *, high: int | None = None) -> int:
+    """The halves that a packed instruction reads, and their signs, as a record's bits."""
+    _only(modifiers, ("op_sel", "op_sel_hi", "neg_lo", "neg_hi"))
+    default = (1 << sources) - 1 if high is None else high
+    found = default << 8
+    for key, shift in (("op_sel", 0), ("op_sel_hi", 8), ("neg_lo", 16), ("neg_hi", 24)):
+        if key in modifiers:
+            bits = _list(modifiers[key], sources)
+            chosen = sum(bit << index for index, bit in enumerate(bits))
+            found = found & ~(255 << shift) | chosen << shift
+    return found
+
+
+def _list(text: str, count: int) -> list[int]:
+    found = [int(one) for one in re.findall(r"\d+", text)]
+    if len(found) != count or max(found, default=0) > 3:
+        raise KernelError(f"the modifier's list {text} is not as long as expected")
+    return found
+
+
+def _swizzle(text: str) -> int:
+    """The pattern of ds_swizzle_b32 (section "LDS & GDS instructions"), or its symbolic form."""
+    found = re.match(r"^swizzle\((\w+),(.*)\)$", text)
+    if found is None:
+        return int(text, 0)
+    kind, rest = found[1], found[2].replace('"', "")
+    if kind == "SWAP":
+        return 0x1F | int(rest) << 10
+    if kind == "REVERSE":
+        return 0x1F | (int(rest) - 1) << 10
+    if kind == "BROADCAST":
+        size, lane = (int(one) for one in rest.split(","))
+        return (0x1F & ~(size - 1)) | lane << 5
+    if kind == "QUAD_PERM":
+        return 0x8000 | sum(int(one) << 2 * at for at, one in enumerate(rest.split(",")))
+    if kind == "BITMASK_PERM" and len(rest) == 5:
+        masks = [0, 0, 0]
+        for bit, letter in zip((16, 8, 4, 2, 1), rest, strict=True):
+            masks[0] |= bit * (letter in "pi")
+            masks[1] |= bit * (letter == "1")
+            masks[2] |= bit * (letter == "i")
+        return masks[0] | masks[1] << 5 | masks[2] << 10
+    raise KernelError(f"the pattern {text} is not emulated")
+
+
+def _number(modifiers: Mapping[str, str], key: str) -> int:
+    return int(modifiers.get(key) or "0", 0)
+
+
+def _only(modifiers: Mapping[str, str], known: Sequence[str]) -> None:
+    for key in modifiers:
+        if key not in known:
+            raise KernelError(f"the modifier {key} is not emulated here")

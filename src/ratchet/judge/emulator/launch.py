@@ -1,0 +1,267 @@
+"""Run one launch of a decoded kernel on memory of this process."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ratchet.errors import KernelError
+from ratchet.judge.emulator.decode import DecodedKernel, KernelArgument
+
+INSTRUCTION_LIMIT: Final = 2_000_000_000
+"""Wave instructions of one launch."""
+MAX_PROGRAMS: Final = 1 << 24
+LDS_BYTES: Final = {"gfx942": 64 << 10, "gfx950": 160 << 10}
+"""What one workgroup may have (ROCm docs/reference/gpu-specs.rst)."""
+SLACK_BYTES: Final = 256
+"""Behind the arguments: a preload reads whole blocks."""
+REFUSED: Final = ("dispatch_ptr", "queue_ptr", "dispatch_id", "private_segment_size")
+PACKS: Final = {"fp64": "<d", "fp32": "<f", "fp16": "<e", "f32": "<f", "f64": "<d", "f16": "<e"}
+ZERO_KINDS: Final = (
+    "hidden_remainder_x", "hidden_remainder_y", "hidden_remainder_z", "hidden_global_offset_x",
+    "hidden_global_offset_y", "hidden_global_offset_z", "hidden_none", "hidden_printf_buffer",
+    "hidden_hostcall_buffer", "hidden_multigrid_sync_arg", "hidden_heap_v1",
+    "hidden_default_queue", "hidden_completion_action", "hidden_queue_ptr",
+    "hidden_dynamic_lds_size", "hidden_private_base", "hidden_shared_base",
+)  # fmt: skip
+"""Hidden arguments of a launch that uses no such thing; a read through one is a fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchMemory:
+    """A stretch of memory that a launch may touch."""
+
+    address: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchValue:
+    """An argument as it was given: a pointer or a number, and the type that Triton calls it."""
+
+    kind: str
+    value: int | float | bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchCounts:
+    """Exact counts of one launch."""
+
+    instructions: int
+    by_mnemonic: dict[str, int]
+    """Executed by waves."""
+    lanes: dict[str, int]
+    """Lanes that were on, summed over these."""
+    bytes: int
+    """Read and written in tensors, by every lane that did."""
+    stored_bytes: int
+    """Of these, written."""
+    lines_64: int
+    lines_128: int
+    lds_conflicts: int
+
+
+class _MachineRange(ctypes.Structure):
+    _fields_ = (("first", ctypes.c_uint64), ("size", ctypes.c_uint64))
+
+
+class _MachineLaunch(ctypes.Structure):
+    """As `Launch` in machine.hpp."""
+
+    _fields_ = (
+        ("code", ctypes.c_char_p),
+        ("length", ctypes.c_uint64),
+        ("ranges", ctypes.POINTER(_MachineRange)),
+        ("range_count", ctypes.c_uint64),
+        ("kernarg", ctypes.c_uint64),
+        ("kernarg_size", ctypes.c_uint64),
+        ("limit", ctypes.c_uint64),
+        ("grid", ctypes.c_uint32 * 3),
+        ("threads", ctypes.c_uint32),
+        ("lds_bytes", ctypes.c_uint32),
+        ("scratch_bytes", ctypes.c_uint32),
+        ("kernarg_sgpr", ctypes.c_uint32),
+        ("preload_sgprs", ctypes.c_uint32),
+        ("preload_offset", ctypes.c_uint32),
+        ("group_sgpr", ctypes.c_uint32),
+        ("group_ids", ctypes.c_uint32),
+        ("registers", ctypes.c_uint32),
+        ("counts", ctypes.POINTER(ctypes.c_uint64)),
+        ("lanes", ctypes.POINTER(ctypes.c_uint64)),
+        ("conflicts", ctypes.c_uint64),
+        ("lines64", ctypes.c_uint64),
+        ("lines128", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("stored", ctypes.c_uint64),
+    )
+
+
+class Emulator:
+    """The compiled machine."""
+
+    def __init__(self, library: Path) -> None:
+        self._run = ctypes.CDLL(str(library)).ratchet_emulate
+        self._run.restype = ctypes.c_int
+
+    def run(
+        self,
+        kernel: DecodedKernel,
+        *,
+        grid: Sequence[int],
+        threads: int,
+        shared_bytes: int,
+        values: Sequence[LaunchValue],
+        memories: Sequence[LaunchMemory],
+        limit: int = INSTRUCTION_LIMIT,
+    ) -> LaunchCounts:
+        """Execute every workgroup; KernelError with the source line of a fault."""
+        lds_bytes = check_launch(kernel, grid, threads, shared_bytes)
+        arguments = packed_arguments(kernel, values, grid, threads)
+        buffer = ctypes.create_string_buffer(arguments + bytes(SLACK_BYTES))
+        own = LaunchMemory(ctypes.addressof(buffer), len(arguments) + SLACK_BYTES)
+        joined = _joined([*memories, own])
+        ranges = (_MachineRange * len(joined))(
+            *(_MachineRange(one.address, one.size) for one in joined)
+        )
+        length = len(kernel.mnemonics)
+        counts, lanes = (ctypes.c_uint64 * length)(), (ctypes.c_uint64 * length)()
+        user = kernel.directives
+        launch = _MachineLaunch(
+            code=kernel.code,
+            length=length,
+            ranges=ranges,
+            range_count=len(joined),
+            kernarg=own.address,
+            kernarg_size=len(arguments),
+            limit=limit,
+            grid=tuple(grid),
+            threads=threads,
+            lds_bytes=lds_bytes,
+            scratch_bytes=kernel.scratch_bytes,
+            kernarg_sgpr=0,
+            preload_sgprs=user.get("user_sgpr_kernarg_preload_length", 0),
+            preload_offset=4 * user.get("user_sgpr_kernarg_preload_offset", 0),
+            group_sgpr=user.get("user_sgpr_count", 2),
+            group_ids=sum(
+                user.get(f"system_sgpr_workgroup_id_{axis}", int(axis == "x")) << index
+                for index, axis in enumerate("xyz")
+            ),
+            registers=kernel.register_mask,
+            counts=counts,
+            lanes=lanes,
+        )
+        message = ctypes.create_string_buffer(256)
+        where = ctypes.c_uint64(0)
+        if self._run(ctypes.byref(launch), message, 256, ctypes.byref(where)):
+            raise KernelError(_fault(kernel, message.value.decode(), where.value))
+        return LaunchCounts(
+            instructions=sum(counts),
+            by_mnemonic=_summed(kernel, counts),
+            lanes=_summed(kernel, lanes),
+            bytes=launch.bytes,
+            stored_bytes=launch.stored,
+            lines_64=launch.lines64,
+            lines_128=launch.lines128,
+            lds_conflicts=launch.conflicts,
+        )
+
+
+def check_launch(
+    kernel: DecodedKernel, grid: Sequence[int], threads: int, shared_bytes: int
+) -> int:
+    """The LDS bytes of a workgroup; KernelError for a launch that the device refuses."""
+    x, y, z = grid
+    if min(grid) < 1:
+        raise KernelError(f"the kernel {kernel.name} is launched on an empty grid {x} x {y} x {z}")
+    if x * y * z > MAX_PROGRAMS:
+        raise KernelError(f"a grid of {x} x {y} x {z} is too large to be emulated")
+    if not 1 <= threads <= 1024:
+        raise KernelError(f"a workgroup of {threads} threads cannot be launched")
+    for name in REFUSED:
+        if kernel.directives.get(f"user_sgpr_{name}"):
+            raise KernelError(f"the kernel asks for {name}, which is not emulated")
+    lds_bytes = max(kernel.lds_bytes, shared_bytes)
+    if lds_bytes > LDS_BYTES[kernel.target]:
+        raise KernelError(
+            f"the kernel asks for {lds_bytes} bytes of LDS: {kernel.target} has "
+            f"{LDS_BYTES[kernel.target]}"
+        )
+    return lds_bytes
+
+
+def packed_arguments(
+    kernel: DecodedKernel, values: Sequence[LaunchValue], grid: Sequence[int], threads: int
+) -> bytes:
+    """The argument memory, hidden arguments among it, by the kernel's own description."""
+    memory = bytearray(max(kernel.argument_bytes, 1))
+    left = list(values)
+    for one in kernel.arguments:
+        if one.kind.startswith("hidden_"):
+            data = _hidden(one, grid, threads)
+        elif left:
+            data = _packed(left.pop(0), one)
+        else:
+            data = bytes(one.size)  # scratch memory that Triton gives no kernel that needs none
+        memory[one.offset : one.offset + one.size] = data
+    if left:
+        raise KernelError(f"the kernel {kernel.name} was given {len(left)} arguments too many")
+    return bytes(memory)
+
+
+def _packed(given: LaunchValue, one: KernelArgument) -> bytes:
+    value, kind = given.value, given.kind
+    try:
+        if isinstance(value, float) or kind in PACKS or kind == "bf16":
+            if kind == "bf16":
+                return struct.pack("<f", value)[2:]
+            return struct.pack(PACKS[kind], value)
+        return int(value).to_bytes(one.size, "little", signed=value < 0)
+    except (struct.error, OverflowError, KeyError) as error:
+        raise KernelError(f"the argument {value!r:.40} does not fit the type {kind}") from error
+
+
+def _hidden(one: KernelArgument, grid: Sequence[int], threads: int) -> bytes:
+    known = {
+        "hidden_block_count_x": grid[0],
+        "hidden_block_count_y": grid[1],
+        "hidden_block_count_z": grid[2],
+        "hidden_group_size_x": threads,
+        "hidden_group_size_y": 1,
+        "hidden_group_size_z": 1,
+        "hidden_grid_dims": 3,
+    }
+    if one.kind not in known and one.kind not in ZERO_KINDS:
+        raise KernelError(f"the hidden argument {one.kind:.60} is not emulated")
+    return known.get(one.kind, 0).to_bytes(one.size, "little")
+
+
+def _joined(memories: Sequence[LaunchMemory]) -> list[LaunchMemory]:
+    """The stretches in order, overlapping ones as one."""
+    found: list[LaunchMemory] = []
+    for one in sorted(memories, key=lambda memory: memory.address):
+        if found and one.address < found[-1].address + found[-1].size:
+            last = found.pop()
+            end = max(last.address + last.size, one.address + one.size)
+            one = LaunchMemory(last.address, end - last.address)
+        if one.size:
+            found.append(one)
+    return found
+
+
+def _fault(kernel: DecodedKernel, message: str, where: int) -> str:
+    known = where < len(kernel.places)
+    place = f" at {kernel.places[where]}" if known and kernel.places[where] else ""
+    mnemonic = f" ({kernel.mnemonics[where]})" if known else ""
+    return f"in the kernel {kernel.name}{place}{mnemonic}: {message}"
+
+
+def _summed(kernel: DecodedKernel, counts: Any) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, count in zip(kernel.mnemonics, counts, strict=True):
+        if count:
+            found[name] = found.get(name, 0) + count
+    return found

@@ -1,0 +1,174 @@
+"""Load a Triton source in the sandbox so that its launches are emulated, on tensors in memory."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ratchet.errors import KernelError
+from ratchet.judge.emulator.decode import DecodedKernel, decode
+from ratchet.judge.emulator.launch import Emulator, LaunchCounts, LaunchMemory, LaunchValue
+from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
+from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
+from ratchet.judge.workers.candidate.triton_source import load_source
+
+EMULATOR = "RATCHET_EMULATOR"
+"""As in `with_torch`, which this module cannot import: it confines its process."""
+MOST_TOLD = 4096
+"""Storages whose addresses are remembered, the last ones."""
+
+
+ELEMENT_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmulatedLaunch:
+    """One launch that was executed."""
+
+    name: str
+    programs: int
+    stored_elements: int
+    """At most: counted in the smallest type that the kernel has pointers to."""
+    counts: LaunchCounts
+
+
+class _ToldAddresses:
+    """Storages whose address the candidate's own source asked for: a launch may find them so."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+        self._storages: dict[int, Any] = {}
+
+    def install(self) -> None:
+        """See every `tensor.data_ptr()` of that source."""
+        import torch
+
+        plain = torch.Tensor.data_ptr
+
+        def noted(tensor: Any) -> int:
+            if sys._getframe(1).f_code.co_filename == self._path:
+                storage = tensor.untyped_storage()
+                self._storages.pop(storage.data_ptr(), None)
+                self._storages[storage.data_ptr()] = storage
+                if len(self._storages) > MOST_TOLD:
+                    del self._storages[next(iter(self._storages))]
+            return plain(tensor)
+
+        torch.Tensor.data_ptr = noted  # type: ignore[assignment, method-assign]
+
+    def memories(self) -> list[LaunchMemory]:
+        """Their memory."""
+        return [LaunchMemory(at, storage.nbytes()) for at, storage in self._storages.items()]
+
+
+class EmulatorDriver(FakeDriver):
+    """Triton compiles through it for a GPU that is not here, and each launch is emulated."""
+
+    def __init__(self, target: str, library: Path, path: Path) -> None:
+        """`path` is the file of the candidate's source."""
+        super().__init__(ARCHITECTURES[target], units=1, compiled=CompiledTexts())
+        self.emulator = Emulator(library)
+        self.told = _ToldAddresses(path)
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Any:
+        """Return what Triton makes once for each compiled kernel."""
+        return EmulatedLauncher(self, source, metadata)
+
+    def benchmark(
+        self, call: Callable[[], Any], *_: Any, quantiles: Any = None, **__: Any
+    ) -> float | list[float]:
+        """Return the same for every configuration, none of which is run."""
+        return 1.0 if quantiles is None else [1.0] * len(quantiles)
+
+    def get_active_torch_device(self) -> Any:
+        """Return the device on which the tensors really lie."""
+        import torch
+
+        return torch.device("cpu")
+
+
+class EmulatedLauncher:
+    """Called in place of a launch."""
+
+    def __init__(self, driver: EmulatorDriver, source: Any, metadata: Any) -> None:
+        self._driver = driver
+        self._kinds = [str(kind) for kind in source.signature.values()]
+        self._threads = int(metadata.num_warps) * driver.architecture.wavefront_size
+        self._shared = int(metadata.shared)
+        sizes = [
+            ELEMENT_BYTES.get("".join(re.findall(r"\d+$", kind)), 1)
+            for kind in self._kinds
+            if kind.startswith("*")
+        ]
+        self._element_bytes = min(sizes, default=1)
+        text = driver.compiled.of(metadata.hash).get("amdgcn", "")
+        self._kernel = functools.cache(lambda: decode(text))
+        if int(getattr(metadata, "global_scratch_size", 0) or 0):
+            raise KernelError("a kernel with scratch memory of Triton's own is not emulated")
+
+    def __call__(self, *given: Any) -> None:
+        """grid x, y, z, stream, function, packed metadata, launch metadata, two hooks, arguments"""
+        self.run(*given)
+
+    def run(self, *given: Any) -> EmulatedLaunch:
+        """Execute the launch; a census of what a kernel does takes its place for a while."""
+        kernel: DecodedKernel = self._kernel()
+        values, memories = [], self._driver.told.memories()
+        for value, kind in zip(given[9:], self._kinds, strict=False):
+            if kind == "constexpr":
+                continue
+            if hasattr(value, "untyped_storage"):
+                storage = value.untyped_storage()
+                memories.append(LaunchMemory(storage.data_ptr(), storage.nbytes()))
+                values.append(LaunchValue(kind, value.data_ptr()))
+            elif isinstance(value, (bool, int, float)):
+                values.append(LaunchValue(kind, value))
+            elif value is None:
+                values.append(LaunchValue(kind, 0))
+            else:
+                raise KernelError(f"an argument of type {type(value).__name__} is not emulated")
+        grid = [int(size) for size in given[:3]]
+        counts = self._driver.emulator.run(
+            kernel,
+            grid=grid,
+            threads=self._threads,
+            shared_bytes=self._shared,
+            values=values,
+            memories=memories,
+        )
+        return EmulatedLaunch(
+            name=kernel.name,
+            programs=math.prod(grid),
+            stored_elements=counts.stored_bytes // self._element_bytes,
+            counts=counts,
+        )
+
+
+def load_emulated(
+    source: str, entry: str, target: str, library: str | None = None
+) -> Callable[..., Any]:
+    """The entry of a Triton source whose kernels will run as `target`'s machine code.
+
+    `library` is the compiled emulator; in a sandbox the judge handed it over.
+    """
+    import triton
+    import triton.testing
+
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "0"  # a fault names its line
+    path = Path(tempfile.mkdtemp(prefix="triton-")) / "kernel.py"
+    os.environ.setdefault("TRITON_CACHE_DIR", str(path.parent))
+    driver = EmulatorDriver(target, Path(library or os.environ[EMULATOR]), path)
+    driver.told.install()
+    triton.knobs.compilation.listener = driver.compiled
+    triton.runtime.driver.set_active(driver)
+    triton.testing.do_bench = driver.benchmark
+    triton.compiler.compiler.max_shared_mem.cache_clear()
+    return load_source(source, entry, path)

@@ -1,0 +1,103 @@
+"""Operands of an instruction's text: registers, constants, and the signs around them."""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from ratchet.errors import KernelError
+
+NAMED: Final = {
+    "vcc": (106, 2), "vcc_lo": (106, 1), "vcc_hi": (107, 1), "exec": (126, 2),
+    "exec_lo": (126, 1), "exec_hi": (127, 1), "m0": (124, 1),
+}  # fmt: skip
+"""Scalar registers with a name, and how many registers it means (section "Scalar ALU Operands")."""
+BITS: Final = {"scc": 0, "src_scc": 0, "vccz": 1, "src_vccz": 1, "execz": 2, "src_execz": 2}
+KINDS: Final = {"none": 0, "vector": 1, "scalar": 2, "constant": 3, "bit": 4}
+REGISTER: Final = re.compile(r"^([vas])(?:(\d+)|\[(\d+):(\d+)\])$")
+LIMITS: Final = {"v": 256, "a": 256, "s": 102}
+ACCUMULATION: Final = 256
+"""Accumulation registers stand behind the vector registers."""
+NEGATIVE, ABSOLUTE, SIGNED = 1, 2, 4
+FLOATS: Final = {"f": "<f", "D": "<d", "h": "<e"}
+INVERSE_OF_TWO_PI: Final = 0.15915494
+Kind = Literal["none", "vector", "scalar", "constant", "bit"]
+
+
+@dataclass(frozen=True, slots=True)
+class MachineOperand:
+    """One operand, as a record holds it."""
+
+    kind: Kind
+    number: int = 0
+    registers: int = 0
+    modifiers: int = 0
+    value: int = 0
+    """The 64 bits of a constant."""
+
+    def words(self) -> tuple[int, int, int, int, int]:
+        """The fields of the machine's operand."""
+        low, high = self.value & 0xFFFFFFFF, self.value >> 32 & 0xFFFFFFFF
+        return KINDS[self.kind], self.modifiers, self.number, low, high
+
+
+NO_OPERAND: Final = MachineOperand("none")
+
+
+def registers_of(one: MachineOperand) -> int:
+    """How many registers it names; 0 for a constant."""
+    return one.registers
+
+
+def parse_operand(text: str, kind: str) -> MachineOperand:
+    """The operand of a text; `kind` is a letter of the table and decides what a constant means."""
+    modifiers = 0
+    if text.startswith("-") and not re.match(r"^-(\d|0x)", text):
+        modifiers, text = NEGATIVE, text[1:]
+    if text.startswith("|") and text.endswith("|") and len(text) > 2:
+        modifiers, text = modifiers | ABSOLUTE, text[1:-1]
+    if found := re.match(r"^sext\((.*)\)$", text):
+        modifiers, text = modifiers | SIGNED, found[1]
+    register = parse_register(text)
+    if register is not None:
+        return MachineOperand(register.kind, register.number, register.registers, modifiers)
+    if text in BITS:
+        return MachineOperand("bit", BITS[text], 0, modifiers)
+    if text == "off":
+        return NO_OPERAND
+    return MachineOperand("constant", 0, 0, modifiers, constant_bits(text, kind))
+
+
+def parse_register(text: str) -> MachineOperand | None:
+    """A register or several; None where the text is something else."""
+    if text in NAMED:
+        number, count = NAMED[text]
+        return MachineOperand("scalar", number, count)
+    found = REGISTER.match(text)
+    if found is None:
+        return None
+    first = int(found[2] or found[3])
+    last = int(found[2] or found[4])
+    if last < first or last >= LIMITS[found[1]]:
+        raise KernelError(f"the register {text} does not exist")
+    if found[1] == "s":
+        return MachineOperand("scalar", first, last - first + 1)
+    first += ACCUMULATION if found[1] == "a" else 0
+    return MachineOperand(
+        "vector", first, last - first + 1 + (ACCUMULATION if found[1] == "a" else 0)
+    )
+
+
+def constant_bits(text: str, kind: str) -> int:
+    """The 64 bits of a constant: a float has the type of its operand, an integer its sign."""
+    if re.fullmatch(r"-?(0x[0-9a-fA-F]+|\d+)", text):
+        value = int(text, 0)
+        if kind == "D" and abs(value) > 64:  # a literal is the high half of an f64
+            return (value & 0xFFFFFFFF) << 32
+        return value & 0xFFFFFFFFFFFFFFFF
+    if re.fullmatch(r"-?\d+\.\d*(e[-+]?\d+)?", text):
+        packed = struct.pack(FLOATS.get(kind, "<f"), float(text))
+        return int.from_bytes(packed, "little")
+    raise KernelError(f"the operand {text!r:.60} is not known")

@@ -1,0 +1,414 @@
+"""The table of operations: mnemonic, operand kinds, expression, and where the ISA manual has it.
+
+The manual is "AMD Instinct MI300 Instruction Set Architecture", chapter "Instructions"; a section
+here is one of its sections. gfx950's additions are in the CDNA 4 edition of the same chapter.
+
+A line is `mnemonic | results:sources | expression`. The kinds of operands:
+
+    u i U I     32 and 64 bits, without and with sign        w x    16 bits, likewise
+    f D h       f32, f64, f16 (computed in f32)              m      one bit of each lane
+    v           one bit of each lane, in VCC, not written    q      old value of the result
+
+Sources are `a`, `b`, `c` in order, `d` is the old value of the result. An expression gives the
+result `r`, or it is a statement that assigns `r` and, where there is one, the mask `m`. Scalar
+operations also assign `scc` where the manual says so.
+"""
+
+# ruff: noqa: E501  an operation stands on one line
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class MachineOperation:
+    """One mnemonic without its encoding's suffix."""
+
+    name: str
+    results: str
+    sources: str
+    expression: str
+    section: str
+
+
+VECTOR: Final = {
+    "VOP1": """
+        v_mov_b32 | u:u | a
+        v_mov_b64 | U:U | a
+        v_accvgpr_read_b32 | u:u | a
+        v_accvgpr_write_b32 | u:u | a
+        v_accvgpr_mov_b32 | u:u | a
+        v_not_b32 | u:u | ~a
+        v_bfrev_b32 | u:u | reversed(a)
+        v_ffbh_u32 | u:u | a ? u32(__builtin_clz(a)) : ~0u
+        v_ffbl_b32 | u:u | a ? u32(__builtin_ctz(a)) : ~0u
+        v_ffbh_i32 | u:u | leading_signs(a)
+        v_cvt_f32_i32 | f:i | f32(a)
+        v_cvt_f32_u32 | f:u | f32(a)
+        v_cvt_i32_f32 | i:f | to_i32(a)
+        v_cvt_u32_f32 | u:f | to_u32(a)
+        v_cvt_i32_f64 | i:D | to_i32(a)
+        v_cvt_u32_f64 | u:D | to_u32(a)
+        v_cvt_f64_i32 | D:i | f64(a)
+        v_cvt_f64_u32 | D:u | f64(a)
+        v_cvt_f64_f32 | D:f | f64(a)
+        v_cvt_f32_f64 | f:D | f32(a)
+        v_cvt_f16_f32 | h:f | a
+        v_cvt_f32_f16 | f:h | a
+        v_cvt_f16_u16 | h:w | f32(a)
+        v_cvt_f16_i16 | h:x | f32(a)
+        v_cvt_u16_f16 | w:h | u32(a > 0 ? (a < 65535 ? a : 65535) : 0)
+        v_cvt_i16_f16 | x:h | i32(a == a ? (a < -32768 ? -32768 : a > 32767 ? 32767 : a) : 0)
+        v_cvt_f32_ubyte0 | f:u | f32(a & 255)
+        v_cvt_f32_ubyte1 | f:u | f32(a >> 8 & 255)
+        v_cvt_f32_ubyte2 | f:u | f32(a >> 16 & 255)
+        v_cvt_f32_ubyte3 | f:u | f32(a >> 24)
+        v_cvt_flr_i32_f32 | i:f | to_i32(floorf(a))
+        v_cvt_rpi_i32_f32 | i:f | to_i32(floorf(a + 0.5f))
+        v_rcp_f32 | f:f | 1.0f / a
+        v_rcp_iflag_f32 | f:f | 1.0f / a
+        v_rsq_f32 | f:f | 1.0f / sqrtf(a)
+        v_sqrt_f32 | f:f | sqrtf(a)
+        v_exp_f32 | f:f | exp2f(a)
+        v_log_f32 | f:f | log2f(a)
+        v_sin_f32 | f:f | sine(a)
+        v_cos_f32 | f:f | cosine(a)
+        v_fract_f32 | f:f | fraction(a)
+        v_trunc_f32 | f:f | truncf(a)
+        v_ceil_f32 | f:f | ceilf(a)
+        v_floor_f32 | f:f | floorf(a)
+        v_rndne_f32 | f:f | nearbyintf(a)
+        v_frexp_exp_i32_f32 | i:f | exponent_of(a)
+        v_frexp_mant_f32 | f:f | mantissa_of(a)
+        v_rcp_f16 | h:h | 1.0f / a
+        v_rsq_f16 | h:h | 1.0f / sqrtf(a)
+        v_sqrt_f16 | h:h | sqrtf(a)
+        v_exp_f16 | h:h | exp2f(a)
+        v_log_f16 | h:h | log2f(a)
+        v_trunc_f16 | h:h | truncf(a)
+        v_ceil_f16 | h:h | ceilf(a)
+        v_floor_f16 | h:h | floorf(a)
+        v_rndne_f16 | h:h | nearbyintf(a)
+        v_rcp_f64 | D:D | 1.0 / a
+        v_rsq_f64 | D:D | 1.0 / sqrt(a)
+        v_sqrt_f64 | D:D | sqrt(a)
+        v_trunc_f64 | D:D | trunc(a)
+        v_ceil_f64 | D:D | ceil(a)
+        v_floor_f64 | D:D | floor(a)
+        v_rndne_f64 | D:D | nearbyint(a)
+        v_frexp_exp_i32_f64 | i:D | exponent_of(a)
+        v_frexp_mant_f64 | D:D | mantissa_of(a)
+    """,
+    "VOP2": """
+        v_cndmask_b32 | u:uum | c ? b : a
+        v_add_f32 | f:ff | a + b
+        v_sub_f32 | f:ff | a - b
+        v_subrev_f32 | f:ff | b - a
+        v_mul_f32 | f:ff | a * b
+        v_mul_legacy_f32 | f:ff | a == 0 || b == 0 ? 0.0f : a * b
+        v_fmac_f32 | f:ffq | fma_f32(a, b, d)
+        v_fmamk_f32 | f:fff | fma_f32(a, b, c)
+        v_fmaak_f32 | f:fff | fma_f32(a, b, c)
+        v_fmac_f64 | D:DDq | fma(a, b, d)
+        v_min_f32 | f:ff | smaller(a, b)
+        v_max_f32 | f:ff | larger(a, b)
+        v_add_u32 | u:uu | a + b
+        v_sub_u32 | u:uu | a - b
+        v_subrev_u32 | u:uu | b - a
+        v_mul_i32_i24 | u:uu | u32(low24(a) * low24(b))
+        v_mul_u32_u24 | u:uu | (a & 0xffffff) * (b & 0xffffff)
+        v_mul_hi_u32_u24 | u:uu | u32(u64(a & 0xffffff) * (b & 0xffffff) >> 32)
+        v_min_i32 | i:ii | a < b ? a : b
+        v_max_i32 | i:ii | a > b ? a : b
+        v_min_u32 | u:uu | a < b ? a : b
+        v_max_u32 | u:uu | a > b ? a : b
+        v_lshlrev_b32 | u:uu | b << (a & 31)
+        v_lshrrev_b32 | u:uu | b >> (a & 31)
+        v_ashrrev_i32 | i:ui | b >> (a & 31)
+        v_and_b32 | u:uu | a & b
+        v_or_b32 | u:uu | a | b
+        v_xor_b32 | u:uu | a ^ b
+        v_xnor_b32 | u:uu | ~(a ^ b)
+        v_add_co_u32 | um:uu | r = a + b; m = r < a
+        v_sub_co_u32 | um:uu | r = a - b; m = a < b
+        v_subrev_co_u32 | um:uu | r = b - a; m = b < a
+        v_addc_co_u32 | um:uum | const u64 t = u64(a) + b + c; r = u32(t); m = u32(t >> 32)
+        v_subb_co_u32 | um:uum | const u64 t = u64(a) - b - c; r = u32(t); m = u32(t >> 63)
+        v_subbrev_co_u32 | um:uum | const u64 t = u64(b) - a - c; r = u32(t); m = u32(t >> 63)
+        v_ldexp_f16 | h:hx | scaled(a, b)
+        v_add_f16 | h:hh | a + b
+        v_sub_f16 | h:hh | a - b
+        v_subrev_f16 | h:hh | b - a
+        v_mul_f16 | h:hh | a * b
+        v_min_f16 | h:hh | smaller(a, b)
+        v_max_f16 | h:hh | larger(a, b)
+        v_fmac_f16 | h:hhq | f16_of(f64(a) * b + d)
+        v_add_u16 | w:ww | a + b
+        v_sub_u16 | w:ww | a - b
+        v_subrev_u16 | w:ww | b - a
+        v_mul_lo_u16 | w:ww | a * b
+        v_lshlrev_b16 | w:ww | b << (a & 15)
+        v_lshrrev_b16 | w:ww | b >> (a & 15)
+        v_ashrrev_i16 | x:wx | b >> (a & 15)
+        v_max_u16 | w:ww | a > b ? a : b
+        v_max_i16 | x:xx | a > b ? a : b
+        v_min_u16 | w:ww | a < b ? a : b
+        v_min_i16 | x:xx | a < b ? a : b
+        v_dot2c_f32_f16 | f:uuq | f32(f64(half(a)) * half(b) + f64(half(a >> 16)) * half(b >> 16) + d)
+        v_dot4c_i32_i8 | i:uuq | d + dot4(a, b)
+    """,
+    "VOP3A & VOP3B": """
+        v_fma_f32 | f:fff | fma_f32(a, b, c)
+        v_fma_f64 | D:DDD | fma(a, b, c)
+        v_add_f64 | D:DD | a + b
+        v_mul_f64 | D:DD | a * b
+        v_min_f64 | D:DD | smaller(a, b)
+        v_max_f64 | D:DD | larger(a, b)
+        v_ldexp_f64 | D:Di | scalbn(a, b)
+        v_ldexp_f32 | f:fi | scaled(a, b)
+        v_mul_lo_u32 | u:uu | a * b
+        v_mul_hi_u32 | u:uu | u32(u64(a) * b >> 32)
+        v_mul_hi_i32 | i:ii | i32(i64(a) * b >> 32)
+        v_mad_u64_u32 | Um:uuU | r = u64(a) * b + c; m = r < c
+        v_mad_i64_i32 | Im:iiI | m = __builtin_add_overflow(i64(a) * b, c, &r)
+        v_mad_i32_i24 | u:uuu | u32(low24(a) * low24(b)) + c
+        v_mad_u32_u24 | u:uuu | (a & 0xffffff) * (b & 0xffffff) + c
+        v_mad_u32_u16 | u:wwu | a * b + c
+        v_mad_i32_i16 | i:xxi | a * b + c
+        v_mad_u16 | w:www | a * b + c
+        v_mad_legacy_u16 | w:www | a * b + c
+        v_fma_f16 | h:hhh | f16_of(f64(a) * b + c)
+        v_bfe_u32 | u:uuu | a >> (b & 31) & ((1u << (c & 31)) - 1)
+        v_bfe_i32 | i:iuu | field(a, b & 31, c & 31)
+        v_bfi_b32 | u:uuu | (a & b) | (~a & c)
+        v_bfm_b32 | u:uu | ((1u << (a & 31)) - 1) << (b & 31)
+        v_alignbit_b32 | u:uuu | u32((u64(a) << 32 | b) >> (c & 31))
+        v_alignbyte_b32 | u:uuu | u32((u64(a) << 32 | b) >> 8 * (c & 3))
+        v_perm_b32 | u:uuu | permuted(a, b, c)
+        v_add3_u32 | u:uuu | a + b + c
+        v_lshl_add_u32 | u:uuu | (a << (b & 31)) + c
+        v_add_lshl_u32 | u:uuu | (a + b) << (c & 31)
+        v_lshl_or_b32 | u:uuu | a << (b & 31) | c
+        v_and_or_b32 | u:uuu | (a & b) | c
+        v_or3_b32 | u:uuu | a | b | c
+        v_xad_u32 | u:uuu | (a ^ b) + c
+        v_xor3_b32 | u:uuu | a ^ b ^ c
+        v_lshl_add_u64 | U:UuU | (a << (b & 7)) + c
+        v_lshlrev_b64 | U:uU | b << (a & 63)
+        v_lshrrev_b64 | U:uU | b >> (a & 63)
+        v_ashrrev_i64 | I:uI | b >> (a & 63)
+        v_min3_f32 | f:fff | smaller(smaller(a, b), c)
+        v_max3_f32 | f:fff | larger(larger(a, b), c)
+        v_med3_f32 | f:fff | middle(a, b, c)
+        v_min3_i32 | i:iii | least(least(a, b), c)
+        v_max3_i32 | i:iii | most(most(a, b), c)
+        v_med3_i32 | i:iii | most(least(a, b), least(most(a, b), c))
+        v_min3_u32 | u:uuu | least(least(a, b), c)
+        v_max3_u32 | u:uuu | most(most(a, b), c)
+        v_med3_u32 | u:uuu | most(least(a, b), least(most(a, b), c))
+        v_bcnt_u32_b32 | u:uu | u32(__builtin_popcount(a)) + b
+        v_mbcnt_lo_u32_b32 | u:uu | u32(__builtin_popcount(a & (l < 32 ? (1u << l) - 1 : ~0u))) + b
+        v_mbcnt_hi_u32_b32 | u:uu | u32(__builtin_popcount(l < 32 ? 0 : a & ((1u << (l - 32)) - 1))) + b
+        v_cvt_pkrtz_f16_f32 | u:ff | toward_zero(a) | toward_zero(b) << 16
+        v_cvt_pk_u16_u32 | u:uu | least(a, 65535u) | least(b, 65535u) << 16
+        v_cvt_pk_bf16_f32 | u:ff | bf16_of(a) | bf16_of(b) << 16
+        v_pack_b32_f16 | u:ww | a | b << 16
+        v_sad_u32 | u:uuu | (a > b ? a - b : b - a) + c
+        v_div_scale_f32 | fm:fff | r = divide_scale(a, b, c, m)
+        v_div_fmas_f32 | f:fffv | divide_fmas(a, b, c, vcc)
+        v_div_fixup_f32 | f:fff | divide_fixup(a, b, c)
+        v_bitop3_b32 | u:uuu | three_bits(a, b, c, in.aux[0])
+        v_prng_b32 | u:u | a << 1 ^ (a >> 31 ? 197u : 0u)
+    """,
+}
+
+PACKED: Final = {
+    "VOP3P": """
+        v_pk_add_f32 | f:ff | a + b
+        v_pk_mul_f32 | f:ff | a * b
+        v_pk_fma_f32 | f:fff | fma_f32(a, b, c)
+        v_pk_add_f16 | h:hh | a + b
+        v_pk_mul_f16 | h:hh | a * b
+        v_pk_fma_f16 | h:hhh | f16_of(f64(a) * b + c)
+        v_pk_min_f16 | h:hh | smaller(a, b)
+        v_pk_max_f16 | h:hh | larger(a, b)
+        v_pk_add_u16 | w:ww | a + b
+        v_pk_add_i16 | x:xx | a + b
+        v_pk_sub_u16 | w:ww | a - b
+        v_pk_sub_i16 | x:xx | a - b
+        v_pk_mul_lo_u16 | w:ww | a * b
+        v_pk_mad_u16 | w:www | a * b + c
+        v_pk_mad_i16 | x:xxx | a * b + c
+        v_pk_lshlrev_b16 | w:ww | b << (a & 15)
+        v_pk_lshrrev_b16 | w:ww | b >> (a & 15)
+        v_pk_ashrrev_i16 | x:wx | b >> (a & 15)
+        v_pk_max_i16 | x:xx | a > b ? a : b
+        v_pk_min_i16 | x:xx | a < b ? a : b
+        v_pk_max_u16 | w:ww | a > b ? a : b
+        v_pk_min_u16 | w:ww | a < b ? a : b
+    """,
+}
+"""Each is done twice, on the low and the high half of its operands."""
+
+SCALAR: Final = {
+    "SOP1": """
+        s_mov_b32 | u:u | r = a
+        s_mov_b64 | U:U | r = a
+        s_cmov_b32 | u:u | r = scc ? a : d
+        s_cmov_b64 | U:U | r = scc ? a : d
+        s_not_b32 | u:u | r = ~a; scc = r != 0
+        s_not_b64 | U:U | r = ~a; scc = r != 0
+        s_brev_b32 | u:u | r = reversed(a)
+        s_bcnt1_i32_b32 | u:u | r = u32(__builtin_popcount(a)); scc = r != 0
+        s_bcnt1_i32_b64 | u:U | r = u32(__builtin_popcountll(a)); scc = r != 0
+        s_ff1_i32_b32 | u:u | r = a ? u32(__builtin_ctz(a)) : ~0u
+        s_ff1_i32_b64 | u:U | r = a ? u32(__builtin_ctzll(a)) : ~0u
+        s_flbit_i32_b32 | u:u | r = a ? u32(__builtin_clz(a)) : ~0u
+        s_flbit_i32_b64 | u:U | r = a ? u32(__builtin_clzll(a)) : ~0u
+        s_sext_i32_i8 | i:u | r = i32(int8_t(a))
+        s_sext_i32_i16 | i:u | r = i32(int16_t(a))
+        s_abs_i32 | u:u | r = a >> 31 ? 0 - a : a; scc = r != 0
+        s_bitset0_b32 | u:u | r = d & ~(1u << (a & 31))
+        s_bitset1_b32 | u:u | r = d | 1u << (a & 31)
+        s_and_saveexec_b64 | U:U | r = exec; exec = a & exec; scc = exec != 0
+        s_or_saveexec_b64 | U:U | r = exec; exec = a | exec; scc = exec != 0
+        s_xor_saveexec_b64 | U:U | r = exec; exec = a ^ exec; scc = exec != 0
+        s_andn2_saveexec_b64 | U:U | r = exec; exec = a & ~exec; scc = exec != 0
+        s_orn2_saveexec_b64 | U:U | r = exec; exec = a | ~exec; scc = exec != 0
+    """,
+    "SOP2": """
+        s_add_u32 | u:uu | r = a + b; scc = r < a
+        s_sub_u32 | u:uu | r = a - b; scc = a < b
+        s_add_i32 | u:uu | r = a + b; scc = (~(a ^ b) & (a ^ r)) >> 31
+        s_sub_i32 | u:uu | r = a - b; scc = ((a ^ b) & (a ^ r)) >> 31
+        s_addc_u32 | u:uu | const u64 t = u64(a) + b + scc; r = u32(t); scc = u32(t >> 32)
+        s_subb_u32 | u:uu | const u64 t = u64(a) - b - scc; r = u32(t); scc = u32(t >> 63)
+        s_min_i32 | i:ii | r = a < b ? a : b; scc = a < b
+        s_max_i32 | i:ii | r = a > b ? a : b; scc = a > b
+        s_min_u32 | u:uu | r = a < b ? a : b; scc = a < b
+        s_max_u32 | u:uu | r = a > b ? a : b; scc = a > b
+        s_cselect_b32 | u:uu | r = scc ? a : b
+        s_cselect_b64 | U:UU | r = scc ? a : b
+        s_and_b32 | u:uu | r = a & b; scc = r != 0
+        s_and_b64 | U:UU | r = a & b; scc = r != 0
+        s_or_b32 | u:uu | r = a | b; scc = r != 0
+        s_or_b64 | U:UU | r = a | b; scc = r != 0
+        s_xor_b32 | u:uu | r = a ^ b; scc = r != 0
+        s_xor_b64 | U:UU | r = a ^ b; scc = r != 0
+        s_andn2_b32 | u:uu | r = a & ~b; scc = r != 0
+        s_andn2_b64 | U:UU | r = a & ~b; scc = r != 0
+        s_orn2_b32 | u:uu | r = a | ~b; scc = r != 0
+        s_orn2_b64 | U:UU | r = a | ~b; scc = r != 0
+        s_nand_b64 | U:UU | r = ~(a & b); scc = r != 0
+        s_nor_b64 | U:UU | r = ~(a | b); scc = r != 0
+        s_xnor_b64 | U:UU | r = ~(a ^ b); scc = r != 0
+        s_lshl_b32 | u:uu | r = a << (b & 31); scc = r != 0
+        s_lshl_b64 | U:Uu | r = a << (b & 63); scc = r != 0
+        s_lshr_b32 | u:uu | r = a >> (b & 31); scc = r != 0
+        s_lshr_b64 | U:Uu | r = a >> (b & 63); scc = r != 0
+        s_ashr_i32 | i:iu | r = a >> (b & 31); scc = r != 0
+        s_ashr_i64 | I:Iu | r = a >> (b & 63); scc = r != 0
+        s_bfm_b32 | u:uu | r = ((1u << (a & 31)) - 1) << (b & 31)
+        s_bfm_b64 | U:uu | r = ((1ull << (a & 63)) - 1) << (b & 63)
+        s_mul_i32 | u:uu | r = a * b
+        s_mul_hi_u32 | u:uu | r = u32(u64(a) * b >> 32)
+        s_mul_hi_i32 | i:ii | r = i32(i64(a) * b >> 32)
+        s_bfe_u32 | u:uu | r = u32(bits_of(a, b & 31, b >> 16 & 127)); scc = r != 0
+        s_bfe_u64 | U:Uu | r = bits_of(a, b & 63, b >> 16 & 127); scc = r != 0
+        s_bfe_i32 | i:uu | r = i32(signed_bits_of(u64(i64(i32(a))), b & 31, b >> 16 & 127)); scc = r != 0
+        s_bfe_i64 | I:Uu | r = signed_bits_of(a, b & 63, b >> 16 & 127); scc = r != 0
+        s_absdiff_i32 | u:ii | const i32 t = i32(u32(a) - u32(b)); r = t < 0 ? 0 - u32(t) : u32(t); scc = r != 0
+        s_lshl1_add_u32 | u:uu | const u64 t = (u64(a) << 1) + b; r = u32(t); scc = t >> 32 != 0
+        s_lshl2_add_u32 | u:uu | const u64 t = (u64(a) << 2) + b; r = u32(t); scc = t >> 32 != 0
+        s_lshl3_add_u32 | u:uu | const u64 t = (u64(a) << 3) + b; r = u32(t); scc = t >> 32 != 0
+        s_lshl4_add_u32 | u:uu | const u64 t = (u64(a) << 4) + b; r = u32(t); scc = t >> 32 != 0
+        s_pack_ll_b32_b16 | u:uu | r = (a & 0xffff) | b << 16
+        s_pack_lh_b32_b16 | u:uu | r = (a & 0xffff) | (b & 0xffff0000)
+        s_pack_hh_b32_b16 | u:uu | r = a >> 16 | (b & 0xffff0000)
+    """,
+    "SOPK": """
+        s_movk_i32 | u:u | r = u32(i32(int16_t(a)))
+        s_cmovk_i32 | u:u | r = scc ? u32(i32(int16_t(a))) : d
+        s_addk_i32 | u:u | const u32 k = u32(i32(int16_t(a))); r = d + k; scc = (~(d ^ k) & (d ^ r)) >> 31
+        s_mulk_i32 | u:u | r = d * u32(i32(int16_t(a)))
+        s_cmpk_eq_i32 | :ii | scc = a == int16_t(b)
+        s_cmpk_lg_i32 | :ii | scc = a != int16_t(b)
+        s_cmpk_gt_i32 | :ii | scc = a > int16_t(b)
+        s_cmpk_ge_i32 | :ii | scc = a >= int16_t(b)
+        s_cmpk_lt_i32 | :ii | scc = a < int16_t(b)
+        s_cmpk_le_i32 | :ii | scc = a <= int16_t(b)
+        s_cmpk_eq_u32 | :uu | scc = a == uint16_t(b)
+        s_cmpk_lg_u32 | :uu | scc = a != uint16_t(b)
+        s_cmpk_gt_u32 | :uu | scc = a > uint16_t(b)
+        s_cmpk_ge_u32 | :uu | scc = a >= uint16_t(b)
+        s_cmpk_lt_u32 | :uu | scc = a < uint16_t(b)
+        s_cmpk_le_u32 | :uu | scc = a <= uint16_t(b)
+    """,
+    "SOPC": """
+        s_cmp_eq_i32 | :ii | scc = a == b
+        s_cmp_lg_i32 | :ii | scc = a != b
+        s_cmp_gt_i32 | :ii | scc = a > b
+        s_cmp_ge_i32 | :ii | scc = a >= b
+        s_cmp_lt_i32 | :ii | scc = a < b
+        s_cmp_le_i32 | :ii | scc = a <= b
+        s_cmp_eq_u32 | :uu | scc = a == b
+        s_cmp_lg_u32 | :uu | scc = a != b
+        s_cmp_gt_u32 | :uu | scc = a > b
+        s_cmp_ge_u32 | :uu | scc = a >= b
+        s_cmp_lt_u32 | :uu | scc = a < b
+        s_cmp_le_u32 | :uu | scc = a <= b
+        s_cmp_eq_u64 | :UU | scc = a == b
+        s_cmp_lg_u64 | :UU | scc = a != b
+        s_bitcmp0_b32 | :uu | scc = !(a >> (b & 31) & 1)
+        s_bitcmp1_b32 | :uu | scc = a >> (b & 31) & 1
+        s_bitcmp0_b64 | :Uu | scc = !(a >> (b & 63) & 1)
+        s_bitcmp1_b64 | :Uu | scc = a >> (b & 63) & 1
+    """,
+}
+
+TYPES: Final = {
+    "f16": "h", "f32": "f", "f64": "D", "i16": "x", "u16": "w",
+    "i32": "i", "u32": "u", "i64": "I", "u64": "U",
+}  # fmt: skip
+"""Kinds of operands by the ending of a comparison."""
+FLOAT_COMPARISONS: Final = {
+    "lt": "a < b", "eq": "a == b", "le": "a <= b", "gt": "a > b", "lg": "(a < b) | (a > b)",
+    "ge": "a >= b", "o": "(a == a) & (b == b)", "u": "(a != a) | (b != b)", "nge": "!(a >= b)",
+    "nlg": "!((a < b) | (a > b))", "ngt": "!(a > b)", "nle": "!(a <= b)", "neq": "!(a == b)",
+    "nlt": "!(a < b)",
+}  # fmt: skip
+INTEGER_COMPARISONS: Final = {
+    "lt": "a < b", "eq": "a == b", "le": "a <= b", "gt": "a > b", "ne": "a != b", "ge": "a >= b",
+}  # fmt: skip
+_WITHOUT_EFFECT: Final = (
+    "s_nop s_waitcnt s_setprio s_sleep s_inst_prefetch s_icache_inv s_dcache_inv s_dcache_wb "
+    "buffer_wbl2 buffer_inv s_set_gpr_idx_off s_sethalt s_ttracedata "
+)
+NOTHING: Final = frozenset(_WITHOUT_EFFECT.split())
+"""Instructions that change no value: every access is done before the next instruction begins."""
+
+
+def read(tables: dict[str, str]) -> Iterator[MachineOperation]:
+    """The operations of a table's text."""
+    for section, text in tables.items():
+        for line in text.strip().splitlines():
+            name, form, expression = (part.strip() for part in line.split("|", 2))
+            results, _, sources = form.partition(":")
+            yield MachineOperation(name, results, sources, expression, section)
+
+
+def comparisons() -> Iterator[MachineOperation]:
+    """Every `v_cmp` and `v_cmpx`: section VOPC."""
+    for ending, kind in TYPES.items():
+        found = FLOAT_COMPARISONS if ending.startswith("f") else INTEGER_COMPARISONS
+        for name, expression in found.items():
+            for prefix in ("v_cmp", "v_cmpx"):
+                yield MachineOperation(
+                    f"{prefix}_{name}_{ending}", "m", kind * 2, expression, "VOPC"
+                )
+    for ending, kind in (("f32", "f"), ("f16", "h"), ("f64", "D")):
+        form = f"{kind}{'w' if kind == 'h' else 'u'}"
+        test = "class_of_half(a, b)" if kind == "h" else "class_of(a, b)"
+        yield MachineOperation(f"v_cmp_class_{ending}", "m", form, test, "VOPC")

@@ -1,0 +1,41 @@
+// The loop: workgroups one after another, the waves of a workgroup in turn, each up to its barrier.
+static void begin(Wave& w, const Launch& c, Machine& m, const u32* group, u32 wave) {
+    for (u32 r = 0; r < 512; r++) if (c.registers >> (r / 32) & 1) std::fill(w.v[r], w.v[r] + LANES, POISON);
+    std::fill(w.s, w.s + 128, POISON);
+    w.scc = 0; w.pc = 0; w.ended = w.waits = false; w.m = &m; w.launch = const_cast<Launch*>(&c);
+    u32 left = c.threads - wave * LANES;
+    w.set_pair(EXEC, left >= LANES ? ALL : (1ull << left) - 1);
+    for (int l = 0; l < LANES; l++) w.v[0][l] = wave * LANES + l;
+    w.set_pair(c.kernarg_sgpr, c.kernarg);
+    for (u32 i = 0; i < c.preload_sgprs; i++) memcpy(w.s + c.kernarg_sgpr + 2 + i, (const u8*)c.kernarg + c.preload_offset + 4 * i, 4);
+    u32 at = c.group_sgpr;
+    for (int axis = 0; axis < 3; axis++) if (c.group_ids >> axis & 1) w.s[at++] = group[axis];
+    w.scratch.assign(u64(c.scratch_bytes) * LANES, 0xD5);
+}
+static void go(Wave& w, Launch& c, u64& left) {
+    while (!w.ended && !w.waits) {
+        if (w.pc >= c.length) fail("the code runs past its end");
+        const Instruction& in = c.code[w.pc];
+        c.counts[w.pc]++; c.lanes[w.pc] += u64(__builtin_popcountll(w.exec()));
+        if (left-- == 0) fail("the kernel ran for %llu instructions without an end", (unsigned long long)c.limit);
+        w.pc++;
+        try { FUNCTIONS[in.operation](w, in); }
+        catch (const Fault& f) { w.pc--; throw; }
+    }
+}
+// 0, or 1 with a message and the place of the instruction that failed
+extern "C" int ratchet_emulate(Launch* given, char* message, u64 room, u64* where) {
+    Launch& c = *given; u32 waves = (c.threads + LANES - 1) / LANES; u64 left = c.limit;
+    std::unique_ptr<Wave[]> all(new Wave[waves]); Machine m(c); u32 group[3]; Wave* now = nullptr;
+    try {
+        for (group[2] = 0; group[2] < c.grid[2]; group[2]++) for (group[1] = 0; group[1] < c.grid[1]; group[1]++) for (group[0] = 0; group[0] < c.grid[0]; group[0]++) {
+            for (u64 i = 0; i < m.lds.size(); i++) m.lds[i] = u8(POISON >> 8 * (i & 3));
+            for (u32 i = 0; i < waves; i++) begin(all[i], c, m, group, i);
+            for (bool busy = true; busy;) {
+                busy = false;
+                for (u32 i = 0; i < waves; i++) { now = &all[i]; if (!now->ended) { now->waits = false; go(*now, c, left); busy |= !now->ended; } }
+            }
+        }
+    } catch (const Fault& f) { snprintf(message, room, "%s", f.text); *where = now->pc; return 1; }
+    return 0;
+}

@@ -1,0 +1,64 @@
+"""Triton kernels for a GPU that is not here: judged by its machine code, and never timed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ratchet.judge.decided import Decided
+from ratchet.judge.emulator.build import compiled_machine
+from ratchet.judge.verdict import Evidence
+from ratchet.judge.workers.memory.mapping import seal
+from ratchet.judge.workers.memory.packed_files import SEALS
+from ratchet.kernels.kernel import Kernel
+
+LOADED = """\
+from ratchet.judge.emulator.loading import load_emulated
+
+{entry} = load_emulated({source!r}, {entry!r}, {target!r})
+"""
+BEYOND = ("not emulated", "too large to be emulated", "cannot be emulated")
+
+
+def emulated(kernel: Kernel, target: str) -> Kernel | Decided:
+    """Return the kernel as one in torch, whose launches are emulated."""
+    if kernel.language != "triton":
+        reason = f"kernels in {kernel.language} are not emulated: give one in Triton"
+        return Decided("unmeasured", reason)
+    if importlib.util.find_spec("triton") is None:
+        return Decided("unmeasured", "triton is not installed: pip install triton==3.7.1")
+    source = LOADED.format(entry=kernel.entry, source=kernel.source, target=target)
+    return replace(kernel, language="torch", source=source)
+
+
+@contextlib.contextmanager
+def sealed_machine() -> Iterator[int]:
+    """A descriptor of the compiled emulator, which a candidate cannot change."""
+    descriptor = os.memfd_create("emulator", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.write(descriptor, compiled_machine().read_bytes())
+        seal(descriptor, SEALS)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def right_on(target: str) -> Decided:
+    """The answer on a kernel that passed every case: never more than `correct`."""
+    detail = f"every launch ran as {target}'s machine code in the emulator; no GPU took part"
+    evidence = (Evidence(check="emulated", passed=True, detail=detail),)
+    reason = (
+        f"right on every case as machine code of {target}, emulated; its speed was not measured"
+    )
+    return Decided("correct", reason, evidence)
+
+
+def without_blame_of(decided: Decided, target: str) -> Decided:
+    """Leave a kernel unmeasured by what only the emulator cannot do, or not in time."""
+    beyond = decided.status == "crashed" and any(words in decided.reason for words in BEYOND)
+    if decided.status == "timed_out" or beyond:
+        return replace(decided, status="unmeasured", reason=f"emulated {target}: {decided.reason}")
+    return decided

@@ -1,0 +1,101 @@
+"""Small kernels in assembly: a lane loads three words, runs a few lines, stores v4 and v5."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+
+from ratchet.judge.emulator.build import compiled_machine
+from ratchet.judge.emulator.decode import decode
+from ratchet.judge.emulator.launch import Emulator, LaunchCounts, LaunchMemory, LaunchValue
+
+TEXT = """\
+	.amdgcn_target "amdgcn-amd-amdhsa--{target}"
+small:
+	.file	1 "/tmp" "small.py"
+	.loc	1 7 0
+	s_load_dwordx4 s[4:7], s[0:1], 0x0
+	v_lshlrev_b32_e32 v0, 2, v0
+	s_waitcnt lgkmcnt(0)
+	global_load_dword v1, v0, s[4:5]
+	global_load_dword v2, v0, s[4:5] offset:{lane_bytes}
+	global_load_dword v3, v0, s[4:5] offset:{two_lane_bytes}
+	s_waitcnt vmcnt(0)
+	v_mov_b32_e32 v4, 0
+	v_mov_b32_e32 v5, 0
+	.loc	1 8 0
+{body}
+	.loc	1 9 0
+	global_store_dword v0, v4, s[6:7]
+	global_store_dword v0, v5, s[6:7] offset:{lane_bytes}
+	s_endpgm
+	.section	.rodata
+	.amdhsa_user_sgpr_count 2
+	.amdhsa_system_sgpr_workgroup_id_x 1
+	.amdgpu_metadata
+amdhsa.kernels:
+  - .args:
+      - .offset:         0
+        .size:           8
+        .value_kind:     global_buffer
+      - .offset:         8
+        .size:           8
+        .value_kind:     global_buffer
+    .group_segment_fixed_size: {lds}
+    .kernarg_segment_size: 16
+    .name:           small
+    .private_segment_fixed_size: {scratch}
+    .wavefront_size: 64
+	.end_amdgpu_metadata
+"""
+
+
+@functools.cache
+def emulator() -> Emulator:
+    return Emulator(compiled_machine())
+
+
+def text_of(
+    body: str, *, target: str = "gfx942", lds: int = 1024, scratch: int = 0, threads: int = 64
+) -> str:
+    lines = "\n".join(
+        f"\t{line.strip()}" if line.strip()[-1:] != ":" else line.strip()
+        for line in body.strip().splitlines()
+    )
+    return TEXT.format(
+        body=lines,
+        target=target,
+        lds=lds,
+        scratch=scratch,
+        lane_bytes=4 * threads,
+        two_lane_bytes=8 * threads,
+    )
+
+
+def run(
+    body: str,
+    a: Sequence[int] = (),
+    b: Sequence[int] = (),
+    c: Sequence[int] = (),
+    *,
+    threads: int = 64,
+    limit: int = 100_000,
+    **given: object,
+) -> tuple[list[int], list[int], LaunchCounts]:
+    """v4 and v5 of each lane, from v1, v2 and v3; shorter inputs repeat."""
+    kernel = decode(text_of(body, threads=threads, **given))  # type: ignore[arg-type]
+    words = [one[lane % len(one)] if one else 0 for one in (a, b, c) for lane in range(threads)]
+    source = (ctypes.c_uint32 * (3 * threads))(*words)
+    target = (ctypes.c_uint32 * (2 * threads))()
+    places = [ctypes.addressof(one) for one in (source, target)]
+    counts = emulator().run(
+        kernel,
+        grid=(1, 1, 1),
+        threads=threads,
+        shared_bytes=0,
+        values=[LaunchValue("*i32", place) for place in places],
+        memories=[LaunchMemory(places[0], 12 * threads), LaunchMemory(places[1], 8 * threads)],
+        limit=limit,
+    )
+    return list(target[:threads]), list(target[threads:]), counts

@@ -1,0 +1,95 @@
+"""Verdicts on Triton kernels by the machine code of GPUs that are not here."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from ratchet.errors import RatchetError
+from ratchet.judge.api import judge as judge_by_name
+from ratchet.judge.emulator.decode import TARGETS
+from ratchet.judge.options import EMULATED
+from ratchet.judge.sandbox import isolation
+from ratchet.judge.trial.kernel_trial import KernelJudge
+from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.library_triton import triton_kernels
+from ratchet.kernels.problem import Problem
+from ratchet.kernels.suites import find_problem
+
+KERNEL = triton_kernels()["rope_forward"]
+
+
+def changed(old: str, new: str) -> Kernel:
+    assert KERNEL.source.count(old) == 1
+    return replace(KERNEL, source=KERNEL.source.replace(old, new))
+
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
+needs_sandbox = pytest.mark.skipif(
+    isolation.bubblewrap() is None
+    and os.geteuid() == 0
+    and not isolation._enterable(sys.base_prefix),
+    reason="no bubblewrap, and this Python lies where a candidate's uid may not read",
+)
+
+
+def test_the_options_are_the_targets_that_are_decoded() -> None:
+    assert EMULATED == TARGETS
+
+
+def test_an_unknown_target_is_a_mistake_in_the_call() -> None:
+    with pytest.raises(RatchetError, match="unknown target 'gfx90a': use one of gfx942, gfx950"):
+        judge_by_name(KERNEL, "rope_forward", target="gfx90a")
+
+
+@pytest.fixture(scope="module")
+def court() -> Iterator[KernelJudge]:
+    with KernelJudge(threads=1) as kept:
+        yield kept
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return find_problem("rope_forward").at("ci")
+
+
+@needs_triton
+@needs_sandbox
+@pytest.mark.slow
+class TestVerdicts:
+    def test_a_right_kernel_is_correct_and_never_proven(
+        self, court: KernelJudge, problem: Problem
+    ) -> None:
+        verdict = court.judge(KERNEL, problem, target="gfx942")
+        assert verdict.status == "correct", verdict.reason
+        assert "as machine code of gfx942, emulated" in verdict.reason
+        assert verdict.evidence[-1].check == "emulated"
+        assert verdict.samples == []
+
+    def test_a_wrong_kernel_is_wrong(self, court: KernelJudge, problem: Problem) -> None:
+        verdict = court.judge(changed("+ first * sin", "- first * sin"), problem, target="gfx950")
+        assert verdict.status == "wrong", verdict.reason
+
+    def test_an_access_outside_of_a_tensor_names_its_line(
+        self, court: KernelJudge, problem: Problem
+    ) -> None:
+        away = changed("start * x_row\n", "start * x_row + (1 << 27)\n")
+        verdict = court.judge(away, problem, target="gfx942")
+        assert verdict.status == "crashed", verdict.reason
+        assert "in the kernel rope_kernel at kernel.py:" in verdict.reason
+        assert "lies in no tensor" in verdict.reason
+
+    def test_a_kernel_in_another_language_is_not_emulated(
+        self, court: KernelJudge, problem: Problem
+    ) -> None:
+        kernel = replace(KERNEL, language="torch")
+        verdict = court.judge(kernel, problem, target="gfx942")
+        assert verdict.status == "unmeasured"
+        assert "kernels in torch are not emulated" in verdict.reason
