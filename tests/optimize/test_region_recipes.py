@@ -21,12 +21,14 @@ from ratchet.errors import KernelError, RecipeError
 from ratchet.graph.regions.foreign import check_region_problem
 from ratchet.graph.regions.region import region_name
 from ratchet.judge.revision import revision
+from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.case import Case, TensorSpec
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library import registry
 from ratchet.kernels.problem import Problem
 from ratchet.ledger import Fingerprint, Ledger
+from ratchet.ledger.fleet import LocalFleet
 from ratchet.ledger.verdicts import JudgedKernel
 from ratchet.optimize.recipe import reproof
 from ratchet.optimize.recipe.recipe import Recipe
@@ -257,6 +259,7 @@ class FixedJudge:
     asked: list[str] = field(default_factory=list)
     fingerprint: Fingerprint = field(default_factory=here)
     device: Any = field(default_factory=lambda: probe("cpu"))
+    fleet: Any = field(default_factory=lambda: LocalFleet(KernelJudge()))
 
     def judge(self, kernel: Kernel, problem: Problem, terms: Any) -> JudgedKernel:
         self.asked.append(problem.hash)

@@ -41,6 +41,7 @@ class LoopNest:
     inner: frozenset[int] | None = None
     """Axes that a row consists of; None as long as no member decides it."""
     members: dict[Node, Role] = field(default_factory=dict)
+    takes_parts: bool = True
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -107,10 +108,12 @@ class FusionPlan:
     """Nodes that get memory, outputs among them."""
 
 
-def planned(form: LoopForm, *, fuse: bool = True, factors: bool = True) -> FusionPlan:
+def planned(
+    form: LoopForm, *, fuse: bool = True, factors: bool = True, parts: bool = True
+) -> FusionPlan:
     """Return the stages of a form; without `fuse`, every node that gets memory has its own.
 
-    `factors`: the factors of products get memory.
+    `factors`: the factors of products get memory. `parts`: nests take parts of longer rows.
     """
     outputs = _apart(form.outputs)
     kept = _kept(outputs, factors)
@@ -123,7 +126,7 @@ def planned(form: LoopForm, *, fuse: bool = True, factors: bool = True) -> Fusio
         first = max((home[one] for one in reads if one in home), default=0)
         place = _joined(node, stages, first, kept) if fuse else None
         if place is None:
-            stages.append(_stage_of(node, len(stages)))
+            stages.append(_stage_of(node, len(stages), parts))
             place = len(stages) - 1
         home[node] = place
     return FusionPlan(stages=tuple(stages), outputs=outputs, kept=frozenset(kept))
@@ -238,11 +241,11 @@ def dense(shape: Sequence[Extent]) -> tuple[Extent, ...]:
     return tuple(size for size in shape if size != ONE)
 
 
-def _stage_of(node: Node, number: int) -> Stage:
+def _stage_of(node: Node, number: int, parts: bool) -> Stage:
     if isinstance(node, Scatter | Order | Matmul):
         return Alone(node=node)
     over = node.arg.shape if isinstance(node, Fold) else node.shape
-    nest = LoopNest(name=f"i{number}", sizes=dense(over))
+    nest = LoopNest(name=f"i{number}", sizes=dense(over), takes_parts=parts)
     _admit(nest, node)
     return nest
 
@@ -303,7 +306,8 @@ def _roles(nest: LoopNest, node: Node) -> Iterator[tuple[Role, frozenset[int] | 
         return
     if nest.inner is not None and sizes == tuple(nest.sizes[k] for k in nest.axes("row")):
         yield "row", nest.inner
-    if nest.inner == frozenset([len(nest.sizes) - 1]) and _groups(nest.sizes, sizes):
+    grouped = nest.takes_parts and nest.inner == frozenset([len(nest.sizes) - 1])
+    if grouped and _groups(nest.sizes, sizes):
         yield "part", nest.inner
 
 

@@ -151,7 +151,7 @@ class TileForm:
 
     def __init__(self, form: LoopForm, choices: TileChoices, number: int) -> None:
         self.form, self.choices, self.number = form, choices, number
-        self.plan = planned(form, fuse=choices.fuse, factors=not choices.prologue)
+        self.plan = planned(form, fuse=choices.fuse, factors=not choices.prologue, parts=False)
         self.buffers: dict[Node, Buffer] = {}
         self.made: list[str] = []
         self.evaluator = TileEvaluator(self.buffers)

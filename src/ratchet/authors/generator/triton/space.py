@@ -52,7 +52,7 @@ def triton_space(problem: Problem, forms: tuple[LoopForm, ...]) -> TritonSpace:
 
 def tile_options(forms: tuple[LoopForm, ...]) -> dict[str, tuple[str, ...]]:
     """Return the choices that matter for these forms."""
-    plans = [planned(form, factors=False) for form in forms]
+    plans = [planned(form, factors=False, parts=False) for form in forms]
     nests = [stage for plan in plans for stage in plan.stages if isinstance(stage, LoopNest)]
     roles = {role for nest in nests for role in nest.members.values()}
     options = dict(TILE_OPTIONS)
