@@ -144,17 +144,16 @@ def _written(
 
 
 def _prove_known(problem: Problem, judge: RecordedJudge, request: WritingRequest) -> None:
-    """Judge what is proven for the same region under other values, until one is proven here too."""
+    """Judge on this problem what is proven for the same region under other values."""
     book, judged_by = WritingBook(judge.ledger, judge.fingerprint), revision()
     if book.proven(problem.hash, judge=judged_by):
         return
-    known = book.proven_under(problem.name, judge=judged_by)
-    terms = Terms(time_limit_s=request.budget_s / 2, device=request.device)
-    for kernel in {kernel.hash: kernel for kernel, _ in known}.values():
-        if request.language not in (None, kernel.language):
-            continue
-        if judge.judge(kernel, problem, terms).verdict["status"] == "proven":
-            return
+    kernel = book.best_of_region(
+        problem.name, problem.hash, judge=judged_by, language=request.language
+    )
+    if kernel is not None:
+        terms = Terms(time_limit_s=request.budget_s / 2, device=request.device)
+        judge.judge(kernel, problem, terms)
 
 
 def _row(one: Asked, result: WritingResult) -> RegionRow:

@@ -142,13 +142,22 @@ class WritingBook:
         verdicts = self.ledger.proven_kernels(problem_hash, self._here, judge=judge)
         return [(self.kernel(one["kernel_hash"]), one) for one in verdicts]
 
-    def proven_under(self, name: str, *, judge: str) -> list[tuple[Kernel, dict[str, Any]]]:
-        """Return every kernel that is proven here for a problem of this name, with its verdict.
+    def best_of_region(
+        self, name: str, problem_hash: str, *, judge: str, language: str | None
+    ) -> Kernel | None:
+        """Return the kernel of a region to try on one of its problems; None without a proven one.
 
-        A region's name has its key: other values of the same region make another problem of it.
+        A region's name has its key: other values of it make another problem. A kernel proven on
+        this problem comes first, then the one with the highest lower end. Only one is to be tried:
+        the best of several verdicts looks faster than it is.
         """
-        hashes = self.ledger.proven_problems(self._here).get(name, ())
-        return [found for one in hashes for found in self.proven(one, judge=judge)]
+        found = [
+            (one == problem_hash, _low(verdict), kernel)
+            for one in self.ledger.proven_problems(self._here).get(name, ())
+            for kernel, verdict in self.proven(one, judge=judge)
+            if language in (None, kernel.language)
+        ]
+        return max(found, key=lambda one: one[:2])[2] if found else None
 
     def _runs(self, problem_hash: str | None = None) -> list[WritingRun]:
         found: dict[str, WritingRun] = {}
@@ -182,3 +191,8 @@ class WritingBook:
 
 def _read(payloads: list[dict[str, Any]]) -> list[WrittenAnswer]:
     return [msgspec.convert(payload, WrittenAnswer) for payload in payloads]
+
+
+def _low(verdict: Mapping[str, Any]) -> float:
+    ratio = (verdict.get("speedup") or {}).get("vs_reference")
+    return float(ratio["low"]) if ratio else 0.0

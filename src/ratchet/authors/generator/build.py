@@ -13,7 +13,6 @@ from ratchet.authors.generator.extent import (
     flattened,
     product_of,
     unflattened,
-    whole,
 )
 from ratchet.authors.generator.form import (
     REALS,
@@ -278,8 +277,3 @@ def first_of(arg: Node, dim: int, largest: bool) -> tuple[Node, Node]:
     none = position(arg.shape[dim], arg.shape)
     found = folded("min", chosen(same, place, none, "int64"), [dim], True, "int64")
     return best, found
-
-
-def extents_equal(one: Extent, other: Extent | int) -> bool:
-    """Return whether two extents are the same polynomial."""
-    return one == whole(other)

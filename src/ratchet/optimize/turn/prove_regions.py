@@ -36,8 +36,6 @@ OF_A_REGION = re.compile(r"_[0-9a-f]{8}$")
 """End of the name of a region's problem: the start of its key."""
 MEASURING_S, MEASURING_SHARE = 20.0, 0.05
 """Time for measuring what regions take now, and its share of the stage's time at most."""
-MOST_KERNELS = 2
-"""Proven kernels of other problems of a region that are judged on this one."""
 MOST_WRITTEN = 4
 """Regions that the authors write for in one turn."""
 WRITING_SHARE = 0.5
@@ -199,29 +197,19 @@ class RegionTrials:
         self, court: KernelCourt, judge: KernelJudge, region: WorkloadRegion
     ) -> tuple[RegionKernel | None, str]:
         """Return the region's proven kernel, or the reason why a known one is none here."""
-        reason = ""
-        for kernel in self._candidates(region):
-            verdict = court.known_or_judged(judge, kernel, region.problem)
-            if verdict is None:
-                return None, reason or NO_TIME
-            about = {"library": "region", "kernel": kernel.name, "problem": region.problem.name}
-            court.verdicts.append({**verdict, **about})
-            if verdict["status"] == "proven" and court.may_be_loaded(kernel):
-                return _installed(region, kernel), ""
-            reason = f"{verdict['status']}, {verdict['reason']}"
-        return None, reason
-
-    def _candidates(self, region: WorkloadRegion) -> list[Kernel]:
-        """Return the C++ kernels proven for the region: on this problem first, then the fastest.
-
-        Values of another workload may make another problem of the same region.
-        """
         book = WritingBook(self.turn.ledger, self.turn.fingerprint)
-        found = book.proven_under(region.problem.name, judge=revision())
-        here = region.problem.hash
-        ranked = sorted(found, key=lambda one: (one[1]["problem_hash"] != here, -_low(one[1])))
-        kernels = {kernel.hash: kernel for kernel, _ in ranked if kernel.language == "cpp"}
-        return list(kernels.values())[:MOST_KERNELS]
+        name, here = region.problem.name, region.problem.hash
+        kernel = book.best_of_region(name, here, judge=revision(), language="cpp")
+        if kernel is None:
+            return None, ""
+        verdict = court.known_or_judged(judge, kernel, region.problem)
+        if verdict is None:
+            return None, NO_TIME
+        about = {"library": "region", "kernel": kernel.name, "problem": name}
+        court.verdicts.append({**verdict, **about})
+        if verdict["status"] == "proven" and court.may_be_loaded(kernel):
+            return _installed(region, kernel), ""
+        return None, f"{verdict['status']}, {verdict['reason']}"
 
     def _written(
         self, best: Candidate, chosen: Sequence[WorkloadRegion], budget_s: float
@@ -282,8 +270,3 @@ def _installed(region: WorkloadRegion, kernel: Kernel) -> RegionKernel:
         kernel=kernel.as_json(),
         problem=region.problem.as_json(),
     )
-
-
-def _low(verdict: Mapping[str, Any]) -> float:
-    ratio = (verdict.get("speedup") or {}).get("vs_reference")
-    return float(ratio["low"]) if ratio else 0.0
