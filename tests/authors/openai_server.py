@@ -71,7 +71,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class QuietServer(ThreadingHTTPServer):
-    daemon_threads = True
+    """Wait for the threads that answer at the end, so that no socket outlives a test."""
+
+    daemon_threads = False
 
     def handle_error(self, *_: object) -> None:
         """Say nothing of clients that hang up: some tests do."""

@@ -34,12 +34,13 @@ class OpenAIClient:
         self.model = model
         self.place = shown_url(base_url)
         self._key = key
-        self._client = _openai(base_url, key)
+        self._base_url = base_url
+        _openai(base_url, key).close()  # a URL that is no URL is told now
         self._options: dict[str, str] = {"stream_options": "", "temperature": "", "max_tokens": ""}
         """The optional parameters that this endpoint takes, and their other names."""
 
     def ask(self, question: ChatRequest) -> Reply:
-        """Stream one answer."""
+        """Stream one answer, over connections of its own: turns are minutes apart."""
         began_s = time.monotonic()
         reply = self._asked(question, began_s)
         for _ in range(len(self._options)):
@@ -55,9 +56,10 @@ class OpenAIClient:
         status: Status
         wish: float | None = None
         try:
-            streaming = self._client.chat.completions.with_streaming_response
-            with streaming.create(**self._request(question)) as response:
-                text.read(response)
+            with _openai(self._base_url, self._key) as client:
+                streaming = client.chat.completions.with_streaming_response
+                with streaming.create(**self._request(question)) as response:
+                    text.read(response)
             return text.reply()
         except openai.APITimeoutError:
             status, reason = "timed_out", f"no answer within {question.time_limit_s:.0f} s"
