@@ -1,7 +1,8 @@
-"""Runs the Triton library in Triton's interpreter, in a process of its own: one JSON line a check.
+"""Runs the Triton library's machine code in the emulator: one JSON line a check.
 
-The interpreter changes Triton for the whole process, and the sources are loaded as the judge's
-worker loads candidates. Arguments: `few` or `all` cases of each problem.
+The emulator's driver changes Triton for the whole process, so this has a process of its own. The
+sources are loaded as the judge's worker loads candidates. Arguments: `few` or `all` cases of each
+problem, and the target.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ratchet.judge.workers.candidate.triton_source import load_interpreted
+from ratchet.judge.emulator.build import compiled_machine
+from ratchet.judge.emulator.loading import load_emulated
 from ratchet.kernels.library import LIBRARY, WorkloadShapes
 from ratchet.kernels.library_triton import ENTRIES, source_path
 from ratchet.kernels.problem import Case, Problem
@@ -106,7 +108,7 @@ import triton.language as tl
 
 @triton.jit
 def places_kernel(out, rows, columns, XCDS: tl.constexpr):
-    row, column = _place(rows, columns, 64, 64, GROUP, XCDS)
+    row, column = _place(rows, columns, 64, 64, 8, XCDS)
     tl.store(out + tl.program_id(0), row * 1000 + column)
 """
 
@@ -118,7 +120,6 @@ def places(module: dict[str, Any]) -> None:
 
     path = Path(tempfile.mkdtemp()) / "places.py"
     path.write_text(PLACES)
-    module["GROUP"] = 8
     exec(compile(PLACES, str(path), "exec"), module)
     for rows, columns in ((64, 64), (700, 300), (64 * 17, 64 * 3), (64 * 8, 64 * 8)):
         tiles = -(-rows // 64) * -(-columns // 64)
@@ -131,10 +132,11 @@ def places(module: dict[str, Any]) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    everything = sys.argv[1] == "all"
+    everything, target, machine = sys.argv[1] == "all", sys.argv[2], str(compiled_machine())
     in_fp32 = {one.name: one for lib in LIBRARY.values() for one in lib.problems(FP32)}
     for name, entries in ENTRIES.items():
-        module = load_interpreted(source_path(name).read_text(), entries[0]).__globals__
+        source = source_path(name).read_text()
+        module = load_emulated(source, entries[0], target, machine).__globals__
         for entry in entries:
             problem = find_problem(entry).at("ci")
             for case in problem.cases:

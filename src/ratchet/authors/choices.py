@@ -7,7 +7,7 @@ from typing import Final
 
 from ratchet.authors.result import AUTHORS, LANGUAGES, AgentChoice, Reuse, WritingRequest
 from ratchet.errors import RatchetError
-from ratchet.judge.options import parse_device, parse_time_limit_s
+from ratchet.judge.options import parse_device, parse_target, parse_time_limit_s
 from ratchet.kernels.kernel import Language
 
 SHORTEST_BUDGET_S: Final = 20.0
@@ -23,6 +23,7 @@ def make_request(
     search: str = "evolution",
     agent: AgentChoice | None = None,
     device: str = "auto",
+    target: str | None = None,
     seed: int = 0,
     resume: bool = False,
     fresh: bool = False,
@@ -37,12 +38,17 @@ def make_request(
     chosen = agent or AgentChoice()
     if resume and fresh:
         raise RatchetError("--resume continues a run and --fresh begins one: give one of them")
+    if target is not None and language not in (None, "triton"):
+        raise RatchetError(f"--target is for kernels in Triton: leave out --language {language}")
+    if target is not None and device.startswith("cuda"):
+        raise RatchetError("--target is for a GPU that is not here: leave out --device")
     return WritingRequest(
         budget_s=parse_budget_s(budget),
         seed=_seed(seed),
         authors=parse_authors(authors, has_agent=bool(chosen.model or chosen.replay)),
-        language=_language(language),
-        device=parse_device(device),
+        language=_language(language) if target is None else "triton",
+        device=parse_device(device) if target is None else "cpu",
+        target=None if target is None else parse_target(target),
         search=_one_of("search", search, SEARCHES),
         agent=_agent(chosen),
         resume=resume,

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from ratchet.authors.search import static_rank
-from ratchet.authors.search.static_rank import static_words
+from ratchet.authors.search.static_rank import TARGET, static_rank, static_words
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
 from ratchet.ledger.verdicts import JudgedKernel, RecordedJudge, Terms
@@ -68,8 +67,10 @@ class Court(Protocol):
 class RecordedCourt:
     """A court that keeps its verdicts in the ledger."""
 
-    def __init__(self, judge: RecordedJudge) -> None:
+    def __init__(self, judge: RecordedJudge, *, target: str | None = None) -> None:
+        """`target` is a GPU that is not here: the machine code of kernels in Triton is emulated."""
         self._judge = judge
+        self._target = target
 
     @property
     def width(self) -> int:
@@ -107,19 +108,22 @@ class RecordedCourt:
             found = {one.kernel_hash: _estimate(one) for one in answers}
         tried = [one for one in kernels if one.language in NOT_SCREENED]
         terms = Terms(
-            time_limit_s=min(time_limit_s, TRIED_S), device=device, profiled=(static_rank.TARGET,)
+            time_limit_s=min(time_limit_s, TRIED_S),
+            device=device,
+            profiled=(self._target or TARGET,),
+            target=self._target,
         )
         for kernel, verdict in self._judge.try_out(tried, problem, terms):
-            found[kernel.hash] = _tried(kernel, verdict)
+            found[kernel.hash] = _tried(kernel, verdict, self._target)
         return [found[one.hash] for one in kernels]
 
 
-def _tried(kernel: Kernel, verdict: Verdict) -> Estimate:
+def _tried(kernel: Kernel, verdict: Verdict, target: str | None) -> Estimate:
     """Return an estimate from a verdict that is not kept: its luck is the search's."""
     speedup = verdict.speedup.vs_reference
-    rank = static_rank.static_rank(verdict.static) if speedup is None else ()
+    rank = () if speedup or target is None else static_rank(verdict, target)
     right = verdict.status in RIGHT
-    words = static_words(rank) if len(rank) == 3 else verdict.reason
+    words = static_words(rank, target) if target and len(rank) == 3 else verdict.reason
     return Estimate(
         kernel_hash=kernel.hash,
         status="screened" if right else verdict.status,

@@ -40,6 +40,8 @@ class WritingRequest(msgspec.Struct, frozen=True, kw_only=True):
     language: Language | None = None
     """Only kernels in this language; None for any."""
     device: str = "auto"
+    target: str | None = None
+    """An AMD GPU that is not here: kernels are in Triton, and their machine code is emulated."""
     search: str = "evolution"
     """The search's strategy: evolution, optuna or random."""
     agent: AgentChoice = AgentChoice()

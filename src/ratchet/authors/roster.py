@@ -90,6 +90,7 @@ def _agent(setting: Setting) -> Author:
         replay=chosen.replay or None,
         language=request.language,
         device=setting.device,
+        target=request.target,
     )
 
 

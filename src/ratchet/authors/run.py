@@ -85,6 +85,8 @@ class ProblemRun:
     floor_s: float | None = None
     """Least time of a call by the roofline."""
     on_gpu: bool = False
+    target: str | None = None
+    """A GPU that is not here, whose machine code is emulated."""
     before_s: float = 0.0
     """Seconds of the budget that were spent before: by a run that is resumed, by reading."""
     clock: Callable[[], float] = time.monotonic
@@ -428,6 +430,7 @@ class ProblemRun:
             against_compile=self.request.against_compile,
             device=self.request.device,
             among=among,
+            target=self.target,
         )
         return [self._judged(one) for one in self.court.judge(kernels, self.problem, terms)]
 

@@ -13,6 +13,7 @@ from ratchet.authors.result import WritingRequest, WritingResult
 from ratchet.authors.roster import Setting, make_roster
 from ratchet.authors.run import ProblemRun, RunEvent
 from ratchet.authors.search.roofline import floor_s
+from ratchet.authors.search.static_rank import target_for
 from ratchet.devices import ceilings
 from ratchet.devices.probe import Device
 from ratchet.errors import DeviceError, LedgerError, RatchetError
@@ -105,6 +106,9 @@ def _run(
     setting = Setting(run=run_id, problem=state.problem, request=request, book=book, device=device)
     state.roster = make_roster(setting, proven=proven)
 
+    on_gpu = device.kind == "cuda"
+    target = target_for(request.language, request.target, on_gpu=on_gpu)
+
     def keep(answer: Answer) -> None:
         book.add(run_id, written(answer, state.problem_hash), answer.proposal.kernel)
 
@@ -112,9 +116,8 @@ def _run(
         """Return the verdict of an earlier part of this run, which is not given twice."""
         if answer.stage != "judged":
             return None
-        return state.judge.known(
-            answer.proposal.kernel, state.problem, Terms(device=request.device)
-        )
+        terms = Terms(device=request.device, target=target)
+        return state.judge.known(answer.proposal.kernel, state.problem, terms)
 
     def listen(event: RunEvent) -> None:
         if follow is not None:
@@ -124,11 +127,12 @@ def _run(
         problem=state.problem,
         request=request,
         authors=list(state.roster.authors),
-        court=RecordedCourt(state.judge),
+        court=RecordedCourt(state.judge, target=target),
         keep=keep,
         listen=listen,
         floor_s=state.floor_s,
-        on_gpu=device.kind == "cuda",
+        on_gpu=on_gpu,
+        target=target,
         before_s=spent_s + max((one.after_s for one in before), default=0.0),
     )
     work.restore(before, [one for one in map(recall, before) if one is not None])

@@ -108,6 +108,14 @@ def write(
         ),
     ] = None,
     device: DeviceName = "auto",
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GFX",
+            help="Write Triton for an AMD GPU that is not here, gfx942 or gfx950: its machine code "
+            "is emulated, and its time estimated.",
+        ),
+    ] = None,
     fleet: Annotated[
         str,
         typer.Option(
@@ -144,6 +152,7 @@ def write(
             replay=replay,
         ),
         device=device,
+        target=target,
         seed=seed,
         resume=resume,
         fresh=fresh,

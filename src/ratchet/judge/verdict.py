@@ -60,6 +60,52 @@ class Speedups(_Frozen):
     vs_compile: Ratio | None = None
 
 
+class EmulatedKernel(_Frozen):
+    """Exact counts of one kernel's launches in one call, taken by the emulator."""
+
+    name: str
+    launches: int
+    programs: int
+    waves: int
+    instructions: int
+    """Executed by waves, of every kind."""
+    vector_instructions: int
+    """Without the matrix instructions."""
+    scalar_instructions: int
+    matrix_instructions: dict[str, int]
+    lanes_off: float
+    """Share of lanes that were off, over all instructions."""
+    accessed_bytes: int
+    """In tensors, by every lane that read or wrote."""
+    touched_bytes: int
+    """In tensors, whole lines of 64 bytes, each counted once a launch."""
+    lines_64: int
+    """Lines of 64 bytes that accesses needed, each counted once an access."""
+    lds_bytes: int
+    lds_conflicts: int
+    """Cycles that accesses to the same bank of the LDS add."""
+
+
+class EmulatedBound(_Frozen):
+    """A lower bound on the time of one call on a device, estimated and never measured."""
+
+    device: str
+    time_s: float
+    memory_s: float
+    matrix_s: float
+    vector_s: float
+    lds_s: float
+
+
+class EmulatedCase(_Frozen):
+    """What the emulator counted in one call, and the bound that follows: see docs/emulator.md."""
+
+    case: str
+    target: str
+    kernels: list[EmulatedKernel]
+    bounds: list[EmulatedBound]
+
+
 class Verdict(_Frozen):
     """The judge's answer on one kernel for one problem.
 
@@ -78,6 +124,8 @@ class Verdict(_Frozen):
     """Why the speed of a `correct` kernel was not measured, where it was to be."""
     static: dict[str, Any] | None = None
     """What a Triton or HIP kernel compiles to for AMD targets, as `inspect_kernel` gives it."""
+    emulated: list[EmulatedCase] = Field(default_factory=list)
+    """Of each visible case, where the kernel's machine code was emulated."""
     environment: dict[str, Any] = Field(default_factory=dict)
     isolation: str
     kernel_hash: str

@@ -81,6 +81,7 @@ def run(
     *,
     threads: int = 64,
     limit: int = 100_000,
+    backwards: bool = False,
     **given: object,
 ) -> tuple[list[int], list[int], LaunchCounts]:
     """v4 and v5 of each lane, from v1, v2 and v3; shorter inputs repeat."""
@@ -97,5 +98,6 @@ def run(
         values=[LaunchValue("*i32", place) for place in places],
         memories=[LaunchMemory(places[0], 12 * threads), LaunchMemory(places[1], 8 * threads)],
         limit=limit,
+        backwards=backwards,
     )
     return list(target[:threads]), list(target[threads:]), counts

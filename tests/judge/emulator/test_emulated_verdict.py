@@ -70,8 +70,38 @@ class TestVerdicts:
         verdict = court.judge(KERNEL, problem, target="gfx942")
         assert verdict.status == "correct", verdict.reason
         assert "as machine code of gfx942, emulated" in verdict.reason
-        assert verdict.evidence[-1].check == "emulated"
+        assert "emulated" in [one.check for one in verdict.evidence]
         assert verdict.samples == []
+
+    def test_it_says_what_was_counted_and_the_bound_that_follows(
+        self, court: KernelJudge, problem: Problem
+    ) -> None:
+        verdict = court.judge(KERNEL, problem, target="gfx942")
+        visible = [one.name for one in problem.cases if not one.hidden]
+        assert [one.case for one in verdict.emulated] == visible
+        for case in verdict.emulated:
+            (kernel,) = case.kernels
+            assert (kernel.name, kernel.launches) == ("rope_kernel", 1)
+            assert 0 < kernel.touched_bytes <= 64 * kernel.lines_64
+            assert {one.device for one in case.bounds} >= {"MI300X", "MI325X"}
+            for bound in case.bounds:
+                parts = (bound.memory_s, bound.matrix_s, bound.vector_s, bound.lds_s)
+                assert bound.time_s == max(parts) > 0
+        assert "at least" in verdict.evidence[-1].detail
+
+    def test_a_read_of_what_nobody_wrote_is_wrong(
+        self, court: KernelJudge, problem: Problem
+    ) -> None:
+        read = "0 * tl.load(target + (row * y_row + at), kept, 0.0)"
+        unwritten = changed("turned_first.to(", f"(turned_first + {read}).to(")
+        verdict = court.judge(unwritten, problem, target="gfx942")
+        assert verdict.status == "wrong", verdict.reason
+
+    def test_a_hint_that_is_false_is_found(self, court: KernelJudge, problem: Problem) -> None:
+        hint = "    half = tl.multiple_of(half + 0, 16)\n    kept = (row"
+        hinted = changed("    kept = (row", hint)
+        verdict = court.judge(hinted, problem, target="gfx942")
+        assert verdict.status in ("wrong", "crashed"), verdict.reason
 
     def test_a_wrong_kernel_is_wrong(self, court: KernelJudge, problem: Problem) -> None:
         verdict = court.judge(changed("+ first * sin", "- first * sin"), problem, target="gfx950")

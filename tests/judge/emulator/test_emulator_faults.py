@@ -77,3 +77,70 @@ def test_a_fault_names_the_source_line(body: str, words: str) -> None:
 def test_a_register_that_was_never_written_is_poisoned() -> None:
     found, _, _ = run("v_mov_b32_e32 v4, v99")
     assert found == [0xFFF7BAD5] * 64
+
+
+HANDED_OVER = """
+ds_write_b32 v0, v1
+s_waitcnt lgkmcnt(0)
+s_barrier
+v_xor_b32_e32 v6, 0x100, v0
+ds_read_b32 v4, v6
+s_waitcnt lgkmcnt(0)
+s_barrier
+ds_write_b32 v0, v2
+ds_read_b32 v5, v0
+s_waitcnt lgkmcnt(0)
+"""
+"""Each of two waves stores its words, reads the other's, and stores others in their place."""
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_waves_that_meet_at_barriers_hand_over_values(backwards: bool) -> None:
+    first, second = range(128), range(1000, 1128)
+    theirs, own, _ = run(HANDED_OVER, first, second, threads=128, backwards=backwards)
+    assert theirs == [*range(64, 128), *range(64)] and own == list(second)
+
+
+@pytest.mark.parametrize(
+    ("barrier", "backwards", "words"),
+    [
+        (0, False, r"\(ds_write_b32\): a race in LDS: wave 1 changes at 256 what wave 0 read"),
+        (0, True, r"\(ds_write_b32\): a race in LDS: wave 0 changes at 0 what wave 1 read"),
+        (1, False, r"\(ds_read_b32\): a race in LDS: wave 1 reads at 0 what wave 0 wrote"),
+        (1, True, r"\(ds_read_b32\): a race in LDS: wave 0 reads at 256 what wave 1 wrote"),
+    ],
+)
+def test_a_barrier_that_is_missing_is_a_race(barrier: int, backwards: bool, words: str) -> None:
+    lines = HANDED_OVER.strip().splitlines()
+    del lines[[at for at, line in enumerate(lines) if line == "s_barrier"][barrier]]
+    with pytest.raises(
+        KernelError, match=words + r".* since the last barrier, there at small\.py:8"
+    ):
+        run("\n".join(lines), range(128), range(128, 256), threads=128, backwards=backwards)
+
+
+def test_one_value_that_two_waves_store_is_no_race() -> None:
+    body = (
+        "v_and_b32_e32 v6, 0xff, v0\nds_write_b32 v6, v1\nds_read_b32 v4, v6\ns_waitcnt lgkmcnt(0)"
+    )
+    read, _, _ = run(body, range(64), threads=128)
+    assert read == [*range(64), *range(64)]
+
+
+def test_bytes_beside_each_other_are_no_race() -> None:
+    body = "v_lshrrev_b32_e32 v6, 2, v0\nv_lshlrev_b32_e32 v7, 1, v6\nv_and_b32_e32 v7, 0x7f, v7\n"
+    body += "v_lshrrev_b32_e32 v8, 6, v6\nv_or_b32_e32 v7, v7, v8\n"
+    body += "ds_write_b8 v7, v1\nds_read_u8 v4, v7\ns_waitcnt lgkmcnt(0)"
+    read, _, _ = run(body, range(128), threads=128)
+    assert read == list(range(128))
+
+
+def test_counts_are_those_of_a_hand() -> None:
+    _, _, counts = run(HANDED_OVER, range(128), range(128), threads=128)
+    assert counts.by_mnemonic["ds_write_b32"] == 4 and counts.by_mnemonic["s_barrier"] == 4
+    assert counts.lanes["ds_read_b32"] == 4 * 64
+    assert counts.lds_bytes == 8 * 64 * 4 and counts.lds_conflicts == 0
+    assert (counts.bytes, counts.stored_bytes) == (5 * 128 * 4, 2 * 128 * 4)
+    tensors = 3 * 128 * 4, 2 * 128 * 4
+    assert sum(tensors) <= counts.touched_bytes <= sum(tensors) + 2 * 64
+    assert counts.lines_64 * 64 >= counts.touched_bytes

@@ -1,41 +1,51 @@
-"""Rank Triton kernels where there is no GPU: by what they compile to for AMD. Nothing is measured.
+"""Rank Triton kernels where there is no GPU: by the machine code that AMD's compiler makes.
 
-The order is that of the bound on the time on an MI300 (`judge.static_profile.bound`), then of
-spilled registers, then of occupancy. It is an order to look at kernels in, and no speed.
+The order is that of the bound on the time by the emulator's counts (`judge.emulator.estimate`),
+then of spilled registers, then of occupancy. Nothing is measured: it is an order to look at kernels
+in, and no speed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from ratchet.judge.verdict import Verdict
 
 TARGET: Final = "gfx942"
 
 
-def static_rank(static: Mapping[str, Any] | None) -> tuple[float, float, float]:
+def target_for(language: str | None, target: str | None, *, on_gpu: bool) -> str | None:
+    """Return the GPU whose machine code is emulated for a run's kernels; None to run them."""
+    return target or (TARGET if language == "triton" and not on_gpu else None)
+
+
+def static_rank(verdict: Verdict, target: str) -> tuple[float, float, float]:
     """Return bound in seconds, spills and lost occupancy: the smaller, the better.
 
-    `static` is a verdict's static profile. A kernel without one comes last.
+    The bound is the sum over the visible cases, on the target's fastest device. A kernel without
+    one comes last.
     """
-    found = ((static or {}).get("targets") or {}).get(TARGET)
-    if not found or found.get("error") or not found.get("kernels"):
+    found = ((verdict.static or {}).get("targets") or {}).get(target) or {}
+    kernels = found.get("kernels") or ()
+    cases = [[one.time_s for one in case.bounds] for case in verdict.emulated]
+    if not cases or not all(cases):
         return (float("inf"),) * 3
-    times = [float(one["time_s"]) for one in found.get("bounds", ())]
-    spills = sum(float(one.get("spills") or 0) for one in found["kernels"])
     lost = [
         1 - float(one["occupancy_waves"]) / float(one["max_waves"])
-        for one in found["kernels"]
+        for one in kernels
         if one.get("occupancy_waves") and one.get("max_waves")
     ]
-    return min(times, default=float("inf")), spills, max(lost, default=1.0)
+    spills = sum(float(one.get("spills") or 0) for one in kernels)
+    return sum(min(times) for times in cases), spills, max(lost, default=1.0)
 
 
-def static_words(rank: tuple[float, float, float]) -> str:
+def static_words(rank: tuple[float, float, float], target: str) -> str:
     """Return a rank in words, for the reason of an answer."""
     bound_s, spills, lost = rank
     if bound_s == float("inf"):
-        return "unmeasured: there is no GPU here, and no static profile for AMD"
+        return f"emulated on {target}, and nothing is known of its time"
     return (
-        f"unmeasured: there is no GPU here; on {TARGET} at least {1e6 * bound_s:.3g} us by its "
-        f"static profile, {spills:.0f} registers spilled, {1 - lost:.0%} occupancy"
+        f"emulated: on {target} at least {1e6 * bound_s:.3g} us (estimated), "
+        f"{spills:.0f} registers spilled, {1 - lost:.0%} occupancy"
     )

@@ -58,6 +58,8 @@ class DecodedKernel:
     arguments: tuple[KernelArgument, ...]
     argument_bytes: int
     lds_bytes: int
+    lds_unit: int
+    """Bytes of the smallest access to LDS, 4 at most."""
     scratch_bytes: int
     directives: Mapping[str, int]
     """The numbers of `.amdhsa_` lines."""
@@ -106,6 +108,7 @@ def decode(text: str) -> DecodedKernel:
         arguments=metadata.arguments,
         argument_bytes=metadata.numbers.get("kernarg_segment_size", 0),
         lds_bytes=metadata.numbers.get("group_segment_fixed_size", 0),
+        lds_unit=min([4, *(forms.lds_access_bytes(line.mnemonic) for line in lines)]),
         scratch_bytes=metadata.numbers.get("private_segment_fixed_size", 0),
         directives={
             key: int(value)

@@ -225,6 +225,13 @@ def _lds(
     return _lds_atomic(name, operands, offset)
 
 
+def lds_access_bytes(mnemonic: str) -> int:
+    """The bytes that a lane reads or writes in LDS at once, if fewer than four; else four."""
+    sizes = {"b8": 1, "u8": 1, "i8": 1, "b16": 2, "u16": 2, "i16": 2}
+    found = re.match(r"^ds_(?:read|write)_([bui]\d+)", mnemonic)
+    return sizes.get(found[1], 4) if found else 4
+
+
 def _lds_atomic(name: str, operands: list[MachineOperand], offset: int) -> MachineForm | None:
     found = re.match(r"^ds_(\w+?)(_rtn)?_(u|i|b|f|bf)(16|32|64)$", name)
     kind = LDS_ATOMICS.get(f"{found[1]}_{found[3]}") if found else None

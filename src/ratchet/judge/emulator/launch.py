@@ -60,8 +60,11 @@ class LaunchCounts:
     """Read and written in tensors, by every lane that did."""
     stored_bytes: int
     """Of these, written."""
+    touched_bytes: int
+    """In tensors, whole lines of 64 bytes, each counted once."""
     lines_64: int
     lines_128: int
+    lds_bytes: int
     lds_conflicts: int
 
 
@@ -97,6 +100,13 @@ class _MachineLaunch(ctypes.Structure):
         ("lines128", ctypes.c_uint64),
         ("bytes", ctypes.c_uint64),
         ("stored", ctypes.c_uint64),
+        ("touched64", ctypes.c_uint64),
+        ("lds_bytes_moved", ctypes.c_uint64),
+        ("seen", ctypes.POINTER(ctypes.POINTER(ctypes.c_uint64))),
+        ("lds_unit", ctypes.c_uint32),
+        ("backwards", ctypes.c_uint32),
+        ("races_pass", ctypes.c_uint32),
+        ("other", ctypes.c_uint64),
     )
 
 
@@ -117,8 +127,14 @@ class Emulator:
         values: Sequence[LaunchValue],
         memories: Sequence[LaunchMemory],
         limit: int = INSTRUCTION_LIMIT,
+        backwards: bool = False,
+        races_pass: bool = False,
     ) -> LaunchCounts:
-        """Execute every workgroup; KernelError with the source line of a fault."""
+        """Execute every workgroup; KernelError with the source line of a fault.
+
+        The waves of a workgroup run in turn from barrier to barrier, or `backwards`, the last
+        first: a right kernel does not care. With `races_pass`, races in LDS are no faults.
+        """
         lds_bytes = check_launch(kernel, grid, threads, shared_bytes)
         arguments = packed_arguments(kernel, values, grid, threads)
         buffer = ctypes.create_string_buffer(arguments + bytes(SLACK_BYTES))
@@ -127,6 +143,7 @@ class Emulator:
         ranges = (_MachineRange * len(joined))(
             *(_MachineRange(one.address, one.size) for one in joined)
         )
+        seen = [(ctypes.c_uint64 * (one.size // 4096 + 2))() for one in joined]
         length = len(kernel.mnemonics)
         counts, lanes = (ctypes.c_uint64 * length)(), (ctypes.c_uint64 * length)()
         user = kernel.directives
@@ -153,19 +170,25 @@ class Emulator:
             registers=kernel.register_mask,
             counts=counts,
             lanes=lanes,
+            seen=_pointers(seen),
+            lds_unit=kernel.lds_unit,
+            backwards=backwards,
+            races_pass=races_pass,
         )
         message = ctypes.create_string_buffer(256)
         where = ctypes.c_uint64(0)
         if self._run(ctypes.byref(launch), message, 256, ctypes.byref(where)):
-            raise KernelError(_fault(kernel, message.value.decode(), where.value))
+            raise KernelError(_fault(kernel, message.value.decode(), where.value, launch.other))
         return LaunchCounts(
             instructions=sum(counts),
             by_mnemonic=_summed(kernel, counts),
             lanes=_summed(kernel, lanes),
             bytes=launch.bytes,
             stored_bytes=launch.stored,
+            touched_bytes=64 * launch.touched64,
             lines_64=launch.lines64,
             lines_128=launch.lines128,
+            lds_bytes=launch.lds_bytes_moved,
             lds_conflicts=launch.conflicts,
         )
 
@@ -239,6 +262,11 @@ def _hidden(one: KernelArgument, grid: Sequence[int], threads: int) -> bytes:
     return known.get(one.kind, 0).to_bytes(one.size, "little")
 
 
+def _pointers(arrays: Sequence[Any]) -> Any:
+    pointer = ctypes.POINTER(ctypes.c_uint64)
+    return (pointer * len(arrays))(*(ctypes.cast(one, pointer) for one in arrays))
+
+
 def _joined(memories: Sequence[LaunchMemory]) -> list[LaunchMemory]:
     """The stretches in order, overlapping ones as one."""
     found: list[LaunchMemory] = []
@@ -252,11 +280,16 @@ def _joined(memories: Sequence[LaunchMemory]) -> list[LaunchMemory]:
     return found
 
 
-def _fault(kernel: DecodedKernel, message: str, where: int) -> str:
+def _fault(kernel: DecodedKernel, message: str, where: int, other: int) -> str:
+    """`where` failed; `other` is 1 more than the access that it races with, or 0."""
+    rest = f", there{_place(kernel, other - 1)}" if other else ""
+    return f"in the kernel {kernel.name}{_place(kernel, where)}: {message}{rest}"
+
+
+def _place(kernel: DecodedKernel, where: int) -> str:
     known = where < len(kernel.places)
     place = f" at {kernel.places[where]}" if known and kernel.places[where] else ""
-    mnemonic = f" ({kernel.mnemonics[where]})" if known else ""
-    return f"in the kernel {kernel.name}{place}{mnemonic}: {message}"
+    return place + (f" ({kernel.mnemonics[where]})" if known else "")
 
 
 def _summed(kernel: DecodedKernel, counts: Any) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.errors import KernelError
-from ratchet.judge.emulator.decode import DecodedKernel, decode
+from ratchet.judge.emulator.decode import WAVE, DecodedKernel, decode
 from ratchet.judge.emulator.launch import Emulator, LaunchCounts, LaunchMemory, LaunchValue
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
@@ -26,6 +27,11 @@ MOST_TOLD = 4096
 """Storages whose addresses are remembered, the last ones."""
 
 
+UNWRITTEN = (
+    *(("", name) for name in ("empty", "empty_like", "empty_strided", "empty_permuted")),
+    *(("Tensor", name) for name in ("new_empty", "new_empty_strided")),
+)
+"""Where torch hands out memory that nobody wrote: an attribute of torch or none, and the name."""
 ELEMENT_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
 
 
@@ -35,6 +41,7 @@ class EmulatedLaunch:
 
     name: str
     programs: int
+    waves: int
     stored_elements: int
     """At most: counted in the smallest type that the kernel has pointers to."""
     counts: LaunchCounts
@@ -67,6 +74,29 @@ class _ToldAddresses:
     def memories(self) -> list[LaunchMemory]:
         """Their memory."""
         return [LaunchMemory(at, storage.nbytes()) for at, storage in self._storages.items()]
+
+
+def poison_new_memory() -> None:
+    """Fill what `torch.empty` and its kin return with ones: NaN, or -1 as an integer.
+
+    A kernel that reads what nobody wrote then gives wrong answers here, and not by luck right ones.
+    """
+    import torch
+
+    def poisoned(make: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(make)
+        def fresh(*given: Any, **named: Any) -> Any:
+            tensor = make(*given, **named)
+            if tensor.device.type == "cpu" and tensor.dtype != torch.bool:
+                storage = tensor.untyped_storage()
+                ctypes.memset(storage.data_ptr(), 0xFF, storage.nbytes())
+            return tensor
+
+        return fresh
+
+    for place, name in UNWRITTEN:
+        owner: Any = getattr(torch, place) if place else torch
+        setattr(owner, name, poisoned(getattr(owner, name)))
 
 
 class EmulatorDriver(FakeDriver):
@@ -147,6 +177,7 @@ class EmulatedLauncher:
         return EmulatedLaunch(
             name=kernel.name,
             programs=math.prod(grid),
+            waves=math.prod(grid) * -(-self._threads // WAVE),
             stored_elements=counts.stored_bytes // self._element_bytes,
             counts=counts,
         )
@@ -167,6 +198,7 @@ def load_emulated(
     os.environ.setdefault("TRITON_CACHE_DIR", str(path.parent))
     driver = EmulatorDriver(target, Path(library or os.environ[EMULATOR]), path)
     driver.told.install()
+    poison_new_memory()
     triton.knobs.compilation.listener = driver.compiled
     triton.runtime.driver.set_active(driver)
     triton.testing.do_bench = driver.benchmark

@@ -29,6 +29,8 @@ struct Launch {
     u64 kernarg, kernarg_size, limit; u32 grid[3]; u32 threads, lds_bytes, scratch_bytes;
     u32 kernarg_sgpr, preload_sgprs, preload_offset, group_sgpr, group_ids, registers;
     u64 *counts, *lanes; u64 conflicts, lines64, lines128, bytes, stored;
+    u64 touched64, lds_bytes_moved; u64* const* seen;  // per range, one bit for each 64 bytes
+    u32 lds_unit, backwards, races_pass; u64 other;
 };
 struct Fault { char text[200]; };
 template <class... T> [[noreturn]] void fail(const char* form, T... given) {
@@ -134,9 +136,13 @@ inline bool class_of_half(f32 a, u32 mask) {
     return class_of(small ? std::copysign(0x1p-140f, a) : a, mask);
 }
 
+// Who touched a unit of LDS since the last barrier: bit n stands for wave n
+struct Touched { u32 epoch; u16 wrote, read; u32 writer, reader; };
 struct Machine {
-    const Launch& launch; std::vector<u8> lds; const Range* last = nullptr; u64 done = 0;
-    explicit Machine(const Launch& l) : launch(l), lds(l.lds_bytes) {}
+    Launch& launch; std::vector<u8> lds; const Range* last = nullptr;
+    u32 epoch = 0, wave = 0, unit; bool alone; u64 pc = 0; std::vector<Touched> touched;
+    explicit Machine(Launch& l)
+        : launch(l), lds(l.lds_bytes), unit(l.lds_unit), alone(l.threads <= LANES || l.races_pass), touched(alone ? 0 : l.lds_bytes / unit + 1) {}
 
     u8* memory(u64 address, u32 size) {
         if (last && address - last->first < last->size && address - last->first + size <= last->size) return (u8*)address;
@@ -151,9 +157,57 @@ struct Machine {
         last = found - 1;
         return (u8*)address;
     }
+    // Counts each 64 bytes of the tensors once, however often they are read and written.
+    void touch(u64 line) {
+        auto holds = [&](const Range* r) { return line >= r->first >> 6 && line <= (r->first + r->size - 1) >> 6; };
+        if (!last || !holds(last)) {
+            const Range* end = launch.ranges + launch.range_count;
+            const Range* found = std::upper_bound(launch.ranges, end, line << 6 | 63, [](u64 a, const Range& r) { return a < r.first; });
+            if (found == launch.ranges || !holds(found - 1)) return;  // the access itself will fail
+            last = found - 1;
+        }
+        const u64 bit = line - (last->first >> 6); u64& word = launch.seen[last - launch.ranges][bit / 64];
+        launch.touched64 += !(word >> (bit & 63) & 1); word |= 1ull << (bit & 63);
+    }
     u8* shared(u64 address, u32 size) {
         if (address + size > lds.size()) fail("an access of %u bytes at %llu is outside the %llu bytes of LDS", size, (unsigned long long)address, (unsigned long long)lds.size());
         return lds.data() + address;
+    }
+    // Waves meet at barriers only. Between two of them, what one wave writes no other may read or change.
+    [[noreturn]] void race(u64 at, const char* did, const char* had, u32 waves, u32 place) {
+        launch.other = u64(place) + 1;
+        fail("a race in LDS: wave %u %s at %llu what wave %d %s since the last barrier", wave, did, (unsigned long long)at, __builtin_ctz(waves), had);
+    }
+    Touched& since_barrier(u64 address) {
+        Touched& t = touched[address / unit];
+        if (t.epoch != epoch) t = {epoch, 0, 0, 0, 0};
+        return t;
+    }
+    void read_shared(u64 address, void* to, u32 size) {
+        memcpy(to, shared(address, size), size);
+        if (alone) return;
+        const u16 me = u16(1 << wave);
+        for (u64 at = address; at < address + size; at += unit) {
+            Touched& t = since_barrier(at);
+            if (t.wrote && !(t.wrote & me)) race(at, "reads", "wrote", t.wrote, t.writer);
+            t.read |= me; t.reader = u32(pc);
+        }
+    }
+    // The same value written again is no change: waves that hold copies of a value may all store it.
+    void write_shared(u64 address, const void* from, u32 size) {
+        u8* to = shared(address, size);
+        if (!alone) {
+            const u16 me = u16(1 << wave);
+            for (u32 i = 0; i < size; i += unit) {
+                Touched& t = since_barrier(address + i);
+                if (memcmp(to + i, (const u8*)from + i, least(unit, size - i))) {
+                    if (t.wrote & ~me) race(address + i, "changes", "wrote", t.wrote & ~me, t.writer);
+                    if (t.read & ~me) race(address + i, "changes", "read", t.read & ~me, t.reader);
+                } else if (!t.wrote) continue;
+                t.wrote |= me; t.writer = u32(pc);
+            }
+        }
+        memcpy(to, from, size);
     }
 };
 
@@ -374,6 +428,14 @@ template <Space S> inline u8* place(W& w, u64 address, u32 size, int lane) {
     }
     return w.m->memory(address, size);
 }
+template <Space S> inline void read_at(W& w, u64 address, void* to, u32 size, int lane) {
+    if constexpr (S == LDS) w.m->read_shared(address, to, size);
+    else memcpy(to, place<S>(w, address, size, lane), size);
+}
+template <Space S> inline void write_at(W& w, u64 address, const void* from, u32 size, int lane) {
+    if constexpr (S == LDS) w.m->write_shared(address, from, size);
+    else memcpy(place<S>(w, address, size, lane), from, size);
+}
 inline u64 distinct(u64* values, int count) { std::sort(values, values + count); return std::unique(values, values + count) - values; }
 // Bank conflicts: cycles beyond the first, over groups of lanes that the LDS serves together; 32 banks of 4 bytes
 inline u64 bank_conflicts(const u64* at, u64 mask, u32 size) {
@@ -395,11 +457,13 @@ inline u64 bank_conflicts(const u64* at, u64 mask, u32 size) {
 }
 template <Space S> inline void count_access(W& w, const In& in, const u64* at, u64 mask, u32 size) {
     Launch& c = *w.launch;
-    if constexpr (S == LDS) { c.conflicts += bank_conflicts(at, mask, size); return; }
+    if constexpr (S == LDS) { c.conflicts += bank_conflicts(at, mask, size); c.lds_bytes_moved += u64(__builtin_popcountll(mask)) * size; return; }
     if constexpr (S == SCRATCH) return;
     u64 near[2 * LANES], far[2 * LANES]; int n = 0;
     for (int l = 0; l < LANES; l++) if (mask >> l & 1) { near[n] = at[l] >> 6; far[n++] = at[l] >> 7; near[n] = (at[l] + size - 1) >> 6; far[n++] = (at[l] + size - 1) >> 7; }
-    c.bytes += u64(__builtin_popcountll(mask)) * size; c.lines64 += distinct(near, n); c.lines128 += distinct(far, n);
+    c.bytes += u64(__builtin_popcountll(mask)) * size; c.lines128 += distinct(far, n);
+    const u64 lines = distinct(near, n); c.lines64 += lines;
+    for (u64 i = 0; i < lines; i++) w.m->touch(near[i]);
 }
 template <Space S> void load(W& w, const In& in) {
     u64 at[LANES]; u32 size = in.aux[2]; u64 exec = w.exec(), mask = addresses<S>(w, in, at, size); int form = in.aux[3];
@@ -407,12 +471,12 @@ template <Space S> void load(W& w, const In& in) {
     u32 out[4][LANES] = {}; int registers = (size + 3) / 4;
     for (int l = 0; l < LANES; l++) {
         if (!(mask >> l & 1)) continue;
-        u32 x[4] = {}; memcpy(x, place<S>(w, at[l], size, l), size);
+        u32 x[4] = {}; read_at<S>(w, at[l], x, size, l);
         if (form & 1 && form != 3) x[0] = size == 1 ? u32(i32(int8_t(x[0]))) : u32(i32(i16(x[0])));
         for (int i = 0; i < registers; i++) out[i][l] = x[i];
     }
     if (in.flags & TO_LDS) {
-        for (int l = 0; l < LANES; l++) if (exec >> l & 1) { u32 x[4]; for (int i = 0; i < 4; i++) x[i] = out[i][l]; memcpy(w.m->shared(u64(w.s[M0]) + u32(in.aux[0]) + u64(l) * size, size), x, size); }
+        for (int l = 0; l < LANES; l++) if (exec >> l & 1) { u32 x[4]; for (int i = 0; i < 4; i++) x[i] = out[i][l]; w.m->write_shared(u64(w.s[M0]) + u32(in.aux[0]) + u64(l) * size, x, size); }
         return;
     }
     u32* d = w.v[in.o[0].number];
@@ -427,7 +491,7 @@ template <Space S> void store(W& w, const In& in) {
         if (!(mask >> l & 1)) continue;
         u32 x[4]; for (u32 i = 0; i < (size + 3) / 4; i++) x[i] = w.v[data.number + i][l];
         if (in.aux[3] == 3) x[0] >>= 16;
-        memcpy(place<S>(w, at[l], size, l), x, size);
+        write_at<S>(w, at[l], x, size, l);
     }
 }
 void ds_read2(W& w, const In& in) {
@@ -435,7 +499,7 @@ void ds_read2(W& w, const In& in) {
     for (int part = 0; part < 2; part++) {
         for (int l = 0; l < LANES; l++) at[l] = u64(w.v[in.o[1].number][l]) + u32(in.aux[part]);
         count_access<LDS>(w, in, at, mask, size);
-        for (int l = 0; l < LANES; l++) if (mask >> l & 1) { u32 x[2]; memcpy(x, w.m->shared(at[l], size), size); for (int i = 0; i < each; i++) out[part * each + i][l] = x[i]; }
+        for (int l = 0; l < LANES; l++) if (mask >> l & 1) { u32 x[2]; w.m->read_shared(at[l], x, size); for (int i = 0; i < each; i++) out[part * each + i][l] = x[i]; }
     }
     for (int i = 0; i < 2 * each; i++) commit(w.v[in.o[0].number + i], out[i], mask);
 }
@@ -444,7 +508,7 @@ void ds_write2(W& w, const In& in) {
     for (int part = 0; part < 2; part++) {
         for (int l = 0; l < LANES; l++) at[l] = u64(w.v[in.o[0].number][l]) + u32(in.aux[part]);
         count_access<LDS>(w, in, at, mask, size);
-        for (int l = 0; l < LANES; l++) if (mask >> l & 1) { u32 x[2]; for (u32 i = 0; i < size / 4; i++) x[i] = w.v[in.o[1 + part].number + i][l]; memcpy(w.m->shared(at[l], size), x, size); }
+        for (int l = 0; l < LANES; l++) if (mask >> l & 1) { u32 x[2]; for (u32 i = 0; i < size / 4; i++) x[i] = w.v[in.o[1 + part].number + i][l]; w.m->write_shared(at[l], x, size); }
     }
 }
 // ds_read_b64_tr_b16 (CDNA 4): in each 16 lanes, lane i's four halves are column i of what the lanes' addresses hold
@@ -452,7 +516,7 @@ void ds_read_b64_tr_b16(W& w, const In& in) {
     u64 at[LANES], mask = addresses<LDS>(w, in, at, 8); u16 x[LANES][4]; u32 low[LANES], high[LANES];
     if (mask != ALL) fail("ds_read_b64_tr_b16 with lanes off is not emulated");
     count_access<LDS>(w, in, at, mask, 8);
-    for (int l = 0; l < LANES; l++) memcpy(x[l], w.m->shared(at[l], 8), 8);
+    for (int l = 0; l < LANES; l++) w.m->read_shared(at[l], x[l], 8);
     for (int l = 0; l < LANES; l++) {
         int row = l & ~15, i = l & 15; u16 y[4];
         for (int k = 0; k < 4; k++) y[k] = x[row + 4 * k + i / 4][i & 3];

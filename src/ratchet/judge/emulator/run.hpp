@@ -18,7 +18,7 @@ static void go(Wave& w, Launch& c, u64& left) {
         const Instruction& in = c.code[w.pc];
         c.counts[w.pc]++; c.lanes[w.pc] += u64(__builtin_popcountll(w.exec()));
         if (left-- == 0) fail("the kernel ran for %llu instructions without an end", (unsigned long long)c.limit);
-        w.pc++;
+        w.m->pc = w.pc++;
         try { FUNCTIONS[in.operation](w, in); }
         catch (const Fault& f) { w.pc--; throw; }
     }
@@ -32,8 +32,12 @@ extern "C" int ratchet_emulate(Launch* given, char* message, u64 room, u64* wher
             for (u64 i = 0; i < m.lds.size(); i++) m.lds[i] = u8(POISON >> 8 * (i & 3));
             for (u32 i = 0; i < waves; i++) begin(all[i], c, m, group, i);
             for (bool busy = true; busy;) {
-                busy = false;
-                for (u32 i = 0; i < waves; i++) { now = &all[i]; if (!now->ended) { now->waits = false; go(*now, c, left); busy |= !now->ended; } }
+                busy = false; m.epoch++;
+                for (u32 k = 0; k < waves; k++) {
+                    u32 i = c.backwards ? waves - 1 - k : k;
+                    now = &all[i]; m.wave = i;
+                    if (!now->ended) { now->waits = false; go(*now, c, left); busy |= !now->ended; }
+                }
             }
         }
     } catch (const Fault& f) { snprintf(message, room, "%s", f.text); *where = now->pc; return 1; }

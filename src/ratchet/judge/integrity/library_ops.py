@@ -87,6 +87,8 @@ class CaseCensus:
     """Programs that ran, by kernel."""
     stored: int
     """Elements that kernels of its own wrote."""
+    emulated: Any = None
+    """What the emulator counted, as the candidate's process told it."""
 
 
 def read_census(layout: Mapping[str, Any], told: Any) -> CaseCensus:
@@ -106,6 +108,7 @@ def read_census(layout: Mapping[str, Any], told: Any) -> CaseCensus:
             ops={_name(name): _count(counts[1]) for name, counts in ops.items()},
             programs={_name(name): _count(counts[1]) for name, counts in launches.items()},
             stored=sum(_count(counts[2]) for counts in launches.values()),
+            emulated=told.get("emulated"),
         )
     except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
         raise fault("crashed", "the candidate's process answered nonsense") from error

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ratchet.judge.decided import Decided
+from ratchet.judge.decided import Decided, fault
 from ratchet.judge.emulator.build import compiled_machine
-from ratchet.judge.verdict import Evidence
+from ratchet.judge.emulator.estimate import estimate, read_told, words
+from ratchet.judge.integrity.library_ops import CaseCensus
+from ratchet.judge.verdict import EmulatedCase, Evidence
 from ratchet.judge.workers.memory.mapping import seal
 from ratchet.judge.workers.memory.packed_files import SEALS
 from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.problem import Problem
 
 LOADED = """\
 from ratchet.judge.emulator.loading import load_emulated
@@ -46,14 +49,32 @@ def sealed_machine() -> Iterator[int]:
         os.close(descriptor)
 
 
-def right_on(target: str) -> Decided:
+def estimates(problem: Problem, target: str, censuses: Sequence[CaseCensus]) -> list[EmulatedCase]:
+    """What was counted in one call on each visible case. Raises CandidateFault on nonsense."""
+    found = []
+    for case, census in zip(problem.cases, censuses, strict=False):
+        if case.hidden:
+            continue
+        try:
+            found.append(estimate(case.name, target, read_told(census.emulated)))
+        except (ValueError, TypeError) as error:
+            raise fault("crashed", "the candidate's process answered nonsense") from error
+    return found
+
+
+def right_on(target: str, cases: Sequence[EmulatedCase]) -> Decided:
     """The answer on a kernel that passed every case: never more than `correct`."""
     detail = f"every launch ran as {target}'s machine code in the emulator; no GPU took part"
-    evidence = (Evidence(check="emulated", passed=True, detail=detail),)
+    evidence = [Evidence(check="emulated", passed=True, detail=detail)]
+    evidence += [
+        Evidence(check=f"estimated, {one.case}", passed=None, detail=words(one))
+        for one in cases
+        if one.kernels
+    ]
     reason = (
         f"right on every case as machine code of {target}, emulated; its speed was not measured"
     )
-    return Decided("correct", reason, evidence)
+    return Decided("correct", reason, tuple(evidence))
 
 
 def without_blame_of(decided: Decided, target: str) -> Decided:

@@ -24,7 +24,13 @@ from ratchet.judge.revision import revision
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.isolation import arm_environment, isolation_name
 from ratchet.judge.sandbox.zygote import CandidateZygote
-from ratchet.judge.trial.emulated import emulated, right_on, sealed_machine, without_blame_of
+from ratchet.judge.trial.emulated import (
+    emulated,
+    estimates,
+    right_on,
+    sealed_machine,
+    without_blame_of,
+)
 from ratchet.judge.trial.interpreted import REASON, interpreted, small_cases, without_blame
 from ratchet.judge.trial.kernel_checks import OpenProblem, check_cases
 from ratchet.judge.trial.on_device import check_clocks, count_on_device
@@ -37,7 +43,7 @@ from ratchet.judge.trial.timing import plan
 from ratchet.judge.trial.timing.decide import conclude, without_gain
 from ratchet.judge.trial.timing.group_sequential import time_until_answered
 from ratchet.judge.trial.timing.sample import CaseTiming, see_order, watch_case
-from ratchet.judge.verdict import Evidence, TimedSample, Verdict
+from ratchet.judge.verdict import EmulatedCase, Evidence, TimedSample, Verdict
 from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.judge.workers.candidate.model_answer import runnable
 from ratchet.kernels.kernel import Kernel
@@ -77,6 +83,7 @@ class KernelTrial:
         self.secret = secret
         self.evidence: list[Evidence] = []
         self.samples: list[TimedSample] = []
+        self.emulated: list[EmulatedCase] = []
         self.isolation = isolation_name()
         self._runnable = runnable(kernel, problem)
         self._given = problem
@@ -163,7 +170,7 @@ class KernelTrial:
             outcome = self._check_small(reference, emulated(self.kernel, target), machine)
         if outcome is not None:
             return without_blame_of(outcome, target)
-        right = right_on(target)
+        right = right_on(target, self.emulated)
         self.evidence += right.evidence
         return right
 
@@ -258,7 +265,8 @@ class KernelTrial:
         places: CodePlaces | None,
         evidence: list[Evidence],
     ) -> Decided | None:
-        counted = places is not None and self.kernel.language != "cpp"
+        is_own = places is not None and self.kernel.language != "cpp"
+        counted = is_own or self.target is not None
         candidate.censuses = [] if counted else None
         outcome = check_cases(candidate, opened)
         if isinstance(outcome, Decided):
@@ -267,10 +275,12 @@ class KernelTrial:
         if candidate.censuses is not None:
             told = [read_census(layout, census) for layout, census in candidate.censuses]
             candidate.censuses = None
-            outcome = judge_census(self.problem, self.kernel, told)
+            outcome = judge_census(self.problem, self.kernel, told) if is_own else Ok(None)
             if isinstance(outcome, Decided):
                 return outcome
             evidence += outcome.evidence
+            if self.target is not None:
+                self.emulated = estimates(self.problem, self.target, told)
         if self.accelerator is None:
             return None
         found = count_on_device(candidate, opened)
@@ -353,6 +363,7 @@ class KernelTrial:
             evidence=self.evidence,
             speedup=decided.speedup,
             static=self._profile(),
+            emulated=self.emulated,
             isolation=self.isolation,
             kernel_hash=self.kernel.hash,
             problem_hash=self._given.hash,

@@ -37,6 +37,7 @@ class Census:
         self._launch = f"ratchet launch {secrets.token_hex(8)}"
         self._ops: dict[str, list[int]] = {}
         self._launches: dict[str, list[int]] = {}
+        self._emulated: dict[str, dict[str, Any]] = {}
         self._running = ""
         self._marked = 0
 
@@ -61,6 +62,7 @@ class Census:
         return {
             "ops": dict(list(self._ops.items())[:MOST_NAMES]),
             "launches": dict(list(self._launches.items())[:MOST_NAMES]),
+            "emulated": dict(list(self._emulated.items())[:MOST_NAMES]),
         }
 
     def _count(self, roots: list[Any]) -> None:
@@ -183,6 +185,7 @@ class Census:
             count = self._launches.setdefault(done.name[:100], [0, 0, 0])
             for place, more in enumerate((1, done.programs, done.stored_elements)):
                 count[place] += more
+            self._add_emulated(done)
             return done
 
         launcher.run = counted
@@ -190,6 +193,19 @@ class Census:
             yield
         finally:
             launcher.run = run
+
+    def _add_emulated(self, done: Any) -> None:
+        """Add the exact counts of a launch to those of its kernel."""
+        counts = done.counts
+        sums = self._emulated.setdefault(done.name[:100], {"by_mnemonic": {}})
+        for name, more in counts.by_mnemonic.items():
+            sums["by_mnemonic"][name] = sums["by_mnemonic"].get(name, 0) + more
+        added = {"launches": 1, "programs": done.programs, "waves": done.waves}
+        added["lanes"] = sum(counts.lanes.values())
+        for name in ("bytes", "touched_bytes", "lines_64", "lds_bytes", "lds_conflicts"):
+            added[name] = getattr(counts, name)
+        for name, more in added.items():
+            sums[name] = sums.get(name, 0) + more
 
 
 def _elements(inputs: Any) -> int:

@@ -1,0 +1,147 @@
+"""A lower bound on a kernel's time on a GPU that is not here, from what the emulator counted.
+
+For each unit of the device, its work over its rate on paper, as if it never waited:
+
+    memory   lines of 64 bytes that were touched, each moved once, over the memory's bandwidth
+    matrix   cycles of the matrix instructions over the SIMDs that have a wave and the clock
+    vector   4 cycles for each other vector instruction of a wave, likewise
+    LDS      bytes and bank conflicts over 128 bytes a cycle in each compute unit that has a program
+
+The bound is the largest. It leaves out latency, stalls, caches, launches and clocks under load.
+
+Sources: a SIMD has 16 lanes, so a wave of 64 takes 4 cycles (catalogue: 128 FP32 operations without
+packing per cycle and compute unit, 4 SIMDs); the LDS has 32 banks of 4 bytes a cycle ("AMD Instinct
+MI300 Instruction Set Architecture", chapter "Data Share Operations"); `mfma.csv` has the cycles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from ratchet.devices import catalogue, matrix
+from ratchet.devices.catalogue import CatalogueDevice
+from ratchet.judge.verdict import EmulatedBound, EmulatedCase, EmulatedKernel
+
+CYCLES: Final = 4
+LDS_BYTES_PER_CYCLE: Final = 128
+MOST_KERNELS: Final = 100
+MATRIX: Final = ("v_mfma_", "v_smfmac_")
+
+
+class _Told(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the candidate's process counted for one kernel, over the launches of one call."""
+
+    launches: int
+    programs: int
+    waves: int
+    by_mnemonic: dict[str, int]
+    lanes: int
+    bytes: int
+    touched_bytes: int
+    lines_64: int
+    lds_bytes: int
+    lds_conflicts: int
+
+
+def read_told(told: Any) -> list[EmulatedKernel]:
+    """Read the counts of a call; ValueError if they are nonsense."""
+    if not isinstance(told, Mapping) or len(told) > MOST_KERNELS:
+        raise ValueError("no counts of emulated kernels")
+    found = msgspec.convert(told, dict[str, _Told])
+    if any(min(one.launches, one.programs, one.waves) < 1 for one in found.values()):
+        raise ValueError("a kernel without a program")
+    return [_kernel(name[:100], one) for name, one in found.items()]
+
+
+def _kernel(name: str, told: _Told) -> EmulatedKernel:
+    mixed = told.by_mnemonic
+    vector = sum(count for key, count in mixed.items() if key.startswith("v_"))
+    products = {key: count for key, count in mixed.items() if key.startswith(MATRIX)}
+    return EmulatedKernel(
+        name=name,
+        launches=told.launches,
+        programs=told.programs,
+        waves=told.waves,
+        instructions=sum(mixed.values()),
+        vector_instructions=vector - sum(products.values()),
+        scalar_instructions=sum(count for key, count in mixed.items() if key.startswith("s_")),
+        matrix_instructions=products,
+        lanes_off=1 - told.lanes / max(1, 64 * sum(mixed.values())),
+        accessed_bytes=told.bytes,
+        touched_bytes=told.touched_bytes,
+        lines_64=told.lines_64,
+        lds_bytes=told.lds_bytes,
+        lds_conflicts=told.lds_conflicts,
+    )
+
+
+def estimate(case: str, target: str, kernels: Sequence[EmulatedKernel]) -> EmulatedCase:
+    """The bound of one case on each device of the catalogue that has the target's machine code."""
+    devices = [
+        one
+        for one in catalogue.load().devices.values()
+        if (found := one.get("target")) and found.value == target
+    ]
+    devices.sort(key=lambda one: -(one.number("compute_units") or 0))
+    bounds = [bound for one in devices if (bound := _bound(one, target, kernels))]
+    return EmulatedCase(case=case, target=target, kernels=list(kernels), bounds=bounds)
+
+
+def _bound(
+    device: CatalogueDevice, target: str, kernels: Sequence[EmulatedKernel]
+) -> EmulatedBound | None:
+    units, clock_ghz = device.number("compute_units"), device.number("max_engine_clock")
+    bandwidth = device.memory_bytes_per_s()
+    if not units or not clock_ghz or not bandwidth or not kernels:
+        return None
+    units /= device.logical_devices
+    clock = clock_ghz * 1e9
+    rows = []
+    for one in kernels:
+        simds = min(one.waves / one.launches, units * matrix.SIMDS_PER_CU["cdna"])
+        shared_cycles = one.lds_bytes / LDS_BYTES_PER_CYCLE + one.lds_conflicts
+        rows.append(
+            (
+                one.touched_bytes / bandwidth,
+                _matrix_cycles(one, target) / simds / clock,
+                CYCLES * one.vector_instructions / simds / clock,
+                shared_cycles / min(one.programs / one.launches, units) / clock,
+            )
+        )
+    memory, products, vector, shared = (sum(column) for column in zip(*rows, strict=True))
+    return EmulatedBound(
+        device=device.name,
+        time_s=sum(max(row) for row in rows),
+        memory_s=memory,
+        matrix_s=products,
+        vector_s=vector,
+        lds_s=shared,
+    )
+
+
+def _matrix_cycles(kernel: EmulatedKernel, target: str) -> int:
+    rows = [
+        (matrix.find(target, name), count) for name, count in kernel.matrix_instructions.items()
+    ]
+    return sum(row.cycles * count for row, count in rows if row)
+
+
+def words(case: EmulatedCase) -> str:
+    """One line for a person: the bound on the first device, and what it is made of."""
+    lines = sum(one.lines_64 for one in case.kernels) * 64
+    needed = sum(one.accessed_bytes for one in case.kernels)
+    conflicts = sum(one.lds_conflicts for one in case.kernels)
+    said = f"{sum(one.instructions for one in case.kernels):,} instructions of waves, "
+    said += f"{sum(one.touched_bytes for one in case.kernels):,} bytes touched, "
+    said += f"{lines / max(1, needed):.2f} bytes moved for each one used, "
+    said += f"{conflicts:,} LDS conflicts"
+    if not case.bounds:
+        return said
+    one = case.bounds[0]
+    parts = {"memory": one.memory_s, "matrix": one.matrix_s, "vector": one.vector_s}
+    parts["LDS"] = one.lds_s
+    listed = ", ".join(f"{name} {time_s * 1e6:.3g}" for name, time_s in parts.items())
+    return f"at least {one.time_s * 1e6:.3g} us on {one.device} ({listed}); {said}"
