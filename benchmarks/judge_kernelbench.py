@@ -46,11 +46,11 @@ def main() -> int:
 def _verdict(name: str) -> Verdict:
     """Judge a problem's own reference in a fresh judge."""
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, KernelJudge() as judge:
+        judge.begin("torch")
         path = Path(folder) / f"{name}.py"
         path.write_text(KINDS[name].text())
         problem = as_problem(path, scale="auto", time_limit_s=TIME_LIMIT_S)
-    with KernelJudge() as judge:
         eager, spent_s = built_in_kernel(problem, "eager"), time.monotonic() - began
         return judge.judge(eager, problem, time_limit_s=TIME_LIMIT_S, spent_s=spent_s)
 
