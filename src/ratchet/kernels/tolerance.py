@@ -35,8 +35,8 @@ UNKNOWN_LOSS: Final = (0.5, 16.0)
 times."""
 STAGNANT: Final = (6.0, 128.0)
 PART: Final = 1 << 15
-"""Elements that are compared at a time: they fit in a second-level cache, and torch starts no thread
-for so few."""
+"""Elements that are compared at a time: they fit in a second-level cache, and torch starts no
+thread for so few."""
 LEAST_OFF: Final = 2
 """Number of codes that may always be off, if a problem allows any."""
 LANES: Final = 16.0
