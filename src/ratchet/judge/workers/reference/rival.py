@@ -1,9 +1,10 @@
 """The rival of a kernel: the reference in a process of its own start, run by a candidate's worker.
 
 The reference worker forks a zygote first of all: torch is imported there, and no thread of OpenMP
-or autograd runs yet. Each rival is a fork of the zygote, with a heap and threads of its own from
-there, as a Python candidate is of its own zygote. What it does with a batch is what the candidate's
-worker does, by the same code.
+or autograd runs yet. For each problem a fork of it imports what the reference needs, which can take
+longer than all else that a rival does. Each rival is a fork of that one, loads the reference, and
+has a heap and threads of its own from there, as a Python candidate is of its own zygote. What it
+does with a batch is what the candidate's worker does, by the same code.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import resource
 import secrets
 import socket
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -65,12 +67,28 @@ def start_zygote(inherited: Sequence[int]) -> socket.socket:
     serve_forks(Channel(theirs), _run)
 
 
-def _run(_: dict[str, Any], descriptors: list[int]) -> None:
+def _run(order: dict[str, Any], descriptors: list[int]) -> None:
     os.setsid()
+    if "problem" in order:
+        channel = Channel(socket.socket(fileno=descriptors[0]))
+        channel.send({"able": _imported(order["problem"])})
+        serve_forks(channel, _run)
     shift_heap()
     torch.default_generator.seed()  # as a candidate's
     serve(Channel(socket.socket(fileno=descriptors[0])), RivalWorker().answer)
     os._exit(0)
+
+
+def _imported(problem: dict[str, Any]) -> bool:
+    """Load a reference for its imports alone; return True if this process can still be forked."""
+    torch.set_num_threads(1)
+    try:
+        Problem.from_json(problem).load_timed()
+    except Exception:  # a rival will say so
+        return False
+    if "ratchet.kernels.model_file" in sys.modules:
+        sys.modules["ratchet.kernels.model_file"].model_of.cache_clear()
+    return len(os.listdir("/proc/self/task")) == 1
 
 
 def _compiled(problem: Problem) -> Entry:
