@@ -339,6 +339,7 @@ def rivals(
             arms.append(RivalArm(name, rival, opened, case, outputs))
         for rival in started:
             rival.await_load()
+        stack.callback(lambda: [rival.begin_close() for rival in started])
         yield arms
 
 
