@@ -10,11 +10,11 @@ does with a batch is what the candidate's worker does, by the same code.
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import resource
 import secrets
 import socket
-import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,9 @@ from ratchet.judge.workers.candidate.with_torch import Entry, TorchWorker, settl
 from ratchet.judge.workers.forks import serve_forks
 from ratchet.judge.workers.memory.mapping import shift_heap
 from ratchet.judge.workers.serving import Reply, serve
+from ratchet.kernels.on_cores import on_cores
 from ratchet.kernels.problem import Problem
+from ratchet.kernels.source_module import run_source
 
 MOST_CPU_S = 1_000_000
 
@@ -80,14 +82,19 @@ def _run(order: dict[str, Any], descriptors: list[int]) -> None:
 
 
 def _imported(problem: dict[str, Any]) -> bool:
-    """Load a reference for its imports alone; return True if this process can still be forked."""
+    """Import what a reference needs; return True if this process can still be forked."""
     torch.set_num_threads(1)
+    found = Problem.from_json(problem)
     try:
-        Problem.from_json(problem).load_timed()
+        if found.model is not None:
+            importlib.import_module("ratchet.kernels.model_file")
+        if found.text:  # each rival runs it anew
+            with on_cores(found.text):
+                run_source(found.text)
+        else:
+            found.load_reference()
     except Exception:  # a rival will say so
         return False
-    if "ratchet.kernels.model_file" in sys.modules:
-        sys.modules["ratchet.kernels.model_file"].model_of.cache_clear()
     return len(os.listdir("/proc/self/task")) == 1
 
 
