@@ -271,8 +271,10 @@ def _parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield a part of each at a time that fits in the caches, the last in float64."""
     import torch
 
-    for parts in zip(*(one.reshape(-1).split(PART) for one in tensors), strict=True):
-        yield *parts[:-1], parts[-1].to(torch.float64)
+    flat = [one.reshape(-1) for one in tensors]
+    for start in range(0, flat[-1].numel(), PART):
+        *ones, exact = (one[start : start + PART] for one in flat)
+        yield *ones, exact.to(torch.float64)
 
 
 def loss_over(draws: Sequence[tuple[Tensor, Tensor]]) -> Loss:

@@ -339,7 +339,8 @@ def rivals(
             arms.append(RivalArm(name, rival, opened, case, outputs))
         for rival in started:
             rival.await_load()
-        stack.callback(lambda: [rival.begin_close() for rival in started])
+        for rival in started:
+            stack.callback(rival.begin_close)
         yield arms
 
 
