@@ -271,8 +271,8 @@ def _parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield a part of each at a time that fits in the caches, the last in float64."""
     import torch
 
-    flat = [one.reshape(-1) for one in tensors]
-    for start in range(0, flat[-1].numel(), PART):
+    flat = [one.expand_as(tensors[0]).reshape(-1) for one in tensors]  # none is shorter
+    for start in range(0, flat[0].numel(), PART):
         *ones, exact = (one[start : start + PART] for one in flat)
         yield *ones, exact.to(torch.float64)
 
