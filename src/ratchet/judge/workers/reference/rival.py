@@ -29,11 +29,14 @@ from ratchet.judge.workers.candidate.with_torch import Entry, TorchWorker, settl
 from ratchet.judge.workers.forks import serve_forks
 from ratchet.judge.workers.memory.mapping import shift_heap
 from ratchet.judge.workers.serving import Reply, serve
+from ratchet.kernels.gradients import gradient_of
 from ratchet.kernels.on_cores import on_cores
 from ratchet.kernels.problem import Problem
 from ratchet.kernels.source_module import run_source
 
 MOST_CPU_S = 1_000_000
+AUTOGRAD_NEEDS = "torch.fx.experimental.symbolic_shapes"
+"""torch.autograd.grad's first call imports it, and sympy, which takes 0.4 s of a core."""
 
 
 class RivalWorker(TorchWorker):
@@ -90,9 +93,11 @@ def _imported(problem: dict[str, Any]) -> bool:
             importlib.import_module("ratchet.kernels.model_file")
         if found.text:  # each rival runs it anew
             with on_cores(found.text):
-                run_source(found.text)
+                reference = getattr(run_source(found.text), found.reference, None)
         else:
-            found.load_reference()
+            reference = found.load_reference()
+        if getattr(reference, "__module__", "") == gradient_of.__module__:
+            importlib.import_module(AUTOGRAD_NEEDS)
     except Exception:  # a rival will say so
         return False
     return len(os.listdir("/proc/self/task")) == 1
