@@ -1,9 +1,10 @@
 """Judge KernelBench's kinds of problems at `--scale auto`, with eager as the candidate.
 
-    python benchmarks/judge_kernelbench.py [--only NAME ...]
+    python benchmarks/judge_kernelbench.py [--only NAME ...] [--busy 2]
 
-Every verdict should be `correct` and take seconds. Prints one line for each problem; the last
-line is JSON. The exit code is 0 if all verdicts are `correct`.
+Every verdict should be `correct` and take seconds. --busy starts that many processes that compute
+all the time. Prints one line for each problem; the last line is JSON. The exit code is 0 if all
+verdicts are `correct`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from judge_aa import busy
 from kernelbench_kinds import KINDS
 
 from ratchet.judge.api import TIME_LIMIT_S, as_problem
@@ -28,10 +30,12 @@ def main() -> int:
     """Judge the problems in turn and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=list(KINDS), default=list(KINDS))
-    rows = []
-    for name in parser.parse_args().only:
+    parser.add_argument("--busy", type=int, default=0)
+    asked, rows = parser.parse_args(), []
+    for name in asked.only:
         began = time.monotonic()
-        verdict = _verdict(name)
+        with busy(asked.busy):
+            verdict = _verdict(name)
         took_s = time.monotonic() - began
         rows.append({"name": name, "status": verdict.status, "took_s": round(took_s, 1)})
         print(f"{name:28} {verdict.status:11} {took_s:6.1f} s  {verdict.reason}", flush=True)
@@ -46,11 +50,11 @@ def main() -> int:
 def _verdict(name: str) -> Verdict:
     """Judge a problem's own reference in a fresh judge."""
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, KernelJudge() as judge:
+        judge.begin("torch")
         path = Path(folder) / f"{name}.py"
         path.write_text(KINDS[name].text())
         problem = as_problem(path, scale="auto", time_limit_s=TIME_LIMIT_S)
-    with KernelJudge() as judge:
         eager, spent_s = built_in_kernel(problem, "eager"), time.monotonic() - began
         return judge.judge(eager, problem, time_limit_s=TIME_LIMIT_S, spent_s=spent_s)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from ratchet.kernels import model_scale
@@ -86,7 +89,30 @@ def test_a_model_of_many_small_operators_is_shrunk_until_they_can_be_waited_for(
     assert cost.bytes == float("inf")
     text, less = model_scale.fit(MANY_OPERATORS, cost, model_scale.auto_budget(64))
     assert less.bytes < float("inf")
-    assert "batch_size = 4\nlength = 2048" in text
+    assert "batch_size = 4\nlength = 1024" in text
+
+
+@pytest.mark.parametrize("forward", ["x = torch.relu(x)", "x = x @ x.T", "x = x.softmax(-1)"])
+def test_meta_tensors_say_what_fake_ones_do(monkeypatch: pytest.MonkeyPatch, forward: str) -> None:
+    quick = cost_of(TEXT.format(forward=forward))
+    monkeypatch.setattr(model_scale, "_meta", model_scale._fake)
+    assert quick == cost_of(TEXT.format(forward=forward))
+
+
+@pytest.mark.parametrize("place", ['"cpu"', '"cuda"'])
+def test_a_tensor_that_is_placed_by_name_takes_no_memory(place: str) -> None:
+    rand = "torch.rand(batch_size, length"
+    text = ELEMENTWISE.replace(rand, f"torch.rand(length**3, length, device={place}")
+    assert cost_of(text).case_bytes > 1e15
+
+
+def test_a_cost_is_known_without_an_import_of_dynamo() -> None:
+    script = (
+        "import sys; from ratchet.kernels import model_scale; "
+        f"model_scale.measure({TEXT.format(forward='x = torch.nn.functional.gelu(x)')!r}); "
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_both_precisions_are_called() -> None:

@@ -169,7 +169,7 @@ def judge(
     if suite is not None:
         check_suite(suite)
     if problem is not None and kernel is not None:
-        check_texts(problem, kernel, entry=entry)
+        read = check_texts(problem, kernel, entry=entry)
 
     # numpy, the ledger and torch are imported from here on: mistakes in the call are answered.
     from ratchet.ledger.verdicts import RecordedJudge, Terms
@@ -181,10 +181,6 @@ def judge(
         task: Task | None = None if own is None else "own" if own else "any"
         began = time.monotonic()
         tiers = None if sizes is None else (sizes,)
-        asked = as_problem(problem, tiers=tiers, scale=factor, task=task, time_limit_s=limit_s)
-        given = as_kernel(kernel, asked, entry=entry)
-        if target is not None and given.language != "triton":
-            raise RatchetError(f"--target is for kernels in Triton: this is {given.language}")
         terms = Terms(
             time_limit_s=limit_s,
             against_compile=bool(against_compile),
@@ -192,6 +188,12 @@ def judge(
             target=target,
         )
         with RecordedJudge(ledger) as court:
+            if read is not None and device in ("auto", "cpu") and target is None:
+                court.begin(read.language)  # beside the problem's own process
+            asked = as_problem(problem, tiers=tiers, scale=factor, task=task, time_limit_s=limit_s)
+            given = as_kernel(kernel, asked, entry=entry)
+            if target is not None and given.language != "triton":
+                raise RatchetError(f"--target is for kernels in Triton: this is {given.language}")
             judged = court.judge(given, asked, terms, spent_s=time.monotonic() - began)
             code = _report_one(judged, out, as_json)
         raise typer.Exit(code)

@@ -70,10 +70,12 @@ def judge(
     threads = parse_threads(threads)
     target = None if target is None else parse_target(target)
     tiers = None if tier is None else (parse_tier(tier),)
-    check_texts(problem, kernel, entry=entry)
-    asked = as_problem(problem, tiers=tiers, scale=scale, task=task, time_limit_s=limit_s)
-    given = as_kernel(kernel, asked, entry=entry)
+    read = check_texts(problem, kernel, entry=entry)
     with KernelJudge(threads=threads) as court:
+        if read is not None and device in ("auto", "cpu") and target is None:
+            court.begin(read.language)  # beside the problem's own process
+        asked = as_problem(problem, tiers=tiers, scale=scale, task=task, time_limit_s=limit_s)
+        given = as_kernel(kernel, asked, entry=entry)
         return court.judge(
             given,
             asked,

@@ -11,14 +11,16 @@ from __future__ import annotations
 import ast
 import contextlib
 import math
+import re
+import sys
 import time
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -27,12 +29,12 @@ from ratchet.kernels.model_state import flatten
 from ratchet.kernels.on_cores import on_cores
 from ratchet.kernels.source_module import run_source
 
-AUTO_FLOPS = 1e9
-AUTO_BYTES = 64 << 20
-"""Budget of `auto` for each core: some ten milliseconds of one call."""
-AUTO_CASE_BYTES = 32 << 20
-"""Budget for a case's inputs, state and outputs: a verdict draws new values for some 60 calls."""
-AUTO_CALL_S, AUTO_WIDE_S = 0.02, 0.1
+AUTO_FLOPS = 5e8
+AUTO_BYTES = 32 << 20
+"""Budget of `auto` for each core: some five milliseconds of one call."""
+AUTO_CASE_BYTES = 12 << 20
+"""Budget for a case's inputs, state and outputs: a verdict fills memory for some 70 calls."""
+AUTO_CALL_S, AUTO_WIDE_S = 0.01, 0.04
 """Longest call, and longest call in float64, of which a verdict has some 30."""
 SLOW = 1.5
 """Excess over the budget from which a call is shrunk; a little more does not matter."""
@@ -42,8 +44,11 @@ LEAST_SHARE = 1 / 8
 """Largest shrink in one round: a large problem's time may grow faster than its size."""
 PATIENCE_S, LONG_S = 0.3, 1.0
 """A short call is repeated once, and again for no longer than the first."""
-MOST_OPERATORS = 4000
+MOST_OPERATORS = 2000
 """Most operators of a call: each takes a fraction of a millisecond."""
+NOT_META = re.compile(r"LSTM|numpy|cuda|\bcpu\b")
+"""What only fake tensors know: oneDNN's LSTM as one operator, and tensors placed by name, which
+would have values, of any size."""
 SMALLEST_BATCH, SMALLEST_SIZE = 4, 8
 
 
@@ -99,21 +104,25 @@ def share_of(cost: Cost, factor: float) -> Cost:
 
 
 def measure(text: str, most_operators: float = MOST_OPERATORS) -> Cost | None:
-    """Return the cost of one call of a file's model; None if fake tensors cannot tell.
+    """Return the cost of one call of a file's model; None if shapes alone cannot tell.
 
     It is infinite if the call has too many operators.
     """
-    counter = _Bytes(most_operators)
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True), on_cores(text):
-            module = run_source(text)
-            model = module.Model(*module.get_init_inputs())
-            inputs = module.get_inputs()
-            with torch.no_grad(), FlopCount() as flops, counter:
-                outputs = flatten(model(*inputs))
-    except _TooManyOperators:
-        return Cost(flops=math.inf, bytes=math.inf, held_bytes=0.0, case_bytes=math.inf)
-    except Exception:  # any error of the file; real tensors will report it
+    for shapes_only in (_fake,) if NOT_META.search(text) else (_meta, _fake):
+        counter = _Bytes(most_operators)
+        try:
+            with shapes_only(), on_cores(text):
+                module = run_source(text)
+                model = module.Model(*module.get_init_inputs())
+                inputs = module.get_inputs()
+                with torch.no_grad(), FlopCount() as flops, counter:
+                    outputs = flatten(model(*inputs))
+        except _TooManyOperators:
+            return Cost(flops=math.inf, bytes=math.inf, held_bytes=0.0, case_bytes=math.inf)
+        except Exception:  # any error of the file; real tensors will report it
+            continue
+        break
+    else:
         return None
     given = [one for one in inputs if isinstance(one, Tensor)]
     fixed = sum(_bytes(one) for one in (*given, *model.state_dict().values()))
@@ -123,6 +132,33 @@ def measure(text: str, most_operators: float = MOST_OPERATORS) -> Cost | None:
         held_bytes=float(fixed + 2 * counter.largest),
         case_bytes=float(fixed + sum(_bytes(one) for one in outputs)),
     )
+
+
+@contextlib.contextmanager
+def _meta() -> Iterator[None]:
+    """Let factories make meta tensors, which are quick, but mix with no tensor that has values.
+
+    torch's shape functions import torch._dynamo to be left out of graphs that nobody compiles here.
+    """
+    name = "torch._dynamo"
+    stand_in = types.ModuleType(name)
+    stand_in.disable = lambda function, *_, **__: function  # type: ignore[attr-defined]
+    missing = name not in sys.modules
+    if missing:
+        sys.modules[name] = stand_in
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        if missing:
+            del sys.modules[name]
+
+
+def _fake() -> contextlib.AbstractContextManager[Any]:
+    """Let all tensors be fake ones. Their import of torch._dynamo takes longer than torch's own."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def fit_time(text: str, cost: Cost) -> tuple[str, Cost, float]:
@@ -299,6 +335,10 @@ class _Bytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._most = most_operators
         self.total = self.largest = self.operators = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would import torch._dynamo, which takes longer than torch itself
 
     def __torch_dispatch__(
         self, operator: Any, types: Any, args: Any = (), kwargs: Any = None

@@ -14,7 +14,7 @@ from ratchet.judge.revision import revision
 from ratchet.judge.sandbox.accelerator import may_use_gpu
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Screening, Verdict
-from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.kernel import Kernel, Language
 from ratchet.kernels.problem import Problem
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.ledger.connect import utc_now
@@ -64,6 +64,11 @@ class RecordedJudge:
     ) -> None:
         self.fleet.close()
         self._ledger.close()
+
+    def begin(self, language: Language) -> None:
+        """Start what a kernel in `language` needs here, beside what the caller does meanwhile."""
+        if isinstance(self.fleet, LocalFleet):
+            self.fleet.court.begin(language)
 
     @property
     def ledger(self) -> Ledger:

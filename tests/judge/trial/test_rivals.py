@@ -109,8 +109,33 @@ def test_every_launch_starts_the_reference_and_its_twin_anew_on_the_candidate_s_
     assert not any(families.read_state(pid) for pid in pids), "they end with their launch"
     arms = {sample.arm for sample in verdict.samples}
     rounds = {(sample.launch, sample.round) for sample in verdict.samples}
-    assert list(seen.rounds.values()) == [len(arms)] * len(rounds)
+    warm, *timed = seen.rounds.values()
+    assert warm >= len(launches) * len(arms), "all warm batches share their values"
+    assert timed == [len(arms)] * len(rounds)
     assert len(set(seen.memories)) == len(seen.memories), "each batch has memory of its own"
+
+
+def test_rivals_are_forked_where_the_reference_s_imports_are_done(
+    few_rounds: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parents: list[int] = []
+    begin = Rivals.begin
+
+    def noted(rivals: Rivals, **named: Any) -> RivalProcess:
+        found = begin(rivals, **named)
+        state = families.read_state(found.pid)
+        assert state is not None and rivals._own is not None and rivals._own.able
+        parents.append(state.parent)
+        return found
+
+    monkeypatch.setattr(Rivals, "begin", noted)
+    with KernelJudge() as judge:
+        judge.begin("cpp")
+        begun = judge.reference_pid
+        assert judge.judge(given.cpp(given.HONEST), small()).status in ("correct", "proven")
+        assert judge.reference_pid == begun, "what has begun is used"
+    assert len(set(parents)) == 1
+    assert families.read_state(parents[0]) is None, "it ends with the verdict"
 
 
 @pytest.mark.skipif(not isolation.fixed_layout(), reason="setarch is missing, or may not be used")

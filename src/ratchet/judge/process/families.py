@@ -204,6 +204,11 @@ def resume(stopped: Sequence[int]) -> None:
     _signal_each(stopped, signal.SIGCONT)
 
 
+def kill(stopped: Sequence[int]) -> None:
+    """SIGKILL to each process of a family that was stopped."""
+    _signal_each(stopped, signal.SIGKILL)
+
+
 def work_done(stopped: Sequence[int]) -> Work:
     """Return the work of each thread so far. A family that stands has no new members."""
     found: dict[tuple[int, int], tuple[int, int]] = {}

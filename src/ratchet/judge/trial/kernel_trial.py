@@ -25,7 +25,7 @@ from ratchet.judge.trial.shared_compilations import SharedCompilations
 from ratchet.judge.trial.stages import KernelTrial
 from ratchet.judge.verdict import Screening, Verdict
 from ratchet.judge.workers.candidate.architectures import TARGETS
-from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.kernel import Kernel, Language
 from ratchet.kernels.problem import Problem
 
 LOG = logging.getLogger(__name__)
@@ -55,6 +55,14 @@ class KernelJudge:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def begin(self, language: Language) -> None:
+        """Start the processes that a kernel in `language` needs on cores, and do not wait for them.
+
+        They import torch beside what the caller does before it judges.
+        """
+        self._worker()
+        self._zygote_for(language, None)
 
     def close(self) -> None:
         """End the reference worker and the zygotes, and forget what was compiled."""
@@ -137,7 +145,7 @@ class KernelJudge:
         accelerator = self._accelerator(trial.kernel, "cpu" if trial.target else device)
         if isinstance(accelerator, Decided):
             return accelerator
-        trial.use(accelerator, self._zygote_for(trial.kernel, accelerator))
+        trial.use(accelerator, self._zygote_for(trial.kernel.language, accelerator))
         return trial.run(self._worker())
 
     def screen(
@@ -162,7 +170,7 @@ class KernelJudge:
         try:
             for run in parts.runs:
                 self._screener.run(
-                    run, self._worker, secret, lambda one: self._zygote_for(one, None)
+                    run, self._worker, secret, lambda one: self._zygote_for(one.language, None)
                 )
         except CompilerMissing:
             raise
@@ -204,14 +212,14 @@ class KernelJudge:
         return Accelerator.of(found)
 
     def _zygote_for(
-        self, kernel: Kernel, accelerator: Accelerator | None
+        self, language: Language, accelerator: Accelerator | None
     ) -> CandidateZygote | None:
         """Return the zygote of a candidate's processes; None if each starts anew."""
         if accelerator is not None or bubblewrap() is None:
             return None
-        if kernel.language == "cpp":
+        if language == "cpp":
             return self._tools.kernels()
-        if kernel.language not in WITH_TORCH:
+        if language not in WITH_TORCH:
             return None
         if self._zygote is not None and self._zygote.has_ended and self._zygote.able:
             self._zygote.close()

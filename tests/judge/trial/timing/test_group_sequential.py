@@ -107,7 +107,7 @@ def test_what_is_undecided_is_looked_at_for_longer_in_new_launches(
 def test_no_new_launch_for_a_kernel_that_is_not_about_to_be_proven(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    _, asked = run(monkeypatch, noise=0.9, ratio=1.3)
+    _, asked = run(monkeypatch, noise=0.9, ratio=1.37)
     assert [one["launch"] for one in asked] == [0, LAUNCHES]
 
 

@@ -91,6 +91,10 @@ class RivalProcess:
         families.resume(self._stopped)
         self._stopped = ()
 
+    def begin_close(self) -> None:
+        """Let it give up its memory beside others: `close` comes next."""
+        families.kill(self._stopped)
+
     def close(self) -> None:
         """End it and what it started."""
         families.end(self.pid, enclosed=True)
@@ -113,14 +117,43 @@ class RivalProcess:
             raise JudgeError(f"the reference's process failed at '{what}': {error}") from error
 
 
+class ProblemZygote:
+    """A fork of the reference's zygote that has imported what one problem's reference needs."""
+
+    def __init__(self, zygote: Forks, problem: dict[str, Any]) -> None:
+        """Start it; `able` tells whether rivals can be forked from it."""
+        ours, theirs = open_pair()
+        try:
+            self._fork = zygote.fork([theirs.fileno()], problem=problem)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._watch = os.pidfd_open(self._fork.pid)
+        channel = Channel(ours, watch=self._watch)
+        self.forks = Forks(channel)
+        self.able = False
+        with contextlib.suppress(JudgeError):
+            self.able = channel.receive(timeout_s=START_S)[0]["able"] is True
+
+    def close(self) -> None:
+        """End it; its forks have ended."""
+        families.end(self._fork.pid, enclosed=True)
+        self._fork.reap()
+        close_descriptors([self._watch])
+        self.forks.close()
+
+
 class Rivals:
     """Starts the reference's processes for one verdict, and ends them."""
 
     def __init__(self, problem: Problem, reference: ReferenceProcess, clock: Clock) -> None:
-        self._problem = problem
+        self._problem = problem.as_json()
         self._reference = reference
         self._clock = clock
         self._zygote: Forks | None = None
+        self._own: ProblemZygote | None = None
         self._running: list[RivalProcess] = []
 
     def start(self, *, threads: int, compiled: bool = False, limit_s: float = 0.0) -> RivalProcess:
@@ -148,7 +181,7 @@ class Rivals:
         process.begin_load(
             {
                 "do": "load",
-                "problem": self._problem.as_json(),
+                "problem": self._problem,
                 "threads": threads,
                 "compiled": compiled,
                 "limit_s": limit_s,
@@ -165,6 +198,9 @@ class Rivals:
         """End all of them."""
         while self._running:
             self.end(self._running[-1])
+        if self._own is not None:
+            self._own.close()
+            self._own = None
         if self._zygote is not None:
             self._zygote.close()
             self._zygote = None
@@ -173,4 +209,6 @@ class Rivals:
         if self._zygote is None:
             _, handed = self._reference.ask_for_memory(timeout_s=START_S, do="zygote")
             self._zygote = Forks(inherited(handed[0]))
-        return self._zygote
+            self._own = ProblemZygote(self._zygote, self._problem)
+        assert self._own is not None
+        return self._own.forks if self._own.able else self._zygote

@@ -19,7 +19,7 @@ from ratchet.errors import RatchetError
 from ratchet.judge.decided import Decided, Ok, as_stage
 from ratchet.judge.integrity.own_work import Watch
 from ratchet.judge.trial.kernel_checks import OpenProblem
-from ratchet.judge.trial.timing.decide import compare_case, reachable
+from ratchet.judge.trial.timing.decide import SYSTEMATIC, compare_case, reachable
 from ratchet.judge.trial.timing.plan import budgets_s
 from ratchet.judge.trial.timing.sample import CaseTiming, Launch, time_case
 from ratchet.judge.verdict import Evidence
@@ -28,8 +28,8 @@ from ratchet.measure.samples import Sample
 
 FUTILE: Final = (0.1, 0.2)
 """The next look narrows the interval to a third, the last to about half. A kernel whose logarithm
-of the ratio is less than this part of the half width would then have to lie well over a standard
-error above its estimate to be proven."""
+of the ratio lies less than this part of the half width above that of SYSTEMATIC, which `proven`
+needs, would then have to lie well over a standard error above its estimate."""
 
 LOW_FLOOR: Final = 1.1
 """An A/A floor over this hides more than a small difference: the next look may lower it."""
@@ -134,4 +134,4 @@ def _futile(found: Comparison, share: float) -> bool:
     """True if more samples would hardly find the kernel faster: by how far it is, in half widths
     of the interval."""
     half_width = math.log(found.high / found.low) / 2
-    return math.log(found.ratio) < share * half_width
+    return math.log(found.ratio / SYSTEMATIC) < share * half_width

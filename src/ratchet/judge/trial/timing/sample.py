@@ -103,6 +103,7 @@ def _sample(
     samples: list[Sample] = []
     plan: TimingPlan | None = None
     checked, looks, watched = 0, 0, set[tuple[int, int]]()
+    warm_seeds = RoundSeeds(opened, fresh=False)  # nothing of a warm batch is timed or compared
     for index in itertools.count():  # up to the launches of the plan
         with (
             launch(first_launch + index) as process,
@@ -113,6 +114,8 @@ def _sample(
                 contextlib.closing(CandidateArm(process, opened, case, watch))
             )
             arms = [*reference, candidate]
+            for arm in arms:
+                arm.begin(warm_seeds)
             round_s = sum(warm(arm, calls) for arm in arms)
             if plan is None:
                 planned = plan_case(

@@ -9,6 +9,7 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
 from ratchet.kernels.problem_file import built_in_kernel
 
+COMPILED = "torch.compile"
 LOADED = """\
 from ratchet.judge.workers.candidate.model_class import load_model
 
@@ -45,4 +46,5 @@ def runnable(kernel: Kernel, problem: Problem, device: str | None = None) -> Ker
 
 def is_compiled_reference(kernel: Kernel, problem: Problem) -> bool:
     """Return True if a kernel is torch.compile of the problem's own reference."""
-    return kernel == built_in_kernel(problem, "torch.compile")
+    named = kernel.name == COMPILED  # what it carries is read from many files
+    return named and kernel == built_in_kernel(problem, COMPILED)

@@ -1,14 +1,16 @@
 """The rival of a kernel: the reference in a process of its own start, run by a candidate's worker.
 
 The reference worker forks a zygote first of all: torch is imported there, and no thread of OpenMP
-or autograd runs yet. Each rival is a fork of the zygote, with a heap and threads of its own from
-there, as a Python candidate is of its own zygote. What it does with a batch is what the candidate's
-worker does, by the same code.
+or autograd runs yet. For each problem a fork of it imports what the reference needs, which can take
+longer than all else that a rival does. Each rival is a fork of that one, loads the reference, and
+has a heap and threads of its own from there, as a Python candidate is of its own zygote. What it
+does with a batch is what the candidate's worker does, by the same code.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import resource
 import secrets
@@ -27,9 +29,14 @@ from ratchet.judge.workers.candidate.with_torch import Entry, TorchWorker, settl
 from ratchet.judge.workers.forks import serve_forks
 from ratchet.judge.workers.memory.mapping import shift_heap
 from ratchet.judge.workers.serving import Reply, serve
+from ratchet.kernels.gradients import gradient_of
+from ratchet.kernels.on_cores import on_cores
 from ratchet.kernels.problem import Problem
+from ratchet.kernels.source_module import run_source
 
 MOST_CPU_S = 1_000_000
+AUTOGRAD_NEEDS = "torch.fx.experimental.symbolic_shapes"
+"""torch.autograd.grad's first call imports it, and sympy, which takes 0.4 s of a core."""
 
 
 class RivalWorker(TorchWorker):
@@ -65,12 +72,35 @@ def start_zygote(inherited: Sequence[int]) -> socket.socket:
     serve_forks(Channel(theirs), _run)
 
 
-def _run(_: dict[str, Any], descriptors: list[int]) -> None:
+def _run(order: dict[str, Any], descriptors: list[int]) -> None:
     os.setsid()
+    if "problem" in order:
+        channel = Channel(socket.socket(fileno=descriptors[0]))
+        channel.send({"able": _imported(order["problem"])})
+        serve_forks(channel, _run)
     shift_heap()
     torch.default_generator.seed()  # as a candidate's
     serve(Channel(socket.socket(fileno=descriptors[0])), RivalWorker().answer)
     os._exit(0)
+
+
+def _imported(problem: dict[str, Any]) -> bool:
+    """Import what a reference needs; return True if this process can still be forked."""
+    torch.set_num_threads(1)
+    found = Problem.from_json(problem)
+    try:
+        if found.model is not None:
+            importlib.import_module("ratchet.kernels.model_file")
+        if found.text:  # each rival runs it anew
+            with on_cores(found.text):
+                reference = getattr(run_source(found.text), found.reference, None)
+        else:
+            reference = found.load_reference()
+        if getattr(reference, "__module__", "") == gradient_of.__module__:
+            importlib.import_module(AUTOGRAD_NEEDS)
+    except Exception:  # a rival will say so
+        return False
+    return len(os.listdir("/proc/self/task")) == 1
 
 
 def _compiled(problem: Problem) -> Entry:
