@@ -1,0 +1,1 @@
+"""Guard what is fast: compare, find regressions over time, and track them down."""
