@@ -64,6 +64,7 @@ def _register() -> None:
     from ratchet.cli import (  # noqa: F401
         bench,
         device,
+        history,
         inspect,
         judge,
         knowledge,

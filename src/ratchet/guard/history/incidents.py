@@ -28,10 +28,8 @@ class RegressedSeries:
 
     key: str
     shift: Shift
-    first_revision: str
-    """The regression came with one of the commits from here ..."""
-    last_revision: str
-    """... to here."""
+    among: tuple[str, ...]
+    """The commits, one of which brought the regression."""
     back: bool
     """The newest level is nearer to the one before the incident."""
 
@@ -99,8 +97,7 @@ def incidents(analysed: Sequence[AnalysedSeries]) -> list[Incident]:
                     RegressedSeries(
                         key=one.key,
                         shift=one.shift,
-                        first_revision=names[one.first],
-                        last_revision=names[one.last],
+                        among=tuple(names[one.first : one.last + 1]),
                         back=one.back,
                     )
                     for one in sorted(own, key=lambda one: -abs(one.shift.change))
@@ -182,11 +179,7 @@ def mark(
 
 def _same(old: Incident, new: Incident) -> bool:
     own = {one.key: one for one in new.series}
-    return any(
-        key in own
-        and old.revision in (new.revision, own[key].first_revision, own[key].last_revision)
-        for key in _keys(old)
-    )
+    return any(key in own and old.revision in own[key].among for key in _keys(old))
 
 
 def _found(one: AnalysedSeries, ranks: dict[str, int]) -> list[_Found]:
@@ -222,9 +215,7 @@ def _ranks(analysed: Sequence[AnalysedSeries]) -> dict[str, int]:
 
 def _named(key: str, revision: str) -> RegressedSeries:
     nothing = Shift(kind="regression", index=0, first=0, last=0, p=1.0, before=1.0, after=1.0)
-    return RegressedSeries(
-        key=key, shift=nothing, first_revision=revision, last_revision=revision, back=False
-    )
+    return RegressedSeries(key=key, shift=nothing, among=(revision,), back=False)
 
 
 def _keys(one: Incident) -> list[str]:

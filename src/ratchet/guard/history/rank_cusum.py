@@ -1,11 +1,11 @@
 """The statistic behind a change point: the maximally selected rank statistic, in rows at once.
 
 A row's values are replaced by the normal scores of their ranks, so one threshold holds for
-Gaussian, skewed, heavy-tailed and spiky noise alike. For each split the two sides' scores are compared; the
-largest difference is the statistic, and its p-value includes the search over splits. It is Miller
-and Siegmund's (Biometrics 38, 1982), as Hothorn and Lausen use it for ranks (Computational
-Statistics & Data Analysis 43, 2003). Correlation from point to point inflates the variance by
-(1 + phi) / (1 - phi), the long-run variance of an AR(1) process.
+Gaussian, skewed, heavy-tailed and spiky noise alike. For each split the two sides' scores are
+compared; the largest difference is the statistic, and its p-value includes the search over splits.
+It is Miller and Siegmund's (Biometrics 38, 1982), as Hothorn and Lausen use it for ranks
+(Computational Statistics & Data Analysis 43, 2003). Correlation from point to point inflates the
+variance by (1 + phi) / (1 - phi), the long-run variance of an AR(1) process.
 """
 
 from __future__ import annotations
