@@ -18,7 +18,13 @@ from ratchet.errors import HistoryError
 from ratchet.guard.history.analysis import AnalysedSeries
 from ratchet.guard.history.incidents import Incident
 from ratchet.report.environment import page_environment
-from ratchet.report.history_words import among_words, short_revision, show_change, show_value
+from ratchet.report.history_words import (
+    among_words,
+    short_revision,
+    show_change,
+    show_value,
+    urgency,
+)
 from ratchet.report.scale import Scale, around
 
 MOST_POINTS: Final = 2000
@@ -49,7 +55,7 @@ def render_history_page(analysed: Sequence[AnalysedSeries], incidents: Sequence[
     """
     head, body = _bokeh()
     shown = [one for one in analysed if len(one.series.values)]
-    shown.sort(key=lambda one: (not one.regressed, not one.shifts, one.series.key))
+    shown.sort(key=urgency)
     page = page_environment().get_template("history.html")
     data = {one.series.key: _columns(one) for one in shown}
     return page.render(
@@ -147,8 +153,8 @@ def _tile(one: AnalysedSeries) -> Tile:
     series = one.series
     values = series.values[-MOST_POINTS:]
     first = len(series.values) - len(values)
-    # Spikes would flatten everything else: the scale leaves out the most extreme hundredth.
-    low, high = (float(v) for v in np.quantile(values, (0.01, 0.99)))
+    # Spikes would flatten everything else: the scale leaves out the most extreme.
+    low, high = (float(v) for v in np.quantile(values, (0.04, 0.96)))
     levels = [level for _, _, level in one.levels()]
     scale = around([low, high, *levels], log=False)
     across = Scale(low=first - 0.5, high=len(series.values) - 0.5)

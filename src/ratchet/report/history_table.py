@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from ratchet.guard.history.analysis import AnalysedSeries
 from ratchet.guard.history.incidents import Incident
 from ratchet.report.console import heading, make_console, table
-from ratchet.report.history_words import among_words, short_revision, show_change, show_value
+from ratchet.report.history_words import (
+    among_words,
+    short_revision,
+    show_change,
+    show_value,
+    urgency,
+)
 
 MOST_ROWS = 30
 
@@ -21,7 +27,7 @@ def print_history(analysed: Sequence[AnalysedSeries], incidents: Sequence[Incide
         )
         return
     waiting = [one for one in incidents if one.state in ("open", "acknowledged")]
-    heading(console, f"{len(waiting)} incidents that need somebody")
+    heading(console, f"Incidents that need somebody: {len(waiting)}")
     if waiting:
         rows = []
         for one in waiting:
@@ -37,8 +43,8 @@ def print_history(analysed: Sequence[AnalysedSeries], incidents: Sequence[Incide
                 )
             )
         console.print(table(("incident", "state", "commit", "change", "why"), rows, left=3))
-    heading(console, f"{len(analysed)} series")
-    ordered = sorted(analysed, key=lambda one: (not one.regressed, not one.shifts, one.series.key))
+    heading(console, f"Series: {len(analysed)}")
+    ordered = sorted(analysed, key=urgency)
     console.print(
         table(
             ("series", "points", "level now", "changes", "why"),

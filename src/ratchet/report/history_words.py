@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ratchet.guard.history.analysis import AnalysedSeries
 from ratchet.guard.history.incidents import Incident
 
 _PREFIXES = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
@@ -34,6 +35,12 @@ def short_revision(revision: str) -> str:
     hash, plus, rest = revision.partition("+")
     digits = len(hash) == 40 and all(one in "0123456789abcdef" for one in hash)
     return (hash[:10] if digits else hash) + plus + rest
+
+
+def urgency(one: AnalysedSeries) -> tuple[bool, bool, bool, str]:
+    """Return what orders series: the regressed, those that code changed, the others that moved."""
+    by_code = any(shift.kind != "environment" for shift in one.shifts)
+    return (not one.regressed, not by_code, not one.shifts, one.series.key)
 
 
 def among_words(incident: Incident) -> str:
