@@ -64,9 +64,7 @@ class MemoryJournal(Journal):
 
 
 def ratchet(sim: SimulatedCommits) -> tuple[int | None, int, int]:
-    after = tuple(
-        CommitLine(revision=str(one), subject="", merge=False) for one in range(COMMITS)
-    )
+    after = tuple(CommitLine(revision=str(one), subject="", merge=False) for one in range(COMMITS))
     commits = CommitRange(root=Path(), good="good", after=after)
     options = BisectOptions(command=MeasuredCommand(words=("simulated",)), most_pairs=1000)
     run = BisectRun(commits, options, MemoryJournal(), sim.run, lambda *_: None)
@@ -107,7 +105,9 @@ def floor(right: float) -> float:
     grid = np.linspace(-8, 9, 20001)
     step, snr = float(grid[1] - grid[0]), EFFECT / NOISE
     density = (np.exp(-(grid**2) / 2) + np.exp(-((grid - snr) ** 2) / 2)) / math.sqrt(8 * math.pi)
-    capacity = -float(np.sum(density * np.log(density)) * step) - 0.5 * math.log(2 * math.pi * math.e)
+    capacity = -float(np.sum(density * np.log(density)) * step) - 0.5 * math.log(
+        2 * math.pi * math.e
+    )
     wrong = 1 - right
     left = -wrong * math.log(wrong) - right * math.log(right) + wrong * math.log(COMMITS - 1)
     return (math.log(COMMITS) - left) / capacity
@@ -135,7 +135,10 @@ def main() -> None:
                 named, search, every = method(sim)
                 rows.append((named == sim.changed, named not in (None, sim.changed), search, every))
             right, wrong, search, every = (float(one) for one in np.mean(rows, axis=0))
-            print(f"{name:30} {kind:6} {right:6.1%} {wrong:6.1%} {search:7.0f} {every:6.0f}", flush=True)
+            print(
+                f"{name:30} {kind:6} {right:6.1%} {wrong:6.1%} {search:7.0f} {every:6.0f}",
+                flush=True,
+            )
             found.append(
                 {"method": name, "noise": kind, "right": right, "wrong": wrong}
                 | {"search_pairs": search, "all_pairs": every}

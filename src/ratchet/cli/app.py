@@ -71,6 +71,7 @@ def _register() -> None:
         knowledge,
         optimize,
         trace,
+        watch,
         write,
     )
 

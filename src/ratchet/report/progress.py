@@ -168,3 +168,15 @@ class PairProgress(MovingLine):
         if self._bar is not None:
             words = f"{phase}: {pairs} pairs, the best commit {best:.0%}"
             self._bar.update(self._bar.task_ids[0], completed=best, description=words)
+
+
+class RunProgress(MovingLine):
+    """A progress line for a suite of commands; silent when piped."""
+
+    def __init__(self, *, console: Console | None = None) -> None:
+        super().__init__("building", 1.0, console=console)
+
+    def ran(self, name: str, runs: int) -> None:
+        """Show what has run."""
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], description=f"{name}: {runs} done")

@@ -26,7 +26,7 @@ LOOKS = (4, 8, 16, 32, 64, 128)
 """Pairs after which the endpoints are compared; each look may be wrong 1 time in 600."""
 _LOOK_P = 0.01 / len(LOOKS)
 _CONFIRMING = math.log(20)
-_MOST_CONFIRMING, _LEAST_CONFIRMING, _ROUNDS = 128, 4, 3
+_MOST_CONFIRMING, _LEAST_CONFIRMING, _ROUNDS = 128, 4, 20
 OnPair = Callable[[str, int, float], None]
 """Called with the phase, the pairs so far, and the highest probability of a commit."""
 Measure = Callable[[int], CommandRun]
@@ -171,7 +171,7 @@ class BisectRun:
         return ""
 
     def _confirm(self, search: CommitSearch, effect: Effect) -> bool | None:
-        """Pair the best commit with its parent until that decides; None if it cannot be measured."""
+        """Pair the best commit with its parent until that decides; None if one fails."""
         child = search.best()
         parent = child - 1 if child else GOOD
         if child in self._skipped or parent in self._skipped:

@@ -149,7 +149,7 @@ def _grid(
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return effects, levels of a good commit, and their log prior.
 
-    The level is 0 but for what the mean of `width` good measurements is off by.
+    The level is 0 but for what a mean of `width` good measurements is off by.
     """
     reach = np.linspace(-2.5, 2.5, _GRID)
     off = noise / math.sqrt(width) * (np.linspace(-2.5, 2.5, _GRID) if width > 1 else np.zeros(1))
@@ -169,14 +169,18 @@ def _gains(values: FloatArray, sizes: FloatArray, noise: float) -> FloatArray:
 
 
 def _reference(rest: FloatArray, good: FloatArray) -> tuple[FloatArray, int]:
-    """Return the reference of each pair, and of how many good measurements it is the mean."""
+    """Return the reference of each pair, and how many measurements all of them share.
+
+    A mean of neighbours is off by noise of its own, which over all pairs does not average out below
+    that of all good measurements.
+    """
     best, width, least = good, 1, _GAIN * float(np.var(rest - good))
     sums, places = np.concatenate([[0.0], np.cumsum(good)]), np.arange(len(good))
     for window in _WINDOWS:
         low, high = np.maximum(places - window, 0), np.minimum(places + window + 1, len(good))
         mean = (sums[high] - sums[low]) / (high - low)
         if (left := float(np.var(rest - mean))) < least:
-            best, width, least = mean, min(2 * window + 1, len(good)), left
+            best, width, least = mean, len(good), left
     return best, width
 
 
