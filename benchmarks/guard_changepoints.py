@@ -15,6 +15,7 @@ penalty 3 log n). An absent one is named.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import time
@@ -97,7 +98,7 @@ def f1(true: list[int], said: list[int]) -> float:
 def covering(true: list[int], said: list[int]) -> float:
     def parts(cuts: list[int]) -> list[tuple[int, int]]:
         ends = [0, *sorted(cuts), LENGTH]
-        return list(zip(ends, ends[1:], strict=False))
+        return list(itertools.pairwise(ends))
 
     total = 0.0
     for low, high in parts(true):
@@ -114,7 +115,7 @@ def with_steps(kind: str, rng: np.random.Generator) -> tuple[np.ndarray, list[in
     count = int(rng.integers(4))
     while True:
         cuts = sorted(int(one) for one in rng.integers(30, LENGTH - 30, size=count))
-        if all(b - a >= 30 for a, b in zip(cuts, cuts[1:], strict=False)):
+        if all(b - a >= 30 for a, b in itertools.pairwise(cuts)):
             break
     values = noise(kind, rng)
     for cut in cuts:

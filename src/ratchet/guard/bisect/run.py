@@ -22,11 +22,14 @@ from ratchet.guard.bisect.search import GOOD, STOP, CommitSearch, Effect, effect
 from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.command import CommandRun, MeasuredCommand
 
-LOOKS = (4, 8, 16, 32, 64, 128)
-"""Pairs after which the endpoints are compared; each look may be wrong 1 time in 600."""
-_LOOK_P = 0.01 / len(LOOKS)
+LOOKS = {4: 1e-4, 8: 1e-4, 16: 5e-4, 32: 1e-3, 64: 2e-3, 128: 5e-3}
+"""Pairs after which the endpoints are compared, and how often each look may be wrong.
+
+Early looks are strict: an effect that luck makes look large would mislead the search.
+"""
+_ALIKE_AFTER = 8
 _CONFIRMING = math.log(20)
-_MOST_CONFIRMING, _LEAST_CONFIRMING, _ROUNDS = 128, 4, 20
+_MOST_CONFIRMING, _LEAST_CONFIRMING, _DOUBTED = 128, 4, 0.5
 OnPair = Callable[[str, int, float], None]
 """Called with the phase, the pairs so far, and the highest probability of a commit."""
 Measure = Callable[[int], CommandRun]
@@ -117,24 +120,19 @@ class BisectRun:
         )
         for line in self._journal.of("search") + self._journal.of("confirm"):
             search.add(line.pair)
-        reason = ""
-        for _ in range(_ROUNDS):
-            reason = self._search(search)
-            if reason:
-                break
-            confirmed = self._confirm(search, effect)
+        while not (reason := self._search(search)):
+            confirmed = self._confirm(search)
             if confirmed:
-                return self._result("found", "", effect, search, True, notes)
+                return self._result("found", "", search.effect, search, True, notes)
             if confirmed is None:
-                reason = "its parent cannot be measured, so the commit could not be confirmed"
+                reason = "the most probable commit could not be confirmed against its parent"
                 break
-            reason = "the most probable commit does not differ clearly from its parent"
-        return self._result("narrowed", reason, effect, search, False, notes)
+        return self._result("narrowed", reason, search.effect, search, False, notes)
 
     def _confirm_ends(self) -> tuple[Effect, str]:
         """Measure the endpoints; return their effect, and why it is none."""
         differences = [one.pair.difference for one in self._journal.of("ends")]
-        for look in LOOKS:
+        for look, level in LOOKS.items():
             while len(differences) < look:
                 line = self._pair("ends", self._last, GOOD)
                 if line is None:
@@ -144,15 +142,15 @@ class BisectRun:
                     )
                 differences.append(line.pair.difference)
             effect = effect_of(differences[:look])
-            if effect.mean and _p(effect, look) < _LOOK_P:
+            if effect.mean and _p(effect, look) < level:
                 return effect_of(differences), ""
             reach = abs(effect.mean) + 2.5 * effect.error
-            if look >= LOOKS[1] and reach < math.log1p(self._options.at_least):
+            if look >= _ALIKE_AFTER and reach < math.log1p(self._options.at_least):
                 return effect, (
                     f"GOOD and BAD are alike: they differ by less than {self._options.at_least:.1%}"
                 )
         return effect, (
-            f"{LOOKS[-1]} pairs show no clear difference between GOOD and BAD "
+            f"{max(LOOKS)} pairs show no clear difference between GOOD and BAD "
             f"({math.expm1(effect.mean):+.2%}, one pair varies by {effect.noise:.1%})"
         )
 
@@ -170,8 +168,11 @@ class BisectRun:
                 search.add(line.pair)
         return ""
 
-    def _confirm(self, search: CommitSearch, effect: Effect) -> bool | None:
-        """Pair the best commit with its parent until that decides; None if one fails."""
+    def _confirm(self, search: CommitSearch) -> bool | None:
+        """Pair the best commit with its parent until that shows the effect.
+
+        False if the commit is no longer the likely one, None if it stays undecided.
+        """
         child = search.best()
         parent = child - 1 if child else GOOD
         if child in self._skipped or parent in self._skipped:
@@ -179,15 +180,16 @@ class BisectRun:
         lines = self._journal.of("confirm")
         own = [one.pair.difference for one in lines if (one.commit, one.against) == (child, parent)]
         while len(own) < _MOST_CONFIRMING:
-            said = evidence(own, effect) if own else 0.0
-            if len(own) >= _LEAST_CONFIRMING and abs(said) >= _CONFIRMING:
-                return said > 0
+            if search.posterior[child] < _DOUBTED:
+                return False
+            if len(own) >= _LEAST_CONFIRMING and evidence(own, search.effect) >= _CONFIRMING:
+                return True
             line = self._pair("confirm", child, parent, float(search.posterior.max()))
             if line is None:
                 return None
             own.append(line.pair.difference)
             search.add(line.pair)
-        return False
+        return None
 
     def _pair(self, phase: str, commit: int, against: int, best: float = 0.0) -> JournalLine | None:
         """Measure two commits in random order and write the pair down; None if one is skipped."""

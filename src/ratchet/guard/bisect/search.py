@@ -21,7 +21,7 @@ from ratchet.measure.samples import FloatArray
 
 STOP = 0.95
 """The search ends when one commit has this posterior probability."""
-_GRID = 9
+_GRID = 11
 _CLIP = 4.0
 """Standard deviations beyond which a value says no more."""
 _WINDOWS = (2, 4, 8, 16, 32, 64)
@@ -70,6 +70,7 @@ class CommitSearch:
         self._pairs = list(pairs)
         self._ends = len(pairs)
         self._posterior = np.full(count, 1 / count)
+        self._effect = effect_of([one.difference for one in pairs])
 
     def add(self, pair: Pair) -> None:
         """Take in one pair."""
@@ -80,6 +81,11 @@ class CommitSearch:
     def posterior(self) -> FloatArray:
         """Return each commit's probability of being the first bad one."""
         return self._posterior
+
+    @property
+    def effect(self) -> Effect:
+        """Return the effect on a difference, as all pairs so far show it."""
+        return self._effect
 
     def next_probe(self, skipped: Collection[int] = ()) -> int | None:
         """Return the commit whose next pair tells the most; None if none is left.
@@ -126,8 +132,15 @@ class CommitSearch:
         for one in pairs:
             if one.against != GOOD:  # child against parent: speaks for the child alone
                 logs[one.commit] += _gains(np.full((1, 1), one.difference), sizes, start.noise)[0]
-        weights = np.exp(logs - logs.max()).sum(axis=1)
-        return np.asarray(weights / weights.sum())
+        weights = np.exp(logs - logs.max())
+        weights /= weights.sum()
+        size = float((weights * sizes).sum())
+        self._effect = Effect(
+            mean=size,
+            error=math.sqrt(float((weights * (sizes - size) ** 2).sum())),
+            noise=_spread(values - good - bad * size, size),
+        )
+        return np.asarray(weights.sum(axis=1))
 
 
 def effect_of(differences: Sequence[float]) -> Effect:

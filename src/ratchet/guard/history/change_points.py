@@ -39,7 +39,7 @@ measures it)."""
 _ROWS = 256
 """Chunks that are tested in one go: what bounds the memory."""
 _DROP = 6.0
-"""A place whose z^2 is lower than the best by less than this may be the place as well."""
+"""A place whose doubled log likelihood is lower by less than this may be the place as well."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,7 +210,9 @@ def _place(values: FloatArray, low: int, at: int, phi: float) -> _Placed:
     inner = z[least : len(z) - least]
     best = int(np.argmax(inner))
     factor = float(inflation(np.full(1, phi))[0])
-    near = np.flatnonzero((inner[best] ** 2 - inner**2) / factor**2 < _DROP)
+    # Twice the log likelihood of normal scores with two levels, their spread fitted.
+    rest = np.maximum(1 - inner**2 / (len(values) - 1), 1e-9)
+    near = np.flatnonzero(np.log(rest / rest[best]) * len(values) / factor**2 < _DROP)
     base = low + LEAST_SEGMENT
     p = float(p_value(np.asarray([inner[best] / factor]), len(values))[0])
     return _Placed(base + best, base + int(near[0]), base + int(near[-1]), p)

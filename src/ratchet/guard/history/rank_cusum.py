@@ -53,7 +53,7 @@ def split_scores(rows: FloatArray) -> FloatArray:
     scores = normal_scores(rows)
     length = rows.shape[1]
     spread = np.sqrt(np.einsum("ij,ij->i", scores, scores))
-    spread[spread == 0] = np.inf  # constants have no split
+    spread[spread < 1e-9] = np.inf  # constants have no split
     sums = np.cumsum(scores, axis=1)[:, :-1]
     sums *= _weights(length)
     sums /= spread[:, None]

@@ -6,6 +6,7 @@ The layout is asv's "Benchmark suite layout and file formats", version 2 of its 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 from collections import defaultdict
@@ -84,6 +85,7 @@ def write_asv(folder: Path, observations: Iterable[Observation]) -> int:
         count += 1
     if not by_file:
         raise HistoryError("no figure has a commit, and asv's files need one: nothing to write")
+    revisions = {revision for _, revision, _ in by_file}
     try:
         for (device, revision, software), rows in by_file.items():
             machine = folder / _safe(device)
@@ -105,7 +107,10 @@ def write_asv(folder: Path, observations: Iterable[Observation]) -> int:
                 "durations": {},
                 "version": 2,
             }
-            _write(machine / f"{revision[:8]}-{environment}.json", document)
+            # asv names files by 8 digits; names that would be one file keep all of theirs.
+            alike = sum(other[:8] == revision[:8] for other in revisions)
+            name = revision[:8] if alike == 1 else _safe(revision)
+            _write(machine / f"{name}-{environment}.json", document)
         _write(folder / "benchmarks.json", {**units, "version": 2})
     except OSError as error:
         raise HistoryError(f"{folder} cannot be written: {error.strerror}") from error
@@ -152,11 +157,10 @@ def _units(path: Path) -> dict[str, str]:
 
 
 def _decoded(path: Path, kind: type[Any]) -> Any:
-    # asv writes NaN, which JSON has not; it stands where a value may be null.
+    # asv writes NaN, which Python's reader alone takes.
     try:
-        text = re.sub(r"\bNaN\b", "null", path.read_text(encoding="utf-8"))
-        return msgspec.json.decode(text, type=kind)
-    except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
+        return msgspec.convert(json.loads(path.read_text(encoding="utf-8")), kind)
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise HistoryError(f"{path} is not a file of asv results: {error}") from error
 
 
