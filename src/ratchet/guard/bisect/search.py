@@ -135,11 +135,10 @@ class CommitSearch:
         weights = np.exp(logs - logs.max())
         weights /= weights.sum()
         size = float((weights * sizes).sum())
-        self._effect = Effect(
-            mean=size,
-            error=math.sqrt(float((weights * (sizes - size) ** 2).sum())),
-            noise=_spread(values - good - bad * size, size),
-        )
+        spread = math.sqrt(float((weights * (sizes - size) ** 2).sum()))
+        noise = _spread(values - good - bad * size, size)
+        error = max(spread, noise / math.sqrt(float(bad.sum())))
+        self._effect = Effect(mean=size, error=error, noise=noise)
         return np.asarray(weights.sum(axis=1))
 
 
