@@ -147,8 +147,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--series", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--speed-only", action="store_true")
     asked = parser.parse_args()
     rows = []
+    if asked.speed_only:
+        print(json.dumps(speed()))
+        return
     print(f"{'detector':14} {'noise':12} {'false':>6} {'power':>6} {'F1':>6} {'covering':>8}   ms")
     for name, detect in detectors().items():
         for place, kind in enumerate(KINDS):
