@@ -17,6 +17,7 @@ from ratchet.ledger.store import Ledger
 Better = Literal["lower", "higher"]
 IncidentEventName = Literal["opened", "acknowledged", "resolved", "went_away", "reopened"]
 _BATCH = 20_000
+_REPEATED = frozenset({"benchmark", "metric", "unit", "better", "device", "software", "source"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,8 +81,17 @@ class ObservationBook:
             table.c.committed_at, table.c.id
         )
         with explained(self._engine.url), self._engine.connect() as connection:
-            rows = connection.execute(query)
-            return [Observation(**dict(zip(names, row, strict=True))) for row in rows]
+            # A million rows repeat a few names: each is kept once.
+            known: dict[str, str] = {}
+            return [
+                Observation(
+                    **{
+                        name: known.setdefault(value, value) if name in _REPEATED else value
+                        for name, value in zip(names, row, strict=True)
+                    }
+                )
+                for row in connection.execute(query)
+            ]
 
     def add_event(self, event: IncidentEvent) -> None:
         """Append one step of an incident's life."""
