@@ -34,7 +34,7 @@ def show(
     ] = None,
     only: Only = "",
     at_least: Annotated[
-        str, typer.Option("--at-least", metavar="SHARE", help="Smallest change to report.")
+        str, typer.Option("--at-least", metavar="SHARE", help="Smallest change to show.")
     ] = "1%",
     ledger: LedgerUrl = None,
     as_json: Json = False,
@@ -57,14 +57,16 @@ def show(
     from ratchet.report.history_table import print_history
 
     least = parse_share(at_least, "--at-least")
-    compiled(only)
+    pattern = compiled(only)
     if out is not None and (why := files.why_not_new_file(out)):
         raise HistoryError(f"--out {out} {why}: name a file in a folder that can be written")
+    # What is shown must not decide over the life of an incident: all series are searched.
     with working("searching for changes"), Ledger.open(ledger) as opened:
         book = ObservationBook(opened)
-        every = gather(book.observations(), only)
-        analysed = analyse(every, at_least=least)
-        found = follow(book, incidents(analysed), [one.key for one in every])
+        every = analyse(gather(book.observations()))
+        found = follow(book, incidents(every), [one.series.key for one in every])
+    analysed = [one.at_least(least) for one in every if pattern.search(one.series.key)]
+    found = [one for one in found if one.shown(least, pattern)]
     if out is not None:
         from ratchet.report.history_page import render_history_page
 

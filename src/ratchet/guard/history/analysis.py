@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -15,11 +15,11 @@ from ratchet.guard.history.series import HistorySeries
 
 ShiftKind = Literal["regression", "improvement", "environment"]
 
-AT_LEAST = 0.01
-"""Smaller changes of a level are not reported."""
+AT_LEAST = 0.001
+"""Smaller changes of a level are none."""
 FALSE_DISCOVERIES = 0.05
 """Share of the reported series that may be false (Benjamini and Hochberg)."""
-_ENVIRONMENT_P = 0.01
+_ENVIRONMENT_P = 0.001
 _NEAR = 100
 """Points on each side of a new environment that say whether it moved the level."""
 
@@ -56,6 +56,10 @@ class AnalysedSeries:
         """Return whether its newest level that code set is a regression."""
         own = [one for one in self.shifts if one.kind != "environment"]
         return bool(own) and own[-1].kind == "regression"
+
+    def at_least(self, change: float) -> AnalysedSeries:
+        """Return the series with its larger shifts alone."""
+        return replace(self, shifts=tuple(s for s in self.shifts if abs(s.change) >= change))
 
     def levels(self) -> Iterator[tuple[int, int, float]]:
         """Yield (start, end, median) of each stretch between shifts."""

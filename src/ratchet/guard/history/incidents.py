@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -50,6 +51,15 @@ class Incident:
     def worst(self) -> float:
         """Return the largest relative change."""
         return max((abs(one.shift.change) for one in self.series), default=0.0)
+
+    def shown(self, least: float, only: re.Pattern[str]) -> bool:
+        """Return whether it is as large, and one of its series is looked for.
+
+        One that is no longer found has no size: it is shown.
+        """
+        if not self.series:
+            return True
+        return self.worst >= least and any(only.search(one.key) for one in self.series)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,20 +39,16 @@ class HistorySeries:
         return f"{self.benchmark} | {self.metric} | {self.device}"
 
 
-def gather(observations: Iterable[Observation], only: str = "") -> list[HistorySeries]:
+def gather(observations: Iterable[Observation]) -> list[HistorySeries]:
     """Group observations, which are in the order of their commits, into series by name.
 
-    `only` is a regular expression that a series' key must match somewhere.
-
     Raises:
-        HistoryError: the expression is none, or a series changes its unit or direction.
+        HistoryError: a series changes its unit or direction.
     """
-    pattern = compiled(only)
     groups: dict[tuple[str, str, str], list[Observation]] = {}
     for one in observations:
         groups.setdefault((one.benchmark, one.metric, one.device), []).append(one)
-    found = [_series(rows) for _, rows in sorted(groups.items())]
-    return [one for one in found if pattern.search(one.key)]
+    return [_series(rows) for _, rows in sorted(groups.items())]
 
 
 def compiled(only: str) -> re.Pattern[str]:
