@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
-from sqlalchemy import insert, select
+from sqlalchemy import Row, insert, select
 
 from ratchet.ledger import schema
 from ratchet.ledger.connect import utc_now
@@ -18,7 +18,7 @@ from ratchet.ledger.store import Ledger
 Better = Literal["lower", "higher"]
 IncidentEventName = Literal["opened", "acknowledged", "resolved", "went_away", "reopened"]
 _BATCH = 20_000
-_REPEATED = frozenset({"benchmark", "metric", "unit", "better", "device", "software", "source"})
+_REPEATED = ("benchmark", "metric", "unit", "better", "device", "software", "source")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,15 +85,7 @@ class ObservationBook:
         with explained(self._engine.url), self._engine.connect() as connection:
             # A million rows repeat a few names: each is kept once.
             known: dict[str, str] = {}
-            return [
-                Observation(
-                    **{
-                        name: known.setdefault(value, value) if name in _REPEATED else value
-                        for name, value in zip(names, row, strict=True)
-                    }
-                )
-                for row in connection.execute(query)
-            ]
+            return [_observation(row, known) for row in connection.execute(query)]
 
     def add_event(self, event: IncidentEvent) -> None:
         """Append one step of an incident's life."""
@@ -124,3 +116,10 @@ class ObservationBook:
                 )
                 for row in connection.execute(select(table).order_by(table.c.id))
             ]
+
+
+def _observation(row: Row[Any], known: dict[str, str]) -> Observation:
+    values: dict[str, Any] = dict(row._mapping)
+    for name in _REPEATED:
+        values[name] = known.setdefault(values[name], values[name])
+    return Observation(**values)

@@ -145,8 +145,8 @@ def _columns(one: AnalysedSeries) -> dict[str, Any]:
 
 
 def _ends(ends: Any, values: Any, first: int) -> list[float]:
-    found: list[float] = np.where(np.isfinite(ends), ends, values)[first:].tolist()
-    return found
+    found = np.where(np.isfinite(ends), ends, values)[first:]
+    return [float(one) for one in found]
 
 
 def _tile(one: AnalysedSeries) -> Tile:

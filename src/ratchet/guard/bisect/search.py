@@ -69,7 +69,7 @@ class CommitSearch:
         self._count = count
         self._pairs = list(pairs)
         self._ends = len(pairs)
-        self._posterior = np.full(count, 1 / count)
+        self._posterior: FloatArray = np.full(count, 1 / count)
         self._effect = effect_of([one.difference for one in pairs])
 
     def add(self, pair: Pair) -> None:
@@ -113,21 +113,23 @@ class CommitSearch:
         pairs = self._pairs
         with_good = [one for one in pairs if one.against == GOOD]
         cumulative = np.cumsum(self._posterior)
-        bad = np.asarray([cumulative[min(one.commit, self._count - 1)] for one in with_good])
-        values = np.asarray([one.value for one in with_good])
-        good = np.asarray([one.reference for one in with_good])
+        bad: FloatArray = np.asarray(
+            [cumulative[min(one.commit, self._count - 1)] for one in with_good]
+        )
+        values: FloatArray = np.asarray([one.value for one in with_good])
+        good: FloatArray = np.asarray([one.reference for one in with_good])
         start = effect_of([one.difference for one in pairs[: self._ends]])
-        reference, width = _reference(values - bad * start.mean, good)
-        controlled = values - reference
+        reference, width = _reference(np.asarray(values - bad * start.mean), good)
+        controlled: FloatArray = np.asarray(values - reference)
         mean = float(controlled[: self._ends].mean())
-        noise = _spread(controlled - bad * mean, mean)
+        noise = _spread(np.asarray(controlled - bad * mean), mean)
         sizes, levels, prior = _grid(mean, noise, self._ends, width)
         commits = np.asarray([one.commit for one in with_good[self._ends :]], dtype=np.int64)
-        probes = controlled[self._ends :, None] - levels
-        logs = np.zeros((self._count, len(sizes)))
+        probes: FloatArray = np.asarray(controlled[self._ends :, None] - levels)
+        logs: FloatArray = np.zeros((self._count, len(sizes)))
         np.add.at(logs, commits, _gains(probes, sizes, noise))
         # A probe of a commit speaks for every first bad commit at or before it.
-        logs = np.cumsum(logs[::-1], axis=0)[::-1] + prior
+        logs = np.asarray(np.cumsum(logs[::-1], axis=0)[::-1] + prior)
         logs -= np.square(np.clip(probes / noise, -_CLIP, _CLIP)).sum(axis=0) / 2
         for one in pairs:
             if one.against != GOOD:  # child against parent: speaks for the child alone
@@ -136,7 +138,7 @@ class CommitSearch:
         weights /= weights.sum()
         size = float((weights * sizes).sum())
         spread = math.sqrt(float((weights * (sizes - size) ** 2).sum()))
-        noise = _spread(values - good - bad * size, size)
+        noise = _spread(np.asarray(values - good - bad * size), size)
         error = max(spread, noise / math.sqrt(float(bad.sum())))
         self._effect = Effect(mean=size, error=error, noise=noise)
         return np.asarray(weights.sum(axis=1))

@@ -92,65 +92,45 @@ def analyse(every: Sequence[HistorySeries], *, at_least: float = AT_LEAST) -> li
 def analyse_one(series: HistorySeries, *, at_least: float = AT_LEAST) -> AnalysedSeries:
     """Find the shifts of one series.
 
-    A new environment that moves the level is a shift of its own, and the stretches on its two sides
-    are searched apart. One that does not is passed over.
+    A shift where the environment changed is the environment's. A new environment is a place known
+    in advance, so it is also tested where the search found nothing.
     """
-    names = series.environments
+    names, values = series.environments, series.values
     fresh = [at for at in range(1, len(names)) if names[at] != names[at - 1]]
-    walls = [at for at in fresh if _moved(series, at, fresh)]
-    points: list[ChangePoint | int] = []
-    for start, end in itertools.pairwise([0, *walls, len(names)]):
-        if start:
-            points.append(start)
-        points += [_later(one, start) for one in change_points(series.values[start:end])]
-    places = [0, *(p if isinstance(p, int) else p.index for p in points), len(names)]
-    shifts = []
-    for place, point in enumerate(points):
-        before, at, after = places[place : place + 3]
-        levels = (
-            float(np.median(series.values[before:at])),
-            float(np.median(series.values[at:after])),
-        )
-        shift = _shift(series, point, levels, fresh)
-        if abs(shift.change) >= at_least:
-            shifts.append(shift)
-    return AnalysedSeries(series=series, shifts=tuple(shifts), new_environments=tuple(fresh))
-
-
-def _moved(series: HistorySeries, at: int, fresh: Sequence[int]) -> bool:
-    others = [0, *fresh, len(series.values)]
-    place = others.index(at)
-    start = max(others[place - 1], at - _NEAR)
-    end = min(others[place + 1], at + _NEAR)
-    return step_at(series.values[start:end], at - start) < _ENVIRONMENT_P
+    points = change_points(values)
+    for at in fresh:
+        low = max((one.index for one in points if one.index < at), default=0)
+        high = min((one.index for one in points if one.index > at), default=len(values))
+        low, high = max(low, at - _NEAR), min(high, at + _NEAR)
+        if any(one.first <= at <= one.last for one in points):
+            continue
+        if (p := step_at(values[low:high], at - low)) < _ENVIRONMENT_P:
+            found = ChangePoint(index=at, first=at, last=at, p=p, before=math.nan, after=math.nan)
+            points = sorted([*points, found], key=lambda one: one.index)
+    ends = [0, *(one.index for one in points), len(values)]
+    levels = [float(np.median(values[a:b])) for a, b in itertools.pairwise(ends)] if points else []
+    shifts = [
+        _shift(series, point, levels[place], levels[place + 1], fresh)
+        for place, point in enumerate(points)
+    ]
+    kept = tuple(one for one in shifts if abs(one.change) >= at_least)
+    return AnalysedSeries(series=series, shifts=kept, new_environments=tuple(fresh))
 
 
 def _shift(
-    series: HistorySeries,
-    point: ChangePoint | int,
-    levels: tuple[float, float],
-    fresh: Sequence[int],
+    series: HistorySeries, point: ChangePoint, before: float, after: float, fresh: Sequence[int]
 ) -> Shift:
-    before, after = levels
-    if isinstance(point, int):
-        at = first = last = point
-        p, environment = 0.0, True
-    else:
-        at, first, last, p = point.index, point.first, point.last, point.p
-        environment = any(first <= one <= last for one in fresh)
+    moved_with = [at for at in fresh if point.first <= at <= point.last]
     worse = (after > before) == (series.better == "lower")
-    kind: ShiftKind = "environment" if environment else "regression" if worse else "improvement"
-    return Shift(kind=kind, index=at, first=first, last=last, p=p, before=before, after=after)
-
-
-def _later(point: ChangePoint, start: int) -> ChangePoint:
-    return ChangePoint(
-        index=point.index + start,
-        first=point.first + start,
-        last=point.last + start,
+    kind: ShiftKind = "environment" if moved_with else "regression" if worse else "improvement"
+    return Shift(
+        kind=kind,
+        index=min(moved_with, key=lambda at: abs(at - point.index)) if moved_with else point.index,
+        first=point.first,
+        last=point.last,
         p=point.p,
-        before=point.before,
-        after=point.after,
+        before=before,
+        after=after,
     )
 
 

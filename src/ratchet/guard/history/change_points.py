@@ -21,6 +21,7 @@ from scipy import special
 
 from ratchet.guard.history.rank_cusum import (
     LEAST_SEGMENT,
+    IntArray,
     best_splits,
     correlation,
     inflation,
@@ -78,7 +79,7 @@ class ChangePointFinder:
 
     def __init__(self, alpha: float = ALPHA) -> None:
         self._alpha = alpha
-        self._values = np.empty(0)
+        self._values: FloatArray = np.empty(0)
         self._frozen: list[_Interval] = []
         self._phis: list[float] = []
         """Of each full chunk."""
@@ -122,14 +123,14 @@ class ChangePointFinder:
         data = self._values[first * STRIDE : (end + 1) * STRIDE]
         chunks = np.lib.stride_tricks.sliding_window_view(data, CHUNK)[::STRIDE]
         phi = correlation(normal_scores(chunks))
-        self._phis += phi.tolist()
+        self._phis += [float(one) for one in phi]
         levels = self._level(np.arange(first, end)) / len(LENGTHS)
         for length in LENGTHS:
             step, each = length // 2, CHUNK // length
             rows = np.lib.stride_tricks.sliding_window_view(data, length)[::step]
             rows = rows[: (end - first) * each]
             best = best_splits(rows)
-            p = p_value(best.z / np.repeat(inflation(phi), each), length)
+            p = p_value(np.asarray(best.z / np.repeat(inflation(phi), each)), length)
             for row in np.flatnonzero(p < np.repeat(levels, each) / each):
                 start = first * STRIDE + int(row) * step
                 self._frozen.append(
@@ -149,14 +150,14 @@ class ChangePointFinder:
         for length, starts in by_length.items():
             rows = np.stack([tail[at : at + length] for at in starts])
             best = best_splits(rows)
-            p = p_value(best.z / inflation(np.full(1, phi)), length)
+            p = p_value(np.asarray(best.z / inflation(np.full(1, phi))), length)
             for row in np.flatnonzero(p < level / len(by_length) / len(starts)):
                 at = start + starts[int(row)]
                 split = at + int(best.split[row])
                 found.append(_Interval(at, at + length, split, float(p[row])))
         return found
 
-    def _level(self, chunk: np.typing.NDArray[np.int64]) -> FloatArray:
+    def _level(self, chunk: IntArray) -> FloatArray:
         return np.asarray(self._alpha * 6 / math.pi**2 / (chunk + 1.0) ** 2)
 
     def _settle(self, splits: list[int], phis: Sequence[float]) -> list[_Placed]:
@@ -222,7 +223,7 @@ def _narrowest(intervals: Sequence[_Interval]) -> list[int]:
     """Return the splits of the narrowest intervals, none of which holds another's split."""
     kept: list[int] = []
     waiting = sorted(intervals, key=lambda one: (one.end - one.start, one.p, one.start))
-    taken = np.empty(0, dtype=np.int64)
+    taken: IntArray = np.empty(0, dtype=np.int64)
     for one in waiting:
         place = int(np.searchsorted(taken, one.start, side="right"))
         if place < len(taken) and taken[place] < one.end:

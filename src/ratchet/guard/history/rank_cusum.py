@@ -99,7 +99,7 @@ def correlation(scores: FloatArray) -> FloatArray:
 
 def inflation(phi: FloatArray) -> FloatArray:
     """Return the factor by which correlation lowers z."""
-    return np.sqrt((1 + phi) / (1 - phi))
+    return np.asarray(np.sqrt((1 + phi) / (1 - phi)), dtype=np.float64)
 
 
 def p_value(z: FloatArray, length: int) -> FloatArray:
@@ -108,7 +108,7 @@ def p_value(z: FloatArray, length: int) -> FloatArray:
     span = 2 * math.log((1 - edge) / edge)
     z = np.maximum(z, 1.0)
     density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
-    return np.minimum(1.0, density * (4 / z + (z - 1 / z) * span))
+    return np.asarray(np.minimum(1.0, density * (4 / z + (z - 1 / z) * span)), dtype=np.float64)
 
 
 def _by_residuals(scores: FloatArray) -> FloatArray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -29,8 +29,13 @@ def write_results(
     path: Path, observations: Iterable[Observation], format: ResultsFormat | None = None
 ) -> int:
     """Write figures; the format is by the name's end unless it is given. Return how many."""
-    format = format or {".csv": "csv", ".json": "google"}.get(path.suffix, "asv")  # type: ignore[assignment]
+    by_name: dict[str, ResultsFormat] = {".csv": "csv", ".json": "google"}
+    format = format or by_name.get(path.suffix, "asv")
     if format != "asv" and (why := files.why_not_new_file(path)):
         raise HistoryError(f"{path} {why}: name a file in a folder that can be written")
-    writers = {"csv": write_csv, "google": write_google, "asv": write_asv}
+    writers: dict[ResultsFormat, Callable[[Path, Iterable[Observation]], int]] = {
+        "csv": write_csv,
+        "google": write_google,
+        "asv": write_asv,
+    }
     return writers[format](path, observations)
