@@ -148,7 +148,7 @@ def effect_of(differences: Sequence[float]) -> Effect:
     """Return the effect that pairs show; a noise of 0 is kept computable."""
     values = np.asarray(differences, dtype=np.float64)
     mean = float(values.mean())
-    noise = _spread(values - mean, mean)
+    noise = _spread(np.asarray(values - mean), mean)
     return Effect(mean=mean, error=noise / math.sqrt(len(values)), noise=noise)
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from ratchet.guard.history.change_points import ChangePoint, change_points, step_at
+from ratchet.guard.history.rank_cusum import LEAST_SEGMENT
 from ratchet.guard.history.series import HistorySeries
 
 ShiftKind = Literal["regression", "improvement", "environment"]
@@ -102,7 +103,7 @@ def analyse_one(series: HistorySeries, *, at_least: float = AT_LEAST) -> Analyse
         low = max((one.index for one in points if one.index < at), default=0)
         high = min((one.index for one in points if one.index > at), default=len(values))
         low, high = max(low, at - _NEAR), min(high, at + _NEAR)
-        if any(one.first <= at <= one.last for one in points):
+        if any(_at(one, at) for one in points):
             continue
         if (p := step_at(values[low:high], at - low)) < _ENVIRONMENT_P:
             found = ChangePoint(index=at, first=at, last=at, p=p, before=math.nan, after=math.nan)
@@ -120,7 +121,7 @@ def analyse_one(series: HistorySeries, *, at_least: float = AT_LEAST) -> Analyse
 def _shift(
     series: HistorySeries, point: ChangePoint, before: float, after: float, fresh: Sequence[int]
 ) -> Shift:
-    moved_with = [at for at in fresh if point.first <= at <= point.last]
+    moved_with = [at for at in fresh if _at(point, at)]
     worse = (after > before) == (series.better == "lower")
     kind: ShiftKind = "environment" if moved_with else "regression" if worse else "improvement"
     return Shift(
@@ -132,6 +133,14 @@ def _shift(
         before=before,
         after=after,
     )
+
+
+def _at(point: ChangePoint, place: int) -> bool:
+    """Return whether a point may be at a place, with a little more doubt than it has itself.
+
+    The range of 1 point in 60 misses the place; an upgrade must not become a regression by that.
+    """
+    return point.first - LEAST_SEGMENT <= place <= point.last + LEAST_SEGMENT
 
 
 def _best_p(one: AnalysedSeries) -> float:
