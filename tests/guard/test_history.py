@@ -42,10 +42,11 @@ def test_two_machines_are_two_series() -> None:
     assert all(not one.shifts for one in analyse(every))
 
 
-def test_values_that_are_no_numbers_are_counted() -> None:
+def test_values_that_are_no_numbers_are_kept_and_counted(book: ObservationBook) -> None:
     values = noisy(0, factor=1.1)
     values[[3, 70]] = math.nan, math.inf
-    (series,) = gather(rows(values))
+    book.record(rows(values))
+    (series,) = gather(book.observations())
     assert (len(series.values), series.left_out) == (98, 2)
     assert [one.kind for one in analyse_one(series).shifts] == ["regression"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -122,4 +123,6 @@ def _observation(row: Row[Any], known: dict[str, str]) -> Observation:
     values: dict[str, Any] = dict(row._mapping)
     for name in _REPEATED:
         values[name] = known.setdefault(values[name], values[name])
+    if values["value"] is None:
+        values["value"] = math.nan
     return Observation(**values)

@@ -153,7 +153,7 @@ observations = _table(
     Column("better", String(8), nullable=False),
     _text("revision"),
     Column("committed_at", String(32), nullable=False),
-    Column("value", Float(53), nullable=False),
+    Column("value", Float(53)),  # SQLite keeps NaN as NULL
     Column("low", Float(53)),
     Column("high", Float(53)),
     _text("source"),

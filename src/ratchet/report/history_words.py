@@ -44,11 +44,13 @@ def urgency(one: AnalysedSeries) -> tuple[bool, bool, bool, str]:
 
 
 def among_words(incident: Incident) -> str:
-    """Say how sure the commit is: `or 2 neighbours` if others fit as well."""
+    """Say how sure the commit is: `or one of 2 next to it` if others fit as well."""
     if not incident.series:
         return ""
     shared = set(incident.series[0].among)
     for one in incident.series[1:]:
         shared &= set(one.among)
     others = len(shared - {incident.revision})
-    return "" if not others else f"or one of {others} next to it"
+    if not others:
+        return ""
+    return "or the one next to it" if others == 1 else f"or one of {others} next to it"
