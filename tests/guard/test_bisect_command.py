@@ -58,7 +58,7 @@ def test_a_slowdown_in_a_real_repository_is_found_by_a_killed_run(tmp_path: Path
     assert result["answer"] == "found" and result["confirmed"]
     assert result["suspects"][0]["revision"] == made[20]
     assert result["suspects"][0]["subject"] == "change 20"
-    assert result["resumed_pairs"] >= 11
+    assert result["resumed_pairs"] >= 10
     assert "your checkout has uncommitted changes" in result["notes"][0]
 
     after = git(repository, "status", "--porcelain"), git(repository, "rev-parse", "HEAD")
