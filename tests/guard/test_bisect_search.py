@@ -15,7 +15,7 @@ from ratchet.guard.bisect.commits import CommitLine, CommitRange
 from ratchet.guard.bisect.journal import Journal, JournalLine
 from ratchet.guard.bisect.result import BisectResult
 from ratchet.guard.bisect.run import BisectOptions, BisectRun
-from ratchet.guard.bisect.search import GOOD, CommitSearch, Pair, effect_of
+from ratchet.guard.bisect.search import GOOD, CommitSearch, CommitPair, effect_of
 from ratchet.guard.command import CommandRun, MeasuredCommand
 
 
@@ -113,11 +113,12 @@ def test_a_killed_run_measures_nothing_twice(tmp_path: Path) -> None:
 )
 def test_the_posterior_is_a_distribution(count: int, probes: list[tuple[int, float]]) -> None:
     ends = [
-        Pair(commit=count - 1, against=GOOD, value=0.1 + i / 100, reference=0.0) for i in (0, 1)
+        CommitPair(commit=count - 1, against=GOOD, value=0.1 + i / 100, reference=0.0)
+        for i in (0, 1)
     ]
     search = CommitSearch(count, ends)
     for commit, value in probes:
-        search.add(Pair(commit=commit % count, against=GOOD, value=value, reference=0.0))
+        search.add(CommitPair(commit=commit % count, against=GOOD, value=value, reference=0.0))
     assert search.posterior.min() >= 0
     assert search.posterior.sum() == pytest.approx(1)
     assert search.best() in search.credible()

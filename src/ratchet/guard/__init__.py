@@ -1,1 +1,1 @@
-"""Guard what is fast: compare, find regressions over time, and track them down."""
+"""Guard: no regression gets through, and no false alarm gets out."""

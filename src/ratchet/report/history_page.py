@@ -33,7 +33,7 @@ _WIDTH, _HEIGHT = 240, 56
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tile:
+class SeriesTile:
     """One small multiple."""
 
     key: str
@@ -149,7 +149,7 @@ def _ends(ends: Any, values: Any, first: int) -> list[float]:
     return [float(one) for one in found]
 
 
-def _tile(one: AnalysedSeries) -> Tile:
+def _tile(one: AnalysedSeries) -> SeriesTile:
     series = one.series
     values = series.values[-MOST_POINTS:]
     first = len(series.values) - len(values)
@@ -170,7 +170,7 @@ def _tile(one: AnalysedSeries) -> Tile:
         if end > first
     )
     newest = one.shifts[-1] if one.shifts else None
-    return Tile(
+    return SeriesTile(
         key=series.key,
         title=f"{series.benchmark} · {series.metric}",
         device=series.device,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from ratchet.guard.bisect.search import Pair
+from ratchet.guard.bisect.search import CommitPair
 
 
 class JournalLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -21,8 +21,8 @@ class JournalLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     why: str = ""
 
     @property
-    def pair(self) -> Pair:
-        return Pair(
+    def pair(self) -> CommitPair:
+        return CommitPair(
             commit=self.commit, against=self.against, value=self.value, reference=self.reference
         )
 

@@ -169,7 +169,7 @@ class BisectRun:
         return ""
 
     def _confirm(self, search: CommitSearch) -> bool | None:
-        """Pair the best commit with its parent until that shows the effect.
+        """CommitPair the best commit with its parent until that shows the effect.
 
         False if the commit is no longer the likely one, None if it stays undecided.
         """

@@ -32,7 +32,7 @@ GOOD = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
+class CommitPair:
     """Two commits measured side by side; GOOD is the good endpoint."""
 
     commit: int
@@ -64,7 +64,7 @@ class CommitSearch:
     The last is the bad endpoint; GOOD stands before the first.
     """
 
-    def __init__(self, count: int, pairs: Sequence[Pair]) -> None:
+    def __init__(self, count: int, pairs: Sequence[CommitPair]) -> None:
         """Start from the pairs of the two endpoints."""
         self._count = count
         self._pairs = list(pairs)
@@ -72,7 +72,7 @@ class CommitSearch:
         self._posterior: FloatArray = np.full(count, 1 / count)
         self._effect = effect_of([one.difference for one in pairs])
 
-    def add(self, pair: Pair) -> None:
+    def add(self, pair: CommitPair) -> None:
         """Take in one pair."""
         self._pairs.append(pair)
         self._posterior = self._weigh()

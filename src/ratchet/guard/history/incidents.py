@@ -63,7 +63,7 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Placing:
     key: str
     shift: Shift
     first: int
@@ -192,11 +192,11 @@ def _same(old: Incident, new: Incident) -> bool:
     return any(key in own and old.revision in own[key].among for key in _keys(old))
 
 
-def _found(one: AnalysedSeries, ranks: dict[str, int]) -> list[_Found]:
+def _found(one: AnalysedSeries, ranks: dict[str, int]) -> list[_Placing]:
     revisions = _revisions(one)
     newest = [level for _, _, level in one.levels()]
     return [
-        _Found(
+        _Placing(
             one.series.key,
             shift,
             ranks[revisions[shift.first]],
