@@ -15,7 +15,7 @@ from ratchet.guard.bisect.commits import CommitLine, CommitRange
 from ratchet.guard.bisect.journal import Journal, JournalLine
 from ratchet.guard.bisect.result import BisectResult
 from ratchet.guard.bisect.run import BisectOptions, BisectRun
-from ratchet.guard.bisect.search import GOOD, CommitSearch, CommitPair, effect_of
+from ratchet.guard.bisect.search import GOOD, CommitPair, CommitSearch, effect_of
 from ratchet.guard.command import CommandRun, MeasuredCommand
 
 
