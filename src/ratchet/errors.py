@@ -13,6 +13,9 @@ RatchetError                 one line: the value, the rule, the remedy; the CLI 
 ├── EndpointError            a language model that cannot be asked: its key, its endpoint
 ├── KnowledgeError           documents that cannot be indexed or searched
 ├── GraphError               a pattern that cannot be installed in this graph
+├── HistoryError             results over commits that cannot be read, written or found
+├── RepositoryError          a git repository that lacks what was asked of it
+├── WatchError               a suite for `ratchet watch` that cannot be run as written
 ├── TraceError               a profiler trace that cannot be read, or two that cannot be compared
 └── RecipeError              a recipe that is damaged, or from another device or version
 """
@@ -73,6 +76,18 @@ class KnowledgeError(RatchetError):
 
 class GraphError(RatchetError):
     """A pattern cannot be installed in this graph."""
+
+
+class HistoryError(RatchetError):
+    """Results over commits cannot be read, written or found."""
+
+
+class RepositoryError(RatchetError):
+    """A git repository is missing, shallow, or lacks a revision."""
+
+
+class WatchError(RatchetError):
+    """The suite of `ratchet watch` cannot be run as it is written."""
 
 
 class TraceError(RatchetError):

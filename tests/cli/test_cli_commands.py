@@ -27,7 +27,16 @@ def mistake(
 
 
 def test_the_commands_are_these() -> None:
-    assert COMMANDS == ["bench", "device", "inspect", "judge", "optimize", "write"]
+    assert COMMANDS == [
+        "bench",
+        "bisect",
+        "device",
+        "inspect",
+        "judge",
+        "optimize",
+        "watch",
+        "write",
+    ]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -48,7 +48,8 @@ class FakeArm:
     def __exit__(self, *_: object) -> None: ...
 
     def call(self, method: str, **_: object) -> dict[str, Any]:
-        return {"step_time_s": 1.0}
+        times = {"step_time_s": 1.0, "low_s": 0.9, "high_s": 1.1, "first_step_s": 2.0}
+        return {**times, "device": "cpu", "precision": "fp32", "peak_memory_bytes": 1000}
 
 
 class FakeJudge:
@@ -69,6 +70,7 @@ def test_bench_describes_what_its_rows_refer_to(
     ledger = tmp_path / "ledger.db"
     bench.bench_all(["llama-tiny"], options={"device": "cpu"}, steps=3, ledger=str(ledger))
     assert_described(ledger)
+    assert len(rows(ledger, "SELECT revision FROM observations")) == 3
 
 
 def test_a_verdict_s_fingerprint_is_described(tmp_path: Path) -> None:

@@ -63,12 +63,15 @@ def _register() -> None:
     """Add the commands to the app by importing their files."""
     from ratchet.cli import (  # noqa: F401
         bench,
+        bisect,
         device,
+        history,
         inspect,
         judge,
         knowledge,
         optimize,
         trace,
+        watch,
         write,
     )
 

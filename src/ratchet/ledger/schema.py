@@ -21,10 +21,10 @@ from sqlalchemy import (
     TypeDecorator,
 )
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Increased by one with every change of the tables below. A change only adds tables: when an older
 ledger is opened, it gets those that it lacks. 2 added
-`exchanges`, `writing_runs` and `writing_answers`."""
+`exchanges`, `writing_runs` and `writing_answers`, 3 `observations` and `incident_events`."""
 
 metadata = MetaData()
 
@@ -143,6 +143,25 @@ exchanges = _table(
     _text("answer"),
     _payload("usage"),
 )
+# One figure of one benchmark at one commit. `device` and `software` are fingerprints of this
+# machine, or the names that an imported file gives.
+observations = _table(
+    "observations",
+    _text("benchmark"),
+    _text("metric"),
+    _text("unit"),
+    Column("better", String(8), nullable=False),
+    _text("revision"),
+    Column("committed_at", String(32), nullable=False),
+    Column("value", Float(53)),  # SQLite keeps NaN as NULL
+    Column("low", Float(53)),
+    Column("high", Float(53)),
+    _text("source"),
+)
+# The life of an incident: opened, acknowledged, resolved, went_away, reopened.
+incident_events = _table(
+    "incident_events", _text("incident"), _text("event"), _text("revision"), _payload()
+)
 schema_version = _table("schema_version", Column("version", Integer, nullable=False))
 
 Index("verdicts_by_kernel", verdicts.c.kernel_hash, verdicts.c.problem_hash)
@@ -156,3 +175,9 @@ Index("writing_runs_by_problem", writing_runs.c.problem_hash)
 Index("writing_runs_by_run", writing_runs.c.run)
 Index("writing_answers_by_run", writing_answers.c.run)
 Index("writing_answers_by_problem", writing_answers.c.problem_hash)
+Index(
+    "observations_by_series",
+    observations.c.benchmark,
+    observations.c.metric,
+    observations.c.device,
+)

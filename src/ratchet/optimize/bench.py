@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from ratchet import git
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.ledger import Ledger
+from ratchet.ledger.connect import utc_now
+from ratchet.ledger.observations import Better, Observation, ObservationBook
+from ratchet.ledger.tables import Fingerprint
 
 FACTORY = "ratchet.optimize.bench:make_bench"
 MIDDLE_SIZES = ("llama-60m", "gpt2", "moe", "bert", "vit")
@@ -51,7 +56,7 @@ def bench_all(
 ) -> list[dict[str, Any]]:
     """Bench the workloads one after the other and record each result in the ledger."""
     device = probe(str(options.get("device", "auto")))
-    results = []
+    commit, results = git.stamp(Path.cwd()), []
     with Ledger.open(ledger) as book:
         fingerprint = book.here(device)
         for workload in workloads or MIDDLE_SIZES:
@@ -63,6 +68,38 @@ def bench_all(
             with ArmProcess(spec) as arm:
                 result: dict[str, Any] = arm.call("bench", steps=steps)
             result["versions"] = asdict(software())
+            result["commit"] = commit.revision
             book.remember("bench", workload, result, fingerprint=fingerprint)
+            ObservationBook(book).record(_observed(workload, result, commit, fingerprint))
             results.append(result)
     return results
+
+
+def _observed(
+    workload: str, result: dict[str, Any], commit: git.CommitStamp, here: Fingerprint
+) -> list[Observation]:
+    """Return the figures of a result that `ratchet history` follows over commits."""
+    name = f"{workload} ({result['device']}, {result['precision']})"
+    ends = (result["low_s"], result["high_s"])
+    rows: list[tuple[str, str, Better, float, tuple[float | None, float | None]]] = [
+        ("step_time_s", "s", "lower", result["step_time_s"], ends),
+        ("first_step_s", "s", "lower", result["first_step_s"], (None, None)),
+        ("peak_memory_bytes", "B", "lower", result["peak_memory_bytes"], (None, None)),
+    ]
+    return [
+        Observation(
+            benchmark=name,
+            metric=metric,
+            unit=unit,
+            better=better,
+            revision=commit.revision,
+            committed_at=commit.committed_at or utc_now(),
+            value=float(value),
+            low=low,
+            high=high,
+            device=here["device"],
+            software=here["software"],
+            source="bench",
+        )
+        for metric, unit, better, value, (low, high) in rows
+    ]

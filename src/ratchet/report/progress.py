@@ -155,3 +155,28 @@ def _done(event: str, details: dict[str, Any]) -> str:
         clear = details.get("answer", "faster") in DECIDED
         return f"{details['title']}: {ratio if clear else f'no clear difference ({ratio})'}"
     return ""
+
+
+class PairProgress(MovingLine):
+    """A progress line for a bisection; silent when piped."""
+
+    def __init__(self, commits: int, *, console: Console | None = None) -> None:
+        super().__init__(f"{commits} commits: the endpoints", 1.0, BarColumn(), console=console)
+
+    def measured(self, phase: str, pairs: int, best: float) -> None:
+        """Show a measured pair, and how sure the search is."""
+        if self._bar is not None:
+            words = f"{phase}: {pairs} pairs, the best commit {best:.0%}"
+            self._bar.update(self._bar.task_ids[0], completed=best, description=words)
+
+
+class RunProgress(MovingLine):
+    """A progress line for a suite of commands; silent when piped."""
+
+    def __init__(self, *, console: Console | None = None) -> None:
+        super().__init__("building", 1.0, console=console)
+
+    def ran(self, name: str, runs: int) -> None:
+        """Show what has run."""
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], description=f"{name}: {runs} done")

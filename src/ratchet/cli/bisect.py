@@ -1,0 +1,112 @@
+"""`ratchet bisect`: which commit made a command slower."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from ratchet.cli.app import Debug, Json, app, print_json
+
+COMMAND = "ratchet.bisected"
+
+
+class BisectCommand(TyperCommand):
+    """A command that leaves the words after `--` unparsed: they are what is measured."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        cut = args.index("--") if "--" in args else len(args)
+        ctx.meta[COMMAND] = args[cut + 1 :]
+        return super().parse_args(ctx, args[:cut])
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        formatter.write_usage(ctx.command_path, "[OPTIONS] GOOD BAD -- COMMAND...")
+
+
+@app.command(cls=BisectCommand)
+def bisect(
+    context: typer.Context,
+    good: Annotated[str, typer.Argument(metavar="GOOD", help="A revision before the change.")],
+    bad: Annotated[str, typer.Argument(metavar="BAD", help="A later revision, after it.")],
+    metric: Annotated[
+        str,
+        typer.Option(
+            metavar="REGEX",
+            help="What COMMAND prints that counts: a regular expression around a number, or "
+            "last-number. Default: COMMAND is timed whole.",
+        ),
+    ] = "",
+    build: Annotated[
+        str, typer.Option(metavar="CMD", help="Shell command that builds a checkout, once each.")
+    ] = "",
+    max_pairs: Annotated[int, typer.Option(min=1, help="Pairs in the search at most.")] = 400,
+    at_least: Annotated[
+        str, typer.Option("--at-least", metavar="SHARE", help="Smaller differences do not count.")
+    ] = "0.5%",
+    time_limit: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="For one run of COMMAND.")
+    ] = 600.0,
+    repository: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="The git repository. Default: here.")
+    ] = Path("."),
+    state: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="For checkouts and pairs. Default: your cache."),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Forget what an unfinished run has measured.")
+    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep checkouts and pairs.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the order within pairs.")] = 0,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Find the commit that changed how fast COMMAND is, with noisy measurements.
+
+    COMMAND runs in checkouts of their own; your working tree is not touched. The same call
+    continues a killed run.
+
+    Exit code 0: found. 1: narrowed to several commits. 3: GOOD and BAD do not differ clearly.
+    2: a mistake in the call.
+    """
+    from ratchet.errors import RepositoryError
+    from ratchet.guard.bisect.commits import commit_range
+    from ratchet.guard.command import MeasuredCommand
+    from ratchet.guard.share import parse_share
+
+    words = context.meta.get(COMMAND, [])
+    if not words:
+        raise RepositoryError("no COMMAND: write ratchet bisect GOOD BAD -- COMMAND")
+    least = parse_share(at_least, "--at-least")
+    command = MeasuredCommand(words=tuple(words), metric=metric, time_limit_s=time_limit)
+    command.check()
+    commits = commit_range(repository, good, bad)
+
+    import shutil
+
+    import platformdirs
+
+    from ratchet.guard.bisect.run import BisectOptions, bisect_commits, state_folder
+    from ratchet.report.bisect_words import print_bisect
+    from ratchet.report.progress import PairProgress
+
+    options = BisectOptions(
+        command=command, build=build, most_pairs=max_pairs, at_least=least, seed=seed
+    )
+    cache = Path(platformdirs.user_cache_dir("ratchet")) / "bisect" if state is None else state
+    place = state_folder(cache.absolute(), commits, options)
+    if fresh:
+        shutil.rmtree(place, ignore_errors=True)
+    with PairProgress(len(commits.after)) as progress:
+        result = bisect_commits(
+            repository, commits, options, place=place, on_pair=progress.measured
+        )
+    if not keep:
+        shutil.rmtree(place, ignore_errors=True)
+    if as_json:
+        print_json(result.as_json())
+    else:
+        print_bisect(result)
+    raise typer.Exit({"found": 0, "narrowed": 1, "not reproduced": 3}[result.answer])

@@ -1,0 +1,200 @@
+"""`ratchet history`: results over commits, what changed, and what became of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from ratchet.cli.app import Debug, Json, LedgerUrl, app, print_json
+
+commands = typer.Typer()
+app.add_typer(commands, name="history")
+
+Only = Annotated[
+    str, typer.Option("--only", metavar="REGEX", help="Only series whose name matches.")
+]
+Note = Annotated[str, typer.Option("--note", help="Why, in a line.")]
+IncidentId = Annotated[str, typer.Argument(metavar="INCIDENT", help="Its id, or the first digits.")]
+
+
+@commands.callback(invoke_without_command=True)
+def history(context: typer.Context) -> None:
+    """Follow results over commits: change points, incidents, import and export."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@commands.command()
+def show(
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="PAGE.html", help="Write a page that opens offline."),
+    ] = None,
+    only: Only = "",
+    at_least: Annotated[
+        str, typer.Option("--at-least", metavar="SHARE", help="Smallest change to show.")
+    ] = "1%",
+    ledger: LedgerUrl = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Find the change points of all series, and bring the incidents up to date.
+
+    Exit code 0: no open incident. 1: there are some. 2: a mistake in the call.
+    """
+    from ratchet import files
+    from ratchet.errors import HistoryError
+    from ratchet.guard.history.analysis import analyse
+    from ratchet.guard.history.incidents import follow, incidents
+    from ratchet.guard.history.series import compiled, gather
+    from ratchet.guard.share import parse_share
+    from ratchet.ledger import Ledger
+    from ratchet.ledger.observations import ObservationBook
+    from ratchet.report.console import working
+    from ratchet.report.history_json import history_document
+    from ratchet.report.history_table import print_history
+
+    least = parse_share(at_least, "--at-least")
+    pattern = compiled(only)
+    if out is not None and (why := files.why_not_new_file(out)):
+        raise HistoryError(f"--out {out} {why}: name a file in a folder that can be written")
+    # What is shown must not decide over the life of an incident: all series are searched.
+    with working("searching for changes"), Ledger.open(ledger) as opened:
+        book = ObservationBook(opened)
+        every = analyse(gather(book.observations()))
+        found = follow(book, incidents(every), [one.series.key for one in every])
+    analysed = [one.at_least(least) for one in every if pattern.search(one.series.key)]
+    found = [one for one in found if one.shown(least, pattern)]
+    if out is not None:
+        from ratchet.report.history_page import render_history_page
+
+        files.write_whole(out, render_history_page(analysed, found).encode())
+    if as_json:
+        print_json(history_document(analysed, found))
+    else:
+        print_history(analysed, found)
+    raise typer.Exit(int(any(one.state == "open" for one in found)))
+
+
+@commands.command("import")
+def import_(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE_OR_FOLDER",
+            help="A CSV file, Google-benchmark's JSON, or an asv results folder.",
+        ),
+    ],
+    revision: Annotated[
+        str, typer.Option("--revision", metavar="COMMIT", help="Commit, where the file has none.")
+    ] = "",
+    time: Annotated[
+        str, typer.Option("--time", help="Time of the commit, where the file has none.")
+    ] = "",
+    machine: Annotated[
+        str, typer.Option("--machine", metavar="NAME", help="Machine, where the file has none.")
+    ] = "unknown",
+    unit: Annotated[str, typer.Option("--unit", help="Unit, where the file has none.")] = "",
+    higher_is_better: Annotated[
+        bool, typer.Option("--higher-is-better", help="Where the file does not say.")
+    ] = False,
+    ledger: LedgerUrl = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Add results from a file to the ledger, all or none."""
+    from ratchet.guard.history.formats.choose import read_results
+    from ratchet.guard.history.formats.csv_file import ImportDefaults, as_utc
+    from ratchet.ledger import Ledger
+    from ratchet.ledger.observations import ObservationBook
+    from ratchet.report.console import working
+
+    defaults = ImportDefaults(
+        revision=revision,
+        committed_at=as_utc(time, "--time") if time else "",
+        device=machine,
+        unit=unit,
+        better="higher" if higher_is_better else "lower",
+    )
+    with working(f"reading {path}"), Ledger.open(ledger) as opened:
+        count = ObservationBook(opened).record(read_results(path, defaults))
+        place = opened.place
+    _say({"imported": count, "ledger": place}, f"{count} results from {path} in {place}", as_json)
+
+
+@commands.command()
+def export(
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="FILE_OR_FOLDER", help="What to write: .csv, .json, or a folder."),
+    ],
+    format: Annotated[
+        Literal["csv", "asv", "google"] | None,
+        typer.Option("--format", help="Default: by the name's end; a folder is asv's."),
+    ] = None,
+    only: Only = "",
+    ledger: LedgerUrl = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write results of the ledger to a file."""
+    from ratchet.guard.history.formats.choose import write_results
+    from ratchet.guard.history.series import compiled
+    from ratchet.ledger import Ledger
+    from ratchet.ledger.observations import ObservationBook
+
+    pattern = compiled(only)
+    with Ledger.open(ledger) as opened:
+        rows = ObservationBook(opened).observations()
+    kept = (r for r in rows if pattern.search(f"{r.benchmark} | {r.metric} | {r.device}"))
+    count = write_results(path, kept, format)
+    _say({"exported": count, "path": str(path)}, f"{count} results in {path}", as_json)
+
+
+@commands.command()
+def acknowledge(
+    incident: IncidentId,
+    note: Note = "",
+    ledger: LedgerUrl = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Say that somebody looks after an incident."""
+    _mark(incident, "acknowledged", note, ledger, as_json)
+
+
+@commands.command()
+def resolve(
+    incident: IncidentId,
+    note: Note = "",
+    ledger: LedgerUrl = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Close an incident: it was mended, or is accepted."""
+    _mark(incident, "resolved", note, ledger, as_json)
+
+
+def _mark(
+    incident: str,
+    event: Literal["acknowledged", "resolved"],
+    note: str,
+    ledger: str | None,
+    as_json: bool,
+) -> None:
+    from ratchet.guard.history.incidents import mark
+    from ratchet.ledger import Ledger
+    from ratchet.ledger.observations import ObservationBook
+
+    with Ledger.open(ledger) as opened:
+        marked = mark(ObservationBook(opened), incident, event, note)
+    _say({"incident": marked.id, "state": marked.state}, f"{marked.id} is {marked.state}", as_json)
+
+
+def _say(document: dict[str, Any], words: str, as_json: bool) -> None:
+    if as_json:
+        print_json(document)
+    else:
+        print(words)

@@ -1,0 +1,108 @@
+"""`ratchet watch`: a gate for pull requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ratchet.cli.app import Debug, Json, LedgerUrl, app, print_json
+
+if TYPE_CHECKING:
+    from ratchet.guard.watch.result import WatchReport
+
+
+@app.command()
+def watch(
+    base: Annotated[
+        str,
+        typer.Option(
+            metavar="REVISION",
+            help="Base branch or commit; the head is compared with where it parted from it.",
+        ),
+    ] = "",
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Compare with a history instead: CSV, JSON or an asv folder."
+        ),
+    ] = None,
+    suite: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.toml",
+            help="What to run. Default: ratchet-watch.toml here, else a smoke workload.",
+        ),
+    ] = None,
+    pairs: Annotated[
+        int | None, typer.Option(min=3, help="Pairs per benchmark, instead of the suite's.")
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(metavar="DURATION", help="Start no pair after this: 90s, 10m.")
+    ] = "",
+    advisory: Annotated[
+        bool, typer.Option("--advisory", help="Report, and exit with 0 whatever was found.")
+    ] = False,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE.md", help="Write a comment for a pull request.")
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE.xml", help="Write JUnit XML.")] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Store the head's results in the ledger.")
+    ] = False,
+    ledger: LedgerUrl = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run a suite of benchmarks at the head and at the base, and say what got slower.
+
+    Exit code 0: nothing is slower than allowed. 1: something is, or a benchmark failed. 2: a
+    mistake in the call.
+    """
+    from ratchet import files
+    from ratchet.errors import RatchetError, WatchError
+    from ratchet.guard.watch.suite_file import read_suite
+
+    here = Path.cwd()
+    if bool(base) == (against is not None):
+        raise WatchError("give --base REVISION or --against FILE, one of them")
+    for path in (markdown, junit):
+        if path is not None and (why := files.why_not_new_file(path)):
+            raise WatchError(f"{path} {why}: name a file in a folder that can be written")
+    asked = read_suite(suite, here)
+
+    from ratchet.guard.watch.gate import GateQuestion, run_gate
+    from ratchet.optimize.turn.settings import parse_duration_s
+    from ratchet.report import watch_report
+    from ratchet.report.progress import RunProgress
+
+    seconds = parse_duration_s(budget) if budget else float("inf")
+    question = GateQuestion(
+        folder=here,
+        suite=asked,
+        base=base,
+        against=against,
+        pairs=pairs,
+        budget_s=seconds,
+        advisory=advisory,
+        record=record,
+        ledger=ledger,
+    )
+    try:
+        with RunProgress() as progress:
+            report: WatchReport = run_gate(question, progress.ran)
+    except RatchetError as error:
+        if not advisory or debug:
+            raise
+        typer.echo(f"ratchet: {error} (advisory: exit code 0)", err=True)
+        return
+    if markdown is not None:
+        files.write_whole(markdown, watch_report.markdown(report).encode())
+    if junit is not None:
+        files.write_whole(junit, watch_report.junit(report).encode())
+    if as_json:
+        print_json(report.as_json())
+    else:
+        watch_report.print_watch(report)
+    raise typer.Exit(int(report.red))

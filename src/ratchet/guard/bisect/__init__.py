@@ -1,0 +1,1 @@
+"""Bisect a slowdown: a Bayesian search over commits with noisy probes."""

@@ -1,0 +1,283 @@
+"""Run a bisection: confirm the endpoints, search, confirm the commit against its parent."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy import special
+
+from ratchet.devices.fingerprint import short_hash
+from ratchet.errors import MeasureError, RepositoryError
+from ratchet.guard.bisect.commits import CommitRange, has_changes
+from ratchet.guard.bisect.journal import Journal, JournalLine
+from ratchet.guard.bisect.result import BisectAnswer, BisectResult, Suspect
+from ratchet.guard.bisect.search import GOOD, STOP, CommitSearch, Effect, effect_of, evidence
+from ratchet.guard.checkouts import Checkouts
+from ratchet.guard.command import CommandRun, MeasuredCommand
+
+LOOKS = {4: 1e-4, 8: 1e-4, 16: 5e-4, 32: 1e-3, 64: 2e-3, 128: 5e-3}
+"""Pairs after which the endpoints are compared, and how often each look may be wrong.
+
+Early looks are strict: an effect that luck makes look large would mislead the search.
+"""
+_ALIKE_AFTER = 8
+_CONFIRMING = math.log(20)
+_MOST_CONFIRMING, _LEAST_CONFIRMING, _DOUBTED = 128, 4, 0.5
+OnPair = Callable[[str, int, float], None]
+"""Called with the phase, the pairs so far, and the highest probability of a commit."""
+Measure = Callable[[int], CommandRun]
+"""Measures a commit of the range once."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BisectOptions:
+    """How to bisect."""
+
+    command: MeasuredCommand
+    build: str = ""
+    build_limit_s: float = 3600.0
+    most_pairs: int = 400
+    """In the search."""
+    at_least: float = 0.005
+    """A difference of the endpoints that is surely smaller is none."""
+    seed: int = 0
+
+
+def state_folder(place: Path, commits: CommitRange, options: BisectOptions) -> Path:
+    """Return the folder of this very bisection: the same question continues there."""
+    asked = {
+        "root": str(commits.root),
+        "ends": [commits.good, commits.bad],
+        "command": [*options.command.words, options.command.metric],
+        "build": options.build,
+    }
+    return place / short_hash(asked)
+
+
+def bisect_commits(
+    folder: Path,
+    commits: CommitRange,
+    options: BisectOptions,
+    *,
+    place: Path,
+    on_pair: OnPair = lambda phase, pairs, best: None,
+) -> BisectResult:
+    """Bisect in checkouts under `place`, where a killed run has left its pairs and builds.
+
+    Raises:
+        MeasureError: an endpoint cannot be built or measured.
+        RepositoryError: another run bisects the same right now.
+    """
+    with _locked(place):
+        journal = Journal(place / "pairs.jsonl")
+        checkouts = Checkouts(folder, place / "checkouts", options.build, options.build_limit_s)
+
+        def measure(commit: int) -> CommandRun:
+            revision = commits.good if commit == GOOD else commits.after[commit].revision
+            checkout = checkouts.get(revision)
+            if checkout.why:
+                return CommandRun(value=None, why=checkout.why)
+            return options.command.run(checkout.folder, RATCHET_COMMIT=revision)
+
+        notes = []
+        if has_changes(folder):
+            notes.append("your checkout has uncommitted changes; they were not measured")
+        run = BisectRun(commits, options, journal, measure, on_pair)
+        return run.answer(tuple(notes))
+
+
+class BisectRun:
+    """One bisection over anything that measures a commit by its number."""
+
+    def __init__(
+        self,
+        commits: CommitRange,
+        options: BisectOptions,
+        journal: Journal,
+        measure: Measure,
+        on_pair: OnPair,
+    ) -> None:
+        self._commits, self._options, self._journal = commits, options, journal
+        self._measure, self._on_pair = measure, on_pair
+        self._last = len(commits.after) - 1
+        self._skipped = {one.commit: one.why for one in journal.of("skip")}
+        self._resumed = len(journal.lines) - len(self._skipped)
+
+    def answer(self, notes: Sequence[str] = ()) -> BisectResult:
+        """Run to the answer, from where the journal ends."""
+        effect, alike = self._confirm_ends()
+        if alike:
+            return self._result("not reproduced", alike, effect, None, False, notes)
+        search = CommitSearch(
+            len(self._commits.after), [one.pair for one in self._journal.of("ends")]
+        )
+        for line in self._journal.of("search") + self._journal.of("confirm"):
+            search.add(line.pair)
+        while not (reason := self._search(search)):
+            confirmed = self._confirm(search)
+            if confirmed:
+                return self._result("found", "", search.effect, search, True, notes)
+            if confirmed is None:
+                reason = "the most probable commit could not be confirmed against its parent"
+                break
+        return self._result("narrowed", reason, search.effect, search, False, notes)
+
+    def _confirm_ends(self) -> tuple[Effect, str]:
+        """Measure the endpoints; return their effect, and why it is none."""
+        differences = [one.pair.difference for one in self._journal.of("ends")]
+        for look, level in LOOKS.items():
+            while len(differences) < look:
+                line = self._pair("ends", self._last, GOOD)
+                if line is None:
+                    raise MeasureError(
+                        f"BAD {self._commits.bad[:10]} cannot be measured: "
+                        f"{self._skipped[self._last]}"
+                    )
+                differences.append(line.pair.difference)
+            effect = effect_of(differences[:look])
+            if effect.mean and _p(effect, look) < level:
+                return effect_of(differences), ""
+            reach = abs(effect.mean) + 2.5 * effect.error
+            if look >= _ALIKE_AFTER and reach < math.log1p(self._options.at_least):
+                return effect, (
+                    f"GOOD and BAD are alike: they differ by less than {self._options.at_least:.1%}"
+                )
+        return effect, (
+            f"{max(LOOKS)} pairs show no clear difference between GOOD and BAD "
+            f"({math.expm1(effect.mean):+.2%}, one pair varies by {effect.noise:.1%})"
+        )
+
+    def _search(self, search: CommitSearch) -> str:
+        """Probe until one commit stands out; return why none does, or an empty text."""
+        while search.posterior.max() < STOP:
+            count = len(self._journal.of("search"))
+            if count >= self._options.most_pairs:
+                return f"{count} pairs do not suffice (--max-pairs)"
+            commit = search.next_probe(self._skipped)
+            if commit is None:
+                return "the commits that are left cannot be measured"
+            line = self._pair("search", commit, GOOD, float(search.posterior.max()))
+            if line is not None:
+                search.add(line.pair)
+        return ""
+
+    def _confirm(self, search: CommitSearch) -> bool | None:
+        """CommitPair the best commit with its parent until that shows the effect.
+
+        False if the commit is no longer the likely one, None if it stays undecided.
+        """
+        child = search.best()
+        parent = child - 1 if child else GOOD
+        if child in self._skipped or parent in self._skipped:
+            return None
+        lines = self._journal.of("confirm")
+        own = [one.pair.difference for one in lines if (one.commit, one.against) == (child, parent)]
+        while len(own) < _MOST_CONFIRMING:
+            if search.posterior[child] < _DOUBTED:
+                return False
+            if len(own) >= _LEAST_CONFIRMING and evidence(own, search.effect) >= _CONFIRMING:
+                return True
+            line = self._pair("confirm", child, parent, float(search.posterior.max()))
+            if line is None:
+                return None
+            own.append(line.pair.difference)
+            search.add(line.pair)
+        return None
+
+    def _pair(self, phase: str, commit: int, against: int, best: float = 0.0) -> JournalLine | None:
+        """Measure two commits in random order and write the pair down; None if one is skipped."""
+        measured = len(self._journal.lines)
+        order = [commit, against]
+        random.Random(f"{self._options.seed} {measured}").shuffle(order)
+        values = {}
+        for one in order:
+            run = self._measure(one)
+            if run.value is None:
+                run = self._measure(one)  # once is chance
+            if run.value is None:
+                if one == GOOD:
+                    raise MeasureError(
+                        f"GOOD {self._commits.good[:10]} cannot be measured: {run.why}"
+                    )
+                self._skipped[one] = run.why
+                self._journal.add(JournalLine(phase="skip", commit=one, why=run.why))
+                return None
+            values[one] = math.log(run.value)
+        line = JournalLine(
+            phase=phase,
+            commit=commit,
+            against=against,
+            value=values[commit],
+            reference=values[against],
+        )
+        self._journal.add(line)
+        self._on_pair(phase, measured + 1, best)
+        return line
+
+    def _result(
+        self,
+        answer: BisectAnswer,
+        reason: str,
+        effect: Effect,
+        search: CommitSearch | None,
+        confirmed: bool,
+        notes: Sequence[str],
+    ) -> BisectResult:
+        names = self._commits.after
+        suspects = []
+        if search is not None:
+            posterior = search.posterior
+            ranked = sorted(search.credible(), key=lambda one: -posterior[one])
+            suspects = [
+                Suspect(
+                    revision=names[one].revision,
+                    subject=names[one].subject,
+                    probability=float(posterior[one]),
+                    skipped=self._skipped.get(one, ""),
+                )
+                for one in ranked
+            ]
+        if answer == "found" and names[search.best() if search else 0].merge:
+            notes = [*notes, "it is a merge: bisect between its parents to look inside"]
+        if self._skipped:
+            notes = [*notes, f"{len(self._skipped)} commits could not be measured and were skipped"]
+        sure = np.expm1([effect.mean, *(effect.mean + s * 2 * effect.error for s in (-1, 1))])
+        return BisectResult(
+            answer=answer,
+            reason=reason,
+            good=self._commits.good,
+            bad=self._commits.bad,
+            commits=len(names),
+            suspects=tuple(suspects),
+            change=float(sure[0]),
+            low=float(sure[1]),
+            high=float(sure[2]),
+            pairs={name: len(self._journal.of(name)) for name in ("ends", "search", "confirm")},
+            confirmed=confirmed,
+            resumed_pairs=self._resumed,
+            notes=tuple(notes),
+        )
+
+
+def _p(effect: Effect, pairs: int) -> float:
+    return 2 * float(special.stdtr(pairs - 1, -abs(effect.mean) / effect.error))
+
+
+@contextmanager
+def _locked(place: Path) -> Iterator[None]:
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RepositoryError(
+                "another ratchet bisect asks the same right now: wait for it, or stop it"
+            ) from error
+        yield

@@ -1,0 +1,64 @@
+"""Commits checked out and built in a folder of their own; the user's repository is only read."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from ratchet.git import git
+from ratchet.guard.command import run_words
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkout:
+    """A commit's folder, or why it could not be built."""
+
+    folder: Path
+    why: str
+    """Empty if it is built."""
+
+
+class Checkouts:
+    """Checkouts of a repository's commits, built once each, kept across a kill.
+
+    They belong to a repository of their own that borrows the objects of the user's.
+    """
+
+    def __init__(self, repository: Path, place: Path, build: str, build_limit_s: float) -> None:
+        self._place, self._build, self._limit_s = place, build, build_limit_s
+        root = Path(git(repository, "rev-parse", "--show-toplevel"))
+        self._below = repository.resolve().relative_to(root.resolve())
+        self._own = place / "repository"
+        if not (self._own / "ready").exists():
+            shutil.rmtree(self._own, ignore_errors=True)
+            self._own.parent.mkdir(parents=True, exist_ok=True)
+            self._borrow(repository)
+
+    def get(self, commit: str) -> Checkout:
+        """Return a commit's checkout, built."""
+        folder, done = self._place / commit, self._place / f"{commit}.built"
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # half made by a killed run
+            git(self._own, "worktree", "prune")
+            git(self._own, "worktree", "add", "--quiet", "--force", "--detach", str(folder), commit)
+            why = ""
+            if self._build:
+                built = run_words(self._build, folder, self._limit_s, {"RATCHET_COMMIT": commit})
+                why = f"the build failed: {built}" if isinstance(built, str) else ""
+            done.write_text(why)
+        below = folder / self._below
+        return Checkout(folder=below if below.is_dir() else folder, why=done.read_text())
+
+    def remove(self) -> None:
+        """Delete all checkouts."""
+        shutil.rmtree(self._place, ignore_errors=True)
+
+    def _borrow(self, repository: Path) -> None:
+        """Make a bare repository that reads the user's objects."""
+        git(repository, "init", "--quiet", "--bare", str(self._own))
+        inside = Path(git(repository, "rev-parse", "--path-format=absolute", "--git-common-dir"))
+        (self._own / "objects" / "info" / "alternates").write_text(f"{inside / 'objects'}\n")
+        if (inside / "shallow").exists():
+            shutil.copy(inside / "shallow", self._own / "shallow")
+        (self._own / "ready").touch()

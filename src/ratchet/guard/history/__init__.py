@@ -1,0 +1,1 @@
+"""Results over commits: series, change points, incidents, import and export."""

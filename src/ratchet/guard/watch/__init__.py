@@ -1,0 +1,1 @@
+"""A gate for pull requests: a suite of benchmarks, head against base."""

@@ -1,0 +1,128 @@
+"""Results over commits and the life of incidents: the ledger's book for `ratchet history`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
+from typing import Any, Literal
+
+from sqlalchemy import Row, insert, select
+
+from ratchet.ledger import schema
+from ratchet.ledger.connect import utc_now
+from ratchet.ledger.faults import explained
+from ratchet.ledger.store import Ledger
+
+Better = Literal["lower", "higher"]
+IncidentEventName = Literal["opened", "acknowledged", "resolved", "went_away", "reopened"]
+_BATCH = 20_000
+_REPEATED = ("benchmark", "metric", "unit", "better", "device", "software", "source")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """One figure of one benchmark at one commit."""
+
+    benchmark: str
+    metric: str
+    unit: str
+    better: Better
+    revision: str
+    """The commit; empty if it is not known."""
+    committed_at: str
+    """When it was committed, or else measured: UTC, ISO 8601."""
+    value: float
+    low: float | None = None
+    high: float | None = None
+    device: str
+    """Fingerprint of the machine, or the name that a file gives: never compared across."""
+    software: str
+    """Fingerprint of the software, or the environment that a file names."""
+    source: str = ""
+    """`bench`, `watch`, or the file that it was imported from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IncidentEvent:
+    """One step in the life of an incident."""
+
+    incident: str
+    event: IncidentEventName
+    revision: str
+    at: str
+    series: tuple[str, ...]
+    """Keys of its series."""
+    note: str = ""
+
+
+class ObservationBook:
+    """The results over commits of one ledger. Raises a `LedgerError` if the database fails."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._engine = ledger.engine
+
+    def record(self, observations: Iterable[Observation]) -> int:
+        """Append observations in one transaction, all or none; return how many."""
+        names = list(Observation.__dataclass_fields__)
+        now, count, get = utc_now(), 0, attrgetter(*names)
+        with explained(self._engine.url), self._engine.begin() as connection:
+            waiting = iter(observations)
+            while batch := list(islice(waiting, _BATCH)):
+                rows = [{"at": now, **dict(zip(names, get(one), strict=True))} for one in batch]
+                connection.execute(insert(schema.observations), rows)
+                count += len(rows)
+        return count
+
+    def observations(self) -> list[Observation]:
+        """Return all observations by the time of their commits, then as they were recorded."""
+        table = schema.observations
+        names = list(Observation.__dataclass_fields__)
+        query = select(*(table.c[name] for name in names)).order_by(
+            table.c.committed_at, table.c.id
+        )
+        with explained(self._engine.url), self._engine.connect() as connection:
+            # A million rows repeat a few names: each is kept once.
+            known: dict[str, str] = {}
+            return [_observation(row, known) for row in connection.execute(query)]
+
+    def add_event(self, event: IncidentEvent) -> None:
+        """Append one step of an incident's life."""
+        row = {
+            "at": event.at,
+            "device": "",
+            "software": "",
+            "incident": event.incident,
+            "event": event.event,
+            "revision": event.revision,
+            "payload": {"series": list(event.series), "note": event.note},
+        }
+        with explained(self._engine.url), self._engine.begin() as connection:
+            connection.execute(insert(schema.incident_events), [row])
+
+    def events(self) -> list[IncidentEvent]:
+        """Return the steps of all incidents in their order."""
+        table = schema.incident_events
+        with explained(self._engine.url), self._engine.connect() as connection:
+            return [
+                IncidentEvent(
+                    incident=row.incident,
+                    event=row.event,
+                    revision=row.revision,
+                    at=row.at,
+                    series=tuple(row.payload["series"]),
+                    note=row.payload["note"],
+                )
+                for row in connection.execute(select(table).order_by(table.c.id))
+            ]
+
+
+def _observation(row: Row[Any], known: dict[str, str]) -> Observation:
+    values: dict[str, Any] = dict(row._mapping)
+    for name in _REPEATED:
+        values[name] = known.setdefault(values[name], values[name])
+    if values["value"] is None:
+        values["value"] = math.nan
+    return Observation(**values)
