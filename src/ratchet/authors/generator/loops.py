@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ratchet.authors.generator.build import class_of
+from ratchet.authors.generator.conditions import Masks
 from ratchet.authors.generator.evaluate import COSTLY, STORED, Buffer, Evaluator, LoopScope
 from ratchet.authors.generator.extent import ONE, ZERO, Extent, bound_of, name_of, named, product_of
 from ratchet.authors.generator.foldings import START, Folding, Scratch, folding
@@ -16,6 +17,9 @@ from ratchet.authors.generator.splits import LEAST, LoopSplits
 
 FLUSH: Final = 512
 """Rows that a column's float32 accumulator takes before it is added to the total."""
+
+
+MASKED: Final = {"zero": "0.0f", "-inf": "-__builtin_inff()"}
 
 
 class NestWriter:
@@ -276,7 +280,8 @@ class NestWriter:
             else:
                 row.lines.append(f"{way.kind} {total} = {way.start};")
         row.lines += self._stream_buffers(streams)
-        row.lines += self._looped(inner, loop.lines, [(n, t) for n, _, t in folds], splits, tiled)
+        reductions = [(n, t) for n, _, t in folds]
+        row.lines += self._looped(inner, loop.lines, reductions, splits, tiled, members)
         row.lines += self._stream_out(streams, inner)
         for node, role, total in folds:
             row.names.add(total)
@@ -305,6 +310,7 @@ class NestWriter:
         folds: Sequence[tuple[Fold, str]],
         splits: LoopSplits | None,
         tiled: bool,
+        members: Sequence[tuple[Node, Role]],
     ) -> list[str]:
         """Write the loops over a row; without `splits`, its elements in turn."""
         if not inner:
@@ -330,8 +336,35 @@ class NestWriter:
         lines += ["{", *before] if before else []
         for piece in pieces:
             loop = f"for (int64_t {name} = {piece.first}; {name} < {piece.end}; ++{name})"
-            lines += [f"#pragma omp simd{clauses}", loop, "{", *piece.opening, *body, "}"]
+            masked = None if piece.failed is None else self._masked(piece.failed, members)
+            if masked is None:
+                lines += [f"#pragma omp simd{clauses}", loop, "{", *piece.opening, *body, "}"]
+            elif masked:
+                lines += ["#pragma omp simd", loop, "{", *masked, "}"]
         return [*lines, "}"] if before else lines
+
+    def _masked(self, failed: Extent, members: Sequence[tuple[Node, Role]]) -> list[str] | None:
+        """Return what is left of a pass where a mask decides every value; None if one is open."""
+        masks, lines = Masks(), []
+        for node, role in members:
+            value = node.arg if isinstance(node, Fold) else node
+            index = self.index_of(node, role, value.shape)
+            found = masks.of(value, index).get(failed)
+            if isinstance(node, Fold):
+                if (node.op, found) not in (("sum", "zero"), ("max", "-inf")):
+                    return None
+            elif found is None or role == "scan" or self.choices.stream:
+                return None
+            else:
+                lines.append(self.evaluator.store(self.buffers[node], index, MASKED[found]))
+        for key, level in self.kept_first.items():
+            if level == self.now:
+                found = masks.of(*key).get(failed)
+                if found is None:
+                    return None
+                place = self._linear().text
+                lines.append(f"k{self.keeps.index(key)}[{place}] = {MASKED[found]};")
+        return lines
 
     def _scan(self, node: Scan, before: list[str], body: list[str]) -> None:
         evaluator = self.evaluator

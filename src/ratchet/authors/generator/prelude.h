@@ -486,16 +486,18 @@ static void r_gemm(int64_t M, int64_t N, int64_t K, const A* a, int64_t ar, int6
             for (int64_t i = m0; i < m1; i += GR) {
                 const int64_t mc = whole_min(GR, m1 - i);
                 if (k > 0 && (k >= i + mc - 1 + bands.k_upto || k + kc <= i + bands.k_from)) continue;
-                r_pack<PAIRS, GM>(pa, a + i * ar + k * ac, mc, kc, ar, ac);
+                const int64_t ka = k > 0 ? whole_min(kc, i + mc - 1 + bands.k_upto - k) : whole_max(1, whole_min(kc, i + mc - 1 + bands.k_upto));
+                const int64_t deep_a = PAIRS ? (ka + 1) / 2 : ka;
+                r_pack<PAIRS, GM>(pa, a + i * ar + k * ac, mc, ka, ar, ac);
                 for (int64_t jj = 0; jj < nc; jj += GN)
                     for (int64_t ii = 0; ii < mc; ii += GM) {
                         const int64_t m = whole_min(GM, mc - ii), n = whole_min(GN, nc - jj), row = i + ii, end = row + m - 1;
-                        int64_t from = whole_max(0, row + bands.k_from - k), upto = whole_min(kc, end + bands.k_upto - k);
+                        int64_t from = whole_max(0, row + bands.k_from - k), upto = whole_min(ka, end + bands.k_upto - k);
                         if (j + jj >= end + bands.n_upto || j + jj + n <= row + bands.n_from) upto = from;
                         if constexpr (PAIRS) from /= 2, upto = (upto + 1) / 2;
                         if (upto <= from && k > 0) continue;
-                        from = whole_min(from, words);
-                        r_micro<PAIRS>(pa + ii * words + from * GM, pb + jj * words + from * GN, upto - from, c + row * cr + (j + jj) * cc, cr, cc,
+                        from = whole_min(from, deep_a);
+                        r_micro<PAIRS>(pa + ii * deep_a + from * GM, pb + jj * words + from * GN, upto - from, c + row * cr + (j + jj) * cc, cr, cc,
                                        m, n, k == 0);
                     }
             }
