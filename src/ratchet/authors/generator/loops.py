@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ratchet.authors.generator.build import class_of
+from ratchet.authors.generator.chains import decoded
 from ratchet.authors.generator.conditions import Masks
 from ratchet.authors.generator.evaluate import COSTLY, STORED, Buffer, Evaluator, LoopScope
 from ratchet.authors.generator.extent import ONE, ZERO, Extent, bound_of, name_of, named, product_of
@@ -34,7 +35,9 @@ class NestWriter:
         evaluator: Evaluator,
         scratch: Scratch,
         read_elsewhere: frozenset[Node],
+        lead: int = 0,
     ) -> None:
+        """Start a nest's text; `lead`: a chain gives the first variables their values."""
         self.nest, self.plan, self.buffers = nest, plan, buffers
         self.choices, self.evaluator, self.scratch = choices, evaluator, scratch
         self.read_elsewhere = read_elsewhere
@@ -52,6 +55,8 @@ class NestWriter:
             for place in range(len(nest.sizes)):
                 if (place in inner) == flag:
                     self.variables.append((nest.index(place), flag))
+        self.lead = [one for one, _ in self.variables[:lead]]
+        del self.variables[:lead]
         self.lanes = (
             self.rowwise
             and len(nest.sizes) - 1 not in inner
@@ -149,7 +154,7 @@ class NestWriter:
         evaluator.local = {
             node for node, role in self.nest.members.items() if role in ("element", "part", "row")
         }
-        stage = LoopScope()
+        stage = LoopScope(names={name_of(one) for one in self.lead})
         evaluator.scopes = [stage]
         outer = [one for one, inner in self.variables if not inner]
         tiled = self.lanes or (not self.rowwise and len(self.variables) > len(outer))
@@ -191,15 +196,7 @@ class NestWriter:
                     f"const int64_t upto_2 = whole_min(from_2 + {side}, (int64_t){high});",
                 ]
                 item = "(line / squares)"
-        rest = ONE
-        for place in range(len(outer) - 1, -1, -1):
-            one = outer[place]
-            text = f"{item} / ({rest.text})" if rest != ONE else item
-            if place:
-                text = f"({text}) % ({bound_of(one).text})"
-            lines.append(f"const int64_t {name_of(one)} = {text};")
-            rest = rest * bound_of(one)
-        return lines
+        return [*lines, *decoded(outer, item)]
 
     def _passes(self, row: LoopScope, tiled: bool) -> None:
         evaluator, last = self.evaluator, max(self.passes.values(), default=0)
@@ -507,7 +504,7 @@ class NestWriter:
         self, before: Sequence[str], body: Sequence[str], rows: Extent, tiled: bool
     ) -> list[str]:
         size = product_of(bound_of(one) for one, _ in self.variables)
-        lines = ["{", *before]
+        lines = ["{", *decoded(self.lead, "batch"), *before]
         if tiled:
             block = self.block
             width = bound_of(self.variables[-1][0]).text
@@ -521,9 +518,6 @@ class NestWriter:
             lines.append(f"const int64_t items = ({rows.text}) * blocks{times};")
         else:
             lines.append(f"const int64_t items = {rows.text};")
-        lines.append(
-            f"const int threads = ({size.text}) < {self.choices.grain} ? 1 : omp_get_max_threads();"
-        )
         columns = [n for n, role in self.nest.members.items() if role == "column fold"]
         wholes = [n for n, role in self.nest.members.items() if role == "whole fold"]
         width_all = product_of(bound_of(one) for one, inner in self.variables if inner)
@@ -538,8 +532,18 @@ class NestWriter:
             lines.append(f"{_total(way)} h{self._number(node)}[1024];")
         for number, (node, _) in enumerate(self.keeps):
             self.scratch.ask(f"k{number}_{tag}", class_of(node.dtype), f"most_threads * {span}")
-        lines += ["#pragma omp parallel num_threads(threads)", "{"]
-        lines.append("const int64_t thread = omp_get_thread_num(), team = omp_get_num_threads();")
+        share = "low = 0, high = items"
+        if self.lead:
+            lines.append("{")
+        else:
+            share = "low = items * thread / team, high = items * (thread + 1) / team"
+            lines += [
+                f"const int threads = ({size.text}) < {self.choices.grain} ? 1 "
+                ": omp_get_max_threads();",
+                "#pragma omp parallel num_threads(threads)",
+                "{",
+                "const int64_t thread = omp_get_thread_num(), team = omp_get_num_threads();",
+            ]
         for node in columns:
             way, number = folding(node), self._number(node)  # type: ignore[arg-type]
             lines += [
@@ -555,7 +559,7 @@ class NestWriter:
             kind = class_of(node.dtype)
             lines.append(f"{kind}* __restrict k{number} = k{number}_{tag} + thread * {span};")
         lines += [
-            "const int64_t low = items * thread / team, high = items * (thread + 1) / team;",
+            f"const int64_t {share};",
             "for (int64_t item = low; item < high; ++item) {",
             *body,
         ]

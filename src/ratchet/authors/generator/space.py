@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ratchet.authors.author import Schedule
+from ratchet.authors.generator.chains import chained
 from ratchet.authors.generator.evaluate import COSTLY
 from ratchet.authors.generator.extent import Extent
 from ratchet.authors.generator.form import LoopForm, Map, Matmul, View
@@ -90,6 +91,8 @@ def options_of(forms: tuple[LoopForm, ...]) -> dict[str, tuple[str, ...]]:
     options = dict(OPTIONS)
     if sum(len(nest.members) for nest in nests) == len(nests):
         del options["fuse"]
+    if all(len(chain.stages) == 1 for plan in plans for chain in chained(plan)):
+        del options["chain"]
     if not any(set(nest.members.values()) <= {"element", "whole fold"} for nest in nests):
         del options["block"]
         del options["stream"]
