@@ -9,7 +9,16 @@ from ratchet.authors.generator.build import class_of
 from ratchet.authors.generator.chains import decoded
 from ratchet.authors.generator.conditions import Masks
 from ratchet.authors.generator.evaluate import COSTLY, STORED, Buffer, Evaluator, LoopScope
-from ratchet.authors.generator.extent import ONE, ZERO, Extent, bound_of, name_of, named, product_of
+from ratchet.authors.generator.extent import (
+    ONE,
+    ZERO,
+    Extent,
+    bound_of,
+    divisors_of,
+    name_of,
+    named,
+    product_of,
+)
 from ratchet.authors.generator.foldings import START, Folding, Scratch, folding
 from ratchet.authors.generator.form import Fold, Map, Node, Scan
 from ratchet.authors.generator.fusion import FusionPlan, Index, LoopNest, Role, passes_of
@@ -72,6 +81,8 @@ class NestWriter:
         self.lane_totals: dict[Node, str] = {}
         self.partner: Extent | None = None
         """The axis that shares squares with the last one, where an address steps along it."""
+        self.is_group = False
+        """The partner is the next axis: short rows are taken together."""
         self.keeps: list[tuple[Node, Index]] = []
         self.kept_first: dict[tuple[Node, Index], int] = {}
         self.now = 0
@@ -95,7 +106,13 @@ class NestWriter:
         return tuple(one.replace(self.merged) for one in index)
 
     def merge(self, addresses: Sequence[Extent], others: Sequence[Extent]) -> None:
-        """Merge neighbouring loop variables that every address steps through alike."""
+        """Split loop variables at their divisors, then merge those that step alike."""
+        place = 0
+        while not self.rowwise and place < len(self.variables):
+            change = self._split(place, addresses, others)
+            addresses = [address.replace(change) for address in addresses]
+            others = [other.replace(change) for other in others]
+            place += not change
         place = 0
         while place + 1 < len(self.variables):
             (one, inner), (two, second) = self.variables[place], self.variables[place + 1]
@@ -112,8 +129,29 @@ class NestWriter:
                 self.variables[place : place + 2] = [(joint, inner)]
             else:
                 place += 1
-        if self.choices.tile and not self.rowwise and len(self.variables) > 1:
-            self._pair(addresses)
+        if not self.rowwise and len(self.variables) > 1:
+            if self.choices.tile:
+                self._pair(addresses)
+            if self.partner is None and not self.choices.stream:
+                self.partner, self.is_group = self.variables[-2][0], True
+                self.variables[-2] = (self.partner, True)
+
+    def _split(
+        self, place: int, addresses: Sequence[Extent], others: Sequence[Extent]
+    ) -> dict[str, Extent]:
+        """Make two variables of one, at the largest of its divisors; return what it is now."""
+        variable, inner = self.variables[place]
+        size, name = bound_of(variable), name_of(variable)
+        found = divisors_of([*addresses, *others], name)
+        exact = [one for one in found if one != ONE and size // one * one == size != one]
+        if not exact:
+            return {}
+        by = max(exact, key=lambda one: (one.constant is None, one.constant or 0, one.text))
+        outer, rest = named(f"{name}q", size // by), named(f"{name}r", by)
+        change = {name: outer * by + rest}
+        self.merged = {key: value.replace(change) for key, value in self.merged.items()} | change
+        self.variables[place : place + 1] = [(outer, inner and self.rowwise), (rest, inner)]
+        return change
 
     def _pair(self, addresses: Sequence[Extent]) -> None:
         """Find the axis along which neighbours lie in memory where they do not along the last."""
@@ -131,7 +169,8 @@ class NestWriter:
 
     def like(self, other: NestWriter) -> None:
         """Take over another writer's loop variables."""
-        self.merged, self.variables, self.partner = other.merged, other.variables, other.partner
+        self.merged, self.variables = other.merged, other.variables
+        self.partner, self.is_group = other.partner, other.is_group
 
     @staticmethod
     def _mergeable(
@@ -174,7 +213,12 @@ class NestWriter:
     @property
     def block(self) -> int:
         """Return how many elements along the last axis one thread takes at a time."""
-        return self.choices.tile if self.partner is not None else self.choices.block
+        squares = self.partner is not None and not self.is_group
+        return self.choices.tile if squares else self.choices.block
+
+    @property
+    def _side(self) -> str:
+        return "side" if self.is_group else str(self.choices.tile)
 
     def _decoded(self, outer: Sequence[Extent], tiled: bool) -> list[str]:
         lines = []
@@ -190,7 +234,7 @@ class NestWriter:
             lines.append("const int64_t line = item / blocks;")
             item = "line"
             if self.partner is not None:
-                side, high = self.choices.tile, bound_of(self.partner).text
+                side, high = self._side, bound_of(self.partner).text
                 lines += [
                     f"const int64_t from_2 = (line % squares) * {side};",
                     f"const int64_t upto_2 = whole_min(from_2 + {side}, (int64_t){high});",
@@ -511,9 +555,10 @@ class NestWriter:
             lines.append(f"const int64_t blocks = ({width} + {block - 1}) / {block};")
             times = ""
             if self.partner is not None:
-                side = self.choices.tile
                 high = bound_of(self.partner).text
-                lines.append(f"const int64_t squares = ({high} + {side - 1}) / {side};")
+                if self.is_group:
+                    lines.append(f"const int64_t side = whole_max(1, {block} / ({width}));")
+                lines.append(f"const int64_t squares = ({high} + {self._side} - 1) / {self._side};")
                 times = " * squares"
             lines.append(f"const int64_t items = ({rows.text}) * blocks{times};")
         else:
