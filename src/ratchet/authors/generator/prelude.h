@@ -339,12 +339,12 @@ R_INLINE void r_stream(void* to, const void* from, size_t bytes) {
 #endif
 #if defined(__AVX512F__)
 typedef float r_lane __attribute__((vector_size(64), aligned(4)));
-enum { GM = 8, GN = 32, GK = 256, GR = 96, GC = 512 };
+enum { GM = 8, GN = 32, GK = 320, GR = 96, GC = 512 };
 #else
 typedef float r_lane __attribute__((vector_size(32), aligned(4)));
-enum { GM = 6, GN = 16, GK = 256, GR = 96, GC = 512 };
+enum { GM = 6, GN = 16, GK = 320, GR = 96, GC = 512 };
 #endif
-enum { GL = sizeof(r_lane) / sizeof(float) };
+enum { GL = sizeof(r_lane) / sizeof(float), GD = 64 };
 typedef float r_eight __attribute__((vector_size(32), aligned(2), may_alias));
 typedef uint16_t r_halves __attribute__((vector_size(16), aligned(2), may_alias));
 typedef uint32_t r_words __attribute__((vector_size(32)));
@@ -415,11 +415,11 @@ static void r_pack(float* to, const T* from, int64_t count, int64_t depth, int64
     }
 }
 template <bool PAIRS>
-static inline void r_micro(const float* a, const float* b, int64_t words, float* c, int64_t cr, int64_t cc, int64_t m, int64_t n, bool first) {
+static inline void r_micro(const float* a, const float* b, int64_t step, int64_t words, float* c, int64_t cr, int64_t cc, int64_t m, int64_t n, bool first) {
     r_lane s[GM][2];
 #pragma GCC unroll 8
     for (int i = 0; i < GM; ++i) s[i][0] = s[i][1] = r_lane{};
-    for (int64_t k = 0; k < words; ++k, a += GM, b += GN) {
+    for (int64_t k = 0; k < words; ++k, a += GM, b += step) {
         const r_lane u = *(const r_lane*)b, v = *(const r_lane*)(b + GL);
 #pragma GCC unroll 8
         for (int i = 0; i < GM; ++i) {
@@ -477,12 +477,16 @@ static void r_gemm(int64_t M, int64_t N, int64_t K, const A* a, int64_t ar, int6
         for (int64_t i = m0; i < m1; ++i) for (int64_t j = n0; j < n1; ++j) c[i * cr + j * cc] = 0.f;
         return;
     }
-    const int64_t deep = PAIRS ? 2 * GK : GK;
+    const int64_t most = PAIRS ? 2 * GK : GK, times = (K + most - 1) / most;
+    const int64_t deep = ((K + times - 1) / times + 1) / 2 * 2;
+    const bool direct = sizeof(B) == 4 && bc == 1 && m1 - m0 <= GD;  // packing would not pay
     for (int64_t j = n0; j < n1; j += GC) {
         const int64_t nc = whole_min(GC, n1 - j);
         for (int64_t k = 0; k < K; k += deep) {
             const int64_t kc = whole_min(deep, K - k), words = PAIRS ? (kc + 1) / 2 : kc;
-            r_pack<PAIRS, GN>(pb, b + k * br + j * bc, nc, kc, bc, br);
+            const B* bk = b + k * br + j * bc;
+            const int64_t whole = direct ? nc / GN * GN : 0;
+            r_pack<PAIRS, GN>(pb + whole * words, bk + whole * bc, nc - whole, kc, bc, br);
             for (int64_t i = m0; i < m1; i += GR) {
                 const int64_t mc = whole_min(GR, m1 - i);
                 if (k > 0 && (k >= i + mc - 1 + bands.k_upto || k + kc <= i + bands.k_from)) continue;
@@ -497,7 +501,8 @@ static void r_gemm(int64_t M, int64_t N, int64_t K, const A* a, int64_t ar, int6
                         if constexpr (PAIRS) from /= 2, upto = (upto + 1) / 2;
                         if (upto <= from && k > 0) continue;
                         from = whole_min(from, deep_a);
-                        r_micro<PAIRS>(pa + ii * deep_a + from * GM, pb + jj * words + from * GN, upto - from, c + row * cr + (j + jj) * cc, cr, cc,
+                        r_micro<PAIRS>(pa + ii * deep_a + from * GM, jj < whole ? (const float*)bk + jj + from * br : pb + jj * words + from * GN,
+                                       jj < whole ? br : GN, upto - from, c + row * cr + (j + jj) * cc, cr, cc,
                                        m, n, k == 0);
                     }
             }
