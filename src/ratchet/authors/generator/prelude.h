@@ -502,7 +502,7 @@ static void r_gemm(int64_t M, int64_t N, int64_t K, const A* a, int64_t ar, int6
                         if (upto <= from && k > 0) continue;
                         from = whole_min(from, deep_a);
                         r_micro<PAIRS>(pa + ii * deep_a + from * GM, jj < whole ? (const float*)bk + jj + from * br : pb + jj * words + from * GN,
-                                       jj < whole ? br : GN, upto - from, c + row * cr + (j + jj) * cc, cr, cc,
+                                       jj < whole ? br : (int64_t)GN, upto - from, c + row * cr + (j + jj) * cc, cr, cc,
                                        m, n, k == 0);
                     }
             }
