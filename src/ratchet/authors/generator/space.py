@@ -15,6 +15,7 @@ from ratchet.authors.generator.form import LoopForm, Map, Matmul, View
 from ratchet.authors.generator.fusion import LoopNest, planned
 from ratchet.authors.generator.schedule import OPTIONS, read
 from ratchet.authors.generator.source import source_of
+from ratchet.devices.probe import best_isa
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
 
@@ -98,6 +99,8 @@ def options_of(forms: tuple[LoopForm, ...]) -> dict[str, tuple[str, ...]]:
         del options["stream"]
     if "row fold" not in roles:
         del options["keep"]
+    if best_isa() == "portable":
+        del options["width"]  # vectors of 512 bits are not there
     operations = {node.op for form in forms for node in form.nodes() if isinstance(node, Map)}
     if "div" not in operations:
         del options["division"]
