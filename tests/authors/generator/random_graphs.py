@@ -100,7 +100,7 @@ def products(x: Tensor, y: Tensor, scalars: Sequence[float]) -> tuple[Tensor, ..
         x.flatten(0, 1).mT @ x.flatten(0, 1),
         torch.relu(low @ high) @ high.mT,
         (0.5 * turned).mT @ y,
-        (halves.bfloat16() @ y.bfloat16()).float(),
+        halves.bfloat16() @ y.bfloat16(),
     )
 
 

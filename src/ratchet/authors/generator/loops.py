@@ -377,7 +377,8 @@ class NestWriter:
         lines += ["{", *before] if before else []
         for piece in pieces:
             loop = f"for (int64_t {name} = {piece.first}; {name} < {piece.end}; ++{name})"
-            masked = None if piece.failed is None else self._masked(piece.failed, members)
+            tried = (self._masked(one, members) for one in piece.failed)
+            masked = next((one for one in tried if one is not None), None)
             if masked is None:
                 lines += [f"#pragma omp simd{clauses}", loop, "{", *piece.opening, *body, "}"]
             elif masked:

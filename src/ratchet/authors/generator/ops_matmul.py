@@ -71,7 +71,7 @@ def _unscaled(node: Node) -> tuple[Node, list[Node]]:
             if number is not None:
                 arg, scales = _unscaled(one)
                 return arg, [*scales, number]
-    if isinstance(node, Map) and node.op == "cast" and class_of(node.dtype) == "float":
+    if isinstance(node, Map) and node.op == "cast" and node.dtype == "float32":
         arg, scales = _unscaled(node.args[0])
         return (replace(node, args=(arg,)), scales) if scales else (node, [])
     return node, []

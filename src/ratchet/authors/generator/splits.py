@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from ratchet.authors.generator.conditions import negated
 from ratchet.authors.generator.extent import ONE, ZERO, Extent
 
 LEAST: Final = 16
@@ -25,8 +26,8 @@ class LoopPiece:
     first: str
     end: str
     opening: tuple[str, ...] = ()
-    failed: Extent | None = None
-    """A condition that holds nowhere in it."""
+    failed: tuple[Extent, ...] = ()
+    """Conditions that hold nowhere in it."""
 
 
 @dataclass(kw_only=True)
@@ -70,12 +71,13 @@ class LoopSplits:
             for condition, name in self.found.items()
         )
         within = tuple(f"constexpr bool {name} = true;" for name in self.found.values())
-        pieces = [LoopPiece(first=low, end=high, opening=within)]
+        never = tuple(negated(one) for one in self.found)
+        pieces = [LoopPiece(first=low, end=high, opening=within, failed=never)]
         if lows:
-            one = next(iter(lows)) if len(lows) == 1 else None
+            one = tuple(lows) if len(lows) == 1 else ()
             pieces.insert(0, LoopPiece(first=first, end=low, opening=outside, failed=one))
         if highs:
-            one = next(iter(highs)) if len(highs) == 1 else None
+            one = tuple(highs) if len(highs) == 1 else ()
             pieces.append(LoopPiece(first=high, end=end, opening=outside, failed=one))
         return lines, pieces
 
