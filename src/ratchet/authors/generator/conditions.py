@@ -165,11 +165,11 @@ class Masks:
         args = node.args
         match node.op:
             case "where":
-                found = self._either(conditions_of(args[0], index), args[1], args[2], index)
+                chosen = self._either(conditions_of(args[0], index), args[1], args[2], index)
                 exact = exact_condition(args[0], index)
                 if exact is not None:
-                    found |= self._either([negated(exact)], args[2], args[1], index)
-                return found
+                    chosen |= self._either([negated(exact)], args[2], args[1], index)
+                return chosen
             case "cast" | "copy":
                 return self.of(args[0], index)
             case "exp" | "exp2":

@@ -45,10 +45,10 @@ def _is_above_nothing(node: Node, known: dict[tuple[object, ...], Node]) -> Node
     if not (isinstance(node, Fold) and node.op == "any" and isinstance(node.arg, Map)):
         return None
     same = node.arg.args[0] if node.arg.op == "not" else None
-    if not (isinstance(same, Map) and same.op == "eq" and isinstance(same.args[1], Constant)):
+    if not (isinstance(same, Map) and same.op == "eq"):
         return None
     value, least = same.args
-    if least.value != -math.inf:
+    if not (isinstance(least, Constant) and least.value == -math.inf):
         return None
     made: Node = Fold(shape=node.shape, dtype=value.dtype, op="max", arg=value, axes=node.axes)
     bound = Constant(shape=node.shape, dtype=value.dtype, value=-math.inf)
