@@ -117,7 +117,7 @@ def turns(form: LoopForm) -> bool:
                 int(name[1:])
                 for place in node.places
                 if isinstance(place, Extent)
-                for name in place.names
+                for name in sorted(place.names)
                 if name.startswith("#")
             ]
             if order != sorted(order):
