@@ -89,6 +89,21 @@ def masks(x: Tensor, y: Tensor, scalars: Sequence[float]) -> tuple[Tensor, ...]:
     return odds @ y, later @ y, later.mT @ x, scaled, scale.squeeze(-1)
 
 
+def products(x: Tensor, y: Tensor, scalars: Sequence[float]) -> tuple[Tensor, ...]:
+    """Products of every layout and of both dtypes: x [B, R, K], y [B, K, C]."""
+    turned = x.mT.contiguous()
+    halves = x.bfloat16().float() * 0.5
+    low, high = torch.exp(0.1 * x), y.abs().sqrt()
+    return (
+        x @ y,
+        (y.mT @ x.mT) * 0.25 + 1,
+        x.flatten(0, 1).mT @ x.flatten(0, 1),
+        torch.relu(low @ high) @ high.mT,
+        (0.5 * turned).mT @ y,
+        halves.bfloat16() @ y.bfloat16(),
+    )
+
+
 def windows(
     x: Tensor, weight: Tensor, grad: Tensor, scalars: Sequence[float]
 ) -> tuple[Tensor, ...]:

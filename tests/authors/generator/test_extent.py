@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from ratchet.authors.generator.extent import (
     Extent,
     at_least,
+    divisors_of,
     flattened,
     named,
     smaller,
@@ -88,3 +89,18 @@ def test_rounding_up_to_a_multiple_is_simple() -> None:
 def test_what_is_missing_to_a_multiple_is_the_remainder(rows: int, size: int) -> None:
     missing = (ROWS * -1) % size
     assert missing.replace({"rows": whole(rows)}) == whole(-rows % size)
+
+
+def test_a_place_is_put_together_again() -> None:
+    place = named("i", ROWS * COLUMNS * 8)
+    row, column, item = unflattened(place, (ROWS, COLUMNS, whole(8)))
+    assert row * COLUMNS * 8 + column * 8 + item == place
+    assert row * COLUMNS * 3 + (place // 8 % COLUMNS) * 3 == place // 8 * 3
+
+
+def test_divisors_of_a_variable_alone() -> None:
+    place = named("i", COLUMNS * 12)
+    other = named("k", ROWS)
+    index = (place // 12) * 5 + place % 3 + (place + other) // 4
+    assert divisors_of([index], "i") == {whole(12), whole(3)}
+    assert divisors_of([index], "k") == set()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ratchet.authors.generator.form import LoopForm, Map, Scatter, Source, UnsupportedOp
+from ratchet.authors.generator.form import Fold, LoopForm, Map, Scatter, Source, UnsupportedOp
 from ratchet.authors.generator.form_json import form_as_json, form_from_json
 from ratchet.authors.generator.forms import forms_of
 from ratchet.authors.generator.fusion import Alone, LoopNest, planned
@@ -43,6 +43,11 @@ def halves(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
 def in_place(total: Tensor, x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
     total[: x.shape[0]] += x
     return (total,)
+
+
+def the_same_twice(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
+    unseen = (x == float("-inf")).all(-1, keepdim=True)
+    return (x.exp() + x.amax(-1, keepdim=True), x.exp() * 2, torch.where(unseen, 0.0, x))
 
 
 def form_of(name: str) -> LoopForm:
@@ -217,3 +222,16 @@ def test_a_window_may_have_three_sizes() -> None:
     problem = own_problem("window_in_3d", x, weight)
     [form] = forms_of(problem)
     assert form.outputs
+
+
+def test_equal_computations_are_one() -> None:
+    (form,) = forms_of(own_problem("the_same_twice", TensorSpec(shape=(4, 9), dtype="float32")))
+    ops = [one.op for one in form.nodes() if isinstance(one, Map | Fold)]
+    assert ops.count("exp") == 1 and ops.count("max") == 1
+
+
+def test_groups_of_a_row_are_loops() -> None:
+    form = form_of("dequantise_fp8_blocks")
+    source = source_of([form], read(()), "entry")
+    dense = source[source.index("dense_0(") : source.index("strided_0(")]
+    assert ">> 7" not in dense and "x1[i0_0i0_1q]" in dense

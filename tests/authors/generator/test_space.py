@@ -43,6 +43,14 @@ def test_only_choices_that_matter_are_in_a_space(space: Space) -> None:
     assert "stream" in elements and "keep" not in elements
 
 
+def test_only_batched_products_are_chained() -> None:
+    chosen = {
+        name: {choice for choice, _ in space_for(find_problem(name).at("ci")).first()[0]}
+        for name in ("attention_full", "linear_gelu", "softmax")
+    }
+    assert [name for name, choices in chosen.items() if "chain" in choices] == ["attention_full"]
+
+
 def test_values_are_known(space: Space) -> None:
     for name, value in space.draw(random.Random(7)):
         assert value in OPTIONS[name]

@@ -165,7 +165,11 @@ class Masks:
         args = node.args
         match node.op:
             case "where":
-                return self._either(conditions_of(args[0], index), args[1], args[2], index)
+                chosen = self._either(conditions_of(args[0], index), args[1], args[2], index)
+                exact = exact_condition(args[0], index)
+                if exact is not None:
+                    chosen |= self._either([negated(exact)], args[2], args[1], index)
+                return chosen
             case "cast" | "copy":
                 return self.of(args[0], index)
             case "exp" | "exp2":
@@ -218,6 +222,27 @@ def conditions_of(node: Node, index: Places) -> list[Extent]:
     return [] if found is None else [found]
 
 
+def exact_condition(node: Node, index: Places) -> Extent | None:
+    """Return the extent that is at least 0 exactly where a truth value is true."""
+    if isinstance(node, View):
+        places = _moved(node, index)
+        return None if places is None else exact_condition(node.arg, places)
+    if isinstance(node, Map) and node.op == "and":
+        rest = [one for one in node.args if not (isinstance(one, Constant) and one.value)]
+        return exact_condition(rest[0], index) if len(rest) == 1 else None
+    if isinstance(node, Map) and node.op == "not":
+        found = exact_condition(node.args[0], index)
+        return None if found is None else negated(found)
+    if isinstance(node, Map) and node.op in ("copy", "cast") and node.args[0].dtype == "bool":
+        return exact_condition(node.args[0], index)
+    return condition_of(node, index)
+
+
+def negated(condition: Extent) -> Extent:
+    """Return the condition that holds where another one does not."""
+    return condition * -1 - 1
+
+
 def _constant(node: Node) -> Value | None:
     while isinstance(node, View):
         node = node.arg
@@ -266,7 +291,9 @@ def _below(
     args = node.args
     if node.op == "where":
         held = live | set(conditions_of(args[0], index))
-        return [(args[0], index, live), (args[1], index, held), (args[2], index, live)]
+        exact = exact_condition(args[0], index)
+        rest = live if exact is None else live | {negated(exact)}
+        return [(args[0], index, live), (args[1], index, held), (args[2], index, rest)]
     if node.op in ("add", "mul") and len(args) == 2:
         ends: Value = "-inf" if node.op == "add" else "zero"
         found = []

@@ -90,11 +90,13 @@ class Buffer:
     dtype: str
     shape: Shape
     strided: bool
+    lead: int = 0
+    """Leading dimensions that it has no place for: one index of them at a time is there."""
 
     def address(self, index: Index) -> Extent:
         """Return the element's number from the first one."""
         if not self.strided:
-            return flattened(index, self.shape)
+            return flattened(index[self.lead :], self.shape[self.lead :])
         total = flattened((), ())
         for place, one in enumerate(index):
             total = total + one * named(f"{self.name}_s{place}")

@@ -273,24 +273,46 @@ def _sum(terms: Iterable[tuple[Product, int]]) -> Extent:
     found: dict[Product, int] = {}
     for product, factor in terms:
         found[product] = found.get(product, 0) + factor
-    for product, factor in list(found.items()):
-        _join(found, product, factor)
+    while any(_join(found, product, factor) for product, factor in list(found.items())):
+        pass
     kept = [(product, factor) for product, factor in found.items() if factor]
     kept.sort(key=lambda one: (-len(one[0]), [atom.text for atom in one[0]]))
     return Extent(tuple(kept))
 
 
-def _join(found: dict[Product, int], product: Product, factor: int) -> None:
-    """Replace c * (e / c) + e % c by e, for a number c."""
-    rest = product[0] if len(product) == 1 else None
-    if not isinstance(rest, Pair) or rest.relation != "%" or not factor:
-        return
-    quotient, size = (Pair("/", rest.left, rest.right),), rest.right.constant
-    if size is None or found.get(quotient) != factor * size:
-        return
-    del found[quotient], found[product]
-    for part, count in rest.left.terms:
-        found[part] = found.get(part, 0) + factor * count
+def _join(found: dict[Product, int], product: Product, factor: int) -> bool:
+    """Replace f * c * (e / c) + f * (e % c) by f * e; return whether it was there."""
+    if not found.get(product):
+        return False
+    for place, atom in enumerate(product):
+        if not isinstance(atom, Pair) or atom.relation != "%":
+            continue
+        rest = Extent(((product[:place] + product[place + 1 :], factor),))
+        above = rest * atom.right * (atom.left // atom.right)
+        if len(above.terms) != 1 or found.get(above.terms[0][0]) != above.terms[0][1]:
+            continue
+        del found[above.terms[0][0]], found[product]
+        for part, count in (rest * atom.left).terms:
+            found[part] = found.get(part, 0) + count
+        return True
+    return False
+
+
+def divisors_of(extents: Iterable[Extent], name: str) -> set[Extent]:
+    """Return what a name alone is divided by, anywhere in extents."""
+    found: set[Extent] = set()
+    for extent in extents:
+        for product, _ in extent.terms:
+            for atom in product:
+                if isinstance(atom, Pair):
+                    if atom.relation in ("/", "%") and _is_name(atom.left, name):
+                        found.add(atom.right)
+                    found |= divisors_of((atom.left, atom.right), name)
+    return found
+
+
+def _is_name(extent: Extent, name: str) -> bool:
+    return extent.names == {name} and extent.factor_of(name) == ONE and len(extent.terms) == 1
 
 
 def _exact(left: Extent, right: Extent) -> Extent | None:

@@ -166,10 +166,15 @@ def _kept(outputs: Sequence[Node], factors: bool) -> set[Node]:
 
 
 def stripped(node: Node) -> tuple[Node, Index]:
-    """Return the node below affine views, and the index into it for one into `node`."""
+    """Return the node below affine views and casts, and the index into it for one into `node`."""
     places: Index = axes_of(node.shape)
     names = {f"#{k}" for k in range(len(places))}
-    while isinstance(node, View):
+    while True:
+        if isinstance(node, Map) and node.op in ("cast", "copy") and _is_same(node, node.args[0]):
+            node = node.args[0]
+            continue
+        if not isinstance(node, View):
+            break
         own = [place for place in node.places if isinstance(place, Extent)]
         if len(own) != len(node.places):
             break
@@ -179,6 +184,11 @@ def stripped(node: Node) -> tuple[Node, Index]:
             break
         node, places = node.arg, following
     return node, places
+
+
+def _is_same(node: Node, arg: Node) -> bool:
+    """Return whether a cast changes nothing; one to bf16 rounds what a product reads."""
+    return node.dtype == arg.dtype or (node.dtype, arg.dtype) == ("float32", "bfloat16")
 
 
 def _uneven(place: Extent, names: set[str]) -> bool:

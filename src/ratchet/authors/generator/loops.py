@@ -6,11 +6,22 @@ from collections.abc import Sequence
 from typing import Final
 
 from ratchet.authors.generator.build import class_of
+from ratchet.authors.generator.chains import decoded
+from ratchet.authors.generator.conditions import Masks
 from ratchet.authors.generator.evaluate import COSTLY, STORED, Buffer, Evaluator, LoopScope
-from ratchet.authors.generator.extent import ONE, ZERO, Extent, bound_of, name_of, named, product_of
+from ratchet.authors.generator.extent import (
+    ONE,
+    ZERO,
+    Extent,
+    bound_of,
+    name_of,
+    named,
+    product_of,
+)
 from ratchet.authors.generator.foldings import START, Folding, Scratch, folding
 from ratchet.authors.generator.form import Fold, Map, Node, Scan
 from ratchet.authors.generator.fusion import FusionPlan, Index, LoopNest, Role, passes_of
+from ratchet.authors.generator.nest_axes import NestAxes
 from ratchet.authors.generator.schedule import Choices
 from ratchet.authors.generator.splits import LEAST, LoopSplits
 
@@ -18,7 +29,10 @@ FLUSH: Final = 512
 """Rows that a column's float32 accumulator takes before it is added to the total."""
 
 
-class NestWriter:
+MASKED: Final = {"zero": "0.0f", "-inf": "-__builtin_inff()"}
+
+
+class NestWriter(NestAxes):
     """Writes one nest."""
 
     def __init__(
@@ -30,39 +44,15 @@ class NestWriter:
         evaluator: Evaluator,
         scratch: Scratch,
         read_elsewhere: frozenset[Node],
+        lead: int = 0,
     ) -> None:
-        self.nest, self.plan, self.buffers = nest, plan, buffers
-        self.choices, self.evaluator, self.scratch = choices, evaluator, scratch
+        """Start a nest's text; `lead`: a chain gives the first variables their values."""
+        super().__init__(nest, choices, lead)
+        self.plan, self.buffers = plan, buffers
+        self.evaluator, self.scratch = evaluator, scratch
         self.read_elsewhere = read_elsewhere
         self.passes = passes_of(nest, plan.kept)
-        self.merged: dict[str, Extent] = {}
-        self.variables: list[tuple[Extent, bool]] = []
-        """Loop variables in order, with whether they are inner."""
-        roles = set(nest.members.values())
-        self.rowwise = bool(roles & {"row fold", "column fold", "scan", "row"})
-        inner = nest.inner if self.rowwise and nest.inner is not None else None
-        if inner is None:
-            inner = frozenset([len(nest.sizes) - 1]) if nest.sizes else frozenset()
-        self.inner = inner
-        for flag in (False, True):
-            for place in range(len(nest.sizes)):
-                if (place in inner) == flag:
-                    self.variables.append((nest.index(place), flag))
-        self.lanes = (
-            self.rowwise
-            and len(nest.sizes) - 1 not in inner
-            and roles <= {"row fold", "row", "element"}
-        )
-        """The last axis is no part of a row: neighbouring rows are reduced side by side."""
-        if self.lanes:
-            lane, _ = next(
-                one for one in self.variables if one[0] == nest.index(len(nest.sizes) - 1)
-            )
-            self.variables.remove((lane, False))
-            self.variables.append((lane, True))
         self.lane_totals: dict[Node, str] = {}
-        self.partner: Extent | None = None
-        """The axis that shares squares with the last one, where an address steps along it."""
         self.keeps: list[tuple[Node, Index]] = []
         self.kept_first: dict[tuple[Node, Index], int] = {}
         self.now = 0
@@ -85,58 +75,6 @@ class NestWriter:
     def _moved(self, index: Index) -> Index:
         return tuple(one.replace(self.merged) for one in index)
 
-    def merge(self, addresses: Sequence[Extent], others: Sequence[Extent]) -> None:
-        """Merge neighbouring loop variables that every address steps through alike."""
-        place = 0
-        while place + 1 < len(self.variables):
-            (one, inner), (two, second) = self.variables[place], self.variables[place + 1]
-            lane = self.lanes and place + 2 == len(self.variables)
-            if inner == second and not lane and self._mergeable(one, two, addresses, others):
-                size = bound_of(two)
-                joint = named(f"{name_of(one)}{name_of(two)}", bound_of(one) * size)
-                change = {name_of(one): joint // size, name_of(two): joint % size}
-                self.merged = {
-                    name: value.replace(change) for name, value in self.merged.items()
-                } | change
-                addresses = [address.replace(change) for address in addresses]
-                others = [other.replace(change) for other in others]
-                self.variables[place : place + 2] = [(joint, inner)]
-            else:
-                place += 1
-        if self.choices.tile and not self.rowwise and len(self.variables) > 1:
-            self._pair(addresses)
-
-    def _pair(self, addresses: Sequence[Extent]) -> None:
-        """Find the axis along which neighbours lie in memory where they do not along the last."""
-        last = name_of(self.variables[-1][0])
-        for address in addresses:
-            step = address.factor_of(last)
-            if step is None or step in (ZERO, ONE):
-                continue
-            for place, (one, _) in enumerate(self.variables[:-1]):
-                if address.factor_of(name_of(one)) == ONE:
-                    self.partner = one
-                    del self.variables[place]
-                    self.variables.insert(-1, (one, True))
-                    return
-
-    def like(self, other: NestWriter) -> None:
-        """Take over another writer's loop variables."""
-        self.merged, self.variables, self.partner = other.merged, other.variables, other.partner
-
-    @staticmethod
-    def _mergeable(
-        one: Extent, two: Extent, addresses: Sequence[Extent], others: Sequence[Extent]
-    ) -> bool:
-        first, second, size = name_of(one), name_of(two), bound_of(two)
-        if any({first, second} & other.names for other in others):
-            return False
-        for address in addresses:
-            coarse, fine = address.factor_of(first), address.factor_of(second)
-            if coarse is None or fine is None or coarse != fine * size:
-                return False
-        return True
-
     # --- text
 
     def write(self) -> list[str]:
@@ -145,7 +83,7 @@ class NestWriter:
         evaluator.local = {
             node for node, role in self.nest.members.items() if role in ("element", "part", "row")
         }
-        stage = LoopScope()
+        stage = LoopScope(names={name_of(one) for one in self.lead})
         evaluator.scopes = [stage]
         outer = [one for one, inner in self.variables if not inner]
         tiled = self.lanes or (not self.rowwise and len(self.variables) > len(outer))
@@ -162,11 +100,6 @@ class NestWriter:
         body = [*self._decoded(outer, tiled), *row.lines]
         return self._framed(stage.lines, body, rows, tiled)
 
-    @property
-    def block(self) -> int:
-        """Return how many elements along the last axis one thread takes at a time."""
-        return self.choices.tile if self.partner is not None else self.choices.block
-
     def _decoded(self, outer: Sequence[Extent], tiled: bool) -> list[str]:
         lines = []
         item = "item"
@@ -181,21 +114,13 @@ class NestWriter:
             lines.append("const int64_t line = item / blocks;")
             item = "line"
             if self.partner is not None:
-                side, high = self.choices.tile, bound_of(self.partner).text
+                side, high = self.side, bound_of(self.partner).text
                 lines += [
                     f"const int64_t from_2 = (line % squares) * {side};",
                     f"const int64_t upto_2 = whole_min(from_2 + {side}, (int64_t){high});",
                 ]
                 item = "(line / squares)"
-        rest = ONE
-        for place in range(len(outer) - 1, -1, -1):
-            one = outer[place]
-            text = f"{item} / ({rest.text})" if rest != ONE else item
-            if place:
-                text = f"({text}) % ({bound_of(one).text})"
-            lines.append(f"const int64_t {name_of(one)} = {text};")
-            rest = rest * bound_of(one)
-        return lines
+        return [*lines, *decoded(outer, item)]
 
     def _passes(self, row: LoopScope, tiled: bool) -> None:
         evaluator, last = self.evaluator, max(self.passes.values(), default=0)
@@ -276,7 +201,8 @@ class NestWriter:
             else:
                 row.lines.append(f"{way.kind} {total} = {way.start};")
         row.lines += self._stream_buffers(streams)
-        row.lines += self._looped(inner, loop.lines, [(n, t) for n, _, t in folds], splits, tiled)
+        reductions = [(n, t) for n, _, t in folds]
+        row.lines += self._looped(inner, loop.lines, reductions, splits, tiled, members)
         row.lines += self._stream_out(streams, inner)
         for node, role, total in folds:
             row.names.add(total)
@@ -305,6 +231,7 @@ class NestWriter:
         folds: Sequence[tuple[Fold, str]],
         splits: LoopSplits | None,
         tiled: bool,
+        members: Sequence[tuple[Node, Role]],
     ) -> list[str]:
         """Write the loops over a row; without `splits`, its elements in turn."""
         if not inner:
@@ -330,8 +257,36 @@ class NestWriter:
         lines += ["{", *before] if before else []
         for piece in pieces:
             loop = f"for (int64_t {name} = {piece.first}; {name} < {piece.end}; ++{name})"
-            lines += [f"#pragma omp simd{clauses}", loop, "{", *piece.opening, *body, "}"]
+            tried = (self._masked(one, members) for one in piece.failed)
+            masked = next((one for one in tried if one is not None), None)
+            if masked is None:
+                lines += [f"#pragma omp simd{clauses}", loop, "{", *piece.opening, *body, "}"]
+            elif masked:
+                lines += ["#pragma omp simd", loop, "{", *masked, "}"]
         return [*lines, "}"] if before else lines
+
+    def _masked(self, failed: Extent, members: Sequence[tuple[Node, Role]]) -> list[str] | None:
+        """Return what is left of a pass where a mask decides every value; None if one is open."""
+        masks, lines = Masks(), []
+        for node, role in members:
+            value = node.arg if isinstance(node, Fold) else node
+            index = self.index_of(node, role, value.shape)
+            found = masks.of(value, index).get(failed)
+            if isinstance(node, Fold):
+                if (node.op, found) not in (("sum", "zero"), ("max", "-inf")):
+                    return None
+            elif found is None or role == "scan" or self.choices.stream:
+                return None
+            else:
+                lines.append(self.evaluator.store(self.buffers[node], index, MASKED[found]))
+        for key, level in self.kept_first.items():
+            if level == self.now:
+                found = masks.of(*key).get(failed)
+                if found is None:
+                    return None
+                place = self._linear().text
+                lines.append(f"k{self.keeps.index(key)}[{place}] = {MASKED[found]};")
+        return lines
 
     def _scan(self, node: Scan, before: list[str], body: list[str]) -> None:
         evaluator = self.evaluator
@@ -474,23 +429,23 @@ class NestWriter:
         self, before: Sequence[str], body: Sequence[str], rows: Extent, tiled: bool
     ) -> list[str]:
         size = product_of(bound_of(one) for one, _ in self.variables)
-        lines = ["{", *before]
+        lines = ["{", *decoded(self.lead, "batch"), *before]
         if tiled:
             block = self.block
             width = bound_of(self.variables[-1][0]).text
             lines.append(f"const int64_t blocks = ({width} + {block - 1}) / {block};")
             times = ""
             if self.partner is not None:
-                side = self.choices.tile
                 high = bound_of(self.partner).text
-                lines.append(f"const int64_t squares = ({high} + {side - 1}) / {side};")
+                if self.is_group:
+                    lines.append(
+                        f"const int64_t side = whole_max(1, {block} / whole_max(1, {width}));"
+                    )
+                lines.append(f"const int64_t squares = ({high} + {self.side} - 1) / {self.side};")
                 times = " * squares"
             lines.append(f"const int64_t items = ({rows.text}) * blocks{times};")
         else:
             lines.append(f"const int64_t items = {rows.text};")
-        lines.append(
-            f"const int threads = ({size.text}) < {self.choices.grain} ? 1 : omp_get_max_threads();"
-        )
         columns = [n for n, role in self.nest.members.items() if role == "column fold"]
         wholes = [n for n, role in self.nest.members.items() if role == "whole fold"]
         width_all = product_of(bound_of(one) for one, inner in self.variables if inner)
@@ -505,8 +460,18 @@ class NestWriter:
             lines.append(f"{_total(way)} h{self._number(node)}[1024];")
         for number, (node, _) in enumerate(self.keeps):
             self.scratch.ask(f"k{number}_{tag}", class_of(node.dtype), f"most_threads * {span}")
-        lines += ["#pragma omp parallel num_threads(threads)", "{"]
-        lines.append("const int64_t thread = omp_get_thread_num(), team = omp_get_num_threads();")
+        share = "low = 0, high = items"
+        if self.lead:
+            lines.append("{")
+        else:
+            share = "low = items * thread / team, high = items * (thread + 1) / team"
+            lines += [
+                f"const int threads = ({size.text}) < {self.choices.grain} ? 1 "
+                ": omp_get_max_threads();",
+                "#pragma omp parallel num_threads(threads)",
+                "{",
+                "const int64_t thread = omp_get_thread_num(), team = omp_get_num_threads();",
+            ]
         for node in columns:
             way, number = folding(node), self._number(node)  # type: ignore[arg-type]
             lines += [
@@ -522,7 +487,7 @@ class NestWriter:
             kind = class_of(node.dtype)
             lines.append(f"{kind}* __restrict k{number} = k{number}_{tag} + thread * {span};")
         lines += [
-            "const int64_t low = items * thread / team, high = items * (thread + 1) / team;",
+            f"const int64_t {share};",
             "for (int64_t item = low; item < high; ++item) {",
             *body,
         ]

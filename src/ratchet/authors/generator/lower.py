@@ -23,6 +23,7 @@ from ratchet.authors.generator.calls import OPS, LoweredCall, Value, as_number, 
 from ratchet.authors.generator.extent import whole
 from ratchet.authors.generator.form import LoopForm, Node, Source, UnsupportedOp
 from ratchet.authors.generator.form import Tensor as FormTensor
+from ratchet.authors.generator.sharing import shared
 from ratchet.authors.generator.tracing import SizeReader, Traced, traced
 from ratchet.kernels.case import Case
 from ratchet.kernels.model_state import flatten
@@ -108,12 +109,13 @@ def lowered(trace: Traced, case: Case) -> LoopForm:
     inputs = tuple(FormTensor(dtype=one.dtype, shape=one.shape) for one in sources)
     places = [place for place, spec in enumerate(case.inputs) if spec.in_place]
     free = range(len(inputs), len(inputs) + len(results) - len(places))
-    return LoopForm(
+    form = LoopForm(
         inputs=inputs,
         outputs=tuple(results),
         slots=(*places, *free),
         scalars=tuple(case.scalars),
     )
+    return shared(form)
 
 
 def _called(node: fx.Node, environment: dict[fx.Node, Value], sizes: SizeReader) -> Value:

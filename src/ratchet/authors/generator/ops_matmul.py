@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ratchet.authors.generator.build import (
+    class_of,
+    constant,
     expanded,
     folded,
     joined,
@@ -16,14 +19,17 @@ from ratchet.authors.generator.build import (
     viewed,
 )
 from ratchet.authors.generator.calls import LoweredCall, Value, as_node, lowers
-from ratchet.authors.generator.extent import ONE, ZERO, Extent, unflattened, whole
+from ratchet.authors.generator.extent import ONE, ZERO, Extent, Pair, unflattened, whole
 from ratchet.authors.generator.form import (
     Choice,
     Constant,
+    Map,
     Matmul,
     Node,
     Shape,
+    View,
     axes_of,
+    axis,
     numel,
 )
 
@@ -45,12 +51,67 @@ def static(extent: Extent) -> int:
 
 
 def product(left: Node, right: Node, dtype: str) -> Node:
-    """Return a matrix product; leading dimensions broadcast."""
+    """Return a matrix product; leading dimensions broadcast, and numbers that scale it follow."""
+    left, scales = _unscaled(left)
+    right, more = _unscaled(right)
+    found = _product(left, right, dtype)
+    for scale in (*scales, *more):
+        found = mapped("mul", found, scale, dtype=dtype)
+    return found
+
+
+def _unscaled(node: Node) -> tuple[Node, list[Node]]:
+    """Return a factor without the numbers that scale all of it, and these."""
+    if isinstance(node, View) and all(isinstance(one, Extent) for one in node.places):
+        arg, scales = _unscaled(node.arg)
+        return (replace(node, arg=arg, dtype=arg.dtype), scales) if scales else (node, [])
+    if isinstance(node, Map) and node.op == "mul" and class_of(node.dtype) == "float":
+        for one, other in (node.args, node.args[::-1]):
+            number = _number(other)
+            if number is not None:
+                arg, scales = _unscaled(one)
+                return arg, [*scales, number]
+    if isinstance(node, Map) and node.op == "cast" and node.dtype == "float32":
+        arg, scales = _unscaled(node.args[0])
+        return (replace(node, args=(arg,)), scales) if scales else (node, [])
+    return node, []
+
+
+def _number(node: Node) -> Node | None:
+    """Return a node that is the same everywhere, without dimensions."""
+    if isinstance(node, Constant):
+        return constant(node.value, node.dtype)
+    if isinstance(node, View) and not node.arg.shape:
+        return node.arg
+    return None
+
+
+def _product(left: Node, right: Node, dtype: str) -> Node:
     lead = joint([left.shape[:-2], right.shape[:-2]])
     left = expanded(left, (*lead, *left.shape[-2:]))
     right = expanded(right, (*lead, *right.shape[-2:]))
     shape = (*lead, left.shape[-2], right.shape[-1])
-    return Matmul(shape=shape, dtype=dtype, left=left, right=right)
+    inner = _joined_size(left) or _joined_size(right) if len(lead) == 1 else None
+    if inner is None or (lead[0] // inner) * inner != lead[0]:
+        return Matmul(shape=shape, dtype=dtype, left=left, right=right)
+    apart = (lead[0] // inner, inner)
+    factors = [reshaped(one, (*apart, *one.shape[1:])) for one in (left, right)]
+    found = Matmul(shape=(*apart, *shape[1:]), dtype=dtype, left=factors[0], right=factors[1])
+    return reshaped(found, shape)
+
+
+def _joined_size(node: Node) -> Extent | None:
+    """Return the inner size of a leading dimension that two were joined to: heads of a batch.
+
+    Kept apart, they are loops like those of what is computed from the product.
+    """
+    if isinstance(node, View):
+        for place in node.places:
+            for product_, _ in place.terms if isinstance(place, Extent) else ():
+                for atom in product_:
+                    if isinstance(atom, Pair) and atom.left == axis(0, node.shape[0]):
+                        return atom.right
+    return None
 
 
 @lowers("mm", "bmm", "matmul")

@@ -337,8 +337,17 @@ R_INLINE void r_stream(void* to, const void* from, size_t bytes) {
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
 #endif
+#if defined(__AVX512F__)
 typedef float r_lane __attribute__((vector_size(64), aligned(4)));
-enum { GM = 8, GN = 32, GK = 256, GR = 96, GC = 512 };
+enum { GM = 8, GN = 32, GK = 320, GR = 96, GC = 512 };
+#else
+typedef float r_lane __attribute__((vector_size(32), aligned(4)));
+enum { GM = 6, GN = 16, GK = 320, GR = 96, GC = 512 };
+#endif
+enum { GL = sizeof(r_lane) / sizeof(float), GD = 64 };
+typedef float r_eight __attribute__((vector_size(32), aligned(2), may_alias));
+typedef uint16_t r_halves __attribute__((vector_size(16), aligned(2), may_alias));
+typedef uint32_t r_words __attribute__((vector_size(32)));
 template <typename T> R_INLINE float r_item(T x) {
     if constexpr (sizeof(T) == 2) return r_from_bf16(x);
     else return x;
@@ -349,33 +358,69 @@ template <bool PAIRS, typename T> R_INLINE float r_word(const T* x, int64_t k, i
         return r_float(low | high << 16);
     } else return r_item(x[k * along]);
 }
-template <bool PAIRS, typename T>
-static void r_pack(float* to, const T* from, int64_t count, int64_t depth, int64_t across, int64_t along, int64_t panel) {
-    const int64_t words = PAIRS ? (depth + 1) / 2 : depth;
-    for (int64_t first = 0; first < count; first += panel) {
-        const int64_t here = whole_min(panel, count - first);
+// Eight words that lie side by side.
+template <bool PAIRS, typename T> R_INLINE r_eight r_eight_of(const T* x) {
+    if constexpr (sizeof(T) == 2 && !PAIRS) return (r_eight)(__builtin_convertvector(*(const r_halves*)x, r_words) << 16);
+    else return *(const r_eight*)x;
+}
+R_INLINE void r_turn(r_eight* v) {
+    r_eight t[8], u[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        t[2 * i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        t[2 * i + 1] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+#pragma GCC unroll 2
+    for (int h = 0; h < 8; h += 4)
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i) {
+            u[h + 2 * i] = __builtin_shufflevector(t[h + i], t[h + i + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+            u[h + 2 * i + 1] = __builtin_shufflevector(t[h + i], t[h + i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        v[i] = __builtin_shufflevector(u[i], u[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        v[i + 4] = __builtin_shufflevector(u[i], u[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+}
+// Rows of eight may reach past a panel, into what is written next; the last one into spare memory.
+template <bool PAIRS, int PANEL, typename T>
+static void r_pack(float* to, const T* from, int64_t count, int64_t depth, int64_t across, int64_t along) {
+    const int64_t words = PAIRS ? (depth + 1) / 2 : depth, whole = PAIRS ? depth / 2 : depth;
+    for (int64_t first = 0; first < count; first += PANEL) {
+        const int64_t here = whole_min(PANEL, count - first);
         float* at = to + first * words;
         const T* x = from + first * across;
-        if (here < panel) memset(at, 0, sizeof(float) * panel * words);
-        if (across == 1) {
+        if (here < PANEL) memset(at, 0, sizeof(float) * PANEL * words);
+        if (across == 1 && here == PANEL) {
             for (int64_t k = 0; k < words; ++k)
-                for (int64_t i = 0; i < here; ++i) at[k * panel + i] = r_word<PAIRS>(x + i, k, along, depth);
-        } else if (along == 1) {
-            for (int64_t i = 0; i < here; ++i)
-                for (int64_t k = 0; k < words; ++k) at[k * panel + i] = r_word<PAIRS>(x + i * across, k, 1, depth);
-        } else {
-            for (int64_t i = 0; i < here; ++i)
-                for (int64_t k = 0; k < words; ++k) at[k * panel + i] = r_word<PAIRS>(x + i * across, k, along, depth);
+                for (int64_t i = 0; i < PANEL; ++i) at[k * PANEL + i] = r_word<PAIRS>(x + i, k, along, depth);
+            continue;
         }
+        int64_t k = 0;
+        if (along == 1)
+            for (; k + 8 <= whole; k += 8)
+                for (int64_t i = 0; i < here; i += 8) {
+                    r_eight v[8];
+#pragma GCC unroll 8
+                    for (int r = 0; r < 8; ++r) v[r] = r_eight_of<PAIRS>(x + whole_min(i + r, here - 1) * across + (PAIRS ? 2 * k : k));
+                    if (here < PANEL)
+                        for (int64_t r = here - i; r < 8; ++r) v[r] = r_eight{};
+                    r_turn(v);
+#pragma GCC unroll 8
+                    for (int r = 0; r < 8; ++r) *(r_eight*)(at + (k + r) * PANEL + i) = v[r];
+                }
+        for (int64_t i = 0; i < here; ++i)
+            for (int64_t n = k; n < words; ++n) at[n * PANEL + i] = r_word<PAIRS>(x + i * across, n, along, depth);
     }
 }
 template <bool PAIRS>
-static inline void r_micro(const float* a, const float* b, int64_t words, float* c, int64_t cr, int64_t cc, int64_t m, int64_t n, bool first) {
+static inline void r_micro(const float* a, const float* b, int64_t step, int64_t words, float* c, int64_t cr, int64_t cc, int64_t m, int64_t n, bool first) {
     r_lane s[GM][2];
 #pragma GCC unroll 8
     for (int i = 0; i < GM; ++i) s[i][0] = s[i][1] = r_lane{};
-    for (int64_t k = 0; k < words; ++k, a += GM, b += GN) {
-        const r_lane u = *(const r_lane*)b, v = *(const r_lane*)(b + 16);
+    for (int64_t k = 0; k < words; ++k, a += GM, b += step) {
+        const r_lane u = *(const r_lane*)b, v = *(const r_lane*)(b + GL);
 #pragma GCC unroll 8
         for (int i = 0; i < GM; ++i) {
 #if defined(__AVX512BF16__)
@@ -390,9 +435,10 @@ static inline void r_micro(const float* a, const float* b, int64_t words, float*
             s[i][1] += a[i] * v;
         }
     }
-    if (cc == 1 && m == GM && n == GN) {
+    if (cc == 1 && n == GN) {
 #pragma GCC unroll 8
         for (int i = 0; i < GM; ++i) {
+            if (i >= m) return;
             r_lane* to = (r_lane*)(c + i * cr);
             to[0] = first ? s[i][0] : to[0] + s[i][0];
             to[1] = first ? s[i][1] : to[1] + s[i][1];
@@ -419,8 +465,8 @@ static void r_gemm(int64_t M, int64_t N, int64_t K, const A* a, int64_t ar, int6
     constexpr bool PAIRS = false;
 #endif
     static thread_local float* packed = nullptr;
-    if (!packed) packed = (float*)aligned_alloc(64, sizeof(float) * (GR * GK + GK * GC));
-    float *pa = packed, *pb = packed + GR * GK;
+    if (!packed) packed = (float*)aligned_alloc(64, sizeof(float) * (GR * GK + GK * GC + 128));
+    float *pa = packed, *pb = packed + GR * GK + 64;
     const bool by_rows = M > N;
     const int64_t wide = by_rows ? M : N, unit = by_rows ? GM : GN;
     const int64_t share = ((wide + team - 1) / team + unit - 1) / unit * unit;
@@ -431,25 +477,32 @@ static void r_gemm(int64_t M, int64_t N, int64_t K, const A* a, int64_t ar, int6
         for (int64_t i = m0; i < m1; ++i) for (int64_t j = n0; j < n1; ++j) c[i * cr + j * cc] = 0.f;
         return;
     }
-    const int64_t deep = PAIRS ? 2 * GK : GK;
+    const int64_t most = PAIRS ? 2 * GK : GK, times = (K + most - 1) / most;
+    const int64_t deep = ((K + times - 1) / times + 1) / 2 * 2;
+    const bool direct = sizeof(B) == 4 && bc == 1 && m1 - m0 <= GD;  // packing would not pay
     for (int64_t j = n0; j < n1; j += GC) {
         const int64_t nc = whole_min(GC, n1 - j);
         for (int64_t k = 0; k < K; k += deep) {
             const int64_t kc = whole_min(deep, K - k), words = PAIRS ? (kc + 1) / 2 : kc;
-            r_pack<PAIRS>(pb, b + k * br + j * bc, nc, kc, bc, br, GN);
+            const B* bk = b + k * br + j * bc;
+            const int64_t whole = direct ? nc / GN * GN : 0;
+            r_pack<PAIRS, GN>(pb + whole * words, bk + whole * bc, nc - whole, kc, bc, br);
             for (int64_t i = m0; i < m1; i += GR) {
                 const int64_t mc = whole_min(GR, m1 - i);
                 if (k > 0 && (k >= i + mc - 1 + bands.k_upto || k + kc <= i + bands.k_from)) continue;
-                r_pack<PAIRS>(pa, a + i * ar + k * ac, mc, kc, ar, ac, GM);
+                const int64_t ka = k > 0 ? whole_min(kc, i + mc - 1 + bands.k_upto - k) : whole_max(1, whole_min(kc, i + mc - 1 + bands.k_upto));
+                const int64_t deep_a = PAIRS ? (ka + 1) / 2 : ka;
+                r_pack<PAIRS, GM>(pa, a + i * ar + k * ac, mc, ka, ar, ac);
                 for (int64_t jj = 0; jj < nc; jj += GN)
                     for (int64_t ii = 0; ii < mc; ii += GM) {
                         const int64_t m = whole_min(GM, mc - ii), n = whole_min(GN, nc - jj), row = i + ii, end = row + m - 1;
-                        int64_t from = whole_max(0, row + bands.k_from - k), upto = whole_min(kc, end + bands.k_upto - k);
+                        int64_t from = whole_max(0, row + bands.k_from - k), upto = whole_min(ka, end + bands.k_upto - k);
                         if (j + jj >= end + bands.n_upto || j + jj + n <= row + bands.n_from) upto = from;
                         if constexpr (PAIRS) from /= 2, upto = (upto + 1) / 2;
                         if (upto <= from && k > 0) continue;
-                        from = whole_min(from, words);
-                        r_micro<PAIRS>(pa + ii * words + from * GM, pb + jj * words + from * GN, upto - from, c + row * cr + (j + jj) * cc, cr, cc,
+                        from = whole_min(from, deep_a);
+                        r_micro<PAIRS>(pa + ii * deep_a + from * GM, jj < whole ? (const float*)bk + jj + from * br : pb + jj * words + from * GN,
+                                       jj < whole ? br : (int64_t)GN, upto - from, c + row * cr + (j + jj) * cc, cr, cc,
                                        m, n, k == 0);
                     }
             }

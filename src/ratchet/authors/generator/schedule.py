@@ -17,6 +17,7 @@ OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "unroll": ("no", "yes"),
     "division": ("reciprocal", "exact"),
     "tile": ("32", "no", "16", "64"),
+    "chain": ("yes", "no"),
 }
 """Every choice with its values, the default first."""
 
@@ -27,6 +28,8 @@ class Choices:
 
     fuse: bool = True
     """Nodes that fit share loop nests."""
+    chain: bool = True
+    """Stages around batched products run for one element of the batch at a time."""
     grain: int = 2048
     """Elements below which a nest runs on one thread."""
     block: int = 512
@@ -51,6 +54,7 @@ def read(schedule: Schedule) -> Choices:
     of = default | {name: value for name, value in given.items() if name in OPTIONS}
     return Choices(
         fuse=of["fuse"] == "all",
+        chain=of["chain"] == "yes",
         grain=int(of["grain"]),
         block=int(of["block"]),
         width=int(of["width"]),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ratchet.authors.generator.chains import Chain, chained
 from ratchet.authors.generator.evaluate import STORED, Buffer, Evaluator
 from ratchet.authors.generator.extent import ONE, ZERO, Extent, Name, named, product_of
 from ratchet.authors.generator.foldings import Scratch
@@ -210,6 +211,12 @@ class FormWriter:
         self.buffers: dict[Node, Buffer] = {}
         self.copied: list[tuple[Buffer, Buffer]] = []
         self.declared: list[str] = []
+        in_place = any(slot < len(form.inputs) for slot in form.slots)
+        single = in_place or not choices.chain
+        self.chains = [Chain(stages=(s,)) for s in plan.stages] if single else chained(plan)
+        self.private: dict[Node, int] = {}
+        for chain in self.chains:
+            self.private |= chain.own(plan) if chain.lead else {}
         self.factors = self._only_factors()
         self._place_buffers()
 
@@ -217,8 +224,8 @@ class FormWriter:
         """Return the function's text."""
         evaluator = Evaluator(self.buffers, reciprocal=self.choices.reciprocal)
         lines: list[str] = []
-        for number, stage in enumerate(self.plan.stages):
-            lines += self._stage(number, stage, evaluator)
+        for chain in self.chains:
+            lines += self._chain(chain, evaluator)
         for source, target in self.copied:
             lines += _copied(source, target, evaluator)
         head = [f"static int64_t {name}(const ratchet_tensor* t) {{", *_bindings(self.form)]
@@ -275,8 +282,14 @@ class FormWriter:
         factor = dtype == "bfloat16" and node in self.factors
         if dtype in REALS and dtype != "float64" and not factor:
             dtype = "float32"
-        self.scratch.ask(name, STORED[dtype], numel(node.shape).text)
-        self.buffers[node] = Buffer(name=name, dtype=dtype, shape=node.shape, strided=False)
+        lead = self.private.get(node, 0)
+        count, base = numel(node.shape[lead:]).text, name
+        if lead:
+            base, count = f"{name}_all", f"most_threads * {_padded(count)}"
+        self.scratch.ask(base, STORED[dtype], count)
+        self.buffers[node] = Buffer(
+            name=name, dtype=dtype, shape=node.shape, strided=False, lead=lead
+        )
 
     def _memory(self) -> list[str]:
         lines = ["const int64_t most_threads = omp_get_max_threads();", "int64_t used_threads = 1;"]
@@ -337,9 +350,36 @@ class FormWriter:
 
     # --- stages
 
-    def _stage(self, number: int, stage: Stage, evaluator: Evaluator) -> list[str]:
+    def _chain(self, chain: Chain, evaluator: Evaluator) -> list[str]:
+        """Write stages; those of a chain with `lead` in one loop over its batch."""
+        lines: list[str] = []
+        for stage in chain.stages:
+            number = self.plan.stages.index(stage)
+            lines += self._stage(number, stage, evaluator, len(chain.lead))
+        if not chain.lead:
+            return lines
+        places = []
+        for node in (one for stage in chain.stages for one in stage.nodes):
+            if node in self.private:
+                one, count = self.buffers[node], numel(node.shape[self.private[node] :]).text
+                start = f"{one.name}_all + thread * {_padded(count)}"
+                places.append(f"{STORED[one.dtype]}* __restrict {one.name} = {start};")
+        return [
+            "{",
+            f"const int64_t batches = {product_of(chain.lead).text};",
+            "#pragma omp parallel num_threads((int)whole_min(batches, most_threads))",
+            "{",
+            "const int64_t thread = omp_get_thread_num();",
+            *places,
+            "#pragma omp for schedule(static)",
+            "for (int64_t batch = 0; batch < batches; ++batch) {",
+            *lines,
+            "} } }",
+        ]
+
+    def _stage(self, number: int, stage: Stage, evaluator: Evaluator, lead: int) -> list[str]:
         if isinstance(stage, LoopNest):
-            return self._nest(stage, evaluator)
+            return self._nest(stage, evaluator, lead)
         node = stage.node
         in_place = False
         if isinstance(node, Scatter) and node in self.plan.outputs:
@@ -347,9 +387,9 @@ class FormWriter:
             base = node.base
             in_place = isinstance(base, Source) and base.place == slot and self._safe(node, slot)
         writer = StageWriter(number, self.buffers, self.choices, evaluator, self.plan)
-        return writer.write(node, in_place=in_place)
+        return writer.write(node, in_place=in_place, chained=lead > 0)
 
-    def _nest(self, nest: LoopNest, evaluator: Evaluator) -> list[str]:
+    def _nest(self, nest: LoopNest, evaluator: Evaluator, lead: int) -> list[str]:
         elsewhere = frozenset(
             one
             for stage in self.plan.stages
@@ -358,32 +398,34 @@ class FormWriter:
             for one, _ in _reads(node, self.plan)
         )
         evaluator.addresses, evaluator.indices = [], []
-        first = self._writer(nest, evaluator, elsewhere, Scratch())
+
+        def writer(scratch: Scratch) -> NestWriter:
+            given = (nest, self.plan, self.buffers, self.choices, evaluator, scratch, elsewhere)
+            return NestWriter(*given, lead=lead)
+
+        first = writer(Scratch())
         first.write()
         if not self.strided:
             first.merge(evaluator.addresses, evaluator.indices)
         keeps: list[tuple[Node, tuple[Extent, ...]]] = []
         if self.choices.keep != "none":
-            trial = self._writer(nest, evaluator, elsewhere, Scratch())
+            trial = writer(Scratch())
             trial.like(first)
             trial.write()
             found = trial.candidates(self.choices.keep)
-            again = self._writer(nest, evaluator, elsewhere, Scratch())
+            again = writer(Scratch())
             again.like(first)
             again.keeps = found
             again.write()
             keeps = [key for key in found if key in again.loaded]
-        last = self._writer(nest, evaluator, elsewhere, self.scratch)
+        last = writer(self.scratch)
         last.like(first)
         last.keeps = keeps
         return last.write()
 
-    def _writer(
-        self, nest: LoopNest, evaluator: Evaluator, elsewhere: frozenset[Node], scratch: Scratch
-    ) -> NestWriter:
-        return NestWriter(
-            nest, self.plan, self.buffers, self.choices, evaluator, scratch, elsewhere
-        )
+
+def _padded(count: str) -> str:
+    return f"((({count}) + 63) / 64 * 64)"
 
 
 def _reads(node: Node, plan: FusionPlan) -> list[tuple[Node, tuple[Extent, ...]]]:

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ratchet.authors.author import Schedule
+from ratchet.authors.generator.chains import chained
 from ratchet.authors.generator.evaluate import COSTLY
 from ratchet.authors.generator.extent import Extent
 from ratchet.authors.generator.form import LoopForm, Map, Matmul, View
 from ratchet.authors.generator.fusion import LoopNest, planned
 from ratchet.authors.generator.schedule import OPTIONS, read
 from ratchet.authors.generator.source import source_of
+from ratchet.devices.probe import best_isa
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
 
@@ -90,11 +92,15 @@ def options_of(forms: tuple[LoopForm, ...]) -> dict[str, tuple[str, ...]]:
     options = dict(OPTIONS)
     if sum(len(nest.members) for nest in nests) == len(nests):
         del options["fuse"]
+    if all(len(chain.stages) == 1 for plan in plans for chain in chained(plan)):
+        del options["chain"]
     if not any(set(nest.members.values()) <= {"element", "whole fold"} for nest in nests):
         del options["block"]
         del options["stream"]
     if "row fold" not in roles:
         del options["keep"]
+    if best_isa() == "portable":
+        del options["width"]  # vectors of 512 bits are not there
     operations = {node.op for form in forms for node in form.nodes() if isinstance(node, Map)}
     if "div" not in operations:
         del options["division"]
@@ -111,7 +117,7 @@ def turns(form: LoopForm) -> bool:
                 int(name[1:])
                 for place in node.places
                 if isinstance(place, Extent)
-                for name in place.names
+                for name in sorted(place.names)
                 if name.startswith("#")
             ]
             if order != sorted(order):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from ratchet.authors.generator.conditions import negated
 from ratchet.authors.generator.extent import ONE, ZERO, Extent
 
 LEAST: Final = 16
@@ -25,6 +26,8 @@ class LoopPiece:
     first: str
     end: str
     opening: tuple[str, ...] = ()
+    failed: tuple[Extent, ...] = ()
+    """Conditions that hold nowhere in it."""
 
 
 @dataclass(kw_only=True)
@@ -48,17 +51,18 @@ class LoopSplits:
         """Return lines before the loop, and the loop's pieces in order."""
         if not self.found:
             return [], [LoopPiece(first=first, end=end)]
-        lows, highs = [], []
+        lows: dict[Extent, str] = {}
+        highs: dict[Extent, str] = {}
         for condition in self.found:
             rest = condition.replace({self.variable: ZERO})
             if condition.factor_of(self.variable) == ONE:
-                lows.append((rest * -1).text)
+                lows[condition] = (rest * -1).text
             else:
-                highs.append((rest + 1).text)
+                highs[condition] = (rest + 1).text
         low, high = f"{self.tag}_from", f"{self.tag}_upto"
         lines = [
-            f"const int64_t {low} = {_clamped('max', lows, first, end)};",
-            f"const int64_t {high} = {_clamped('min', highs, low, end)};",
+            f"const int64_t {low} = {_clamped('max', list(lows.values()), first, end)};",
+            f"const int64_t {high} = {_clamped('min', list(highs.values()), low, end)};",
         ]
         alone = len(self.found) == 1
         outside = tuple(
@@ -67,11 +71,14 @@ class LoopSplits:
             for condition, name in self.found.items()
         )
         within = tuple(f"constexpr bool {name} = true;" for name in self.found.values())
-        pieces = [LoopPiece(first=low, end=high, opening=within)]
+        never = tuple(negated(one) for one in self.found)
+        pieces = [LoopPiece(first=low, end=high, opening=within, failed=never)]
         if lows:
-            pieces.insert(0, LoopPiece(first=first, end=low, opening=outside))
+            one = tuple(lows) if len(lows) == 1 else ()
+            pieces.insert(0, LoopPiece(first=first, end=low, opening=outside, failed=one))
         if highs:
-            pieces.append(LoopPiece(first=high, end=end, opening=outside))
+            one = tuple(highs) if len(highs) == 1 else ()
+            pieces.append(LoopPiece(first=high, end=end, opening=outside, failed=one))
         return lines, pieces
 
 

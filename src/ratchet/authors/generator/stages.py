@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ratchet.authors.generator.build import class_of
+from ratchet.authors.generator.chains import decoded
 from ratchet.authors.generator.conditions import Band, left_band, needed_band
 from ratchet.authors.generator.evaluate import Buffer, Evaluator, LoopScope
 from ratchet.authors.generator.extent import ONE, ZERO, Extent, bound_of, name_of, named, product_of
@@ -40,14 +41,17 @@ class StageWriter:
         self.plan = plan
         self.tag = f"i{number}"
 
-    def write(self, node: Node, *, in_place: bool) -> list[str]:
-        """Return the stage's lines; `in_place`: a scatter's base is its result's memory."""
+    def write(self, node: Node, *, in_place: bool, chained: bool) -> list[str]:
+        """Return the stage's lines.
+
+        `in_place`: a scatter's base is its result's memory. `chained`: for one element of a batch.
+        """
         if isinstance(node, Scatter):
             return self._scatter(node, in_place)
         if isinstance(node, Order):
             return self._order(node)
         assert isinstance(node, Matmul)
-        return self._matmul(node)
+        return self._matmul(node, chained)
 
     # --- scatter
 
@@ -178,7 +182,7 @@ class StageWriter:
 
     # --- matrix product
 
-    def _matmul(self, node: Matmul) -> list[str]:
+    def _matmul(self, node: Matmul, chained: bool) -> list[str]:
         if class_of(node.dtype) != "float":
             raise UnsupportedOp("matmul", f"of {node.dtype}")
         evaluator = self._started()
@@ -203,14 +207,10 @@ class StageWriter:
         bands = self._bands(node)
         batch = product_of(lead)
         sizes = f"{rows.text}, {columns.text}, {inner.text}"
-        flat: list[str] = []
-        rest = ONE
-        for place in range(len(variables) - 1, -1, -1):
-            one_ = variables[place]
-            text = f"(batch / ({rest.text})) % ({bound_of(one_).text})"
-            flat.append(f"const int64_t {name_of(one_)} = {text};")
-            rest = rest * bound_of(one_)
-        body = [*flat, *loops.lines]
+        body = [*decoded(variables, "batch"), *loops.lines]
+        if chained:
+            own = f"{call}({sizes}, {', '.join(parts)}, {out}, 0, 1{bands});"
+            return ["{", *evaluator.scopes[0].lines, *body, own, "}"]
         return [
             "{",
             *evaluator.scopes[0].lines,
