@@ -14,6 +14,7 @@ RatchetError                 one line: the value, the rule, the remedy; the CLI 
 ├── KnowledgeError           documents that cannot be indexed or searched
 ├── GraphError               a pattern that cannot be installed in this graph
 ├── TraceError               a profiler trace that cannot be read, or two that cannot be compared
+├── GuardError               two things that cannot be compared, a command that fails
 └── RecipeError              a recipe that is damaged, or from another device or version
 """
 
@@ -77,6 +78,10 @@ class GraphError(RatchetError):
 
 class TraceError(RatchetError):
     """A profiler trace cannot be read, or lacks the requested data."""
+
+
+class GuardError(RatchetError):
+    """Two things cannot be compared, or the command to be timed fails."""
 
 
 class RecipeError(RatchetError):

@@ -63,6 +63,7 @@ def _register() -> None:
     """Add the commands to the app by importing their files."""
     from ratchet.cli import (  # noqa: F401
         bench,
+        compare,
         device,
         inspect,
         judge,

@@ -1,0 +1,1 @@
+"""Guard: no regression gets through, and no false alarm gets out."""
