@@ -69,6 +69,7 @@ def _register() -> None:
         judge,
         knowledge,
         optimize,
+        repro,
         trace,
         write,
     )

@@ -10,6 +10,8 @@ import typer
 from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
 from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
 from ratchet.cli.trace_record import COMMAND, RecordCommand
+from ratchet.errors import GuardError
+from ratchet.guard.compare.request import CompareRequest, Sides, make_sides
 
 
 class CompareCommand(RecordCommand):
@@ -71,6 +73,15 @@ def compare(
         bool,
         typer.Option("--instructions", help="Also count instructions, with valgrind's callgrind."),
     ] = False,
+    numerics: Annotated[
+        bool,
+        typer.Option(
+            "--numerics", help="Find the first module and op whose numbers differ; time nothing."
+        ),
+    ] = False,
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Folder for --numerics' script.")
+    ] = Path("ratchet-numerics"),
     batch_size: BatchSize = None,
     sequence: SequenceLength = None,
     precision: PrecisionName = None,
@@ -83,10 +94,9 @@ def compare(
 ) -> None:
     """Compare two ways of running something, in adjacent pairs, until the answer is clear.
 
-    Exit codes: 0 not slower, 1 slower, 3 undecided, 2 a mistake in the call.
+    Exit codes: 0 not slower, 1 slower, 3 undecided, 2 a mistake in the call. With --numerics: 0 no
+    divergence, 1 a divergence.
     """
-    from ratchet.guard.compare.request import CompareRequest, make_sides
-
     request = CompareRequest(
         workloads=tuple(workloads or ()),
         command=None if (words := context.meta[COMMAND]) is None else tuple(words),
@@ -109,6 +119,8 @@ def compare(
     )
     _ = request.allowed, request.budget_s  # mistakes in them are answered before any work
     with make_sides(request) as sides:
+        if numerics:
+            raise typer.Exit(_numerics(request, sides, out, ledger, as_json=as_json))
         # numpy is imported from here on: mistakes in the call are already answered.
         from ratchet.guard.compare.ask import compare_sides
         from ratchet.report.compare_terminal import CompareProgress, print_comparison
@@ -120,3 +132,30 @@ def compare(
     else:
         print_comparison(outcome)
     raise typer.Exit(outcome.exit_code)
+
+
+def _numerics(
+    request: CompareRequest, sides: Sides, out: Path, ledger: str | None, *, as_json: bool
+) -> int:
+    """Compare numerics, print the report, and return the exit code."""
+    if sides.commands:
+        raise GuardError("--numerics compares two workloads, or one in two modes: give A and B")
+    from ratchet.guard.numerics.ask import check_out, compare_numerics
+    from ratchet.report.compare_terminal import CompareProgress
+    from ratchet.report.numerics_terminal import print_numerics
+
+    check_out(out)
+    with CompareProgress() as progress:
+        report = compare_numerics(
+            sides.a,
+            sides.b,
+            out,
+            asked=request.as_json(),
+            ledger=ledger,
+            on_progress=progress.show,
+        )
+    if as_json:
+        print_json(report.as_json())
+    else:
+        print_numerics(report)
+    return report.exit_code

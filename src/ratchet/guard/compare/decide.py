@@ -57,7 +57,7 @@ class Readings:
         return float(np.median(list(self.of(metric, arm).values())))
 
     def log_ratios(self, metric: str, baseline: str, new: str) -> list[FloatArray]:
-        """Return log(baseline / new) of each pair by launch; GuardError for a value of 0 or less."""
+        """Return log(baseline / new) of the pairs of each launch; GuardError for 0 or less."""
         first, second = self.of(metric, baseline), self.of(metric, new)
         launches: dict[int, list[float]] = {}
         for key in sorted(first.keys() & second.keys()):

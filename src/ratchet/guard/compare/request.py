@@ -54,7 +54,7 @@ class CompareRequest:
     def allowed(self) -> float:
         """Return the regression budget as a share: 0.02 for 2%."""
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", self.fail_if_slower)
-        if match is None or not match[2] and float(match[1]) != 0:
+        if match is None or (not match[2] and float(match[1]) != 0):
             raise GuardError(f"--fail-if-slower {self.fail_if_slower!r} is no percentage: write 2%")
         share = float(match[1]) / 100
         if share > MOST_ALLOWED:
