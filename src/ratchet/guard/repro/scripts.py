@@ -1,6 +1,6 @@
 """The texts of the scripts that `repro` writes."""
 
-COMMAND_SCRIPT = '''"""Time two commands in adjacent pairs, in random order. Needs nothing but Python.
+COMMAND_SCRIPT = '''"""Time two commands in adjacent pairs, in random order. Needs only Python.
 
 python reproduce.py [PAIRS]
 """
@@ -74,5 +74,5 @@ if __name__ == "__main__":
     problem = Problem.from_json(DOCUMENT["problem"])
     kernel = Kernel.from_json(DOCUMENT["kernel"])
     print(kernel.source)
-    print(judge(problem, kernel).model_dump_json(indent=2))
+    print(judge(kernel, problem).model_dump_json(indent=2))
 '''
