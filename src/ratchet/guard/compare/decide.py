@@ -20,6 +20,7 @@ from ratchet.measure.samples import FloatArray
 BASELINE, NEW, TWIN = "a", "b", "twin"
 """The arms of a comparison; the twin is a second copy of the baseline."""
 FLOOR_CONFIDENCE = 0.95
+RESAMPLES = 1000
 FINE = 1.01
 """A floor within this needs no more pairs to call two sides equivalent."""
 TOO_MANY_PAIRS = 1_000_000
@@ -188,7 +189,7 @@ def _more_pairs(pairs: int, centre: float, half: float, floor: Floor, allowed: f
 
 
 def _interval(launches: Sequence[FloatArray], confidence: float) -> tuple[float, float]:
-    return interval(launches, confidence)
+    return interval(launches, confidence, RESAMPLES)
 
 
 def _exp(value: float) -> float:
