@@ -72,12 +72,13 @@ def recorder_process(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Run:
+class _RecordedRun:
     """One recorded run."""
 
     folder: Path
     said: Mapping[str, Any]
     arguments: Mapping[str, Any]
+    losses: tuple[float, ...]
 
     def file(self, part: str, index: int) -> Path:
         return self.folder / f"{part}-{index}.safetensors"
@@ -106,16 +107,15 @@ class Finder:
     def find(self) -> NumericsReport:
         """Record all runs and compare them; GuardError if the sides are not the same model."""
         runs = {name: self._record(name, self._arguments(name)) for name in self._sides}
-        losses = tuple(tuple(self._losses(runs[name])) for name in runs)
         report = NumericsReport(
             titles=(self._sides["A"].title, self._sides["B"].title),
             divergence=None,
             not_finite=None,
             oracle=self.oracle_dtype,
             compared=0,
-            losses=(losses[0], losses[1]),
+            losses=(runs["A"].losses, runs["B"].losses),
         )
-        broken = self._not_finite(runs, losses)
+        broken = self._not_finite(runs)
         if broken is not None:
             return replace(report, not_finite=broken)
         weights = _different_weights(runs["A"], runs["B"])
@@ -128,7 +128,7 @@ class Finder:
             if base is runs[name]:
                 continue
             found = self._tensors(name, runs[name], base, oracle)
-            found = found or self._loss_curve(name, runs[name], base, oracle)
+            found = found or _loss_curve(name, runs[name], base, oracle)
             if found is not None:
                 found = self._with_op(found, runs[name], base)
                 break
@@ -156,7 +156,7 @@ class Finder:
             "double": False,
         }
 
-    def _record(self, name: str, arguments: Mapping[str, Any]) -> _Run:
+    def _record(self, name: str, arguments: Mapping[str, Any]) -> _RecordedRun:
         self._on(f"recording {name}")
         folder = self._folder / name
         side = self._sides.get(name, self._sides["A"])
@@ -164,14 +164,10 @@ class Finder:
             said = arm.call("record", folder=str(folder), batches=BATCHES)
             if not said["forward"]:
                 raise GuardError(f"{side.title}: no module's output was seen, so none is compared")
-        return _Run(folder=folder, said=said, arguments=arguments)
+            losses = tuple(float(one) for one in arm.call("losses", steps=self._steps))
+        return _RecordedRun(folder=folder, said=said, arguments=arguments, losses=losses)
 
-    def _losses(self, run: _Run) -> list[float]:
-        side = self._sides.get(run.folder.name, self._sides["A"])
-        with self._open(run.folder.name, run.arguments, side) as arm:
-            return [float(one) for one in arm.call("losses", steps=self._steps)]
-
-    def _oracle(self) -> _Run:
+    def _oracle(self) -> _RecordedRun:
         plain = {**self._arguments("A"), "changes": dict(EXACT), "recipe": None}
         plain["options"]["device"] = "cpu"
         try:
@@ -181,7 +177,7 @@ class Finder:
             self.warnings.append(f"the reference is fp32, as fp64 fails: {error}")
             return self._record("oracle", plain)
 
-    def _baseline(self, name: str, runs: Mapping[str, _Run]) -> _Run:
+    def _baseline(self, name: str, runs: Mapping[str, _RecordedRun]) -> _RecordedRun:
         """Return A's code, eager, in the precision of a side: a run of its own, or a side."""
         precision = runs[name].said["precision"]
         for other in runs:
@@ -194,7 +190,9 @@ class Finder:
         arguments = {**self._arguments("A"), "changes": changes, "recipe": None}
         return self._record(f"baseline of {name}", arguments)
 
-    def _tensors(self, name: str, run: _Run, base: _Run, oracle: _Run) -> Divergence | None:
+    def _tensors(
+        self, name: str, run: _RecordedRun, base: _RecordedRun, oracle: _RecordedRun
+    ) -> Divergence | None:
         for part in PARTS:
             wrong: list[dict[str, ParameterCheck]] = []
             for index in range(BATCHES):
@@ -209,31 +207,9 @@ class Finder:
                 return _divergence(name, part, wrong[0][first], run.said["modules"])
         return None
 
-    def _loss_curve(self, name: str, run: _Run, base: _Run, oracle: _Run) -> Divergence | None:
-        exact, usual, new = (self._losses(one) for one in (oracle, base, run))
-        step = first_wrong_loss(exact, usual, new)
-        if step is None:
-            return None
-        error = abs(new[step] - exact[step]) / (abs(exact[step]) or 1.0)
-        usual_error = abs(usual[step] - exact[step]) / (abs(exact[step]) or 1.0)
-        return Divergence(
-            side=name,
-            part="losses",
-            module=f"step {step}",
-            kind="loss",
-            error=error,
-            allowed_error=_allowed_loss(exact, usual, step) / (abs(exact[step]) or 1.0),
-            baseline_error=usual_error,
-            scale=0.0,
-            detail="the first step's gradients agree, and the losses that follow do not: "
-            "look at the optimizer's update",
-        )
-
-    def _not_finite(
-        self, runs: Mapping[str, _Run], losses: Sequence[Sequence[float]]
-    ) -> NonFiniteOp | None:
-        for name, curve in zip(runs, losses, strict=True):
-            finite = all(map(math.isfinite, curve))
+    def _not_finite(self, runs: Mapping[str, _RecordedRun]) -> NonFiniteOp | None:
+        for name in runs:
+            finite = all(map(math.isfinite, runs[name].losses))
             if finite and not any(part != "forward" for part, _ in runs[name].said["not_finite"]):
                 continue
             self._on(f"looking for the first NaN of {name}")
@@ -249,7 +225,7 @@ class Finder:
             return NonFiniteOp(side=name, **{**found, "inputs": tuple(found["inputs"])})
         return None
 
-    def _with_op(self, found: Divergence, run: _Run, base: _Run) -> Divergence:
+    def _with_op(self, found: Divergence, run: _RecordedRun, base: _RecordedRun) -> Divergence:
         """Add the first op inside the module, where both sides run one op after the other."""
         known = found.part in ("forward", "backward") and run.said["eager"]
         if not known:
@@ -267,6 +243,29 @@ class Finder:
         precision = str(run.said["precision"])
         limit = max(FP32_FLOOR, OP_FACTOR * EPSILON.get(precision, 0.0))
         return replace(found, op=first_op(ops[0], ops[1], limit))
+
+
+def _loss_curve(
+    name: str, run: _RecordedRun, base: _RecordedRun, oracle: _RecordedRun
+) -> Divergence | None:
+    exact, usual, new = oracle.losses, base.losses, run.losses
+    step = first_wrong_loss(exact, usual, new)
+    if step is None:
+        return None
+    error = abs(new[step] - exact[step]) / (abs(exact[step]) or 1.0)
+    usual_error = abs(usual[step] - exact[step]) / (abs(exact[step]) or 1.0)
+    return Divergence(
+        side=name,
+        part="losses",
+        module=f"step {step}",
+        kind="loss",
+        error=error,
+        allowed_error=_allowed_loss(exact, usual, step) / (abs(exact[step]) or 1.0),
+        baseline_error=usual_error,
+        scale=0.0,
+        detail="the first step's gradients agree, and the losses that follow do not: "
+        "look at the optimizer's update",
+    )
 
 
 def first_op(
@@ -350,7 +349,7 @@ def _divergence(
     )
 
 
-def _different_weights(a: _Run, b: _Run) -> Divergence | None:
+def _different_weights(a: _RecordedRun, b: _RecordedRun) -> Divergence | None:
     """Return the first parameter that the two sides begin with differently."""
     first, second = a.said["weights"], b.said["weights"]
     shared = [name for name in first if name in second]
@@ -371,7 +370,7 @@ def _different_weights(a: _Run, b: _Run) -> Divergence | None:
     return None
 
 
-def _largest(run: _Run, oracle: _Run) -> tuple[tuple[str, float], ...]:
+def _largest(run: _RecordedRun, oracle: _RecordedRun) -> tuple[tuple[str, float], ...]:
     """Return the modules whose output errs most against the oracle."""
     exact, new = (GradientFile(one.file("forward", 0)) for one in (oracle, run))
     errors: list[tuple[str, float]] = []
