@@ -84,6 +84,7 @@ def _interrupted(words: Sequence[str]) -> int:
     left = {
         "optimize": "; the ledger holds its results so far (--resume continues)",
         "bench": "; the ledger holds its results so far",
+        "compare": "; the ledger holds its samples so far",
         "judge": "; the ledger holds its verdicts so far",
         "write": "; the ledger holds its answers so far (--resume continues)",
     }

@@ -10,7 +10,7 @@ from rich.progress import SpinnerColumn
 from rich.text import Text
 
 from ratchet.guard.compare.decide import MetricAnswer
-from ratchet.guard.compare.run import Outcome
+from ratchet.guard.compare.run import CompareOutcome
 from ratchet.report.console import heading, make_console, table, verbatim
 from ratchet.report.progress import MovingLine
 from ratchet.report.words import show_bytes, show_rate, show_time
@@ -30,7 +30,7 @@ class CompareProgress(MovingLine):
             self._bar.update(self._bar.task_ids[0], description=words)
 
 
-def print_comparison(outcome: Outcome) -> None:
+def print_comparison(outcome: CompareOutcome) -> None:
     """Print the answer first, then each metric, then what to do next."""
     console = make_console()
     console.print(Text(headline(outcome), style="bold"))
@@ -60,7 +60,7 @@ def short(turn: str) -> str:
     return turn[:SHORT_ID]
 
 
-def headline(outcome: Outcome) -> str:
+def headline(outcome: CompareOutcome) -> str:
     """Say the answer in one line."""
     if not outcome.answers:
         return "undecided: the budget has no room for six pairs"
@@ -78,7 +78,7 @@ def headline(outcome: Outcome) -> str:
     return f"{answer}{what}: B is {percent:.1%} {'worse' if worst.ratio < 1 else 'better'} than A"
 
 
-def notes(outcome: Outcome) -> list[str]:
+def notes(outcome: CompareOutcome) -> list[str]:
     """Return lines on the budget, the batches, and instructions."""
     found = []
     more = [one.more_pairs for one in outcome.answers if one.metric.decides and one.more_pairs]

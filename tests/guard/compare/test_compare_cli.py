@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from ratchet.cli import main
+from ratchet.guard.compare import plan
 from ratchet.ledger import Ledger
 
 
 @pytest.fixture(autouse=True)
 def own_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RATCHET_LEDGER", str(tmp_path / "ledger.db"))
+    monkeypatch.setattr(plan, "MOST_ROUNDS", 6)  # printed numbers need no more
     monkeypatch.chdir(tmp_path)
 
 
@@ -172,6 +174,17 @@ def test_a_revision_that_does_not_exist(
     monkeypatch.chdir(tmp_path / "shallow")
     assert main(["compare", "--rev-a", "HEAD~1", "--", "true"]) == 2
     assert "git fetch --unshallow" in capsys.readouterr().err
+
+
+def test_a_command_that_fails_at_last_loses_no_sample(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    count = f"echo x >> {tmp_path}/runs; test $(wc -l < {tmp_path}/runs) -lt 20"
+    assert main(["compare", "--", "true", count]) == 2
+    assert "ended with code 1" in capsys.readouterr().err
+    with Ledger.open() as book:
+        (turn,) = book.turns_named("")
+        assert len(book.measurements(turn.turn)) > 20
 
 
 def test_a_command_that_takes_too_long_is_undecided(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from ratchet.guard.compare.instructions import count_both
 from ratchet.guard.compare.keep import compare_and_keep
 from ratchet.guard.compare.request import CompareRequest, Sides
-from ratchet.guard.compare.run import CompareSettings, Outcome
+from ratchet.guard.compare.run import CompareSettings, CompareOutcome
 from ratchet.guard.compare.sides import CommandContest, WorkloadContest
 from ratchet.guard.compare.where import traces_difference
 
@@ -20,7 +20,7 @@ def compare_sides(
     *,
     ledger: str | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
-) -> Outcome:
+) -> CompareOutcome:
     """Compare two sides as a request says, and keep the samples in the ledger.
 
     If the new one of two workloads is slower, the difference of their traces is added.
@@ -34,7 +34,7 @@ def compare_sides(
     else:
         contest = WorkloadContest(sides.a, sides.b, seed=request.seed)
 
-    def add(outcome: Outcome) -> Outcome:
+    def add(outcome: CompareOutcome) -> CompareOutcome:
         details: dict[str, Any] = {}
         if isinstance(contest, WorkloadContest):
             details["batches"] = _batches(contest)

@@ -11,7 +11,7 @@ from ratchet.devices.probe import probe
 from ratchet.guard.compare.run import (
     CompareSettings,
     OnProgress,
-    Outcome,
+    CompareOutcome,
     compare_contest,
 )
 from ratchet.guard.compare.sides import Contest
@@ -28,8 +28,8 @@ def compare_and_keep(
     device: str = "cpu",
     ledger: str | os.PathLike[str] | None = None,
     on_progress: OnProgress = lambda _: None,
-    add: Callable[[Outcome], Outcome] = lambda outcome: outcome,
-) -> Outcome:
+    add: Callable[[CompareOutcome], CompareOutcome] = lambda outcome: outcome,
+) -> CompareOutcome:
     """Compare two sides, and keep every sample in the ledger; `asked` says what was compared.
 
     `add` may add details to the outcome, after the samples are safe.
@@ -39,8 +39,12 @@ def compare_and_keep(
         title = " : ".join(contest.titles)
         turn = book.start_turn(title, asked, fingerprint=here, command=COMMAND)
         with book.failing(turn):
-            outcome = compare_contest(contest, settings, on_progress)
-            book.record_measurements(turn, outcome.samples, purpose=COMMAND)
+            outcome = compare_contest(
+                contest,
+                settings,
+                on_progress,
+                lambda samples: book.record_measurements(turn, samples, purpose=COMMAND),
+            )
             readings = {"readings": outcome.readings.as_json()}
             book.remember("compare_readings", turn, readings, fingerprint=here)
             outcome = replace(add(outcome), turn=turn)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +33,7 @@ class CompareSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class CompareOutcome:
     """What a comparison found; times in seconds."""
 
     titles: tuple[str, str]
@@ -77,13 +77,16 @@ class Outcome:
 
 
 OnProgress = Callable[[str], None]
+OnSamples = Callable[[Sequence[Sample]], None]
 
 
 class _Comparison:
     """The state of a running comparison."""
 
-    def __init__(self, contest: Contest, settings: CompareSettings, on: OnProgress) -> None:
-        self.contest, self.settings, self.on = contest, settings, on
+    def __init__(
+        self, contest: Contest, settings: CompareSettings, on: OnProgress, keep: OnSamples
+    ) -> None:
+        self.contest, self.settings, self.on, self.keep = contest, settings, on, keep
         self.rng = np.random.default_rng(settings.seed)
         self.began_s = time.monotonic()
         self.readings, self.samples = Readings(), list[Sample]()
@@ -96,12 +99,16 @@ class _Comparison:
     def left_s(self) -> float:
         return self.settings.budget_s - (time.monotonic() - self.began_s)
 
-    def run(self) -> Outcome:
+    def run(self) -> CompareOutcome:
         launches = 1
         while self.launches < launches:
             if self.launches and self.left_s < self.setup_s + FEWEST_ROUNDS * self.round_s:
                 break  # the clock ended it, whatever the samples said
-            self._launch(self.launches)
+            before = len(self.samples)
+            try:
+                self._launch(self.launches)
+            finally:  # also if the command fails, or the user interrupts it
+                self.keep(self.samples[before:])
             if self.plan is None:
                 break
             launches = self.plan.launches
@@ -171,8 +178,8 @@ class _Comparison:
         good = all(one.not_slower if self.settings.allowed > 0 else one.settled for one in deciding)
         return bool(deciding) and good
 
-    def _outcome(self) -> Outcome:
-        return Outcome(
+    def _outcome(self) -> CompareOutcome:
+        return CompareOutcome(
             titles=self.contest.titles,
             answers=tuple(self.answers),
             exit_code=exit_code(self.answers),
@@ -201,12 +208,17 @@ class _Comparison:
 
 
 def compare_contest(
-    contest: Contest, settings: CompareSettings, on_progress: OnProgress = lambda _: None
-) -> Outcome:
+    contest: Contest,
+    settings: CompareSettings,
+    on_progress: OnProgress = lambda _: None,
+    on_samples: OnSamples = lambda _: None,
+) -> CompareOutcome:
     """Time two sides against each other until the answer is clear or the budget is spent.
+
+    `on_samples` is given the samples of each launch, also of one that is cut short.
 
     Raises:
         GuardError: a command failed, or printed no metric.
         ArmFailure: the process of a workload died.
     """
-    return _Comparison(contest, settings, on_progress).run()
+    return _Comparison(contest, settings, on_progress, on_samples).run()

@@ -42,12 +42,12 @@ def make_recorder(
     changes: Mapping[str, Any],
     recipe: str | None,
     double: bool = False,
-) -> Recorder:
+) -> NumericsRecorder:
     """Build a workload whose step is recorded; `double` runs all of it in fp64, eagerly."""
-    return Recorder(workload, dict(options), dict(changes), recipe, double=double)
+    return NumericsRecorder(workload, dict(options), dict(changes), recipe, double=double)
 
 
-class Recorder:
+class NumericsRecorder:
     """Records one side; every call builds the workload anew, with its first weights."""
 
     calls = ("record", "ops", "hunt", "losses", "save_module")
