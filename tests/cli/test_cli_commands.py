@@ -27,7 +27,16 @@ def mistake(
 
 
 def test_the_commands_are_these() -> None:
-    assert COMMANDS == ["bench", "compare", "device", "inspect", "judge", "optimize", "repro", "write"]
+    assert COMMANDS == [
+        "bench",
+        "compare",
+        "device",
+        "inspect",
+        "judge",
+        "optimize",
+        "repro",
+        "write",
+    ]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

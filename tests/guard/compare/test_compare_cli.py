@@ -188,7 +188,7 @@ def test_a_command_that_fails_at_last_loses_no_sample(
 
 
 def test_a_command_that_takes_too_long_is_undecided(capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = said(capsys, "--", "sleep 3", "sleep 3")
+    code, found = said(capsys, "--", "sleep 2", "sleep 2")
     assert code == 3 and found["metrics"] == [] and found["needed_s"] > 30
 
 

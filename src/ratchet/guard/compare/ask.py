@@ -9,7 +9,7 @@ from typing import Any
 from ratchet.guard.compare.instructions import count_both
 from ratchet.guard.compare.keep import compare_and_keep
 from ratchet.guard.compare.request import CompareRequest, Sides
-from ratchet.guard.compare.run import CompareSettings, CompareOutcome
+from ratchet.guard.compare.run import CompareOutcome, CompareSettings
 from ratchet.guard.compare.sides import CommandContest, WorkloadContest
 from ratchet.guard.compare.where import traces_difference
 

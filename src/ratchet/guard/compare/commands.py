@@ -88,7 +88,7 @@ def run_command(side: CommandSide, *, printed: bool, limit_s: float) -> Ran:
         began_s = time.perf_counter()
         with _started(side, out if printed else None, err) as process:
             late = threading.Event()
-            timer = threading.Timer(limit_s, lambda: (late.set(), _end(process)))
+            timer = threading.Timer(limit_s, _end, (process, late))
             timer.start()
             try:
                 status, usage = _wait(process)
@@ -199,8 +199,10 @@ def _peak_bytes(usage: resource.struct_rusage) -> float:
     return usage.ru_maxrss * 1024.0 if usage.ru_maxrss > own else 0.0
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the command with all processes of its group."""
+def _end(process: subprocess.Popen[bytes], late: threading.Event | None = None) -> None:
+    """Kill the command with all processes of its group, and note that it was late."""
+    if late is not None:
+        late.set()
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from ratchet.devices.probe import probe
 from ratchet.guard.compare.run import (
+    CompareOutcome,
     CompareSettings,
     OnProgress,
-    CompareOutcome,
     compare_contest,
 )
 from ratchet.guard.compare.sides import Contest

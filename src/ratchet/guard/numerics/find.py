@@ -197,7 +197,7 @@ class Finder:
             wrong: list[dict[str, ParameterCheck]] = []
             for index in range(BATCHES):
                 files = [one.file(part, index) for one in (oracle, base, run)]
-                checks = _checks(*files, self._folder / "common", own_scale=part == "forward")
+                checks = _checks(files, self._folder / "common", own_scale=part == "forward")
                 self.compared += len(checks) if index == 0 else 0
                 wrong.append({one.name: one for one in checks if one.ratio > 1})
             both = [one for one in wrong[0] if all(one in other for other in wrong)]
@@ -308,15 +308,13 @@ def _allowed_loss(exact: Sequence[float], usual: Sequence[float], step: int) -> 
     return max(LOSS_FACTOR * worst, FP32_FLOOR * (step + 1) * abs(exact[step]))
 
 
-def _checks(
-    oracle: Path, base: Path, run: Path, scratch: Path, *, own_scale: bool
-) -> list[ParameterCheck]:
-    """Judge the tensors that all three have; those with other shapes fail.
+def _checks(files: Sequence[Path], scratch: Path, *, own_scale: bool) -> list[ParameterCheck]:
+    """Judge the tensors that oracle, baseline and side all have; those with other shapes fail.
 
     With `own_scale`, each is divided by its norm in the oracle. The judge grants every tensor an
     absolute error in units of all of them, which would hide errors of small activations.
     """
-    opened = [GradientFile(path) for path in (oracle, base, run)]
+    opened = [GradientFile(path) for path in files]
     names = sorted(set.intersection(*(set(one.entries) for one in opened)))
     names = [one for one in names if all(np.isfinite(x.read(one)).all() for x in opened[:2])]
     if not names:
@@ -327,7 +325,8 @@ def _checks(
     made = [scratch / f"{at}.safetensors" for at in range(3)]
     for path, one in zip(made, opened, strict=True):
         save_file({name: one.read(name) / (scales[name] or 1.0) for name in names}, path)
-    return list(judge_gradients(*made).parameters)
+    reference, baseline, candidate = made
+    return list(judge_gradients(reference, baseline, candidate).parameters)
 
 
 def _divergence(
