@@ -71,6 +71,8 @@ def _main(words: list[str], began_s: float) -> int:
         text = " ".join(str(error).split())[:300]
         fault = f"ratchet: internal error, {type(error).__name__}: {text} (--debug shows where)"
         return _say(fault, INTERNAL)
+    if code == INTERRUPTED:  # newer versions of typer make an interrupt this exit code
+        return _interrupted(words)
     return code if isinstance(code, int) else 0
 
 

@@ -70,7 +70,7 @@ def headline(outcome: CompareOutcome) -> str:
     what = "" if worst.metric.name == "time" else f" in {worst.metric.name}"
     percent = abs(_change(worst))
     if answer == "undecided":
-        limit = f" than the allowed {outcome.allowed:.3g} more" if outcome.allowed else ""
+        limit = f" by more than {100 * outcome.allowed:.3g}%" if outcome.allowed else ""
         text = f"undecided{what}: B may or may not be slower{limit}"
         return f"{text} (between {worst.low:.3f} and {worst.high:.3f} times A's speed)"
     if answer == "equivalent":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -174,6 +175,25 @@ def test_a_revision_that_does_not_exist(
     monkeypatch.chdir(tmp_path / "shallow")
     assert main(["compare", "--rev-a", "HEAD~1", "--", "true"]) == 2
     assert "git fetch --unshallow" in capsys.readouterr().err
+
+
+def test_an_interrupt_says_what_is_kept(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ratchet.cli.compare.make_sides", interrupted)
+    assert main(["compare", "--", "true", "true"]) == 130
+    assert "the ledger holds its samples" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="no valgrind")
+def test_instructions_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    loop = "for i in 1 2 3 4 5 6 7 8 9; do :; done; echo 1"
+    _, found = said(capsys, "--instructions", "--printed", "--", "echo 1", loop)
+    counts = found["instructions"]
+    assert counts["new"] > counts["baseline"] > 1000 and counts["ratio"] < 1
 
 
 def test_a_command_that_fails_at_last_loses_no_sample(
