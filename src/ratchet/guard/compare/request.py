@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -153,6 +154,10 @@ def _check(request: CompareRequest) -> None:
             )
     elif command is not None and not command:
         raise GuardError("no command after --: give one, such as -- python bench.py")
+    if request.instructions and shutil.which("valgrind") is None:
+        raise GuardError("--instructions needs valgrind, which is not installed: install it")
+    if request.instructions and any(request.modes):
+        raise GuardError("--instructions counts workloads as written: leave --a and --b out")
     if request.higher and not request.printed:
         raise GuardError("--higher names a printed metric: add --printed")
     if request.setup and not any(request.revisions):
