@@ -35,7 +35,7 @@ class Planted(type(load({spec!r}).model.get_submodule({layer!r}))):
 
 
 def make():
-    workload = load({spec!r}, seed={seed})
+    workload = load({spec!r}, seed={seed}{more})
     workload.model.get_submodule({layer!r}).__class__ = Planted
     return workload
 """
@@ -43,7 +43,8 @@ FORWARD = "right(*arguments, **named) * 1.01"
 BACKWARD = "right(Wrong.apply(arguments[0]), *arguments[1:], **named)"
 LOGARITHM = "torch.log(right(*arguments, **named) - 1e9)"
 ONLY_COMPILED = "right(*arguments, **named) * (1.01 if torch.compiler.is_compiling() else 1.0)"
-NOTHING = "right(*arguments, **named)"
+SHORT = {"hf:qwen3": {"batch_size": 2, "sequence": 32}}
+"""Options that make a workload small enough for a test."""
 
 
 class InThisProcess:
@@ -66,12 +67,13 @@ def in_this_process(
 def write(folder: Path, name: str, spec: str, layer: str, wrong: str, seed: int = 0) -> str:
     """Write a workload with an error in one layer, and return its name."""
     path = folder / f"{name}.py"
-    path.write_text(SCRIPT.format(spec=spec, layer=layer, wrong=wrong, seed=seed))
+    more = "".join(f", {name}={value}" for name, value in SHORT.get(spec, {}).items())
+    path.write_text(SCRIPT.format(spec=spec, layer=layer, wrong=wrong, seed=seed, more=more))
     return f"{path}:make"
 
 
 def side(workload: str, seed: int = 0, **changes: Any) -> WorkloadSide:
-    options = {"device": "cpu", "seed": seed}
+    options = {"device": "cpu", "seed": seed, **SHORT.get(workload, {})}
     return WorkloadSide(title=workload, workload=workload, options=options, changes=changes)
 
 
