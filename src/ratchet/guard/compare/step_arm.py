@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,10 @@ class ComparedStep:
 
     calls = ("profile",)
 
-    def __init__(self, workload: Any, step: Any, warnings: list[str]) -> None:
+    def __init__(self, workload: Any, step: Any, warnings: Sequence[str]) -> None:
         from ratchet.workloads.blame import batch_of
 
-        self._workload, self._step, self._warnings = workload, step, warnings
+        self._workload, self._step, self._warnings = workload, step, list(warnings)
         self._batches = [batch_of(workload, index) for index in range(BATCHES)]
         self._next = 0
 

@@ -132,7 +132,7 @@ class NumericsRecorder:
             batch = batch_of(step.workload, index)
             with naming(step.model) as running:
                 try:
-                    with NonFiniteWatch():
+                    with NonFiniteWatch():  # type: ignore[no-untyped-call]
                         step(batch)
                 except NonFinite as found:
                     return {

@@ -83,11 +83,11 @@ class ModuleWatch:
         return hook
 
 
-class OpWatch(TorchDispatchMode):
+class OpWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the outputs of every op, in order, while it is `active`."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.active = False
         self.found: list[tuple[str, Tensor]] = []
 
@@ -107,7 +107,7 @@ class NonFinite(GuardError):
         self.op, self.kind, self.inputs = op, kind, inputs
 
 
-class NonFiniteWatch(TorchDispatchMode):
+class NonFiniteWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raises NonFinite at the first op whose output is not finite though its inputs are.
 
     Masks hold infinities on purpose: an op that fills, selects or copies them is let pass, and so
