@@ -17,6 +17,7 @@ RatchetError                 one line: the value, the rule, the remedy; the CLI 
 ├── RepositoryError          a git repository that lacks what was asked of it
 ├── WatchError               a suite for `ratchet watch` that cannot be run as written
 ├── TraceError               a profiler trace that cannot be read, or two that cannot be compared
+├── GuardError               two things that cannot be compared, a command that fails
 └── RecipeError              a recipe that is damaged, or from another device or version
 """
 
@@ -92,6 +93,10 @@ class WatchError(RatchetError):
 
 class TraceError(RatchetError):
     """A profiler trace cannot be read, or lacks the requested data."""
+
+
+class GuardError(RatchetError):
+    """Two things cannot be compared, or the command to be timed fails."""
 
 
 class RecipeError(RatchetError):

@@ -30,10 +30,12 @@ def test_the_commands_are_these() -> None:
     assert COMMANDS == [
         "bench",
         "bisect",
+        "compare",
         "device",
         "inspect",
         "judge",
         "optimize",
+        "repro",
         "watch",
         "write",
     ]

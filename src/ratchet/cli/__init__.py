@@ -71,6 +71,8 @@ def _main(words: list[str], began_s: float) -> int:
         text = " ".join(str(error).split())[:300]
         fault = f"ratchet: internal error, {type(error).__name__}: {text} (--debug shows where)"
         return _say(fault, INTERNAL)
+    if code == INTERRUPTED:  # newer versions of typer make an interrupt this exit code
+        return _interrupted(words)
     return code if isinstance(code, int) else 0
 
 
@@ -85,6 +87,7 @@ def _interrupted(words: Sequence[str]) -> int:
         "optimize": "; the ledger holds its results so far (--resume continues)",
         "bench": "; the ledger holds its results so far",
         "bisect": "; its pairs and builds are kept (the same call continues)",
+        "compare": "; the ledger holds its samples so far",
         "judge": "; the ledger holds its verdicts so far",
         "write": "; the ledger holds its answers so far (--resume continues)",
     }

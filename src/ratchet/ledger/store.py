@@ -235,6 +235,23 @@ class Ledger:
             return None
         return _as_turn(started[-1])
 
+    def turns_named(self, prefix: str) -> list[RecordedTurn]:
+        """Return the turns whose identity starts with `prefix`, oldest first."""
+        table = schema.turns
+        named = table.c.turn.startswith(prefix, autoescape=True)
+        return [_as_turn(row) for row in self._rows(table, None, named, table.c.event == "started")]
+
+    def result_of(self, turn: str) -> dict[str, Any] | None:
+        """Return what a turn finished with; None if it did not."""
+        table = schema.turns
+        return self._newest(table, None, table.c.turn == turn, table.c.event == "finished")
+
+    def verdicts_named(self, prefix: str) -> list[dict[str, Any]]:
+        """Return the verdicts on kernels whose hash starts with `prefix`, oldest first."""
+        table = schema.verdicts
+        named = table.c.kernel_hash.startswith(prefix, autoescape=True)
+        return [dict(row.payload) for row in self._rows(table, None, named)]
+
     def record_measurements(
         self, turn: str, samples: Iterable[Sample], *, purpose: str = ""
     ) -> None:

@@ -9,7 +9,9 @@ from ratchet.measure.estimate import (
     Comparison,
     Floor,
     aa_floor,
+    answer_of,
     compare,
+    interval,
     summarise,
 )
 from ratchet.measure.rounds import run_rounds
@@ -24,7 +26,9 @@ __all__ = [
     "Sample",
     "Timing",
     "aa_floor",
+    "answer_of",
     "compare",
+    "interval",
     "run_rounds",
     "summarise",
 ]

@@ -96,7 +96,7 @@ def compare(
             f"{pairs} pairs of {baseline!r} and {new!r}: an interval needs at least {MIN_PAIRS}; "
             "run more rounds"
         )
-    centre, half_width = _interval(launches, confidence, resamples, seed)
+    centre, half_width = interval(launches, confidence, resamples, seed)
     ratio, low, high = (_exp(centre + sign * half_width) for sign in (0, -1, 1))
     return Comparison(
         baseline=baseline,
@@ -167,7 +167,7 @@ def summarise(
     for sample in own:
         by_launch.setdefault(sample.launch, []).append(math.log(sample.wall_time_s))
     launches = [np.asarray(values) for values in by_launch.values()]
-    centre, half_width = _interval(launches, confidence, resamples, seed)
+    centre, half_width = interval(launches, confidence, resamples, seed)
     return ArmTime(
         arm=arm,
         median_s=_exp(centre),
@@ -178,10 +178,13 @@ def summarise(
     )
 
 
-def _interval(
-    launches: Sequence[FloatArray], confidence: float, resamples: int, seed: int
+def interval(
+    launches: Sequence[FloatArray], confidence: float, resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
-    """Return the median of all values and its interval's half width, in the values' unit."""
+    """Return the median of all values and its interval's half width, in the values' unit.
+
+    `launches` holds the values of each launch, such as log-ratios of pairs.
+    """
     if not 0 < confidence < 1:
         raise MeasureError(f"confidence {confidence} is not between 0 and 1: use 0.95")
     if resamples < 100:

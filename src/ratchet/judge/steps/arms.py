@@ -12,6 +12,8 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ratchet import errors
@@ -34,6 +36,8 @@ class ArmSpec:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     """Laid over this process's environment; an empty value takes the variable away."""
+    python: str = ""
+    """Another interpreter to run it; it needs Ratchet's own dependencies."""
     start_timeout_s: float = 600.0
     call_timeout_s: float = 600.0
     deadline_s: float = math.inf
@@ -83,7 +87,8 @@ class ArmProcess:
         """Start the worker and have it build the arm; `finish_start` waits for that."""
         self._began_s = time.perf_counter()
         try:
-            self._child = Child(program(worker_command, worker_environment(self.spec)))
+            command = partial(worker_command, python=self.spec.python or sys.executable)
+            self._child = Child(program(command, worker_environment(self.spec)))
         except OSError as error:
             raise ArmFailure(f"arm '{self.name}': its process cannot start: {error}") from error
         try:
@@ -199,15 +204,20 @@ class ArmProcess:
         raise ArmFailure(f"arm '{self.name}' {error}") from error
 
 
-def worker_command(channel: int) -> list[str]:
+def worker_command(channel: int, *, python: str = sys.executable) -> list[str]:
     """The command line of an arm's worker."""
-    return [sys.executable, "-P", "-m", WORKER, str(channel), str(os.getpid())]
+    return [python, "-P", "-m", WORKER, str(channel), str(os.getpid())]
 
 
 def worker_environment(spec: ArmSpec) -> dict[str, str]:
     """The environment of a worker: ours, the overlay, and our own import path."""
     dropped = {key for key, value in spec.environment.items() if value == ""}
-    merged = {**os.environ, **spec.environment, "RATCHET_IMPORT_PATH": import_path()}
+    path = {"RATCHET_IMPORT_PATH": import_path()}
+    if spec.python:  # its packages are its own; only Ratchet itself is lent
+        home = Path(__file__).parents[3]
+        lent = "" if home.name.endswith("-packages") else str(home)
+        path = {"RATCHET_IMPORT_PATH": "", "PYTHONPATH": lent}
+    merged = {**os.environ, **path, **spec.environment}
     return {key: value for key, value in merged.items() if key not in dropped}
 
 

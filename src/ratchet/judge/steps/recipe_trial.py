@@ -91,7 +91,7 @@ class _Launches:
             self.report(TrialEvent(kind="warm", launch=launch, arm=arm.name, time_s=warm_time_s))
 
 
-class _IdleStopped:
+class IdleStopped:
     """An arm whose processes stand still except while it is timed."""
 
     def __init__(self, arm: ArmProcess) -> None:
@@ -196,7 +196,7 @@ def _launch_together(
             gathered.warm_up(group, launch, plan.warmup)
             for arm in group if pause_idle else ():
                 arm.pause()
-        timed = [_IdleStopped(arm) for arm in arms] if pause_idle else arms
+        timed = [IdleStopped(arm) for arm in arms] if pause_idle else arms
         gathered.samples += run_rounds(
             timed,
             rounds=plan.rounds,

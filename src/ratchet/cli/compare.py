@@ -1,0 +1,161 @@
+"""`ratchet compare`: two workloads, modes, revisions, environments or commands, paired."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
+from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
+from ratchet.cli.trace_record import COMMAND, RecordCommand
+from ratchet.errors import GuardError
+from ratchet.guard.compare.request import CompareRequest, Sides, make_sides
+
+
+class CompareCommand(RecordCommand):
+    """A command that leaves the words after `--` unparsed: they are the commands to compare."""
+
+    def format_usage(self, ctx: object, formatter: object) -> None:
+        usage = "[OPTIONS] A [B] | -- 'COMMAND A' 'COMMAND B' | --rev-a REV -- COMMAND..."
+        formatter.write_usage(ctx.command_path, usage)  # type: ignore[attr-defined]
+
+
+@app.command(cls=CompareCommand)
+def compare(
+    context: typer.Context,
+    workloads: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[A] [B]", help="One workload in two modes, or two workloads."),
+    ] = None,
+    a: Annotated[
+        str, typer.Option("--a", metavar="MODE", help="Mode of A: eager, compile, bf16, cuda, ...")
+    ] = "",
+    b: Annotated[
+        str, typer.Option("--b", metavar="MODE", help="Mode of B, or a recipe's .json file.")
+    ] = "",
+    rev_a: Annotated[
+        str | None, typer.Option("--rev-a", metavar="REV", help="Git revision of A.")
+    ] = None,
+    rev_b: Annotated[
+        str | None,
+        typer.Option(
+            "--rev-b", metavar="REV", help="Git revision of B. Default: your files as they are."
+        ),
+    ] = None,
+    python_a: Annotated[
+        str | None,
+        typer.Option("--python-a", metavar="PATH", help="Interpreter or environment of A."),
+    ] = None,
+    python_b: Annotated[
+        str | None,
+        typer.Option("--python-b", metavar="PATH", help="Interpreter or environment of B."),
+    ] = None,
+    setup: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND", help="Command to run once in each revision, untimed."),
+    ] = None,
+    printed: Annotated[
+        bool,
+        typer.Option("--printed", help="Compare the numbers on the command's last line of output."),
+    ] = False,
+    higher: Annotated[
+        list[str] | None,
+        typer.Option("--higher", metavar="NAME", help="This printed metric is better if higher."),
+    ] = None,
+    fail_if_slower: Annotated[
+        str,
+        typer.Option("--fail-if-slower", metavar="PERCENT", help="Regression budget, such as 2%."),
+    ] = "0%",
+    budget: Annotated[str, typer.Option(help="Time limit: 90s, 5m, 2h.")] = "5m",
+    instructions: Annotated[
+        bool,
+        typer.Option("--instructions", help="Also count instructions, with valgrind's callgrind."),
+    ] = False,
+    numerics: Annotated[
+        bool,
+        typer.Option(
+            "--numerics", help="Find the first module and op whose numbers differ; time nothing."
+        ),
+    ] = False,
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Folder for --numerics' script.")
+    ] = Path("ratchet-numerics"),
+    batch_size: BatchSize = None,
+    sequence: SequenceLength = None,
+    precision: PrecisionName = None,
+    text: TextFile = None,
+    seed: Annotated[int, typer.Option(help="Seed of the weights and of the order.")] = 0,
+    device: DeviceName = "auto",
+    ledger: LedgerUrl = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare two ways of running something, in adjacent pairs, until the answer is clear.
+
+    Exit codes: 0 not slower, 1 slower, 3 undecided, 2 a mistake in the call. With --numerics: 0 no
+    divergence, 1 a divergence.
+    """
+    request = CompareRequest(
+        workloads=tuple(workloads or ()),
+        command=None if (words := context.meta[COMMAND]) is None else tuple(words),
+        modes=(a, b),
+        revisions=(rev_a, rev_b),
+        pythons=(python_a, python_b),
+        setup=setup,
+        printed=printed,
+        higher=tuple(higher or ()),
+        fail_if_slower=fail_if_slower,
+        budget=budget,
+        instructions=instructions,
+        batch_size=batch_size,
+        sequence=sequence,
+        precision=precision,
+        text=text,
+        seed=seed,
+        device=device,
+        folder=Path.cwd(),
+    )
+    _ = request.allowed, request.budget_s  # mistakes in them are answered before any work
+    with make_sides(request) as sides:
+        if numerics:
+            raise typer.Exit(_numerics(request, sides, out, ledger, as_json=as_json))
+        # numpy is imported from here on: mistakes in the call are already answered.
+        from ratchet.guard.compare.ask import compare_sides
+        from ratchet.report.compare_terminal import CompareProgress, print_comparison
+
+        with CompareProgress() as progress:
+            outcome = compare_sides(request, sides, ledger=ledger, on_progress=progress.show)
+    if as_json:
+        print_json(outcome.as_json())
+    else:
+        print_comparison(outcome)
+    raise typer.Exit(outcome.exit_code)
+
+
+def _numerics(
+    request: CompareRequest, sides: Sides, out: Path, ledger: str | None, *, as_json: bool
+) -> int:
+    """Compare numerics, print the report, and return the exit code."""
+    if sides.commands:
+        raise GuardError("--numerics compares two workloads, or one in two modes: give A and B")
+    from ratchet.guard.numerics.ask import check_out, compare_numerics
+    from ratchet.report.compare_terminal import CompareProgress
+    from ratchet.report.numerics_terminal import print_numerics
+
+    check_out(out)
+    with CompareProgress() as progress:
+        report = compare_numerics(
+            sides.a,
+            sides.b,
+            out,
+            asked=request.as_json(),
+            ledger=ledger,
+            on_progress=progress.show,
+        )
+    if as_json:
+        print_json(report.as_json())
+    else:
+        print_numerics(report)
+    return report.exit_code

@@ -1,0 +1,196 @@
+"""Answers from paired readings: faster, slower, equivalent or undecided, for each metric.
+
+A ratio is always baseline over new where less is better, and new over baseline where more is
+better: above 1, the new side is the better one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ratchet.errors import GuardError
+from ratchet.measure.estimate import Answer, Floor, answer_of, interval
+from ratchet.measure.samples import FloatArray
+
+BASELINE, NEW, TWIN = "a", "b", "twin"
+"""The arms of a comparison; the twin is a second copy of the baseline."""
+FLOOR_CONFIDENCE = 0.95
+RESAMPLES = 1000
+FINE = 1.01
+"""A floor within this needs no more pairs to call two sides equivalent."""
+TOO_MANY_PAIRS = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """One measured quantity."""
+
+    name: str
+    unit: str = ""
+    higher_is_better: bool = False
+    decides: bool = False
+    """Metrics that do not decide are reported beside those that do."""
+
+
+TIME = Metric(name="time", unit="s", decides=True)
+CPU_TIME = Metric(name="cpu_time", unit="s")
+PEAK_MEMORY = Metric(name="peak_memory", unit="bytes")
+
+
+@dataclass(slots=True)
+class Readings:
+    """Raw values by metric, arm, and (launch, round)."""
+
+    values: dict[str, dict[str, dict[tuple[int, int], float]]] = field(default_factory=dict)
+
+    def add(self, metric: str, arm: str, launch: int, round_: int, value: float) -> None:
+        self.values.setdefault(metric, {}).setdefault(arm, {})[launch, round_] = value
+
+    def of(self, metric: str, arm: str) -> Mapping[tuple[int, int], float]:
+        return self.values.get(metric, {}).get(arm, {})
+
+    def median(self, metric: str, arm: str) -> float:
+        return float(np.median(list(self.of(metric, arm).values())))
+
+    def log_ratios(self, metric: str, baseline: str, new: str) -> list[FloatArray]:
+        """Return log(baseline / new) of the pairs of each launch; GuardError for 0 or less."""
+        first, second = self.of(metric, baseline), self.of(metric, new)
+        launches: dict[int, list[float]] = {}
+        for key in sorted(first.keys() & second.keys()):
+            pair = first[key], second[key]
+            if min(pair) <= 0:
+                raise GuardError(
+                    f"metric {metric!r} was {min(pair):g}: a ratio needs values above 0; print "
+                    "another metric, or add a constant"
+                )
+            launches.setdefault(key[0], []).append(math.log(pair[0]) - math.log(pair[1]))
+        return [np.asarray(values) for values in launches.values()]
+
+    def as_json(self) -> list[dict[str, Any]]:
+        return [
+            {"metric": metric, "arm": arm, "launch": launch, "round": round_, "value": value}
+            for metric, arms in self.values.items()
+            for arm, values in arms.items()
+            for (launch, round_), value in values.items()
+        ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricAnswer:
+    """One metric's answer; `not_slower` is known even where the answer is undecided."""
+
+    metric: Metric
+    baseline: float
+    """Median."""
+    new: float
+    ratio: float
+    low: float
+    high: float
+    floor: Floor
+    answer: Answer
+    not_slower: bool
+    """The whole interval lies on the good side of the budget."""
+    pairs: int
+    launches: int
+    confidence: float
+    more_pairs: int | None
+    """How many more pairs would decide, about; None if decided, or if it can hardly be decided."""
+
+    @property
+    def settled(self) -> bool:
+        """Return True if more pairs would hardly change the answer."""
+        fine = self.answer == "equivalent" and self.floor.high <= FINE
+        return self.answer in ("faster", "slower") or fine
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def decide(
+    readings: Readings, metric: Metric, *, allowed: float, confidence: float
+) -> MetricAnswer | None:
+    """Answer for one metric; None if there are no two pairs of it.
+
+    `allowed` is the regression budget: 0.02 allows the new side to be 2 % slower.
+    """
+    launches = readings.log_ratios(metric.name, BASELINE, NEW)
+    twins = readings.log_ratios(metric.name, BASELINE, TWIN)
+    pairs = sum(len(one) for one in launches)
+    if pairs < 2 or sum(len(one) for one in twins) < 2:
+        return None
+    sign = -1.0 if metric.higher_is_better else 1.0
+    centre, half = _interval([sign * one for one in launches], confidence)
+    centre_aa, half_aa = _interval(twins, FLOOR_CONFIDENCE)
+    reach = math.exp(min(abs(centre_aa) + half_aa, 700.0))
+    floor = Floor(low=1 / reach, high=reach, pairs=sum(len(one) for one in twins))
+    ratio, low, high = (_exp(centre + step) for step in (0.0, -half, half))
+    limit = 1 / (1 + allowed)
+    answer = _answer(ratio, low, high, floor, allowed)
+    not_slower = answer in ("faster", "equivalent") or (allowed > 0 and low > limit)
+    decided = answer == "slower" or not_slower
+    return MetricAnswer(
+        metric=metric,
+        baseline=readings.median(metric.name, BASELINE),
+        new=readings.median(metric.name, NEW),
+        ratio=ratio,
+        low=low,
+        high=high,
+        floor=floor,
+        answer=answer,
+        not_slower=not_slower,
+        pairs=pairs,
+        launches=len(launches),
+        confidence=confidence,
+        more_pairs=None if decided else _more_pairs(pairs, centre, half, floor, allowed),
+    )
+
+
+def decide_all(
+    readings: Readings, metrics: Iterable[Metric], *, allowed: float, confidence: float
+) -> list[MetricAnswer]:
+    """Return the answers of the metrics that have pairs, those that decide first."""
+    found = [decide(readings, one, allowed=allowed, confidence=confidence) for one in metrics]
+    return sorted((one for one in found if one is not None), key=lambda one: not one.metric.decides)
+
+
+def exit_code(answers: Sequence[MetricAnswer]) -> int:
+    """Return 1 if a deciding metric is slower, 3 if one is undecided, else 0."""
+    deciding = [one for one in answers if one.metric.decides]
+    if any(one.answer == "slower" for one in deciding):
+        return 1
+    return 0 if deciding and all(one.not_slower for one in deciding) else 3
+
+
+def _answer(ratio: float, low: float, high: float, floor: Floor, allowed: float) -> Answer:
+    """Return the answer; with a budget, `slower` needs the whole interval to lie beyond it."""
+    if allowed <= 0:
+        return answer_of(ratio, low, high, floor)
+    limit = 1 / (1 + allowed)
+    if high < limit and not floor.contains(ratio, ratio):
+        return "slower"
+    if limit <= low and high <= 1 + allowed:
+        return "equivalent" if low <= 1 else answer_of(ratio, low, high, floor)
+    return "faster" if low > 1 and not floor.contains(ratio, ratio) else "undecided"
+
+
+def _more_pairs(pairs: int, centre: float, half: float, floor: Floor, allowed: float) -> int | None:
+    """Return the pairs still missing, as the interval shrinks with the root of their number."""
+    distance = abs(centre + math.log1p(allowed)) if allowed > 0 else abs(centre)
+    width = half if allowed > 0 else max(half, math.log(floor.high))
+    if distance <= 0:
+        return None
+    needed = pairs * (width / distance) ** 2
+    return max(2, math.ceil(needed - pairs)) if needed < TOO_MANY_PAIRS else None
+
+
+def _interval(launches: Sequence[FloatArray], confidence: float) -> tuple[float, float]:
+    return interval(launches, confidence, RESAMPLES)
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(max(value, -700.0), 700.0))

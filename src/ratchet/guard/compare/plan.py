@@ -1,0 +1,72 @@
+"""The plan of a comparison: how many launches and rounds, and when the samples are looked at.
+
+The plan depends on the clock alone, never on which arm was faster. So it may be made after the
+first launch has started, and its looks are still fixed in advance.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+FALSE_RATE = 0.01
+"""Chance that a comparison of two equal arms answers `faster` or `slower`, over all looks."""
+LOOKS = 3
+MOST_LAUNCHES, LEAST_LAUNCHES = 16, 3
+MOST_ROUNDS, LEAST_ROUNDS = 40, 6
+FEWEST_PAIRS = 6
+TARGET_BATCH_S = 0.02
+"""A sample runs at least this long, so that the clock and the channel cost little of it."""
+MOST_ITERATIONS = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairPlan:
+    """Launches, rounds in each, and the numbers of launches after which an answer may be given."""
+
+    launches: int
+    rounds: int
+    looks: tuple[int, ...]
+
+    @property
+    def pairs(self) -> int:
+        return self.launches * self.rounds
+
+
+def make_plan(left_s: float, *, setup_s: float, round_s: float) -> PairPlan | None:
+    """Plan as many launches as fit in `left_s`; None if not even six pairs fit.
+
+    `setup_s` is what a launch costs before its first round, `round_s` one round of all arms.
+    """
+    for launches in (MOST_LAUNCHES, 12, 8, 6, 4, LEAST_LAUNCHES):
+        rounds = _rounds(left_s / launches - setup_s, round_s)
+        if rounds >= LEAST_ROUNDS:
+            return _plan(launches, rounds)
+    rounds = _rounds(left_s / LEAST_LAUNCHES - setup_s, round_s)
+    return _plan(LEAST_LAUNCHES, rounds) if rounds * LEAST_LAUNCHES >= FEWEST_PAIRS else None
+
+
+def look_confidence(metrics: int) -> float:
+    """Return the confidence of each interval, given the number of metrics that decide."""
+    return 1 - FALSE_RATE / LOOKS / max(1, metrics)
+
+
+def batch_iterations(step_s: float) -> int:
+    """Return the number of iterations of one sample."""
+    return max(1, min(MOST_ITERATIONS, math.ceil(TARGET_BATCH_S / max(step_s, 1e-9))))
+
+
+def least_budget_s(*, setup_s: float, round_s: float) -> float:
+    """Return the time that the smallest plan needs."""
+    return FEWEST_PAIRS * round_s + LEAST_LAUNCHES * setup_s
+
+
+def _plan(launches: int, rounds: int) -> PairPlan:
+    shares = (math.ceil(launches / 4), math.ceil(launches / 2), launches)
+    looks = sorted({max(look, LEAST_LAUNCHES) for look in shares})
+    return PairPlan(launches=launches, rounds=rounds, looks=tuple(looks))
+
+
+def _rounds(seconds: float, round_s: float) -> int:
+    """Return an even number of rounds, so that orders balance."""
+    return max(0, min(MOST_ROUNDS, int(seconds / round_s))) // 2 * 2

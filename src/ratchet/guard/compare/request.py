@@ -1,0 +1,296 @@
+"""What a user asks to compare, checked and made into a contest of two sides."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ratchet.errors import GuardError
+from ratchet.files import why_not_file
+from ratchet.guard.compare.commands import CommandSide, run_command
+from ratchet.guard.compare.modes import Mode, parse_mode
+from ratchet.guard.compare.revisions import Repository, import_paths, worktree
+from ratchet.optimize.turn.settings import check_seed, parse_duration_s, workload_options
+from ratchet.workloads.names import is_user_spec, user_file, user_function
+
+WORKING = "your files"
+MOST_ALLOWED = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompareRequest:
+    """The words of the command line; pairs hold A's and B's."""
+
+    workloads: tuple[str, ...] = ()
+    command: tuple[str, ...] | None = None
+    modes: tuple[str, str] = ("", "")
+    revisions: tuple[str | None, str | None] = (None, None)
+    pythons: tuple[str | None, str | None] = (None, None)
+    setup: str | None = None
+    printed: bool = False
+    higher: tuple[str, ...] = ()
+    fail_if_slower: str = "0%"
+    budget: str = "5m"
+    instructions: bool = False
+    batch_size: int | None = None
+    sequence: int | None = None
+    precision: str | None = None
+    text: str | None = None
+    seed: int = 0
+    device: str = "auto"
+    folder: Path = Path()
+
+    @property
+    def budget_s(self) -> float:
+        return parse_duration_s(self.budget)
+
+    @property
+    def allowed(self) -> float:
+        """Return the regression budget as a share: 0.02 for 2%."""
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", self.fail_if_slower)
+        if match is None or (not match[2] and float(match[1]) != 0):
+            raise GuardError(f"--fail-if-slower {self.fail_if_slower!r} is no percentage: write 2%")
+        share = float(match[1]) / 100
+        if share > MOST_ALLOWED:
+            raise GuardError(f"--fail-if-slower {self.fail_if_slower!r} is over 1000%: give less")
+        return share
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "workloads": list(self.workloads),
+            "command": None if self.command is None else list(self.command),
+            "modes": list(self.modes),
+            "revisions": list(self.revisions),
+            "pythons": list(self.pythons),
+            "setup": self.setup,
+            "printed": self.printed,
+            "higher": list(self.higher),
+            "fail_if_slower": self.fail_if_slower,
+            "options": {
+                name: getattr(self, name)
+                for name in ("batch_size", "sequence", "precision", "text", "seed", "device")
+                if getattr(self, name) is not None
+            },
+            "folder": str(self.folder.absolute()),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sides:
+    """Two sides of one kind, ready to be run."""
+
+    a: Any
+    b: Any
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def commands(self) -> bool:
+        return isinstance(self.a, CommandSide)
+
+
+@contextlib.contextmanager
+def make_sides(request: CompareRequest) -> Iterator[Sides]:
+    """Check a request and make its two sides; worktrees live as long as the context.
+
+    Raises:
+        GuardError: the words name no two sides.
+        WorkloadError: a workload is unknown.
+    """
+    check_seed(request.seed)
+    _check(request)
+    with contextlib.ExitStack() as stack:
+        places = _places(request, stack)
+        warnings = tuple(dict.fromkeys(one.warning for one in places if one.warning))
+        if request.command is not None:
+            a, b = _command_sides(request, places)
+            yield Sides(a=a, b=b, warnings=warnings)
+        else:
+            first, second = _workload_sides(request, places)
+            yield Sides(a=first, b=second, warnings=warnings)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Place:
+    """Where and in which environment one side runs."""
+
+    title: str
+    folder: Path
+    root: Path | None
+    environment: dict[str, str]
+    python: str = ""
+    warning: str = ""
+
+
+def _check(request: CompareRequest) -> None:
+    given, command = len(request.workloads), request.command
+    differs = any((*request.modes, *request.revisions, *request.pythons))
+    if command is None and not given:
+        raise GuardError("compare needs two sides: give A and B, or -- 'COMMAND A' 'COMMAND B'")
+    if command is not None and given:
+        raise GuardError("compare takes workloads or commands after --, and both were given")
+    if given > 2:
+        raise GuardError(f"compare takes two workloads, and {given} were given")
+    if given == 1 and not differs:
+        raise GuardError(
+            f"{request.workloads[0]!r} alone is one side: give a second workload, or say how the "
+            "sides differ with --a and --b, --rev-a or --python-a"
+        )
+    if command is not None and any(request.modes):
+        raise GuardError("--a and --b are modes of a workload: leave them out for a command")
+    if command is None and (request.printed or request.higher or request.setup):
+        raise GuardError("--printed, --higher and --setup are for commands after --")
+    if command is not None and not any((*request.revisions, *request.pythons)):
+        if len(command) != 2:
+            raise GuardError(
+                f"{len(command)} words after --: quote each of the two commands, as in "
+                "-- 'python a.py' 'python b.py'"
+            )
+    elif command is not None and not command:
+        raise GuardError("no command after --: give one, such as -- python bench.py")
+    if request.instructions and shutil.which("valgrind") is None:
+        raise GuardError("--instructions needs valgrind, which is not installed: install it")
+    if request.instructions and any(request.modes):
+        raise GuardError("--instructions counts workloads as written: leave --a and --b out")
+    if request.higher and not request.printed:
+        raise GuardError("--higher names a printed metric: add --printed")
+    if request.setup and not any(request.revisions):
+        raise GuardError("--setup prepares a revision: give --rev-a too")
+
+
+def _places(request: CompareRequest, stack: contextlib.ExitStack) -> tuple[_Place, _Place]:
+    repository = None
+    commits: list[str | None] = [None, None]
+    if any(request.revisions):
+        repository = Repository.of(request.folder)
+        commits = [one and repository.commit(one) for one in request.revisions]
+    found = []
+    for side in (0, 1):
+        python, more = _python(request.pythons[side])
+        folder, root, title, warning = request.folder, None, "", ""
+        revision, commit = request.revisions[side], commits[side]
+        if repository is not None and commit is not None:
+            root = stack.enter_context(worktree(repository, commit))
+            folder, title = root / repository.below, f"{revision} ({commit[:10]})"
+            if not folder.is_dir():
+                raise GuardError(f"revision {revision!r} has no folder {repository.below}")
+            if repository.changed():
+                warning = "changes that are not committed are in no revision: they are not measured"
+        elif repository is not None:
+            root, title = repository.root, WORKING
+        if root is not None:
+            more = {**more, **import_paths(root)}
+        if request.pythons[side]:
+            title = f"{title} {request.pythons[side]}".strip()
+        found.append(
+            _Place(
+                title=title, folder=folder, root=root, environment=more, python=python,
+                warning=warning,
+            )
+        )  # fmt: skip
+    return found[0], found[1]
+
+
+def _python(named: str | None) -> tuple[str, dict[str, str]]:
+    """Return an interpreter, and the environment that activating its folder would give."""
+    if named is None:
+        return "", {}
+    path = Path(named).expanduser().absolute()
+    path = path / "bin" / "python" if path.is_dir() else path
+    if why := why_not_file(path):
+        raise GuardError(f"interpreter {str(path)!r} {why}: name a python or its environment")
+    folders = os.pathsep.join([str(path.parent), os.environ.get("PATH", os.defpath)])
+    return str(path), {"PATH": folders, "VIRTUAL_ENV": str(path.parent.parent)}
+
+
+def _command_sides(
+    request: CompareRequest, places: tuple[_Place, _Place]
+) -> tuple[CommandSide, CommandSide]:
+    assert request.command is not None
+    texts = request.command
+    if any((*request.revisions, *request.pythons)):
+        # One word is text for the shell; several are a command's words.
+        same = texts[0] if len(texts) == 1 else shlex.join(texts)
+        texts = (same, same)
+    a, b = (
+        CommandSide(
+            title=place.title or text, command=text, folder=place.folder,
+            environment=place.environment,
+        )
+        for text, place in zip(texts, places, strict=True)
+    )  # fmt: skip
+    if request.setup:
+        for side in (a, b):
+            once = replace(side, command=request.setup, title=f"{request.setup} in {side.title}")
+            run_command(once, printed=False, limit_s=request.budget_s)
+    return a, b
+
+
+def _workload_sides(request: CompareRequest, places: tuple[_Place, _Place]) -> tuple[Any, Any]:
+    from ratchet.guard.compare.sides import WorkloadSide  # imports numpy
+
+    names = (request.workloads * 2)[:2]
+    modes = [parse_mode(text) for text in request.modes]
+    sides = []
+    for name, mode, place, revision in zip(names, modes, places, request.revisions, strict=True):
+        spec = _in_place(name, place, request, revision)
+        options = workload_options(
+            [spec],
+            request.batch_size,
+            request.sequence,
+            request.precision,
+            request.text,
+            mode.device or request.device,
+        )
+        environment = {**place.environment, **_recipe_environment(mode)}
+        sides.append(
+            WorkloadSide(
+                title=_title(name, mode, place, request),
+                workload=spec,
+                options={**options, "seed": request.seed},
+                changes=mode.changes,
+                recipe=mode.recipe and str(Path(mode.recipe).absolute()),
+                environment=environment,
+                python=place.python,
+            )
+        )
+    return sides[0], sides[1]
+
+
+def _title(name: str, mode: Mode, place: _Place, request: CompareRequest) -> str:
+    same = len(request.workloads) == 1 or request.workloads[0] == request.workloads[1]
+    parts = [name, place.title]
+    if any(request.modes) and (same or mode.changes or mode.recipe or mode.device):
+        parts.append(mode.title)
+    return " ".join(filter(None, parts))
+
+
+def _in_place(name: str, place: _Place, request: CompareRequest, revision: str | None) -> str:
+    """Return a workload's name as it stands in its revision's worktree."""
+    if place.root is None:
+        return name
+    if not is_user_spec(name):
+        raise GuardError(
+            f"workload {name!r} is in no revision of your repository: give your own "
+            "file.py:function, or a command after --"
+        )
+    function, path = user_function(name), user_file(name)
+    if revision is None:
+        return name
+    below = path.absolute().relative_to(request.folder.absolute())
+    return f"{place.folder / below}:{function}"
+
+
+def _recipe_environment(mode: Mode) -> dict[str, str]:
+    if mode.recipe is None:
+        return {}
+    from ratchet.optimize.recipe.recipe import Recipe
+    from ratchet.optimize.step.allocators import environment
+
+    return environment(Recipe.load(mode.recipe).config)

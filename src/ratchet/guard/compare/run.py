@@ -1,0 +1,224 @@
+"""Run a comparison: launches of paired rounds, and an answer at each planned look."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ratchet.guard.compare.decide import MetricAnswer, Readings, decide_all, exit_code
+from ratchet.guard.compare.plan import PairPlan, least_budget_s, look_confidence, make_plan
+from ratchet.guard.compare.sides import CommandContest, Contest
+from ratchet.measure.rounds import FEWEST_ROUNDS, run_rounds
+from ratchet.measure.samples import Sample
+
+DEFAULT_BUDGET_S = 300.0
+PILOT_ROUNDS = 2
+"""Rounds that tell how long one takes; they do not count."""
+AFTERWARDS = 1.05
+"""How much the time that is suggested exceeds the estimate."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompareSettings:
+    """How long to measure, and how much slower the new side may be."""
+
+    budget_s: float = DEFAULT_BUDGET_S
+    allowed: float = 0.0
+    """Regression budget: 0.02 is 2 %."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompareOutcome:
+    """What a comparison found; times in seconds."""
+
+    titles: tuple[str, str]
+    """Baseline and new."""
+    answers: tuple[MetricAnswer, ...]
+    """Empty if the time did not suffice for two pairs."""
+    exit_code: int
+    allowed: float
+    plan: PairPlan | None
+    looks_taken: int
+    spent_s: float
+    budget_s: float
+    needed_s: float | None
+    """A budget that would decide an undecided answer, about."""
+    launches: int
+    samples: tuple[Sample, ...]
+    readings: Readings
+    warnings: tuple[str, ...] = ()
+    turn: str = ""
+    """Identity in the ledger."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """What was added to the answer: instruction counts, the traces' difference, revisions."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "id": self.turn,
+            "baseline": self.titles[0],
+            "new": self.titles[1],
+            "answer": self.answers[0].answer if self.answers else "undecided",
+            "exit_code": self.exit_code,
+            "allowed": self.allowed,
+            "metrics": [one.as_json() for one in self.answers],
+            "launches": self.launches,
+            "looks_taken": self.looks_taken,
+            "spent_s": self.spent_s,
+            "budget_s": self.budget_s,
+            "needed_s": self.needed_s,
+            "warnings": list(self.warnings),
+            **self.details,
+        }
+
+
+OnProgress = Callable[[str], None]
+OnSamples = Callable[[Sequence[Sample]], None]
+
+
+class _Comparison:
+    """The state of a running comparison."""
+
+    def __init__(
+        self, contest: Contest, settings: CompareSettings, on: OnProgress, keep: OnSamples
+    ) -> None:
+        self.contest, self.settings, self.on, self.keep = contest, settings, on, keep
+        self.rng = np.random.default_rng(settings.seed)
+        self.began_s = time.monotonic()
+        self.readings, self.samples = Readings(), list[Sample]()
+        self.plan: PairPlan | None = None
+        self.round_s = self.setup_s = 0.0
+        self.launches = self.looks = 0
+        self.answers: list[MetricAnswer] = []
+
+    @property
+    def left_s(self) -> float:
+        return self.settings.budget_s - (time.monotonic() - self.began_s)
+
+    def run(self) -> CompareOutcome:
+        launches = 1
+        while self.launches < launches:
+            if self.launches and self.left_s < self.setup_s + FEWEST_ROUNDS * self.round_s:
+                break  # the clock ended it, whatever the samples said
+            before = len(self.samples)
+            try:
+                self._launch(self.launches)
+            finally:  # also if the command fails, or the user interrupts it
+                self.keep(self.samples[before:])
+            if self.plan is None:
+                break
+            launches = self.plan.launches
+            self.launches += 1
+            if self.launches in self.plan.looks[:-1]:
+                self._look()
+                if self._settled():
+                    break
+        else:
+            self._look()
+            return self._outcome()
+        if not self._settled():
+            self._look()
+        return self._outcome()
+
+    def _launch(self, launch: int) -> None:
+        began_s = time.monotonic()
+        self.on(f"launch {launch + 1}: starting")
+        with self.contest.open(launch, self.left_s) as arms:
+            setup_s = time.monotonic() - began_s
+            if launch == 0:
+                self.setup_s = setup_s
+                self._make_plan(arms)
+            if self.plan is None:
+                return
+            run_rounds(
+                arms,
+                rounds=self.plan.rounds,
+                launch=launch,
+                rng=self.rng,
+                iterations=self.contest.iterations(),
+                on_round=self._keep,
+                enough=lambda: self.left_s < 0,
+            )
+        self.contest.read(self.readings, ())
+
+    def _make_plan(self, arms: Any) -> None:
+        if isinstance(self.contest, CommandContest):
+            self.setup_s, self.round_s = 0.0, self.contest.first_round_s()
+        else:
+            began_s = time.monotonic()
+            iterations = self.contest.iterations()
+            run_rounds(arms, rounds=PILOT_ROUNDS, launch=0, rng=self.rng, iterations=iterations)
+            self.round_s = (time.monotonic() - began_s) / PILOT_ROUNDS
+        left_s = self.left_s + self.setup_s  # the first launch has been set up
+        self.plan = make_plan(left_s, setup_s=self.setup_s, round_s=self.round_s)
+
+    def _keep(self, index: int, samples: Any) -> None:
+        assert self.plan is not None
+        self.samples += samples
+        self.contest.read(self.readings, samples)
+        done = self.launches * self.plan.rounds + index + 1
+        self.on(f"pair {done} of at most {self.plan.pairs}")
+
+    def _look(self) -> None:
+        self.looks += 1
+        metrics = self.contest.metrics
+        confidence = look_confidence(sum(one.decides for one in metrics))
+        allowed = self.settings.allowed
+        self.answers = decide_all(self.readings, metrics, allowed=allowed, confidence=confidence)
+
+    def _settled(self) -> bool:
+        """Return True if no more pairs are needed for the exit code."""
+        deciding = [one for one in self.answers if one.metric.decides]
+        if any(one.answer == "slower" for one in deciding):
+            return True
+        good = all(one.not_slower if self.settings.allowed > 0 else one.settled for one in deciding)
+        return bool(deciding) and good
+
+    def _outcome(self) -> CompareOutcome:
+        return CompareOutcome(
+            titles=self.contest.titles,
+            answers=tuple(self.answers),
+            exit_code=exit_code(self.answers),
+            allowed=self.settings.allowed,
+            plan=self.plan,
+            looks_taken=self.looks,
+            spent_s=time.monotonic() - self.began_s,
+            budget_s=self.settings.budget_s,
+            needed_s=self._needed_s(),
+            launches=self.launches,
+            samples=tuple(self.samples),
+            readings=self.readings,
+        )
+
+    def _needed_s(self) -> float | None:
+        if self.plan is None:
+            # The spent time is spent again before the first round of a longer run.
+            spent_s = time.monotonic() - self.began_s
+            return spent_s + least_budget_s(setup_s=self.setup_s, round_s=self.round_s)
+        more = [one.more_pairs for one in self.answers if one.metric.decides and one.more_pairs]
+        if not more:
+            return None
+        pairs = max(more) + max(one.pairs for one in self.answers)
+        launch_s = self.setup_s / self.plan.rounds
+        return AFTERWARDS * pairs * (self.round_s + launch_s)
+
+
+def compare_contest(
+    contest: Contest,
+    settings: CompareSettings,
+    on_progress: OnProgress = lambda _: None,
+    on_samples: OnSamples = lambda _: None,
+) -> CompareOutcome:
+    """Time two sides against each other until the answer is clear or the budget is spent.
+
+    `on_samples` is given the samples of each launch, also of one that is cut short.
+
+    Raises:
+        GuardError: a command failed, or printed no metric.
+        ArmFailure: the process of a workload died.
+    """
+    return _Comparison(contest, settings, on_progress, on_samples).run()

@@ -1,0 +1,1 @@
+"""The first module and op whose numbers differ by more than their dtype explains."""

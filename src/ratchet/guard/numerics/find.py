@@ -1,0 +1,382 @@
+"""Find the first module and op at which two sides differ by more than their dtype explains.
+
+Four runs of the same first batches are compared: both sides; an oracle, which is side A's code in
+fp64; and for each side a baseline, which is side A's code, eager, in that side's own precision. A
+tensor of a side diverges if its error against the oracle exceeds what `judge.steps.numerics` allows
+a candidate over its baseline, on two batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from ratchet.errors import GuardError, RatchetError
+from ratchet.guard.compare.sides import WorkloadSide
+from ratchet.guard.numerics.divergence import (
+    Divergence,
+    DivergentOp,
+    NonFiniteOp,
+    NumericsReport,
+)
+from ratchet.guard.numerics.recorder import FACTORY
+from ratchet.judge.steps.arms import ArmProcess, ArmSpec
+from ratchet.judge.steps.gradients import GradientFile
+from ratchet.judge.steps.numerics import FP32_FLOOR, ParameterCheck, judge_gradients
+
+BATCHES = 2
+"""A divergence must show on each: one tensor of hundreds may be off by chance."""
+LOSS_STEPS = 8
+LOSS_FACTOR = 4.0
+"""How much farther from the oracle a loss may be than the baseline's worst so far."""
+MOST_LARGEST = 5
+EPSILON = {"fp32": 2.0**-23, "bf16_autocast": 2.0**-8, "bf16_master": 2.0**-8}
+OP_FACTOR = 8.0
+PARTS: tuple[Literal["forward", "backward", "parameters"], ...] = (
+    "forward",
+    "backward",
+    "parameters",
+)
+EXACT: Mapping[str, Any] = {"precision": "fp32", "compile_mode": None}
+
+
+class Recording(Protocol):
+    """A recorder, in a process of its own or in this one."""
+
+    def call(self, method: str, **arguments: Any) -> Any: ...
+
+
+OpenRecorder = Callable[[str, Mapping[str, Any], WorkloadSide], AbstractContextManager[Recording]]
+
+
+def recorder_process(
+    name: str, arguments: Mapping[str, Any], side: WorkloadSide
+) -> AbstractContextManager[Recording]:
+    """Start a recorder in a process of its own."""
+    return ArmProcess(
+        ArmSpec(
+            name=name,
+            factory=FACTORY,
+            arguments=dict(arguments),
+            environment=side.environment,
+            python=side.python,
+        )
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _RecordedRun:
+    """One recorded run."""
+
+    folder: Path
+    said: Mapping[str, Any]
+    arguments: Mapping[str, Any]
+    losses: tuple[float, ...]
+
+    def file(self, part: str, index: int) -> Path:
+        return self.folder / f"{part}-{index}.safetensors"
+
+
+class Finder:
+    """Compares the numerics of two sides; files go to `folder`."""
+
+    def __init__(
+        self,
+        a: WorkloadSide,
+        b: WorkloadSide,
+        folder: Path,
+        *,
+        steps: int = LOSS_STEPS,
+        open_recorder: OpenRecorder = recorder_process,
+        on_progress: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._sides = {"A": a, "B": b}
+        self._folder, self._steps = folder, steps
+        self._open, self._on = open_recorder, on_progress
+        self.oracle_dtype = "fp64"
+        self.compared = 0
+        self.warnings: list[str] = []
+
+    def find(self) -> NumericsReport:
+        """Record all runs and compare them; GuardError if the sides are not the same model."""
+        runs = {name: self._record(name, self._arguments(name)) for name in self._sides}
+        report = NumericsReport(
+            titles=(self._sides["A"].title, self._sides["B"].title),
+            divergence=None,
+            not_finite=None,
+            oracle=self.oracle_dtype,
+            compared=0,
+            losses=(runs["A"].losses, runs["B"].losses),
+        )
+        broken = self._not_finite(runs)
+        if broken is not None:
+            return replace(report, not_finite=broken)
+        weights = _different_weights(runs["A"], runs["B"])
+        if weights is not None:
+            return replace(report, divergence=weights)
+        oracle = self._oracle()
+        found: Divergence | None = None
+        for name in runs:
+            base = self._baseline(name, runs)
+            if base is runs[name]:
+                continue
+            found = self._tensors(name, runs[name], base, oracle)
+            found = found or _loss_curve(name, runs[name], base, oracle)
+            if found is not None:
+                found = self._with_op(found, runs[name], base)
+                break
+        return replace(
+            report,
+            divergence=found,
+            oracle=self.oracle_dtype,
+            compared=self.compared,
+            largest=_largest(runs["B"], oracle),
+            warnings=tuple(self.warnings),
+        )
+
+    def recorder(self, name: str) -> AbstractContextManager[Recording]:
+        """Open the recorder of a side (A, B) or of the code that a side is held against (base)."""
+        side = self._sides["A" if name == "base" else name]
+        return self._open(name, self._arguments("A" if name == "base" else name), side)
+
+    def _arguments(self, name: str) -> dict[str, Any]:
+        side = self._sides[name]
+        return {
+            "workload": side.workload,
+            "options": dict(side.options),
+            "changes": dict(side.changes),
+            "recipe": side.recipe,
+            "double": False,
+        }
+
+    def _record(self, name: str, arguments: Mapping[str, Any]) -> _RecordedRun:
+        self._on(f"recording {name}")
+        folder = self._folder / name
+        side = self._sides.get(name, self._sides["A"])
+        with self._open(name, arguments, side) as arm:
+            said = arm.call("record", folder=str(folder), batches=BATCHES)
+            if not said["forward"]:
+                raise GuardError(f"{side.title}: no module's output was seen, so none is compared")
+            losses = tuple(float(one) for one in arm.call("losses", steps=self._steps))
+        return _RecordedRun(folder=folder, said=said, arguments=arguments, losses=losses)
+
+    def _oracle(self) -> _RecordedRun:
+        plain = {**self._arguments("A"), "changes": dict(EXACT), "recipe": None}
+        plain["options"]["device"] = "cpu"
+        try:
+            return self._record("oracle", {**plain, "double": True})
+        except RatchetError as error:
+            self.oracle_dtype = "fp32"
+            self.warnings.append(f"the reference is fp32, as fp64 fails: {error}")
+            return self._record("oracle", plain)
+
+    def _baseline(self, name: str, runs: Mapping[str, _RecordedRun]) -> _RecordedRun:
+        """Return A's code, eager, in the precision of a side: a run of its own, or a side."""
+        precision = runs[name].said["precision"]
+        for other in runs:
+            same = runs[other].said["precision"] == precision and runs[other].said["eager"]
+            side, first = self._sides[other], self._sides["A"]
+            as_a = (side.workload, side.options) == (first.workload, first.options)
+            if same and side.recipe is None and (other == "A" or as_a):
+                return runs[other]
+        changes = {"precision": precision, "compile_mode": None}
+        arguments = {**self._arguments("A"), "changes": changes, "recipe": None}
+        return self._record(f"baseline of {name}", arguments)
+
+    def _tensors(
+        self, name: str, run: _RecordedRun, base: _RecordedRun, oracle: _RecordedRun
+    ) -> Divergence | None:
+        for part in PARTS:
+            wrong: list[dict[str, ParameterCheck]] = []
+            for index in range(BATCHES):
+                files = [one.file(part, index) for one in (oracle, base, run)]
+                checks = _checks(files, self._folder / "common", own_scale=part == "forward")
+                self.compared += len(checks) if index == 0 else 0
+                wrong.append({one.name: one for one in checks if one.ratio > 1})
+            both = [one for one in wrong[0] if all(one in other for other in wrong)]
+            if both:
+                order = list(run.said.get(part) or reversed(wrong[0]))
+                first = min(both, key=lambda one: order.index(one) if one in order else 0)
+                return _divergence(name, part, wrong[0][first], run.said["modules"])
+        return None
+
+    def _not_finite(self, runs: Mapping[str, _RecordedRun]) -> NonFiniteOp | None:
+        for name in runs:
+            finite = all(map(math.isfinite, runs[name].losses))
+            if finite and not any(part != "forward" for part, _ in runs[name].said["not_finite"]):
+                continue
+            self._on(f"looking for the first NaN of {name}")
+            arguments = dict(runs[name].arguments)
+            if not runs[name].said["eager"]:
+                # Only eager ops can be watched.
+                arguments["changes"] = {**arguments["changes"], "compile_mode": None}
+            with self._open(name, arguments, self._sides[name]) as arm:
+                found = arm.call("hunt", steps=self._steps)
+            if found is None:
+                found = {"op": "", "kind": "NaN", "module": "", "part": "compiled code",
+                         "step": 0, "inputs": [], "place": ""}  # fmt: skip
+            return NonFiniteOp(side=name, **{**found, "inputs": tuple(found["inputs"])})
+        return None
+
+    def _with_op(self, found: Divergence, run: _RecordedRun, base: _RecordedRun) -> Divergence:
+        """Add the first op inside the module, where both sides run one op after the other."""
+        known = found.part in ("forward", "backward") and run.said["eager"]
+        if not known:
+            return found
+        self._on(f"looking at the ops of {found.module}")
+        ops = []
+        for one in (base, run):
+            path = one.folder / "ops.safetensors"
+            module = found.module.partition("#")[0]
+            side = self._sides.get(one.folder.name, self._sides["A"])
+            with self._open(one.folder.name, one.arguments, side) as arm:
+                backward = found.part == "backward"
+                names = arm.call("ops", path=str(path), module=module, backward=backward)
+            ops.append((list(names), path))
+        precision = str(run.said["precision"])
+        limit = max(FP32_FLOOR, OP_FACTOR * EPSILON.get(precision, 0.0))
+        return replace(found, op=first_op(ops[0], ops[1], limit))
+
+
+def _loss_curve(
+    name: str, run: _RecordedRun, base: _RecordedRun, oracle: _RecordedRun
+) -> Divergence | None:
+    exact, usual, new = oracle.losses, base.losses, run.losses
+    step = first_wrong_loss(exact, usual, new)
+    if step is None:
+        return None
+    error = abs(new[step] - exact[step]) / (abs(exact[step]) or 1.0)
+    usual_error = abs(usual[step] - exact[step]) / (abs(exact[step]) or 1.0)
+    return Divergence(
+        side=name,
+        part="losses",
+        module=f"step {step}",
+        kind="loss",
+        error=error,
+        allowed_error=_allowed_loss(exact, usual, step) / (abs(exact[step]) or 1.0),
+        baseline_error=usual_error,
+        scale=0.0,
+        detail="the first step's gradients agree, and the losses that follow do not: "
+        "look at the optimizer's update",
+    )
+
+
+def first_op(
+    base: tuple[list[str], Path], new: tuple[list[str], Path], limit: float
+) -> DivergentOp | None:
+    """Return the first op that differs in its name, its shape or its output."""
+    (expected, base_path), (names, new_path) = base, new
+    if not names:
+        return None
+    before, after = GradientFile(base_path), GradientFile(new_path)
+    for index, op in enumerate(names):
+        other = expected[index] if index < len(expected) else ""
+        if op != other:
+            return DivergentOp(op=op, index=index, expected=other, error=None)
+        key = f"{index:06d}"
+        one, two = before.read(key), after.read(key)
+        if one.shape != two.shape:
+            return DivergentOp(op=op, index=index, expected=other, error=None)
+        finite = np.isfinite(one) & np.isfinite(two)
+        norm = float(np.linalg.norm(one[finite]))
+        error = float(np.linalg.norm((two - one)[finite])) / (norm or 1.0)
+        if error > limit:
+            return DivergentOp(op=op, index=index, expected=other, error=error)
+    return None
+
+
+def first_wrong_loss(
+    exact: Sequence[float], usual: Sequence[float], new: Sequence[float]
+) -> int | None:
+    """Return the first step whose loss is farther from the oracle than the dtype explains."""
+    for step, value in enumerate(new):
+        if abs(value - exact[step]) > _allowed_loss(exact, usual, step):
+            return step
+    return None
+
+
+def _allowed_loss(exact: Sequence[float], usual: Sequence[float], step: int) -> float:
+    worst = max(abs(one - two) for one, two in zip(usual[: step + 1], exact, strict=False))
+    # Rounding differences of honest fp32 steps grow from update to update.
+    return max(LOSS_FACTOR * worst, FP32_FLOOR * (step + 1) * abs(exact[step]))
+
+
+def _checks(files: Sequence[Path], scratch: Path, *, own_scale: bool) -> list[ParameterCheck]:
+    """Judge the tensors that oracle, baseline and side all have; those with other shapes fail.
+
+    With `own_scale`, each is divided by its norm in the oracle. The judge grants every tensor an
+    absolute error in units of all of them, which would hide errors of small activations.
+    """
+    opened = [GradientFile(path) for path in files]
+    names = sorted(set.intersection(*(set(one.entries) for one in opened)))
+    names = [one for one in names if all(np.isfinite(x.read(one)).all() for x in opened[:2])]
+    if not names:
+        return []
+    scales = {name: float(np.linalg.norm(opened[0].read(name))) if own_scale else 1.0
+              for name in names}  # fmt: skip
+    scratch.mkdir(exist_ok=True)
+    made = [scratch / f"{at}.safetensors" for at in range(3)]
+    for path, one in zip(made, opened, strict=True):
+        save_file({name: one.read(name) / (scales[name] or 1.0) for name in names}, path)
+    reference, baseline, candidate = made
+    return list(judge_gradients(reference, baseline, candidate).parameters)
+
+
+def _divergence(
+    side: str, part: Any, check: ParameterCheck, modules: Mapping[str, str]
+) -> Divergence:
+    name = check.name.partition("#")[0]
+    if part == "parameters":
+        name = name.rpartition(".")[0] or name
+    return Divergence(
+        side=side,
+        part=part,
+        module=check.name,
+        kind=modules.get(name, ""),
+        error=check.error,
+        allowed_error=check.allowed_error,
+        baseline_error=check.baseline_error,
+        scale=check.scale,
+        detail=check.problem or "",
+    )
+
+
+def _different_weights(a: _RecordedRun, b: _RecordedRun) -> Divergence | None:
+    """Return the first parameter that the two sides begin with differently."""
+    first, second = a.said["weights"], b.said["weights"]
+    shared = [name for name in first if name in second]
+    if not shared or not {*a.said["forward"]} & {*b.said["forward"]}:
+        raise GuardError(
+            "the two sides share no parameter and no module by name: --numerics compares two "
+            "versions of one model"
+        )
+    for name in first:
+        if second.get(name) != first[name]:
+            nan = math.nan
+            return Divergence(
+                side="B", part="weights", module=name,
+                kind=a.said["modules"].get(name.rpartition(".")[0], ""),
+                error=nan, allowed_error=0.0, baseline_error=0.0, scale=nan,
+                detail="the initial weights differ" if name in second else "B has no such weight",
+            )  # fmt: skip
+    return None
+
+
+def _largest(run: _RecordedRun, oracle: _RecordedRun) -> tuple[tuple[str, float], ...]:
+    """Return the modules whose output errs most against the oracle."""
+    exact, new = (GradientFile(one.file("forward", 0)) for one in (oracle, run))
+    errors: list[tuple[str, float]] = []
+    for name in run.said["forward"]:
+        if name in exact.entries and exact.entries[name].shape == new.entries[name].shape:
+            one, two = exact.read(name), new.read(name)
+            norm = float(np.linalg.norm(one))
+            if norm and np.isfinite(two).all() and np.isfinite(one).all():
+                errors.append((name, float(np.linalg.norm(two - one)) / norm))
+    return tuple(sorted(errors, key=lambda one: -one[1])[:MOST_LARGEST])

@@ -1,0 +1,234 @@
+"""The process of one side: runs its step, and writes what it computed."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from ratchet.errors import GuardError
+from ratchet.graph.steps import build_step
+from ratchet.guard.compare.step_arm import build
+from ratchet.guard.numerics.watch import (
+    ROOT,
+    ModuleWatch,
+    NonFinite,
+    NonFiniteWatch,
+    OpWatch,
+    naming,
+    not_finite,
+    sampled,
+    within,
+)
+from ratchet.workloads import load
+from ratchet.workloads.blame import batch_of, user_place
+from ratchet.workloads.config import StepConfig
+from ratchet.workloads.workload import Workload
+
+FACTORY = "ratchet.guard.numerics.recorder:make_recorder"
+
+
+def make_recorder(
+    *,
+    workload: str,
+    options: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    recipe: str | None,
+    double: bool = False,
+) -> NumericsRecorder:
+    """Build a workload whose step is recorded; `double` runs all of it in fp64, eagerly."""
+    return NumericsRecorder(workload, dict(options), dict(changes), recipe, double=double)
+
+
+class NumericsRecorder:
+    """Records one side; every call builds the workload anew, with its first weights."""
+
+    calls = ("record", "ops", "hunt", "losses", "save_module")
+
+    def __init__(
+        self,
+        workload: str,
+        options: dict[str, Any],
+        changes: dict[str, Any],
+        recipe: str | None,
+        *,
+        double: bool,
+    ) -> None:
+        self._spec, self._options = workload, options
+        self._changes, self._recipe, self._double = changes, recipe, double
+        self._weights: dict[str, str] = {}
+
+    def step(self, iterations: int) -> None:
+        raise GuardError("a recorded side is never timed")
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def record(self, folder: str, batches: int) -> dict[str, Any]:
+        """Write the outputs and gradients of `batches` steps without updates (JSON: names, losses).
+
+        The files are forward-, backward- and parameters-INDEX.safetensors.
+        """
+        step = self._build()
+        eager = step.config.compile_mode is None
+        watch = ModuleWatch(step.model, backward=eager and step.config.checkpointing == "none")
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        said: dict[str, Any] = {
+            "precision": step.config.precision,
+            "eager": eager,
+            "weights": self._weights,
+            "modules": {
+                name or ROOT: type(one).__name__ for name, one in step.model.named_modules()
+            },
+            "losses": [],
+            "forward": [],
+            "backward": [],
+            "not_finite": [],
+        }
+        try:
+            for index in range(batches):
+                loss = _quietly(step, batch_of(step.workload, index))
+                said["losses"].append(float(loss))
+                forward, backward = watch.take()
+                gradients = {name: sampled(one) for name, one in step.gradients().items()}
+                parts = {"forward": forward, "backward": backward, "parameters": gradients}
+                for part, recorded in parts.items():
+                    said["not_finite"] += [[part, name] for name in not_finite(recorded)]
+                    if index == 0 and part in said:
+                        said[part] = list(recorded)
+                    save_file(recorded, place / f"{part}-{index}.safetensors")
+                for parameter in step.model.parameters():
+                    parameter.grad = None
+        finally:
+            watch.close()
+        return said
+
+    def losses(self, steps: int) -> list[float]:
+        """Train, and return the loss of each step."""
+        step = self._build()
+        return [float(step(batch_of(step.workload, index)).detach()) for index in range(steps)]
+
+    def ops(self, path: str, module: str, *, backward: bool) -> list[str]:
+        """Write the output of each op inside a module; return the ops in order."""
+        step = self._build()
+        mode = OpWatch()
+        with within(_module(step.model, module), mode, backward=backward):
+            _quietly(step, batch_of(step.workload, 0))
+        save_file({f"{at:06d}": tensor for at, (_, tensor) in enumerate(mode.found)}, Path(path))
+        return [name for name, _ in mode.found]
+
+    def hunt(self, steps: int) -> dict[str, Any] | None:
+        """Return the first op of `steps` training steps that made a NaN or an infinity."""
+        step = self._build()
+        for index in range(steps):
+            batch = batch_of(step.workload, index)
+            with naming(step.model) as running:
+                try:
+                    with NonFiniteWatch():  # type: ignore[no-untyped-call]
+                        step(batch)
+                except NonFinite as found:
+                    return {
+                        "step": index,
+                        "op": found.op,
+                        "kind": found.kind,
+                        "inputs": found.inputs,
+                        "module": running[-1] if running else "",
+                        "part": "forward" if running else "backward or update",
+                        "place": user_place(found) or "",
+                    }
+        return None
+
+    def save_module(self, path: str, module: str) -> bool:
+        """Save a module with the inputs of its first call; return False if it cannot be pickled."""
+        step = self._build()
+        found = _module(step.model, module)
+        calls: list[tuple[Any, Any]] = []
+
+        def keep(_: nn.Module, arguments: Any, named: Any) -> None:
+            if not calls:
+                calls.append((_copied(arguments), _copied(named)))
+
+        handle = found.register_forward_pre_hook(keep, with_kwargs=True)
+        try:
+            _quietly(step, batch_of(step.workload, 0))
+        finally:
+            handle.remove()
+        for parameter in step.model.parameters():
+            parameter.grad = None
+        if not calls:
+            return False
+        arguments, named = calls[0]
+        try:
+            torch.save({"module": found.cpu(), "args": arguments, "kwargs": named}, path)
+        except Exception:  # pickling runs code of any class
+            return False
+        return True
+
+    def _build(self) -> Any:
+        torch.manual_seed(int(self._options.get("seed", 0)))
+        workload = load(self._spec, **self._options)
+        self._weights = {name: _digest(one) for name, one in workload.model.named_parameters()}
+        if self._double:
+            written = {**workload.as_written().model_dump(), **self._changes}
+            config = StepConfig.model_validate(
+                {**written, "precision": "fp32", "compile_mode": None}
+            )
+            return build_step(_in_double(workload), config)
+        return build(workload, self._changes, self._recipe)
+
+
+def _quietly(step: Any, batch: Any) -> Tensor:
+    """Run forward and backward without torch's warnings about hooks."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found: Tensor = step.forward_backward(batch)
+    return found.detach()
+
+
+def _in_double(workload: Workload) -> Workload:
+    """Return the workload with weights and batches of fp64."""
+    loss = workload.loss
+
+    def double_loss(model: nn.Module, batch: Any) -> Tensor:
+        return loss(model, _mapped(batch, lambda one: one.double()))
+
+    workload.model.double()
+    return replace(workload, loss=double_loss)
+
+
+def _mapped(value: Any, change: Any) -> Any:
+    """Change the floating tensors of a batch."""
+    if isinstance(value, Tensor):
+        return change(value) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {name: _mapped(one, change) for name, one in value.items()}
+    if isinstance(value, tuple | list) and type(value) in (tuple, list):
+        return type(value)(_mapped(one, change) for one in value)
+    return value
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().cpu().clone()
+    if isinstance(value, dict):
+        return {name: _copied(one) for name, one in value.items()}
+    if isinstance(value, tuple | list) and type(value) in (tuple, list):
+        return type(value)(_copied(one) for one in value)
+    return value
+
+
+def _module(model: nn.Module, name: str) -> nn.Module:
+    return model if name == ROOT else model.get_submodule(name)
+
+
+def _digest(tensor: Tensor) -> str:
+    raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(raw).hexdigest()[:16]

@@ -1,0 +1,209 @@
+"""Write a script that shows a divergence with one module and its saved inputs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from ratchet import files
+from ratchet.errors import RatchetError
+from ratchet.guard.compare.sides import WorkloadSide
+from ratchet.guard.numerics.divergence import NumericsReport
+from ratchet.guard.numerics.find import Finder
+from ratchet.workloads.names import is_user_spec, user_file
+
+SCRIPT, REPORT = "reproduce.py", "numerics.json"
+BASELINE, CHANGED = "baseline.pt", "changed.pt"
+REPRODUCED: Final = 1
+LIMIT_S = 600.0
+
+TEMPLATE = '''"""{title}
+
+Runs one module on saved inputs: the code it is held against, and the changed code, each against
+fp64. Needs torch{needs}. Exit code 1: the changed code errs more than its dtype explains.
+"""
+
+import contextlib
+import copy
+import pathlib
+import sys
+
+import torch
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+COMPILE_MODE = {compile_mode!r}
+PRECISION = {precision!r}
+LEAST = 1e-4  # two honest fp32 results differ by less
+
+
+def tensors(value):
+    if isinstance(value, torch.Tensor):
+        return [value] if value.is_floating_point() else []
+    values = value.values() if isinstance(value, dict) else value
+    return [t for one in values for t in tensors(one)] if isinstance(values, (list, tuple)) or (
+        isinstance(value, dict)
+    ) else []
+
+
+def mapped(value, change):
+    if isinstance(value, torch.Tensor):
+        return change(value) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {{name: mapped(one, change) for name, one in value.items()}}
+    if type(value) in (list, tuple):
+        return type(value)(mapped(one, change) for one in value)
+    return value
+
+
+def run(saved, *, double=False, compile_mode=None):
+    """Return the outputs, the gradients of the inputs and those of the weights."""
+    module = copy.deepcopy(saved["module"])
+    module = module.double() if double else module
+    fresh = lambda t: (t.double() if double else t).clone().requires_grad_()
+    arguments, named = mapped((saved["args"], saved["kwargs"]), fresh)
+    autocast = PRECISION == "bf16_autocast" and not double
+    context = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
+    if compile_mode is not None:
+        module.compile(mode=None if compile_mode == "default" else compile_mode)
+    with context:
+        outputs = tensors(module(*arguments, **named))
+    generator = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(o.shape, generator=generator).to(o.dtype) for o in outputs]
+    torch.autograd.backward(outputs, gradients)
+    found = {{f"output {{at}}": one for at, one in enumerate(outputs)}}
+    for at, one in enumerate(tensors((arguments, named))):
+        if one.grad is not None:
+            found[f"gradient of input {{at}}"] = one.grad
+    for name, one in module.named_parameters():
+        if one.grad is not None:
+            found[f"gradient of {{name}}"] = one.grad
+    return {{name: one.detach().double() for name, one in found.items()}}
+
+
+def error(one, exact):
+    return float((one - exact).norm() / exact.norm().clamp_min(1e-300))
+
+
+def main():
+    torch.manual_seed(0)
+    before = torch.load(HERE / "{baseline}", weights_only=False)
+    after = torch.load(HERE / "{changed}", weights_only=False)
+    after["args"], after["kwargs"] = before["args"], before["kwargs"]
+    exact, usual = run(before, double=True), run(before)
+    new = run(after, compile_mode=COMPILE_MODE)
+    wrong = False
+    for name in exact:
+        if name not in new:
+            continue
+        was, now = error(usual[name], exact[name]), error(new[name], exact[name])
+        bad = not now <= max(2 * was, LEAST)
+        wrong = wrong or bad
+        mark = "  <-- differs" if bad else ""
+        print(f"{{name}}: error {{now:.2e}}, baseline {{was:.2e}}{{mark}}")
+    print("reproduced" if wrong else "not reproduced: the module alone agrees")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+'''
+
+
+def write_script(finder: Finder, report: NumericsReport, side: WorkloadSide, folder: Path
+                 ) -> NumericsReport:  # fmt: skip
+    """Write the script, the saved modules and the report to `folder`, and run the script once.
+
+    Without a divergence in one module, or if the module cannot be pickled, only the report is
+    written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    found = report.divergence
+    alone = found is not None and found.part in ("forward", "backward", "parameters")
+    if found is None or not alone or side.recipe is not None:
+        return _written(report, folder)
+    module = found.module.partition("#")[0]
+    if found.part == "parameters":
+        module = module.rpartition(".")[0] or module
+    try:
+        saved = all(
+            _save(finder, name, folder / file, module)
+            for name, file in (("base", BASELINE), (found.side, CHANGED))
+        )
+    except RatchetError as error:
+        report = replace(report, warnings=(*report.warnings, f"no script: {error}"))
+        saved = False
+    if not saved:
+        said = f"no script: {found.kind} or its inputs cannot be pickled"
+        return _written(replace(report, warnings=(*report.warnings, said)), folder)
+    own = is_user_spec(side.workload)
+    if own:
+        shutil.copy(user_file(side.workload), folder)
+    text = TEMPLATE.format(
+        title=headline(report),
+        needs=_needs(side.workload),
+        compile_mode=side.changes.get("compile_mode"),
+        precision=side.changes.get("precision") or side.options.get("precision") or "fp32",
+        baseline=BASELINE,
+        changed=CHANGED,
+    )
+    files.write_whole(folder / SCRIPT, text.encode())
+    return _written(replace(report, reproduces=_reproduces(folder)), folder)
+
+
+def headline(report: NumericsReport) -> str:
+    """Say what was found in one line."""
+    found, broken = report.divergence, report.not_finite
+    if broken is not None:
+        where = f" in {broken.module}" if broken.module else ""
+        op = broken.op or "compiled code"
+        when = f"{broken.part}, step {broken.step}"
+        return f"{broken.side} makes {broken.kind}: first by {op}{where} ({when})"
+    if found is None:
+        return "no divergence: B agrees with A as far as its dtype allows"
+    what = {
+        "weights": "starts with other weights",
+        "forward": "computes another output",
+        "backward": "computes another gradient of its input",
+        "parameters": "has another gradient",
+        "losses": "has another loss",
+    }[found.part]
+    kind = f" ({found.kind})" if found.kind else ""
+    return f"{found.side} diverges first at {found.module}{kind}: it {what}"
+
+
+def _save(finder: Finder, name: str, path: Path, module: str) -> bool:
+    with finder.recorder(name) as arm:
+        return bool(arm.call("save_module", path=str(path), module=module))
+
+
+def _needs(workload: str) -> str:
+    if is_user_spec(workload):
+        return ", and what the file beside it imports"
+    return " and transformers" if workload.startswith("hf:") else " and torch-ratchet"
+
+
+def _reproduces(folder: Path) -> bool | None:
+    """Run the script; None if it fails."""
+    command = [sys.executable, str(folder.absolute() / SCRIPT)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    said = done.stdout.decode(errors="replace")
+    if "reproduced" not in said:
+        return None
+    return done.returncode == REPRODUCED
+
+
+def _written(report: NumericsReport, folder: Path) -> NumericsReport:
+    report = replace(report, folder=str(folder))
+    document: Mapping[str, Any] = report.as_json()
+    files.write_whole(folder / REPORT, f"{json.dumps(document, indent=2)}\n".encode())
+    return report

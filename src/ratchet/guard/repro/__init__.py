@@ -1,0 +1,1 @@
+"""A finding as a script of its own, with its environment and an issue for upstream."""

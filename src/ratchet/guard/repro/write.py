@@ -1,0 +1,206 @@
+"""Write a finding's script, its environment and an issue: `repro(id, folder)`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ratchet import files
+from ratchet.devices.probe import probe
+from ratchet.errors import GuardError
+from ratchet.files import why_not_new_folder
+from ratchet.guard.repro.environment import environment_lines, environment_report
+from ratchet.guard.repro.scripts import COMMAND_SCRIPT, RATCHET_SCRIPT, VERDICT_SCRIPT
+from ratchet.ledger import Ledger, RecordedTurn
+
+LEAST_ID = 6
+SCRIPT, ISSUE, ENVIRONMENT = "reproduce.py", "issue.md", "environment.json"
+NUMERICS_FILES = ("*.pt", "*.py", "*.json")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reproduction:
+    """What was written."""
+
+    kind: str
+    """`comparison`, `numerics` or `verdict`."""
+    title: str
+    folder: Path
+    written: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "title": self.title,
+            "folder": str(self.folder),
+            "files": list(self.written),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Finding:
+    """A finding, as text for an issue and files to write."""
+
+    kind: str
+    title: str
+    facts: tuple[str, ...]
+    """Lines of Markdown: what was expected and what happened."""
+    texts: Mapping[str, str]
+    copied: tuple[Path, ...] = ()
+
+
+def repro(named: str, out: Path, *, ledger: str | os.PathLike[str] | None = None) -> Reproduction:
+    """Write a script, an environment report and an issue for a finding in the ledger.
+
+    `named` is the start of a comparison's identity or of a kernel's hash. GuardError if the ledger
+    holds none, or several.
+    """
+    if re.fullmatch(r"[0-9a-f]+", named) is None or len(named) < LEAST_ID:
+        raise GuardError(
+            f"{named!r} is no identity: give at least {LEAST_ID} hex digits of one that "
+            "`ratchet compare` printed, or of a kernel's hash"
+        )
+    if why := why_not_new_folder(out):
+        raise GuardError(f"--out {out} {why}: name a folder")
+    with Ledger.open(ledger) as book:
+        found = _find(book, named)
+    environment = environment_report(probe("cpu"))
+    texts = {
+        **found.texts,
+        ENVIRONMENT: f"{json.dumps(environment, indent=2)}\n",
+        ISSUE: _issue(found, environment_lines(environment)),
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    for path in found.copied:
+        if path.resolve() != (out / path.name).resolve():
+            shutil.copy(path, out)
+    for name, text in texts.items():
+        files.write_whole(out / name, text.encode())
+    written = sorted({*texts, *(path.name for path in found.copied)})
+    return Reproduction(kind=found.kind, title=found.title, folder=out, written=tuple(written))
+
+
+def _find(book: Ledger, named: str) -> _Finding:
+    turns = [one for one in book.turns_named(named) if one.command in ("compare", "numerics")]
+    verdicts = book.verdicts_named(named)
+    hashes = {one["kernel_hash"] for one in verdicts}
+    if len(turns) + len(hashes) > 1:
+        raise GuardError(f"{named!r} names {len(turns) + len(hashes)} findings: give more digits")
+    if turns:
+        result = book.result_of(turns[0].turn)
+        if result is None:
+            raise GuardError(f"comparison {named} did not finish: there is nothing to reproduce")
+        return _numerics(result) if turns[0].command == "numerics" else _timed(turns[0], result)
+    if not verdicts:
+        raise GuardError(
+            f"the ledger {book.place} holds no comparison and no kernel {named!r}: use the "
+            "ledger that it was made with (--ledger)"
+        )
+    return _judged(book, verdicts[-1])
+
+
+def _timed(turn: RecordedTurn, result: Mapping[str, Any]) -> _Finding:
+    asked = turn.payload
+    facts = [f"- A (baseline): `{result['baseline']}`", f"- B (new): `{result['new']}`"]
+    for one in result["metrics"]:
+        facts.append(
+            f"- {one['metric']['name']}: {one['answer']}, A / B {one['ratio']:.4f} "
+            f"({one['low']:.4f} to {one['high']:.4f} at {one['confidence']:.1%}; A/A floor "
+            f"{one['floor']['low']:.4f} to {one['floor']['high']:.4f}), {one['pairs']} pairs in "
+            f"{one['launches']} launches"
+        )
+    for row in (result.get("traces") or {}).get("slower", [])[:5]:
+        facts.append(
+            f"- `{row['op']}` in `{row['module']}`: {row['baseline_s'] * 1e3:.3f} ms, then "
+            f"{row['new_s'] * 1e3:.3f} ms a step"
+        )
+    plain = asked["command"] and not any((*asked["revisions"], *asked["pythons"]))
+    if plain and not asked["printed"]:
+        text = COMMAND_SCRIPT.format(commands=list(asked["command"]), folder=asked["folder"])
+    else:
+        text = RATCHET_SCRIPT.format(words=_words(asked), folder=asked["folder"])
+    percent = (1 / result["metrics"][0]["ratio"] - 1) if result["metrics"] else 0.0
+    title = f"{result['answer']}: {result['new']} against {result['baseline']} ({percent:+.1%})"
+    return _Finding(kind="comparison", title=title, facts=tuple(facts), texts={SCRIPT: text})
+
+
+def _words(asked: Mapping[str, Any]) -> list[str]:
+    """Return the words of the command that was asked."""
+    words = ["compare", *asked["workloads"]]
+    pairs = (("", asked["modes"]), ("rev-", asked["revisions"]), ("python-", asked["pythons"]))
+    for start, both in pairs:
+        for side, value in zip("ab", both, strict=True):
+            words += [f"--{start}{side}", value] if value else []
+    words += ["--setup", asked["setup"]] if asked["setup"] else []
+    words += ["--printed"] if asked["printed"] else []
+    words += [word for name in asked["higher"] for word in ("--higher", name)]
+    words += ["--fail-if-slower", asked["fail_if_slower"]]
+    for name, value in asked["options"].items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
+    return words + (["--", *asked["command"]] if asked["command"] else [])
+
+
+def _numerics(result: Mapping[str, Any]) -> _Finding:
+    found, broken = result["divergence"], result["not_finite"]
+    if found is None and broken is None:
+        raise GuardError("this comparison found no divergence: there is nothing to reproduce")
+    if broken is not None:
+        title = f"{broken['op'] or 'compiled code'} makes {broken['kind']} in {broken['module']}"
+        facts = [f"- inputs: {'; '.join(broken['inputs'])}", f"- at: {broken['place'] or '-'}"]
+    else:
+        title = f"{found['module']} ({found['kind']}) diverges in its {found['part']}"
+        facts = [
+            f"- error against {result['oracle']}: {found['error']:.3e}",
+            f"- explained by the dtype: {found['allowed_error']:.3e} (baseline "
+            f"{found['baseline_error']:.3e})",
+            f"- scale: {found['scale']:+.3e}",
+        ]
+        if found["op"] is not None:
+            op = found["op"]
+            facts.append(f"- first op: `{op['op']}`, number {op['index']} of the module")
+    facts = [f"- A: `{result['titles'][0]}`", f"- B: `{result['titles'][1]}`", *facts]
+    folder = Path(result["folder"]) if result["folder"] else None
+    copied = [p for pattern in NUMERICS_FILES for p in folder.glob(pattern)] if folder else []
+    texts = {} if any(path.name == SCRIPT for path in copied) else {"numerics.json": json.dumps(
+        result, indent=2)}  # fmt: skip
+    return _Finding(
+        kind="numerics", title=title, facts=tuple(facts), texts=texts, copied=tuple(copied)
+    )
+
+
+def _judged(book: Ledger, verdict: Mapping[str, Any]) -> _Finding:
+    kernel, problem = book.kernel(verdict["kernel_hash"]), book.problem(verdict["problem_hash"])
+    if kernel is None or problem is None:
+        raise GuardError(f"the ledger lacks the source of kernel {verdict['kernel_hash'][:12]}")
+    document = {"kernel": kernel, "problem": problem}
+    text = VERDICT_SCRIPT.format(
+        title=f"{kernel['name']} for {problem['name']}",
+        status=verdict["status"],
+        document=json.dumps(document),
+    )
+    facts = [
+        f"- kernel: `{kernel['name']}` ({kernel['language']}, {verdict['kernel_hash'][:12]})",
+        f"- problem: `{problem['name']}`",
+        f"- verdict: `{verdict['status']}`",
+        *([f"- why: {verdict['reason']}"] if verdict.get("reason") else []),
+    ]
+    title = f"{kernel['name']} is {verdict['status']} for {problem['name']}"
+    return _Finding(kind="verdict", title=title, facts=tuple(facts), texts={SCRIPT: text})
+
+
+def _issue(found: _Finding, environment: list[str]) -> str:
+    script = [f"`python {SCRIPT}` shows it."] if SCRIPT in found.texts or found.copied else []
+    source = found.texts.get(SCRIPT) if found.kind == "comparison" else None
+    code = ["", "```python", source.rstrip(), "```"] if source else []
+    parts = [
+        f"# {found.title}", "", "## What was measured", *found.facts, "", "## To reproduce",
+        *(script or ["The report lies beside this file."]), *code, "", "## Environment",
+        *environment, "",
+    ]  # fmt: skip
+    return "\n".join(parts)
