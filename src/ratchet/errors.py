@@ -12,6 +12,7 @@ RatchetError                 one line: the value, the rule, the remedy; the CLI 
 ├── LedgerError              a ledger that is locked, read-only, full or from a newer schema
 ├── EndpointError            a language model that cannot be asked: its key, its endpoint
 ├── KnowledgeError           documents that cannot be indexed or searched
+├── LearnError               a corpus, a model or a run of learning that cannot be used
 ├── GraphError               a pattern that cannot be installed in this graph
 ├── TraceError               a profiler trace that cannot be read, or two that cannot be compared
 └── RecipeError              a recipe that is damaged, or from another device or version
@@ -73,6 +74,10 @@ class KnowledgeError(RatchetError):
 
 class GraphError(RatchetError):
     """A pattern cannot be installed in this graph."""
+
+
+class LearnError(RatchetError):
+    """A corpus, a model, a policy or a run's folder cannot be used for learning."""
 
 
 class TraceError(RatchetError):

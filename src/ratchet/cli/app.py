@@ -67,6 +67,7 @@ def _register() -> None:
         inspect,
         judge,
         knowledge,
+        learn,
         optimize,
         trace,
         write,
