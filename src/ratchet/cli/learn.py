@@ -46,7 +46,7 @@ Text = Annotated[
 ModelName = Annotated[
     str, typer.Option(metavar="NAME", help="Causal language model; default: a small Llama.")
 ]
-Size = Annotated[str, typer.Option(help="Size of the small Llama: 1m, 2m, 4m, 10m or 20m.")]
+Size = Annotated[str, typer.Option(help="Size of the small Llama: tiny, 1m, 2m, 4m, 10m or 20m.")]
 AnswerName = Annotated[
     str, typer.Option("--answers", metavar="schedule|source", help="What the model writes.")
 ]
@@ -108,7 +108,6 @@ def corpus(
     from ratchet.learn.files import check_out
 
     check_out(out)
-    _quiet()
     import msgspec
 
     from ratchet.learn.corpus import build_corpus, write_corpus
@@ -270,7 +269,6 @@ def evaluate(
     """Show how good a policy's answers are on unseen families."""
     config = _config(seed=seed, device=device)
     _, held = _split(None, unseen, per_family, seed)
-    _quiet()
     import msgspec
 
     from ratchet.learn import evaluate as judged
@@ -311,7 +309,6 @@ def serve(
     debug: Debug = False,
 ) -> None:
     """Serve a policy as an OpenAI-compatible endpoint on 127.0.0.1."""
-    _quiet()
     from ratchet.learn.models import load_policy
     from ratchet.learn.serve import PolicyServer
 
@@ -379,7 +376,6 @@ def loop(
     from ratchet.learn.files import check_out, refresh_page, write_report
 
     check_out(out)
-    _quiet()
     from ratchet.authors.fleet import check_ledger, open_judge
     from ratchet.cli.write import _command
     from ratchet.learn.loop import Loop, LoopOptions, check_rounds
@@ -455,7 +451,6 @@ def _opened(
 
     found = read_corpus(corpus or out.parent / "corpus")
     check_out(out)
-    _quiet()
     from ratchet.learn.files import refresh_page
     from ratchet.report.learn_page import render_learn_page
     from ratchet.report.learn_progress import told
@@ -550,14 +545,3 @@ def _deadline(minutes: float | None) -> float | None:
     if minutes <= 0:
         raise LearnError(f"--minutes {minutes:g} is no time: give more than 0")
     return time.monotonic() + 60 * minutes
-
-
-def _quiet() -> None:
-    """Keep transformers' progress bars and advice off the terminal."""
-    import os
-
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()

@@ -16,6 +16,7 @@ OnForgetting = Literal["raise", "stop"]
 Rival = Literal["eager", "compile"]
 
 SIZES: Final[dict[str, tuple[int, int]]] = {
+    "tiny": (64, 2),
     "1m": (128, 4),
     "2m": (192, 4),
     "4m": (256, 4),

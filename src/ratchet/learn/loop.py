@@ -326,6 +326,9 @@ class Loop:
     def _restore(self) -> None:
         """Take up a loop that was killed or ended, from its finished rounds."""
         path = self.out / STATE
+        fresh, policy = self.out / "policy.new", self.out / "policy"
+        if is_whole(fresh) and not policy.exists():  # killed between two renames
+            fresh.rename(policy)
         if not path.exists():
             return
         try:

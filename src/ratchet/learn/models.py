@@ -51,9 +51,22 @@ class Policy:
         return found
 
 
+def quiet() -> None:
+    """Keep transformers' progress bars and advice off the terminal."""
+    import os
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
 def small_llama(config: LearnConfig, tokenizer: Any) -> Any:
     """Return a Llama with random weights that `config.seed` decides."""
     from transformers import LlamaConfig, LlamaForCausalLM
+
+    quiet()
 
     width, layers = SIZES[config.size]
     with torch.random.fork_rng(devices=[]):
@@ -83,6 +96,7 @@ def load_model(name: str, *, device: str = "cpu", training: bool = True) -> tupl
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+    quiet()
     what = f"the model {name!r}"
     try:
         shape = AutoConfig.from_pretrained(name)
