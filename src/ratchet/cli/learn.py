@@ -97,6 +97,9 @@ def corpus(
     answers: AnswerName = "schedule",
     language: LanguageName = "cpp",
     draws: Annotated[int, typer.Option(min=0, help="Triples to draw for each problem.")] = 24,
+    device: Annotated[
+        str, typer.Option("--device", metavar="NAME", help="Device whose verdicts count.")
+    ] = "cpu",
     seed: Seed = 0,
     ledger: LedgerUrl = None,
     as_json: Json = False,
@@ -110,6 +113,7 @@ def corpus(
     check_out(out)
     import msgspec
 
+    from ratchet.devices.probe import probe
     from ratchet.learn.corpus import build_corpus, write_corpus
     from ratchet.learn.languages import language_of
     from ratchet.learn.tasks import make_tasks
@@ -121,6 +125,7 @@ def corpus(
             held,
             language_of(config.answers, config.language),
             ledger=book,
+            here=book.here(probe(device)),
             texts=text or (),
             draws=draws,
             seed=seed,

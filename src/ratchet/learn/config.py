@@ -91,7 +91,18 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check(self.size in SIZES, "size", self.size, ", ".join(SIZES))
         _check(self.answers in ("schedule", "source"), "answers", self.answers, "schedule, source")
         _check(self.language in ("cpp", "triton"), "language", self.language, "cpp, triton")
-        _check(self.reward in ("milestones", "log", "raw"), "reward", self.reward, "milestones...")
+        _check(
+            self.reward in ("milestones", "log", "raw"),
+            "reward",
+            self.reward,
+            "milestones, log, raw",
+        )
+        _check(
+            self.on_forgetting in ("raise", "stop"),
+            "on-forgetting",
+            self.on_forgetting,
+            "raise, stop",
+        )
         _check(0 <= self.replay < 0.9, "replay", self.replay, "0% to 90%")
         _check(self.max_forgetting > 0, "max-forgetting", self.max_forgetting, "more than 0 nats")
         _check(self.cap > 1, "cap", self.cap, "more than 1")

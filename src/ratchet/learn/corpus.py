@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -19,6 +19,7 @@ from ratchet.files import why_not_new_folder, write_whole
 from ratchet.learn.languages import AnswerLanguage, loop_summary, schedule_text
 from ratchet.learn.tasks import LearnTask
 from ratchet.ledger.store import Ledger
+from ratchet.ledger.tables import Fingerprint
 from ratchet.workloads.text import file_text, standard_library_text
 
 EXAMPLES, TEXT, CARD = "examples.jsonl", "replay.jsonl", "card.json"
@@ -75,18 +76,19 @@ def build_corpus(
     language: AnswerLanguage,
     *,
     ledger: Ledger | None,
+    here: Fingerprint | None = None,
     texts: Sequence[Path] = (),
     draws: int = 24,
     seed: int = 0,
 ) -> Corpus:
     """Return the corpus of these problems: their ledger's best, and `draws` triples of each.
 
-    Whatever an unseen family's problem taught the ledger stays out.
+    Only what the device and software `here` measured counts. Whatever an unseen family's problem taught the ledger stays out.
 
     Raises:
         LearnError: no examples at all, or replay text that cannot be read.
     """
-    known = [] if ledger is None else _ledger_answers(ledger)
+    known = [] if ledger is None else ledger.writing_answers(fingerprint=here)
     seen: set[str] = set()
     examples: list[Example] = []
     duplicates = 0
@@ -179,14 +181,9 @@ def read_corpus(folder: Path) -> Corpus:
     )
 
 
-def _ledger_answers(ledger: Ledger) -> list[dict[str, object]]:
-    """Return every screening and verdict of writing runs, as plain rows."""
-    return list(ledger.writing_answers())
-
-
 def _best(
     task: LearnTask,
-    rows: Sequence[dict[str, object]],
+    rows: Sequence[dict[str, Any]],
     language: AnswerLanguage,
     ledger: Ledger | None,
 ) -> Iterator[Example]:
@@ -213,12 +210,12 @@ def _best(
 
 
 def _answer(
-    task: LearnTask, row: dict[str, object], language: AnswerLanguage, ledger: Ledger | None
+    task: LearnTask, row: dict[str, Any], language: AnswerLanguage, ledger: Ledger | None
 ) -> str | None:
     """Return a row's kernel as an answer; None if this language cannot say it."""
     if language.name == "schedule":
         pairs = row.get("schedule") or ()
-        schedule = tuple(sorted((str(one[0]), str(one[1])) for one in pairs))  # type: ignore[attr-defined]
+        schedule = tuple(sorted((str(one[0]), str(one[1])) for one in pairs))
         text = schedule_text(schedule)
         return text if language.read(task, text).kernel is not None else None
     found = None if ledger is None else ledger.kernel(str(row["kernel_hash"]))
@@ -244,14 +241,14 @@ def _generated(
         )
 
 
-def _failures(task: LearnTask, rows: Iterable[dict[str, object]]) -> list[str]:
+def _failures(task: LearnTask, rows: Iterable[dict[str, Any]]) -> list[str]:
     """Return a document for each failure, with the judge's evidence."""
     found = []
     for row in rows:
         if row["status"] in FAILED:
             pairs = row.get("schedule") or ()
-            schedule = schedule_text(tuple((str(a), str(b)) for a, b in pairs))  # type: ignore[attr-defined]
-            evidence = " ".join(map(str, row.get("evidence") or ()))  # type: ignore[call-overload]
+            schedule = schedule_text(tuple((str(a), str(b)) for a, b in pairs))
+            evidence = " ".join(map(str, row.get("evidence") or ()))
             found.append(
                 f"{loop_summary(task)}\n{schedule}\nThe judge: {row['status']}, "
                 f"{row['reason']} {evidence}"[:2000]

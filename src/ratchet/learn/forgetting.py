@@ -12,7 +12,10 @@ from torch.nn import functional as F
 from ratchet.learn.replay import TextWindows
 
 WINDOWS = 16
-"""Windows that are measured."""
+"""Windows that are measured, at most."""
+NUMBERS = 100_000_000
+"""Log-probabilities of the base model that are kept, at most: large vocabularies get fewer
+windows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +36,8 @@ class Memory:
     """The base model's predictions on held-out text, to compare a later model with."""
 
     def __init__(self, base: Any, held_out: TextWindows) -> None:
-        self._windows = held_out.first(WINDOWS)
+        each = held_out.length * base.get_input_embeddings().weight.shape[0]
+        self._windows = held_out.first(max(1, min(WINDOWS, NUMBERS // each)))
         self._base = _predicted(base, self._windows)
         self._loss, _ = _read(self._base, self._windows)
 

@@ -36,12 +36,14 @@ ROUND: Final = "learn_round"
 """Kind of the evidence that the ledger keeps of each round."""
 FIRST: Final[dict[str, float]] = {"pretrain": 0.15, "sft": 0.1, "eval": 0.1}
 """Shares of the whole budget of the first policy's stages."""
-EACH: Final[dict[str, float]] = {"write": 0.25, "sft": 0.15, "grpo": 0.4, "eval": 0.2}
-"""Shares of a round's budget."""
+EACH: Final[dict[str, float]] = {"write": 0.25, "sft": 0.15, "grpo": 0.4}
+"""Shares of a round's budget; the rest is for its evaluation."""
 WRITTEN: Final = 6
 """Kernels that the authors write for a problem in a turn."""
-HELD_OUT: Final = 6
-"""Answers to each held-out problem."""
+HELD_OUT: Final = (12, 48)
+"""Answers to held-out problems, at least and at most."""
+ANSWERED_S: Final = 2.5
+"""Guess of what judging one takes, to decide how many there are."""
 TOLD_EVERY_S: Final = 2.0
 
 
@@ -81,6 +83,10 @@ class Loop:
     _bench: ScreeningBench = field(init=False)
     _train: list[LearnTask] = field(default_factory=list)
     _unseen: list[LearnTask] = field(default_factory=list)
+    _answers: int = 4
+    """To each held-out problem."""
+    _eval_s: float = 0.0
+    """Seconds that the last evaluation took."""
 
     @property
     def spent_s(self) -> float:
@@ -95,6 +101,7 @@ class Loop:
             self._say("reading the problems")
             self._train = make_tasks(self.options.train, language=self.config.language)
             self._unseen = make_tasks(self.options.unseen, language=self.config.language)
+            self._unseen = self._held_out()
             if not self._train or not self._unseen:
                 raise LearnError(
                     "the generator writes none of these problems: give other --families or --unseen"
@@ -126,6 +133,13 @@ class Loop:
 
     # --- the parts of a round
 
+    def _held_out(self) -> list[LearnTask]:
+        """Return the held-out problems of every round: as many as the budget can judge."""
+        room = FIRST["eval"] * self.options.budget_s / ANSWERED_S
+        kernels = int(min(max(room, HELD_OUT[0]), HELD_OUT[1]))
+        self._answers = 4 if kernels < 24 else 6
+        return self._unseen[: max(2, kernels // self._answers)]
+
     def _base(self) -> Policy:
         folder = self.out / "base"
         if is_whole(folder):
@@ -156,7 +170,7 @@ class Loop:
             deadline=self._until(FIRST["sft"] * self.options.budget_s),
             follow=self._follow("round 0: sft"),
         )
-        found = self._evaluate(done.policy, FIRST["eval"] * self.options.budget_s)
+        found = self._evaluate(done.policy)
         self._keep(done, "the first policy", found, corpus, began, before, kept=True)
 
     def _round(self, number: int, base: Policy) -> None:
@@ -185,10 +199,13 @@ class Loop:
             self._train,
             self._bench,
             folder / "grpo",
-            deadline=self._until(share_s * EACH["grpo"]),
+            deadline=min(
+                self._until(share_s * EACH["grpo"]),
+                self._until(share_s - (self.spent_s - began) - self._eval_s),
+            ),
             follow=self._follow(f"round {number}: grpo"),
         )
-        found = self._evaluate(done.policy, share_s * EACH["eval"])
+        found = self._evaluate(done.policy)
         standing = next(one.evaluation for one in reversed(self.rows) if one.kept)
         forgot = done.trained.forgetting
         if forgot > self.config.max_forgetting:
@@ -229,12 +246,14 @@ class Loop:
         turn = (number - 1) * 3 % max(1, len(order))
         return order[turn:] + order[:turn]
 
-    def _evaluate(self, policy: Policy, seconds: float) -> Evaluation:
+    def _evaluate(self, policy: Policy) -> Evaluation:
         """Return how good a policy is on the held-out problems, always the same ones."""
         self._say("evaluating on held-out problems")
-        del seconds  # the same answers in every round, whatever they take
-        wanted = Wanted(answers=HELD_OUT, seed=self.config.seed)
-        return evaluate(policy_drawer(policy), self._unseen, self._bench, self.config, wanted)
+        began = time.monotonic()
+        wanted = Wanted(answers=self._answers, seed=self.config.seed)
+        found = evaluate(policy_drawer(policy), self._unseen, self._bench, self.config, wanted)
+        self._eval_s = time.monotonic() - began
+        return found
 
     def _keep(
         self,
@@ -285,6 +304,7 @@ class Loop:
             self.options.unseen,
             language_of(self.config.answers, self.config.language),
             ledger=self.judge.ledger,
+            here=self.judge.fingerprint,
             texts=self.options.texts,
             seed=self.config.seed,
         )

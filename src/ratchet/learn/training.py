@@ -30,6 +30,8 @@ from ratchet.learn.replay import ReplayDebt, TextWindows
 from ratchet.learn.trackers import Trackers
 
 WARM_UP: Final = 20
+HALF: Final = 0.5
+"""Part of a step that must fit before the deadline, by the step before it."""
 MOST_REPLAY: Final = 0.5
 LEAST_REPLAY: Final = 0.01
 
@@ -117,11 +119,12 @@ def train(
     forgetting = next(
         (float(one["forgetting"]) for one in reversed(curve.rows) if "forgetting" in one), 0.0
     )
-    stopped = "done"
+    stopped, step_s = "done", 0.0
     model.train()
     with Trackers(folder, config) as trackers:
         for step in range(progress.step, config.steps):
-            if deadline is not None and time.monotonic() > deadline:
+            now = time.monotonic()
+            if deadline is not None and now + HALF * step_s > deadline:
                 stopped = "budget"
                 break
             row: Row = {"step": step, "replay": debt.share}
@@ -143,6 +146,7 @@ def train(
                     else:
                         debt.share = min(MOST_REPLAY, max(LEAST_REPLAY, 2 * debt.share))
                         row["raised"] = debt.share
+            step_s = time.monotonic() - now
             row["spent_s"] = round(time.monotonic() - began, 3)
             curve.add(row)
             trackers.add(row)
