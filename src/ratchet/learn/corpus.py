@@ -83,7 +83,8 @@ def build_corpus(
 ) -> Corpus:
     """Return the corpus of these problems: their ledger's best, and `draws` triples of each.
 
-    Only what the device and software `here` measured counts. Whatever an unseen family's problem taught the ledger stays out.
+    Only what the device and software `here` measured counts. Whatever
+    an unseen family's problem taught the ledger stays out.
 
     Raises:
         LearnError: no examples at all, or replay text that cannot be read.
