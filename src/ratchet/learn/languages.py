@@ -18,7 +18,7 @@ from ratchet.authors.generator.form import Fold, Map, Matmul, Scan
 from ratchet.authors.generator.schedule import OPTIONS
 from ratchet.authors.generator.space import GeneratedSpace
 from ratchet.authors.generator.triton.schedule import TILE_OPTIONS
-from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.kernel import Kernel, Language
 from ratchet.learn.tasks import LearnTask
 
 TASK, ANSWER, END = "<task>", "<answer>", "<end>"
@@ -152,7 +152,7 @@ def language_of(answers: str, language: str) -> AnswerLanguage:
     return ScheduleLanguage() if answers == "schedule" else SourceLanguage(language)
 
 
-def _spoken(language: str):  # type: ignore[no-untyped-def]
+def _spoken(language: str) -> Language:
     from ratchet.authors.result import LANGUAGES
 
     return next(one for one in LANGUAGES if one == language)
@@ -184,11 +184,7 @@ def loop_summary(task: LearnTask) -> str:
 
 
 def _language(space: GeneratedSpace) -> str:
-    return (
-        "cpp"
-        if set(space.options) <= set(OPTIONS) and "programs" not in space.options
-        else ("triton")
-    )
+    return "triton" if "num_warps" in space.options else "cpp"
 
 
 def _power(size: int) -> int:

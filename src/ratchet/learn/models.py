@@ -161,6 +161,8 @@ def save_policy(folder: Path, policy: Policy) -> None:
     """
     import copy
 
+    from safetensors import SafetensorError
+
     model = policy.model
     if hasattr(model, "merge_and_unload"):
         model = copy.deepcopy(model).merge_and_unload()
@@ -170,9 +172,7 @@ def save_policy(folder: Path, policy: Policy) -> None:
         policy.tokenizer.save_pretrained(folder)
         text = json.dumps(msgspec.to_builtins(policy.card), indent=2) + "\n"
         write_whole(folder / CARD, text.encode())
-    except Exception as error:  # safetensors raises its own for a full disk
-        if not isinstance(error, OSError) and "rror" not in type(error).__name__:
-            raise
+    except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, by who writes
         reason = " ".join(str(error).split())[:160]
         raise LearnError(
             f"the policy cannot be written to {str(folder)!r} ({reason}): make room there; "
