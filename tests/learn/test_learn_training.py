@@ -168,3 +168,16 @@ def test_a_tokenizer_of_another_model_is_one_line(base_folder: Path, tmp_path: P
     path.write_text(json.dumps(document))
     with pytest.raises(LearnError, match="do not belong together"):
         load_policy(folder)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+def test_lora_trains_adapters_alone_and_saves_whole_weights(
+    material: Corpus, base_folder: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("peft")
+    config = SMALL.changed(steps=4, lora=4)
+    done = run_sft(config, tmp_path / "run", material, base_folder)
+    kept = torch.load(tmp_path / "run" / STATE, weights_only=True)["weights"]
+    assert kept and all("lora" in name for name in kept)
+    assert weights(done.policy).shape == weights(load_policy(base_folder)).shape
+    assert not torch.equal(weights(done.policy), weights(load_policy(base_folder)))
