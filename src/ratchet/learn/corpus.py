@@ -17,7 +17,7 @@ import msgspec
 from ratchet.errors import LearnError, WorkloadError
 from ratchet.files import why_not_new_folder, write_whole
 from ratchet.learn.languages import AnswerLanguage, loop_summary, schedule_text
-from ratchet.learn.tasks import LearnTask
+from ratchet.learn.tasks import LearnTask, by_family
 from ratchet.ledger.store import Ledger
 from ratchet.ledger.tables import Fingerprint
 from ratchet.workloads.text import file_text, standard_library_text
@@ -116,9 +116,6 @@ def build_corpus(
     held = max(1, round(HELD_OUT * len(documents)))
     if len(documents) < 2:
         raise LearnError("the replay text is one document: give a folder of several with --text")
-    train: dict[str, list[str]] = {}
-    for task in tasks:
-        train.setdefault(task.family, []).append(task.name)
     text, held_out = tuple(documents[held:]), tuple(documents[:held])
     hashes = {
         "examples": _digest(msgspec.json.encode(examples)),
@@ -131,7 +128,7 @@ def build_corpus(
         counts={**counts, "failures": len(failures), "documents": len(documents)},
         duplicates=duplicates,
         hashes=hashes,
-        train=train,
+        train=by_family(tasks),
         unseen=unseen,
         bytes=sum(len(one.encode()) for one in text),
     )

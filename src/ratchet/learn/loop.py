@@ -28,10 +28,12 @@ from ratchet.learn.languages import language_of
 from ratchet.learn.models import Policy, load_policy
 from ratchet.learn.result import LearnReport, RoundRow
 from ratchet.learn.stages import StageResult, grpo, is_whole, noted, pretrain, sft
-from ratchet.learn.tasks import LearnTask, Names, make_tasks
+from ratchet.learn.tasks import LearnTask, Names, by_family, first_tasks, make_tasks
 from ratchet.ledger.verdicts import RecordedJudge
 
-STATE: Final = "loop.json"
+STATE, PROBLEMS = "loop.json", "problems.json"
+READING: Final = 0.15
+"""Share of the budget that reading the problems may take."""
 ROUND: Final = "learn_round"
 """Kind of the evidence that the ledger keeps of each round."""
 FIRST: Final[dict[str, float]] = {"pretrain": 0.15, "sft": 0.1, "eval": 0.1}
@@ -99,9 +101,7 @@ class Loop:
         self._bench = ScreeningBench(self.judge, rival=self.config.rival)
         try:
             self._say("reading the problems")
-            self._train = make_tasks(self.options.train, language=self.config.language)
-            self._unseen = make_tasks(self.options.unseen, language=self.config.language)
-            self._unseen = self._held_out()
+            self._read()
             if not self._train or not self._unseen:
                 raise LearnError(
                     "the generator writes none of these problems: give other --families or --unseen"
@@ -132,6 +132,27 @@ class Loop:
         )
 
     # --- the parts of a round
+
+    def _read(self) -> None:
+        """Read the problems, for a share of the budget; a loop that goes on has the same ones."""
+        path, language = self.out / PROBLEMS, self.config.language
+        if path.exists():
+            kept = msgspec.json.decode(path.read_bytes(), type=dict[str, Names])
+            self._unseen = make_tasks(kept["unseen"], language=language)
+            self._train = make_tasks(kept["train"], language=language)
+        else:
+            until = time.monotonic() + READING * self.options.budget_s
+            self._unseen = first_tasks(self.options.unseen, language, least=2, until=until)
+            self._train = first_tasks(self.options.train, language, least=4, until=until)
+            names = {"train": by_family(self._train), "unseen": by_family(self._unseen)}
+            write_whole(path, msgspec.json.encode(names))
+        asked = sum(map(len, self.options.train.values()))
+        if len(self._train) < asked:
+            self.notes.append(
+                f"trained on {len(self._train)} of {asked} problems: the others take "
+                "longer to read than the budget allows, or have nothing to choose"
+            )
+        self._unseen = self._held_out()
 
     def _held_out(self) -> list[LearnTask]:
         """Return the held-out problems of every round: as many as the budget can judge."""

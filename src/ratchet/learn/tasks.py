@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -78,6 +80,31 @@ def make_tasks(names: Names, *, language: str = "cpp") -> list[LearnTask]:
     A problem with an op that the generator lacks, or with one schedule alone, is left out.
     """
     return list(tasks_of(((family, one) for family, own in names.items() for one in own), language))
+
+
+def first_tasks(names: Names, language: str, *, least: int, until: float) -> list[LearnTask]:
+    """Return the problems that can be read before `until`, one of each family in turn.
+
+    There are at least `least`, whatever that takes.
+    """
+    rounds = itertools.zip_longest(
+        *([(family, one) for one in own] for family, own in names.items())
+    )
+    order = [pair for one in rounds for pair in one if pair is not None]
+    found: list[LearnTask] = []
+    for task in tasks_of(order, language):
+        found.append(task)
+        if len(found) >= least and time.monotonic() > until:
+            break
+    return found
+
+
+def by_family(tasks: Sequence[LearnTask]) -> Names:
+    """Return the names of problems by family."""
+    found: Names = {}
+    for one in tasks:
+        found.setdefault(one.family, []).append(one.name)
+    return found
 
 
 def tasks_of(names: Iterable[tuple[str, str]], language: str) -> Iterable[LearnTask]:
