@@ -165,9 +165,9 @@ def read_corpus(folder: Path) -> Corpus:
     """
     try:
         card = msgspec.json.decode((folder / CARD).read_bytes(), type=CorpusCard)
-        examples = msgspec.json.decode_lines((folder / EXAMPLES).read_bytes(), type=Example)
-        rows = msgspec.json.decode_lines((folder / TEXT).read_bytes(), type=dict)
-    except (OSError, msgspec.DecodeError) as error:
+        examples = msgspec.json.Decoder(Example).decode_lines((folder / EXAMPLES).read_bytes())
+        rows = msgspec.json.Decoder(dict).decode_lines((folder / TEXT).read_bytes())
+    except (OSError, KeyError, msgspec.DecodeError) as error:
         raise LearnError(
             f"{str(folder)!r} holds no corpus: run ratchet learn corpus --out {folder}"
         ) from error

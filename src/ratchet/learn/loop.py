@@ -322,7 +322,7 @@ class Loop:
     def _corpus(self) -> Corpus:
         found = build_corpus(
             self._train,
-            self.options.unseen,
+            by_family(self._unseen),
             language_of(self.config.answers, self.config.language),
             ledger=self.judge.ledger,
             here=self.judge.fingerprint,

@@ -21,7 +21,7 @@ class Trackers:
         if importlib.util.find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
+            self._board = SummaryWriter(str(folder / "tensorboard"))
         if importlib.util.find_spec("mlflow") and os.environ.get("MLFLOW_TRACKING_URI"):
             self._flow = importlib.import_module("mlflow")
             self._flow.start_run(run_name=folder.name)

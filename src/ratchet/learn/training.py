@@ -216,7 +216,7 @@ def _step(
             extra, weight = batch.numel(), config.replay_weight
             loss = (work.tokens * loss + weight * extra * own) / (work.tokens + weight * extra)
             replayed, count = replayed + float(own.detach()), count + extra
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(
             [one for one in model.parameters() if one.requires_grad], config.clip
         )
