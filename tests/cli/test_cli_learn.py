@@ -53,7 +53,7 @@ def test_learn_alone_shows_its_stages(capsys: pytest.CaptureFixture[str]) -> Non
         (("eval", "nothing-here"), "holds no policy"),
         (("serve", "nothing-here"), "holds no policy"),
         (("loop", "--budget", "soon"), "'soon' is not a duration"),
-        (("loop", "--rounds", "0"), "0 rounds: give 1 to 1000"),
+        (("loop", "--rounds", "0"), "rounds 0 is out of range: give 1 to 1000"),
         (("loop", "--fleet", "moon"), "unknown fleet 'moon'"),
         (("loop", "--seed", "-1"), "seed -1 is out of range"),
     ],

@@ -85,6 +85,7 @@ def _interrupted(words: Sequence[str]) -> int:
         "optimize": "; the ledger holds its results so far (--resume continues)",
         "bench": "; the ledger holds its results so far",
         "judge": "; the ledger holds its verdicts so far",
+        "learn": "; the same command goes on from its last checkpoint",
         "write": "; the ledger holds its answers so far (--resume continues)",
     }
     return _say(f"ratchet: interrupted{left.get(words[0], '') if words else ''}", INTERRUPTED)

@@ -368,7 +368,9 @@ def loop(
 ) -> None:
     """Train, judge and train again; a policy is kept only if it is better and forgot little."""
     from ratchet.authors.choices import parse_budget_s, parse_fleet
+    from ratchet.learn.config import check_rounds
 
+    check_rounds(rounds)
     budget_s = parse_budget_s(budget)
     machines = parse_fleet(fleet)
     config = _config(
@@ -383,11 +385,10 @@ def loop(
     check_out(out)
     from ratchet.authors.fleet import check_ledger, open_judge
     from ratchet.cli.write import _command
-    from ratchet.learn.loop import Loop, LoopOptions, check_rounds
+    from ratchet.learn.loop import Loop, LoopOptions
     from ratchet.report.learn_page import headline, render_learn_page
     from ratchet.report.learn_progress import LearnProgress
 
-    check_rounds(rounds)
     check_ledger(machines, ledger)
     options = LoopOptions(
         rounds=rounds,

@@ -138,6 +138,11 @@ def parse_share(text: str) -> float:
     return share
 
 
+def check_rounds(rounds: int) -> None:
+    """Raise for a number of rounds that no loop has."""
+    _check(1 <= rounds <= 1000, "rounds", rounds, "1 to 1000")
+
+
 def write_config(folder: Path, config: LearnConfig) -> None:
     """Keep a run's config in its folder."""
     from ratchet.files import write_whole
@@ -163,6 +168,3 @@ def same_config(folder: Path, config: LearnConfig) -> None:
             f"the run in {str(folder)!r} has {name} {getattr(kept, name)!r}, and this one "
             f"{getattr(config, name)!r}: give the same options, or another --out"
         )
-
-
-__all__ = ["SIZES", "LearnConfig", "parse_share", "same_config", "write_config"]

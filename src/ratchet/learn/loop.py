@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -404,12 +404,3 @@ def _answer(candidate: Candidate, said: Outcome, author: str) -> Answer:
         reason=said.why,
         ratio=said.ratio,
     )
-
-
-def check_rounds(rounds: int) -> None:
-    """Raise for a number of rounds that no loop has."""
-    if not 1 <= rounds <= 1000:
-        raise LearnError(f"{rounds} rounds: give 1 to 1000")
-
-
-__all__: Sequence[str] = ("Loop", "LoopOptions", "check_rounds")
