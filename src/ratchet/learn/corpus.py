@@ -8,12 +8,12 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from ratchet.authors.knowledge.index import index_path, open_index
 from ratchet.errors import LearnError, WorkloadError
 from ratchet.files import why_not_new_folder, write_whole
 from ratchet.learn.languages import AnswerLanguage, loop_summary, schedule_text
@@ -111,7 +111,7 @@ def build_corpus(
             "the corpus has no answer to learn: the ledger holds no proven kernel of these "
             "problems; run ratchet write on some first, or learn the language schedule"
         )
-    documents = list(dict.fromkeys([*_documents(texts), *failures]))
+    documents = list(dict.fromkeys([*_documents(texts, ledger), *failures]))
     random.Random(f"{seed} documents").shuffle(documents)
     held = max(1, round(HELD_OUT * len(documents)))
     if len(documents) < 2:
@@ -254,15 +254,14 @@ def _failures(task: LearnTask, rows: Iterable[dict[str, Any]]) -> list[str]:
     return found
 
 
-def _documents(texts: Sequence[Path]) -> Iterator[str]:
-    """Yield the documents of files and folders; without any, what ships and Python's sources."""
+def _documents(texts: Sequence[Path], ledger: Ledger | None) -> Iterator[str]:
+    """Yield the documents of files and folders.
+
+    Without any, those of `ratchet knowledge add`, the notes that ship and Python's sources.
+    """
     if not texts:
-        for note in sorted(
-            resources.files("ratchet.authors.knowledge").joinpath("notes").iterdir(),
-            key=lambda one: one.name,
-        ):
-            if note.name.endswith(".md"):
-                yield note.read_text(encoding="utf-8")
+        with open_index(index_path(None if ledger is None else ledger.engine.url)) as index:
+            yield from index.texts()
         whole = standard_library_text(TEXT_BYTES)
         yield from (whole[at : at + 20_000] for at in range(0, len(whole), 20_000))
         return
