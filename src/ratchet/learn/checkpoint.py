@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -80,7 +81,14 @@ def load_checkpoint(folder: Path, model: Any, optimizer: Any) -> Progress | None
             owed=float(state["owed"]),
             notes=json.loads(state["notes"]),
         )
-    except (OSError, RuntimeError, KeyError, ValueError, EOFError) as error:
+    except (
+        OSError,
+        RuntimeError,
+        KeyError,
+        ValueError,
+        EOFError,
+        pickle.UnpicklingError,
+    ) as error:
         raise LearnError(
             f"the checkpoint {str(path)!r} is damaged or another model's: remove it to start anew"
         ) from error
