@@ -18,7 +18,7 @@ from ratchet.learn.models import Policy
 from ratchet.learn.stages import grpo
 
 CONFIG = SMALL.changed(
-    steps=14, group=8, rate=2e-3, measure_every=7, save_every=7, resamples=1, updates=2
+    steps=10, group=8, rate=2e-3, measure_every=10, save_every=10, resamples=1, updates=2
 )
 
 

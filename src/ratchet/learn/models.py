@@ -19,6 +19,8 @@ CARD: Final = "policy.json"
 LONGEST: Final = 1024
 """Positions of the small Llama."""
 HEAD: Final = 32
+ONE_THREAD: Final = 5_000_000
+"""Parameters below which a model gets one thread."""
 TRAINED_BYTES: Final = 16
 """Of a weight with its gradient and AdamW's two moments, in float32."""
 
@@ -62,6 +64,15 @@ def quiet() -> None:
     transformers.logging.disable_progress_bar()
 
 
+def fit_threads(model: Any) -> None:
+    """Give a small model on the CPU one thread.
+
+    Two threads gain it little, and on a busy machine they wait for each other in every op.
+    """
+    if count_parameters(model) < ONE_THREAD and next(model.parameters()).device.type == "cpu":
+        torch.set_num_threads(1)
+
+
 def small_llama(config: LearnConfig, tokenizer: Any) -> Any:
     """Return a Llama with random weights that `config.seed` decides."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -71,7 +82,7 @@ def small_llama(config: LearnConfig, tokenizer: Any) -> Any:
     width, layers = SIZES[config.size]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        return LlamaForCausalLM(
+        model = LlamaForCausalLM(
             LlamaConfig(
                 vocab_size=len(tokenizer),
                 hidden_size=width,
@@ -86,6 +97,8 @@ def small_llama(config: LearnConfig, tokenizer: Any) -> Any:
                 pad_token_id=tokenizer.pad_token_id,
             )
         ).to(config.device)
+    fit_threads(model)
+    return model
 
 
 def load_model(name: str, *, device: str = "cpu", training: bool = True) -> tuple[Any, Any]:
@@ -114,6 +127,7 @@ def load_model(name: str, *, device: str = "cpu", training: bool = True) -> tupl
     check_tokenizer(tokenizer, model, name)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
+    fit_threads(model)
     return model.to(device), tokenizer
 
 
