@@ -31,6 +31,10 @@ SUSPECTS: Final = 3
 """Kernels that are judged in full after a jump of the reward."""
 
 
+class NoReward(LearnError):
+    """A whole epoch brought no reward."""
+
+
 class Judging:
     """Has a bench answer in one thread of its own, since the judge's processes are a thread's."""
 
@@ -241,7 +245,7 @@ class Reinforcement:
         """Raise if a whole epoch brought no reward."""
         self._since_reward = 0 if any(one > 0 for one in rewards) else self._since_reward + groups
         if self._since_reward >= max(len(self._tasks), 4):
-            raise LearnError(
+            raise NoReward(
                 f"all rewards of a whole epoch ({self._since_reward} groups) are zero: run "
                 "ratchet learn sft for more steps first, or begin with easier families"
             )

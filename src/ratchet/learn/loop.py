@@ -24,6 +24,7 @@ from ratchet.learn.checkpoint import Row
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import Corpus, build_corpus, write_corpus
 from ratchet.learn.evaluate import Evaluation, Wanted, evaluate, policy_drawer
+from ratchet.learn.grpo import NoReward
 from ratchet.learn.languages import language_of
 from ratchet.learn.models import Policy, load_policy
 from ratchet.learn.result import LearnReport, RoundRow
@@ -212,20 +213,24 @@ class Loop:
             deadline=self._until(share_s * EACH["sft"]),
             follow=self._follow(f"round {number}: sft"),
         )
-        done = grpo(
-            self._within("grpo", steps=10_000, number=number),
-            corpus,
-            taught.policy,
-            base,
-            self._train,
-            self._bench,
-            folder / "grpo",
-            deadline=min(
-                self._until(share_s * EACH["grpo"]),
-                self._until(share_s - (self.spent_s - began) - self._eval_s),
-            ),
-            follow=self._follow(f"round {number}: grpo"),
-        )
+        try:
+            done = grpo(
+                self._within("grpo", steps=10_000, number=number),
+                corpus,
+                taught.policy,
+                base,
+                self._train,
+                self._bench,
+                folder / "grpo",
+                deadline=min(
+                    self._until(share_s * EACH["grpo"]),
+                    self._until(share_s - (self.spent_s - began) - self._eval_s),
+                ),
+                follow=self._follow(f"round {number}: grpo"),
+            )
+        except NoReward as error:
+            done = taught
+            self.notes.append(f"round {number}: GRPO stopped, {error}")
         found = self._evaluate(done.policy)
         standing = next(one.evaluation for one in reversed(self.rows) if one.kept)
         forgot = done.trained.forgetting
