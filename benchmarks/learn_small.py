@@ -91,7 +91,7 @@ def main() -> None:
             def start(folder: str) -> Policy:
                 return load_policy(out / folder, training=True)
 
-            sft_config = config.changed(steps=400)
+            sft_config = config.changed(steps=400, rate=2e-3)
             taught = sft(
                 sft_config, corpus, start("base"), base, tasks, out / "sft", deadline=until("sft")
             )

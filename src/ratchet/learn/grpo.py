@@ -65,6 +65,7 @@ class Reinforcement:
     """The objective of GRPO."""
 
     stage = "grpo"
+    least = 1
 
     def __init__(
         self,

@@ -22,6 +22,7 @@ class Pretraining:
     """Predicting the next token of text."""
 
     stage = "pretrain"
+    least = 20
 
     def __init__(self, text: TextWindows, config: LearnConfig) -> None:
         self._text, self._config = text, config
@@ -47,6 +48,7 @@ class Imitation:
     """Writing the answers of a corpus (SFT). The loss is on the answers, not on their prompts."""
 
     stage = "sft"
+    least = 100
 
     def __init__(
         self,

@@ -52,6 +52,8 @@ class Objective(Protocol):
     """What a stage trains for."""
 
     stage: str
+    least: int
+    """Steps that a deadline does not cut: with fewer, nothing is learned."""
 
     def work(self, model: Any, step: int) -> StepWork | None:
         """Return the work of a step; None if it brought nothing to learn from."""
@@ -124,7 +126,8 @@ def train(
     with Trackers(folder, config) as trackers:
         for step in range(progress.step, config.steps):
             now = time.monotonic()
-            if deadline is not None and now + HALF * step_s > deadline:
+            late = deadline is not None and now + HALF * step_s > deadline
+            if late and step >= objective.least:
                 stopped = "budget"
                 break
             row: Row = {"step": step, "replay": debt.share}
