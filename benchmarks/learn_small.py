@@ -20,7 +20,7 @@ import msgspec
 
 from ratchet.authors.author import Answer, Progress, Proposal, Schedule
 from ratchet.authors.search.author import SearchAuthor
-from ratchet.learn.bench import Bench, Candidate, ScreeningBench
+from ratchet.learn.bench import Bench, PolicyKernel, ScreeningBench
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import build_corpus
 from ratchet.learn.evaluate import Evaluation, Wanted, evaluate, policy_drawer, random_drawer
@@ -205,7 +205,7 @@ def _climb(author: SearchAuthor, task: LearnTask, bench: Bench, most: int) -> li
         proposals = author.propose(progress, 6)
         if not proposals:
             break
-        asked = [Candidate(kernel=one.kernel, schedule=one.schedule) for one in proposals]
+        asked = [PolicyKernel(kernel=one.kernel, schedule=one.schedule) for one in proposals]
         for proposal, said in zip(proposals, bench.outcomes(task, asked), strict=True):
             progress.answers.append(_answer(proposal, said.status, said.ratio))
             ratio = said.ratio if said.is_right and said.ratio else 0.0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ratchet.kernels.kernel import Kernel
-from ratchet.learn.bench import Candidate, Outcome
+from ratchet.learn.bench import PolicyKernel, JudgeOutcome
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import Corpus, build_corpus
 from ratchet.learn.languages import ScheduleLanguage
@@ -35,16 +35,16 @@ class SimulatedBench:
         self.judged = 0
         self.status, self.full, self.flat = status, full, flat
         self.asked: list[str] = []
-        self._known: dict[tuple[str, str], Outcome] = {}
+        self._known: dict[tuple[str, str], JudgeOutcome] = {}
 
-    def outcomes(self, task: LearnTask, candidates: Sequence[Candidate]) -> list[Outcome]:
+    def outcomes(self, task: LearnTask, candidates: Sequence[PolicyKernel]) -> list[JudgeOutcome]:
         for one in candidates:
             key = (task.key, one.kernel.hash)
             if key not in self._known:
                 self.judged += 1
                 self.asked.append(one.kernel.hash)
                 ratio = 1.0 if self.flat else ratio_of(one.schedule)
-                self._known[key] = Outcome(
+                self._known[key] = JudgeOutcome(
                     kernel_hash=one.kernel.hash,
                     status=self.status,
                     ratio=ratio if self.status == "screened" else None,

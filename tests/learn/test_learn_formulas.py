@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simulated_bench import tasks
 
 from ratchet.errors import LearnError
-from ratchet.learn.bench import Outcome
+from ratchet.learn.bench import JudgeOutcome
 from ratchet.learn.config import LearnConfig, parse_share
 from ratchet.learn.languages import ScheduleLanguage, read_schedule, schedule_text
 from ratchet.learn.replay import ReplayDebt
@@ -21,8 +21,8 @@ REWARDS = ("milestones", "log", "raw")
 FAILED = ("invalid", "wrong", "crashed", "timed_out", "refused")
 
 
-def outcome(status: str, ratio: float | None = None) -> Outcome:
-    return Outcome(kernel_hash="k", status=status, ratio=ratio)
+def outcome(status: str, ratio: float | None = None) -> JudgeOutcome:
+    return JudgeOutcome(kernel_hash="k", status=status, ratio=ratio)
 
 
 @given(st.sampled_from(REWARDS), st.sampled_from(FAILED), st.floats(0.1, 100))

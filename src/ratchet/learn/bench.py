@@ -25,7 +25,7 @@ RIVAL: Final = "learn_rival"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
+class PolicyKernel:
     """A kernel to judge, with the schedule that it came from."""
 
     kernel: Kernel
@@ -33,7 +33,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class JudgeOutcome:
     """The judge's answer on one candidate, as a reward needs it."""
 
     kernel_hash: str
@@ -55,7 +55,7 @@ class Bench(Protocol):
     judged: int
     """Kernels that were judged; those the ledger or this run knew do not count."""
 
-    def outcomes(self, task: LearnTask, candidates: Sequence[Candidate]) -> list[Outcome]:
+    def outcomes(self, task: LearnTask, candidates: Sequence[PolicyKernel]) -> list[JudgeOutcome]:
         """Return an outcome for each candidate, in their order; equal kernels are judged once."""
         ...
 
@@ -78,11 +78,11 @@ class ScreeningBench:
         self._book = WritingBook(judge.ledger, judge.fingerprint)
         self._rival, self._device = rival, device
         self._runs: dict[str, str] = {}
-        self._known: dict[tuple[str, str], Outcome] = {}
+        self._known: dict[tuple[str, str], JudgeOutcome] = {}
         self._thread = ThreadPoolExecutor(1)
         self._recall()
 
-    def outcomes(self, task: LearnTask, candidates: Sequence[Candidate]) -> list[Outcome]:
+    def outcomes(self, task: LearnTask, candidates: Sequence[PolicyKernel]) -> list[JudgeOutcome]:
         """Return an outcome for each candidate; see `Bench.outcomes`."""
         return self._thread.submit(self._outcomes, task, candidates).result()
 
@@ -97,8 +97,8 @@ class ScreeningBench:
             self._book.end(run, "finished", {"status": "none", "screened": self.judged})
         self._runs.clear()
 
-    def _outcomes(self, task: LearnTask, candidates: Sequence[Candidate]) -> list[Outcome]:
-        new: dict[str, Candidate] = {}
+    def _outcomes(self, task: LearnTask, candidates: Sequence[PolicyKernel]) -> list[JudgeOutcome]:
+        new: dict[str, PolicyKernel] = {}
         for one in candidates:
             if (task.key, one.kernel.hash) not in self._known:
                 new.setdefault(one.kernel.hash, one)
@@ -130,7 +130,7 @@ class ScreeningBench:
                     row["kernel_hash"], row["status"], row.get("ratio"), row["reason"]
                 )
 
-    def _screen(self, task: LearnTask, new: Sequence[Candidate]) -> None:
+    def _screen(self, task: LearnTask, new: Sequence[PolicyKernel]) -> None:
         self.judged += len(new)
         found = self._court.estimate(
             task.problem,
@@ -169,7 +169,7 @@ class ScreeningBench:
             self._runs[task.key] = self._book.start(task.problem, options)
         return self._runs[task.key]
 
-    def _compiled_gain(self, task: LearnTask, candidates: Sequence[Candidate]) -> float:
+    def _compiled_gain(self, task: LearnTask, candidates: Sequence[PolicyKernel]) -> float:
         """Return eager's time over torch.compile's where that is more than 1; judged once."""
         ledger, here = self._judge.ledger, self._judge.fingerprint
         known = ledger.recall(RIVAL, task.key, fingerprint=here)
@@ -187,9 +187,9 @@ class ScreeningBench:
         return max(1.0, float(known["gain"]))
 
 
-def _outcome(kernel_hash: str, status: str, ratio: float | None, reason: str) -> Outcome:
+def _outcome(kernel_hash: str, status: str, ratio: float | None, reason: str) -> JudgeOutcome:
     fooled = status == "cheating" or reason.startswith(FOOLED)
-    return Outcome(
+    return JudgeOutcome(
         kernel_hash=kernel_hash,
         status="cheating" if fooled else status,
         ratio=ratio,
@@ -197,10 +197,10 @@ def _outcome(kernel_hash: str, status: str, ratio: float | None, reason: str) ->
     )
 
 
-def _against(outcome: Outcome, gain: float) -> Outcome:
+def _against(outcome: JudgeOutcome, gain: float) -> JudgeOutcome:
     if gain == 1.0 or outcome.ratio is None:
         return outcome
-    return Outcome(
+    return JudgeOutcome(
         kernel_hash=outcome.kernel_hash,
         status=outcome.status,
         ratio=outcome.ratio / gain,
@@ -209,12 +209,12 @@ def _against(outcome: Outcome, gain: float) -> Outcome:
 
 
 def judge_answers(
-    bench: Bench, task: LearnTask, candidates: Sequence[Candidate | None]
-) -> list[Outcome]:
+    bench: Bench, task: LearnTask, candidates: Sequence[PolicyKernel | None]
+) -> list[JudgeOutcome]:
     """Return an outcome for each answer; None stands for one that holds no kernel."""
     there = [one for one in candidates if one is not None]
     found = iter(bench.outcomes(task, there) if there else [])
     return [
-        Outcome(kernel_hash="", status="invalid") if one is None else next(found)
+        JudgeOutcome(kernel_hash="", status="invalid") if one is None else next(found)
         for one in candidates
     ]

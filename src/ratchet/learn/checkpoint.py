@@ -20,7 +20,7 @@ STEP: Final = "step"
 
 
 @dataclass(slots=True)
-class Progress:
+class RunState:
     """Where a run stands beside its weights."""
 
     step: int = 0
@@ -30,7 +30,7 @@ class Progress:
     """Of the objective: plain data."""
 
 
-def save_checkpoint(folder: Path, model: Any, optimizer: Any, progress: Progress) -> None:
+def save_checkpoint(folder: Path, model: Any, optimizer: Any, progress: RunState) -> None:
     """Write a checkpoint through a file beside it, so that a kill leaves the last one whole.
 
     Raises:
@@ -59,7 +59,7 @@ def save_checkpoint(folder: Path, model: Any, optimizer: Any, progress: Progress
         partial.unlink(missing_ok=True)
 
 
-def load_checkpoint(folder: Path, model: Any, optimizer: Any) -> Progress | None:
+def load_checkpoint(folder: Path, model: Any, optimizer: Any) -> RunState | None:
     """Put the folder's checkpoint into a model and an optimizer; None if there is none.
 
     Raises:
@@ -75,7 +75,7 @@ def load_checkpoint(folder: Path, model: Any, optimizer: Any) -> Progress | None
             for name, value in state["weights"].items():
                 own[name].copy_(value)
         optimizer.load_state_dict(state["optimizer"])
-        return Progress(
+        return RunState(
             step=int(state["step"]),
             replay=float(state["replay"]),
             owed=float(state["owed"]),

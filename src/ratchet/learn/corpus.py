@@ -32,7 +32,7 @@ FAILED: Final = ("wrong", "crashed", "timed_out", "refused", "cheating")
 SUFFIXES: Final = frozenset({".txt", ".md", ".rst", ".py", ".cpp", ".hip", ".cu", ".h", ".hpp"})
 
 
-class Example(msgspec.Struct, frozen=True, kw_only=True):
+class TaughtAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One answer to learn, and where it comes from."""
 
     kind: str
@@ -63,7 +63,7 @@ class CorpusCard(msgspec.Struct, frozen=True, kw_only=True):
 class Corpus:
     """A corpus, read."""
 
-    examples: tuple[Example, ...]
+    examples: tuple[TaughtAnswer, ...]
     text: tuple[str, ...]
     """Documents to replay."""
     held_out: tuple[str, ...]
@@ -91,7 +91,7 @@ def build_corpus(
     """
     known = [] if ledger is None else ledger.writing_answers(fingerprint=here)
     seen: set[str] = set()
-    examples: list[Example] = []
+    examples: list[TaughtAnswer] = []
     duplicates = 0
     failures: list[str] = []
     for task in tasks:
@@ -165,7 +165,7 @@ def read_corpus(folder: Path) -> Corpus:
     """
     try:
         card = msgspec.json.decode((folder / CARD).read_bytes(), type=CorpusCard)
-        examples = msgspec.json.Decoder(Example).decode_lines((folder / EXAMPLES).read_bytes())
+        examples = msgspec.json.Decoder(TaughtAnswer).decode_lines((folder / EXAMPLES).read_bytes())
         rows = msgspec.json.Decoder(dict).decode_lines((folder / TEXT).read_bytes())
     except (OSError, KeyError, msgspec.DecodeError) as error:
         raise LearnError(
@@ -184,7 +184,7 @@ def _best(
     rows: Sequence[dict[str, Any]],
     language: AnswerLanguage,
     ledger: Ledger | None,
-) -> Iterator[Example]:
+) -> Iterator[TaughtAnswer]:
     """Yield the answers that were nearly as fast as a problem's best, the proven ones first."""
     right = [row for row in rows if row["status"] in ("screened", "proven") and row["ratio"]]
     best = max((_number(row["ratio"]) for row in right), default=0.0)
@@ -196,7 +196,7 @@ def _best(
         seen.add(row["kernel_hash"])
         answer = _answer(task, row, language, ledger)
         if answer is not None:
-            yield Example(
+            yield TaughtAnswer(
                 kind=str(row["status"]),
                 problem=task.name,
                 family=task.family,
@@ -225,11 +225,11 @@ def _answer(
 
 def _generated(
     task: LearnTask, language: AnswerLanguage, draws: int, seed: int
-) -> Iterator[Example]:
+) -> Iterator[TaughtAnswer]:
     """Yield triples of problem, schedule and kernel, drawn at random, without their kernels."""
     source = random.Random(f"{seed} {task.key}")
     for schedule in [*task.space.first()[:1], *(task.space.draw(source) for _ in range(draws))]:
-        yield Example(
+        yield TaughtAnswer(
             kind="generated",
             problem=task.name,
             family=task.family,

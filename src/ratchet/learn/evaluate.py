@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from ratchet.learn.bench import Bench, Candidate, Outcome, judge_answers
+from ratchet.learn.bench import Bench, PolicyKernel, JudgeOutcome, judge_answers
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.grpo import is_fast, read_candidate
 from ratchet.learn.languages import language_of
@@ -20,7 +20,7 @@ from ratchet.learn.sampling import sample
 from ratchet.learn.tasks import LearnTask
 
 RESAMPLES: Final = 1000
-Drawer = Callable[[LearnTask, int, int], list[Candidate | None]]
+Drawer = Callable[[LearnTask, int, int], list[PolicyKernel | None]]
 """Returns `count` answers to a problem, drawn with a seed."""
 
 
@@ -98,7 +98,7 @@ def policy_drawer(policy: Policy, *, temperature: float = 1.0) -> Drawer:
     """Return what draws a policy's answers."""
     language = language_of(policy.card.answers, policy.card.language)
 
-    def draw(task: LearnTask, count: int, seed: int) -> list[Candidate | None]:
+    def draw(task: LearnTask, count: int, seed: int) -> list[PolicyKernel | None]:
         found = sample(
             policy.model,
             policy.tokenizer,
@@ -113,15 +113,15 @@ def policy_drawer(policy: Policy, *, temperature: float = 1.0) -> Drawer:
     return draw
 
 
-def random_drawer(task: LearnTask, count: int, seed: int) -> list[Candidate | None]:
+def random_drawer(task: LearnTask, count: int, seed: int) -> list[PolicyKernel | None]:
     """Return schedules at random."""
     source = random.Random(f"{seed} random {task.key}")
     drawn = [task.space.draw(source) for _ in range(count)]
-    return [Candidate(kernel=task.space.kernel(one), schedule=one) for one in drawn]
+    return [PolicyKernel(kernel=task.space.kernel(one), schedule=one) for one in drawn]
 
 
 def _score(
-    task: LearnTask, outcomes: Sequence[Outcome], config: LearnConfig
+    task: LearnTask, outcomes: Sequence[JudgeOutcome], config: LearnConfig
 ) -> ProblemScore | None:
     pairs = [(one, reward_of(one, config)) for one in outcomes]
     measured = [(one, reward) for one, reward in pairs if reward is not None]

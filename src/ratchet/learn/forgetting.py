@@ -19,7 +19,7 @@ windows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
+class Retained:
     """What a model still knows of its pretraining."""
 
     loss: float
@@ -32,7 +32,7 @@ class Kept:
     """Rise of the loss above the base model's."""
 
 
-class Memory:
+class BaseMemory:
     """The base model's predictions on held-out text, to compare a later model with."""
 
     def __init__(self, base: Any, held_out: TextWindows) -> None:
@@ -46,12 +46,12 @@ class Memory:
         """Return the base model's loss."""
         return self._loss
 
-    def measure(self, model: Any) -> Kept:
+    def measure(self, model: Any) -> Retained:
         """Return what `model` still knows."""
         now = _predicted(model, self._windows)
         loss, completed = _read(now, self._windows)
         divergence = float((self._base.exp() * (self._base - now)).sum(-1).mean())
-        return Kept(
+        return Retained(
             loss=loss,
             completed=completed,
             divergence=max(0.0, divergence),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ratchet.errors import LearnError
-from ratchet.learn.bench import Bench, Candidate, Outcome, judge_answers
+from ratchet.learn.bench import Bench, PolicyKernel, JudgeOutcome, judge_answers
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.languages import AnswerLanguage
 from ratchet.learn.objectives import SkillTest
@@ -41,11 +41,13 @@ class Judging:
     def __init__(self, bench: Bench, pool: ThreadPoolExecutor) -> None:
         self.bench, self._pool = bench, pool
 
-    def ask(self, task: LearnTask, candidates: Sequence[Candidate | None]) -> Future[list[Outcome]]:
+    def ask(
+        self, task: LearnTask, candidates: Sequence[PolicyKernel | None]
+    ) -> Future[list[JudgeOutcome]]:
         """Return the outcomes to come."""
         return self._pool.submit(judge_answers, self.bench, task, candidates)
 
-    def in_full(self, task: LearnTask, candidate: Candidate) -> str:
+    def in_full(self, task: LearnTask, candidate: PolicyKernel) -> str:
         """Return the status of a full verdict."""
         return self._pool.submit(self.bench.in_full, task, candidate.kernel).result()
 
@@ -56,8 +58,8 @@ class Group:
 
     task: LearnTask
     answers: tuple[Sampled, ...]
-    candidates: tuple[Candidate | None, ...]
-    outcomes: tuple[Outcome, ...]
+    candidates: tuple[PolicyKernel | None, ...]
+    outcomes: tuple[JudgeOutcome, ...]
     rewards: tuple[float, ...]
 
 
@@ -172,7 +174,7 @@ class Reinforcement:
 
     def _draw(
         self, model: Any, task: LearnTask, step: int, attempt: int
-    ) -> tuple[list[Sampled], list[Candidate | None], Future[list[Outcome]]]:
+    ) -> tuple[list[Sampled], list[PolicyKernel | None], Future[list[JudgeOutcome]]]:
         answers = sample(
             model,
             self._tokenizer,
@@ -189,8 +191,8 @@ class Reinforcement:
         self,
         task: LearnTask,
         answers: Sequence[Sampled],
-        candidates: Sequence[Candidate | None],
-        outcomes: Sequence[Outcome],
+        candidates: Sequence[PolicyKernel | None],
+        outcomes: Sequence[JudgeOutcome],
     ) -> Group:
         """Return a group of the answers that were measured."""
         rewards = [reward_of(one, self._config) for one in outcomes]
@@ -252,18 +254,18 @@ class Reinforcement:
             )
 
 
-def read_candidate(language: AnswerLanguage, task: LearnTask, answer: str) -> Candidate | None:
+def read_candidate(language: AnswerLanguage, task: LearnTask, answer: str) -> PolicyKernel | None:
     """Return the kernel of an answer; None if it holds none."""
     written = language.read(task, answer)
     if written.kernel is None:
         return None
-    return Candidate(kernel=written.kernel, schedule=written.schedule)
+    return PolicyKernel(kernel=written.kernel, schedule=written.schedule)
 
 
 FAST: Final = 1.2
 
 
-def is_fast(outcome: Outcome) -> bool:
+def is_fast(outcome: JudgeOutcome) -> bool:
     """Return whether a kernel is right and at least FAST times as fast as its rival."""
     return outcome.is_right and outcome.ratio is not None and outcome.ratio >= FAST
 

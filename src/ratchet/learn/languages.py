@@ -26,7 +26,7 @@ _PAIR: Final = re.compile(r"([a-z_]+)=([a-z0-9]+);")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Written:
+class PolicyAnswer:
     """A kernel that a policy wrote; `why` says what is wrong where there is none."""
 
     kernel: Kernel | None
@@ -44,7 +44,7 @@ class AnswerLanguage(Protocol):
         """Return the text that a model continues."""
         ...
 
-    def read(self, task: LearnTask, answer: str) -> Written:
+    def read(self, task: LearnTask, answer: str) -> PolicyAnswer:
         """Return the kernel of an answer, or why it holds none."""
         ...
 
@@ -93,12 +93,12 @@ class ScheduleLanguage:
         """Return what a problem computes, its sizes and its choices, in about 60 words."""
         return f"{TASK} {loop_summary(task)}\n{ANSWER}"
 
-    def read(self, task: LearnTask, answer: str) -> Written:
+    def read(self, task: LearnTask, answer: str) -> PolicyAnswer:
         """Return the kernel that the generator makes of an answer."""
         schedule = read_schedule(answer, task.space.options)
         if isinstance(schedule, str):
-            return Written(kernel=None, why=schedule)
-        return Written(kernel=task.space.kernel(schedule), schedule=schedule)
+            return PolicyAnswer(kernel=None, why=schedule)
+        return PolicyAnswer(kernel=task.space.kernel(schedule), schedule=schedule)
 
 
 class SourceLanguage:
@@ -114,7 +114,7 @@ class SourceLanguage:
         """Return the agent's prompt for a first draft, as one text."""
         return "\n".join(content for _, content in agent_messages(task, self._language)) + "\n"
 
-    def read(self, task: LearnTask, answer: str) -> Written:
+    def read(self, task: LearnTask, answer: str) -> PolicyAnswer:
         """Return the kernel of the answer's last fenced code block."""
         from ratchet.authors.agent.answer import Usable, read_answer
 
@@ -123,8 +123,8 @@ class SourceLanguage:
             answer, language=_spoken(self._language), entry=entry, name=f"{entry}:policy"
         )
         if isinstance(found, Usable):
-            return Written(kernel=found.kernel)
-        return Written(kernel=None, why=found.why)
+            return PolicyAnswer(kernel=found.kernel)
+        return PolicyAnswer(kernel=None, why=found.why)
 
 
 def agent_messages(task: LearnTask, language: str) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ from ratchet.authors.author import Answer, Progress, Proposal
 from ratchet.authors.search.author import SearchAuthor
 from ratchet.errors import LearnError
 from ratchet.files import write_whole
-from ratchet.learn.bench import Candidate, Outcome, ScreeningBench
+from ratchet.learn.bench import PolicyKernel, JudgeOutcome, ScreeningBench
 from ratchet.learn.checkpoint import Row
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import Corpus, build_corpus, write_corpus
@@ -262,7 +262,7 @@ class Loop:
             ]
             proposals = author.propose(progress, WRITTEN - len(own))
             self._bench.outcomes(
-                task, [Candidate(kernel=one.kernel, schedule=one.schedule) for one in proposals]
+                task, [PolicyKernel(kernel=one.kernel, schedule=one.schedule) for one in proposals]
             )
 
     def _by_promise(self, number: int) -> list[LearnTask]:
@@ -400,7 +400,7 @@ class Loop:
             )
 
 
-def _answer(candidate: Candidate, said: Outcome, author: str) -> Answer:
+def _answer(candidate: PolicyKernel, said: JudgeOutcome, author: str) -> Answer:
     proposal = Proposal(kernel=candidate.kernel, author=author, schedule=candidate.schedule)
     return Answer(
         proposal=proposal,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ratchet.errors import LearnError
 from ratchet.learn.config import LearnConfig
-from ratchet.learn.corpus import Example
+from ratchet.learn.corpus import TaughtAnswer
 from ratchet.learn.languages import AnswerLanguage
 from ratchet.learn.replay import TextWindows
 from ratchet.learn.sampling import Sampled, answer_logs, sample
@@ -52,7 +52,7 @@ class Imitation:
 
     def __init__(
         self,
-        examples: Sequence[Example],
+        examples: Sequence[TaughtAnswer],
         tokenizer: Any,
         config: LearnConfig,
         *,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from ratchet.learn.bench import Outcome
+from ratchet.learn.bench import JudgeOutcome
 from ratchet.learn.config import LearnConfig
 
 MILESTONES: Final = (1.0, 1.2, 1.5, 2.0, 3.0, 4.0)
@@ -15,7 +15,7 @@ RIGHT_ALONE: Final = 0.1
 """Reward of a kernel that is right and not faster."""
 
 
-def reward_of(outcome: Outcome, config: LearnConfig) -> float | None:
+def reward_of(outcome: JudgeOutcome, config: LearnConfig) -> float | None:
     """Return an answer's reward; None if the judge could not measure it.
 
     0 unless the kernel is right, and `config.cheating` if it tried to fool the judge. A right

@@ -14,7 +14,7 @@ from ratchet.errors import LearnError
 from ratchet.learn.bench import Bench
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import Corpus
-from ratchet.learn.forgetting import Memory
+from ratchet.learn.forgetting import BaseMemory
 from ratchet.learn.grpo import Judging, Reinforcement
 from ratchet.learn.languages import language_of
 from ratchet.learn.models import (
@@ -70,7 +70,7 @@ def pretrain(
         Pretraining(text, config),
         plain,
         folder,
-        memory=Memory(model, held_out),
+        memory=BaseMemory(model, held_out),
         deadline=deadline,
         follow=follow,
     )
@@ -134,7 +134,7 @@ def _trained(
     follow: Follow | None,
 ) -> Trained:
     text = TextWindows(corpus.text, start.tokenizer, config.context) if config.replay else None
-    memory = Memory(base.model, TextWindows(corpus.held_out, start.tokenizer, config.context))
+    memory = BaseMemory(base.model, TextWindows(corpus.held_out, start.tokenizer, config.context))
     return train(
         model, objective, config, folder, text=text, memory=memory, deadline=deadline, follow=follow
     )

@@ -19,13 +19,13 @@ from torch import Tensor
 from ratchet.errors import LearnError
 from ratchet.learn.checkpoint import (
     Curve,
-    Progress,
+    RunState,
     Row,
     load_checkpoint,
     save_checkpoint,
 )
 from ratchet.learn.config import LearnConfig, same_config, write_config
-from ratchet.learn.forgetting import Memory
+from ratchet.learn.forgetting import BaseMemory
 from ratchet.learn.replay import ReplayDebt, TextWindows
 from ratchet.learn.trackers import Trackers
 
@@ -96,7 +96,7 @@ def train(
     folder: Path,
     *,
     text: TextWindows | None = None,
-    memory: Memory | None = None,
+    memory: BaseMemory | None = None,
     deadline: float | None = None,
     follow: Follow | None = None,
 ) -> Trained:
@@ -113,7 +113,7 @@ def train(
     weights = [one for one in model.parameters() if one.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=config.rate, betas=(0.9, 0.95), weight_decay=0.01)
     found = load_checkpoint(folder, model, optimizer)
-    progress = found or Progress(replay=config.replay if text is not None else 0.0)
+    progress = found or RunState(replay=config.replay if text is not None else 0.0)
     if found is not None:
         objective.restore(found.notes)
     debt = ReplayDebt(progress.replay, config.context, progress.owed)
