@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ratchet.kernels.kernel import Kernel
-from ratchet.learn.bench import PolicyKernel, JudgeOutcome
+from ratchet.learn.bench import JudgeOutcome, PolicyKernel
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import Corpus, build_corpus
 from ratchet.learn.languages import ScheduleLanguage

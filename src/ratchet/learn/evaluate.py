@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from ratchet.learn.bench import Bench, PolicyKernel, JudgeOutcome, judge_answers
+from ratchet.learn.bench import Bench, JudgeOutcome, PolicyKernel, judge_answers
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.grpo import is_fast, read_candidate
 from ratchet.learn.languages import language_of

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ratchet.errors import LearnError
-from ratchet.learn.bench import Bench, PolicyKernel, JudgeOutcome, judge_answers
+from ratchet.learn.bench import Bench, JudgeOutcome, PolicyKernel, judge_answers
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.languages import AnswerLanguage
 from ratchet.learn.objectives import SkillTest

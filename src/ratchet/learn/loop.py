@@ -19,7 +19,7 @@ from ratchet.authors.author import Answer, Progress, Proposal
 from ratchet.authors.search.author import SearchAuthor
 from ratchet.errors import LearnError
 from ratchet.files import write_whole
-from ratchet.learn.bench import PolicyKernel, JudgeOutcome, ScreeningBench
+from ratchet.learn.bench import JudgeOutcome, PolicyKernel, ScreeningBench
 from ratchet.learn.checkpoint import Row
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import Corpus, build_corpus, write_corpus

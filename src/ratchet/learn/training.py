@@ -19,8 +19,8 @@ from torch import Tensor
 from ratchet.errors import LearnError
 from ratchet.learn.checkpoint import (
     Curve,
-    RunState,
     Row,
+    RunState,
     load_checkpoint,
     save_checkpoint,
 )
