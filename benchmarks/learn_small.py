@@ -96,9 +96,6 @@ def main() -> None:
                 sft_config, corpus, start("base"), base, tasks, out / "sft", deadline=until("sft")
             )
             say(f"SFT: {msgspec.to_builtins(taught.policy.card.figures)}")
-            found["replay"] = _replays(
-                base, corpus, tasks, sft_config, out, given.replay_seeds, total_s, say
-            )
             wanted = Wanted(answers=given.answers, seed=given.seed)
             after_sft = evaluate(policy_drawer(taught.policy), unseen, bench, config, wanted)
             _tell(say, found, "sft", after_sft)
@@ -125,6 +122,9 @@ def main() -> None:
             _tell(say, found, "random", evaluate(random_drawer, unseen, bench, config, wanted))
             found["search"] = _searches(done.policy, unseen, bench, given.seed, until("search"))
             say(f"search: {found['search']}")
+            found["replay"] = _replays(
+                base, corpus, tasks, sft_config, out, given.replay_seeds, total_s, say
+            )
         finally:
             bench.close()
     found["spent_s"] = round(time.monotonic() - began, 1)
