@@ -158,10 +158,10 @@ def _replays(
     found: dict[str, Any] = {}
     limit = time.monotonic() + total_s * SHARES["replay"]
     for seed in range(seeds):
-        for share in REPLAYS:
-            if time.monotonic() > limit:
-                say("no time for more seeds of replay")
-                return found
+        if seed and time.monotonic() > limit:
+            say("no time for more seeds of replay")
+            break
+        for share in REPLAYS:  # a seed is whole or not there
             own = config.changed(steps=steps, seed=seed, replay=share, max_forgetting=1e9)
             start = load_policy(out / "base", training=True)
             done = sft(own, corpus, start, base, tasks, out / f"replay-{share}-{seed}")
