@@ -165,7 +165,7 @@ def _replays(
             own = config.changed(steps=steps, seed=seed, replay=share, max_forgetting=1e9)
             start = load_policy(out / "base", training=True)
             done = sft(own, corpus, start, base, tasks, out / f"replay-{share}-{seed}")
-            row = found.setdefault(f"{share:.0%}", {"forgetting": [], "loss": []})
+            row = found.setdefault(f"{share:.0%}", {"forgetting": []})
             row["forgetting"].append(round(done.trained.forgetting, 4))
     for share, row in found.items():
         say(f"replay {share}: forgot {statistics.fmean(row['forgetting']):.3f} nats, {row}")
