@@ -12,6 +12,7 @@ RatchetError                 one line: the value, the rule, the remedy; the CLI 
 ├── LedgerError              a ledger that is locked, read-only, full or from a newer schema
 ├── EndpointError            a language model that cannot be asked: its key, its endpoint
 ├── KnowledgeError           documents that cannot be indexed or searched
+├── LearnError               a corpus, a model or a run of learning that cannot be used
 ├── GraphError               a pattern that cannot be installed in this graph
 ├── HistoryError             results over commits that cannot be read, written or found
 ├── RepositoryError          a git repository that lacks what was asked of it
@@ -89,6 +90,10 @@ class RepositoryError(RatchetError):
 
 class WatchError(RatchetError):
     """The suite of `ratchet watch` cannot be run as it is written."""
+
+
+class LearnError(RatchetError):
+    """A corpus, a model, a policy or a run's folder cannot be used for learning."""
 
 
 class TraceError(RatchetError):

@@ -13,6 +13,8 @@ from ratchet.kernels.kernel import Language
 SHORTEST_BUDGET_S: Final = 20.0
 SEARCHES: Final = ("evolution", "optuna", "random")
 LARGEST_SEED: Final = 2**32 - 1
+POLICY: Final = "policy:"
+"""Begins the name of an author that `ratchet learn` trained; its folder follows."""
 
 
 def make_request(
@@ -88,7 +90,8 @@ def parse_authors(text: str | None, *, has_agent: bool) -> tuple[str, ...]:
         return tuple(one for one in AUTHORS if one != "agent" or has_agent)
     names = [one for one in re.split(r"[,\s]+", text.strip()) if one]
     for name in names:
-        _one_of("author", name, AUTHORS)
+        if not name.startswith(POLICY):
+            _one_of("author", name, AUTHORS)
     if not names:
         raise RatchetError(f"--authors names none: use some of {', '.join(AUTHORS)}")
     if "agent" in names and not has_agent:

@@ -43,10 +43,13 @@ class Setting:
     """The GPU that Triton's kernels run on, or the machine's cores."""
 
 
-def make_roster(setting: Setting, *, proven: Sequence[Kernel]) -> Roster:
+def make_roster(
+    setting: Setting, *, proven: Sequence[Kernel], guests: Sequence[Author] = ()
+) -> Roster:
     """Return the authors that a request names, as far as they can write for this problem.
 
-    `proven` are kernels that the ledger holds as proven; they are proposed first.
+    `proven` are kernels that the ledger holds as proven; they are proposed first. `guests` are
+    authors of a higher room, which stand in for their names.
     """
     authors: list[Author] = []
     absent: dict[str, str] = {}
@@ -55,7 +58,8 @@ def make_roster(setting: Setting, *, proven: Sequence[Kernel]) -> Roster:
         authors.append(GivenAuthor(EARLIER, proven, note=note))
     for name in setting.request.authors:
         try:
-            authors += _make(name, setting)
+            own = [one for one in guests if one.name == name]
+            authors += own or _make(name, setting)
         except LedgerError:
             raise
         except RatchetError as error:

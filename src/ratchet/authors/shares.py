@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ratchet.authors.author import Author
 from ratchet.authors.outcome import failed_result
 from ratchet.authors.result import Reuse, WritingRequest, WritingResult
 from ratchet.authors.write import Follow, write
@@ -74,6 +75,7 @@ def write_all(
     done: Done,
     command: str = "",
     spent_s: float = 0.0,
+    guests: Sequence[Author] = (),
 ) -> WorkloadWriting:
     """Write kernels for problems in the order of their gain, until the budget ends.
 
@@ -97,7 +99,7 @@ def write_all(
         if interrupted or (budget_s < SHORTEST_S and rows):
             rows.append(_not_reached(one))
             continue
-        result = _written(one, request, budget_s, judge, follow(one.problem), command)
+        result = _written(one, request, budget_s, judge, follow(one.problem), command, guests)
         interrupted = result.stopped == "interrupted"
         rows.append(_row(one, result))
         done(result)
@@ -118,6 +120,7 @@ def _written(
     judge: RecordedJudge,
     follow: Follow,
     command: str,
+    guests: Sequence[Author],
 ) -> WritingResult:
     """Return one problem's result; a problem that cannot be written for has a result too."""
     reuse: Reuse = "never" if request.reuse == "never" else "always"
@@ -136,7 +139,7 @@ def _written(
                 return failed_result(one.problem, own, SEARCHED, command=command)
         if own.reuse == "always":
             _prove_known(one.problem, judge, own)
-        return write(one.problem, own, judge=judge, follow=follow, command=command)
+        return write(one.problem, own, judge=judge, follow=follow, command=command, guests=guests)
     except LedgerError:
         raise
     except RatchetError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ratchet.authors.author import Answer
+from ratchet.authors.author import Answer, Author
 from ratchet.authors.court import RecordedCourt
 from ratchet.authors.kept import read_back, written
 from ratchet.authors.outcome import Writing, result_of
@@ -37,10 +37,12 @@ def write(
     follow: Follow | None = None,
     command: str = "",
     spent_s: float = 0.0,
+    guests: Sequence[Author] = (),
 ) -> WritingResult:
     """Write kernels for one problem until its budget ends; the best is what a verdict confirmed.
 
-    `spent_s` of the budget went into reading the problem. Ctrl-C ends the run: the result has what
+    `spent_s` of the budget went into reading the problem. `guests` are authors that the request
+    names and that a higher room made. Ctrl-C ends the run: the result has what
     is known by then, and a resumed run goes on from there. Every answer is in the ledger as soon as
     it is given.
 
@@ -79,7 +81,7 @@ def write(
         state.run_id = book.start(problem, options)
     else:
         state.run_id, state.started_at = earlier.run, earlier.started_at
-    return _run(state, book, [kernel for kernel, _ in proven], follow, spent_s)
+    return _run(state, book, [kernel for kernel, _ in proven], follow, spent_s, guests)
 
 
 def _is_enough(request: WritingRequest, book: WritingBook, problem_hash: str) -> bool:
@@ -95,6 +97,7 @@ def _run(
     proven: Sequence[Kernel],
     follow: Follow | None,
     spent_s: float,
+    guests: Sequence[Author],
 ) -> WritingResult:
     """Search, confirm, and note the end of the run."""
     request, run_id = state.request, state.run_id
@@ -104,7 +107,7 @@ def _run(
     if isinstance(fleet, LocalFleet):  # the ceilings are this machine's
         state.floor_s = _floor_s(state.problem, device)
     setting = Setting(run=run_id, problem=state.problem, request=request, book=book, device=device)
-    state.roster = make_roster(setting, proven=proven)
+    state.roster = make_roster(setting, proven=proven, guests=guests)
 
     on_gpu = device.kind == "cuda"
     target = target_for(request.language, request.target, on_gpu=on_gpu)

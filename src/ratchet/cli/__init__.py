@@ -89,6 +89,7 @@ def _interrupted(words: Sequence[str]) -> int:
         "bisect": "; its pairs and builds are kept (the same call continues)",
         "compare": "; the ledger holds its samples so far",
         "judge": "; the ledger holds its verdicts so far",
+        "learn": "; the same command goes on from its last checkpoint",
         "write": "; the ledger holds its answers so far (--resume continues)",
     }
     return _say(f"ratchet: interrupted{left.get(words[0], '') if words else ''}", INTERRUPTED)

@@ -70,6 +70,7 @@ def _register() -> None:
         inspect,
         judge,
         knowledge,
+        learn,
         optimize,
         repro,
         trace,

@@ -14,8 +14,9 @@ from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength
 from ratchet.errors import RatchetError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from ratchet.authors.author import Author
     from ratchet.authors.result import WritingRequest, WritingResult
     from ratchet.authors.run import RunEvent
     from ratchet.authors.write import Follow
@@ -56,8 +57,8 @@ def write(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Who proposes: library, compiler, search, agent. Default: all; the agent if it "
-            "has a model.",
+            help="Who proposes: library, compiler, search, agent, policy:FOLDER. Default: all; the "
+            "agent if it has a model, no policy.",
         ),
     ] = None,
     search: Annotated[
@@ -194,6 +195,7 @@ def _write_one(
     from ratchet.report.write_terminal import WriteProgress, print_writing
 
     check_ledger(fleet, ledger)
+    guests = _guests(request)
     problem = as_problem(given, time_limit_s=max(60.0, request.budget_s))
     spent_s = time.monotonic() - began  # finding a fleet's machines is not the budget's
     with (
@@ -207,6 +209,7 @@ def _write_one(
             follow=_following(folder, progress),
             command=_command(),
             spent_s=spent_s,
+            guests=guests,
         )
     paths = write_files(result, folder, render_write_page)
     if as_json:
@@ -239,6 +242,7 @@ def _write_all(
         return PROVEN
     folder = out or default_out(workload)
     check_out(folder)
+    guests = _guests(request)
     from ratchet.authors.shares import Asked, write_all
     from ratchet.report.write_page import render_write_page
     from ratchet.report.write_terminal import WriteProgress, print_workload
@@ -268,6 +272,7 @@ def _write_all(
             done=done,
             command=_command(),
             spent_s=spent_s,
+            guests=guests,
         )
     paths = write_summary(result, folder)
     if as_json:
@@ -279,6 +284,17 @@ def _write_all(
     if result.interrupted:
         return INTERRUPTED
     return PROVEN if any(row.status == "proven" for row in result.rows) else NOT_PROVEN
+
+
+def _guests(request: WritingRequest) -> Sequence[Author]:
+    """Return the trained policies that a request names; nothing is imported for none."""
+    from ratchet.authors.choices import POLICY
+
+    if not any(one.startswith(POLICY) for one in request.authors):
+        return ()
+    from ratchet.learn.policy import policy_authors
+
+    return policy_authors(request.authors, seed=request.seed)
 
 
 def _following(folder: Path, progress: WriteProgress) -> Follow:

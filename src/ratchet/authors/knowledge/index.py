@@ -172,6 +172,18 @@ class KnowledgeIndex:
         found = [IndexedDocument(**dict(zip(names, row, strict=True))) for row in rows]
         return sorted(found, key=lambda one: (not one.shipped, one.path))
 
+    def texts(self) -> list[str]:
+        """Return every document's text, the passages in their order, by path."""
+        query = (
+            "SELECT documents.path, passages.text FROM passages JOIN documents "
+            "ON documents.id = passages.document ORDER BY documents.path, passages.rowid"
+        )
+        found: dict[str, list[str]] = {}
+        with self._explained():
+            for path, text in self._connection.execute(query):
+                found.setdefault(path, []).append(text)
+        return ["\n\n".join(own) for own in found.values()]
+
     def remove(self, path: str) -> list[str]:
         """Remove the document of a path, or all below a folder; return the removed paths.
 

@@ -12,7 +12,7 @@ from ratchet.authors.search.cost_model import CostModel, Example
 from ratchet.authors.search.evolution import Evolution
 from ratchet.authors.search.optuna_search import OptunaSearch
 from ratchet.authors.search.random_search import RandomSearch
-from ratchet.authors.search.strategy import Move, ScoredSchedule, SearchStrategy
+from ratchet.authors.search.strategy import Move, ScoredSchedule, SearchStrategy, is_valid
 from ratchet.authors.search.transfer import Experience
 from ratchet.errors import RatchetError
 
@@ -50,10 +50,12 @@ class SearchAuthor:
         self._experience = experience or Experience()
         self._openers: list[Move] | None = None
         self._asked: set[Schedule] = set()
+        self._others: dict[str, bool] = {}
+        """Kernels of other authors, and whether their schedules are of this space."""
 
     def propose(self, progress: Progress, count: int) -> list[Proposal]:
         """Return up to `count` proposals; see `Author.propose`."""
-        answers = [one for one in progress.answers if one.proposal.author == self.name]
+        answers = [one for one in progress.answers if self._is_own(one.proposal)]
         trials = self._trials(answers)
         hashes = {one.proposal.schedule: one.proposal.kernel.hash for one in answers}
         model = None if self._plain else self._model(progress.problem.hash, answers)
@@ -72,6 +74,15 @@ class SearchAuthor:
             moves = self._chosen(self._strategy.ask(tried, left * more), left, model)
             proposals += self._proposed(moves, hashes)
         return proposals
+
+    def _is_own(self, proposal: Proposal) -> bool:
+        """Return whether a proposal is of this space: a trained policy's may be too."""
+        if proposal.author == self.name or not proposal.schedule:
+            return proposal.author == self.name
+        key = proposal.kernel.hash
+        if key not in self._others:
+            self._others[key] = is_valid(self._space, proposal.schedule)
+        return self._others[key]
 
     def _first(self, problem: str, model: CostModel | None) -> list[Move]:
         return [] if self._plain else self._experience.openers(self._space, problem, model)

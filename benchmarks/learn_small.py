@@ -1,0 +1,225 @@
+"""Measure `ratchet learn` at a small scale: what SFT and GRPO reach, and what replay keeps.
+
+python benchmarks/learn_small.py --minutes 60
+
+Every ratio is a screening's estimate on this machine's cores. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ratchet.authors.author import Answer, Progress, Proposal, Schedule
+from ratchet.authors.search.author import SearchAuthor
+from ratchet.learn.bench import Bench, PolicyKernel, ScreeningBench
+from ratchet.learn.config import LearnConfig
+from ratchet.learn.corpus import build_corpus
+from ratchet.learn.evaluate import Evaluation, Wanted, evaluate, policy_drawer, random_drawer
+from ratchet.learn.languages import ScheduleLanguage
+from ratchet.learn.models import Policy, load_policy
+from ratchet.learn.stages import grpo, pretrain, sft
+from ratchet.learn.tasks import TRAINED, UNSEEN, LearnTask, make_tasks, split_names
+from ratchet.ledger.verdicts import RecordedJudge
+
+SHARES = {"pretrain": 0.15, "sft": 0.1, "replay": 0.15, "grpo": 0.3, "eval": 0.2, "search": 0.1}
+REPLAYS = (0.0, 0.01, 0.05)
+
+
+class SeededSpace:
+    """A space whose first schedules are a policy's."""
+
+    def __init__(self, space: Any, first: Sequence[Schedule]) -> None:
+        self._space, self._first = space, list(first)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._space, name)
+
+    def first(self) -> list[Schedule]:
+        return [*self._first, *self._space.first()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--size", default="1m")
+    parser.add_argument("--per-family", type=int, default=5)
+    parser.add_argument("--unseen", type=int, default=6, help="problems of unseen families")
+    parser.add_argument("--answers", type=int, default=6, help="answers to each unseen problem")
+    parser.add_argument("--replay-seeds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--ledger", default=None)
+    given = parser.parse_args()
+    out = given.out or Path(tempfile.mkdtemp(prefix="learn-small-"))
+    total_s, began = 60 * given.minutes, time.monotonic()
+
+    def until(name: str, parts: int = 1) -> float:
+        return time.monotonic() + total_s * SHARES[name] / parts
+
+    def say(words: str) -> None:
+        print(f"[{time.monotonic() - began:6.0f} s] {words}", flush=True)
+
+    found: dict[str, Any] = {"minutes": given.minutes, "size": given.size, "seed": given.seed}
+    with RecordedJudge(given.ledger or str(out / "ledger.db")) as judge:
+        bench = ScreeningBench(judge)
+        try:
+            train, held = split_names(TRAINED, UNSEEN, given.per_family, given.seed)
+            held = {name: own[: given.unseen] for name, own in held.items()}
+            tasks, unseen = make_tasks(train), make_tasks(held)
+            say(f"{len(tasks)} problems to train on, {len(unseen)} unseen")
+            config = LearnConfig(seed=given.seed, size=given.size, measure_every=20)
+            corpus = build_corpus(tasks, held, ScheduleLanguage(), ledger=None, seed=given.seed)
+            base = pretrain(
+                config.changed(rate=2e-3, steps=20_000),
+                corpus,
+                out / "base",
+                deadline=until("pretrain"),
+            ).policy
+            found["parameters"] = base.card.parameters
+            found["pretrain_steps"] = base.card.figures["steps"]
+            say(f"pretrained {base.card.parameters:,} parameters, {base.card.figures}")
+
+            def start(folder: str) -> Policy:
+                return load_policy(out / folder, training=True)
+
+            sft_config = config.changed(steps=400, rate=2e-3)
+            taught = sft(
+                sft_config, corpus, start("base"), base, tasks, out / "sft", deadline=until("sft")
+            )
+            say(f"SFT: {msgspec.to_builtins(taught.policy.card.figures)}")
+            wanted = Wanted(answers=given.answers, seed=given.seed)
+            after_sft = evaluate(policy_drawer(taught.policy), unseen, bench, config, wanted)
+            _tell(say, found, "sft", after_sft)
+            before = bench.judged
+            done = grpo(
+                config.changed(rate=3e-4, steps=10_000, group=8, problems=2),
+                corpus,
+                start("sft"),
+                base,
+                tasks,
+                bench,
+                out / "grpo",
+                deadline=until("grpo"),
+            )
+            found["grpo_steps"], found["grpo_judged"] = done.trained.steps, bench.judged - before
+            found["grpo_forgetting"] = done.trained.forgetting
+            say(f"GRPO: {done.trained.steps} steps, {bench.judged - before} kernels judged")
+            _tell(
+                say,
+                found,
+                "grpo",
+                evaluate(policy_drawer(done.policy), unseen, bench, config, wanted),
+            )
+            _tell(say, found, "random", evaluate(random_drawer, unseen, bench, config, wanted))
+            found["search"] = _searches(done.policy, unseen, bench, given.seed, until("search"))
+            say(f"search: {found['search']}")
+            found["replay"] = _replays(
+                base, corpus, tasks, sft_config, out, given.replay_seeds, total_s, say
+            )
+        finally:
+            bench.close()
+    found["spent_s"] = round(time.monotonic() - began, 1)
+    print(json.dumps(found))
+
+
+def _tell(say: Any, found: dict[str, Any], name: str, one: Evaluation) -> None:
+    found[name] = {
+        key: value for key, value in msgspec.to_builtins(one).items() if key != "problems"
+    }
+    found[name]["best"] = {row.problem: row.best for row in one.problems}
+    say(
+        f"{name} on unseen families: valid {one.valid:.0%}, right {one.right:.0%}, "
+        f"fast {one.fast:.0%} ({one.fast_low:.0%} to {one.fast_high:.0%}), "
+        f"reward {one.reward:.3f} ({one.reward_low:.3f} to {one.reward_high:.3f})"
+    )
+
+
+def _replays(
+    base: Policy,
+    corpus: Any,
+    tasks: Sequence[LearnTask],
+    config: LearnConfig,
+    out: Path,
+    seeds: int,
+    total_s: float,
+    say: Any,
+) -> dict[str, Any]:
+    """Return what equal steps of SFT forget at each share of replay, seed by seed."""
+    steps = 120
+    found: dict[str, Any] = {}
+    limit = time.monotonic() + total_s * SHARES["replay"]
+    for seed in range(seeds):
+        if seed and time.monotonic() > limit:
+            say("no time for more seeds of replay")
+            break
+        for share in REPLAYS:  # a seed is whole or not there
+            own = config.changed(steps=steps, seed=seed, replay=share, max_forgetting=1e9)
+            start = load_policy(out / "base", training=True)
+            done = sft(own, corpus, start, base, tasks, out / f"replay-{share}-{seed}")
+            row = found.setdefault(f"{share:.0%}", {"forgetting": []})
+            row["forgetting"].append(round(done.trained.forgetting, 4))
+    for share, row in found.items():
+        say(f"replay {share}: forgot {statistics.fmean(row['forgetting']):.3f} nats, {row}")
+    return found
+
+
+def _searches(
+    policy: Policy, unseen: Sequence[LearnTask], bench: Bench, seed: int, deadline: float
+) -> dict[str, Any]:
+    """Return how many kernels the search needs for its own result, alone and with seeds."""
+    most, rows = 18, []
+    draw = policy_drawer(policy)
+    for task in unseen:
+        if time.monotonic() > deadline:
+            break
+        alone = _climb(SearchAuthor(task.space, seed=seed), task, bench, most)
+        first = [one.schedule for one in draw(task, 6, seed) if one is not None]
+        space: Any = SeededSpace(task.space, list(dict.fromkeys(first)))
+        seeded = _climb(SearchAuthor(space, seed=seed), task, bench, most)
+        goal = 0.98 * max(alone, default=0.0)
+        rows.append(
+            {
+                "problem": task.name,
+                "alone": _reached(alone, goal),
+                "seeded": _reached(seeded, goal),
+                "best_alone": max(alone, default=None),
+                "best_seeded": max(seeded, default=None),
+            }
+        )
+    return {"most": most, "problems": rows}
+
+
+def _climb(author: SearchAuthor, task: LearnTask, bench: Bench, most: int) -> list[float]:
+    """Return the best ratio after each kernel of a search."""
+    progress, best = Progress(problem=task.problem), list[float]()
+    while len(best) < most:
+        proposals = author.propose(progress, 6)
+        if not proposals:
+            break
+        asked = [PolicyKernel(kernel=one.kernel, schedule=one.schedule) for one in proposals]
+        for proposal, said in zip(proposals, bench.outcomes(task, asked), strict=True):
+            progress.answers.append(_answer(proposal, said.status, said.ratio))
+            ratio = said.ratio if said.is_right and said.ratio else 0.0
+            best.append(max([ratio, *best[-1:]]))
+    return best
+
+
+def _answer(proposal: Proposal, status: str, ratio: float | None) -> Answer:
+    return Answer(proposal=proposal, stage="screened", status=status, reason="", ratio=ratio)
+
+
+def _reached(best: Sequence[float], goal: float) -> int | None:
+    return next((place for place, one in enumerate(best, 1) if one >= goal), None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,553 @@
+"""`ratchet learn`: train an author on the judge's verdicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ratchet.cli.app import Debug, Json, LedgerUrl, app, print_json
+from ratchet.errors import LearnError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ratchet.learn.bench import ScreeningBench
+    from ratchet.learn.config import LearnConfig
+    from ratchet.learn.corpus import Corpus
+    from ratchet.learn.models import Policy
+    from ratchet.learn.result import LearnReport
+    from ratchet.learn.stages import StageResult
+    from ratchet.learn.tasks import LearnTask, Names
+
+OUT = Path("ratchet-learn")
+
+commands = typer.Typer()
+app.add_typer(commands, name="learn")
+
+Out = Annotated[Path, typer.Option("--out", help="Folder of the run.")]
+CorpusFolder = Annotated[
+    Path | None,
+    typer.Option("--corpus", help="The corpus. Default: the folder corpus beside --out."),
+]
+Families = Annotated[
+    str | None,
+    typer.Option(metavar="NAMES", help="Families of problems to train on, or all."),
+]
+Unseen = Annotated[
+    str | None, typer.Option(metavar="NAMES", help="Families that are never trained on.")
+]
+PerFamily = Annotated[int, typer.Option("--per-family", min=1, help="Problems of each family.")]
+Text = Annotated[
+    list[Path] | None,
+    typer.Option("--text", metavar="PATH", help="Pretraining text to replay; may be repeated."),
+]
+ModelName = Annotated[
+    str, typer.Option(metavar="NAME", help="Causal language model; default: a small Llama.")
+]
+Size = Annotated[str, typer.Option(help="Size of the small Llama: tiny, 1m, 2m, 4m, 10m or 20m.")]
+AnswerName = Annotated[
+    str, typer.Option("--answers", metavar="schedule|source", help="What the model writes.")
+]
+LanguageName = Annotated[
+    str, typer.Option("--language", metavar="cpp|triton", help="Language of the kernels.")
+]
+Steps = Annotated[int, typer.Option(min=1, help="Steps of training.")]
+Batch = Annotated[int, typer.Option(min=1, help="Windows or examples in a step.")]
+Rate = Annotated[float, typer.Option(help="Learning rate.")]
+Context = Annotated[int, typer.Option(help="Tokens in a window of text.")]
+Lora = Annotated[int, typer.Option(min=0, help="Rank of LoRA; 0 trains all weights.")]
+Replay = Annotated[
+    str, typer.Option(metavar="SHARE", help="Share of tokens that are replayed text: 1%.")
+]
+MaxForgetting = Annotated[
+    float, typer.Option("--max-forgetting", help="Nats a token that may be forgotten.")
+]
+OnForgetting = Annotated[
+    str, typer.Option("--on-forgetting", metavar="raise|stop", help="Beyond that: raise or stop.")
+]
+RewardName = Annotated[
+    str, typer.Option("--reward", metavar="log|milestones|raw", help="How speed is rewarded.")
+]
+AgainstCompile = Annotated[
+    bool,
+    typer.Option("--against-compile", help="Reward the speed-up against torch.compile too."),
+]
+Group = Annotated[int, typer.Option(min=2, help="Answers to each problem of a step.")]
+Seed = Annotated[int, typer.Option(help="Seed.")]
+DeviceOf = Annotated[str, typer.Option("--device", metavar="NAME", help="Where to train.")]
+Fleet = Annotated[str, typer.Option(metavar="local|ray|ray://HOST:PORT", help="Where to judge.")]
+
+
+@commands.callback(invoke_without_command=True)
+def learn(context: typer.Context) -> None:
+    """Train an author on the judge's verdicts: corpus, pretrain, sft, grpo, eval, serve, loop."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@commands.command()
+def corpus(
+    out: Out = OUT / "corpus",
+    families: Families = None,
+    unseen: Unseen = None,
+    per_family: PerFamily = 6,
+    text: Text = None,
+    answers: AnswerName = "schedule",
+    language: LanguageName = "cpp",
+    draws: Annotated[int, typer.Option(min=0, help="Triples to draw for each problem.")] = 24,
+    device: Annotated[
+        str, typer.Option("--device", metavar="NAME", help="Device whose verdicts count.")
+    ] = "cpu",
+    seed: Seed = 0,
+    ledger: LedgerUrl = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Collect what to learn from: the ledger's kernels, the generator's triples, and text."""
+    config = _config(answers=answers, language=language, seed=seed)
+    train, held = _split(families, unseen, per_family, seed)
+    from ratchet.learn.files import check_out
+
+    check_out(out)
+    import msgspec
+
+    from ratchet.devices.probe import probe
+    from ratchet.learn.corpus import build_corpus, write_corpus
+    from ratchet.learn.languages import language_of
+    from ratchet.learn.tasks import make_tasks
+    from ratchet.ledger.store import Ledger
+
+    with Ledger.open(ledger) as book:
+        found = build_corpus(
+            make_tasks(train, language=language),
+            held,
+            language_of(config.answers, config.language),
+            ledger=book,
+            here=book.here(probe(device)),
+            texts=text or (),
+            draws=draws,
+            seed=seed,
+        )
+    write_corpus(out, found)
+    if as_json:
+        return print_json({"folder": str(out), **msgspec.to_builtins(found.card)})
+    print(f"corpus {found.card.hash[:12]} in {out}")
+    for name, count in found.card.counts.items():
+        print(f"  {name:<12} {count:,}")
+    print(f"  {'duplicates':<12} {found.card.duplicates:,} left out")
+    print(f"  text         {found.card.bytes:,} bytes to replay")
+
+
+@commands.command()
+def pretrain(
+    out: Out = OUT / "base",
+    corpus: CorpusFolder = None,
+    model: ModelName = "",
+    size: Size = "1m",
+    steps: Steps = 500,
+    batch: Batch = 16,
+    context: Context = 128,
+    rate: Rate = 2e-3,
+    minutes: Annotated[float | None, typer.Option(help="Stop after this time.")] = None,
+    device: DeviceOf = "cpu",
+    seed: Seed = 0,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train the small Llama on the corpus's text, or take a model as it is."""
+    config = _config(
+        model=model, size=size, steps=steps, batch=batch, context=context, rate=rate, seed=seed,
+        device=device,
+    )  # fmt: skip
+    material, follow = _opened(out, corpus, config, "pretrain")
+    from ratchet.learn.stages import pretrain as run
+
+    _finished(
+        run(config, material, out, deadline=_deadline(minutes), follow=follow), config, out, as_json
+    )
+
+
+@commands.command()
+def sft(
+    start: Annotated[Path, typer.Argument(metavar="POLICY", help="Folder of the base model.")],
+    out: Out = OUT / "sft",
+    corpus: CorpusFolder = None,
+    answers: AnswerName = "schedule",
+    language: LanguageName = "cpp",
+    lora: Lora = 0,
+    steps: Steps = 200,
+    batch: Batch = 16,
+    context: Context = 128,
+    rate: Rate = 2e-3,
+    replay: Replay = "1%",
+    max_forgetting: MaxForgetting = 0.05,
+    on_forgetting: OnForgetting = "raise",
+    minutes: Annotated[float | None, typer.Option(help="Stop after this time.")] = None,
+    device: DeviceOf = "cpu",
+    seed: Seed = 0,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Teach a model the corpus's answers, and replay pretraining text meanwhile."""
+    config = _config(
+        answers=answers, language=language, lora=lora, steps=steps, batch=batch, context=context,
+        rate=rate, replay=_share(replay), max_forgetting=max_forgetting,
+        on_forgetting=on_forgetting, device=device, seed=seed,
+    )  # fmt: skip
+    material, follow = _opened(out, corpus, config, "sft")
+    from ratchet.learn.stages import sft as run
+
+    policy, base = _start(start, start, config)
+    tasks = _tasks_of(material, config)
+    done = run(
+        config, material, policy, base, tasks, out, deadline=_deadline(minutes), follow=follow
+    )
+    _finished(done, config, out, as_json)
+
+
+@commands.command()
+def grpo(
+    start: Annotated[Path, typer.Argument(metavar="POLICY", help="Folder of the policy.")],
+    base: Annotated[
+        Path | None, typer.Option(help="Folder of the base model; default: POLICY.")
+    ] = None,
+    out: Out = OUT / "grpo",
+    corpus: CorpusFolder = None,
+    lora: Lora = 0,
+    steps: Steps = 50,
+    problems: Annotated[int, typer.Option(min=1, help="Problems in a step.")] = 2,
+    group: Group = 8,
+    rate: Rate = 3e-4,
+    reward: RewardName = "log",
+    against_compile: AgainstCompile = False,
+    kl: Annotated[float, typer.Option(min=0, help="Weight of the divergence from POLICY.")] = 0.0,
+    context: Context = 128,
+    replay: Replay = "1%",
+    max_forgetting: MaxForgetting = 0.05,
+    on_forgetting: OnForgetting = "raise",
+    minutes: Annotated[float | None, typer.Option(help="Stop after this time.")] = None,
+    device: DeviceOf = "cpu",
+    fleet: Fleet = "local",
+    seed: Seed = 0,
+    ledger: LedgerUrl = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train a policy on the judge's answers on its own kernels."""
+    config = _config(
+        lora=lora, steps=steps, problems=problems, group=group, rate=rate, reward=reward,
+        rival="compile" if against_compile else "eager", kl=kl, context=context,
+        replay=_share(replay), max_forgetting=max_forgetting, on_forgetting=on_forgetting,
+        device=device, seed=seed,
+    )  # fmt: skip
+    material, follow = _opened(out, corpus, config, "grpo")
+    from ratchet.learn.stages import grpo as run
+
+    policy, known = _start(start, base or start, config)
+    config = config.changed(answers=policy.card.answers, language=policy.card.language)
+    tasks = _tasks_of(material, config)
+    for bench in _bench(ledger, fleet, config):
+        done = run(
+            config, material, policy, known, tasks, bench, out, deadline=_deadline(minutes),
+            follow=follow,
+        )  # fmt: skip
+        _finished(done, config, out, as_json)
+
+
+@commands.command(name="eval")
+def evaluate(
+    start: Annotated[Path, typer.Argument(metavar="POLICY", help="Folder of the policy.")],
+    corpus: CorpusFolder = None,
+    unseen: Unseen = None,
+    per_family: PerFamily = 6,
+    answers: Annotated[int, typer.Option(min=1, help="Answers to each problem.")] = 6,
+    random: Annotated[bool, typer.Option("--random", help="Also judge random schedules.")] = False,
+    device: DeviceOf = "cpu",
+    fleet: Fleet = "local",
+    seed: Seed = 0,
+    ledger: LedgerUrl = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show how good a policy's answers are on unseen families."""
+    config = _config(seed=seed, device=device)
+    _, held = _split(None, unseen, per_family, seed)
+    import msgspec
+
+    from ratchet.learn import evaluate as judged
+    from ratchet.learn.models import load_policy
+    from ratchet.learn.tasks import make_tasks
+
+    policy = load_policy(start, device=device)
+    config = config.changed(answers=policy.card.answers, language=policy.card.language)
+    tasks = make_tasks(held, language=config.language)
+    wanted = judged.Wanted(answers=answers, seed=seed)
+    for bench in _bench(ledger, fleet, config):
+        drawers = {"policy": judged.policy_drawer(policy)}
+        if random:
+            drawers["random"] = judged.random_drawer
+        found = {
+            name: judged.evaluate(one, tasks, bench, config, wanted)
+            for name, one in drawers.items()
+        }
+        if as_json:
+            print_json({name: msgspec.to_builtins(one) for name, one in found.items()})
+            continue
+        for name, one in found.items():
+            print(
+                f"{name}: {one.answers} answers to {len(one.problems)} problems; "
+                f"valid {one.valid:.0%}, right {one.right:.0%}, fast (1.2x) {one.fast:.0%} "
+                f"({one.fast_low:.0%} to {one.fast_high:.0%}), reward {one.reward:.3f} "
+                f"({one.reward_low:.3f} to {one.reward_high:.3f}), by screening"
+            )
+
+
+@commands.command()
+def serve(
+    start: Annotated[Path, typer.Argument(metavar="POLICY", help="Folder of the policy.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8111,
+    device: DeviceOf = "cpu",
+    seed: Seed = 0,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Serve a policy as an OpenAI-compatible endpoint on 127.0.0.1."""
+    from ratchet.learn.models import load_policy
+    from ratchet.learn.serve import PolicyServer
+
+    server = PolicyServer(
+        load_policy(start, device=device), port=port, name=start.resolve().name, seed=seed
+    )
+    if as_json:
+        print_json({"base_url": server.url, "model": start.resolve().name})
+    else:
+        print(f"serving {start} at {server.url} as model {start.resolve().name}; Ctrl-C stops")
+    import sys
+
+    sys.stdout.flush()
+    try:
+        server.run()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.close_socket()
+
+
+@commands.command()
+def loop(
+    rounds: Annotated[int, typer.Option(help="Rounds after the first policy.")] = 3,
+    budget: Annotated[str, typer.Option(metavar="TIME", help="Time for everything.")] = "60m",
+    out: Out = OUT,
+    families: Families = None,
+    unseen: Unseen = None,
+    per_family: PerFamily = 6,
+    text: Text = None,
+    model: ModelName = "",
+    size: Size = "1m",
+    answers: AnswerName = "schedule",
+    language: LanguageName = "cpp",
+    lora: Lora = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of SFT, at most.")] = 400,
+    batch: Batch = 16,
+    context: Context = 128,
+    rate: Rate = 2e-3,
+    problems: Annotated[int, typer.Option(min=1, help="Problems in a step of GRPO.")] = 2,
+    group: Group = 8,
+    reward: RewardName = "log",
+    against_compile: AgainstCompile = False,
+    replay: Replay = "1%",
+    max_forgetting: MaxForgetting = 0.05,
+    device: DeviceOf = "cpu",
+    fleet: Fleet = "local",
+    seed: Seed = 0,
+    ledger: LedgerUrl = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train, judge and train again; a policy is kept only if it is better and forgot little."""
+    from ratchet.authors.choices import parse_budget_s, parse_fleet
+    from ratchet.learn.config import check_rounds
+
+    check_rounds(rounds)
+    budget_s = parse_budget_s(budget)
+    machines = parse_fleet(fleet)
+    config = _config(
+        model=model, size=size, answers=answers, language=language, lora=lora, steps=steps,
+        batch=batch, context=context, rate=rate, problems=problems, group=group, reward=reward,
+        rival="compile" if against_compile else "eager", replay=_share(replay),
+        max_forgetting=max_forgetting, device=device, seed=seed,
+    )  # fmt: skip
+    train, held = _split(families, unseen, per_family, seed)
+    from ratchet.learn.files import check_out, refresh_page, write_report
+
+    check_out(out)
+    from ratchet.authors.fleet import check_ledger, open_judge
+    from ratchet.cli.write import _command
+    from ratchet.learn.loop import Loop, LoopOptions
+    from ratchet.report.learn_page import headline, render_learn_page
+    from ratchet.report.learn_progress import LearnProgress
+
+    check_ledger(machines, ledger)
+    options = LoopOptions(
+        rounds=rounds,
+        budget_s=budget_s,
+        train=train,
+        unseen=held,
+        texts=tuple(text or ()),
+        command=_command(),
+    )
+    with open_judge(ledger, machines) as judge, LearnProgress(budget_s) as progress:
+
+        def show(report: LearnReport, words: str) -> None:
+            progress.show(words)
+            refresh_page(report, out, render_learn_page)
+
+        result = Loop(config=config, options=options, judge=judge, out=out, show=show).run()
+    paths = write_report(result, out, render_learn_page)
+    if as_json:
+        return print_json(result.to_json() | {"paths": paths})
+    print(headline(result))
+    for row in result.rounds:
+        one = row.evaluation
+        print(
+            f"  round {row.number}: {'kept' if row.kept else 'not kept'} ({row.why}); valid "
+            f"{one.valid:.0%}, right {one.right:.0%}, fast {one.fast:.0%}, forgot "
+            f"{row.forgetting:.3f} nats, {row.judged} kernels judged"
+        )
+    for note in result.notes:
+        print(f"  {note}")
+    print(f"policy: {result.policy}\npage:   {paths['page']}")
+
+
+def _config(**values: Any) -> LearnConfig:
+    from ratchet.learn.config import LearnConfig
+
+    return LearnConfig(**values)
+
+
+def _share(text: str) -> float:
+    from ratchet.learn.config import parse_share
+
+    return parse_share(text)
+
+
+def _split(
+    families: str | None, unseen: str | None, per_family: int, seed: int
+) -> tuple[Names, Names]:
+    from ratchet.kernels.suites.names import NAMES
+    from ratchet.learn.tasks import TRAINED, UNSEEN, split_names
+
+    held = UNSEEN if unseen is None else tuple(one for one in unseen.split(",") if one)
+    if families == "all":
+        trained = tuple(one for one in NAMES if one not in held)
+    else:
+        given = TRAINED if families is None else tuple(one for one in families.split(",") if one)
+        trained = tuple(one for one in given if families is not None or one not in held)
+    return split_names(trained, held, per_family, seed)
+
+
+def _opened(
+    out: Path, corpus: Path | None, config: LearnConfig, stage: str
+) -> tuple[Corpus, Callable[[str, dict[str, float | str]], None]]:
+    """Return the corpus, and what follows the run: a line, and a page that is written again."""
+    from ratchet.learn.corpus import read_corpus
+    from ratchet.learn.files import check_out
+
+    found = read_corpus(corpus or out.parent / "corpus")
+    check_out(out)
+    from ratchet.learn.files import refresh_page
+    from ratchet.report.learn_page import render_learn_page
+    from ratchet.report.learn_progress import told
+
+    rows: list[dict[str, float | str]] = []
+    tell = told(stage, config.steps)
+
+    def follow(name: str, row: dict[str, float | str]) -> None:
+        rows.append(row)
+        if tell(row):
+            report = _report(name, config, rows, running=True)
+            refresh_page(report, out, render_learn_page)
+
+    return found, follow
+
+
+def _report(
+    stage: str, config: LearnConfig, rows: list[dict[str, float | str]], *, running: bool
+) -> LearnReport:
+    from ratchet.cli.write import _command
+    from ratchet.learn.result import LearnReport
+
+    return LearnReport(
+        title=f"learn {stage}",
+        command=_command(),
+        running=running,
+        config=config.rows(),
+        curves={stage: rows},
+    )
+
+
+def _finished(done: StageResult, config: LearnConfig, out: Path, as_json: bool) -> None:
+    from ratchet.learn.checkpoint import read_curve
+    from ratchet.learn.files import write_report
+    from ratchet.report.learn_page import render_learn_page
+
+    stage, trained = done.policy.card.stage, done.trained
+    report = _report(stage, config, read_curve(out), running=False)
+    paths = write_report(report, out, render_learn_page)
+    if as_json:
+        from dataclasses import asdict
+
+        return print_json(
+            {"policy": str(out), "stage": stage, **asdict(trained), "paths": paths,
+             "config": dict(config.rows())}
+        )  # fmt: skip
+    print(" ".join(f"{name}={value}" for name, value in config.rows()))
+    ended = {"done": "all steps done", "budget": "its time is over"}
+    print(
+        f"{stage}: {trained.steps} steps, {ended.get(trained.stopped, 'it forgot too much')}; "
+        f"forgot {trained.forgetting:.3f} nats, replay {trained.replay:.1%}\n"
+        f"policy: {out}\npage:   {paths['page']}"
+    )
+
+
+def _start(start: Path, base: Path, config: LearnConfig) -> tuple[Policy, Policy]:
+    from ratchet.learn.models import load_policy
+
+    return (
+        load_policy(start, device=config.device, training=True),
+        load_policy(base, device=config.device),
+    )
+
+
+def _tasks_of(material: Corpus, config: LearnConfig) -> list[LearnTask]:
+    from ratchet.learn.tasks import make_tasks
+
+    return make_tasks(material.card.train, language=config.language)
+
+
+def _bench(ledger: str | None, fleet: str, config: LearnConfig) -> Iterator[ScreeningBench]:
+    """Yield the judge as a source of rewards, once, and close it."""
+    from ratchet.authors.choices import parse_fleet
+    from ratchet.authors.fleet import check_ledger, open_judge
+    from ratchet.learn.bench import ScreeningBench
+
+    machines = parse_fleet(fleet)
+    check_ledger(machines, ledger)
+    with open_judge(ledger, machines) as judge:
+        bench = ScreeningBench(judge, rival=config.rival)
+        try:
+            yield bench
+        finally:
+            bench.close()
+
+
+def _deadline(minutes: float | None) -> float | None:
+    import time
+
+    if minutes is None:
+        return None
+    if minutes <= 0:
+        raise LearnError(f"--minutes {minutes:g} is no time: give more than 0")
+    return time.monotonic() + 60 * minutes

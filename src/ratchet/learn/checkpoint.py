@@ -1,0 +1,133 @@
+"""Checkpoints and curves: a killed run goes on from its last checkpoint, to the same curve."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from ratchet.errors import LearnError
+
+STATE, CURVE = "checkpoint.pt", "curve.jsonl"
+Row = dict[str, float | str]
+"""One step's figures by name."""
+STEP: Final = "step"
+
+
+@dataclass(slots=True)
+class RunState:
+    """Where a run stands beside its weights."""
+
+    step: int = 0
+    replay: float = 0.0
+    owed: float = 0.0
+    notes: dict[str, Any] = field(default_factory=dict)
+    """Of the objective: plain data."""
+
+
+def save_checkpoint(folder: Path, model: Any, optimizer: Any, progress: RunState) -> None:
+    """Write a checkpoint through a file beside it, so that a kill leaves the last one whole.
+
+    Raises:
+        LearnError: it cannot be written; the last one stays.
+    """
+    weights = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    partial = folder / f"{STATE}.{os.getpid()}.partial"
+    state = {
+        "weights": {name: one.detach().cpu() for name, one in weights.items()},
+        "optimizer": optimizer.state_dict(),
+        "step": progress.step,
+        "replay": progress.replay,
+        "owed": progress.owed,
+        "notes": json.dumps(progress.notes),
+    }
+    try:
+        torch.save(state, partial)
+        partial.replace(folder / STATE)
+    except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError for a full disk
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:120]
+        raise LearnError(
+            f"the checkpoint in {str(folder)!r} cannot be written ({reason}): make room there, "
+            "and run the same command again; it goes on from the last whole checkpoint"
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load_checkpoint(folder: Path, model: Any, optimizer: Any) -> RunState | None:
+    """Put the folder's checkpoint into a model and an optimizer; None if there is none.
+
+    Raises:
+        LearnError: it is damaged, or another model's.
+    """
+    path = folder / STATE
+    if not path.exists():
+        return None
+    try:
+        state = torch.load(path, weights_only=True, map_location="cpu")
+        own = dict(model.named_parameters())
+        with torch.no_grad():
+            for name, value in state["weights"].items():
+                own[name].copy_(value)
+        optimizer.load_state_dict(state["optimizer"])
+        return RunState(
+            step=int(state["step"]),
+            replay=float(state["replay"]),
+            owed=float(state["owed"]),
+            notes=json.loads(state["notes"]),
+        )
+    except (
+        OSError,
+        RuntimeError,
+        KeyError,
+        ValueError,
+        EOFError,
+        pickle.UnpicklingError,
+    ) as error:
+        raise LearnError(
+            f"the checkpoint {str(path)!r} is damaged or another model's: remove it to start anew"
+        ) from error
+
+
+class Curve:
+    """The figures of every step, one JSON line each."""
+
+    def __init__(self, folder: Path, *, upto: int = 0) -> None:
+        self._path = folder / CURVE
+        self.rows: list[Row] = [one for one in read_curve(folder) if float(one[STEP]) < upto]
+        self._write("".join(json.dumps(one) + "\n" for one in self.rows), "w")
+
+    def add(self, row: Row) -> None:
+        """Append one step."""
+        self.rows.append(row)
+        self._write(json.dumps(row) + "\n", "a")
+
+    def _write(self, text: str, mode: str) -> None:
+        try:
+            with self._path.open(mode, encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise LearnError(
+                f"the curve {str(self._path)!r} cannot be written ({error.strerror}): make room "
+                "there, and run the same command again"
+            ) from error
+
+
+def read_curve(folder: Path) -> list[Row]:
+    """Return a run's curve; lines that a kill cut are left out."""
+    found: list[Row] = []
+    try:
+        lines = (folder / CURVE).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return found

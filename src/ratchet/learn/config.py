@@ -1,0 +1,170 @@
+"""The settings of a run: one dataclass, printed with the run and kept beside its model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from ratchet.errors import LearnError
+
+Answers = Literal["schedule", "source"]
+Reward = Literal["milestones", "log", "raw"]
+OnForgetting = Literal["raise", "stop"]
+Rival = Literal["eager", "compile"]
+
+SIZES: Final[dict[str, tuple[int, int]]] = {
+    "tiny": (64, 2),
+    "1m": (128, 4),
+    "2m": (192, 4),
+    "4m": (256, 4),
+    "10m": (384, 5),
+    "20m": (512, 6),
+}
+"""Width and layers of the small Llama; the name is about its number of parameters."""
+LARGEST_SEED: Final = 2**32 - 1
+
+
+class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Every choice of a run. A run is reproducible from it, its corpus and the ledger's answers."""
+
+    seed: int = 0
+    answers: Answers = "schedule"
+    """What the model writes: the generator's schedule, or a whole kernel."""
+    language: str = "cpp"
+    """Of the kernels: cpp or triton."""
+    model: str = ""
+    """A causal language model's name or folder; empty for a small Llama that is trained here."""
+    size: str = "1m"
+    """Of the small Llama: one of SIZES."""
+    vocabulary: int = 2048
+    """Of the small Llama's tokenizer."""
+    lora: int = 0
+    """Rank of LoRA; 0 trains all weights."""
+    device: str = "cpu"
+    context: int = 128
+    """Tokens in a window of pretraining text."""
+    batch: int = 16
+    steps: int = 200
+    rate: float = 1e-3
+    """Learning rate, after a warm-up of 20 steps."""
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+    # GRPO.
+    problems: int = 2
+    """Problems in each step."""
+    group: int = 8
+    """Answers to each of them."""
+    temperature: float = 1.0
+    resamples: int = 2
+    """Times that a group is drawn again if its rewards are all equal."""
+    updates: int = 2
+    """Updates on the answers of one step."""
+    ratio_clip: float = 0.2
+    kl: float = 0.0
+    """Weight of the divergence from the policy that GRPO began with."""
+    reward: Reward = "log"
+    cap: float = 4.0
+    """Speed-up above which the reward grows no more."""
+    cheating: float = -1.0
+    """Reward of a kernel that tried to fool the judge."""
+    rival: Rival = "eager"
+    """Whose time a speed-up is against: eager, or the faster of eager and torch.compile."""
+    # Forgetting.
+    replay: float = 0.01
+    """Share of tokens in the loss that are pretraining text."""
+    replay_weight: float = 1.0
+    """Weight of those tokens in the loss beside that of the others."""
+    max_forgetting: float = 0.05
+    """Rise of the loss on held-out pretraining text, in nats a token, that is allowed."""
+    on_forgetting: OnForgetting = "raise"
+    """Beyond it: raise the share of replay, or stop."""
+    measure_every: int = 20
+    save_every: int = 20
+    alarm: bool = True
+    """Judge the kernels behind a jump of the reward in full."""
+
+    def __post_init__(self) -> None:
+        _check(0 <= self.seed <= LARGEST_SEED, "seed", self.seed, f"0 to {LARGEST_SEED}")
+        _check(self.size in SIZES, "size", self.size, ", ".join(SIZES))
+        _check(self.answers in ("schedule", "source"), "answers", self.answers, "schedule, source")
+        _check(self.language in ("cpp", "triton"), "language", self.language, "cpp, triton")
+        _check(
+            self.reward in ("milestones", "log", "raw"),
+            "reward",
+            self.reward,
+            "milestones, log, raw",
+        )
+        _check(
+            self.on_forgetting in ("raise", "stop"),
+            "on-forgetting",
+            self.on_forgetting,
+            "raise, stop",
+        )
+        _check(0 <= self.replay < 0.9, "replay", self.replay, "0% to 90%")
+        _check(self.max_forgetting > 0, "max-forgetting", self.max_forgetting, "more than 0 nats")
+        _check(self.cap > 1, "cap", self.cap, "more than 1")
+        _check(self.lora >= 0, "lora", self.lora, "0 or more")
+        for name in ("steps", "batch", "problems", "updates", "measure_every", "save_every"):
+            _check(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+        _check(self.group >= 2, "group", self.group, "2 or more answers")
+        _check(self.context >= 16, "context", self.context, "16 or more tokens")
+        _check(self.vocabulary >= 512, "vocabulary", self.vocabulary, "512 or more")
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return every setting with its value, for people."""
+        return [(one, str(value)) for one, value in msgspec.to_builtins(self).items()]
+
+    def changed(self, **values: Any) -> LearnConfig:
+        """Return a copy with other values."""
+        return msgspec.structs.replace(self, **values)
+
+
+def _check(fine: bool, name: str, value: object, rule: str) -> None:
+    if not fine:
+        raise LearnError(f"{name} {value!r} is out of range: give {rule}")
+
+
+def parse_share(text: str) -> float:
+    """Return the share that `1%` or `0.01` names."""
+    try:
+        share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 0.9:
+        raise LearnError(f"replay {text!r} is no share: write 1% or 0.01, below 90%")
+    return share
+
+
+def check_rounds(rounds: int) -> None:
+    """Raise for a number of rounds that no loop has."""
+    _check(1 <= rounds <= 1000, "rounds", rounds, "1 to 1000")
+
+
+def write_config(folder: Path, config: LearnConfig) -> None:
+    """Keep a run's config in its folder."""
+    from ratchet.files import write_whole
+
+    text = json.dumps(msgspec.to_builtins(config), indent=2) + "\n"
+    write_whole(folder / "config.learn.json", text.encode())
+
+
+def same_config(folder: Path, config: LearnConfig) -> None:
+    """Raise a LearnError if a folder's run has another config than this one."""
+    path = folder / "config.learn.json"
+    if not path.exists():
+        return
+    try:
+        kept = msgspec.convert(json.loads(path.read_text()), LearnConfig)
+    except (ValueError, msgspec.ValidationError, OSError) as error:
+        raise LearnError(f"{str(path)!r} is no config of a run: give another --out") from error
+    names = [field for field in kept.__struct_fields__ if field != "steps"]
+    other = [one for one in names if getattr(kept, one) != getattr(config, one)]
+    if other:
+        name = other[0]
+        raise LearnError(
+            f"the run in {str(folder)!r} has {name} {getattr(kept, name)!r}, and this one "
+            f"{getattr(config, name)!r}: give the same options, or another --out"
+        )

@@ -1,0 +1,286 @@
+"""The corpus: what to learn to answer, and the pretraining text that is replayed meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from ratchet.authors.knowledge.index import index_path, open_index
+from ratchet.errors import LearnError, WorkloadError
+from ratchet.files import why_not_new_folder, write_whole
+from ratchet.learn.languages import AnswerLanguage, loop_summary, schedule_text
+from ratchet.learn.tasks import LearnTask, by_family
+from ratchet.ledger.store import Ledger
+from ratchet.ledger.tables import Fingerprint
+from ratchet.workloads.text import file_text, standard_library_text
+
+EXAMPLES, TEXT, CARD = "examples.jsonl", "replay.jsonl", "card.json"
+HELD_OUT: Final = 0.1
+"""Share of the replayed documents that is held out, to measure forgetting on."""
+TEXT_BYTES: Final = 2_000_000
+NEAR_BEST: Final = 0.95
+"""Schedules within this share of a problem's best count as its best."""
+FAILED: Final = ("wrong", "crashed", "timed_out", "refused", "cheating")
+SUFFIXES: Final = frozenset({".txt", ".md", ".rst", ".py", ".cpp", ".hip", ".cu", ".h", ".hpp"})
+
+
+class TaughtAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer to learn, and where it comes from."""
+
+    kind: str
+    """`proven`, `screened`: the best of the ledger; `generated`: a triple of the generator's."""
+    problem: str
+    family: str
+    prompt: str
+    answer: str
+    kernel: str
+    """Hash of the kernel."""
+    weight: int = 1
+
+
+class CorpusCard(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts and hashes of a corpus, part by part."""
+
+    hash: str
+    counts: dict[str, int]
+    duplicates: int
+    hashes: dict[str, str]
+    train: dict[str, list[str]]
+    unseen: dict[str, list[str]]
+    bytes: int
+    """Of the replayed text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Corpus:
+    """A corpus, read."""
+
+    examples: tuple[TaughtAnswer, ...]
+    text: tuple[str, ...]
+    """Documents to replay."""
+    held_out: tuple[str, ...]
+    card: CorpusCard
+
+
+def build_corpus(
+    tasks: Sequence[LearnTask],
+    unseen: dict[str, list[str]],
+    language: AnswerLanguage,
+    *,
+    ledger: Ledger | None,
+    here: Fingerprint | None = None,
+    texts: Sequence[Path] = (),
+    draws: int = 24,
+    seed: int = 0,
+) -> Corpus:
+    """Return the corpus of these problems: their ledger's best, and `draws` triples of each.
+
+    Only what the device and software `here` measured counts. Whatever
+    an unseen family's problem taught the ledger stays out.
+
+    Raises:
+        LearnError: no examples at all, or replay text that cannot be read.
+    """
+    known = [] if ledger is None else ledger.writing_answers(fingerprint=here)
+    seen: set[str] = set()
+    examples: list[TaughtAnswer] = []
+    duplicates = 0
+    failures: list[str] = []
+    for task in tasks:
+        own = [row for row in known if row["problem_hash"] == task.key]
+        found = [*_best(task, own, language, ledger)]
+        if language.name == "schedule":
+            found += _generated(task, language, draws, seed)
+        for one in found:
+            if one.prompt + one.answer in seen:
+                duplicates += 1
+                continue
+            seen.add(one.prompt + one.answer)
+            examples.append(one)
+        failures += _failures(task, own)
+    if not examples:
+        raise LearnError(
+            "the corpus has no answer to learn: the ledger holds no proven kernel of these "
+            "problems; run ratchet write on some first, or learn the language schedule"
+        )
+    documents = list(dict.fromkeys([*_documents(texts, ledger), *failures]))
+    random.Random(f"{seed} documents").shuffle(documents)
+    held = max(1, round(HELD_OUT * len(documents)))
+    if len(documents) < 2:
+        raise LearnError("the replay text is one document: give a folder of several with --text")
+    text, held_out = tuple(documents[held:]), tuple(documents[:held])
+    hashes = {
+        "examples": _digest(msgspec.json.encode(examples)),
+        "text": _digest("\0".join(text).encode()),
+        "held_out": _digest("\0".join(held_out).encode()),
+    }
+    counts = Counter(one.kind for one in examples)
+    card = CorpusCard(
+        hash=_digest(json.dumps(hashes, sort_keys=True).encode()),
+        counts={**counts, "failures": len(failures), "documents": len(documents)},
+        duplicates=duplicates,
+        hashes=hashes,
+        train=by_family(tasks),
+        unseen=unseen,
+        bytes=sum(len(one.encode()) for one in text),
+    )
+    return Corpus(examples=tuple(examples), text=text, held_out=held_out, card=card)
+
+
+def write_corpus(folder: Path, corpus: Corpus) -> None:
+    """Write a corpus's folder; its card last."""
+    why = why_not_new_folder(folder)
+    if why:
+        raise LearnError(f"the folder {str(folder)!r} {why}: give another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = b"".join(msgspec.json.encode(one) + b"\n" for one in corpus.examples)
+        write_whole(folder / EXAMPLES, lines)
+        rows = [
+            {"held_out": held, "text": one}
+            for held, texts in ((False, corpus.text), (True, corpus.held_out))
+            for one in texts
+        ]
+        write_whole(folder / TEXT, b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+        write_whole(folder / CARD, msgspec.json.format(msgspec.json.encode(corpus.card)) + b"\n")
+    except OSError as error:
+        raise LearnError(
+            f"the corpus cannot be written to {str(folder)!r} ({error.strerror}): make room there"
+        ) from error
+
+
+def read_corpus(folder: Path) -> Corpus:
+    """Return the corpus of a folder.
+
+    Raises:
+        LearnError: it holds none.
+    """
+    try:
+        card = msgspec.json.decode((folder / CARD).read_bytes(), type=CorpusCard)
+        examples = msgspec.json.Decoder(TaughtAnswer).decode_lines((folder / EXAMPLES).read_bytes())
+        rows = msgspec.json.Decoder(dict).decode_lines((folder / TEXT).read_bytes())
+    except (OSError, KeyError, msgspec.DecodeError) as error:
+        raise LearnError(
+            f"{str(folder)!r} holds no corpus: run ratchet learn corpus --out {folder}"
+        ) from error
+    return Corpus(
+        examples=tuple(examples),
+        text=tuple(str(one["text"]) for one in rows if not one["held_out"]),
+        held_out=tuple(str(one["text"]) for one in rows if one["held_out"]),
+        card=card,
+    )
+
+
+def _best(
+    task: LearnTask,
+    rows: Sequence[dict[str, Any]],
+    language: AnswerLanguage,
+    ledger: Ledger | None,
+) -> Iterator[TaughtAnswer]:
+    """Yield the answers that were nearly as fast as a problem's best, the proven ones first."""
+    right = [row for row in rows if row["status"] in ("screened", "proven") and row["ratio"]]
+    best = max((_number(row["ratio"]) for row in right), default=0.0)
+    seen: set[object] = set()
+    for row in sorted(right, key=lambda one: (one["status"] != "proven", -_number(one["ratio"]))):
+        proven = row["status"] == "proven"
+        if row["kernel_hash"] in seen or (_number(row["ratio"]) < NEAR_BEST * best and not proven):
+            continue
+        seen.add(row["kernel_hash"])
+        answer = _answer(task, row, language, ledger)
+        if answer is not None:
+            yield TaughtAnswer(
+                kind=str(row["status"]),
+                problem=task.name,
+                family=task.family,
+                prompt=language.prompt(task),
+                answer=answer,
+                kernel=str(row["kernel_hash"]),
+                weight=4,
+            )
+
+
+def _answer(
+    task: LearnTask, row: dict[str, Any], language: AnswerLanguage, ledger: Ledger | None
+) -> str | None:
+    """Return a row's kernel as an answer; None if this language cannot say it."""
+    if language.name == "schedule":
+        pairs = row.get("schedule") or ()
+        schedule = tuple(sorted((str(one[0]), str(one[1])) for one in pairs))
+        text = schedule_text(schedule)
+        return text if language.read(task, text).kernel is not None else None
+    found = None if ledger is None else ledger.kernel(str(row["kernel_hash"]))
+    if found is None:
+        return None
+    answer = f"```{found['language']}\n{found['source']}```\n"
+    return answer if language.read(task, answer).kernel is not None else None
+
+
+def _generated(
+    task: LearnTask, language: AnswerLanguage, draws: int, seed: int
+) -> Iterator[TaughtAnswer]:
+    """Yield triples of problem, schedule and kernel, drawn at random, without their kernels."""
+    source = random.Random(f"{seed} {task.key}")
+    for schedule in [*task.space.first()[:1], *(task.space.draw(source) for _ in range(draws))]:
+        yield TaughtAnswer(
+            kind="generated",
+            problem=task.name,
+            family=task.family,
+            prompt=language.prompt(task),
+            answer=schedule_text(schedule),
+            kernel="",
+        )
+
+
+def _failures(task: LearnTask, rows: Iterable[dict[str, Any]]) -> list[str]:
+    """Return a document for each failure, with the judge's evidence."""
+    found = []
+    for row in rows:
+        if row["status"] in FAILED:
+            pairs = row.get("schedule") or ()
+            schedule = schedule_text(tuple((str(a), str(b)) for a, b in pairs))
+            evidence = " ".join(map(str, row.get("evidence") or ()))
+            found.append(
+                f"{loop_summary(task)}\n{schedule}\nThe judge: {row['status']}, "
+                f"{row['reason']} {evidence}"[:2000]
+            )
+    return found
+
+
+def _documents(texts: Sequence[Path], ledger: Ledger | None) -> Iterator[str]:
+    """Yield the documents of files and folders.
+
+    Without any, those of `ratchet knowledge add`, the notes that ship and Python's sources.
+    """
+    if not texts:
+        with open_index(index_path(None if ledger is None else ledger.engine.url)) as index:
+            yield from index.texts()
+        whole = standard_library_text(TEXT_BYTES)
+        yield from (whole[at : at + 20_000] for at in range(0, len(whole), 20_000))
+        return
+    for place in texts:
+        files = [place]
+        if place.is_dir():
+            files = sorted(one for one in place.rglob("*") if one.suffix in SUFFIXES)
+        for path in files:
+            try:
+                text = file_text(path)
+            except WorkloadError as error:
+                raise LearnError(str(error)) from error
+            if text.strip():
+                yield from (text[at : at + 20_000] for at in range(0, len(text), 20_000))
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

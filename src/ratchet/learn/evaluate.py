@@ -1,0 +1,154 @@
+"""How good answers are on problems: valid, right, fast; of a policy or of random schedules."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from ratchet.learn.bench import Bench, JudgeOutcome, PolicyKernel, judge_answers
+from ratchet.learn.config import LearnConfig
+from ratchet.learn.grpo import is_fast, read_candidate
+from ratchet.learn.languages import language_of
+from ratchet.learn.models import Policy
+from ratchet.learn.rewards import reward_of
+from ratchet.learn.sampling import sample
+from ratchet.learn.tasks import LearnTask
+
+RESAMPLES: Final = 1000
+Drawer = Callable[[LearnTask, int, int], list[PolicyKernel | None]]
+"""Returns `count` answers to a problem, drawn with a seed."""
+
+
+class ProblemScore(msgspec.Struct, frozen=True, kw_only=True):
+    """The answers to one problem."""
+
+    problem: str
+    family: str
+    answers: int
+    valid: float
+    right: float
+    fast: float
+    reward: float
+    best: float | None
+    """Highest screened ratio: an estimate that is too high."""
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """Means over problems of what their answers are, with 95 % intervals over problems."""
+
+    answers: int
+    valid: float
+    right: float
+    fast: float
+    """Share of answers that are right and at least 1.2 times as fast as the rival."""
+    reward: float
+    reward_low: float
+    reward_high: float
+    fast_low: float
+    fast_high: float
+    judged: int
+    """Kernels that had to be judged for it."""
+    problems: tuple[ProblemScore, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """How an evaluation is done."""
+
+    answers: int = 6
+    """To each problem."""
+    seed: int = 0
+
+
+def evaluate(
+    draw: Drawer, tasks: Sequence[LearnTask], bench: Bench, config: LearnConfig, wanted: Wanted
+) -> Evaluation:
+    """Return how good a drawer's answers to these problems are. Unmeasured ones do not count."""
+    before = bench.judged
+    scores = []
+    for task in tasks:
+        candidates = draw(task, wanted.answers, wanted.seed)
+        outcomes = judge_answers(bench, task, candidates)
+        score = _score(task, outcomes, config)
+        if score is not None:
+            scores.append(score)
+    fast = _interval([one.fast for one in scores], wanted.seed)
+    reward = _interval([one.reward for one in scores], wanted.seed)
+    return Evaluation(
+        answers=sum(one.answers for one in scores),
+        valid=_mean([one.valid for one in scores]),
+        right=_mean([one.right for one in scores]),
+        fast=_mean([one.fast for one in scores]),
+        reward=_mean([one.reward for one in scores]),
+        reward_low=reward[0],
+        reward_high=reward[1],
+        fast_low=fast[0],
+        fast_high=fast[1],
+        judged=bench.judged - before,
+        problems=tuple(scores),
+    )
+
+
+def policy_drawer(policy: Policy, *, temperature: float = 1.0) -> Drawer:
+    """Return what draws a policy's answers."""
+    language = language_of(policy.card.answers, policy.card.language)
+
+    def draw(task: LearnTask, count: int, seed: int) -> list[PolicyKernel | None]:
+        found = sample(
+            policy.model,
+            policy.tokenizer,
+            language.prompt(task),
+            count,
+            most_tokens=language.most_tokens,
+            temperature=temperature,
+            seed=random.Random(f"{seed} {task.key}").getrandbits(31),
+        )
+        return [read_candidate(language, task, one.text) for one in found]
+
+    return draw
+
+
+def random_drawer(task: LearnTask, count: int, seed: int) -> list[PolicyKernel | None]:
+    """Return schedules at random."""
+    source = random.Random(f"{seed} random {task.key}")
+    drawn = [task.space.draw(source) for _ in range(count)]
+    return [PolicyKernel(kernel=task.space.kernel(one), schedule=one) for one in drawn]
+
+
+def _score(
+    task: LearnTask, outcomes: Sequence[JudgeOutcome], config: LearnConfig
+) -> ProblemScore | None:
+    pairs = [(one, reward_of(one, config)) for one in outcomes]
+    measured = [(one, reward) for one, reward in pairs if reward is not None]
+    if not measured:
+        return None
+    ratios = [one.ratio for one, _ in measured if one.is_right and one.ratio is not None]
+    return ProblemScore(
+        problem=task.name,
+        family=task.family,
+        answers=len(measured),
+        valid=_mean([one.status != "invalid" for one, _ in measured]),
+        right=_mean([one.is_right for one, _ in measured]),
+        fast=_mean([is_fast(one) for one, _ in measured]),
+        reward=_mean([reward for _, reward in measured]),
+        best=max(ratios, default=None),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(sum(values) / len(values)) if values else 0.0
+
+
+def _interval(values: Sequence[float], seed: int) -> tuple[float, float]:
+    """Return the 95 % interval of the mean, by drawing problems again."""
+    if not values:
+        return 0.0, 0.0
+    own = np.asarray(values, dtype=float)
+    drawn = np.random.default_rng(seed).integers(0, len(own), size=(RESAMPLES, len(own)))
+    low, high = np.quantile(own[drawn].mean(axis=1), [0.025, 0.975])
+    return float(low), float(high)

@@ -1,0 +1,275 @@
+"""GRPO on the judge's answers: groups of answers to one problem, each against its group's mean.
+
+While one group is judged, the next one is drawn.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ratchet.errors import LearnError
+from ratchet.learn.bench import Bench, JudgeOutcome, PolicyKernel, judge_answers
+from ratchet.learn.config import LearnConfig
+from ratchet.learn.languages import AnswerLanguage
+from ratchet.learn.objectives import SkillTest
+from ratchet.learn.rewards import advantages, is_dead, is_jump, reward_of
+from ratchet.learn.sampling import Sampled, answer_logs, sample
+from ratchet.learn.tasks import LearnTask
+from ratchet.learn.training import StepWork
+
+HOTTER: Final = 1.3
+"""Factor of the temperature when a dead group is drawn again."""
+SUSPECTS: Final = 3
+"""Kernels that are judged in full after a jump of the reward."""
+
+
+class NoReward(LearnError):
+    """A whole epoch brought no reward."""
+
+
+class Judging:
+    """Has a bench answer in one thread of its own, since the judge's processes are a thread's."""
+
+    def __init__(self, bench: Bench, pool: ThreadPoolExecutor) -> None:
+        self.bench, self._pool = bench, pool
+
+    def ask(
+        self, task: LearnTask, candidates: Sequence[PolicyKernel | None]
+    ) -> Future[list[JudgeOutcome]]:
+        """Return the outcomes to come."""
+        return self._pool.submit(judge_answers, self.bench, task, candidates)
+
+    def in_full(self, task: LearnTask, candidate: PolicyKernel) -> str:
+        """Return the status of a full verdict."""
+        return self._pool.submit(self.bench.in_full, task, candidate.kernel).result()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """The answers to one problem, with what they are worth."""
+
+    task: LearnTask
+    answers: tuple[Sampled, ...]
+    candidates: tuple[PolicyKernel | None, ...]
+    outcomes: tuple[JudgeOutcome, ...]
+    rewards: tuple[float, ...]
+
+
+class Reinforcement:
+    """The objective of GRPO."""
+
+    stage = "grpo"
+    least = 1
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        tasks: Sequence[LearnTask],
+        language: AnswerLanguage,
+        judging: Judging,
+        config: LearnConfig,
+        *,
+        skills: SkillTest | None = None,
+    ) -> None:
+        if not tasks:
+            raise LearnError("there is no problem to train on: name other families")
+        self._tokenizer, self._tasks, self._language = tokenizer, list(tasks), language
+        self._judging, self._config, self._skills = judging, config, skills
+        self._start = _frozen(model) if config.kl > 0 else None
+        self.dead = self.resampled = self.answers = self.invalid = 0
+        self._means: list[float] = []
+        self._since_reward = 0
+        self.alarms: list[str] = []
+
+    def work(self, model: Any, step: int) -> StepWork | None:
+        """Draw and judge this step's groups; return the update that they ask for."""
+        config = self._config
+        groups = self._groups(model, step)
+        rewards = [one for group in groups for one in group.rewards]
+        if not rewards:
+            return None
+        mean = sum(rewards) / len(rewards)
+        figures = self._figures(groups, mean)
+        self._watch(groups, mean, step)
+        self._starved(rewards, len(groups))
+        alive = [group for group in groups if not is_dead(group.rewards)]
+        if not alive:
+            return StepWork(tokens=0, loss=lambda: torch.zeros(()), updates=0, figures=figures)
+        answers = [one for group in alive for one in group.answers]
+        gains = torch.tensor([one for group in alive for one in advantages(group.rewards)])
+        pad = self._tokenizer.pad_token_id
+        with torch.no_grad():
+            before, asked = answer_logs(model, answers, pad)
+            start = None if self._start is None else answer_logs(self._start, answers, pad)[0]
+        gains = gains.to(before.device)[:, None]
+
+        def loss() -> Tensor:
+            logs, _ = answer_logs(model, answers, pad)
+            ratio = (logs - before).exp()
+            clipped = ratio.clamp(1 - config.ratio_clip, 1 + config.ratio_clip)
+            per_token = -torch.minimum(ratio * gains, clipped * gains)
+            if start is not None:
+                away = start - logs
+                per_token = per_token + config.kl * (away.exp() - away - 1)
+            return (per_token * asked).sum() / asked.sum()
+
+        tokens = sum(len(one.prompt) + len(one.answer) for one in answers)
+        return StepWork(tokens=tokens, loss=loss, updates=config.updates, figures=figures)
+
+    def measure(self, model: Any) -> dict[str, float]:
+        """Return the skills."""
+        return {} if self._skills is None else self._skills.measure(model)
+
+    def state(self) -> dict[str, Any]:
+        """Return the counters, and the means that the alarm compares with."""
+        return {
+            "counts": [self.dead, self.resampled, self.answers, self.invalid, self._since_reward],
+            "means": self._means[-32:],
+            "alarms": self.alarms,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take back what `state` returned."""
+        self.dead, self.resampled, self.answers, self.invalid, self._since_reward = state["counts"]
+        self._means, self.alarms = list(state["means"]), list(state["alarms"])
+
+    def _groups(self, model: Any, step: int) -> list[Group]:
+        """Return this step's groups; a dead one is drawn again, hotter, a few times."""
+        waiting = self._chosen(step)
+        found: list[Group] = []
+        for attempt in range(self._config.resamples + 1):
+            asked = [(task, *self._draw(model, task, step, attempt)) for task in waiting]
+            again: list[LearnTask] = []
+            for task, answers, candidates, future in asked:
+                group = self._group(task, answers, candidates, future.result())
+                if not is_dead(group.rewards):
+                    found.append(group)
+                elif attempt < self._config.resamples:
+                    again.append(task)
+                    self.resampled += 1
+                else:
+                    self.dead += 1
+                    found.append(group)
+            waiting = again
+        return found
+
+    def _chosen(self, step: int) -> list[LearnTask]:
+        """Return the problems of a step: all of them once before any comes again."""
+        count, size = self._config.problems, len(self._tasks)
+        found = []
+        for place in range(step * count, (step + 1) * count):
+            order = list(range(size))
+            random.Random(f"{self._config.seed} epoch {place // size}").shuffle(order)
+            found.append(self._tasks[order[place % size]])
+        return list(dict.fromkeys(found))
+
+    def _draw(
+        self, model: Any, task: LearnTask, step: int, attempt: int
+    ) -> tuple[list[Sampled], list[PolicyKernel | None], Future[list[JudgeOutcome]]]:
+        answers = sample(
+            model,
+            self._tokenizer,
+            self._language.prompt(task),
+            self._config.group,
+            most_tokens=self._language.most_tokens,
+            temperature=self._config.temperature * HOTTER**attempt,
+            seed=random.Random(f"{self._config.seed} {task.key} {step} {attempt}").getrandbits(31),
+        )
+        candidates = [read_candidate(self._language, task, one.text) for one in answers]
+        return answers, candidates, self._judging.ask(task, candidates)
+
+    def _group(
+        self,
+        task: LearnTask,
+        answers: Sequence[Sampled],
+        candidates: Sequence[PolicyKernel | None],
+        outcomes: Sequence[JudgeOutcome],
+    ) -> Group:
+        """Return a group of the answers that were measured."""
+        rewards = [reward_of(one, self._config) for one in outcomes]
+        there = [place for place, one in enumerate(rewards) if one is not None]
+        self.answers += len(answers)
+        self.invalid += sum(one is None for one in candidates)
+        return Group(
+            task=task,
+            answers=tuple(answers[place] for place in there),
+            candidates=tuple(candidates[place] for place in there),
+            outcomes=tuple(outcomes[place] for place in there),
+            rewards=tuple(rewards[place] or 0.0 for place in there),
+        )
+
+    def _figures(self, groups: Sequence[Group], mean: float) -> dict[str, float]:
+        outcomes = [one for group in groups for one in group.outcomes]
+        count = max(1, len(outcomes))
+        return {
+            "reward": mean,
+            "right": sum(one.is_right for one in outcomes) / count,
+            "valid": sum(one.status != "invalid" for one in outcomes) / count,
+            "fast": sum(is_fast(one) for one in outcomes) / count,
+            "dead": self.dead,
+            "resampled": self.resampled,
+            "judged": self._judging.bench.judged,
+        }
+
+    def _watch(self, groups: Sequence[Group], mean: float, step: int) -> None:
+        """Judge the kernels behind a jump of the reward in full; stop if one of them is a hack."""
+        if self._config.alarm and is_jump(self._means, mean):
+            pairs = [
+                (reward, group.task, one)
+                for group in groups
+                for reward, one in zip(group.rewards, group.candidates, strict=True)
+                if one is not None
+            ]
+            pairs.sort(key=lambda one: -one[0])
+            suspects = {one.kernel.hash: (task, one) for _, task, one in pairs}
+            said = [
+                (one.kernel.hash[:12], task.name, self._judging.in_full(task, one))
+                for task, one in list(suspects.values())[:SUSPECTS]
+            ]
+            words = ", ".join(f"{key} for {name}: {status}" for key, name, status in said)
+            self.alarms.append(f"step {step}: the reward jumped to {mean:.2f} ({words})")
+            if any(status not in ("proven", "correct", "unmeasured") for *_, status in said):
+                raise LearnError(
+                    f"the reward jumped to {mean:.2f} at step {step}, and a full verdict rejects "
+                    f"kernels that made it ({words}): report them, or train without these problems"
+                )
+        self._means.append(mean)
+
+    def _starved(self, rewards: Sequence[float], groups: int) -> None:
+        """Raise if a whole epoch brought no reward."""
+        self._since_reward = 0 if any(one > 0 for one in rewards) else self._since_reward + groups
+        if self._since_reward >= max(len(self._tasks), 4):
+            raise NoReward(
+                f"all rewards of a whole epoch ({self._since_reward} groups) are zero: run "
+                "ratchet learn sft for more steps first, or begin with easier families"
+            )
+
+
+def read_candidate(language: AnswerLanguage, task: LearnTask, answer: str) -> PolicyKernel | None:
+    """Return the kernel of an answer; None if it holds none."""
+    written = language.read(task, answer)
+    if written.kernel is None:
+        return None
+    return PolicyKernel(kernel=written.kernel, schedule=written.schedule)
+
+
+FAST: Final = 1.2
+
+
+def is_fast(outcome: JudgeOutcome) -> bool:
+    """Return whether a kernel is right and at least FAST times as fast as its rival."""
+    return outcome.is_right and outcome.ratio is not None and outcome.ratio >= FAST
+
+
+def _frozen(model: Any) -> Any:
+    found = copy.deepcopy(model).eval()
+    return found.requires_grad_(False)

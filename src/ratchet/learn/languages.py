@@ -1,0 +1,192 @@
+"""The two languages a policy answers in: the generator's schedule as text, and a kernel's source.
+
+A schedule is written as `block=512;grain=8192;...`, every choice of the problem's space once. An
+answer that says anything else is invalid: it is never repaired.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from ratchet.authors.author import Schedule
+from ratchet.authors.generator.form import Fold, Map, Matmul, Scan
+from ratchet.authors.generator.schedule import OPTIONS
+from ratchet.authors.generator.space import GeneratedSpace
+from ratchet.authors.generator.triton.schedule import TILE_OPTIONS
+from ratchet.kernels.kernel import Kernel, Language
+from ratchet.learn.tasks import LearnTask
+
+TASK, ANSWER, END = "<task>", "<answer>", "<end>"
+_PAIR: Final = re.compile(r"([a-z_]+)=([a-z0-9]+);")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyAnswer:
+    """A kernel that a policy wrote; `why` says what is wrong where there is none."""
+
+    kernel: Kernel | None
+    schedule: Schedule = ()
+    why: str = ""
+
+
+class AnswerLanguage(Protocol):
+    """How a problem is put to a model, and its answer read."""
+
+    name: str
+    most_tokens: int
+
+    def prompt(self, task: LearnTask) -> str:
+        """Return the text that a model continues."""
+        ...
+
+    def read(self, task: LearnTask, answer: str) -> PolicyAnswer:
+        """Return the kernel of an answer, or why it holds none."""
+        ...
+
+
+def choice_words() -> list[str]:
+    """Return every choice of every space as the word that an answer has: `block=512;`."""
+    tables = (OPTIONS, TILE_OPTIONS)
+    found = {
+        f"{name}={one};": None
+        for table in tables
+        for name, values in table.items()
+        for one in values
+    }
+    return list(found)
+
+
+def schedule_text(schedule: Schedule) -> str:
+    """Return a schedule as an answer says it."""
+    return "".join(f"{name}={value};" for name, value in sorted(schedule))
+
+
+def read_schedule(text: str, options: dict[str, tuple[str, ...]]) -> Schedule | str:
+    """Return the schedule of an answer that names each choice of `options` once, or why not."""
+    text = text.strip()
+    pairs = _PAIR.findall(text)
+    if "".join(f"{name}={value};" for name, value in pairs) != text or not pairs:
+        return "the answer is no list of choices"
+    given = dict(pairs)
+    if len(given) != len(pairs):
+        return "the answer names a choice twice"
+    if set(given) != set(options):
+        return "the answer names other choices than the problem has"
+    bad = next((name for name in given if given[name] not in options[name]), None)
+    if bad is not None:
+        return f"{bad} cannot be {given[bad]}"
+    return tuple(sorted(given.items()))
+
+
+class ScheduleLanguage:
+    """Schedules of the generator, a few tokens long."""
+
+    name = "schedule"
+    most_tokens = 24
+
+    def prompt(self, task: LearnTask) -> str:
+        """Return what a problem computes, its sizes and its choices, in about 60 words."""
+        return f"{TASK} {loop_summary(task)}\n{ANSWER}"
+
+    def read(self, task: LearnTask, answer: str) -> PolicyAnswer:
+        """Return the kernel that the generator makes of an answer."""
+        schedule = read_schedule(answer, task.space.options)
+        if isinstance(schedule, str):
+            return PolicyAnswer(kernel=None, why=schedule)
+        return PolicyAnswer(kernel=task.space.kernel(schedule), schedule=schedule)
+
+
+class SourceLanguage:
+    """Whole kernels, asked for with the agent's own prompt."""
+
+    name = "source"
+    most_tokens = 2048
+
+    def __init__(self, language: str = "cpp") -> None:
+        self._language = language
+
+    def prompt(self, task: LearnTask) -> str:
+        """Return the agent's prompt for a first draft, as one text."""
+        return "\n".join(content for _, content in agent_messages(task, self._language)) + "\n"
+
+    def read(self, task: LearnTask, answer: str) -> PolicyAnswer:
+        """Return the kernel of the answer's last fenced code block."""
+        from ratchet.authors.agent.answer import Usable, read_answer
+
+        entry = task.problem.name if task.problem.name.isidentifier() else "generated"
+        found = read_answer(
+            answer, language=_spoken(self._language), entry=entry, name=f"{entry}:policy"
+        )
+        if isinstance(found, Usable):
+            return PolicyAnswer(kernel=found.kernel)
+        return PolicyAnswer(kernel=None, why=found.why)
+
+
+def agent_messages(task: LearnTask, language: str) -> list[tuple[str, str]]:
+    """Return the roles and texts that the agent sends for a first draft of a problem."""
+    from ratchet.authors.agent.brief import brief_of
+    from ratchet.authors.agent.facts import device_facts
+    from ratchet.authors.agent.prompt import TurnFacts, render
+    from ratchet.authors.agent.strategy import Assignment
+    from ratchet.devices.probe import probe
+
+    facts = TurnFacts(
+        brief=brief_of(task.problem, _spoken(language)),
+        device=tuple(device_facts(probe("cpu"))),
+        passages=(),
+        best=(),
+        failed=(),
+        unusable=(),
+    )
+    messages = render(_spoken(language), facts, Assignment(kind="draft"), [])
+    return [(one.role, one.content) for one in messages]
+
+
+def language_of(answers: str, language: str) -> AnswerLanguage:
+    """Return the language that a config names."""
+    return ScheduleLanguage() if answers == "schedule" else SourceLanguage(language)
+
+
+def _spoken(language: str) -> Language:
+    from ratchet.authors.result import LANGUAGES
+
+    return next(one for one in LANGUAGES if one == language)
+
+
+@functools.lru_cache(maxsize=512)
+def loop_summary(task: LearnTask) -> str:
+    """Return what a problem's loops do, how large they are, and which choices they have."""
+    space = task.space
+    case = next((one for one in task.problem.cases if one.timed), task.problem.cases[0])
+    ops: Counter[str] = Counter()
+    for node in space.forms[0].nodes():
+        if isinstance(node, Map):
+            ops[node.op] += 1
+        elif isinstance(node, Fold):
+            ops[f"fold {node.op}"] += 1
+        elif isinstance(node, Scan):
+            ops[f"scan {node.op}"] += 1
+        elif isinstance(node, Matmul):
+            ops["product"] += 1
+    inputs = ", ".join(
+        f"{spec.dtype} {' '.join(str(_power(size)) for size in spec.shape)}"
+        for spec in case.inputs[:6]
+    )
+    done = ", ".join(f"{name} {count}" for name, count in sorted(ops.items())[:12])
+    outputs = len(space.forms[0].outputs)
+    words = f"{_language(space)}; in {inputs}; out {outputs}; {done}; {' '.join(space.options)}"
+    return words
+
+
+def _language(space: GeneratedSpace) -> str:
+    return "triton" if "num_warps" in space.options else "cpp"
+
+
+def _power(size: int) -> int:
+    """Return the nearest power of two's exponent."""
+    return round(math.log2(max(1, size)))

@@ -1,0 +1,411 @@
+"""The loop: authors write, the judge decides, the policy learns, and is kept only if it is better.
+
+A ratchet for the author itself. Round 0 trains the first policy; each later one has to beat the
+policy before it on held-out problems, and must not forget more than the bound.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ratchet.authors.author import Answer, Progress, Proposal
+from ratchet.authors.search.author import SearchAuthor
+from ratchet.errors import LearnError
+from ratchet.files import write_whole
+from ratchet.learn.bench import JudgeOutcome, PolicyKernel, ScreeningBench
+from ratchet.learn.checkpoint import Row
+from ratchet.learn.config import LearnConfig
+from ratchet.learn.corpus import Corpus, build_corpus, write_corpus
+from ratchet.learn.evaluate import Evaluation, Wanted, evaluate, policy_drawer
+from ratchet.learn.grpo import NoReward
+from ratchet.learn.languages import language_of
+from ratchet.learn.models import Policy, load_policy
+from ratchet.learn.result import LearnReport, RoundRow
+from ratchet.learn.stages import StageResult, grpo, is_whole, noted, pretrain, sft
+from ratchet.learn.tasks import LearnTask, Names, by_family, first_tasks, make_tasks
+from ratchet.ledger.verdicts import RecordedJudge
+
+STATE, PROBLEMS = "loop.json", "problems.json"
+READING: Final = 0.15
+"""Share of the budget that reading the problems may take."""
+ROUND: Final = "learn_round"
+"""Kind of the evidence that the ledger keeps of each round."""
+FIRST: Final[dict[str, float]] = {"pretrain": 0.15, "sft": 0.1, "eval": 0.1}
+"""Shares of the whole budget of the first policy's stages."""
+EACH: Final[dict[str, float]] = {"write": 0.25, "sft": 0.15, "grpo": 0.4}
+"""Shares of a round's budget; the rest is for its evaluation."""
+WRITTEN: Final = 6
+"""Kernels that the authors write for a problem in a turn."""
+HELD_OUT: Final = (12, 48)
+"""Answers to held-out problems, at least and at most."""
+ANSWERED_S: Final = 2.5
+"""Guess of what judging one takes, to decide how many there are."""
+TOLD_EVERY_S: Final = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopOptions:
+    """What a loop is asked to do."""
+
+    rounds: int
+    budget_s: float
+    train: Names
+    unseen: Names
+    texts: tuple[Path, ...] = ()
+    command: str = ""
+
+
+Show = Callable[[LearnReport, str], None]
+"""Called with the report so far, and a line on what is being done."""
+
+
+@dataclass(slots=True)
+class Loop:
+    """A loop's state; `run` carries it on."""
+
+    config: LearnConfig
+    options: LoopOptions
+    judge: RecordedJudge
+    out: Path
+    show: Show
+    rows: list[RoundRow] = field(default_factory=list)
+    curves: dict[str, list[Row]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    kept: str = ""
+    """The kept policy's stage."""
+    _began: float = field(default_factory=time.monotonic)
+    _before_s: float = 0.0
+    _told: float = 0.0
+    _bench: ScreeningBench = field(init=False)
+    _train: list[LearnTask] = field(default_factory=list)
+    _unseen: list[LearnTask] = field(default_factory=list)
+    _answers: int = 4
+    """To each held-out problem."""
+    _eval_s: float = 0.0
+    """Seconds that the last evaluation took."""
+
+    @property
+    def spent_s(self) -> float:
+        """Return the seconds of the budget that are gone, those of a killed run too."""
+        return self._before_s + time.monotonic() - self._began
+
+    def run(self) -> LearnReport:
+        """Go through the rounds, or what is left of them; return the report."""
+        self._restore()
+        self._bench = ScreeningBench(self.judge, rival=self.config.rival)
+        try:
+            self._say("reading the problems")
+            self._read()
+            if not self._train or not self._unseen:
+                raise LearnError(
+                    "the generator writes none of these problems: give other --families or --unseen"
+                )
+            base = self._base()
+            if not self.rows:
+                self._first(base)
+            for number in range(len(self.rows), self.options.rounds + 1):
+                if self.spent_s > 0.95 * self.options.budget_s and len(self.rows) > 1:
+                    self.notes.append(f"the budget ended before round {number}")
+                    break
+                self._round(number, base)
+        finally:
+            self._bench.close()
+        return self.report(running=False)
+
+    def report(self, *, running: bool) -> LearnReport:
+        """Return the report so far."""
+        return LearnReport(
+            title="learn loop",
+            command=self.options.command,
+            running=running,
+            config=self.config.rows(),
+            curves=self.curves,
+            rounds=tuple(self.rows),
+            notes=tuple(self.notes),
+            policy=str(self.out / "policy"),
+        )
+
+    # --- the parts of a round
+
+    def _read(self) -> None:
+        """Read the problems, for a share of the budget; a loop that goes on has the same ones."""
+        path, language = self.out / PROBLEMS, self.config.language
+        if path.exists():
+            kept = msgspec.json.decode(path.read_bytes(), type=dict[str, Names])
+            self._unseen = make_tasks(kept["unseen"], language=language)
+            self._train = make_tasks(kept["train"], language=language)
+        else:
+            until = time.monotonic() + READING * self.options.budget_s
+            self._unseen = first_tasks(self.options.unseen, language, least=2, until=until)
+            self._train = first_tasks(self.options.train, language, least=4, until=until)
+            names = {"train": by_family(self._train), "unseen": by_family(self._unseen)}
+            write_whole(path, msgspec.json.encode(names))
+        asked = sum(map(len, self.options.train.values()))
+        if len(self._train) < asked:
+            self.notes.append(
+                f"trained on {len(self._train)} of {asked} problems: the others take "
+                "longer to read than the budget allows, or have nothing to choose"
+            )
+        self._unseen = self._held_out()
+
+    def _held_out(self) -> list[LearnTask]:
+        """Return the held-out problems of every round: as many as the budget can judge."""
+        room = FIRST["eval"] * self.options.budget_s / ANSWERED_S
+        kernels = int(min(max(room, HELD_OUT[0]), HELD_OUT[1]))
+        self._answers = 4 if kernels < 24 else 6
+        return self._unseen[: max(2, kernels // self._answers)]
+
+    def _base(self) -> Policy:
+        folder = self.out / "base"
+        if is_whole(folder):
+            return load_policy(folder, device=self.config.device)
+        corpus = self._corpus()
+        done = pretrain(
+            self._within("base", steps=20_000),
+            corpus,
+            folder,
+            deadline=self._until(FIRST["pretrain"] * self.options.budget_s),
+            follow=self._follow("base"),
+        )
+        return done.policy
+
+    def _first(self, base: Policy) -> None:
+        began, before = self.spent_s, self._bench.judged
+        corpus = self._corpus()
+        folder = self.out / "round-0" / "sft"
+        # The base stays as it is: what is forgotten is measured against it.
+        start = load_policy(self.out / "base", device=self.config.device, training=True)
+        done = sft(
+            self._within("sft", steps=self.config.steps),
+            corpus,
+            start,
+            base,
+            self._train,
+            folder,
+            deadline=self._until(FIRST["sft"] * self.options.budget_s),
+            follow=self._follow("round 0: sft"),
+        )
+        found = self._evaluate(done.policy)
+        self._keep(done, "the first policy", found, corpus, began, before, kept=True)
+
+    def _round(self, number: int, base: Policy) -> None:
+        began, before = self.spent_s, self._bench.judged
+        left = self.options.rounds + 1 - number
+        share_s = max(1.0, self.options.budget_s - self.spent_s) / left
+        self._write(share_s * EACH["write"], number)
+        corpus = self._corpus()
+        folder = self.out / f"round-{number}"
+        start = load_policy(self.out / "policy", device=self.config.device, training=True)
+        taught = sft(
+            self._within("sft", steps=max(1, self.config.steps // 2), number=number),
+            corpus,
+            start,
+            base,
+            self._train,
+            folder / "sft",
+            deadline=self._until(share_s * EACH["sft"]),
+            follow=self._follow(f"round {number}: sft"),
+        )
+        try:
+            done = grpo(
+                self._within("grpo", steps=10_000, number=number),
+                corpus,
+                taught.policy,
+                base,
+                self._train,
+                self._bench,
+                folder / "grpo",
+                deadline=min(
+                    self._until(share_s * EACH["grpo"]),
+                    self._until(share_s - (self.spent_s - began) - self._eval_s),
+                ),
+                follow=self._follow(f"round {number}: grpo"),
+            )
+        except NoReward as error:
+            done = taught
+            self.notes.append(f"round {number}: GRPO stopped, {error}")
+        found = self._evaluate(done.policy)
+        standing = next(one.evaluation for one in reversed(self.rows) if one.kept)
+        forgot = done.trained.forgetting
+        if forgot > self.config.max_forgetting:
+            why = f"it forgot {forgot:.3f} nats, more than {self.config.max_forgetting:g}"
+            self._keep(done, why, found, corpus, began, before, kept=False)
+        elif found.reward <= standing.reward:
+            why = f"reward {found.reward:.3f} is not above {standing.reward:.3f}"
+            self._keep(done, why, found, corpus, began, before, kept=False)
+        else:
+            why = f"reward {found.reward:.3f} is above {standing.reward:.3f}"
+            self._keep(done, why, found, corpus, began, before, kept=True)
+
+    def _write(self, seconds: float, number: int) -> None:
+        """Have the policy and the search write for the problems where most can be won."""
+        until = time.monotonic() + seconds
+        policy = load_policy(self.out / "policy", device=self.config.device)
+        draw = policy_drawer(policy)
+        for task in self._by_promise(number):
+            if time.monotonic() > until:
+                return
+            self._say(f"round {number}: writing for {task.name}")
+            own = [one for one in draw(task, WRITTEN // 2, number) if one is not None]
+            first = self._bench.outcomes(task, own) if own else []
+            progress = Progress(problem=task.problem)
+            author = SearchAuthor(task.space, seed=self.config.seed + number)
+            progress.answers += [
+                _answer(one, said, author.name) for one, said in zip(own, first, strict=True)
+            ]
+            proposals = author.propose(progress, WRITTEN - len(own))
+            self._bench.outcomes(
+                task, [PolicyKernel(kernel=one.kernel, schedule=one.schedule) for one in proposals]
+            )
+
+    def _by_promise(self, number: int) -> list[LearnTask]:
+        """Return the problems in the order of what may be won: those known least and slowest."""
+        known = self._bench.best()
+        order = sorted(self._train, key=lambda one: known.get(one.key, 0.0))
+        turn = (number - 1) * 3 % max(1, len(order))
+        return order[turn:] + order[:turn]
+
+    def _evaluate(self, policy: Policy) -> Evaluation:
+        """Return how good a policy is on the held-out problems, always the same ones."""
+        self._say("evaluating on held-out problems")
+        began = time.monotonic()
+        wanted = Wanted(answers=self._answers, seed=self.config.seed)
+        found = evaluate(policy_drawer(policy), self._unseen, self._bench, self.config, wanted)
+        self._eval_s = time.monotonic() - began
+        return found
+
+    def _keep(
+        self,
+        done: StageResult,
+        why: str,
+        found: Evaluation,
+        corpus: Corpus,
+        began: float,
+        before: int,
+        *,
+        kept: bool,
+    ) -> None:
+        """Note a round in the ledger, and put its policy in place if it is kept."""
+        trained = done.trained
+        row = RoundRow(
+            number=len(self.rows),
+            kept=kept,
+            why=why,
+            evaluation=found,
+            forgetting=trained.forgetting,
+            replay=trained.replay,
+            corpus=len(corpus.examples),
+            judged=self._bench.judged - before,
+            spent_s=self.spent_s - began,
+        )
+        if kept:
+            figures = {"round": float(row.number), "reward": found.reward, "fast": found.fast}
+            fresh = self.out / "policy.new"
+            shutil.rmtree(fresh, ignore_errors=True)
+            noted(fresh, done.policy, figures)
+            shutil.rmtree(self.out / "policy", ignore_errors=True)
+            fresh.rename(self.out / "policy")
+        self.rows.append(row)
+        self.judge.ledger.remember(
+            ROUND,
+            str(self.out.resolve()),
+            msgspec.to_builtins(row),
+            fingerprint=self.judge.fingerprint,
+        )
+        self._save()
+        self._say(f"round {row.number}: {'kept' if kept else 'not kept'}, {why}", always=True)
+
+    # --- what the parts share
+
+    def _corpus(self) -> Corpus:
+        found = build_corpus(
+            self._train,
+            by_family(self._unseen),
+            language_of(self.config.answers, self.config.language),
+            ledger=self.judge.ledger,
+            here=self.judge.fingerprint,
+            texts=self.options.texts,
+            seed=self.config.seed,
+        )
+        write_corpus(self.out / "corpus", found)
+        return found
+
+    def _within(self, stage: str, *, steps: int, number: int = 0) -> LearnConfig:
+        """Return the config of a stage: GRPO's steps are smaller, and each round has its seed."""
+        rate = self.config.rate * {"grpo": 0.3}.get(stage, 1.0)
+        return self.config.changed(steps=steps, rate=rate, seed=self.config.seed + number)
+
+    def _until(self, seconds: float) -> float:
+        return time.monotonic() + seconds
+
+    def _follow(self, name: str) -> Callable[[str, Row], None]:
+        rows = self.curves.setdefault(name, [])
+
+        def follow(stage: str, row: Row) -> None:
+            rows.append(row)
+            reward = f", reward {float(row['reward']):.3f}" if "reward" in row else ""
+            self._say(f"{name}, step {int(float(row['step'])) + 1}{reward}")
+
+        return follow
+
+    def _say(self, words: str, *, always: bool = False) -> None:
+        if always or time.monotonic() - self._told > TOLD_EVERY_S:
+            self._told = time.monotonic()
+            self.show(self.report(running=True), words)
+
+    def _save(self) -> None:
+        state = {
+            "rows": msgspec.to_builtins(self.rows),
+            "spent_s": self.spent_s,
+            "curves": self.curves,
+            "config": msgspec.to_builtins(self.config),
+        }
+        write_whole(self.out / STATE, msgspec.json.encode(state))
+
+    def _restore(self) -> None:
+        """Take up a loop that was killed or ended, from its finished rounds."""
+        path = self.out / STATE
+        fresh, policy = self.out / "policy.new", self.out / "policy"
+        if is_whole(fresh) and not policy.exists():  # killed between two renames
+            fresh.rename(policy)
+        if not path.exists():
+            return
+        try:
+            state = msgspec.json.decode(path.read_bytes())
+            config = msgspec.convert(state["config"], LearnConfig)
+            self.rows = msgspec.convert(state["rows"], list[RoundRow])
+            self.curves = state["curves"]
+            self._before_s = float(state["spent_s"])
+        except (
+            OSError,
+            KeyError,
+            TypeError,
+            msgspec.DecodeError,
+            msgspec.ValidationError,
+        ) as error:
+            raise LearnError(
+                f"{str(path)!r} is damaged: remove it, or give another --out"
+            ) from error
+        if config != self.config:
+            raise LearnError(
+                f"the loop in {str(self.out)!r} was begun with other options: give the same, or "
+                "another --out"
+            )
+
+
+def _answer(candidate: PolicyKernel, said: JudgeOutcome, author: str) -> Answer:
+    proposal = Proposal(kernel=candidate.kernel, author=author, schedule=candidate.schedule)
+    return Answer(
+        proposal=proposal,
+        stage="screened",
+        status=said.status,
+        reason=said.why,
+        ratio=said.ratio,
+    )

@@ -1,0 +1,216 @@
+"""Models: a small Llama that is made here, or any causal language model by name or folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import torch
+
+from ratchet.errors import LearnError
+from ratchet.files import write_whole
+from ratchet.learn.config import SIZES, LearnConfig
+from ratchet.learn.tokens import check_tokenizer
+
+CARD: Final = "policy.json"
+LONGEST: Final = 1024
+"""Positions of the small Llama."""
+HEAD: Final = 32
+ONE_THREAD: Final = 5_000_000
+"""Parameters below which a model gets one thread."""
+TRAINED_BYTES: Final = 16
+"""Of a weight with its gradient and AdamW's two moments, in float32."""
+
+
+class PolicyCard(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy's folder says of it."""
+
+    answers: str
+    language: str
+    stage: str
+    """`base`, `sft` or `grpo`."""
+    parameters: int
+    corpus: str = ""
+    """Hash of the corpus that it was trained on."""
+    figures: dict[str, float] = {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """A model with its tokenizer, and what it writes."""
+
+    model: Any
+    tokenizer: Any
+    card: PolicyCard
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the model's weights are."""
+        found: torch.device = next(self.model.parameters()).device
+        return found
+
+
+def quiet() -> None:
+    """Keep transformers' progress bars and advice off the terminal."""
+    import os
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
+def fit_threads(model: Any) -> None:
+    """Give a small model on the CPU one thread.
+
+    Two threads gain it little, and on a busy machine they wait for each other in every op.
+    """
+    if count_parameters(model) < ONE_THREAD and next(model.parameters()).device.type == "cpu":
+        torch.set_num_threads(1)
+
+
+def small_llama(config: LearnConfig, tokenizer: Any) -> Any:
+    """Return a Llama with random weights that `config.seed` decides."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    quiet()
+
+    width, layers = SIZES[config.size]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=len(tokenizer),
+                hidden_size=width,
+                intermediate_size=3 * width,
+                num_hidden_layers=layers,
+                num_attention_heads=width // HEAD,
+                num_key_value_heads=width // HEAD,
+                max_position_embeddings=LONGEST,
+                tie_word_embeddings=True,
+                bos_token_id=None,
+                eos_token_id=tokenizer.eos_token_id,
+                pad_token_id=tokenizer.pad_token_id,
+            )
+        ).to(config.device)
+    fit_threads(model)
+    return model
+
+
+def load_model(name: str, *, device: str = "cpu", training: bool = True) -> tuple[Any, Any]:
+    """Return a causal language model and its tokenizer, by name or folder.
+
+    Raises:
+        LearnError: there is no such model, it does not fit in memory, or they do not match.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    quiet()
+    what = f"the model {name!r}"
+    try:
+        shape = AutoConfig.from_pretrained(name)
+        _check_memory(shape, what, device, training)
+        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise LearnError(
+            f"{what} cannot be loaded ({reason}): give a folder or a name on the hub of a "
+            "causal language model"
+        ) from error
+    except torch.OutOfMemoryError as error:
+        raise LearnError(f"{what} does not fit in memory: give a smaller one") from error
+    check_tokenizer(tokenizer, model, name)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    fit_threads(model)
+    return model.to(device), tokenizer
+
+
+def _check_memory(shape: Any, what: str, device: str, training: bool) -> None:
+    import psutil
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        count = sum(one.numel() for one in AutoModelForCausalLM.from_config(shape).parameters())
+    needed = count * (TRAINED_BYTES if training else 4)
+    if device == "cpu":
+        there = psutil.virtual_memory().available
+    else:
+        there = torch.cuda.mem_get_info(device)[0]
+    if needed > there:
+        raise LearnError(
+            f"{what} of {count / 1e9:.1f} billion parameters needs about {needed / 2**30:.0f} GiB "
+            f"and {there / 2**30:.0f} are free: give a smaller model, or --lora 16"
+        )
+
+
+def with_lora(model: Any, rank: int) -> Any:
+    """Return the model with LoRA's adapters on every linear layer, which alone are trained."""
+    if rank == 0:
+        return model
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise LearnError(
+            "--lora needs peft: pip install 'torch-ratchet[learn]', or leave it out"
+        ) from error
+    shape = LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+    return get_peft_model(model, shape)
+
+
+def save_policy(folder: Path, policy: Policy) -> None:
+    """Write a policy's folder: the model as transformers reads it, its tokenizer, its card.
+
+    Adapters are merged into the weights of a copy.
+
+    Raises:
+        LearnError: the disk is full, or the folder cannot be written.
+    """
+    import copy
+
+    from safetensors import SafetensorError
+
+    model = policy.model
+    if hasattr(model, "merge_and_unload"):
+        model = copy.deepcopy(model).merge_and_unload()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        model.save_pretrained(folder)
+        policy.tokenizer.save_pretrained(folder)
+        text = json.dumps(msgspec.to_builtins(policy.card), indent=2) + "\n"
+        write_whole(folder / CARD, text.encode())
+    except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, by who writes
+        reason = " ".join(str(error).split())[:160]
+        raise LearnError(
+            f"the policy cannot be written to {str(folder)!r} ({reason}): make room there; "
+            "the run's checkpoint is whole and the same command goes on from it"
+        ) from error
+
+
+def load_policy(folder: Path, *, device: str = "cpu", training: bool = False) -> Policy:
+    """Return the policy of a folder that `ratchet learn` wrote.
+
+    Raises:
+        LearnError: it is no such folder.
+    """
+    try:
+        card = msgspec.json.decode((folder / CARD).read_bytes(), type=PolicyCard)
+    except (OSError, msgspec.DecodeError) as error:
+        raise LearnError(
+            f"{str(folder)!r} holds no policy: give a folder that ratchet learn sft, grpo or loop "
+            "wrote"
+        ) from error
+    model, tokenizer = load_model(str(folder), device=device, training=training)
+    return Policy(model=model, tokenizer=tokenizer, card=card)
+
+
+def count_parameters(model: Any) -> int:
+    """Return the number of a model's weights."""
+    return sum(one.numel() for one in model.parameters())

@@ -1,0 +1,121 @@
+"""What pretraining and supervised fine-tuning train for."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ratchet.errors import LearnError
+from ratchet.learn.config import LearnConfig
+from ratchet.learn.corpus import TaughtAnswer
+from ratchet.learn.languages import AnswerLanguage
+from ratchet.learn.replay import TextWindows
+from ratchet.learn.sampling import Sampled, answer_logs, sample
+from ratchet.learn.tasks import LearnTask
+from ratchet.learn.training import StepWork, text_loss
+
+
+class Pretraining:
+    """Predicting the next token of text."""
+
+    stage = "pretrain"
+    least = 20
+
+    def __init__(self, text: TextWindows, config: LearnConfig) -> None:
+        self._text, self._config = text, config
+
+    def work(self, model: Any, step: int) -> StepWork:
+        """Return a batch of windows."""
+        batch = self._text.batch(self._config.batch, seed=self._config.seed, step=step)
+        return StepWork(tokens=batch.numel(), loss=lambda: text_loss(model, batch))
+
+    def measure(self, model: Any) -> dict[str, float]:
+        """Return nothing: the held-out loss is measured by the loop."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: every step is drawn anew from the seed."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take back nothing."""
+
+
+class Imitation:
+    """Writing the answers of a corpus (SFT). The loss is on the answers, not on their prompts."""
+
+    stage = "sft"
+    least = 100
+
+    def __init__(
+        self,
+        examples: Sequence[TaughtAnswer],
+        tokenizer: Any,
+        config: LearnConfig,
+        *,
+        skills: SkillTest | None = None,
+    ) -> None:
+        self._config, self._tokenizer, self._skills = config, tokenizer, skills
+        self._rows: list[Sampled] = []
+        for one in examples:
+            row = tokenized(tokenizer, one.prompt, one.answer)
+            self._rows += [row] * one.weight
+        if not self._rows:
+            raise LearnError("the corpus has no example: run ratchet learn corpus again")
+
+    def work(self, model: Any, step: int) -> StepWork:
+        """Return a batch of examples."""
+        source = random.Random(f"{self._config.seed} sft {step}")
+        batch = [source.choice(self._rows) for _ in range(self._config.batch)]
+        tokens = sum(len(one.prompt) + len(one.answer) for one in batch)
+
+        def loss() -> Tensor:
+            logs, asked = answer_logs(model, batch, self._tokenizer.pad_token_id)
+            return -(logs * asked).sum() / asked.sum()
+
+        return StepWork(tokens=tokens, loss=loss)
+
+    def measure(self, model: Any) -> dict[str, float]:
+        """Return the skills."""
+        return {} if self._skills is None else self._skills.measure(model)
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: every step is drawn anew from the seed."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take back nothing."""
+
+
+class SkillTest:
+    """Whether a model still answers for problems of the families it was trained on, unjudged."""
+
+    def __init__(
+        self, tasks: Sequence[LearnTask], language: AnswerLanguage, tokenizer: Any, most: int = 4
+    ) -> None:
+        self._tasks, self._language, self._tokenizer = tasks[:most], language, tokenizer
+
+    def measure(self, model: Any) -> dict[str, float]:
+        """Return the share of greedy answers that hold a kernel."""
+        valid = 0
+        for task in self._tasks:
+            (answer,) = sample(
+                model,
+                self._tokenizer,
+                self._language.prompt(task),
+                1,
+                most_tokens=self._language.most_tokens,
+                temperature=0.0,
+            )
+            valid += self._language.read(task, answer.text).kernel is not None
+        return {"skills": valid / max(1, len(self._tasks))}
+
+
+def tokenized(tokenizer: Any, prompt: str, answer: str) -> Sampled:
+    """Return an example in tokens, with the end after its answer."""
+    given = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    said = tokenizer(answer, add_special_tokens=False)["input_ids"]
+    return Sampled(prompt=tuple(given), answer=(*said, tokenizer.eos_token_id), text=answer)

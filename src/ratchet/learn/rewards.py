@@ -1,0 +1,65 @@
+"""Rewards: nothing unless the kernel is right, then how much faster it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from ratchet.learn.bench import JudgeOutcome
+from ratchet.learn.config import LearnConfig
+
+MILESTONES: Final = (1.0, 1.2, 1.5, 2.0, 3.0, 4.0)
+"""Speed-ups that each add the same to a milestone reward."""
+RIGHT_ALONE: Final = 0.1
+"""Reward of a kernel that is right and not faster."""
+
+
+def reward_of(outcome: JudgeOutcome, config: LearnConfig) -> float | None:
+    """Return an answer's reward; None if the judge could not measure it.
+
+    0 unless the kernel is right, and `config.cheating` if it tried to fool the judge. A right
+    kernel has RIGHT_ALONE, and more by its speed-up: up to 1 in milestones, up to 1 in the
+    logarithm of the speed-up up to the cap, or without a limit for `raw`.
+    """
+    if outcome.status == "unmeasured":
+        return None
+    if outcome.status == "cheating":
+        return config.cheating
+    if not outcome.is_right or outcome.ratio is None:
+        return RIGHT_ALONE if outcome.is_right else 0.0
+    ratio = max(outcome.ratio, 1e-6)
+    if config.reward == "raw":
+        return RIGHT_ALONE + max(0.0, ratio - 1.0)
+    if config.reward == "milestones":
+        passed = sum(ratio >= one for one in MILESTONES) / len(MILESTONES)
+    else:
+        passed = min(max(math.log(ratio) / math.log(config.cap), 0.0), 1.0)
+    return RIGHT_ALONE + (1 - RIGHT_ALONE) * passed
+
+
+def advantages(rewards: Sequence[float]) -> list[float]:
+    """Return each reward's distance from the mean in standard deviations; 0 where all are equal."""
+    mean = sum(rewards) / len(rewards)
+    spread = math.sqrt(sum((one - mean) ** 2 for one in rewards) / len(rewards))
+    if is_dead(rewards):
+        return [0.0] * len(rewards)
+    return [(one - mean) / (spread + 1e-4) for one in rewards]
+
+
+def is_dead(rewards: Sequence[float]) -> bool:
+    """Return whether all rewards are equal, so that a group has nothing to teach."""
+    return len(rewards) < 2 or max(rewards) - min(rewards) < 1e-9
+
+
+def is_jump(earlier: Sequence[float], now: float, *, least: int = 6) -> bool:
+    """Return whether a step's mean reward is far above those before it.
+
+    Far is 4 standard deviations, and at least 0.25.
+    """
+    if len(earlier) < least:
+        return False
+    last = list(earlier)[-16:]
+    mean = sum(last) / len(last)
+    spread = math.sqrt(sum((one - mean) ** 2 for one in last) / len(last))
+    return now > mean + max(4 * spread, 0.25)

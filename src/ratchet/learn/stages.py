@@ -1,0 +1,200 @@
+"""The stages of learning, each from a folder to a folder: pretrain, sft, grpo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ratchet.errors import LearnError
+from ratchet.learn.bench import Bench
+from ratchet.learn.config import LearnConfig
+from ratchet.learn.corpus import Corpus
+from ratchet.learn.forgetting import BaseMemory
+from ratchet.learn.grpo import Judging, Reinforcement
+from ratchet.learn.languages import language_of
+from ratchet.learn.models import (
+    CARD,
+    Policy,
+    PolicyCard,
+    count_parameters,
+    load_model,
+    load_policy,
+    save_policy,
+    small_llama,
+    with_lora,
+)
+from ratchet.learn.objectives import Imitation, Pretraining, SkillTest
+from ratchet.learn.replay import TextWindows
+from ratchet.learn.tasks import LearnTask
+from ratchet.learn.tokens import train_tokenizer
+from ratchet.learn.training import Follow, Objective, Trained, train
+
+TOKENIZER = "tokenizer"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageResult:
+    """A stage's policy, and how its training went."""
+
+    policy: Policy
+    trained: Trained
+    folder: Path
+
+
+def pretrain(
+    config: LearnConfig,
+    corpus: Corpus,
+    folder: Path,
+    *,
+    deadline: float | None = None,
+    follow: Follow | None = None,
+) -> StageResult:
+    """Return a base model: the small Llama trained on the corpus's text, or the named one as is."""
+    if config.model:
+        model, tokenizer = load_model(config.model, device=config.device)
+        trained = Trained(steps=0, stopped="done", replay=0.0, forgetting=0.0, spent_s=0.0)
+        return _kept(config, model, tokenizer, "base", corpus, folder, trained)
+    tokenizer = _tokenizer(config, corpus, folder)
+    model = small_llama(config, tokenizer)
+    text = TextWindows(corpus.text, tokenizer, config.context)
+    held_out = TextWindows(corpus.held_out, tokenizer, config.context)
+    # Nothing is forgotten while text alone is learned; the loss on what is held out is measured.
+    plain = config.changed(max_forgetting=1e9, replay=0.0)
+    trained = train(
+        model,
+        Pretraining(text, config),
+        plain,
+        folder,
+        memory=BaseMemory(model, held_out),
+        deadline=deadline,
+        follow=follow,
+    )
+    return _kept(config, model, tokenizer, "base", corpus, folder, trained)
+
+
+def sft(
+    config: LearnConfig,
+    corpus: Corpus,
+    start: Policy,
+    base: Policy,
+    tasks: Sequence[LearnTask],
+    folder: Path,
+    *,
+    deadline: float | None = None,
+    follow: Follow | None = None,
+) -> StageResult:
+    """Return a policy that learned the corpus's answers; it forgets little of `base`'s text."""
+    model = with_lora(start.model, config.lora)
+    language = language_of(config.answers, config.language)
+    skills = SkillTest(tasks, language, start.tokenizer)
+    objective = Imitation(corpus.examples, start.tokenizer, config, skills=skills)
+    trained = _trained(model, start, base, objective, config, corpus, folder, deadline, follow)
+    return _kept(config, model, start.tokenizer, "sft", corpus, folder, trained)
+
+
+def grpo(
+    config: LearnConfig,
+    corpus: Corpus,
+    start: Policy,
+    base: Policy,
+    tasks: Sequence[LearnTask],
+    bench: Bench,
+    folder: Path,
+    *,
+    deadline: float | None = None,
+    follow: Follow | None = None,
+) -> StageResult:
+    """Return a policy that learned from the judge's answers on its own kernels."""
+    model = with_lora(start.model, config.lora)
+    language = language_of(config.answers, config.language)
+    skills = SkillTest(tasks, language, start.tokenizer)
+    with ThreadPoolExecutor(1) as pool:
+        judging = Judging(bench, pool)
+        objective = Reinforcement(
+            model, start.tokenizer, tasks, language, judging, config, skills=skills
+        )
+        trained = _trained(model, start, base, objective, config, corpus, folder, deadline, follow)
+    return _kept(config, model, start.tokenizer, "grpo", corpus, folder, trained)
+
+
+def _trained(
+    model: Any,
+    start: Policy,
+    base: Policy,
+    objective: Objective,
+    config: LearnConfig,
+    corpus: Corpus,
+    folder: Path,
+    deadline: float | None,
+    follow: Follow | None,
+) -> Trained:
+    text = TextWindows(corpus.text, start.tokenizer, config.context) if config.replay else None
+    memory = BaseMemory(base.model, TextWindows(corpus.held_out, start.tokenizer, config.context))
+    return train(
+        model, objective, config, folder, text=text, memory=memory, deadline=deadline, follow=follow
+    )
+
+
+def _tokenizer(config: LearnConfig, corpus: Corpus, folder: Path) -> Any:
+    """Return the run's tokenizer: that of its folder if it goes on, or one learned now."""
+    from transformers import AutoTokenizer
+
+    place = folder / TOKENIZER
+    if (place / "tokenizer.json").exists():
+        return AutoTokenizer.from_pretrained(place, padding_side="left")
+    texts = [*(one.prompt + one.answer for one in corpus.examples[:500]), *corpus.text]
+    found = train_tokenizer(texts, config.vocabulary)
+    try:
+        found.save_pretrained(place)
+    except OSError as error:
+        raise LearnError(
+            f"the folder {str(folder)!r} cannot be written ({error.strerror}): give another --out"
+        ) from error
+    return found
+
+
+def _kept(
+    config: LearnConfig,
+    model: Any,
+    tokenizer: Any,
+    stage: str,
+    corpus: Corpus,
+    folder: Path,
+    trained: Trained,
+) -> StageResult:
+    card = PolicyCard(
+        answers=config.answers,
+        language=config.language,
+        stage=stage,
+        parameters=count_parameters(model),
+        corpus=corpus.card.hash,
+        figures={
+            "steps": trained.steps,
+            "forgetting": trained.forgetting,
+            "replay": trained.replay,
+            "spent_s": trained.spent_s,
+        },
+    )
+    policy = Policy(model=model, tokenizer=tokenizer, card=card)
+    save_policy(folder, policy)
+    if hasattr(model, "merge_and_unload"):  # what comes next starts from whole weights
+        policy = load_policy(folder, device=config.device)
+    return StageResult(policy=policy, trained=trained, folder=folder)
+
+
+def is_whole(folder: Path) -> bool:
+    """Return whether a stage's folder holds a policy that was written to the end."""
+    return (folder / CARD).exists()
+
+
+def noted(folder: Path, policy: Policy, figures: dict[str, float]) -> Policy:
+    """Return the policy with more figures on its card, and write it to a folder."""
+    card = msgspec.structs.replace(policy.card, figures={**policy.card.figures, **figures})
+    found = Policy(model=policy.model, tokenizer=policy.tokenizer, card=card)
+    save_policy(folder, found)
+    return found

@@ -1,0 +1,240 @@
+"""One training loop for pretraining, SFT and GRPO: replay, forgetting, checkpoints, curves.
+
+It is a loop of its own because TRL's trainers have no place for what is asked here: windows of
+replay in each step's loss by their share of tokens, dead groups that are drawn again, and a resumed
+run that gives the same curve. docs/learn.md says more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+
+from ratchet.errors import LearnError
+from ratchet.learn.checkpoint import (
+    Curve,
+    Row,
+    RunState,
+    load_checkpoint,
+    save_checkpoint,
+)
+from ratchet.learn.config import LearnConfig, same_config, write_config
+from ratchet.learn.forgetting import BaseMemory
+from ratchet.learn.replay import ReplayDebt, TextWindows
+from ratchet.learn.trackers import Trackers
+
+WARM_UP: Final = 20
+HALF: Final = 0.5
+"""Part of a step that must fit before the deadline, by the step before it."""
+MOST_REPLAY: Final = 0.5
+LEAST_REPLAY: Final = 0.01
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepWork:
+    """What one step trains on."""
+
+    tokens: int
+    """Tokens that go through the model for it."""
+    loss: Callable[[], Tensor]
+    """Mean loss; called once for each update."""
+    updates: int = 1
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+class Objective(Protocol):
+    """What a stage trains for."""
+
+    stage: str
+    least: int
+    """Steps that a deadline does not cut: with fewer, nothing is learned."""
+
+    def work(self, model: Any, step: int) -> StepWork | None:
+        """Return the work of a step; None if it brought nothing to learn from."""
+        ...
+
+    def measure(self, model: Any) -> dict[str, float]:
+        """Return figures that are measured now and then, such as skills."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run must know, as plain data."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take back what `state` returned."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """How a stage's training ended."""
+
+    steps: int
+    stopped: str
+    """`done`, `budget` or `forgetting`."""
+    replay: float
+    """Share of replay at the end: `max_forgetting` may have raised it."""
+    forgetting: float
+    spent_s: float
+
+
+Follow = Callable[[str, Row], None]
+"""Called after each step with the stage's name and the step's figures."""
+
+
+def train(
+    model: Any,
+    objective: Objective,
+    config: LearnConfig,
+    folder: Path,
+    *,
+    text: TextWindows | None = None,
+    memory: BaseMemory | None = None,
+    deadline: float | None = None,
+    follow: Follow | None = None,
+) -> Trained:
+    """Train until the steps are done, the deadline, or too much is forgotten.
+
+    A folder with a checkpoint of the same config goes on from there. `text` is replayed beside the
+    objective's own tokens; `memory` measures what is forgotten.
+
+    Raises:
+        LearnError: the folder has a run of another config, or cannot be written.
+    """
+    began = time.monotonic()
+    _open_folder(folder, config)
+    weights = [one for one in model.parameters() if one.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=config.rate, betas=(0.9, 0.95), weight_decay=0.01)
+    found = load_checkpoint(folder, model, optimizer)
+    progress = found or RunState(replay=config.replay if text is not None else 0.0)
+    if found is not None:
+        objective.restore(found.notes)
+    debt = ReplayDebt(progress.replay, config.context, progress.owed)
+    curve = Curve(folder, upto=progress.step)
+    forgetting = next(
+        (float(one["forgetting"]) for one in reversed(curve.rows) if "forgetting" in one), 0.0
+    )
+    stopped, step_s = "done", 0.0
+    model.train()
+    with Trackers(folder, config) as trackers:
+        for step in range(progress.step, config.steps):
+            now = time.monotonic()
+            late = deadline is not None and now + HALF * step_s > deadline
+            if late and step >= objective.least:
+                stopped = "budget"
+                break
+            row: Row = {"step": step, "replay": debt.share}
+            row |= _step(model, optimizer, objective, config, step, text, debt)
+            progress.step = step + 1
+            if memory is not None and (progress.step % config.measure_every == 0 or step == 0):
+                kept = memory.measure(model)
+                forgetting = kept.forgetting
+                row |= {
+                    "forgetting": kept.forgetting,
+                    "divergence": kept.divergence,
+                    "held_out_loss": kept.loss,
+                    "completed": kept.completed,
+                }
+                row |= objective.measure(model)
+                if kept.forgetting > config.max_forgetting:
+                    if config.on_forgetting == "stop" or text is None:
+                        stopped = "forgetting"
+                    else:
+                        debt.share = min(MOST_REPLAY, max(LEAST_REPLAY, 2 * debt.share))
+                        row["raised"] = debt.share
+            step_s = time.monotonic() - now
+            row["spent_s"] = round(time.monotonic() - began, 3)
+            curve.add(row)
+            trackers.add(row)
+            if follow is not None:
+                follow(objective.stage, row)
+            last = progress.step == config.steps or stopped != "done"
+            if progress.step % config.save_every == 0 or last:
+                progress.replay, progress.owed = debt.share, debt.owed
+                progress.notes = objective.state()
+                save_checkpoint(folder, model, optimizer, progress)
+            if stopped != "done":
+                break
+    if stopped == "budget":
+        progress.replay, progress.owed, progress.notes = debt.share, debt.owed, objective.state()
+        save_checkpoint(folder, model, optimizer, progress)
+    model.eval()
+    return Trained(
+        steps=progress.step,
+        stopped=stopped,
+        replay=debt.share,
+        forgetting=forgetting,
+        spent_s=time.monotonic() - began,
+    )
+
+
+def _open_folder(folder: Path, config: LearnConfig) -> None:
+    from ratchet.files import why_not_new_folder
+
+    why = why_not_new_folder(folder)
+    if why:
+        raise LearnError(f"the folder {str(folder)!r} {why}: give another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        same_config(folder, config)
+        write_config(folder, config)
+    except OSError as error:
+        raise LearnError(
+            f"the run's folder {str(folder)!r} cannot be written ({error.strerror}): give another"
+        ) from error
+
+
+def _step(
+    model: Any,
+    optimizer: Any,
+    objective: Objective,
+    config: LearnConfig,
+    step: int,
+    text: TextWindows | None,
+    debt: ReplayDebt,
+) -> dict[str, float]:
+    """Carry out one step; return its figures."""
+    work = objective.work(model, step)
+    if work is None:
+        return {}
+    figures = dict(work.figures)
+    losses, replayed, count = 0.0, 0.0, 0
+    for group in optimizer.param_groups:
+        group["lr"] = config.rate * min(1.0, (step + 1) / WARM_UP)
+    for update in range(work.updates):
+        optimizer.zero_grad(set_to_none=True)
+        loss = work.loss()
+        losses += float(loss.detach())
+        windows = debt.due(work.tokens) if text is not None else 0
+        if text is not None and windows:
+            batch = text.batch(windows, seed=config.seed, step=step * work.updates + update)
+            own = text_loss(model, batch)
+            extra, weight = batch.numel(), config.replay_weight
+            loss = (work.tokens * loss + weight * extra * own) / (work.tokens + weight * extra)
+            replayed, count = replayed + float(own.detach()), count + extra
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(
+            [one for one in model.parameters() if one.requires_grad], config.clip
+        )
+        optimizer.step()
+    if not work.updates:
+        return figures
+    figures["loss"] = losses / work.updates
+    figures["tokens"] = work.tokens * work.updates
+    figures["replayed_tokens"] = count
+    return figures
+
+
+def text_loss(model: Any, windows: Tensor) -> Tensor:
+    """Return the mean loss on windows of text, in nats a token."""
+    place = next(model.parameters()).device
+    ids = windows.to(place)
+    logits = model(input_ids=ids).logits[:, :-1].float()
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())

@@ -1,0 +1,111 @@
+"""Render the page of a learning run: reward and forgetting; it reloads itself meanwhile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from ratchet.learn.result import LearnReport
+from ratchet.report import figures
+from ratchet.report.environment import page_environment
+from ratchet.report.scale import Scale, around
+
+RELOAD_S: Final = 3
+PLOTS: Final = (
+    ("reward", "mean reward of a step", ("reward",)),
+    ("forgetting", "forgetting, nats a token", ("forgetting",)),
+    ("loss", "loss, nats a token", ("loss", "held_out_loss")),
+    ("answers", "share of answers", ("valid", "right", "fast")),
+)
+COLOURS: Final = ("ratchet", "best_compile", "as_written")
+TITLES: Final = {
+    "reward": "reward",
+    "forgetting": "rise of the loss on held-out text",
+    "loss": "loss of the step",
+    "held_out_loss": "loss on held-out text",
+    "valid": "valid",
+    "right": "right",
+    "fast": "at least 1.2 times as fast",
+}
+
+
+def render_learn_page(report: LearnReport) -> str:
+    """Return a run's page as HTML; its policy forbids scripts and loads."""
+    plots = [
+        (title, name, plot)
+        for title, y_title, names in PLOTS
+        for name, rows in report.curves.items()
+        if (plot := curve_plot(rows, names, y_title)) is not None
+    ]
+    return (
+        page_environment()
+        .get_template("learn.html")
+        .render(
+            report=report,
+            headline=headline(report),
+            reload_s=RELOAD_S if report.running else None,
+            plots=plots,
+            percent=percent,
+        )
+    )
+
+
+def headline(report: LearnReport) -> str:
+    """Return what the run came to, in a sentence."""
+    if not report.rounds:
+        return "The run goes on." if report.running else "The run is over."
+    first = report.rounds[0].evaluation
+    kept = [one for one in report.rounds if one.kept][-1]
+    now = kept.evaluation
+    return (
+        f"On held-out problems, {percent(now.fast)} of the answers are right and at least 1.2 "
+        f"times as fast as the rival; {percent(first.fast)} were in round 0. "
+        f"The policy of round {kept.number} is kept."
+    )
+
+
+def curve_plot(
+    rows: Sequence[dict[str, float | str]], names: Sequence[str], y_title: str
+) -> figures.Plot | None:
+    """Plot figures over the steps of a stage; None if they were measured less than twice."""
+    curves = {
+        name: [(float(row["step"]), float(row[name])) for row in rows if name in row]
+        for name in names
+    }
+    curves = {name: points for name, points in curves.items() if len(points) > 1}
+    if not curves:
+        return None
+    scale = around([value for points in curves.values() for _, value in points])
+    width = Scale(low=0.0, high=max(at for points in curves.values() for at, _ in points) or 1.0)
+    return figures.Plot(
+        series=tuple(
+            figures.Series(
+                key=f"{COLOURS[place % len(COLOURS)]} lines",
+                title=TITLES[name],
+                path=_path(points, width, scale),
+                note=f"last {points[-1][1]:.3f}",
+            )
+            for place, (name, points) in enumerate(curves.items())
+        ),
+        x_ticks=width.ticks(lambda step: f"{step:.0f}", count=5),
+        y_ticks=scale.ticks(lambda value: f"{value:.3g}", count=5),
+        x_title="step",
+        y_title=y_title,
+    )
+
+
+def percent(share: float) -> str:
+    """Return a share for people."""
+    return f"{100 * share:.0f} %" if math.isfinite(share) else "-"
+
+
+def _path(points: Sequence[tuple[float, float]], width: Scale, scale: Scale) -> str:
+    path, pen = "", "M"
+    for at, value in points:
+        if not math.isfinite(value):
+            pen = "M"
+            continue
+        path += f"{pen}{width.percent(at):.2f} {100 - scale.percent(value):.2f}"
+        pen = "L"
+    return path

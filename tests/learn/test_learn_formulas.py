@@ -1,0 +1,121 @@
+"""Rewards, schedules as text, and the share of replay, as formulas."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated_bench import tasks
+
+from ratchet.errors import LearnError
+from ratchet.learn.bench import JudgeOutcome
+from ratchet.learn.config import LearnConfig, parse_share
+from ratchet.learn.languages import ScheduleLanguage, read_schedule, schedule_text
+from ratchet.learn.replay import ReplayDebt
+from ratchet.learn.rewards import RIGHT_ALONE, advantages, is_jump, reward_of
+from ratchet.learn.tasks import split_names
+
+REWARDS = ("milestones", "log", "raw")
+FAILED = ("invalid", "wrong", "crashed", "timed_out", "refused")
+
+
+def outcome(status: str, ratio: float | None = None) -> JudgeOutcome:
+    return JudgeOutcome(kernel_hash="k", status=status, ratio=ratio)
+
+
+@given(st.sampled_from(REWARDS), st.sampled_from(FAILED), st.floats(0.1, 100))
+def test_nothing_is_earned_unless_the_kernel_is_right(
+    reward: str, status: str, ratio: float
+) -> None:
+    assert reward_of(outcome(status, ratio), LearnConfig(reward=reward)) == 0  # type: ignore[arg-type]
+
+
+@given(st.sampled_from(REWARDS), st.floats(0.01, 100), st.floats(1.0, 10.0))
+def test_a_faster_kernel_never_earns_less(reward: str, ratio: float, factor: float) -> None:
+    config = LearnConfig(reward=reward)  # type: ignore[arg-type]
+    low = reward_of(outcome("screened", ratio), config)
+    high = reward_of(outcome("screened", ratio * factor), config)
+    assert low is not None and high is not None
+    assert RIGHT_ALONE <= low <= high
+    assert reward == "raw" or high <= 1
+
+
+def test_cheating_costs_and_what_was_not_measured_does_not_count() -> None:
+    config = LearnConfig(cheating=-2.0)
+    assert reward_of(outcome("cheating", 9.0), config) == -2.0
+    assert reward_of(outcome("unmeasured"), config) is None
+
+
+@given(st.lists(st.floats(-1, 1), min_size=2, max_size=16))
+def test_the_advantages_of_a_group_cancel(rewards: list[float]) -> None:
+    assert abs(sum(advantages(rewards))) < 1e-6
+
+
+def test_a_jump_is_far_above_what_was() -> None:
+    calm = [0.30, 0.32, 0.29, 0.31, 0.30, 0.33, 0.30]
+    assert not is_jump(calm, 0.4)
+    assert is_jump(calm, 0.9)
+    assert not is_jump(calm[:3], 0.9)
+
+
+@given(st.integers(0, 2**31))
+def test_a_schedule_is_read_as_it_was_written(seed: int) -> None:
+    for task in tasks():
+        schedule = task.space.draw(random.Random(seed))
+        assert read_schedule(schedule_text(schedule), task.space.options) == schedule
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "no list of choices"),
+        ("grain=2048", "no list of choices"),
+        ("grain=2048;grain=2048;", "a choice twice"),
+        ("grain=2048;", "other choices than"),
+        ("nonsense", "no list of choices"),
+    ],
+)
+def test_anything_else_is_invalid(text: str, why: str) -> None:
+    task = tasks()[0]
+    found = ScheduleLanguage().read(task, text)
+    assert found.kernel is None
+    assert why in found.why
+
+
+def test_a_value_that_a_choice_lacks_is_invalid() -> None:
+    task = tasks()[0]
+    text = schedule_text(task.space.first()[0]).replace("grain=2048", "grain=4")
+    assert "grain cannot be 4" in ScheduleLanguage().read(task, text).why
+
+
+@given(st.floats(0.001, 0.5), st.lists(st.integers(1, 5000), min_size=1, max_size=80))
+def test_replay_is_its_share_of_the_tokens_to_within_a_window(
+    share: float, steps: list[int]
+) -> None:
+    debt = ReplayDebt(share, 64)
+    replayed = 64 * sum(debt.due(tokens) for tokens in steps)
+    wanted = share * (sum(steps) + replayed)
+    assert abs(replayed - wanted) <= 64
+
+
+@pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("0.05", 0.05), ("0", 0.0)])
+def test_a_share_is_a_part_or_percent(text: str, share: float) -> None:
+    assert parse_share(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["", "1 %%", "nan", "95%", "-1%"])
+def test_a_share_out_of_range_is_one_line(text: str) -> None:
+    with pytest.raises(LearnError, match="is no share"):
+        parse_share(text)
+
+
+def test_no_family_is_on_both_sides() -> None:
+    train, unseen = split_names(["losses", "updates"], ["movement"], 3, 0)
+    assert set(train) == {"losses", "updates"} and set(unseen) == {"movement"}
+    assert (train, unseen) == split_names(["losses", "updates"], ["movement"], 3, 0)
+    with pytest.raises(LearnError, match="both trained on and unseen"):
+        split_names(["losses"], ["losses"], 3, 0)
+    with pytest.raises(LearnError, match="unknown family 'gemm'"):
+        split_names(["gemm"], ["losses"], 3, 0)

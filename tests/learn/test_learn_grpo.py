@@ -1,0 +1,74 @@
+"""GRPO with a simulated judge: it learns, counts dead groups, and doubts a jump."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from simulated_bench import SMALL, SimulatedBench, tasks
+
+from ratchet.errors import LearnError
+from ratchet.learn.checkpoint import read_curve
+from ratchet.learn.corpus import Corpus
+from ratchet.learn.evaluate import Wanted, evaluate, policy_drawer, random_drawer
+from ratchet.learn.grpo import Judging, Reinforcement
+from ratchet.learn.languages import ScheduleLanguage
+from ratchet.learn.models import Policy
+from ratchet.learn.stages import grpo
+
+CONFIG = SMALL.changed(
+    steps=10, group=8, rate=2e-3, measure_every=10, save_every=10, resamples=1, updates=2
+)
+
+
+def test_grpo_finds_what_is_fast(
+    material: Corpus, base: Policy, taught: Policy, tmp_path: Path
+) -> None:
+    bench, wanted = SimulatedBench(), Wanted(answers=16)
+    before = evaluate(policy_drawer(taught), tasks(), bench, CONFIG, wanted)
+    by_chance = evaluate(random_drawer, tasks(), bench, CONFIG, wanted)
+    assert before.valid > 0.8
+    done = grpo(CONFIG, material, taught, base, tasks(), bench, tmp_path / "run")
+    after = evaluate(policy_drawer(done.policy), tasks(), bench, CONFIG, wanted)
+    assert after.reward > before.reward
+    assert after.reward > by_chance.reward
+    assert after.reward_low <= after.reward <= after.reward_high
+
+
+def test_equal_kernels_are_judged_once_and_dead_groups_are_counted(
+    material: Corpus, base: Policy, taught: Policy, tmp_path: Path
+) -> None:
+    bench = SimulatedBench(flat=True)
+    config = CONFIG.changed(steps=2)
+    grpo(config, material, taught, base, tasks(), bench, tmp_path / "run")
+    assert len(bench.asked) == len(set(bench.asked))
+    last = read_curve(tmp_path / "run")[-1]
+    assert float(last["resampled"]) >= 1
+
+
+def reinforcement(policy: Policy, bench: SimulatedBench, pool: ThreadPoolExecutor) -> Reinforcement:
+    return Reinforcement(
+        policy.model, policy.tokenizer, tasks(), ScheduleLanguage(), Judging(bench, pool), CONFIG
+    )
+
+
+def test_an_epoch_without_a_reward_says_what_to_do(taught: Policy) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        objective = reinforcement(taught, SimulatedBench(status="wrong"), pool)
+        with pytest.raises(LearnError, match="are zero: run ratchet learn sft"):
+            for step in range(8):
+                objective.work(taught.model, step)
+
+
+@pytest.mark.parametrize("full", ["proven", "wrong"])
+def test_a_jump_of_the_reward_is_judged_in_full(taught: Policy, full: str) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        objective = reinforcement(taught, SimulatedBench(full=full), pool)
+        objective.restore({"counts": [0, 0, 0, 0, 0], "means": [0.0] * 8, "alarms": []})
+        if full == "proven":
+            objective.work(taught.model, 0)
+            assert "jumped" in objective.alarms[0] and "proven" in objective.alarms[0]
+        else:
+            with pytest.raises(LearnError, match="a full verdict rejects"):
+                objective.work(taught.model, 0)

@@ -1,0 +1,115 @@
+"""The loop before the real judge, and its page."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ratchet.learn.config import LearnConfig
+from ratchet.learn.evaluate import Evaluation
+from ratchet.learn.result import LearnReport, RoundRow
+from ratchet.report.learn_page import headline, render_learn_page
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
+from commands import needs_judge
+
+WORDS = ["learn", "loop", "--rounds", "1", "--budget", "40s", "--families", "activations"]
+WORDS += ["--per-family", "2", "--unseen", "losses", "--size", "tiny", "--group", "4"]
+WORDS += ["--problems", "1", "--max-forgetting", "9", "--json"]
+
+
+def evaluation(reward: float) -> Evaluation:
+    return Evaluation(
+        answers=12,
+        valid=0.9,
+        right=0.8,
+        fast=reward,
+        reward=reward,
+        reward_low=reward - 0.1,
+        reward_high=reward + 0.1,
+        fast_low=0.1,
+        fast_high=0.9,
+        judged=10,
+        problems=(),
+    )
+
+
+def report(*, running: bool) -> LearnReport:
+    rows = tuple(
+        RoundRow(
+            number=number,
+            kept=number < 2,
+            why="reward <0.3> is above",
+            evaluation=evaluation(0.25 * (number + 1)),
+            forgetting=0.01,
+            replay=0.01,
+            corpus=40,
+            judged=30,
+            spent_s=60.0,
+        )
+        for number in range(3)
+    )
+    curves = {"grpo": [{"step": n, "reward": 0.1 * n, "forgetting": 0.01 * n} for n in range(4)]}
+    return LearnReport(
+        title="learn loop",
+        command="ratchet learn loop",
+        running=running,
+        config=LearnConfig().rows(),
+        curves=curves,
+        rounds=rows,
+        notes=("a note",),
+    )
+
+
+def test_the_page_has_both_curves_and_reloads_while_the_run_goes_on() -> None:
+    page = render_learn_page(report(running=True))
+    assert 'http-equiv="refresh"' in page
+    assert "forgetting, nats a token" in page and "mean reward" in page
+    assert "reward &lt;0.3&gt; is above" in page
+    assert "<script" not in page
+    assert 'http-equiv="refresh"' not in render_learn_page(report(running=False))
+
+
+def test_the_headline_is_about_the_policy_that_is_kept() -> None:
+    words = headline(report(running=False))
+    assert "50 % of the answers" in words and "25 % were in round 0" in words
+    assert "round 1 is kept" in words
+
+
+def run(out: Path, ledger: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "RATCHET_LEDGER": str(ledger)}
+    command = [sys.executable, "-m", "ratchet.cli", *WORDS, "--out", str(out)]
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@needs_judge
+@pytest.mark.thorough
+@pytest.mark.compiler
+def test_a_loop_that_is_killed_goes_on_to_a_policy(tmp_path: Path) -> None:
+    out, ledger = tmp_path / "out", tmp_path / "ledger.db"
+    with run(out, ledger) as first:
+        while not (out / "loop.json").exists() and first.poll() is None:
+            time.sleep(0.2)
+        os.killpg(first.pid, signal.SIGKILL)
+    assert (out / "policy" / "policy.json").exists()
+    with run(out, ledger) as second:
+        text, errors = second.communicate()
+    assert second.returncode == 0, errors
+    found = json.loads(text)
+    assert [row["number"] for row in found["rounds"]] == [0, 1]
+    assert found["rounds"][0]["evaluation"]["answers"] > 0
+    assert (out / "report.html").read_text().count("<svg") >= 2
