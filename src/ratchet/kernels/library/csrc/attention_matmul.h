@@ -63,7 +63,7 @@ static inline void micro(const E* a, int64_t a_stride, const E* b, int64_t b_pan
 #pragma GCC unroll 4
         for (int p = 0; p < PANELS; ++p) column[p] = load_words(b + p * b_panel + k * PANEL * pair);
 #if RATCHET_LANES == 8  // keeps GCC from reading them from memory again for every row
-        for (lanes& part : column[0].part) asm("" : "+x"(part));
+        asm("" : "+x"(column[0].part[0]), "+x"(column[0].part[1]));
 #endif
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r)

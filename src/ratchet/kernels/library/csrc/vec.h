@@ -1,8 +1,8 @@
 // A register of fp32 lanes, read from and written to fp32 or bf16 memory, on any instruction set.
 //
 // RATCHET_ISA_AMX, _AVX512_BF16 and _AVX512 use AVX-512 intrinsics (16 lanes), _AVX2 those of AVX2
-// with FMA (8); RATCHET_ISA_PORTABLE is plain C++ over the vector types of GCC and Clang (4), which
-// lower to whatever the machine has.
+// with FMA (8); RATCHET_ISA_PORTABLE is plain C++ over the vector types of GCC and Clang, which lower
+// to whatever the machine has.
 #pragma once
 #include "ratchet_abi.h"
 #include <omp.h>
@@ -28,7 +28,7 @@ typedef __m512 vf;
 enum { LANES = 8 };
 typedef __m256 vf;
 #else
-enum { LANES = 4 };
+enum { LANES = 16 };
 typedef float vf __attribute__((vector_size(4 * LANES)));
 #endif
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
