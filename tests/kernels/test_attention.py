@@ -23,7 +23,6 @@ VARIANTS = {
     "avx512_bf16": ("avx512_bf16", {}),
     "avx512": ("avx512", {}),
     "avx2": ("avx2", {"lanes": "8"}),
-    "portable": ("portable", {}),
     "portable_narrow": ("portable", {"lanes": "4"}),
 }
 NEEDS = {"avx512_bf16": "avx512_bf16", "avx512": "avx512f", "avx2": "fma"}
