@@ -41,7 +41,7 @@ def standard_library_text(limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
     root = Path(sysconfig.get_path("stdlib"))
     parts: list[bytes] = []
     size_bytes = 0
-    for path in _sources(root):
+    for path in sources_of(root):
         parts.append(path.read_bytes())
         size_bytes += len(parts[-1])
         if size_bytes >= limit_bytes:
@@ -49,7 +49,7 @@ def standard_library_text(limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
     return b"".join(parts)[:limit_bytes].decode("utf-8", errors="replace")
 
 
-def _sources(folder: Path) -> Iterator[Path]:
+def sources_of(folder: Path) -> Iterator[Path]:
     """Yield a folder's Python files in the order of their paths, without entering `NOT_OURS`."""
     with os.scandir(folder) as entries:
         ordered = sorted(entries, key=lambda entry: entry.name)
@@ -57,7 +57,7 @@ def _sources(folder: Path) -> Iterator[Path]:
         if entry.name in NOT_OURS:
             continue
         if entry.is_dir(follow_symlinks=False):
-            yield from _sources(Path(entry.path))
+            yield from sources_of(Path(entry.path))
         elif entry.name.endswith(".py"):
             yield Path(entry.path)
 
