@@ -36,7 +36,7 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@ $(VENV)/.installed
 
 demo: install
-	$(BIN)/ratchet optimize llama-8m --budget 6m --out ratchet-demo
+	$(BIN)/ratchet optimize llama-8m --budget 5m --out ratchet-demo
 
 test: install-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --durations=25

@@ -56,7 +56,8 @@ def test_the_fingerprint_tells_machines_apart_but_not_a_few_megabytes() -> None:
     ("flags", "isa"),
     [
         ((), "portable"),
-        (("avx2", "fma"), "portable"),
+        (("avx2", "fma"), "avx2"),
+        (("avx2",), "portable"),
         (("avx512f",), "portable"),
         (ZEN4[:-1], "avx512"),
         (ZEN4, "avx512_bf16"),

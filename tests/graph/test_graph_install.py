@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,14 @@ def test_step_with_every_kernel() -> None:
     assert losses[-1] < losses[0]
     assert set(step.install_report.installed) == set(names)
     assert step.install_report.declined == []
+
+
+def test_a_step_that_compiles_nothing_imports_no_lowerings_of_inductor() -> None:
+    program = (
+        "import sys, ratchet.optimize.step.arm, ratchet.graph.steps;"
+        "assert not {'torch._inductor.lowering', 'torch._dynamo'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_kernels_need_a_compile_mode() -> None:

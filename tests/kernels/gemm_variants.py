@@ -16,6 +16,7 @@ from ratchet.kernels.library import registry
 
 NEEDED = {
     "portable": set[str](),
+    "avx2": {"avx2", "fma"},
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
     "avx512_bf16": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"},
     "amx": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},

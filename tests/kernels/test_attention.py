@@ -22,10 +22,10 @@ VARIANTS = {
     "amx_emulated": ("amx", {"amx_emulate": "1"}),
     "avx512_bf16": ("avx512_bf16", {}),
     "avx512": ("avx512", {}),
-    "portable": ("portable", {}),
+    "avx2": ("avx2", {"lanes": "8"}),
     "portable_narrow": ("portable", {"lanes": "4"}),
 }
-NEEDS = {"avx512_bf16": "avx512_bf16", "avx512": "avx512f"}
+NEEDS = {"avx512_bf16": "avx512_bf16", "avx512": "avx512f", "avx2": "fma"}
 SLOW = ("amx_emulated", "portable_narrow")
 
 

@@ -17,7 +17,7 @@ from ratchet.kernels.problem import Case, Problem
 
 pytestmark = pytest.mark.compiler
 
-ISAS = ("portable", "avx512", "avx512_bf16", "amx")
+ISAS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 RUNNABLE = ISAS[: ISAS.index(best_isa()) + 1]
 SMALL = {
     "batch": 2,

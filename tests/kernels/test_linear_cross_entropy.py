@@ -27,7 +27,7 @@ DTYPES = {
 }
 VARIANTS = [
     *((isa, room.ENTRY) for isa in gemm_variants.ISAS),
-    *((isa, room.ROWS_ENTRY) for isa in ("portable", "avx512", "avx512_bf16")),
+    *((isa, room.ROWS_ENTRY) for isa in ("portable", "avx2", "avx512", "avx512_bf16")),
 ]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ratchet.errors import WorkloadError
 from ratchet.workloads import load
-from ratchet.workloads.text import file_text, standard_library_text, tokens_of
+from ratchet.workloads.text import file_text, sources_of, standard_library_text, tokens_of
 from ratchet.workloads.windows import Windows
 
 TEXT = standard_library_text(60_000)
@@ -20,6 +20,14 @@ def test_the_standard_library_is_real_text_and_ends_where_it_is_cut() -> None:
     assert 50_000 < len(TEXT) <= 60_000
     assert "import" in TEXT
     assert standard_library_text(1000) == TEXT[:1000]
+
+
+def test_the_text_is_every_source_but_the_tests_by_path(tmp_path: Path) -> None:
+    for name in ("a/b.py", "a.py", "a/test/c.py", "b/a.py", "b/a/d.py", "z.txt", "test/e.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    wanted = [path for path in sorted(tmp_path.rglob("*.py")) if "test" not in path.parts]
+    assert list(sources_of(tmp_path)) == wanted
 
 
 def test_tokens_are_cached_and_the_same_from_the_cache(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from ratchet.errors import DeviceError
 LOG = logging.getLogger(__name__)
 
 Kind = Literal["cpu", "cuda"]
-Isa = Literal["amx", "avx512_bf16", "avx512", "portable"]
+Isa = Literal["amx", "avx512_bf16", "avx512", "avx2", "portable"]
 
 AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
 
@@ -91,7 +91,7 @@ def best_isa(device: Device | None = None) -> Isa:
     """Return the widest instruction set that kernels may use, from a CPU's flags."""
     flags = frozenset((device or _cpu()).isa)
     if not flags >= AVX512:
-        return "portable"
+        return "avx2" if flags >= {"avx2", "fma"} else "portable"
     if flags >= {"amx_tile", "amx_bf16"}:
         return "amx"
     return "avx512_bf16" if "avx512_bf16" in flags else "avx512"

@@ -32,11 +32,6 @@ class Roofline:
                 "both must be above 0; measure both ceilings first"
             )
 
-    @property
-    def ridge(self) -> float:
-        """Intensity in FLOP per byte above which compute binds."""
-        return self.flops_per_s / self.bytes_per_s
-
     def time_bound_s(self, flops: float, size_bytes: float) -> float:
         """Return the least time for this much arithmetic and compulsory traffic."""
         return max(flops / self.flops_per_s, size_bytes / self.bytes_per_s)

@@ -8,9 +8,8 @@ from typing import Any
 from torch.optim import AdamW
 
 from ratchet.errors import GraphError
-from ratchet.graph.install import InstallReport, compile_options, installed_by
-from ratchet.graph.regions.install import region_options
 from ratchet.graph.regions.region import REGION
+from ratchet.graph.sites import InstallReport
 from ratchet.kernels.library.adamw import ClippedAdamW, KernelAdamW
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.step import TrainingStep, WeightUpdate
@@ -30,6 +29,12 @@ def install_options(kernels: Sequence[str]) -> dict[str, Any]:
 
     A name is one of the library's, or a region's (`ratchet.graph.regions.region.region_name`).
     """
+    if not kernels:
+        return {}
+    # These import Inductor, which a step that compiles nothing does without.
+    from ratchet.graph.install import compile_options
+    from ratchet.graph.regions.install import region_options
+
     regions = [name for name in kernels if name.startswith(REGION)]
     others = [name for name in kernels if name not in regions]
     return {**compile_options(others), **region_options(regions)}
@@ -54,8 +59,16 @@ def build_step(workload: Workload, config: StepConfig) -> InstalledStep:
         compile_options=options,
         optimizer_factory=kernel_adamw if config.optimizer == "kernel" else None,
     )
-    step.install_report = installed_by(options)
+    step.install_report = _report_of(options)
     return step
+
+
+def _report_of(options: dict[str, Any]) -> InstallReport:
+    if not options:
+        return InstallReport()
+    from ratchet.graph.install import installed_by
+
+    return installed_by(options)
 
 
 def kernel_adamw(step: TrainingStep) -> WeightUpdate:

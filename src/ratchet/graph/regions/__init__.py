@@ -13,7 +13,20 @@ op.py        the custom op that a region becomes in a compiled graph
 install.py   the pass that puts it there for regions with a kernel
 """
 
-from ratchet.graph.regions.capture import capture_regions, region_report
+from typing import TYPE_CHECKING
+
 from ratchet.graph.regions.region import Region, RegionReport
 
+if TYPE_CHECKING:
+    from ratchet.graph.regions.capture import capture_regions, region_report
+
 __all__ = ["Region", "RegionReport", "capture_regions", "region_report"]
+
+
+def __getattr__(name: str) -> object:
+    """Import `capture`, and with it Inductor (two seconds), at the first use."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ratchet.graph.regions import capture
+
+    return getattr(capture, name)

@@ -10,7 +10,7 @@ from typing import Final
 from ratchet.errors import KernelError
 from ratchet.kernels.kernel import Kernel
 
-ISAS: Final = ("amx", "avx512_bf16", "avx512", "portable")
+ISAS: Final = ("amx", "avx512_bf16", "avx512", "avx2", "portable")
 """Every variant, best first."""
 
 _HERE: Final = Path(__file__).parent

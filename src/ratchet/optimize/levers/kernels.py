@@ -95,9 +95,9 @@ class _InGraph(Lever):
 
 
 def _linear_applies(situation: Situation) -> str | None:
-    """Decline CPUs without AMX: oneDNN is near the peak on AVX-512-BF16 (docs/gemm.md)."""
-    if situation.device_kind == "cpu" and situation.isa != "amx":
-        return "oneDNN is near this CPU's peak (docs/gemm.md); the kernel is for AMX"
+    """Decline CPUs where oneDNN's bf16 products are near the peak (docs/gemm.md): AVX-512's."""
+    if situation.device_kind == "cpu" and situation.isa not in ("amx", "avx2"):
+        return "oneDNN is near this CPU's peak (docs/gemm.md); the kernel is for AMX and AVX2"
     return only_cpu(situation)
 
 

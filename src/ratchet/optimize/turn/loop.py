@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -122,16 +123,24 @@ def plan(settings: Settings, listener: Listener = lambda event, details: None) -
 
 
 def describe(turn: Turn) -> dict[str, Any]:
-    """Describe the workload in numbers; building it and running one step also checks it."""
+    """Describe the workload in numbers; building it and running one step also checks it.
+
+    The arm stays alive: the rivals are timed beside it.
+    """
 
     def compute() -> dict[str, Any]:
         turn.tell("start", title="as written")
-        began_s = turn.elapsed_s
-        with ArmProcess(turn.written_spec()) as arm:
+        began_s, gradients = turn.elapsed_s, turn.folder / "as_written.safetensors"
+        with contextlib.ExitStack() as stack:
+            arm = stack.enter_context(ArmProcess(turn.written_spec()))
+            arm.call("gradients", path=str(gradients))
             arm.run(1)
             setup_s = turn.elapsed_s - began_s
             step_time_s = arm.run(1).wall_time_s
             told = {**arm.call("workload"), **arm.describe()}
+            stack.pop_all()
+        written = with_config(StepConfig.model_validate(told["written"]), {})
+        turn.adopt(written, arm, gradients)
         return {**told, "setup_s": setup_s, "step_time_s": step_time_s}
 
     try:

@@ -95,9 +95,14 @@ def _problems(turn: Turn, candidate: Candidate) -> dict[str, list[Problem]]:
         if turn.left_s() <= 0:
             raise DeadlinePassed("no time is left to look for call sites")
         # The graphs are traced in any case, and an arm that compiles nothing is ready sooner.
-        eager = candidate.config.model_copy(update={"compile_mode": None})
-        turn.tell("start", title=f"looking for call sites, {eager.precision}")
-        with ArmProcess(turn.spec(with_config(eager, {}))) as arm:
+        eager = with_config(candidate.config.model_copy(update={"compile_mode": None}), {})
+        turn.tell("start", title=f"looking for call sites, {eager.config.precision}")
+        for written in (eager, _with_own_optimizer(eager)):  # no call site depends on it
+            if turn.is_live(written):
+                found = turn.live(written).call("sites")
+                turn.drop(written)
+                return {"sites": found}
+        with ArmProcess(turn.spec(eager)) as arm:
             return {"sites": arm.call("sites")}
 
     payload = turn.memo("sites", candidate.key(), compute)
@@ -105,6 +110,10 @@ def _problems(turn: Turn, candidate: Candidate) -> dict[str, list[Problem]]:
     for library, problem in problems_for(CapturedSite.from_json(s) for s in payload["sites"]):
         problems[library].append(problem)
     return problems
+
+
+def _with_own_optimizer(candidate: Candidate) -> Candidate:
+    return with_config(candidate.config.model_copy(update={"optimizer": "as_written"}), {})
 
 
 @dataclass(kw_only=True)

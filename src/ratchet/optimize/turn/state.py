@@ -232,6 +232,11 @@ class Turn:
         arm.deadline_s = self.deadline_s
         return arm
 
+    def adopt(self, candidate: Candidate, arm: ArmProcess, gradients: Path) -> None:
+        """Use an arm that already runs a candidate, and the gradients it wrote, for the turn."""
+        gradients.replace(self.gradients_path(candidate))
+        self._live[candidate.key()] = arm
+
     def is_live(self, candidate: Candidate) -> bool:
         return candidate.key() in self._live
 

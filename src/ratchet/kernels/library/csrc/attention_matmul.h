@@ -6,6 +6,8 @@
 //   C  fp32 row-major, `c_stride` floats between rows
 // `rows` is a multiple of 16; with AMX, `steps` is a multiple of 16 too.
 #pragma once
+#include <type_traits>
+
 #include "attention_vector.h"
 
 #if defined(RATCHET_ISA_AMX)
@@ -27,11 +29,7 @@ struct Pair<uint16_t> {
     static const int64_t size = 2;
 };
 
-#if RATCHET_LANES == 16
-static const int MICRO_ROWS = 8, MICRO_PANELS = 2;
-#else
-static const int MICRO_ROWS = 4, MICRO_PANELS = 1;
-#endif
+static const int MICRO_PANELS = RATCHET_LANES == 16 ? 2 : 1;
 
 RATCHET_INLINE floats dot_step(floats c, const float* a, floats b) {
     return multiply_add(splat(*a), b, c);
@@ -64,6 +62,9 @@ static inline void micro(const E* a, int64_t a_stride, const E* b, int64_t b_pan
         floats column[PANELS];
 #pragma GCC unroll 4
         for (int p = 0; p < PANELS; ++p) column[p] = load_words(b + p * b_panel + k * PANEL * pair);
+#if RATCHET_LANES == 8  // keeps GCC from reading them from memory again for every row
+        asm("" : "+x"(column[0].part[0]), "+x"(column[0].part[1]));
+#endif
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 4
@@ -79,9 +80,21 @@ static inline void micro(const E* a, int64_t a_stride, const E* b, int64_t b_pan
 template <int PANELS, class E>
 static inline void micro_columns(const E* a, int64_t a_stride, const E* b, int64_t b_panel, float* c,
                                  int64_t c_stride, int64_t rows, int64_t steps, bool accumulate) {
-    for (int64_t r = 0; r < rows; r += MICRO_ROWS)
-        micro<MICRO_ROWS, PANELS, E>(a + r * a_stride, a_stride, b, b_panel, c + r * c_stride, c_stride,
-                                     steps, accumulate);
+    auto some = [&](auto count, int64_t r) {
+        micro<count, PANELS, E>(a + r * a_stride, a_stride, b, b_panel, c + r * c_stride, c_stride, steps,
+                                accumulate);
+    };
+    for (int64_t r = 0; r < rows; r += 16) {
+        // As many rows as leave registers for a panel and a broadcast: 16 (AVX-512: 32) registers.
+#if RATCHET_LANES == 16
+        for (int i = 0; i < 16; i += 8) some(std::integral_constant<int, 8>(), r + i);
+#elif RATCHET_LANES == 8
+        some(std::integral_constant<int, 6>(), r);
+        for (int i = 6; i < 16; i += 5) some(std::integral_constant<int, 5>(), r + i);
+#else
+        for (int i = 0; i < 16; i += 2) some(std::integral_constant<int, 2>(), r + i);
+#endif
+    }
 }
 
 template <class E>

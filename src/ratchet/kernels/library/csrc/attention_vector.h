@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512F__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
@@ -15,7 +15,7 @@
 #if defined(RATCHET_LANES)  // a test asks for the narrow code
 #elif defined(__AVX512F__)
 #define RATCHET_LANES 16
-#elif defined(__AVX__)
+#elif defined(__AVX__) && defined(__FMA__)
 #define RATCHET_LANES 8
 #else
 #define RATCHET_LANES 4
@@ -255,6 +255,31 @@ RATCHET_INLINE void transpose_words(const void* in, int64_t in_stride, void* out
         _mm512_storeu_si512(to + (8 + i) * out_stride, _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd));
         _mm512_storeu_si512(to + (4 + i) * out_stride, _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88));
         _mm512_storeu_si512(to + (12 + i) * out_stride, _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd));
+    }
+#elif RATCHET_LANES == 8
+    for (int part = 0; part < 4; ++part) {
+        const float* rows = reinterpret_cast<const float*>(from) + part / 2 * 8 * in_stride + part % 2 * 8;
+        float* columns = reinterpret_cast<float*>(to) + part % 2 * 8 * out_stride + part / 2 * 8;
+        __m256 r[8], t[8];
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(rows + i * in_stride);
+#pragma GCC unroll 4
+        for (int i = 0; i < 8; i += 2) {
+            t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+            t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+        }
+#pragma GCC unroll 2
+        for (int i = 0; i < 8; i += 4) {
+            r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+            r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+            r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+            r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            _mm256_storeu_ps(columns + i * out_stride, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+            _mm256_storeu_ps(columns + (i + 4) * out_stride, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+        }
     }
 #else
     for (int i = 0; i < 16; ++i)

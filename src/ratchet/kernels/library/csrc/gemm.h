@@ -22,6 +22,7 @@ struct Gemm {
 constexpr int64_t PACK_BYTES = int64_t{4} << 20;  // of a packed block of A, and of B
 constexpr int64_t KB = 2048;                      // the depth of k that is packed at once
 constexpr int64_t ROWS_ALIGNED = 96;              // a multiple of every panel width, of MR and of NR
+constexpr bool B_STAYS = KC * NR * 4 <= 24 << 10;
 constexpr int64_t STRIP = 192;                    // rows packed at a time: whole lines and panels, few pages
 
 struct GemmPlan {
@@ -113,7 +114,8 @@ struct GemmBlock {
     bool first, last;
 };
 
-// One macro-tile: rows i0.., columns j0.. of the block. A's panel stays in L1 while the columns go by.
+// One macro-tile: rows i0.., columns j0.. of the block. The panel of A stays in L1 while the columns go by, or that of B
+// while the rows do, where a panel of B fits.
 static void run_task(const Gemm& g, const GemmPlan& plan, const GemmBlock& block, int64_t i0, int64_t j0) {
     alignas(64) float own[MR * NR];
     const int64_t kup = padded_units(block.depth), tiles_across = (block.cols + NR - 1) / NR;
@@ -121,14 +123,24 @@ static void run_task(const Gemm& g, const GemmPlan& plan, const GemmBlock& block
     for (int64_t k = 0; k < block.depth; k += KC) {
         const int64_t depth = min64(KC, block.depth - k), at = k / UNIT;
         const bool add = !(block.first && k == 0), done = block.last && k + depth == block.depth;
-        for (int64_t i = i0; i < i1; i += MR)
-            for (int64_t j = j0; j < j1; j += NR) {
-                const int64_t cols = min64(NR, j1 - j);
-                float* tile = block.partial ? block.partial + ((i / MR) * tiles_across + j / NR) * MR * NR : own;
-                micro(micro_units(depth), kup, block.a + i * kup + at * A_PANEL, block.b + j * kup + at * B_PANEL, tile, NR,
-                      static_cast<int>((cols + LANES - 1) / LANES), add);
-                if (done) store_tile(g, tile, block.m + i, block.n + j, min64(MR, i1 - i), cols);
-            }
+        auto tile_at = [&](int64_t i, int64_t j) {
+            const int64_t rows = min64(MR, i1 - i), cols = min64(NR, j1 - j);
+            // A whole fp32 tile of C is its own sum.
+            const bool direct = g.c_dtype == FP32 && g.bias == nullptr && rows == MR && cols % VECTOR == 0;
+            float* tile = direct          ? static_cast<float*>(g.c) + (block.m + i) * g.c_stride + block.n + j
+                          : block.partial ? block.partial + ((i / MR) * tiles_across + j / NR) * MR * NR
+                                          : own;
+            micro(micro_units(depth), kup, block.a + i * kup + at * A_PANEL, block.b + j * kup + at * B_PANEL, tile,
+                  direct ? g.c_stride : NR, static_cast<int>((cols + VECTOR - 1) / VECTOR), add);
+            if (done && !direct) store_tile(g, tile, block.m + i, block.n + j, rows, cols);
+        };
+        if (B_STAYS) {
+            for (int64_t j = j0; j < j1; j += NR)
+                for (int64_t i = i0; i < i1; i += MR) tile_at(i, j);
+        } else {
+            for (int64_t i = i0; i < i1; i += MR)
+                for (int64_t j = j0; j < j1; j += NR) tile_at(i, j);
+        }
     }
 }
 

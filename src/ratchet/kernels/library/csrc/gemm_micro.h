@@ -3,17 +3,18 @@
 //   AMX            32 x 32   2 x 2 tiles of accumulators, 2 of A, 2 of B
 //   AVX512-BF16     8 x 48   24 zmm of accumulators, vdpbf16ps
 //   AVX-512         8 x 48   the same in fp32 (bf16 is widened when packed)
-//   portable        4 x 24   vector extensions of the compiler; AVX2, NEON or plain SSE
+//   AVX2            4 x 24   12 ymm of accumulators
+//   portable        4 x 24   the same in vector extensions of the compiler: NEON or plain SSE
 //
-// micro(ku, a, b, c, ld, vectors, accumulate): `vectors` says how many LANES-wide columns of the panel are
-// wanted, the others are left out. c has room for MR rows of vectors * LANES floats, `ld` floats apart.
+// micro(ku, a, b, c, ld, vectors, accumulate): `vectors` says how many VECTOR-wide columns of the panel are
+// wanted, the others are left out. c has room for MR rows of vectors * VECTOR floats, `ld` floats apart.
 #pragma once
 #include "amx_tiles.h"
 #include "gemm_pack.h"
 
 #if defined(RATCHET_ISA_AMX)
 
-constexpr int64_t MR = 32, NR = 32, LANES = 16, A_PANEL = 16, B_PANEL = 16, KC = 512;
+constexpr int64_t MR = 32, NR = 32, VECTOR = 16, A_PANEL = 16, B_PANEL = 16, KC = 512;
 constexpr Order A_ORDER = Order::tile;
 
 template <int VECTORS>
@@ -65,33 +66,49 @@ struct MicroScope {  // what a thread needs around its micro-kernels
 };
 static inline bool micro_available() { return amx_permitted(); }
 
-#elif defined(GEMM_AVX512)
+#elif defined(GEMM_VECTORS)
 
-constexpr int64_t MR = 8, NR = 48, LANES = 16, A_PANEL = 8, B_PANEL = 48, KC = 2048;
 constexpr Order A_ORDER = Order::k_major;
-
-static inline __m512 multiply_add(__m512 sum, uint32_t a, __m512i b) {
+#if defined(GEMM_AVX512)
+constexpr int64_t MR = 8, NR = 48, VECTOR = 16, A_PANEL = 8, B_PANEL = 48, KC = 2048;
+typedef __m512 Wide;
+static inline Wide load_wide(const float* from) { return _mm512_loadu_ps(from); }
+static inline void store_wide(float* to, Wide x) { _mm512_storeu_ps(to, x); }
+static inline Wide repeat(uint32_t a) { return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(a))); }
+static inline Wide multiply_add(Wide sum, Wide a, Wide b) {
 #if defined(GEMM_PAIRS)
-    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(static_cast<int>(a)), (__m512bh)b);
+    return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 #else
-    return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(a))), _mm512_castsi512_ps(b), sum);
+    return _mm512_fmadd_ps(a, b, sum);
 #endif
 }
+#else
+constexpr int64_t MR = 4, NR = 24, VECTOR = 8, A_PANEL = 4, B_PANEL = 24, KC = 256;  // 24 KB of B in L1
+typedef __m256 Wide;
+static inline Wide load_wide(const float* from) { return _mm256_loadu_ps(from); }
+static inline void store_wide(float* to, Wide x) { _mm256_storeu_ps(to, x); }
+static inline Wide repeat(uint32_t a) { return _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(a))); }
+static inline Wide multiply_add(Wide sum, Wide a, Wide b) { return _mm256_fmadd_ps(a, b, sum); }
+#endif
 
 template <int VECTORS>
 static inline void micro_of(int64_t ku, const uint32_t* a, const uint32_t* b, float* c, int64_t ld, bool accumulate) {
-    __m512 sum[MR][VECTORS];
+    Wide sum[MR][VECTORS];
     for (int i = 0; i < MR; ++i)
-        for (int j = 0; j < VECTORS; ++j)
-            sum[i][j] = accumulate ? _mm512_loadu_ps(c + i * ld + j * 16) : _mm512_setzero_ps();
+        for (int j = 0; j < VECTORS; ++j) sum[i][j] = accumulate ? load_wide(c + i * ld + j * VECTOR) : Wide{};
     for (int64_t k = 0; k < ku; ++k, a += MR, b += NR) {
-        __m512i columns[VECTORS];
-        for (int j = 0; j < VECTORS; ++j) columns[j] = _mm512_loadu_si512(b + j * 16);
-        for (int i = 0; i < MR; ++i)
-            for (int j = 0; j < VECTORS; ++j) sum[i][j] = multiply_add(sum[i][j], a[i], columns[j]);
+        Wide columns[VECTORS];
+        for (int j = 0; j < VECTORS; ++j) {
+            columns[j] = load_wide(reinterpret_cast<const float*>(b + j * VECTOR));
+            asm("" : "+v"(columns[j]));  // keeps GCC from reading it from memory again for every row
+        }
+        for (int i = 0; i < MR; ++i) {
+            const Wide repeated = repeat(a[i]);
+            for (int j = 0; j < VECTORS; ++j) sum[i][j] = multiply_add(sum[i][j], repeated, columns[j]);
+        }
     }
     for (int i = 0; i < MR; ++i)
-        for (int j = 0; j < VECTORS; ++j) _mm512_storeu_ps(c + i * ld + j * 16, sum[i][j]);
+        for (int j = 0; j < VECTORS; ++j) store_wide(c + i * ld + j * VECTOR, sum[i][j]);
 }
 
 static inline void micro(int64_t ku, int64_t, const uint32_t* a, const uint32_t* b, float* c, int64_t ld, int vectors, bool accumulate) {
@@ -108,7 +125,7 @@ static inline bool micro_available() { return true; }
 
 #else
 
-constexpr int64_t MR = 4, NR = 24, LANES = 8, A_PANEL = 4, B_PANEL = 24, KC = 512;
+constexpr int64_t MR = 4, NR = 24, VECTOR = 8, A_PANEL = 4, B_PANEL = 24, KC = 256;  // 24 KB of B in L1
 constexpr Order A_ORDER = Order::k_major;
 typedef float Vector __attribute__((vector_size(32), aligned(4)));
 
@@ -118,7 +135,7 @@ static inline void micro_of(int64_t ku, const float* a, const float* b, float* c
     for (int i = 0; i < MR; ++i)
         for (int j = 0; j < VECTORS; ++j) {
             sum[i][j] = Vector{};
-            if (accumulate) std::memcpy(&sum[i][j], c + i * ld + j * LANES, sizeof(Vector));
+            if (accumulate) std::memcpy(&sum[i][j], c + i * ld + j * VECTOR, sizeof(Vector));
         }
     for (int64_t k = 0; k < ku; ++k, a += MR, b += NR) {
         Vector columns[VECTORS];
@@ -127,7 +144,7 @@ static inline void micro_of(int64_t ku, const float* a, const float* b, float* c
             for (int j = 0; j < VECTORS; ++j) sum[i][j] += columns[j] * a[i];
     }
     for (int i = 0; i < MR; ++i)
-        for (int j = 0; j < VECTORS; ++j) std::memcpy(c + i * ld + j * LANES, &sum[i][j], sizeof(Vector));
+        for (int j = 0; j < VECTORS; ++j) std::memcpy(c + i * ld + j * VECTOR, &sum[i][j], sizeof(Vector));
 }
 
 static inline void micro(int64_t ku, int64_t, const uint32_t* a, const uint32_t* b, float* c, int64_t ld, int vectors, bool accumulate) {
@@ -157,8 +174,8 @@ static inline int64_t micro_units(int64_t k) {
 // C of `rows` x `cols` at `c`: straight into it where the block is whole, through a small one at the edges.
 static inline void micro_edge(int64_t ku, int64_t kup, const uint32_t* a, const uint32_t* b, float* c, int64_t ld, int64_t rows,
                               int64_t cols, bool accumulate) {
-    const int vectors = static_cast<int>((cols + LANES - 1) / LANES);
-    if (rows == MR && cols == vectors * LANES) return micro(ku, kup, a, b, c, ld, vectors, accumulate);
+    const int vectors = static_cast<int>((cols + VECTOR - 1) / VECTOR);
+    if (rows == MR && cols == vectors * VECTOR) return micro(ku, kup, a, b, c, ld, vectors, accumulate);
     alignas(64) float block[MR * NR];
     micro(ku, kup, a, b, block, NR, vectors, false);
     for (int64_t i = 0; i < rows; ++i)

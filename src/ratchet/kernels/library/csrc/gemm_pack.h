@@ -15,14 +15,21 @@
 #define GEMM_AVX512 1
 #elif defined(RATCHET_ISA_AVX512)
 #define GEMM_AVX512 1
+#elif defined(RATCHET_ISA_AVX2)
+#define GEMM_AVX2 1
 #endif
 
-#if defined(GEMM_AVX512)
+#if defined(GEMM_AVX512) || defined(GEMM_AVX2)
+#define GEMM_VECTORS 1
 #include <immintrin.h>
 #endif
 
 constexpr int64_t FP32 = 0, BF16 = 1;
-constexpr int64_t BLOCK = 16;  // units in a packed block, both ways
+#if defined(GEMM_AVX2)
+constexpr int64_t BLOCK = 8;  // units in a packed block, both ways
+#else
+constexpr int64_t BLOCK = 16;
+#endif
 #if defined(GEMM_PAIRS)
 constexpr int64_t UNIT = 2;  // elements of k in a unit
 #else
@@ -57,6 +64,15 @@ static inline uint16_t bf16_of_float(float x) {
 }
 
 #if defined(GEMM_AVX512)
+
+typedef __m512i Units;
+typedef __mmask16 First;
+static inline Units no_units() { return _mm512_setzero_si512(); }
+static inline void store_units(uint32_t* to, Units x) { _mm512_storeu_si512(to, x); }
+static inline void store_halves(uint32_t* low, uint32_t* high, Units x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(low), _mm512_castsi512_si256(x));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), _mm512_extracti64x4_epi64(x, 1));
+}
 
 static inline __mmask16 first16(int64_t n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : static_cast<__mmask16>((1u << n) - 1); }
 
@@ -149,42 +165,99 @@ static inline void transpose(__m512i r[16]) {
     }
 }
 
-// Sixteen p by sixteen units, from (p, k) on; `panel` is 8, 16 or a multiple of 16, `kup` the panel's units.
+static inline First first_units(int64_t n) { return first16(n); }
+
+#elif defined(GEMM_AVX2)
+
+typedef __m256i Units;
+typedef int64_t First;  // how many
+static inline First first_units(int64_t n) { return n < 0 ? 0 : min64(n, 8); }
+static inline Units no_units() { return _mm256_setzero_si256(); }
+static inline void store_units(uint32_t* to, Units x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), x); }
+static inline void store_halves(uint32_t* low, uint32_t* high, Units x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(low), _mm256_castsi256_si128(x));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(high), _mm256_extracti128_si256(x, 1));
+}
+
+template <int64_t DTYPE>
+static inline Units load_units(const void* data, int64_t at, First count) {
+    if (DTYPE == BF16) {
+        const uint16_t* from = static_cast<const uint16_t*>(data) + at;
+        alignas(16) uint16_t some[8] = {};
+        if (count < 8) std::memcpy(some, from, static_cast<std::size_t>(count) * 2), from = some;
+        return _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))), 16);
+    }
+    const float* from = static_cast<const float*>(data) + at;
+    if (count == 8) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    const __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    return _mm256_castps_si256(_mm256_maskload_ps(from, mask));
+}
+template <int64_t DTYPE>
+static inline Units units_along_k(const void* data, int64_t at, int64_t valid) {
+    return load_units<DTYPE>(data, at, first_units(valid));
+}
+template <int64_t DTYPE>
+static inline Units units_along_p(const void* data, int64_t at, int64_t, int64_t valid_k, First count) {
+    return valid_k > 0 ? load_units<DTYPE>(data, at, count) : no_units();
+}
+
+// An 8 x 8 transpose of 32-bit units in registers.
+static inline void transpose(Units r[8]) {
+    Units t[8];
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        r[i] = _mm256_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm256_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm256_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm256_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    for (int i = 0; i < 4; ++i) {
+        t[i] = _mm256_permute2x128_si256(r[i], r[i + 4], 0x20);
+        t[i + 4] = _mm256_permute2x128_si256(r[i], r[i + 4], 0x31);
+    }
+    for (int i = 0; i < 8; ++i) r[i] = t[i];
+}
+
+#endif
+
+#if defined(GEMM_VECTORS)
+
+// BLOCK p by BLOCK units, from (p, k) on; `panel` is half of BLOCK or a multiple, `kup` the panel's units.
 template <int64_t DTYPE, int64_t PANEL, Order ORDER>
 static inline void pack_block(const Operand& x, int64_t p, int64_t k, int64_t valid_p, int64_t valid_k, uint32_t* to,
                               int64_t p_block, int64_t k_block, int64_t kup) {
-    __m512i rows[16];
+    Units rows[BLOCK];
     const bool along_k = x.k_stride == 1;
     if (along_k) {
-        for (int i = 0; i < 16; ++i)
-            rows[i] = i < valid_p ? units_along_k<DTYPE>(x.data, (p + i) * x.p_stride + k, valid_k) : _mm512_setzero_si512();
+        for (int i = 0; i < BLOCK; ++i)
+            rows[i] = i < valid_p ? units_along_k<DTYPE>(x.data, (p + i) * x.p_stride + k, valid_k) : no_units();
     } else {
-        for (int i = 0; i < 16; ++i)
-            rows[i] = units_along_p<DTYPE>(x.data, (k + i * UNIT) * x.k_stride + p, x.k_stride, valid_k - i * UNIT, first16(valid_p));
+        for (int i = 0; i < BLOCK; ++i)
+            rows[i] = units_along_p<DTYPE>(x.data, (k + i * UNIT) * x.k_stride + p, x.k_stride, valid_k - i * UNIT, first_units(valid_p));
     }
     if (along_k != (ORDER == Order::tile)) transpose(rows);
-    if (PANEL == 8) {
-        uint32_t* low = to + p_block * 2 * 8 * kup + k_block * BLOCK * 8;
-        for (int i = 0; i < 16; ++i) {
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(low + i * 8), _mm512_castsi512_si256(rows[i]));
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(low + 8 * kup + i * 8), _mm512_extracti64x4_epi64(rows[i], 1));
-        }
+    if (PANEL == BLOCK / 2) {
+        uint32_t* low = to + p_block * BLOCK * kup + k_block * BLOCK * PANEL;
+        for (int i = 0; i < BLOCK; ++i) store_halves(low + i * PANEL, low + PANEL * (kup + i), rows[i]);
         return;
     }
-    constexpr int64_t PER_PANEL = PANEL / 16 > 0 ? PANEL / 16 : 1;
-    uint32_t* at = to + p_block / PER_PANEL * PANEL * kup + k_block * BLOCK * PANEL + p_block % PER_PANEL * 16;
-    for (int i = 0; i < 16; ++i) _mm512_storeu_si512(at + i * PANEL, rows[i]);
+    constexpr int64_t PER_PANEL = PANEL / BLOCK > 0 ? PANEL / BLOCK : 1;
+    uint32_t* at = to + p_block / PER_PANEL * PANEL * kup + k_block * BLOCK * PANEL + p_block % PER_PANEL * BLOCK;
+    for (int i = 0; i < BLOCK; ++i) store_units(at + i * PANEL, rows[i]);
 }
 
 template <int64_t DTYPE, int64_t PANEL, Order ORDER>
 static void pack_strip_of(const Operand& x, int64_t p, int64_t valid_p, int64_t k, int64_t valid_k, uint32_t* to) {
-    const int64_t kup = padded_units(valid_k), p_blocks = (valid_p + 15) / 16, k_blocks = kup / BLOCK;
+    const int64_t kup = padded_units(valid_k), p_blocks = (valid_p + BLOCK - 1) / BLOCK, k_blocks = kup / BLOCK;
     const bool along_k = x.k_stride == 1;  // read the source in its own order: few pages and streams at a time
     for (int64_t step = 0; step < p_blocks * k_blocks; ++step) {
         const int64_t p_block = along_k ? step / k_blocks : step % p_blocks;
         const int64_t k_block = along_k ? step % k_blocks : step / p_blocks;
-        const int64_t p_done = p_block * 16, k_done = k_block * BLOCK * UNIT;
-        pack_block<DTYPE, PANEL, ORDER>(x, p + p_done, k + k_done, min64(16, valid_p - p_done),
+        const int64_t p_done = p_block * BLOCK, k_done = k_block * BLOCK * UNIT;
+        pack_block<DTYPE, PANEL, ORDER>(x, p + p_done, k + k_done, min64(BLOCK, valid_p - p_done),
                                         min64(BLOCK * UNIT, valid_k - k_done), to, p_block, k_block, kup);
     }
 }
@@ -209,7 +282,7 @@ static void pack_strip_of(const Operand& x, int64_t p, int64_t valid_p, int64_t 
 
 #endif
 
-// Rows p .. p + valid_p of `x`, elements k .. k + valid_k, to panels at `to` (valid_p rounded up to 16 and PANEL).
+// Rows p .. p + valid_p of `x`, elements k .. k + valid_k, to panels at `to` (valid_p rounded up to BLOCK and PANEL).
 template <int64_t PANEL, Order ORDER = Order::k_major>
 static void pack_strip(const Operand& x, int64_t p, int64_t valid_p, int64_t k, int64_t valid_k, uint32_t* to) {
     if (x.dtype == BF16)

@@ -12,6 +12,7 @@
 //      dW += dlogits^T.x (fp32, a thread's own rows)
 // With one number of threads the order of every sum is fixed, so the result is repeatable bit for bit.
 // Idea: chunked losses as in Liger Kernel (arXiv:2410.10989), online softmax (arXiv:1805.02867).
+#include <cmath>
 #include <new>
 
 #include "gemm.h"
@@ -147,7 +148,7 @@ static void logits_of(const Loss& loss, const Work& w, const Own& own, int64_t r
         for (int64_t j = 0; j < width; j += NR)
             micro(micro_units(min64(KC, loss.hidden - k)), w.hidden_units, w.x_rows + row * w.hidden_units + k / UNIT * A_PANEL,
                   own.weight + j * w.hidden_units + k / UNIT * B_PANEL, own.logits + j, w.block,
-                  static_cast<int>((min64(NR, width - j) + LANES - 1) / LANES), k > 0);
+                  static_cast<int>((min64(NR, width - j) + VECTOR - 1) / VECTOR), k > 0);
 }
 
 // Step 1 for one block.
@@ -163,7 +164,7 @@ static void first_pass(const Loss& loss, const Work& w, const Own& own, Span tok
             if (label >= 0 && label < width) w.target_logit[i] = logits[label];
             w.largest[at] = part.largest;
             w.total[at] = part.total;
-            w.sum[at] = row_exp(logits, width, part.largest, loss.gradients ? w.p + at * w.block : nullptr);
+            w.sum[at] = row_exp(logits, width, part.largest, lane(loss.gradients ? w.p + at * w.block : nullptr));
         }
     }
 }
@@ -197,7 +198,7 @@ static void dlogits_of(const Loss& loss, const Work& w, const Own& own, Span tok
             std::memset(row, 0, static_cast<std::size_t>(width) * 2);
             continue;
         }
-        row_scale(w.p + at * w.block, width, std::exp(w.largest[at] - w.lse[i]) * share, even * share, row);
+        row_scale(lane(w.p + at * w.block), width, std::exp(w.largest[at] - w.lse[i]) * share, even * share, lane(row));
         if (label >= v && label < v + width)
             row[label - v] = bf16_of_float((std::expm1(w.target_logit[i] - w.lse[i]) + loss.smoothing - even) * share);
     }
@@ -218,7 +219,7 @@ static void add_dx(const Loss& loss, const Work& w, const Own& own, Span tokens,
     for (int64_t row = 0; row < tokens.size; row += MR)
         for (int64_t j = 0; j < w.hidden_tiles; ++j) {
             float* tile = own.dx + (row / MR * w.hidden_tiles + j) * MR * NR;
-            micro(micro_units(width), kup, own.rows + row * kup, own.weight + j * NR * kup, tile, NR, NR / LANES, !first);
+            micro(micro_units(width), kup, own.rows + row * kup, own.weight + j * NR * kup, tile, NR, NR / VECTOR, !first);
         }
 }
 
@@ -266,7 +267,7 @@ static void reduce_dx(const Loss& loss, const Work& w, Span tokens, int64_t i, i
 static void round_block(const Loss& loss, const Work& w, int64_t index) {
     const int64_t v = index * w.block, width = min64(w.block, loss.vocabulary - v);
     if (loss.dweight.dtype == RATCHET_BF16)
-        row_round(w.dweight + v * loss.hidden, width * loss.hidden, static_cast<uint16_t*>(loss.dweight.data) + v * loss.hidden);
+        row_scale(lane(w.dweight + v * loss.hidden), width * loss.hidden, 1, 0, lane(static_cast<uint16_t*>(loss.dweight.data) + v * loss.hidden));
     if (loss.has_bias)
         for (int64_t j = v; j < v + width; ++j) put(loss.dbias, j, w.dbias[j]);
 }

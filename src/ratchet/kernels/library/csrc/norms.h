@@ -150,7 +150,7 @@ static int64_t backward(const ratchet_tensor* t, int64_t count, const double* s,
     const float eps = (float)s[0];
     const Lane weight = lane_of(weight_t);
     const bool biased = CENTRED && ratchet_numel(dbias_t) > 0;
-    const int64_t padded = (width + LANES - 1) / LANES * LANES;
+    const int64_t padded = (width + 15) / 16 * 16;  // whole cache lines
     const int64_t sums = 1 + biased;
     int threads = threads_for(h.count * width);
     float* partial = (float*)aligned_alloc(64, (size_t)(threads * sums * padded) * 4);

@@ -1,7 +1,8 @@
-// Sixteen fp32 lanes, read from and written to fp32 or bf16 memory, on any instruction set.
+// A register of fp32 lanes, read from and written to fp32 or bf16 memory, on any instruction set.
 //
-// RATCHET_ISA_AMX, _AVX512_BF16 and _AVX512 use AVX-512 intrinsics; RATCHET_ISA_PORTABLE is plain
-// C++ over the vector types of GCC and Clang, which lower to whatever the machine has.
+// RATCHET_ISA_AMX, _AVX512_BF16 and _AVX512 use AVX-512 intrinsics (16 lanes), _AVX2 those of AVX2
+// with FMA (8); RATCHET_ISA_PORTABLE is plain C++ over the vector types of GCC and Clang, which lower
+// to whatever the machine has.
 #pragma once
 #include "ratchet_abi.h"
 #include <omp.h>
@@ -15,20 +16,26 @@
 #if defined(__AVX512BF16__) && (defined(RATCHET_ISA_AVX512_BF16) || defined(RATCHET_ISA_AMX))
 #define VEC_BF16 1
 #endif
+#elif defined(RATCHET_ISA_AVX2) && defined(__AVX2__) && defined(__FMA__)
+#define VEC_AVX2 1
+#include <immintrin.h>
 #endif
-
-enum { LANES = 16 };
 
 #if defined(VEC_AVX512)
+enum { LANES = 16 };
 typedef __m512 vf;
+#elif defined(VEC_AVX2)
+enum { LANES = 8 };
+typedef __m256 vf;
 #else
-typedef float vf __attribute__((vector_size(64)));
+enum { LANES = 16 };
+typedef float vf __attribute__((vector_size(4 * LANES)));
 #endif
-typedef int32_t vi __attribute__((vector_size(64)));
-typedef uint32_t vu __attribute__((vector_size(64)));
-typedef uint16_t vh __attribute__((vector_size(32)));
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
 
-static inline vf vset(float x) { return vf{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+static inline vf vset(float x) { return x - vf{}; }
 
 static inline vu vbits(vf x) { vu u; memcpy(&u, &x, sizeof u); return u; }
 static inline vf vfrom_bits(vu u) { vf x; memcpy(&x, &u, sizeof x); return x; }
@@ -44,6 +51,7 @@ static inline vf vround(vf x) { return _mm512_roundscale_ps(x, 0); }
 static inline vf vscale(vf x, vf power) { return _mm512_scalef_ps(x, power); }
 static inline vf vsqrt(vf x) { return _mm512_sqrt_ps(x); }
 static inline vf vabs(vf x) { return _mm512_abs_ps(x); }
+static inline vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
 static inline float vsum(vf x) { return _mm512_reduce_add_ps(x); }
 // take[i] ? a[i] : b[i], where take is a < limit
 static inline vf vif_less(vf x, float limit, vf a, vf b) {
@@ -85,25 +93,45 @@ static inline vf vround_bf16(vf x) { return vwiden(vnarrow(x)); }
 
 #else
 
+#if defined(VEC_AVX2)
+static inline vf vfma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+static inline vf vclamp(vf x, float low, float high) {
+    return _mm256_max_ps(vset(low), _mm256_min_ps(vset(high), x));
+}
+static inline vf vround(vf x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+static inline vf vsqrt(vf x) { return _mm256_sqrt_ps(x); }
+static inline vf vmax(vf a, vf b) { return _mm256_max_ps(a, b); }
+static inline __m256i vmask(int64_t n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+static inline vf vload32_n(const float* p, int64_t n) { return _mm256_maskload_ps(p, vmask(n)); }
+static inline void vstore32_n(float* p, vf x, int64_t n) { _mm256_maskstore_ps(p, vmask(n), x); }
+#else
 static inline vf vfma(vf a, vf b, vf c) { return a * b + c; }
 static inline vf vclamp(vf x, float low, float high) {
     x = x > vset(high) ? vset(high) : x;
     return x < vset(low) ? vset(low) : x;
 }
 static inline vf vround(vf x) { return (x + vset(12582912.f)) - vset(12582912.f); }
+static inline vf vsqrt(vf x) {
+    for (int i = 0; i < LANES; ++i) x[i] = __builtin_sqrtf(x[i]);
+    return x;
+}
+static inline vf vmax(vf a, vf b) { return a > b ? a : b; }
+static inline vf vload32_n(const float* p, int64_t n) {
+    vf x = vset(0.f);
+    memcpy(&x, p, (size_t)n * 4);
+    return x;
+}
+static inline void vstore32_n(float* p, vf x, int64_t n) { memcpy(p, &x, (size_t)n * 4); }
+#endif
+
 // x * 2^power for |power| < 252: in two steps, so that results beyond the exponent's range round.
 static inline vf vscale(vf x, vf power) {
     vi whole = __builtin_convertvector(power, vi);
     vi half = whole >> 1;
     vi rest = whole - half;
     return x * vfrom_bits((vu)((half + 127) << 23)) * vfrom_bits((vu)((rest + 127) << 23));
-}
-static inline vf vsqrt(vf x) {
-    float v[LANES];
-    memcpy(v, &x, sizeof v);
-    for (int i = 0; i < LANES; ++i) v[i] = __builtin_sqrtf(v[i]);
-    memcpy(&x, v, sizeof v);
-    return x;
 }
 static inline vf vabs(vf x) { return vfrom_bits(vbits(x) & 0x7fffffffu); }
 static inline float vsum(vf x) {
@@ -122,13 +150,7 @@ static inline vh vnarrow(vf x) {
     return __builtin_convertvector(chosen >> 16, vh);
 }
 static inline vf vload32(const float* p) { vf x; memcpy(&x, p, sizeof x); return x; }
-static inline vf vload32_n(const float* p, int64_t n) {
-    vf x = vset(0.f);
-    memcpy(&x, p, (size_t)n * 4);
-    return x;
-}
 static inline void vstore32(float* p, vf x) { memcpy(p, &x, sizeof x); }
-static inline void vstore32_n(float* p, vf x, int64_t n) { memcpy(p, &x, (size_t)n * 4); }
 static inline vf vload16(const uint16_t* p) { vh h; memcpy(&h, p, sizeof h); return vwiden(h); }
 static inline vf vload16_n(const uint16_t* p, int64_t n) {
     vh h = {0};
@@ -143,6 +165,17 @@ static inline void vstore16_n(uint16_t* p, vf x, int64_t n) {
 static inline vf vround_bf16(vf x) { return vwiden(vnarrow(x)); }
 
 #endif
+
+// The first n lanes of x, and `other` in the rest.
+static inline vf vfirst(vf x, int64_t n, float other) {
+    for (int64_t i = n; i < LANES; ++i) x[i] = other;
+    return x;
+}
+static inline float vlargest(vf x) {
+    float largest = x[0];
+    for (int i = 1; i < LANES; ++i) largest = x[i] > largest ? x[i] : largest;
+    return largest;
+}
 
 // Memory of either dtype. The branch on `bf16` is the same for a whole row and costs nothing next
 // to the memory traffic.
