@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from ratchet.errors import RepositoryError
+
+LOCAL = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
+"""Variables that a hook sets, and that would point git at another repository."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,12 +28,14 @@ def git(folder: Path, *words: str) -> str:
     Raises:
         RepositoryError: git is missing, or the command failed; in git's own words.
     """
+    environment = {name: value for name, value in os.environ.items() if name not in LOCAL}
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *words],
             capture_output=True,
             text=True,
             errors="replace",
+            env=environment,
             check=False,
         )
     except FileNotFoundError as error:
@@ -48,7 +54,9 @@ def resolve(folder: Path, revision: str) -> str:
     """
     root = git(folder, "rev-parse", "--show-toplevel")
     try:
-        return git(folder, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+        return git(
+            folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"
+        )
     except RepositoryError as error:
         shallow = git(folder, "rev-parse", "--is-shallow-repository") == "true"
         remedy = (

@@ -170,7 +170,7 @@ def test_a_revision_that_does_not_exist(
 ) -> None:
     monkeypatch.chdir(repository)
     assert main(["compare", "--rev-a", "v9", "--", "true"]) == 2
-    assert "has no revision 'v9'" in capsys.readouterr().err
+    assert "has no commit 'v9'" in capsys.readouterr().err
     git(tmp_path, "clone", "--depth", "1", f"file://{repository}", "shallow")
     monkeypatch.chdir(tmp_path / "shallow")
     assert main(["compare", "--rev-a", "HEAD~1", "--", "true"]) == 2
