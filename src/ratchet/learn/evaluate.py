@@ -107,6 +107,7 @@ def policy_drawer(policy: Policy, *, temperature: float = 1.0) -> Drawer:
             most_tokens=language.most_tokens,
             temperature=temperature,
             seed=random.Random(f"{seed} {task.key}").getrandbits(31),
+            choices=language.choices(task),
         )
         return [read_candidate(language, task, one.text) for one in found]
 

@@ -183,6 +183,7 @@ class Reinforcement:
             most_tokens=self._language.most_tokens,
             temperature=self._config.temperature * HOTTER**attempt,
             seed=random.Random(f"{self._config.seed} {task.key} {step} {attempt}").getrandbits(31),
+            choices=self._language.choices(task),
         )
         candidates = [read_candidate(self._language, task, one.text) for one in answers]
         return answers, candidates, self._judging.ask(task, candidates)

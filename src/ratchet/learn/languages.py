@@ -10,6 +10,7 @@ import functools
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -46,6 +47,10 @@ class AnswerLanguage(Protocol):
 
     def read(self, task: LearnTask, answer: str) -> PolicyAnswer:
         """Return the kernel of an answer, or why it holds none."""
+        ...
+
+    def choices(self, task: LearnTask) -> Sequence[Sequence[str]]:
+        """Return the words that may stand at each place of an answer; none if any text may."""
         ...
 
 
@@ -100,6 +105,11 @@ class ScheduleLanguage:
             return PolicyAnswer(kernel=None, why=schedule)
         return PolicyAnswer(kernel=task.space.kernel(schedule), schedule=schedule)
 
+    def choices(self, task: LearnTask) -> Sequence[Sequence[str]]:
+        """Return the words of each choice of the problem's space, in an answer's order."""
+        options = sorted(task.space.options.items())
+        return [[f"{name}={one};" for one in values] for name, values in options]
+
 
 class SourceLanguage:
     """Whole kernels, asked for with the agent's own prompt."""
@@ -125,6 +135,10 @@ class SourceLanguage:
         if isinstance(found, Usable):
             return PolicyAnswer(kernel=found.kernel)
         return PolicyAnswer(kernel=None, why=found.why)
+
+    def choices(self, task: LearnTask) -> Sequence[Sequence[str]]:
+        """Return none: a source may say anything."""
+        return ()
 
 
 def agent_messages(task: LearnTask, language: str) -> list[tuple[str, str]]:

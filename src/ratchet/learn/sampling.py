@@ -19,6 +19,8 @@ class Sampled:
     answer: tuple[int, ...]
     """Tokens, with the end if the model wrote it."""
     text: str
+    allowed: tuple[tuple[int, ...], ...] = ()
+    """The tokens that could stand at each place of the answer; empty if any could."""
 
 
 @torch.no_grad()
@@ -31,11 +33,22 @@ def sample(
     most_tokens: int,
     temperature: float = 1.0,
     seed: int = 0,
+    choices: Sequence[Sequence[str]] = (),
 ) -> list[Sampled]:
-    """Return `count` answers; the seed decides them. A temperature of 0 is greedy."""
+    """Return `count` answers; the seed decides them. A temperature of 0 is greedy.
+
+    With `choices`, the words that may stand at each place, the model draws among these alone. A
+    tokenizer that has no token of its own for each word leaves the model free.
+    """
     ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)["input_ids"]
     place = next(policy.parameters()).device
     ids = ids.to(place)
+    allowed = _allowed(tokenizer, choices)
+    length = ids.shape[1]
+
+    def next_tokens(_: int, so_far: Tensor) -> list[int]:
+        return list(allowed[min(len(so_far) - length, len(allowed) - 1)])
+
     training = policy.training
     policy.eval()
     with torch.random.fork_rng(devices=[] if place.type == "cpu" else [place]):
@@ -47,21 +60,35 @@ def sample(
             num_return_sequences=count if temperature > 0 else 1,
             do_sample=temperature > 0,
             **({"temperature": temperature, "top_k": 0} if temperature > 0 else {}),
+            **({"prefix_allowed_tokens_fn": next_tokens} if allowed else {}),
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
         )
     policy.train(training)
     given = tuple(ids[0].tolist())
-    return [_read(tokenizer, given, row[len(given) :].tolist()) for row in drawn]
+    return [_read(tokenizer, given, row[len(given) :].tolist(), allowed) for row in drawn]
 
 
-def _read(tokenizer: Any, prompt: tuple[int, ...], answer: list[int]) -> Sampled:
+def _allowed(tokenizer: Any, choices: Sequence[Sequence[str]]) -> tuple[tuple[int, ...], ...]:
+    """Return the tokens of each place's words, and the end after them; none if words have many."""
+    places = [
+        [tokenizer(one, add_special_tokens=False)["input_ids"] for one in place]
+        for place in choices
+    ]
+    if not places or any(len(ids) != 1 for place in places for ids in place):
+        return ()
+    return (*(tuple(ids[0] for ids in place) for place in places), (tokenizer.eos_token_id,))
+
+
+def _read(
+    tokenizer: Any, prompt: tuple[int, ...], answer: list[int], allowed: tuple[tuple[int, ...], ...]
+) -> Sampled:
     end = tokenizer.eos_token_id
     stop = answer.index(end) + 1 if end in answer else len(answer)
     kept = answer[:stop]
     text = tokenizer.decode([one for one in kept if one != end], skip_special_tokens=False)
     # Without an end the answer was cut: it is read as it is, and is invalid if it is not whole.
-    return Sampled(prompt=prompt, answer=tuple(kept), text=text)
+    return Sampled(prompt=prompt, answer=tuple(kept), text=text, allowed=allowed)
 
 
 def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
@@ -71,11 +98,21 @@ def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
 
 
 def answer_logs(model: Any, answers: Sequence[Sampled], pad: int) -> tuple[Tensor, Tensor]:
-    """Return each answer token's log-probability and which are tokens, [answers, length] both."""
+    """Return each answer token's log-probability and which are tokens, [answers, length] both.
+
+    Where an answer was drawn among some tokens alone, these share the probability.
+    """
     place = next(model.parameters()).device
     ids = padded([one.prompt + one.answer for one in answers], pad).to(place)
     whole = padded([[1] * (len(one.prompt) + len(one.answer)) for one in answers], 0).to(place)
     asked = padded([[0] * len(one.prompt) + [1] * len(one.answer) for one in answers], 0)
     logits = model(input_ids=ids, attention_mask=whole).logits[:, :-1].float()
+    barred = torch.zeros_like(logits, dtype=torch.bool)
+    for row, one in enumerate(answers):
+        first = len(one.prompt) - 1  # logits tell of the token after theirs
+        for at, tokens in enumerate(one.allowed[: len(one.answer)], start=first):
+            barred[row, at] = True
+            barred[row, at, list(tokens)] = False
+    logits = logits.masked_fill(barred, -torch.inf)
     logs = F.log_softmax(logits, dim=-1).gather(-1, ids[:, 1:, None])[..., 0]
     return logs, asked[:, 1:].to(place).float()
