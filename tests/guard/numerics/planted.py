@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ratchet.guard.compare.sides import WorkloadSide
 from ratchet.guard.numerics.divergence import NumericsReport
 from ratchet.guard.numerics.find import Finder
@@ -61,6 +63,8 @@ class InThisProcess:
 def in_this_process(
     name: str, arguments: Mapping[str, Any], side: WorkloadSide
 ) -> Iterator[InThisProcess]:
+    # Compiled code of an earlier test would be taken as it is, without the hooks of this one.
+    torch._dynamo.reset()
     yield InThisProcess(arguments)
 
 

@@ -352,10 +352,11 @@ def _different_weights(a: _RecordedRun, b: _RecordedRun) -> Divergence | None:
     """Return the first parameter that the two sides begin with differently."""
     first, second = a.said["weights"], b.said["weights"]
     shared = [name for name in first if name in second]
-    if not shared or not {*a.said["forward"]} & {*b.said["forward"]}:
+    fewer = min(len(first), len(second))
+    if 2 * len(shared) <= fewer or not {*a.said["forward"]} & {*b.said["forward"]}:
         raise GuardError(
-            "the two sides share no parameter and no module by name: --numerics compares two "
-            "versions of one model"
+            f"the two sides share {len(shared)} of {fewer} parameters by name: --numerics compares "
+            "two versions of one model"
         )
     for name in first:
         if second.get(name) != first[name]:
