@@ -39,7 +39,7 @@ def test_every_table_can_be_written_in_postgresql() -> None:
     names = {table.name for table in metadata.sorted_tables}
     expected = (
         "devices software problems kernels verdicts measurements evidence recipes turns "
-        "exchanges writing_runs writing_answers"
+        "exchanges writing_runs writing_answers observations incident_events"
     )
     assert names == {*expected.split(), "schema_version"}
 
