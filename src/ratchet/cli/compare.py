@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,7 +11,9 @@ from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
 from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
 from ratchet.cli.trace_record import COMMAND, RecordCommand
 from ratchet.errors import GuardError
-from ratchet.guard.compare.request import CompareRequest, Sides, make_sides
+
+if TYPE_CHECKING:
+    from ratchet.guard.compare.request import CompareRequest, Sides
 
 
 class CompareCommand(RecordCommand):
@@ -97,6 +99,8 @@ def compare(
     Exit codes: 0 not slower, 1 slower, 3 undecided, 2 a mistake in the call. With --numerics: 0 no
     divergence, 1 a divergence.
     """
+    from ratchet.guard.compare.request import CompareRequest, make_sides  # numpy
+
     request = CompareRequest(
         workloads=tuple(workloads or ()),
         command=None if (words := context.meta[COMMAND]) is None else tuple(words),
