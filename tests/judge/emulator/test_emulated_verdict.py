@@ -23,6 +23,26 @@ from ratchet.kernels.suites import find_problem
 
 KERNEL = triton_kernels()["rope_forward"]
 
+SQUARES = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def squares(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    kept = at < LENGTH
+    value = tl.maximum(tl.load(x + at, kept, 0.0).to(tl.float32), 0.0)
+    tl.store(y + at, (value * value).to(y.dtype.element_ty), kept)
+
+def squared_relu(x, scalars):
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    squares[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), BLOCK=1024)
+    return (y,)
+"""
+"""LENGTH is the number of elements, or a promise about it that no odd size keeps."""
+
 
 def changed(old: str, new: str) -> Kernel:
     assert KERNEL.source.count(old) == 1
@@ -97,11 +117,16 @@ class TestVerdicts:
         verdict = court.judge(unwritten, problem, target="gfx942")
         assert verdict.status == "wrong", verdict.reason
 
-    def test_a_hint_that_is_false_is_found(self, court: KernelJudge, problem: Problem) -> None:
-        hint = "    half = tl.multiple_of(half + 0, 16)\n    kept = (row"
-        hinted = changed("    kept = (row", hint)
-        verdict = court.judge(hinted, problem, target="gfx942")
-        assert verdict.status in ("wrong", "crashed"), verdict.reason
+    @pytest.mark.parametrize(("hinted", "status"), [(False, "correct"), (True, "crashed")])
+    def test_a_hint_that_is_false_is_found(
+        self, court: KernelJudge, hinted: bool, status: str
+    ) -> None:
+        length = "tl.maximum(n, tl.program_id(0) - 1)"
+        source = SQUARES.replace("LENGTH", f"tl.multiple_of({length}, 16)" if hinted else length)
+        kernel = Kernel(name="squares", language="triton", source=source, entry="squared_relu")
+        verdict = court.judge(kernel, find_problem("squared_relu").at("ci"), target="gfx942")
+        assert verdict.status == status, verdict.reason
+        assert not hinted or "past the end of a tensor" in verdict.reason
 
     def test_a_wrong_kernel_is_wrong(self, court: KernelJudge, problem: Problem) -> None:
         verdict = court.judge(changed("+ first * sin", "- first * sin"), problem, target="gfx950")

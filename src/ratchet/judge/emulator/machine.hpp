@@ -149,9 +149,9 @@ struct Machine {
         const Range* end = launch.ranges + launch.range_count;
         const Range* found = std::upper_bound(launch.ranges, end, address, [](u64 a, const Range& r) { return a < r.first; });
         if (found == launch.ranges || address - found[-1].first + size > found[-1].size) {
-            u64 past = found == launch.ranges ? 0 : address - found[-1].first - found[-1].size;
-            if (found != launch.ranges && past < 1 << 20)
-                fail("an access of %u bytes ends %llu bytes past the end of a tensor", size, (unsigned long long)past + size);
+            u64 past = found == launch.ranges ? ALL : address + size - found[-1].first - found[-1].size;
+            if (past < 1 << 20)
+                fail("an access of %u bytes ends %llu bytes past the end of a tensor", size, (unsigned long long)past);
             fail("an access of %u bytes lies in no tensor", size);
         }
         last = found - 1;
