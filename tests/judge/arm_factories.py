@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -64,6 +65,29 @@ class Spinner:
 
 def make_spinner(step_time_s: float = 0.001, label: str = "spinner") -> Spinner:
     return Spinner(step_time_s, label)
+
+
+class Compiled(Spinner):
+    """Loads a library at its first step, as torch does; one that is missing would be compiled."""
+
+    calls = ("loaded",)
+
+    def __init__(self, path: str) -> None:
+        super().__init__(0.001, "compiled")
+        self._path = path
+
+    def step(self, iterations: int) -> None:
+        if os.path.exists(self._path):
+            ctypes.CDLL(self._path)
+        super().step(iterations)
+
+    def loaded(self) -> str:
+        self.step(1)
+        return "yes"
+
+
+def make_from_library(path: str) -> Spinner:
+    return Compiled(path)
 
 
 def make_unknown() -> Spinner:

@@ -257,3 +257,31 @@ def test_a_trial_needs_two_arms_with_names_of_their_own(names: list[str]) -> Non
             warmup=1,
             seed=0,
         )
+
+
+@pytest.mark.parametrize("by_call", [False, True])
+def test_a_library_that_a_kill_left_half_written_is_compiled_again(
+    tmp_path: Path, by_call: bool
+) -> None:
+    library = tmp_path / "torchinductor_me" / "eo" / "ceoz.main.so"
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"")
+    with ArmProcess(spec("make_from_library", path=str(library))) as arm:
+        assert arm.call("loaded") == "yes" if by_call else arm.run(2).wall_time_s > 0
+        assert arm.describe()["steps"] == (1 if by_call else 2)
+        assert not library.exists()
+        library.write_bytes(b"")  # after an answer the arm has a state: it does not start again
+        with pytest.raises(ArmFailure, match="file too short"):
+            arm.run(1)
+        assert not library.exists()
+
+
+def test_a_broken_library_that_is_not_of_torchs_cache_stays(tmp_path: Path) -> None:
+    library = tmp_path / "mine.so"
+    library.write_bytes(b"")
+    with (
+        ArmProcess(spec("make_from_library", path=str(library))) as arm,
+        pytest.raises(ArmFailure, match="file too short"),
+    ):
+        arm.run(1)
+    assert library.exists()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -23,6 +24,9 @@ from ratchet.judge.process.child import Child, ChildFailure, program
 from ratchet.measure.arm import Timing
 
 WORKER = "ratchet.judge.workers.arm"
+TORN = re.compile(r"(/[^\s:]+\.so): (?:file too short|invalid ELF header)")
+TORN_LIBRARIES = 3
+"""Libraries that are removed before an arm's first answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +64,9 @@ class ArmProcess:
         self.paused = False
         self._began_s = 0.0
         self._child: Child | None = None
+        self._asked: dict[str, Any] = {}
+        self._chances = TORN_LIBRARIES
+        """Starts that are left until the first answer, if torch's cache is damaged."""
 
     @property
     def name(self) -> str:
@@ -122,11 +129,12 @@ class ArmProcess:
     def begin_run(self, iterations: int) -> None:
         """Have it run steps; `finish_run` waits for them."""
         self._began_s = time.perf_counter()
-        self._send(do="run", iterations=iterations)
+        self._asked = {"do": "run", "iterations": iterations}
+        self._send(**self._asked)
 
     def finish_run(self) -> Timing:
         """Wait for the steps that `begin_run` asked for, and time them from there."""
-        reply = self._receive("run", self.spec.call_timeout_s)
+        reply = self._answer()
         wall_time_s = time.perf_counter() - self._began_s
         return Timing(wall_time_s=wall_time_s, cpu_time_s=float(reply["cpu_time_s"]))
 
@@ -137,11 +145,12 @@ class ArmProcess:
 
     def begin_call(self, method: str, **arguments: Any) -> None:
         """Have it call a method; `finish_call` waits for the answer."""
-        self._send(do="call", method=method, arguments=arguments)
+        self._asked = {"do": "call", "method": method, "arguments": arguments}
+        self._send(**self._asked)
 
     def finish_call(self) -> Any:
         """The answer to `begin_call`."""
-        return self._receive("call", self.spec.call_timeout_s)["value"]
+        return self._answer()["value"]
 
     def pause(self) -> None:
         """Stop every process of the arm, compile workers included."""
@@ -170,6 +179,28 @@ class ArmProcess:
         if self._child is None:
             raise ArmFailure(f"arm '{self.name}' is not running; start it first")
         return self._child
+
+    def _answer(self) -> dict[str, Any]:
+        """Wait for the answer to what was asked last.
+
+        torch writes a compiled library in place. A process that is killed meanwhile leaves a part of
+        it in the cache, and each later one fails on it. Such a library is removed. If the arm had
+        not answered anything yet, it starts again and is asked again.
+        """
+        while True:
+            try:
+                reply = self._receive(str(self._asked["do"]), self.spec.call_timeout_s)
+            except ArmFailure as error:
+                if not remove_torn_library(str(error)) or not self._chances:
+                    raise
+                self._chances -= 1
+                self.close()
+                self.start()
+                self._began_s = time.perf_counter()
+                self._send(**self._asked)
+            else:
+                self._chances = 0
+                return reply
 
     def _ask(self, timeout_s: float, **message: Any) -> dict[str, Any]:
         self._send(**message)
@@ -202,6 +233,23 @@ class ArmProcess:
     def _fail(self, error: ChildFailure) -> NoReturn:
         self.close()
         raise ArmFailure(f"arm '{self.name}' {error}") from error
+
+
+def remove_torn_library(message: str) -> bool:
+    """Remove the library of torch's cache that could not be loaded; return False if none is named."""
+    found = TORN.search(message)
+    if found is None:
+        return False
+    library, cache = Path(found[1]), os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if not any(
+        one.name.startswith("torchinductor_") or str(one) == cache for one in library.parents
+    ):
+        return False
+    try:
+        library.unlink()
+    except OSError:
+        return False
+    return True
 
 
 def worker_command(channel: int, *, python: str = sys.executable) -> list[str]:
