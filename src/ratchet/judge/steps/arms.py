@@ -183,8 +183,8 @@ class ArmProcess:
     def _answer(self) -> dict[str, Any]:
         """Wait for the answer to what was asked last.
 
-        torch writes a compiled library in place. A process that is killed meanwhile leaves a part of
-        it in the cache, and each later one fails on it. Such a library is removed. If the arm had
+        torch writes a compiled library in place. A process that is killed meanwhile leaves a part
+        of it in the cache, and each later one fails on it. Such a library is removed. If the arm had
         not answered anything yet, it starts again and is asked again.
         """
         while True:
@@ -236,7 +236,7 @@ class ArmProcess:
 
 
 def remove_torn_library(message: str) -> bool:
-    """Remove the library of torch's cache that could not be loaded; return False if none is named."""
+    """Remove a library of torch's cache that could not be loaded; False if none is named."""
     found = TORN.search(message)
     if found is None:
         return False
