@@ -184,8 +184,8 @@ class ArmProcess:
         """Wait for the answer to what was asked last.
 
         torch writes a compiled library in place. A process that is killed meanwhile leaves a part
-        of it in the cache, and each later one fails on it. Such a library is removed. If the arm had
-        not answered anything yet, it starts again and is asked again.
+        of it in the cache, and each later one fails on it. Such a library is removed. If the arm
+        had not answered anything yet, it starts again and is asked again.
         """
         while True:
             try:
