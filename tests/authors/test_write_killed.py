@@ -15,7 +15,10 @@ from commands import needs_judge
 
 from ratchet.ledger import Ledger
 
-WORDS = ["write", "silu_rows.py", "--authors", "search", "--budget", "60s", "--json"]
+WORDS = [
+    *("write", "silu_rows.py", "--authors", "search", "--json"),
+    *("--candidates", "30", "--budget", "5m"),  # a busy machine has the time too
+]
 PROBLEM = """
 import torch
 from ratchet import Case, Problem, TensorSpec
