@@ -21,7 +21,7 @@ STEP: Final = "step"
 
 @dataclass(slots=True)
 class RunState:
-    """Where a run stands beside its weights."""
+    """The state of a run beside its weights."""
 
     step: int = 0
     replay: float = 0.0

@@ -58,7 +58,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """How an evaluation is done."""
+    """The settings of an evaluation."""
 
     answers: int = 6
     """To each problem."""

@@ -20,7 +20,7 @@ windows."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retained:
-    """What a model still knows of its pretraining."""
+    """A measure of what a model still knows of its pretraining."""
 
     loss: float
     """On held-out text, in nats a token."""

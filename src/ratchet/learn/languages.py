@@ -36,7 +36,7 @@ class PolicyAnswer:
 
 
 class AnswerLanguage(Protocol):
-    """How a problem is put to a model, and its answer read."""
+    """A way to put a problem to a model, and to read its answer."""
 
     name: str
     most_tokens: int

@@ -52,7 +52,7 @@ TOLD_EVERY_S: Final = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopOptions:
-    """What a loop is asked to do."""
+    """The request for a loop."""
 
     rounds: int
     budget_s: float

@@ -26,7 +26,7 @@ TRAINED_BYTES: Final = 16
 
 
 class PolicyCard(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy's folder says of it."""
+    """The card in a policy's folder."""
 
     answers: str
     language: str

@@ -91,7 +91,7 @@ class Imitation:
 
 
 class SkillTest:
-    """Whether a model still answers for problems of the families it was trained on, unjudged."""
+    """A test, unjudged, of whether a model still answers for the families it was trained on."""
 
     def __init__(
         self, tasks: Sequence[LearnTask], language: AnswerLanguage, tokenizer: Any, most: int = 4

@@ -43,7 +43,7 @@ class TextWindows:
 
 
 class ReplayDebt:
-    """How many windows each step owes, so that their share of all tokens is `share`.
+    """Count the windows that each step owes, so that their share of all tokens is `share`.
 
     A step of few tokens owes a part of a window; parts add up until one is due.
     """

@@ -38,7 +38,7 @@ LEAST_REPLAY: Final = 0.01
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepWork:
-    """What one step trains on."""
+    """The work of one training step."""
 
     tokens: int
     """Tokens that go through the model for it."""
@@ -49,7 +49,7 @@ class StepWork:
 
 
 class Objective(Protocol):
-    """What a stage trains for."""
+    """The aim of a stage: its loss, and what is measured on the way."""
 
     stage: str
     least: int
@@ -74,7 +74,7 @@ class Objective(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """How a stage's training ended."""
+    """The end of a stage's training."""
 
     steps: int
     stopped: str
