@@ -20,6 +20,7 @@ from torch import Tensor
 from ratchet.errors import RatchetError
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library import LIBRARY, WorkloadShapes
+from ratchet.kernels.library.sources import ISAS
 from ratchet.kernels.library_triton import triton_kernels
 from ratchet.kernels.problem import Case, Problem, TensorSpec
 from ratchet.kernels.problem_file import built_in_kernel
@@ -37,7 +38,6 @@ SHAPES = {
     "vocabulary": 500,
     "parameters": ((257, 65), (65,)),
 }
-ISAS = ("portable", "avx512", "avx512_bf16", "amx")
 
 HEAD = r"""
 #include <cmath>
@@ -306,7 +306,7 @@ def _shipped() -> Iterator[Honest]:
     """Yield the library's kernels in every variant that this CPU runs, in both dtypes."""
     from ratchet.devices.probe import best_isa
 
-    runnable = ISAS[: ISAS.index(best_isa()) + 1]
+    runnable = reversed(ISAS[ISAS.index(best_isa()) :])  # from the plainest
     for dtype, isa, (name, library) in product(("float32", "bfloat16"), runnable, LIBRARY.items()):
         shapes = WorkloadShapes(**SHAPES, dtype=dtype)
         asked = library.problems(shapes)

@@ -13,12 +13,12 @@ from ratchet.devices.probe import best_isa
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
 from ratchet.kernels.library import LIBRARY, WorkloadShapes, registry
+from ratchet.kernels.library.sources import ISAS
 from ratchet.kernels.problem import Case, Problem
 
 pytestmark = pytest.mark.compiler
 
-ISAS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
-RUNNABLE = ISAS[: ISAS.index(best_isa()) + 1]
+RUNNABLE = tuple(reversed(ISAS[ISAS.index(best_isa()) :]))
 SMALL = {
     "batch": 2,
     "sequence": 24,

@@ -183,7 +183,7 @@ def test_an_interrupt_says_what_is_kept(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ratchet.cli.compare.make_sides", interrupted)
+    monkeypatch.setattr("ratchet.guard.compare.request.make_sides", interrupted)
     assert main(["compare", "--", "true", "true"]) == 130
     assert "the ledger holds its samples" in capsys.readouterr().err
 
