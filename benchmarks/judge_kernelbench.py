@@ -54,7 +54,7 @@ def _verdict(name: str) -> Verdict:
         judge.begin("torch")
         path = Path(folder) / f"{name}.py"
         path.write_text(KINDS[name].text())
-        problem = as_problem(path, scale="auto", time_limit_s=TIME_LIMIT_S)
+        problem = as_problem(path, scale="auto", time_limit_s=TIME_LIMIT_S, describe=judge.describe)
         eager, spent_s = built_in_kernel(problem, "eager"), time.monotonic() - began
         return judge.judge(eager, problem, time_limit_s=TIME_LIMIT_S, spent_s=spent_s)
 

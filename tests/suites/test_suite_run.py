@@ -14,6 +14,7 @@ from ratchet.judge.revision import revision
 from ratchet.judge.verdict import Ratio, Speedups, Status, Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Case, Problem, TensorSpec
+from ratchet.kernels.problem_file import Describe
 from ratchet.ledger import verdicts
 from ratchet.ledger.verdicts import JudgedKernel, RecordedJudge, Terms
 from ratchet.suites.candidates import find_answer, kernelbench_suite, level_folder
@@ -85,7 +86,7 @@ def kernel(name: str) -> Kernel:
 def suite(*names: str, unanswered: tuple[str, ...] = ()) -> Suite:
     def question(name: str) -> Question:
         answer = None if name in unanswered else kernel(name)
-        return Question(name=name, read=lambda: (problem(name), answer))
+        return Question(name=name, read=lambda _: (problem(name), answer))
 
     questions = tuple(question(name) for name in (*names, *unanswered))
     return Suite(name="ours", candidate="library", tier="ci", questions=questions)
@@ -185,7 +186,7 @@ def test_an_interruption_keeps_what_is_there(
 def test_a_problem_that_cannot_be_read_is_refused_and_the_rest_goes_on(
     court: Callable[[], RecordedJudge],
 ) -> None:
-    def unreadable() -> tuple[Problem, Kernel | None]:
+    def unreadable(_: Describe) -> tuple[Problem, Kernel | None]:
         raise KernelError("the file has no Model")
 
     questions = (Question(name="bad", read=unreadable), *suite("a").questions)

@@ -190,7 +190,14 @@ def judge(
         with RecordedJudge(ledger) as court:
             if read is not None and device in ("auto", "cpu") and target is None:
                 court.begin(read.language)  # beside the problem's own process
-            asked = as_problem(problem, tiers=tiers, scale=factor, task=task, time_limit_s=limit_s)
+            asked = as_problem(
+                problem,
+                tiers=tiers,
+                scale=factor,
+                task=task,
+                time_limit_s=limit_s,
+                describe=court.describe,
+            )
             given = as_kernel(kernel, asked, entry=entry)
             if target is not None and given.language != "triton":
                 raise RatchetError(f"--target is for kernels in Triton: this is {given.language}")

@@ -25,6 +25,7 @@ from ratchet.kernels.problem import JUDGED_AT, Problem, Task, Tier
 
 if TYPE_CHECKING:
     from ratchet.judge.verdict import Screening, Verdict
+    from ratchet.kernels.problem_file import Describe
 
 TIME_LIMIT_S = 60.0
 SCREEN_LIMIT_S = 120.0
@@ -74,7 +75,14 @@ def judge(
     with KernelJudge(threads=threads) as court:
         if read is not None and device in ("auto", "cpu") and target is None:
             court.begin(read.language)  # beside the problem's own process
-        asked = as_problem(problem, tiers=tiers, scale=scale, task=task, time_limit_s=limit_s)
+        asked = as_problem(
+            problem,
+            tiers=tiers,
+            scale=scale,
+            task=task,
+            time_limit_s=limit_s,
+            describe=court.describe,
+        )
         given = as_kernel(kernel, asked, entry=entry)
         return court.judge(
             given,
@@ -114,10 +122,12 @@ def screen(
 
     limit_s, threads = parse_time_limit_s(time_limit_s), parse_threads(threads)
     tiers = None if tier is None else (parse_tier(tier),)
-    asked = as_problem(problem, tiers=tiers, scale=scale, time_limit_s=limit_s)
-    given = [as_kernel(one, asked, entry=entry) for one in kernels]
-    standing = None if best is None else as_kernel(best, asked, entry=entry)
     with KernelJudge(threads=threads) as court:
+        asked = as_problem(
+            problem, tiers=tiers, scale=scale, time_limit_s=limit_s, describe=court.describe
+        )
+        given = [as_kernel(one, asked, entry=entry) for one in kernels]
+        standing = None if best is None else as_kernel(best, asked, entry=entry)
         return court.screen(asked, given, best=standing, time_limit_s=limit_s, seed=seed)
 
 
@@ -128,11 +138,13 @@ def as_problem(
     scale: Scale = "auto",
     task: Task | None = None,
     time_limit_s: float | None = None,
+    describe: Describe | None = None,
 ) -> Problem:
     """The problem of a file or a name, or a Problem; with the task that is asked for.
 
     Its cases are those of the first of `tiers` that it has. Without tiers they are those of the
-    tier that is judged by default (JUDGED_AT), or all that a Problem has.
+    tier that is judged by default (JUDGED_AT), or all that a Problem has. `describe` runs a file
+    beside a judge (`KernelJudge.describe`).
     """
     from ratchet.kernels.problem_file import LOADING_LIMIT_S, load_problem, with_text
 
@@ -147,6 +159,7 @@ def as_problem(
             scale=scale,
             tiers=tiers or JUDGED_AT,
             time_limit_s=LOADING_LIMIT_S if time_limit_s is None else time_limit_s,
+            describe=describe,
         )
     else:
         raise KernelError(f"{problem!r:.60} is no problem: give a file, a name or a Problem")

@@ -1,10 +1,11 @@
 """A process that runs a problem's file under a time limit and leaves no process behind.
 
-`problem_file` starts it with the number of a descriptor and the limit. The request comes on
-standard input as JSON, and the answer goes as JSON into that descriptor's file. The file itself
-runs in a child, `file_worker`. This process becomes the parent of every process that the child
-leaves, even of a daemon with its own session. It kills all of them when there is an answer, when
-the time is over, and when its own parent dies. It imports no torch, so that its child starts small.
+`problem_file` starts it with the number of a descriptor and the limit, and writes the request to
+its standard input as JSON. A judge forks it from a process that holds torch. The answer goes as
+JSON into the descriptor's file. The problem's file itself runs in a child, `file_worker`. The
+keeper becomes the parent of every process that the child leaves, even of a daemon with its own
+session. It kills all of them when there is an answer, when the time is over, and when its own
+parent dies.
 """
 
 from __future__ import annotations
@@ -26,13 +27,18 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 def main() -> None:
     """Run with the answer's descriptor, the limit in seconds of work and the parent's pid."""
     answer, limit_s, parent = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    keep(answer, limit_s, json.load(sys.stdin), parent)
+
+
+def keep(answer: int, limit_s: float, request: dict[str, Any], parent: int) -> None:
+    """Answer the request in the file of the descriptor `answer`, as a child of `parent`."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
     libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM), 0, 0, 0)
     if os.getppid() == parent:
         try:
-            fault = _run(answer, limit_s)
+            fault = _run(answer, limit_s, request)
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             end_children()
@@ -40,7 +46,7 @@ def main() -> None:
             _write(answer, {"fault": fault})
 
 
-def _run(answer: int, limit_s: float) -> str | None:
+def _run(answer: int, limit_s: float, request: dict[str, Any]) -> str | None:
     """Run the worker to its end; return the reason if there is no answer."""
     child = os.fork()
     if child == 0:
@@ -48,7 +54,7 @@ def _run(answer: int, limit_s: float) -> str | None:
         try:
             from ratchet.kernels import file_worker
 
-            file_worker.main(answer)
+            file_worker.main(answer, request)
             os._exit(0)  # threads that the file started must not delay the exit
         finally:
             os._exit(1)

@@ -1,7 +1,7 @@
 """A process that runs a problem's file and reports the problem.
 
-`file_keeper` starts and ends it. The request comes on standard input as JSON, and the answer goes
-as JSON into the file of a descriptor. The file's own output goes to standard error.
+`file_keeper` starts and ends it. The answer goes as JSON into the file of a descriptor. The file's
+own output goes to standard error.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def _raised(error: BaseException) -> str:
     return f"it raises {type(error).__name__}: {' '.join(str(error).split()):.300}"
 
 
-def main(descriptor: int) -> None:
-    """Answer the request from standard input in this descriptor's file."""
+def main(descriptor: int, request: dict[str, Any]) -> None:
+    """Answer a request in this descriptor's file."""
     os.dup2(2, 1)
-    found = answer(json.load(sys.stdin))
+    found = answer(request)
     with os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file:
         json.dump(found, file)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import math
+import operator
 import re
 import sys
 import time
@@ -19,8 +20,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -46,6 +49,12 @@ PATIENCE_S, LONG_S = 0.3, 1.0
 """A short call is repeated once, and again for no longer than the first."""
 MOST_OPERATORS = 2000
 """Most operators of a call: each takes a fraction of a millisecond."""
+FIRST_STEP = 8
+"""What a size is divided by while a call has more operators: to count them takes over a second."""
+RANDOM_FACTORIES = (torch.rand, torch.randn, torch.randint)
+OF_TRUTH = re.compile(r"eq|ne|lt|le|gt|ge|is\w+|logical_\w+|signbit")
+"""Elementwise operators whose results have another dtype."""
+ROWWISE = ("_softmax", "_log_softmax", "_safe_softmax")
 NOT_META = re.compile(r"LSTM|numpy|cuda|\bcpu\b")
 """What only fake tensors know: oneDNN's LSTM as one operator, and tensors placed by name, which
 would have values, of any size."""
@@ -138,20 +147,115 @@ def measure(text: str, most_operators: float = MOST_OPERATORS) -> Cost | None:
 def _meta() -> Iterator[None]:
     """Let factories make meta tensors, which are quick, but mix with no tensor that has values.
 
-    torch's shape functions import torch._dynamo to be left out of graphs that nobody compiles here.
+    torch's shape functions import torch._dynamo to be left out of graphs that nobody compiles here,
+    and sympy for sizes that are no plain numbers. Both imports take longer than all else.
     """
-    name = "torch._dynamo"
-    stand_in = types.ModuleType(name)
-    stand_in.disable = lambda function, *_, **__: function  # type: ignore[attr-defined]
-    missing = name not in sys.modules
-    if missing:
-        sys.modules[name] = stand_in
+    missing = {name: module for name, module in STAND_INS.items() if name not in sys.modules}
+    sys.modules.update(missing)
     try:
-        with torch.device("meta"):
+        shapes = _Shapes()  # type: ignore[no-untyped-call]
+        with torch.device("meta"), _Undrawn(), shapes:
             yield
     finally:
-        if missing:
+        for name in missing:
             del sys.modules[name]
+
+
+class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that answers common operators on meta tensors of one real dtype by itself.
+
+    torch's own shape functions for them are in Python: they take a millisecond, and import sympy.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        tensors = [one for one in args if isinstance(one, Tensor)]
+        if (
+            not kwargs
+            and tensors
+            and tensors[0].is_floating_point()
+            and all(one.is_meta and one.dtype == tensors[0].dtype for one in tensors)
+        ):
+            shape = _shape_of(operator, tensors)
+            if shape is not None and not operator._schema.is_mutable:
+                return tensors[0].new_empty(shape)
+            if shape == tensors[0].shape:
+                return tensors[0]
+        return operator(*args, **(kwargs or {}))
+
+
+def _shape_of(operator: Any, tensors: Sequence[Tensor]) -> tuple[int, ...] | None:
+    """Return the shape of an operator's only result, which has its operands' dtype, or None."""
+    name = operator._opname
+    if name in ROWWISE and operator._overloadname == "default":
+        return tuple(tensors[0].shape)
+    if name in ("mm", "addmm") and operator._overloadname == "default":
+        left, right = tensors[-2:]
+        if left.ndim == right.ndim == 2 and left.shape[1] == right.shape[0]:
+            return (left.shape[0], right.shape[1])
+        return None
+    if torch.Tag.pointwise not in operator.tags or OF_TRUTH.fullmatch(name):
+        return None
+    if len(operator._schema.returns) != 1:
+        return None
+    return np.broadcast_shapes(*(one.shape for one in tensors))
+
+
+def _stand_in(name: str, **functions: Any) -> types.ModuleType:
+    """Return a module with these functions. Calls of others raise: then fake tensors are used."""
+    module = types.ModuleType(name)
+
+    def missing(called: str) -> Any:
+        def raises(*_: Any, **__: Any) -> None:
+            raise NotImplementedError(f"the stand-in for {name} has no {called}")
+
+        return raises
+
+    module.__dict__.update(functions, __getattr__=missing)
+    return module
+
+
+STAND_INS = {
+    one.__name__: one
+    for one in (
+        _stand_in("torch._dynamo", disable=lambda function, *_, **__: function),
+        _stand_in(
+            "torch.fx.experimental.symbolic_shapes",
+            expect_true=bool,
+            guard_or_true=bool,
+            guard_or_false=bool,
+            guard_size_oblivious=bool,
+            statically_known_true=bool,
+            guarding_hint_or_throw=int,
+            sym_eq=operator.eq,
+            sym_and=lambda *those: all(those),
+            sym_or=lambda *those: any(those),
+            is_nested_int=lambda _: False,
+        ),
+    )
+}
+
+
+class _Undrawn(TorchFunctionMode):
+    """A mode in which random tensors are only allocated.
+
+    torch's own shape functions for them import sympy, which takes half a second.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function in RANDOM_FACTORIES and args and set(kwargs) <= {"dtype", "device"}:
+            if function is torch.randint:
+                return torch.empty(args[-1], dtype=kwargs.get("dtype", torch.int64))
+            return torch.empty(*args, **kwargs)
+        return function(*args, **kwargs)
 
 
 def _fake() -> contextlib.AbstractContextManager[Any]:
@@ -304,7 +408,7 @@ def _next(now: Mapping[str, int], fixed: set[str]) -> str | None:
 def _smaller(name: str, value: int, over: float) -> int:
     if _is_batch(name):
         return max(SMALLEST_BATCH, min(value - 1, int(value / over)))
-    return max(SMALLEST_SIZE, value // 2)
+    return max(SMALLEST_SIZE, value // (FIRST_STEP if math.isinf(over) else 2))
 
 
 def _is_batch(name: str) -> bool:

@@ -38,10 +38,10 @@ import re
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TextIO
 
 from ratchet import files, watchdog
 from ratchet.errors import KernelError
@@ -59,6 +59,9 @@ KEEPER: Final = "ratchet.kernels.file_keeper"
 KEEPER_GRACE_S: Final = 3.0
 LONGEST_WAIT_S: Final = 1e6
 """Largest timeout: poll(2) takes milliseconds in 31 bits."""
+Describe = Callable[[dict[str, Any], float], dict[str, Any]]
+"""Runs a problem's file in a process of its own, given the request and the limit in seconds of
+work; returns its answer, or a `fault`."""
 PATIENT: Final = {"OMP_WAIT_POLICY": "passive"}
 """The setting of the judge's workers: spinning threads slow down a busy machine, and `auto` would
 count the spinning as work."""
@@ -87,12 +90,14 @@ def load_problem(
     scale: Scale = "auto",
     tiers: Sequence[Tier] = JUDGED_AT,
     time_limit_s: float = LOADING_LIMIT_S,
+    describe: Describe | None = None,
 ) -> Problem:
     """Return the problem of a file, or of a suite by its name.
 
     `scale` shrinks a problem in KernelBench's format. A problem in our format gets the cases of the
     first of `tiers` that it has. If a file is readable but cannot be judged, or exceeds the limit,
-    its problem has a `fault`, and the judge refuses it.
+    its problem has a `fault`, and the judge refuses it. `describe` runs the file in place of
+    `described`.
 
     Raises:
         KernelError: a file that is unreadable or holds no problem, an unknown name, or a problem
@@ -105,7 +110,7 @@ def load_problem(
 
         return find_problem(given).at(*tiers)
     text, _, names = _read_problem(given)
-    found = described(_request(path, text, names, scale), time_limit_s)
+    found = (describe or described)(_request(path, text, names, scale), time_limit_s)
     if "problem" in found:
         problem = Problem.from_json(found["problem"])
         return problem if problem.model is not None else problem.at(*tiers)
@@ -360,19 +365,26 @@ def described(request: dict[str, Any], limit_s: float) -> dict[str, Any]:
             text=True,
         )
         try:
-            # The keeper itself limits the work.
-            most_s = min(WALL_FACTOR * limit_s + KEEPER_GRACE_S, LONGEST_WAIT_S)
-            process.communicate(json.dumps(request), timeout=most_s)
+            process.communicate(json.dumps(request), timeout=longest_wait_s(limit_s))
         except subprocess.TimeoutExpired:
             return {"fault": f"its file did not end within {limit_s:.3g} s"}
         finally:
             _end(process)
-        file.seek(0)
-        text = file.read()
+        return read_answer(file, process.returncode)
+
+
+def longest_wait_s(limit_s: float) -> float:
+    """Return how long to wait for a keeper, which itself limits the work."""
+    return min(WALL_FACTOR * limit_s + KEEPER_GRACE_S, LONGEST_WAIT_S)
+
+
+def read_answer(file: TextIO, code: int | None) -> dict[str, Any]:
+    """Return what a keeper wrote before it ended with this exit code."""
+    file.seek(0)
     try:
-        found: dict[str, Any] = json.loads(text)
+        found: dict[str, Any] = json.loads(file.read())
     except ValueError:
-        return {"fault": f"its process died (exit code {process.returncode})"}
+        return {"fault": f"its process died (exit code {code})"}
     return found
 
 

@@ -16,6 +16,7 @@ from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Screening, Verdict
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.kernels.problem import Problem
+from ratchet.kernels.problem_file import described
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.ledger.connect import utc_now
 from ratchet.ledger.fleet import Fleet, LocalFleet, Terms, verdict_under
@@ -69,6 +70,12 @@ class RecordedJudge:
         """Start what a kernel in `language` needs here, beside what the caller does meanwhile."""
         if isinstance(self.fleet, LocalFleet):
             self.fleet.court.begin(language)
+
+    def describe(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        """Run a problem's file beside the judge here; see `problem_file.Describe`."""
+        if isinstance(self.fleet, LocalFleet):
+            return self.fleet.court.describe(request, limit_s)
+        return described(request, limit_s)
 
     @property
     def ledger(self) -> Ledger:

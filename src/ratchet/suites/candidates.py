@@ -14,6 +14,7 @@ from ratchet.judge.options import Scale
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library_triton import triton_kernels
 from ratchet.kernels.problem import Problem, Tier
+from ratchet.kernels.problem_file import Describe
 from ratchet.suites.run import Question, Suite
 
 LIBRARIES = ("library", "library-triton")
@@ -35,7 +36,7 @@ def training_suite(name: str, *, tier: Tier, candidate: str) -> Suite:
     answer = find_answer(candidate)
 
     def question(problem: Problem) -> Question:
-        return Question(name=problem.name, read=lambda: answer(problem.name, problem.at(tier)))
+        return Question(name=problem.name, read=lambda _: answer(problem.name, problem.at(tier)))
 
     return Suite(
         name=name,
@@ -68,8 +69,8 @@ def kernelbench_suite(
     answer = find_answer(candidate, level=level)
 
     def question(path: Path) -> Question:
-        def read() -> tuple[Problem, Kernel | None]:
-            problem = as_problem(path, scale=scale, time_limit_s=time_limit_s)
+        def read(describe: Describe) -> tuple[Problem, Kernel | None]:
+            problem = as_problem(path, scale=scale, time_limit_s=time_limit_s, describe=describe)
             return answer(path.stem, problem)
 
         return Question(name=path.stem, read=read)

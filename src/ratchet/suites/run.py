@@ -12,6 +12,7 @@ from ratchet.errors import RatchetError
 from ratchet.judge.verdict import Speedups
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
+from ratchet.kernels.problem_file import Describe
 from ratchet.ledger.connect import utc_now
 from ratchet.ledger.verdicts import JudgedKernel, RecordedJudge, Terms, judged_on
 from ratchet.suites.score import SuiteResult, SuiteRow, answered, summarise
@@ -24,8 +25,9 @@ class Question:
     """One problem of a suite and the function that reads it; nothing is read before its turn."""
 
     name: str
-    read: Callable[[], Asked]
-    """Return the problem and the kernel that answers it, if any; raises RatchetError."""
+    read: Callable[[Describe], Asked]
+    """Return the problem, read beside the judge, and the kernel that answers it, if any; raises
+    RatchetError."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +124,7 @@ class SuiteRun:
 
     def _read(self, question: Question) -> Asked:
         began = time.monotonic()
-        asked = question.read()
+        asked = question.read(self.judge.describe)
         self._spent_s[question.name] = time.monotonic() - began
         return asked
 

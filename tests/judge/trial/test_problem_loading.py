@@ -9,14 +9,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from ratchet.cli import main
 from ratchet.judge.process import families
+from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.kernels.at_work import WALL_FACTOR
-from ratchet.kernels.problem_file import load_problem
+from ratchet.kernels.problem_file import Describe, load_problem
 
+LIKE = Path(__file__).parents[1] / "kernelbench_like"
 LIMIT_S = 8.0
 MOST_S = WALL_FACTOR * LIMIT_S + 5.0
 """On a busy machine what loops has longer."""
@@ -77,18 +80,30 @@ def left_of(pids: Path) -> list[int]:
     return [state.pid for state in states if state is not None and state.alive]
 
 
-def test_a_file_that_forks_and_sleeps_is_refused_in_time(tmp_path: Path) -> None:
+@pytest.fixture(params=["alone", "beside a judge"])
+def describe(request: pytest.FixtureRequest) -> Describe | None:
+    """What runs a problem's file: a process of its own, or a fork of one of the judge's."""
+    if request.param == "alone":
+        return None
+    return cast("KernelJudge", request.getfixturevalue("judge")).describe
+
+
+def test_a_file_that_forks_and_sleeps_is_refused_in_time(
+    tmp_path: Path, describe: Describe | None
+) -> None:
     path, pids = written(tmp_path, *LEAVES)
     began = time.monotonic()
-    problem = load_problem(path, scale=None, time_limit_s=LIMIT_S)
+    problem = load_problem(path, scale=None, time_limit_s=LIMIT_S, describe=describe)
     assert time.monotonic() - began < MOST_S
     assert f"did not finish within {LIMIT_S:.0f} s" in problem.fault
     assert left_of(pids) == []
 
 
-def test_a_daemon_ends_when_the_file_has_been_read(tmp_path: Path) -> None:
+def test_a_daemon_ends_when_the_file_has_been_read(
+    tmp_path: Path, describe: Describe | None
+) -> None:
     path, pids = written(tmp_path, *RAISES)
-    assert "it raises OSError: no" in load_problem(path, scale=None).fault
+    assert "it raises OSError: no" in load_problem(path, scale=None, describe=describe).fault
     assert len(pids.read_text().split()) >= 2
     assert left_of(pids) == []
 
@@ -109,16 +124,30 @@ def test_a_file_that_loops_as_it_is_imported_holds_no_verdict_up(
     assert left_of(pids) == []
 
 
+def test_a_problem_is_the_same_beside_a_judge(judge: KernelJudge) -> None:
+    for path in sorted((LIKE / "level1").glob("*.py"))[:4]:
+        found = load_problem(path, describe=judge.describe)
+        assert found.fault == "" and found == load_problem(path)
+
+
+ALONE = "load_problem({path!r})"
+BESIDE = """
+from ratchet.judge.trial.kernel_trial import KernelJudge
+with KernelJudge() as judge: load_problem({path!r}, describe=judge.describe)
+"""
+
+
+@pytest.mark.parametrize("reads", [ALONE, BESIDE], ids=["alone", "beside a judge"])
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)]
 )
-def test_whoever_reads_may_be_killed(number: signal.Signals, tmp_path: Path) -> None:
+def test_whoever_reads_may_be_killed(number: signal.Signals, reads: str, tmp_path: Path) -> None:
     path, pids = written(tmp_path, *SLEEPS)
     code = (
         # A shell may start its background work with SIGINT ignored.
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        f"from ratchet.kernels.problem_file import load_problem; load_problem({str(path)!r})"
-    )
+        "from ratchet.kernels.problem_file import load_problem\n"
+    ) + reads.format(path=str(path))
     reader = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while not (pids.exists() and len(pids.read_text().split()) >= 2):

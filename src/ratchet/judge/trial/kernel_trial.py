@@ -7,8 +7,9 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
+from typing import Any
 
-from ratchet.errors import CompilerMissing, RatchetError
+from ratchet.errors import CompilerMissing, JudgeError, RatchetError
 from ratchet.judge.decided import CandidateFault, Decided
 from ratchet.judge.options import LANGUAGES, WITH_TORCH
 from ratchet.judge.process.time_limits import Clock
@@ -27,6 +28,7 @@ from ratchet.judge.verdict import Screening, Verdict
 from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.kernels.problem import Problem
+from ratchet.kernels.problem_file import described
 
 LOG = logging.getLogger(__name__)
 FIND_TIMEOUT_S = 120.0
@@ -63,6 +65,18 @@ class KernelJudge:
         """
         self._worker()
         self._zygote_for(language, None)
+
+    def describe(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        """Run a problem's file beside a process that already holds torch (`problem_file.Describe`).
+
+        Where no process can be forked, a new one is started.
+        """
+        try:
+            return self._worker().describe(request, limit_s)
+        except JudgeError as error:
+            LOG.warning("the file's process starts anew: %s", error)
+            self.close()
+            return described(request, limit_s)
 
     def close(self) -> None:
         """End the reference worker and the zygotes, and forget what was compiled."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import signal
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from ratchet.errors import JudgeError
-from ratchet.judge.process.channel import close_descriptors
+from ratchet.judge.process.channel import close_descriptors, inherited
 from ratchet.judge.process.child import Child, error_words, program
 from ratchet.judge.sandbox.isolation import TORCH_FIRST, arm_environment, fixed_layout
+from ratchet.judge.sandbox.zygote import IMPORT_S, Forks
 from ratchet.judge.steps.arms import import_path
+from ratchet.kernels.problem_file import KEEPER_GRACE_S, longest_wait_s, read_answer
 
 REFERENCE_WORKER = "ratchet.judge.workers.reference.worker"
 
@@ -54,6 +59,33 @@ class ReferenceProcess:
         raise_fault(reply)
         return reply, handed
 
+    def zygote(self) -> Forks:
+        """Orders to the process from which rivals and the keepers of files are forked."""
+        _, handed = self.ask_for_memory(timeout_s=IMPORT_S, do="zygote")
+        return Forks(inherited(handed[0]))
+
+    def describe(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        """Run a problem's file in a fork, which need not import torch; see `problem_file.Describe`.
+
+        It can be forked before and after a verdict. Raises JudgeError without a fork.
+        """
+        answer = os.memfd_create("ratchet-problem", os.MFD_CLOEXEC)
+        with (
+            os.fdopen(answer, "r", encoding="utf-8") as file,
+            contextlib.closing(self.zygote()) as zygote,
+        ):
+            fork = zygote.fork([answer], file=request, limit_s=limit_s)
+            watch = os.pidfd_open(fork.pid)
+            try:
+                in_time = _ends_within(watch, longest_wait_s(limit_s))
+            finally:
+                _end_keeper(watch)
+                os.close(watch)
+                fork.reap()
+            if not in_time:
+                return {"fault": f"its file did not end within {limit_s:.3g} s"}
+            return read_answer(file, None)
+
     def pause(self) -> None:
         """Stop it while the candidate runs."""
         self._child.hold()
@@ -65,6 +97,22 @@ class ReferenceProcess:
     def close(self) -> None:
         """End it."""
         self._child.close()
+
+
+def _ends_within(watch: int, limit_s: float) -> bool:
+    """Wait for a process, by its descriptor; return True once it has ended."""
+    poller = select.poll()
+    poller.register(watch, select.POLLIN)
+    return bool(poller.poll(1e3 * limit_s))
+
+
+def _end_keeper(watch: int) -> None:
+    """Make a keeper end its processes, then end it, if either still runs."""
+    for sent in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(watch, sent)
+        if _ends_within(watch, KEEPER_GRACE_S):
+            return
 
 
 class ReferenceFault(JudgeError):

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from ratchet.errors import JudgeError
 from ratchet.judge.process import families
-from ratchet.judge.process.channel import Channel, close_descriptors, inherited, open_pair
+from ratchet.judge.process.channel import Channel, close_descriptors, open_pair
 from ratchet.judge.process.child import SEND_TIMEOUT_S
 from ratchet.judge.process.time_limits import Clock
 from ratchet.judge.sandbox.zygote import START_S, Fork, Forks
@@ -207,8 +207,7 @@ class Rivals:
 
     def _forks(self) -> Forks:
         if self._zygote is None:
-            _, handed = self._reference.ask_for_memory(timeout_s=START_S, do="zygote")
-            self._zygote = Forks(inherited(handed[0]))
+            self._zygote = self._reference.zygote()
             self._own = ProblemZygote(self._zygote, self._problem)
         assert self._own is not None
         return self._own.forks if self._own.able else self._zygote

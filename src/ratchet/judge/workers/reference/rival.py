@@ -5,6 +5,8 @@ or autograd runs yet. For each problem a fork of it imports what the reference n
 longer than all else that a rival does. Each rival is a fork of that one, loads the reference, and
 has a heap and threads of its own from there, as a Python candidate is of its own zygote. What it
 does with a batch is what the candidate's worker does, by the same code.
+
+The first zygote also forks the keepers of problems' files, which need torch too.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import secrets
 import socket
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -29,6 +31,7 @@ from ratchet.judge.workers.candidate.with_torch import Entry, TorchWorker, settl
 from ratchet.judge.workers.forks import serve_forks
 from ratchet.judge.workers.memory.mapping import shift_heap
 from ratchet.judge.workers.serving import Reply, serve
+from ratchet.kernels import file_keeper
 from ratchet.kernels.gradients import gradient_of
 from ratchet.kernels.on_cores import on_cores
 from ratchet.kernels.problem import Problem
@@ -73,6 +76,8 @@ def start_zygote(inherited: Sequence[int]) -> socket.socket:
 
 
 def _run(order: dict[str, Any], descriptors: list[int]) -> None:
+    if "file" in order:
+        _describe(order, descriptors[0])
     os.setsid()
     if "problem" in order:
         channel = Channel(socket.socket(fileno=descriptors[0]))
@@ -81,6 +86,17 @@ def _run(order: dict[str, Any], descriptors: list[int]) -> None:
     shift_heap()
     torch.default_generator.seed()  # as a candidate's
     serve(Channel(socket.socket(fileno=descriptors[0])), RivalWorker().answer)
+    os._exit(0)
+
+
+def _describe(order: dict[str, Any], answer: int) -> NoReturn:
+    """Keep the process of a problem's file, which prints nothing."""
+    zygote = os.getppid()
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in range(3):
+        os.dup2(nothing, standard)
+    file_keeper.keep(answer, order["limit_s"], order["file"], zygote)
     os._exit(0)
 
 
