@@ -32,12 +32,12 @@ from ratchet.kernels.model_state import flatten
 from ratchet.kernels.on_cores import on_cores
 from ratchet.kernels.source_module import run_source
 
-AUTO_FLOPS = 5e8
+AUTO_FLOPS = 3e8
 AUTO_BYTES = 32 << 20
-"""Budget of `auto` for each core: some five milliseconds of one call."""
-AUTO_CASE_BYTES = 12 << 20
+"""Budget of `auto` for each core: some three milliseconds of one call."""
+AUTO_CASE_BYTES = 8 << 20
 """Budget for a case's inputs, state and outputs: a verdict fills memory for some 70 calls."""
-AUTO_CALL_S, AUTO_WIDE_S = 0.01, 0.04
+AUTO_CALL_S, AUTO_WIDE_S = 0.006, 0.024
 """Longest call, and longest call in float64, of which a verdict has some 30."""
 SLOW = 1.5
 """Excess over the budget from which a call is shrunk; a little more does not matter."""
