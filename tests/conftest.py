@@ -1,6 +1,7 @@
 """Tiers: a quick run leaves out what shows at one more example what another test shows already.
 
-Such tests are marked `thorough`, or named below; RATCHET_TEST=all runs them too.
+Such tests are marked `thorough`, or named below or in `long_tests.txt`; RATCHET_TEST=all runs them
+too.
 """
 
 from __future__ import annotations
@@ -88,10 +89,18 @@ MORE_EXAMPLES = (
 """Parts of test ids; what they show is shown at another example, or is of small weight."""
 
 
+LONG = frozenset(
+    line
+    for line in (Path(__file__).parent / "long_tests.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave thorough tests out, visibly, unless everything is asked for; begin with long ones."""
     for item in items:
         more = any(part in item.nodeid for part in MORE_EXAMPLES)
+        more = more or item.nodeid.partition("[")[0].removeprefix("tests/") in LONG
         if not EVERYTHING and (more or item.get_closest_marker("thorough")):
             item.add_marker(SKIPPED)
     items.sort(key=lambda item: "test_a_killed_turn" not in item.nodeid)

@@ -89,7 +89,7 @@ def test_a_model_of_many_small_operators_is_shrunk_until_they_can_be_waited_for(
     assert cost.bytes == float("inf")
     text, less = model_scale.fit(MANY_OPERATORS, cost, model_scale.auto_budget(64))
     assert less.bytes < float("inf")
-    assert "batch_size = 4\nlength = 1024" in text
+    assert "batch_size = 4\nlength = 512" in text
 
 
 @pytest.mark.parametrize("forward", ["x = torch.relu(x)", "x = x @ x.T", "x = x.softmax(-1)"])

@@ -111,7 +111,7 @@ def test_a_verdict_is_reported_once_it_is_in_the_ledger(tmp_path: Path) -> None:
     ledger, reported = tmp_path / "ledger.db", []
     kernel = Kernel(name="k", language="cpp", source="", entry="k")
     problem = find_problem("squared_relu").at("ci")
-    questions = tuple(Question(name=name, read=lambda: (problem, kernel)) for name in "ab")
+    questions = tuple(Question(name=name, read=lambda _: (problem, kernel)) for name in "ab")
     asked = Suite(name="two", candidate="mine", tier="ci", questions=questions)
     with RecordedJudge(str(ledger)) as court:
         court.fleet.close()

@@ -28,6 +28,7 @@ _ARRAY_BYTES = 1024
 """Longer than any match of `_ARRAY`, with any indentation."""
 _SPACE = re.compile(r"[ \t\n\r]*")
 _COMMA = re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
+_FIRST_COMMA = re.compile(rb"[ \t\n\r]*,[ \t\n\r]*")
 _NOT_A_NUMBER = re.compile(rb'("\s*:\s*)-?(?:NaN|nan|Infinity|inf)(?=\s*[,}])')
 _LONGEST_STRING = 8
 """In blocks. Text that cannot be parsed so far before its end is damaged, not cut off."""
@@ -56,6 +57,8 @@ class Stream:
     footer: bytes = b""
     ended: bool = False
     """True once the event array's end is reached."""
+    _awaits_comma: bool = False
+    """True if the text so far ended between an event and the comma after it."""
 
     def __iter__(self) -> Iterator[Sequence[Any]]:
         """Yield lists of events in file order; TraceError if the file holds no event array."""
@@ -99,6 +102,8 @@ class Stream:
 
     def _whole(self, held: list[bytes]) -> tuple[Sequence[Any], bytes]:
         """Decode the whole events of texts that belong together; return what is left of them."""
+        if self._awaits_comma:
+            held = [self._after_comma(b"".join(held))]
         cut = _last_cut(held[-1])
         if cut is not None:
             last = memoryview(held[-1])[: cut[0]]
@@ -110,7 +115,7 @@ class Stream:
         """Decode the events up to the array's end, or to the first that is not whole."""
         text = _NOT_A_NUMBER.sub(rb"\1null", text)
         bounds = _bounds(text)
-        self.ended = bounds.ended
+        self.ended, self._awaits_comma = bounds.ended, bounds.awaits_comma
         rest = text[bounds.rest :]
         try:
             return self._all(b"[" + text[: bounds.end] + b"]"), rest
@@ -122,7 +127,7 @@ class Stream:
         """Decode to the array's end, or to where a file that was cut off stops."""
         if self.end is not None:
             return self._all(b"[" + text.strip().rstrip(b",") + b"]"), b""
-        events, rest = self._taken(text)
+        events, rest = self._taken(self._after_comma(text) if self._awaits_comma else text)
         if self.ended:
             return events, rest
         if rest:
@@ -131,6 +136,12 @@ class Stream:
             # The format allows a bare array to stop without its bracket.
             self.note("the file ends before its event array ends: all events in it were read")
         return events, b""
+
+    def _after_comma(self, text: bytes) -> bytes:
+        """Return a text without the comma that separates it from the event before it."""
+        comma = _FIRST_COMMA.match(text)
+        self._awaits_comma = comma is None
+        return text[comma.end() :] if comma else text
 
     def _all(self, text: bytes) -> Sequence[Any]:
         """Decode every event of an array; msgspec.DecodeError if it is damaged."""
@@ -166,12 +177,15 @@ class _Bounds(NamedTuple):
     """Start of the text after it."""
     ended: bool
     """True if the array ends between the two."""
+    awaits_comma: bool = False
+    """True if the text ends with a whole event: its comma comes with the next text."""
 
 
 def _bounds(text: bytes) -> _Bounds:
     """Find the whole events at the start of a text, one by one."""
     written = text.decode("latin-1")  # One letter per byte: JSON's syntax is ASCII.
     at, end = _space(written, 0), 0
+    comma: re.Match[str] | None = None
     while at < len(written) and written[at] != "]":
         try:
             _, end = _JSON.raw_decode(written, at)
@@ -182,7 +196,9 @@ def _bounds(text: bytes) -> _Bounds:
         if not comma and written[at : at + 1] not in ("]", ""):
             break
     ended = written[at : at + 1] == "]"
-    return _Bounds(end, at + ended, ended)
+    return _Bounds(
+        end, at + ended, ended, awaits_comma=at == len(written) and end > 0 and not comma
+    )
 
 
 def _space(text: str, at: int) -> int:
