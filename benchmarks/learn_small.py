@@ -30,7 +30,7 @@ from ratchet.learn.stages import grpo, pretrain, sft
 from ratchet.learn.tasks import TRAINED, UNSEEN, LearnTask, make_tasks, split_names
 from ratchet.ledger.verdicts import RecordedJudge
 
-SHARES = {"pretrain": 0.15, "sft": 0.1, "replay": 0.15, "grpo": 0.3, "eval": 0.2, "search": 0.1}
+SHARES = {"pretrain": 0.12, "sft": 0.1, "replay": 0.12, "grpo": 0.44, "eval": 0.12, "search": 0.1}
 REPLAYS = (0.0, 0.01, 0.05)
 
 
@@ -101,7 +101,7 @@ def main() -> None:
             _tell(say, found, "sft", after_sft)
             before = bench.judged
             done = grpo(
-                config.changed(rate=3e-4, steps=10_000, group=8, problems=2),
+                config.changed(rate=1e-3, steps=10_000, group=8, problems=2),
                 corpus,
                 start("sft"),
                 base,

@@ -18,3 +18,12 @@ def test_a_class_name_stands_once() -> None:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_every_long_test_exists() -> None:
+    folder = Path(__file__).parent
+    lines = (folder / "long_tests.txt").read_text(encoding="utf-8").splitlines()
+    for line in lines:
+        if line and not line.startswith("#"):
+            file, *_, name = line.split("::")
+            assert f"def {name}(" in (folder / file).read_text(encoding="utf-8"), line
