@@ -35,7 +35,7 @@ REPLAYS = (0.0, 0.01, 0.05)
 
 
 class SeededSpace:
-    """A space whose first schedules are a policy's."""
+    """A space whose first schedules are its own, and then a policy's."""
 
     def __init__(self, space: Any, first: Sequence[Schedule]) -> None:
         self._space, self._first = space, list(first)
@@ -44,7 +44,7 @@ class SeededSpace:
         return getattr(self._space, name)
 
     def first(self) -> list[Schedule]:
-        return [*self._first, *self._space.first()]
+        return list(dict.fromkeys([*self._space.first(), *self._first]))
 
 
 def main() -> None:
