@@ -26,11 +26,10 @@ from ratchet.judge.verdict import Evidence
 from ratchet.measure.estimate import Comparison
 from ratchet.measure.samples import Sample
 
-FUTILE: Final = (0.17, 0.2)
+FUTILE: Final = (0.1, 0.2)
 """The next look narrows the interval to a third, the last to about half. A kernel whose logarithm
 of the ratio lies less than this part of the half width above that of SYSTEMATIC, which `proven`
-needs, would then have to lie over a standard error above its estimate: one in ten does. (The half
-width is 7.6 standard errors after three launches, and 3.5 after six.)"""
+needs, would then have to lie well over a standard error above its estimate."""
 
 LOW_FLOOR: Final = 1.1
 """An A/A floor over this hides more than a small difference: the next look may lower it."""
