@@ -85,6 +85,9 @@ MORE_EXAMPLES = (
     "test_a_shrunk_copy_is_small_and_its_seed_counts[moe",
     "test_a_family_learns_in_bf16[bf16_master-moe",
     "test_a_family_learns_in_bf16[bf16_master-gpt2",
+    "test_it_gains_nothing_and_ends_with_the_candidate[True]",
+    "test_agrees_with_float64[portable_narrow",
+    "test_a_kernel_of_the_docs_is_right[squared_relu]",
 )
 """Parts of test ids; what they show is shown at another example, or is of small weight."""
 

@@ -23,7 +23,7 @@ MARGIN = 1.15
 """Safety factor on the proof's launch time as predicted from the starts so far."""
 BESIDE = 0.2
 """Share of its own time that an arm adds to a longer start beside it, on two cores."""
-LARGE_SHARE = 0.35
+LARGE_SHARE = 0.45
 """Share of the budget that the shortest run with all launches may reserve; else some go."""
 COMPILING_BESIDE = 0.8
 """`BESIDE` for two arms that both compile with cold caches and so occupy every core.
