@@ -379,12 +379,13 @@ def longest_wait_s(limit_s: float) -> float:
 
 
 def read_answer(file: TextIO, code: int | None) -> dict[str, Any]:
-    """Return what a keeper wrote before it ended with this exit code."""
+    """Return what a keeper wrote before it ended; its exit code, if known, is for the fault."""
     file.seek(0)
     try:
         found: dict[str, Any] = json.loads(file.read())
     except ValueError:
-        return {"fault": f"its process died (exit code {code})"}
+        ending = "" if code is None else f" (exit code {code})"
+        return {"fault": f"its process died{ending}"}
     return found
 
 
