@@ -133,3 +133,26 @@ def test_what_had_no_time_is_not_begun_again_in_the_same_time(
         assert turn.spent_s == pytest.approx(40.0)
         with turn.stage(90.0):
             assert turn.memo("screening", "a", lambda: FOUND) == FOUND
+
+
+def test_a_turn_that_compared_nothing_leaves_no_timings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+
+    def run(found: dict[str, Any], wanted: Any, *, finish: dict[str, Any] | None) -> Turn:
+        with start(tmp_path, clock) as turn:
+            turn.forget_fruitless()
+            assert turn.memo("screening", "a", wanted) == found
+            identity = turn.ledger.start_turn(turn.settings.key(), {}, fingerprint=turn.fingerprint)
+            if finish is not None:
+                turn.ledger.finish_turn(identity, finish)
+            return turn
+
+    slow, quick = {"ratio": 0.5}, {"ratio": 1.5}
+    run(slow, lambda: work(clock, 80.0) and slow, finish={"speedup": {}})
+    killed = run(quick, lambda: quick, finish=None)
+    assert killed.recalled == 0 and killed.spent_s < 1
+    resumed = run(quick, never, finish={"speedup": {"best_compile": {"ratio": 1.2}}})
+    assert resumed.recalled == 1
+    assert run(quick, never, finish=None).recalled == 1

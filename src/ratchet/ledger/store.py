@@ -79,11 +79,15 @@ class Ledger:
         self._append(schema.evidence, fingerprint, kind=kind, key=key, payload=payload)
 
     def recall(
-        self, kind: str, key: str, *, fingerprint: Fingerprint | None = None
+        self, kind: str, key: str, *, fingerprint: Fingerprint | None = None, since: str = ""
     ) -> dict[str, Any] | None:
-        """Return the newest evidence of a kind and key; only this fingerprint's if one is given."""
+        """Return the newest evidence of a kind and key; only this fingerprint's if one is given.
+
+        Evidence from before `since` (UTC, ISO 8601) is left out.
+        """
         table = schema.evidence
-        return self._newest(table, fingerprint, table.c.kind == kind, table.c.key == key)
+        matches = (table.c.kind == kind, table.c.key == key, table.c.at >= since)
+        return self._newest(table, fingerprint, *matches)
 
     # Descriptions of the machine, the problems and the kernels.
 
@@ -234,6 +238,15 @@ class Ledger:
         if not started or started[-1].turn in ended:
             return None
         return _as_turn(started[-1])
+
+    def last_finish(
+        self, workload: str, *, fingerprint: Fingerprint | None = None, command: str = "optimize"
+    ) -> tuple[str, dict[str, Any]] | None:
+        """Return when a workload's newest finished turn ended, and its result; None without one."""
+        table = schema.turns
+        of_it = (table.c.workload == workload, table.c.command == command)
+        rows = self._rows(table, fingerprint, *of_it, table.c.event == "finished")
+        return (rows[-1].at, dict(rows[-1].payload or {})) if rows else None
 
     def turns_named(self, prefix: str) -> list[RecordedTurn]:
         """Return the turns whose identity starts with `prefix`, oldest first."""

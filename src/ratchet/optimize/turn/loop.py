@@ -91,6 +91,7 @@ def optimize(settings: Settings, listener: Listener = lambda event, details: Non
     make_folder(settings.out)
     with _open(settings, listener) as turn:
         _check_resume(turn)
+        turn.forget_fruitless()
         identity = turn.ledger.start_turn(
             settings.key(), {"workload": settings.title}, fingerprint=turn.fingerprint
         )

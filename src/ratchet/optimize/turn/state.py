@@ -52,6 +52,8 @@ class Turn:
     peak_memory_bytes: int = 0
     """Peak memory of one arm of the step as written, once known."""
     recalled: int = 0
+    since: str = ""
+    """Evidence from before this moment (UTC, ISO 8601) is not recalled."""
     _until_s: float = math.inf
     """End of the current stage, in seconds spent."""
     _skipped_s: float = 0.0
@@ -160,7 +162,7 @@ class Turn:
         self.ledger.remember(kind, self._full_key(key), evidence, fingerprint=self.fingerprint)
 
     def _check_cut(self, kind: str, key: str) -> None:
-        found = self.ledger.recall("cut", self._full_key(f"{kind}:{key}"))
+        found = self._recall("cut", f"{kind}:{key}")
         ends_s = min(self.ends_s, self._until_s)
         if found is not None and float(found["answer"]["until_s"]) > ends_s - SAME_END_S:
             self._move_to(ends_s)
@@ -172,7 +174,7 @@ class Turn:
         The clock stops at the end of the current stage. Evidence that a turn with a larger budget
         found late therefore leaves the final run its share.
         """
-        found = self.ledger.recall(kind, self._full_key(key))
+        found = self._recall(kind, key)
         if found is None:
             return None
         self._move_to(min(float(found["spent_s"]), self.ends_s, self._until_s))
@@ -188,7 +190,20 @@ class Turn:
 
     def holds(self, kind: str, key: str) -> bool:
         """Return True if the ledger knows the answer, without advancing the clock."""
-        return self.ledger.recall(kind, self._full_key(key)) is not None
+        return self._recall(kind, key) is not None
+
+    def _recall(self, kind: str, key: str) -> dict[str, Any] | None:
+        return self.ledger.recall(kind, self._full_key(key), since=self.since)
+
+    def forget_fruitless(self) -> None:
+        """Forget the timings of earlier turns if the last one to finish compared nothing.
+
+        Such a turn may have run on loaded cores: with its timings the budget would be too short
+        again. Verdicts on kernels stay, and so does what an unfinished turn has found since.
+        """
+        last = self.ledger.last_finish(self.settings.key(), fingerprint=self.fingerprint)
+        if last is not None and not last[1].get("speedup"):
+            self.since = last[0]
 
     @property
     def fingerprint(self) -> Fingerprint:
