@@ -1,8 +1,11 @@
 """Measure `ratchet learn` at a small scale: what SFT and GRPO reach, and what replay keeps.
 
 python benchmarks/learn_small.py --minutes 60
+    python benchmarks/learn_small.py --minutes 20 --forgetting tiny,1m,2m --replay-seeds 3
 
-Every ratio is a screening's estimate on this machine's cores. The last line is JSON.
+Every ratio is a screening's estimate on this machine's cores. `--forgetting SIZES` judges nothing:
+it shows what 120 steps of SFT forget at each share of replay, by size of the model, and needs no
+idle machine. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -58,6 +61,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--ledger", default=None)
+    parser.add_argument("--forgetting", metavar="SIZES", help="only this, for models like 1m,2m")
     given = parser.parse_args()
     out = given.out or Path(tempfile.mkdtemp(prefix="learn-small-"))
     total_s, began = 60 * given.minutes, time.monotonic()
@@ -68,6 +72,12 @@ def main() -> None:
     def say(words: str) -> None:
         print(f"[{time.monotonic() - began:6.0f} s] {words}", flush=True)
 
+    if given.forgetting:
+        sizes = given.forgetting.split(",")
+        print(
+            json.dumps(_forgetting(sizes, given.per_family, given.replay_seeds, total_s, out, say))
+        )
+        return
     found: dict[str, Any] = {"minutes": given.minutes, "size": given.size, "seed": given.seed}
     with RecordedJudge(given.ledger or str(out / "ledger.db")) as judge:
         bench = ScreeningBench(judge)
@@ -141,6 +151,32 @@ def _tell(say: Any, found: dict[str, Any], name: str, one: Evaluation) -> None:
         f"fast {one.fast:.0%} ({one.fast_low:.0%} to {one.fast_high:.0%}), "
         f"reward {one.reward:.3f} ({one.reward_low:.3f} to {one.reward_high:.3f})"
     )
+
+
+def _forgetting(
+    sizes: Sequence[str], per_family: int, seeds: int, total_s: float, out: Path, say: Any
+) -> dict[str, Any]:
+    """Return what SFT forgets at each share of replay, for models of several sizes."""
+    train, held = split_names(TRAINED, UNSEEN, per_family, 0)
+    tasks = make_tasks(train)
+    corpus = build_corpus(tasks, held, ScheduleLanguage(), ledger=None, seed=0)
+    found: dict[str, Any] = {}
+    for size in sizes:
+        config = LearnConfig(size=size, measure_every=20)
+        own_s = total_s / len(sizes)
+        base = pretrain(
+            config.changed(rate=2e-3, steps=20_000),
+            corpus,
+            out / size / "base",
+            deadline=time.monotonic() + 0.4 * own_s,
+        ).policy
+        say(f"{size}: {base.card.parameters:,} parameters, {base.card.figures}")
+        row: dict[str, Any] = {"parameters": base.card.parameters, **base.card.figures}
+        taught = config.changed(rate=2e-3)
+        all_s = 0.6 * own_s / SHARES["replay"]
+        row["replay"] = _replays(base, corpus, tasks, taught, out / size, seeds, all_s, say)
+        found[size] = row
+    return found
 
 
 def _replays(

@@ -77,7 +77,8 @@ def test_the_change_is_a_line_of_the_prose() -> None:
         (block("def g(): pass", "python"), "torch", r"defines the entry: def f"),
         (block(PYTHON % 1, "python"), "triton", "does not import triton"),
         (block("x" * 300_000 + CPP % 1), "cpp", "more than 256 KiB"),
-        (block("void f(float*);", "hip"), "hip", "__global__ void f"),
+        (block("void f(float*);", "hip"), "hip", "RATCHET_ENTRY f"),
+        (block("RATCHET_ENTRY f(int);", "hip"), "hip", "__global__ void NAME"),
         (block("\0", "python"), "torch", "not Python"),
         (block("(" * 5000, "python"), "torch", "not Python"),
     ],
@@ -92,7 +93,7 @@ def test_what_is_no_kernel_says_why(text: str, language: Language, words: str) -
 def test_every_language_has_its_form() -> None:
     assert isinstance(read(block(PYTHON % 1, "python"), "torch"), Usable)
     assert isinstance(read(block(TRITON, "python"), "triton"), Usable)
-    hip = "#include <hip/hip_runtime.h>\n__global__ void f(float* x) {}"
+    hip = "#include <hip/hip_runtime.h>\n__global__ void k() {}\nRATCHET_ENTRY f(int) { return 0; }"
     assert isinstance(read(block(hip, "cpp"), "hip"), Usable)
     model = "import torch\nclass ModelNew(torch.nn.Module):\n    pass"
     assert isinstance(read(block(model, "py"), "torch", "ModelNew"), Usable)

@@ -14,9 +14,10 @@ from made_up_space import CHOICES, MadeUpSpace, made_up_problem
 from ratchet.authors.author import Answer, Progress, Schedule
 from ratchet.authors.search.author import SearchAuthor
 from ratchet.authors.search.cost_model import CostModel, Example
+from ratchet.authors.search.evolution import Evolution
 from ratchet.authors.search.halving import ETA, RUNGS, Rungs
 from ratchet.authors.search.roofline import floor_s
-from ratchet.authors.search.strategy import differences
+from ratchet.authors.search.strategy import ScoredSchedule, differences
 from ratchet.authors.search.transfer import Earlier, Experience
 from ratchet.devices.ceilings import Ceilings
 from ratchet.errors import KernelError
@@ -111,6 +112,22 @@ def test_a_schedule_that_gives_no_kernel_is_left_out(monkeypatch: pytest.MonkeyP
     answers = search(space, strategy="evolution", seed=1, count=40)
     assert len(answers) == 40
     assert all(dict(one.proposal.schedule)["tile"] != "256" for one in answers)
+
+
+def test_what_helped_alone_is_joined_first() -> None:
+    space = MadeUpSpace()
+    (middle,) = space.first()
+    alone = [
+        tuple(sorted({**dict(middle), name: value}.items()))
+        for name, values in CHOICES.items()
+        for value in values
+        if value != dict(middle)[name]
+    ]
+    scores = {one: space.log_ratio(one) for one in [middle, *alone]}
+    trials = [ScoredSchedule(schedule=one, score=score) for one, score in scores.items()]
+    (move,) = Evolution(space, random.Random(0)).ask(trials, 1)
+    assert move.note.startswith("the best of each choice: ")
+    assert space.log_ratio(move.schedule) > max(scores.values())
 
 
 def test_children_name_their_parents_and_what_is_new() -> None:

@@ -214,5 +214,6 @@ def test_a_hip_kernel_is_told_where_it_can_go(device: str, monkeypatch: pytest.M
     verdict = ratchet.judge(kernel, "squared_relu", tier="ci", device=device)
     assert verdict.status == "unmeasured"
     assert verdict.reason == (
-        "HIP kernels are only inspected so far: ratchet inspect PROBLEM KERNEL"
+        "HIP kernels are emulated, or inspected: give --target gfx942, or use ratchet inspect "
+        "PROBLEM KERNEL"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from ratchet.learn.bench import JudgeOutcome
 from ratchet.learn.config import LearnConfig, parse_share
 from ratchet.learn.languages import ScheduleLanguage, read_schedule, schedule_text
 from ratchet.learn.replay import ReplayDebt
-from ratchet.learn.rewards import RIGHT_ALONE, advantages, is_jump, reward_of
+from ratchet.learn.rewards import RIGHT_ALONE, advantages, credits, is_jump, reward_of
 from ratchet.learn.tasks import split_names
 
 REWARDS = ("milestones", "log", "raw")
@@ -51,6 +52,30 @@ def test_cheating_costs_and_what_was_not_measured_does_not_count() -> None:
 @given(st.lists(st.floats(-1, 1), min_size=2, max_size=16))
 def test_the_advantages_of_a_group_cancel(rewards: list[float]) -> None:
     assert abs(sum(advantages(rewards))) < 1e-6
+
+
+def test_an_answer_earns_a_share_of_what_it_led_to() -> None:
+    assert credits([1.0], 0.4) == [1.0]
+    assert credits([0.0, 1.0, 0.5], 0.4) == pytest.approx([0.4 * (1.0 + 0.4 * 0.5), 1.2, 0.5])
+    assert credits([None, 1.0], 0.4) == [None, 1.0]
+    assert credits([0.5, None], 0.4) == [0.5, None]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"target": "gfx942"}, "needs kernels in Triton"),
+        (
+            {"target": "gfx942", "language": "triton", "rival": "compile"},
+            "leave out --against-compile",
+        ),
+        ({"turns": 9}, "turns 9 is out of range: give 1 to 8"),
+        ({"discount": 2.0}, "discount 2.0 is out of range: give 0 to 1"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_one_line(values: Any, words: str) -> None:
+    with pytest.raises(LearnError, match=words):
+        LearnConfig(**values)
 
 
 def test_a_jump_is_far_above_what_was() -> None:

@@ -12,6 +12,7 @@ from simulated_bench import SMALL, SimulatedBench, tasks
 
 from ratchet.errors import LearnError
 from ratchet.learn.checkpoint import read_curve
+from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import Corpus
 from ratchet.learn.evaluate import Wanted, evaluate, policy_drawer, random_drawer
 from ratchet.learn.grpo import Judging, Reinforcement
@@ -19,6 +20,7 @@ from ratchet.learn.languages import ScheduleLanguage
 from ratchet.learn.models import Policy
 from ratchet.learn.sampling import answer_logs, sample
 from ratchet.learn.stages import grpo
+from ratchet.learn.tasks import LearnTask
 
 CONFIG = SMALL.changed(
     steps=10, group=8, rate=2e-3, measure_every=10, save_every=10, resamples=1, updates=2
@@ -73,10 +75,61 @@ def test_equal_kernels_are_judged_once_and_dead_groups_are_counted(
     assert float(last["resampled"]) >= 1
 
 
-def reinforcement(policy: Policy, bench: SimulatedBench, pool: ThreadPoolExecutor) -> Reinforcement:
+def reinforcement(
+    policy: Policy,
+    bench: SimulatedBench,
+    pool: ThreadPoolExecutor,
+    *,
+    language: ScheduleLanguage | None = None,
+    config: LearnConfig = CONFIG,
+) -> Reinforcement:
+    spoken = language or ScheduleLanguage()
     return Reinforcement(
-        policy.model, policy.tokenizer, tasks(), ScheduleLanguage(), Judging(bench, pool), CONFIG
+        policy.model, policy.tokenizer, tasks(), spoken, Judging(bench, pool), config
     )
+
+
+class RecordingLanguage(ScheduleLanguage):
+    """Keeps the prompts for another try."""
+
+    def __init__(self) -> None:
+        self.again_prompts: list[str] = []
+
+    def again(self, task: LearnTask, answer: str, said: str, *, right: bool) -> str:
+        found = super().again(task, answer, said, right=right)
+        self.again_prompts.append(found)
+        return found
+
+
+@pytest.mark.parametrize("status", ["screened", "wrong"])
+def test_another_try_sees_the_last_answer_and_what_the_judge_said(
+    taught: Policy, status: str
+) -> None:
+    language, config = RecordingLanguage(), CONFIG.changed(turns=3, problems=1, group=4)
+    bench = SimulatedBench(status=status)
+    with ThreadPoolExecutor(1) as pool:
+        objective = reinforcement(taught, bench, pool, language=language, config=config)
+        work = objective.work(taught.model, 0)
+    assert work is not None and 0 <= work.figures["valid"] <= 1
+    draws = 1 + objective.resampled
+    assert objective.answers == draws * 3 * 4
+    assert len(language.again_prompts) == draws * 2 * 4
+    said = "<judged> right, " if status == "screened" else "<judged> wrong\n"
+    for prompt in language.again_prompts:
+        task, answer, judged, end = prompt.rsplit("\n", 3)
+        assert task.startswith("<task> ") and answer.startswith("<answer>") and end == "<answer>"
+        assert f"{judged}\n".startswith(said)
+    assert torch.isfinite(work.loss())
+
+
+def test_later_answers_share_their_reward_with_those_before(
+    material: Corpus, base: Policy, taught: Policy, tmp_path: Path
+) -> None:
+    config = CONFIG.changed(steps=4, turns=2)
+    done = grpo(config, material, taught, base, tasks(), SimulatedBench(), tmp_path / "run")
+    assert done.trained.steps == 4
+    rows = read_curve(tmp_path / "run")
+    assert all(0 < float(row["reward"]) <= 1 for row in rows)
 
 
 def test_an_epoch_without_a_reward_says_what_to_do(taught: Policy) -> None:

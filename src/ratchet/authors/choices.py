@@ -40,15 +40,17 @@ def make_request(
     chosen = agent or AgentChoice()
     if resume and fresh:
         raise RatchetError("--resume continues a run and --fresh begins one: give one of them")
-    if target is not None and language not in (None, "triton"):
-        raise RatchetError(f"--target is for kernels in Triton: leave out --language {language}")
+    if target is not None and language not in (None, "triton", "hip"):
+        raise RatchetError(
+            f"--target is for kernels in Triton or HIP: leave out --language {language}"
+        )
     if target is not None and device.startswith("cuda"):
         raise RatchetError("--target is for a GPU that is not here: leave out --device")
     return WritingRequest(
         budget_s=parse_budget_s(budget),
         seed=_seed(seed),
         authors=parse_authors(authors, has_agent=bool(chosen.model or chosen.replay)),
-        language=_language(language) if target is None else "triton",
+        language=_language(language) if target is None else _language(language or "triton"),
         device=parse_device(device) if target is None else "cpu",
         target=None if target is None else parse_target(target),
         search=_one_of("search", search, SEARCHES),

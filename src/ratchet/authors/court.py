@@ -14,7 +14,7 @@ from ratchet.ledger.verdicts import JudgedKernel, RecordedJudge, Terms
 if TYPE_CHECKING:
     from ratchet.judge.verdict import Screening, Verdict
 
-NOT_SCREENED: Final = ("triton",)
+NOT_SCREENED: Final = ("triton", "hip")
 """Languages whose estimate is a verdict that is not kept."""
 TRIED_S: Final = 30.0
 """Time limit of such a verdict."""

@@ -113,6 +113,8 @@ def _searches(setting: Setting) -> list[Author]:
     from ratchet.authors.generator import space_for
 
     request = setting.request
+    if request.language == "hip":
+        raise RatchetError("the generator writes C++ and Triton, not HIP: use the agent")
     on_gpu = setting.device.kind == "cuda" and request.language != "cpp"
     space = space_for(
         setting.problem, device="cuda" if on_gpu or request.language == "triton" else "cpu"

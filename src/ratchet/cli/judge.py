@@ -33,8 +33,7 @@ def judge(
     kernel: Annotated[
         Path | None,
         typer.Argument(
-            help="The kernel's file: .cpp or .py (torch or Triton). For a .hip file use "
-            "ratchet inspect."
+            help="The kernel's file: .cpp or .py (torch or Triton); with --target also .hip."
         ),
     ] = None,
     listed: Annotated[
@@ -199,8 +198,10 @@ def judge(
                 describe=court.describe,
             )
             given = as_kernel(kernel, asked, entry=entry)
-            if target is not None and given.language != "triton":
-                raise RatchetError(f"--target is for kernels in Triton: this is {given.language}")
+            if target is not None and given.language not in ("triton", "hip"):
+                raise RatchetError(
+                    f"--target is for kernels in Triton or HIP: this is {given.language}"
+                )
             judged = court.judge(given, asked, terms, spent_s=time.monotonic() - began)
             code = _report_one(judged, out, as_json)
         raise typer.Exit(code)

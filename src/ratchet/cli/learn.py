@@ -77,6 +77,23 @@ AgainstCompile = Annotated[
 Group = Annotated[int, typer.Option(min=2, help="Answers to each problem of a step.")]
 Seed = Annotated[int, typer.Option(help="Seed.")]
 DeviceOf = Annotated[str, typer.Option("--device", metavar="NAME", help="Where to train.")]
+Target = Annotated[
+    str | None,
+    typer.Option(metavar="gfx942|...", help="Reward by emulating this AMD GPU, which is not here."),
+]
+Turns = Annotated[
+    int, typer.Option(help="Answers in a row: each later one sees the judge's words.")
+]
+Discount = Annotated[
+    float, typer.Option(help="Share of a later answer's reward that the one before it earns.")
+]
+Dataset = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dataset", metavar="NAME[:COLUMN]",
+        help="Hugging Face dataset whose text to replay; may be repeated.",
+    ),
+]  # fmt: skip
 Fleet = Annotated[str, typer.Option(metavar="local|ray|ray://HOST:PORT", help="Where to judge.")]
 
 
@@ -94,6 +111,7 @@ def corpus(
     unseen: Unseen = None,
     per_family: PerFamily = 6,
     text: Text = None,
+    dataset: Dataset = None,
     answers: AnswerName = "schedule",
     language: LanguageName = "cpp",
     draws: Annotated[int, typer.Option(min=0, help="Triples to draw for each problem.")] = 24,
@@ -127,6 +145,7 @@ def corpus(
             ledger=book,
             here=book.here(probe(device)),
             texts=text or (),
+            datasets=dataset or (),
             draws=draws,
             seed=seed,
         )
@@ -220,8 +239,11 @@ def grpo(
     problems: Annotated[int, typer.Option(min=1, help="Problems in a step.")] = 2,
     group: Group = 8,
     rate: Rate = 3e-4,
+    turns: Turns = 1,
+    discount: Discount = 0.4,
     reward: RewardName = "log",
     against_compile: AgainstCompile = False,
+    target: Target = None,
     kl: Annotated[float, typer.Option(min=0, help="Weight of the divergence from POLICY.")] = 0.0,
     context: Context = 128,
     replay: Replay = "1%",
@@ -238,9 +260,9 @@ def grpo(
     """Train a policy on the judge's answers on its own kernels."""
     config = _config(
         lora=lora, steps=steps, problems=problems, group=group, rate=rate, reward=reward,
-        rival="compile" if against_compile else "eager", kl=kl, context=context,
-        replay=_share(replay), max_forgetting=max_forgetting, on_forgetting=on_forgetting,
-        device=device, seed=seed,
+        turns=turns, discount=discount, rival="compile" if against_compile else "eager", kl=kl,
+        context=context, replay=_share(replay), max_forgetting=max_forgetting,
+        on_forgetting=on_forgetting, device=device, seed=seed, **_emulated(target),
     )  # fmt: skip
     material, follow = _opened(out, corpus, config, "grpo")
     from ratchet.learn.stages import grpo as run
@@ -264,6 +286,7 @@ def evaluate(
     per_family: PerFamily = 6,
     answers: Annotated[int, typer.Option(min=1, help="Answers to each problem.")] = 6,
     random: Annotated[bool, typer.Option("--random", help="Also judge random schedules.")] = False,
+    target: Target = None,
     device: DeviceOf = "cpu",
     fleet: Fleet = "local",
     seed: Seed = 0,
@@ -272,7 +295,7 @@ def evaluate(
     debug: Debug = False,
 ) -> None:
     """Show how good a policy's answers are on unseen families."""
-    config = _config(seed=seed, device=device)
+    config = _config(seed=seed, device=device, **_emulated(target))
     _, held = _split(None, unseen, per_family, seed)
     import msgspec
 
@@ -300,7 +323,7 @@ def evaluate(
                 f"{name}: {one.answers} answers to {len(one.problems)} problems; "
                 f"valid {one.valid:.0%}, right {one.right:.0%}, fast (1.2x) {one.fast:.0%} "
                 f"({one.fast_low:.0%} to {one.fast_high:.0%}), reward {one.reward:.3f} "
-                f"({one.reward_low:.3f} to {one.reward_high:.3f}), by screening"
+                f"({one.reward_low:.3f} to {one.reward_high:.3f}), {_measured(config)}"
             )
 
 
@@ -344,6 +367,7 @@ def loop(
     unseen: Unseen = None,
     per_family: PerFamily = 6,
     text: Text = None,
+    dataset: Dataset = None,
     model: ModelName = "",
     size: Size = "1m",
     answers: AnswerName = "schedule",
@@ -355,8 +379,11 @@ def loop(
     rate: Rate = 2e-3,
     problems: Annotated[int, typer.Option(min=1, help="Problems in a step of GRPO.")] = 2,
     group: Group = 8,
+    turns: Turns = 1,
+    discount: Discount = 0.4,
     reward: RewardName = "log",
     against_compile: AgainstCompile = False,
+    target: Target = None,
     replay: Replay = "1%",
     max_forgetting: MaxForgetting = 0.05,
     device: DeviceOf = "cpu",
@@ -374,10 +401,11 @@ def loop(
     budget_s = parse_budget_s(budget)
     machines = parse_fleet(fleet)
     config = _config(
-        model=model, size=size, answers=answers, language=language, lora=lora, steps=steps,
-        batch=batch, context=context, rate=rate, problems=problems, group=group, reward=reward,
-        rival="compile" if against_compile else "eager", replay=_share(replay),
-        max_forgetting=max_forgetting, device=device, seed=seed,
+        model=model, size=size, answers=answers, lora=lora, steps=steps, batch=batch,
+        context=context, rate=rate, problems=problems, group=group, turns=turns,
+        discount=discount, reward=reward, rival="compile" if against_compile else "eager",
+        replay=_share(replay), max_forgetting=max_forgetting, device=device, seed=seed,
+        **({"language": language} | _emulated(target)),
     )  # fmt: skip
     train, held = _split(families, unseen, per_family, seed)
     from ratchet.learn.files import check_out, refresh_page, write_report
@@ -396,6 +424,7 @@ def loop(
         train=train,
         unseen=held,
         texts=tuple(text or ()),
+        datasets=tuple(dataset or ()),
         command=_command(),
     )
     with open_judge(ledger, machines) as judge, LearnProgress(budget_s) as progress:
@@ -425,6 +454,19 @@ def _config(**values: Any) -> LearnConfig:
     from ratchet.learn.config import LearnConfig
 
     return LearnConfig(**values)
+
+
+def _emulated(target: str | None) -> dict[str, str]:
+    """Return the settings of a run whose rewards are emulated; none if they are measured."""
+    if target is None:
+        return {}
+    from ratchet.judge.options import parse_target
+
+    return {"target": parse_target(target), "language": "triton"}
+
+
+def _measured(config: LearnConfig) -> str:
+    return f"estimated by emulating {config.target}" if config.target else "by screening"
 
 
 def _share(text: str) -> float:
@@ -531,12 +573,12 @@ def _bench(ledger: str | None, fleet: str, config: LearnConfig) -> Iterator[Scre
     """Yield the judge as a source of rewards, once, and close it."""
     from ratchet.authors.choices import parse_fleet
     from ratchet.authors.fleet import check_ledger, open_judge
-    from ratchet.learn.bench import ScreeningBench
+    from ratchet.learn.emulated import open_bench
 
     machines = parse_fleet(fleet)
     check_ledger(machines, ledger)
     with open_judge(ledger, machines) as judge:
-        bench = ScreeningBench(judge, rival=config.rival)
+        bench = open_bench(judge, config)
         try:
             yield bench
         finally:

@@ -124,7 +124,8 @@ class ScreeningBench:
         """Read what this judge said before of kernels that a policy or a search proposed."""
         ledger = self._judge.ledger
         for row in ledger.writing_answers(fingerprint=self._judge.fingerprint):
-            if row["stage"] == "screened" and row["status"] != "unmeasured":
+            emulated = bool(row.get("static_rank"))
+            if row["stage"] == "screened" and row["status"] != "unmeasured" and not emulated:
                 key = (row["problem_hash"], row["kernel_hash"])
                 self._known[key] = _outcome(
                     row["kernel_hash"], row["status"], row.get("ratio"), row["reason"]

@@ -72,6 +72,13 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Reward of a kernel that tried to fool the judge."""
     rival: Rival = "eager"
     """Whose time a speed-up is against: eager, or the faster of eager and torch.compile."""
+    target: str = ""
+    """A GPU that is not here: the emulator and its bound on the time give the reward, not a clock.
+    A speed-up is then an estimate against the generator's first schedule."""
+    turns: int = 1
+    """Answers to a problem in a row: each later one sees what the judge said of the one before."""
+    discount: float = 0.4
+    """Share of an answer's reward that the answer before it earns too."""
     # Forgetting.
     replay: float = 0.01
     """Share of tokens in the loss that are pretraining text."""
@@ -106,6 +113,17 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check(0 <= self.replay < 0.9, "replay", self.replay, "0% to 90%")
         _check(self.max_forgetting > 0, "max-forgetting", self.max_forgetting, "more than 0 nats")
         _check(self.cap > 1, "cap", self.cap, "more than 1")
+        _check(1 <= self.turns <= 8, "turns", self.turns, "1 to 8")
+        _check(0 <= self.discount <= 1, "discount", self.discount, "0 to 1")
+        if self.target and self.language != "triton":
+            raise LearnError(
+                f"target {self.target!r} needs kernels in Triton, and these are in "
+                f"{self.language}: learn with --language triton"
+            )
+        if self.target and self.rival != "eager":
+            raise LearnError(
+                f"nothing is timed for target {self.target!r}: leave out --against-compile"
+            )
         _check(self.lora >= 0, "lora", self.lora, "0 or more")
         for name in ("steps", "batch", "problems", "updates", "measure_every", "save_every"):
             _check(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")

@@ -16,6 +16,7 @@ import msgspec
 from ratchet.authors.knowledge.index import index_path, open_index
 from ratchet.errors import LearnError, WorkloadError
 from ratchet.files import why_not_new_folder, write_whole
+from ratchet.learn.datasets import dataset_documents
 from ratchet.learn.languages import AnswerLanguage, loop_summary, schedule_text
 from ratchet.learn.tasks import LearnTask, by_family
 from ratchet.ledger.store import Ledger
@@ -78,6 +79,7 @@ def build_corpus(
     ledger: Ledger | None,
     here: Fingerprint | None = None,
     texts: Sequence[Path] = (),
+    datasets: Sequence[str] = (),
     draws: int = 24,
     seed: int = 0,
 ) -> Corpus:
@@ -111,7 +113,7 @@ def build_corpus(
             "the corpus has no answer to learn: the ledger holds no proven kernel of these "
             "problems; run ratchet write on some first, or learn the language schedule"
         )
-    documents = list(dict.fromkeys([*_documents(texts, ledger), *failures]))
+    documents = list(dict.fromkeys([*_documents(texts, datasets, ledger), *failures]))
     random.Random(f"{seed} documents").shuffle(documents)
     held = max(1, round(HELD_OUT * len(documents)))
     if len(documents) < 2:
@@ -254,12 +256,16 @@ def _failures(task: LearnTask, rows: Iterable[dict[str, Any]]) -> list[str]:
     return found
 
 
-def _documents(texts: Sequence[Path], ledger: Ledger | None) -> Iterator[str]:
-    """Yield the documents of files and folders.
+def _documents(
+    texts: Sequence[Path], datasets: Sequence[str], ledger: Ledger | None
+) -> Iterator[str]:
+    """Yield the documents of files, folders and datasets.
 
     Without any, those of `ratchet knowledge add`, the notes that ship and Python's sources.
     """
-    if not texts:
+    for name in datasets:
+        yield from dataset_documents(name, TEXT_BYTES)
+    if not texts and not datasets:
         with open_index(index_path(None if ledger is None else ledger.engine.url)) as index:
             yield from index.texts()
         whole = standard_library_text(TEXT_BYTES)

@@ -20,7 +20,7 @@ from ratchet.learn.bench import Bench, JudgeOutcome, PolicyKernel, judge_answers
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.languages import AnswerLanguage
 from ratchet.learn.objectives import SkillTest
-from ratchet.learn.rewards import advantages, is_dead, is_jump, reward_of
+from ratchet.learn.rewards import advantages, credits, is_dead, is_jump, reward_of
 from ratchet.learn.sampling import Sampled, answer_logs, sample
 from ratchet.learn.tasks import LearnTask
 from ratchet.learn.training import StepWork
@@ -54,13 +54,24 @@ class Judging:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """The answers to one problem, with what they are worth."""
+    """The answers to one problem in one turn, with what they are worth."""
 
     task: LearnTask
     answers: tuple[Sampled, ...]
     candidates: tuple[PolicyKernel | None, ...]
     outcomes: tuple[JudgeOutcome, ...]
     rewards: tuple[float, ...]
+    earned: tuple[float, ...]
+    """The rewards, with a share of what later turns made of these answers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draft:
+    """The answers of a turn before the judge has spoken."""
+
+    answers: Sequence[Sampled]
+    candidates: Sequence[PolicyKernel | None]
+    future: Future[list[JudgeOutcome]]
 
 
 class Reinforcement:
@@ -101,11 +112,11 @@ class Reinforcement:
         figures = self._figures(groups, mean)
         self._watch(groups, mean, step)
         self._starved(rewards, len(groups))
-        alive = [group for group in groups if not is_dead(group.rewards)]
+        alive = [group for group in groups if not is_dead(group.earned)]
         if not alive:
             return StepWork(tokens=0, loss=lambda: torch.zeros(()), updates=0, figures=figures)
         answers = [one for group in alive for one in group.answers]
-        gains = torch.tensor([one for group in alive for one in advantages(group.rewards)])
+        gains = torch.tensor([one for group in alive for one in advantages(group.earned)])
         pad = self._tokenizer.pad_token_id
         with torch.no_grad():
             before, asked = answer_logs(model, answers, pad)
@@ -147,18 +158,21 @@ class Reinforcement:
         waiting = self._chosen(step)
         found: list[Group] = []
         for attempt in range(self._config.resamples + 1):
-            asked = [(task, *self._draw(model, task, step, attempt)) for task in waiting]
+            asked = [(task, [self._draw(model, task, step, attempt)]) for task in waiting]
+            for _ in range(1, self._config.turns):
+                for task, drafts in asked:
+                    drafts.append(self._draw_again(model, task, step, attempt, drafts))
             again: list[LearnTask] = []
-            for task, answers, candidates, future in asked:
-                group = self._group(task, answers, candidates, future.result())
-                if not is_dead(group.rewards):
-                    found.append(group)
+            for task, drafts in asked:
+                own = self._judged(task, drafts)
+                if not all(is_dead(one.earned) for one in own):
+                    found += own
                 elif attempt < self._config.resamples:
                     again.append(task)
                     self.resampled += 1
                 else:
                     self.dead += 1
-                    found.append(group)
+                    found += own
             waiting = again
         return found
 
@@ -172,41 +186,64 @@ class Reinforcement:
             found.append(self._tasks[order[place % size]])
         return list(dict.fromkeys(found))
 
-    def _draw(
-        self, model: Any, task: LearnTask, step: int, attempt: int
-    ) -> tuple[list[Sampled], list[PolicyKernel | None], Future[list[JudgeOutcome]]]:
-        answers = sample(
+    def _draw(self, model: Any, task: LearnTask, step: int, attempt: int) -> Draft:
+        place = f"{self._config.seed} {task.key} {step} {attempt}"
+        prompt = self._language.prompt(task)
+        return self._asked(
+            task, self._sampled(model, task, prompt, self._config.group, attempt, place)
+        )
+
+    def _draw_again(
+        self, model: Any, task: LearnTask, step: int, attempt: int, before: Sequence[Draft]
+    ) -> Draft:
+        """Return another try at each answer of the last turn, with the judge's words on it."""
+        place = f"{self._config.seed} {task.key} {step} {attempt} turn {len(before)}"
+        found: list[Sampled] = []
+        last = before[-1]
+        for at, (one, said) in enumerate(zip(last.answers, last.future.result(), strict=True)):
+            prompt = self._language.again(task, one.text, said_of(said), right=said.is_right)
+            found += self._sampled(model, task, prompt, 1, attempt, f"{place} {at}")
+        return self._asked(task, found)
+
+    def _sampled(
+        self, model: Any, task: LearnTask, prompt: str, count: int, attempt: int, place: str
+    ) -> list[Sampled]:
+        return sample(
             model,
             self._tokenizer,
-            self._language.prompt(task),
-            self._config.group,
+            prompt,
+            count,
             most_tokens=self._language.most_tokens,
             temperature=self._config.temperature * HOTTER**attempt,
-            seed=random.Random(f"{self._config.seed} {task.key} {step} {attempt}").getrandbits(31),
+            seed=random.Random(place).getrandbits(31),
             choices=self._language.choices(task),
         )
-        candidates = [read_candidate(self._language, task, one.text) for one in answers]
-        return answers, candidates, self._judging.ask(task, candidates)
 
-    def _group(
-        self,
-        task: LearnTask,
-        answers: Sequence[Sampled],
-        candidates: Sequence[PolicyKernel | None],
-        outcomes: Sequence[JudgeOutcome],
-    ) -> Group:
-        """Return a group of the answers that were measured."""
-        rewards = [reward_of(one, self._config) for one in outcomes]
-        there = [place for place, one in enumerate(rewards) if one is not None]
-        self.answers += len(answers)
-        self.invalid += sum(one is None for one in candidates)
-        return Group(
-            task=task,
-            answers=tuple(answers[place] for place in there),
-            candidates=tuple(candidates[place] for place in there),
-            outcomes=tuple(outcomes[place] for place in there),
-            rewards=tuple(rewards[place] or 0.0 for place in there),
-        )
+    def _asked(self, task: LearnTask, answers: list[Sampled]) -> Draft:
+        candidates = [read_candidate(self._language, task, one.text) for one in answers]
+        future = self._judging.ask(task, candidates)
+        return Draft(answers=answers, candidates=candidates, future=future)
+
+    def _judged(self, task: LearnTask, drafts: Sequence[Draft]) -> list[Group]:
+        """Return a group for each turn, of the answers that were measured."""
+        outcomes = [one.future.result() for one in drafts]
+        rewards = [[reward_of(one, self._config) for one in turn] for turn in outcomes]
+        rows = [credits(row, self._config.discount) for row in zip(*rewards, strict=True)]
+        found = []
+        for turn, draft in enumerate(drafts):
+            there = [place for place, one in enumerate(rewards[turn]) if one is not None]
+            self.answers += len(draft.answers)
+            self.invalid += sum(one is None for one in draft.candidates)
+            group = Group(
+                task=task,
+                answers=tuple(draft.answers[place] for place in there),
+                candidates=tuple(draft.candidates[place] for place in there),
+                outcomes=tuple(outcomes[turn][place] for place in there),
+                rewards=tuple(rewards[turn][place] or 0.0 for place in there),
+                earned=tuple(rows[place][turn] or 0.0 for place in there),
+            )
+            found.append(group)
+        return found
 
     def _figures(self, groups: Sequence[Group], mean: float) -> dict[str, float]:
         outcomes = [one for group in groups for one in group.outcomes]
@@ -261,6 +298,13 @@ def read_candidate(language: AnswerLanguage, task: LearnTask, answer: str) -> Po
     if written.kernel is None:
         return None
     return PolicyKernel(kernel=written.kernel, schedule=written.schedule)
+
+
+def said_of(outcome: JudgeOutcome) -> str:
+    """Return the judge's words on an answer, as a prompt for another try has them."""
+    if outcome.is_right and outcome.ratio is not None:
+        return f"right, {outcome.ratio:.2f}x"
+    return f"{outcome.status}: {' '.join(outcome.why.split())}".rstrip(": ")
 
 
 FAST: Final = 1.2

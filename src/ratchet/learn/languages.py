@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from ratchet.authors.author import Schedule
 from ratchet.authors.generator.form import Fold, Map, Matmul, Scan
@@ -22,7 +22,12 @@ from ratchet.authors.generator.triton.schedule import TILE_OPTIONS
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.learn.tasks import LearnTask
 
-TASK, ANSWER, END = "<task>", "<answer>", "<end>"
+if TYPE_CHECKING:
+    from ratchet.authors.agent.prompt import Parent
+
+TASK, ANSWER, END, JUDGED = "<task>", "<answer>", "<end>", "<judged>"
+MOST_SAID: Final = 200
+"""Characters of the judge's words that a short prompt takes up."""
 _PAIR: Final = re.compile(r"([a-z_]+)=([a-z0-9]+);")
 
 
@@ -43,6 +48,10 @@ class AnswerLanguage(Protocol):
 
     def prompt(self, task: LearnTask) -> str:
         """Return the text that a model continues."""
+        ...
+
+    def again(self, task: LearnTask, answer: str, said: str, *, right: bool) -> str:
+        """Return the prompt for another try after `answer`, of which the judge said `said`."""
         ...
 
     def read(self, task: LearnTask, answer: str) -> PolicyAnswer:
@@ -98,6 +107,10 @@ class ScheduleLanguage:
         """Return what a problem computes, its sizes and its choices, in about 60 words."""
         return f"{TASK} {loop_summary(task)}\n{ANSWER}"
 
+    def again(self, task: LearnTask, answer: str, said: str, *, right: bool) -> str:
+        """Return the problem again, with the last answer alone and the judge's words on it."""
+        return f"{self.prompt(task)}{answer}\n{JUDGED} {said[:MOST_SAID]}\n{ANSWER}"
+
     def read(self, task: LearnTask, answer: str) -> PolicyAnswer:
         """Return the kernel that the generator makes of an answer."""
         schedule = read_schedule(answer, task.space.options)
@@ -124,6 +137,16 @@ class SourceLanguage:
         """Return the agent's prompt for a first draft, as one text."""
         return "\n".join(content for _, content in agent_messages(task, self._language)) + "\n"
 
+    def again(self, task: LearnTask, answer: str, said: str, *, right: bool) -> str:
+        """Return the agent's prompt with the last try, and the judge's evidence on it."""
+        from ratchet.authors.agent.prompt import MOST_SOURCE, Parent
+
+        written = self.read(task, answer)
+        source = written.kernel.source if written.kernel is not None else answer
+        tried = Parent(source=source[:MOST_SOURCE], verdict=said, evidence=(), profile=())
+        messages = agent_messages(task, self._language, tried, kind="improve" if right else "fix")
+        return "\n".join(content for _, content in messages) + "\n"
+
     def read(self, task: LearnTask, answer: str) -> PolicyAnswer:
         """Return the kernel of the answer's last fenced code block."""
         from ratchet.authors.agent.answer import Usable, read_answer
@@ -141,8 +164,14 @@ class SourceLanguage:
         return ()
 
 
-def agent_messages(task: LearnTask, language: str) -> list[tuple[str, str]]:
-    """Return the roles and texts that the agent sends for a first draft of a problem."""
+def agent_messages(
+    task: LearnTask,
+    language: str,
+    tried: Parent | None = None,
+    *,
+    kind: Literal["draft", "fix", "improve"] = "draft",
+) -> list[tuple[str, str]]:
+    """Return the roles and texts that the agent sends for a problem: a draft, or another try."""
     from ratchet.authors.agent.brief import brief_of
     from ratchet.authors.agent.facts import device_facts
     from ratchet.authors.agent.prompt import TurnFacts, render
@@ -157,7 +186,8 @@ def agent_messages(task: LearnTask, language: str) -> list[tuple[str, str]]:
         failed=(),
         unusable=(),
     )
-    messages = render(_spoken(language), facts, Assignment(kind="draft"), [])
+    parents = [] if tried is None else [tried]
+    messages = render(_spoken(language), facts, Assignment(kind=kind), parents)
     return [(one.role, one.content) for one in messages]
 
 

@@ -23,6 +23,7 @@ from ratchet.learn.bench import JudgeOutcome, PolicyKernel, ScreeningBench
 from ratchet.learn.checkpoint import Row
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import Corpus, build_corpus, write_corpus
+from ratchet.learn.emulated import open_bench
 from ratchet.learn.evaluate import Evaluation, Wanted, evaluate, policy_drawer
 from ratchet.learn.grpo import NoReward
 from ratchet.learn.languages import language_of
@@ -59,6 +60,7 @@ class LoopOptions:
     train: Names
     unseen: Names
     texts: tuple[Path, ...] = ()
+    datasets: tuple[str, ...] = ()
     command: str = ""
 
 
@@ -99,7 +101,7 @@ class Loop:
     def run(self) -> LearnReport:
         """Go through the rounds, or what is left of them; return the report."""
         self._restore()
-        self._bench = ScreeningBench(self.judge, rival=self.config.rival)
+        self._bench = open_bench(self.judge, self.config)
         try:
             self._say("reading the problems")
             self._read()
@@ -332,6 +334,7 @@ class Loop:
             ledger=self.judge.ledger,
             here=self.judge.fingerprint,
             texts=self.options.texts,
+            datasets=self.options.datasets,
             seed=self.config.seed,
         )
         write_corpus(self.out / "corpus", found)

@@ -38,6 +38,20 @@ def reward_of(outcome: JudgeOutcome, config: LearnConfig) -> float | None:
     return RIGHT_ALONE + (1 - RIGHT_ALONE) * passed
 
 
+def credits(rewards: Sequence[float | None], discount: float) -> list[float | None]:
+    """Return what each answer of a row earns: its reward, and a share of what it led to.
+
+    The k-th answer after it counts `discount` to the k. An answer that was not measured earns
+    nothing and stays None.
+    """
+    found: list[float | None] = []
+    later = 0.0
+    for reward in reversed(rewards):
+        later = (reward or 0.0) + discount * later
+        found.append(None if reward is None else later)
+    return found[::-1]
+
+
 def advantages(rewards: Sequence[float]) -> list[float]:
     """Return each reward's distance from the mean in standard deviations; 0 where all are equal."""
     mean = sum(rewards) / len(rewards)

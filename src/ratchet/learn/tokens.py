@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ratchet.errors import LearnError
-from ratchet.learn.languages import ANSWER, END, TASK, choice_words
+from ratchet.learn.languages import ANSWER, END, JUDGED, TASK, choice_words
 
 PAD = "<pad>"
 SAMPLE_CHARACTERS = 2_000_000
@@ -23,7 +23,7 @@ def train_tokenizer(texts: Sequence[str], size: int) -> Any:
     own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     own.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=size - len(words) - 4,
+        vocab_size=size - len(words) - 5,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -31,7 +31,7 @@ def train_tokenizer(texts: Sequence[str], size: int) -> Any:
     found = PreTrainedTokenizerFast(
         tokenizer_object=own, eos_token=END, pad_token=PAD, padding_side="left"
     )
-    found.add_tokens([TASK, ANSWER, *words])
+    found.add_tokens([TASK, ANSWER, JUDGED, *words])
     return found
 
 

@@ -58,9 +58,11 @@ def headline(report: LearnReport) -> str:
     first = report.rounds[0].evaluation
     kept = [one for one in report.rounds if one.kept][-1]
     now = kept.evaluation
+    target = dict(report.config).get("target")
+    rival = f"the generator's first schedule (estimated for {target})" if target else "the rival"
     return (
         f"On held-out problems, {percent(now.fast)} of the answers are right and at least 1.2 "
-        f"times as fast as the rival; {percent(first.fast)} were in round 0. "
+        f"times as fast as {rival}; {percent(first.fast)} were in round 0. "
         f"The policy of round {kept.number} is kept."
     )
 

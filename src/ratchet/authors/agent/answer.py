@@ -103,10 +103,10 @@ def _fault(block: CodeBlock, language: Language, entry: str) -> str | None:
 def _c_fault(text: str, language: Language, entry: str) -> str | None:
     bare = _ASIDE.sub(" ", text)
     found = re.search(rf"\b{re.escape(entry)}\s*\(", bare)
-    if language == "cpp" and (found is None or not re.search(r'RATCHET_ENTRY|extern\s+"C"', bare)):
+    if found is None or not re.search(r'RATCHET_ENTRY|extern\s+"C"', bare):
         return f"no code block defines the entry: RATCHET_ENTRY {entry}(...)"
-    if language == "hip" and (found is None or "__global__" not in bare):
-        return f"no code block defines the entry: __global__ void {entry}(...)"
+    if language == "hip" and "__global__" not in bare:
+        return "no code block defines a kernel: __global__ void NAME(...)"
     return None
 
 

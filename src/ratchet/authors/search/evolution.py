@@ -7,7 +7,9 @@ schemes used in genetic algorithms", 1991), so that a lucky time does not become
 from __future__ import annotations
 
 import itertools
+import math
 import random
+import statistics
 from collections.abc import Sequence
 from typing import Final
 
@@ -31,6 +33,8 @@ DRAWN, CROSSED = 0.15, 0.25
 """Shares of moves that are drawn at random, and that cross two parents."""
 MORE_CHANGES: Final = 0.35
 """Chance of each further change to a child."""
+PRIOR: Final = 1.0
+"""Trials without any effect that are added to those of each value: one lucky time says little."""
 
 
 class Evolution:
@@ -48,6 +52,11 @@ class Evolution:
         parents = [trial.schedule for trial in ranked(trials)[:POPULATION]]
         draws = new_draws(self._space, seen, self._source)
         moves: list[Move] = []
+        favourite = self._favourite(trials)
+        if favourite is not None and favourite not in seen and is_valid(self._space, favourite):
+            seen.add(favourite)
+            note = f"the best of each choice: {differences(parents[0], favourite)}"
+            moves.append(Move(schedule=favourite, parents=(parents[0],), note=note))
         while len(moves) < count:
             move = None
             if len(parents) >= FEWEST and self._source.random() >= DRAWN:
@@ -60,6 +69,27 @@ class Evolution:
             seen.add(move.schedule)
             moves.append(move)
         return moves
+
+    def _favourite(self, trials: Sequence[ScoredSchedule]) -> Schedule | None:
+        """Return each choice's value with the best trials on average; None before there are any.
+
+        The first trials of a space change one choice each, so this joins what helped alone.
+        """
+        right = ranked(trials)
+        if len(right) < FEWEST:
+            return None
+        names = {name for name, _ in right[0].schedule}
+        alike = [one for one in right if {name for name, _ in one.schedule} == names]
+        middle = statistics.fmean(one.score or 0.0 for one in alike)
+        gains: dict[tuple[str, str], list[float]] = {}
+        for one in alike:
+            for pair in one.schedule:
+                gains.setdefault(pair, []).append((one.score or 0.0) - middle)
+        best: dict[str, tuple[float, str]] = {}
+        for (name, value), found in gains.items():
+            effect = sum(found) / (len(found) + PRIOR)
+            best[name] = max(best.get(name, (-math.inf, "")), (effect, value))
+        return tuple(sorted((name, value) for name, (_, value) in best.items()))
 
     def _child(self, parents: Sequence[Schedule], seen: set[Schedule]) -> Move | None:
         """Return a child that is new; None if it takes too long to find one."""

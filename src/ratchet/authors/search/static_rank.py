@@ -17,7 +17,8 @@ TARGET: Final = "gfx942"
 
 def target_for(language: str | None, target: str | None, *, on_gpu: bool) -> str | None:
     """Return the GPU whose machine code is emulated for a run's kernels; None to run them."""
-    return target or (TARGET if language == "triton" and not on_gpu else None)
+    never_here = language == "hip" or (language == "triton" and not on_gpu)
+    return target or (TARGET if never_here else None)
 
 
 def static_rank(verdict: Verdict, target: str) -> tuple[float, float, float]:

@@ -44,7 +44,7 @@ class LaunchValue:
     """An argument as it was given: a pointer or a number, and the type that Triton calls it."""
 
     kind: str
-    value: int | float | bool
+    value: int | float | bool | bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -237,6 +237,8 @@ def packed_arguments(
 
 def _packed(given: LaunchValue, one: KernelArgument) -> bytes:
     value, kind = given.value, given.kind
+    if isinstance(value, bytes):
+        return value
     try:
         if isinstance(value, float) or kind in PACKS or kind == "bf16":
             if kind == "bf16":

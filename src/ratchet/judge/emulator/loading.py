@@ -159,7 +159,7 @@ class EmulatedLauncher:
                 storage = value.untyped_storage()
                 memories.append(LaunchMemory(storage.data_ptr(), storage.nbytes()))
                 values.append(LaunchValue(kind, value.data_ptr()))
-            elif isinstance(value, (bool, int, float)):
+            elif isinstance(value, (bool, int, float, bytes)):
                 values.append(LaunchValue(kind, value))
             elif value is None:
                 values.append(LaunchValue(kind, 0))

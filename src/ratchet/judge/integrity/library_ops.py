@@ -22,6 +22,8 @@ LIBRARY_SHARE: Final = 0.25
 programs of a kernel left is no more."""
 WRITTEN_SHARE: Final = 0.5
 """Launched kernels write at least this part of the outputs; what is returned may be a view."""
+LAUNCHING: Final = ("triton", "hip")
+"""Languages whose kernels are launched: their Python, or host code, may move memory."""
 IN_PLACE, OUTPUTS = 1, 2
 """Regions of a batch, as `shared_batch` numbers them."""
 SHOWN: Final = 4
@@ -139,7 +141,7 @@ def _foreign(census: CaseCensus, problem: Problem, kernel: Kernel) -> str:
     share = sum(_library(census, problem, kernel).values())
     if share >= LIBRARY_SHARE:
         return f"a library worked on {_percent(share)} of the elements"
-    if kernel.language != "triton":
+    if kernel.language not in LAUNCHING:
         return ""
     if not any(census.programs.values()):
         return "none of its kernels was launched"
@@ -153,7 +155,7 @@ def _foreign(census: CaseCensus, problem: Problem, kernel: Kernel) -> str:
 
 def _library(census: CaseCensus, problem: Problem, kernel: Kernel) -> dict[str, float]:
     """The share of the case's elements that each library operation worked on, the largest first."""
-    free = MEMORY | VIEWS | (COPIES if kernel.language == "triton" else frozenset())
+    free = MEMORY | VIEWS | (COPIES if kernel.language in LAUNCHING else frozenset())
     for name in problem.libraries:
         free |= ALLOWED.get(name, frozenset())
     elements = max(1, census.elements)
@@ -166,7 +168,7 @@ def _words(census: CaseCensus, problem: Problem, kernel: Kernel) -> str:
     shown = [f"{name} {_percent(share)}" for name, share in list(found.items())[:SHOWN]]
     more = [f"{len(found) - SHOWN} more"] if len(found) > SHOWN else []
     parts = [", ".join([*shown, *more]) or "no library operation"]
-    if kernel.language == "triton":
+    if kernel.language in LAUNCHING:
         ran = [f"{name} in {count} programs" for name, count in census.programs.items() if count]
         idle = sorted(declared(kernel.source) - {name for name, n in census.programs.items() if n})
         parts.append(f"launched {', '.join(ran[:SHOWN]) or 'nothing'}")

@@ -25,7 +25,12 @@ from ratchet.kernels.kernel import Kernel, Language
 from ratchet.kernels.problem import Problem
 
 CHECK: Final = "own work"
-FOREIGN_SHARE: Final[dict[Language, float]] = {"cpp": 0.1, "torch": 0.25, "triton": 0.5}
+FOREIGN_SHARE: Final[dict[Language, float]] = {
+    "cpp": 0.1,
+    "torch": 0.25,
+    "triton": 0.5,
+    "hip": 0.5,
+}
 """At most this share of the moments may stand against a kernel. An honest one in cpp has none (none
 of 891 moments of work of 89 kernels); in Python every kernel has its memory from torch, and the
 interpreter of Triton stands on it too."""
@@ -243,7 +248,7 @@ def places_of(problem: Problem, kernel: Kernel, library: int | None) -> Iterator
         library,
         allowed=problem.libraries,
         folders=compiler_folders() if kernel.language == "cpp" else (),
-        interpreter=INTERPRETER if kernel.language == "triton" else (),
+        interpreter=INTERPRETER if kernel.language in ("triton", "hip") else (),
     ) as places:
         yield places
 

@@ -60,8 +60,10 @@ _TRITON: Final = (
 )
 _EMULATED: Final = (
     "ratchet.judge.emulator",
+    "ratchet.judge.emulator.code_objects",
     "ratchet.judge.emulator.decode",
     "ratchet.judge.emulator.forms",
+    "ratchet.judge.emulator.hip_loading",
     "ratchet.judge.emulator.launch",
     "ratchet.judge.emulator.loading",
     "ratchet.judge.emulator.operands",

@@ -186,7 +186,7 @@ def _read(profile: Profile, architecture: Architecture, counter: DotCounter) -> 
         dots = [counter.count(ttir, one.grid, one.arguments) for one in kept]
         kernels.append(_document(kernel, launches, kept, dots) | facts.document)
         works += [_work(facts, *pair) for pair in zip(kept, dots, strict=True)]
-    error = None if profile.error is None else _words(profile.error)
+    error = None if profile.error is None else error_words(profile.error)
     if unread:
         error = error or f"the assembly of {', '.join(unread)[:200]} could not be read"
     return {
@@ -238,7 +238,9 @@ def _work(
     )
 
 
-def _words(error: dict[str, Any]) -> str:
+def error_words(told: object) -> str:
+    """Return what a worker says went wrong, in one line."""
+    error = told if isinstance(told, dict) else {}
     message = " ".join(str(error.get("message", "")).split())[:500]
     if error.get("known") is True:
         return message
@@ -282,7 +284,7 @@ class _Workers:
             self._close()
             raise
         if "error" in reply and "kernels" not in reply:
-            raise KernelError(_words(reply["error"] if isinstance(reply["error"], dict) else {}))
+            raise KernelError(error_words(reply["error"]))
         return read_profile(reply)
 
     def _called(self, action: str, architecture: Architecture) -> Kernel:

@@ -125,6 +125,33 @@ def compile_hip(source: Path, architecture: Architecture, macros: Sequence[str])
     return source.with_suffix(".s").read_text(errors="replace")
 
 
+def build_hip(source: Path, architecture: Architecture, macros: Sequence[str]) -> tuple[str, bytes]:
+    """The assembly of a HIP source's kernels, and a library of its host code, for the emulator.
+
+    KernelError with the compiler's first error. hipcc will not do: its host code wants ROCm.
+    """
+    clang = find_tool("clang")
+    if clang is None:
+        raise KernelError("HIP kernels are emulated where clang 17 or later is installed")
+    folder = source.parent
+    assembly, made = source.with_suffix(".s"), [folder / "host.o", folder / "hip_host.o"]
+    library = folder / "host.so"
+    common = ["-x", "hip", "-nogpulib", "-nogpuinc", f"-I{HEADERS}", "-std=c++17"]
+    common += [f"--offload-arch={architecture.name}", *macros, str(source)]
+    lines = "-gline-tables-only"  # a fault names its line
+    commands = [
+        [clang, "--offload-device-only", "-S", "-O3", lines, "-o", str(assembly), *common],
+        [clang, "--offload-host-only", "-c", "-O2", "-fPIC", "-o", str(made[0]), *common],
+        [clang, "-c", "-O2", "-fPIC", "-o", str(made[1]), str(HEADERS / "hip_host.cpp")],
+        [clang, "-shared", "-nostdlib", "-o", str(library), *map(str, made), "-lc"],
+    ]
+    for command in commands:
+        done = _run(command)
+        if done.returncode != 0:
+            raise KernelError(f"the source does not compile: {_first_error(done.stderr)}")
+    return assembly.read_text(errors="replace"), library.read_bytes()
+
+
 def run_ptxas(ptx: str, folder: Path) -> str:
     """Return what `ptxas -v` says of registers, shared memory and spills; "" if it fails."""
     import triton

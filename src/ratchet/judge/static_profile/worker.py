@@ -6,6 +6,7 @@ it says as a description and never as evidence that a kernel is right or fast.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import sys
@@ -46,6 +47,7 @@ class ProfileWorker:
         actions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "python": self._python,
             "hip": self._hip,
+            "build_hip": self._build_hip,
         }
         return actions[message["do"]](message), []
 
@@ -86,12 +88,20 @@ class ProfileWorker:
             entry = _load(Kernel.from_json(message["kernel"]), is_model=form is not None)
             entry(*inputs, case.scalars)
 
-    def _hip(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _hip_source(self, message: dict[str, Any]) -> tuple[Path, Architecture, list[str]]:
         architecture = ARCHITECTURES[message["target"]]
         kernel = Kernel.from_json(message["kernel"])
         source = self._folder / f"kernel_{architecture.name}.hip"
         source.write_text(kernel.source)
-        macros = [f"-D{key}={value}" for key, value in kernel.schedule]
+        return source, architecture, [f"-D{key}={value}" for key, value in kernel.schedule]
+
+    def _build_hip(self, message: dict[str, Any]) -> dict[str, Any]:
+        (self._folder / "ratchet_abi.h").write_text(message["interface"])
+        text, library = tools.build_hip(*self._hip_source(message))
+        return {"assembly": text, "host": base64.b64encode(library).decode()}
+
+    def _hip(self, message: dict[str, Any]) -> dict[str, Any]:
+        source, architecture, macros = self._hip_source(message)
         text = tools.compile_hip(source, architecture, macros)
         found = {}
         for code in assembly.parse(text):

@@ -8,16 +8,26 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from ratchet.errors import KernelError
 from ratchet.judge.decided import Decided, fault
 from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.estimate import estimate, read_told, words
 from ratchet.judge.integrity.library_ops import CaseCensus
+from ratchet.judge.process.child import ChildFailure
+from ratchet.judge.process.time_limits import Clock
+from ratchet.judge.static_profile.hip_build import build_hip
+from ratchet.judge.static_profile.tools import find_tool
 from ratchet.judge.verdict import EmulatedCase, Evidence
 from ratchet.judge.workers.memory.mapping import seal
 from ratchet.judge.workers.memory.packed_files import SEALS
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
 
+LOADED_HIP = """\
+from ratchet.judge.emulator.hip_loading import load_hip
+
+{entry} = load_hip({assembly!r}, {host!r}, {entry!r})
+"""
 LOADED = """\
 from ratchet.judge.emulator.loading import load_emulated
 
@@ -26,15 +36,30 @@ from ratchet.judge.emulator.loading import load_emulated
 BEYOND = ("not emulated", "too large to be emulated", "cannot be emulated")
 
 
-def emulated(kernel: Kernel, target: str) -> Kernel | Decided:
+def emulated(kernel: Kernel, target: str, clock: Clock) -> Kernel | Decided:
     """Return the kernel as one in torch, whose launches are emulated."""
+    if kernel.language == "hip":
+        return _built(kernel, target, clock)
     if kernel.language != "triton":
-        reason = f"kernels in {kernel.language} are not emulated: give one in Triton"
+        reason = f"kernels in {kernel.language} are not emulated: give one in Triton or HIP"
         return Decided("unmeasured", reason)
     if importlib.util.find_spec("triton") is None:
         return Decided("unmeasured", "triton is not installed: pip install triton==3.7.1")
     source = LOADED.format(entry=kernel.entry, source=kernel.source, target=target)
     return replace(kernel, language="torch", source=source)
+
+
+def _built(kernel: Kernel, target: str, clock: Clock) -> Kernel | Decided:
+    """Return a HIP kernel, compiled, as one in torch."""
+    try:
+        found = build_hip(kernel, target, clock)
+    except KernelError as error:
+        missing = find_tool("clang") is None
+        return Decided("unmeasured" if missing else "refused", str(error))
+    except ChildFailure as error:
+        return Decided("refused", f"the source does not compile: {error}")
+    names = {"entry": kernel.entry, "assembly": found.assembly, "host": found.host}
+    return replace(kernel, language="torch", source=LOADED_HIP.format(**names))
 
 
 @contextlib.contextmanager

@@ -112,11 +112,11 @@ class KernelTrial:
         """Go through every stage, until one has the answer."""
         if self.problem.fault:
             return Decided("refused", f"the problem cannot be judged: {self.problem.fault}")
-        if self.kernel.language not in LANGUAGES:
+        if self.kernel.language not in LANGUAGES and self.target is None:
             return Decided(
                 "unmeasured",
-                f"{self.kernel.language.upper()} kernels are only inspected so far: "
-                "ratchet inspect PROBLEM KERNEL",
+                f"{self.kernel.language.upper()} kernels are emulated, or inspected: "
+                "give --target gfx942, or use ratchet inspect PROBLEM KERNEL",
             )
         if self.target is not None:
             return self._emulate(reference, self.target)
@@ -167,7 +167,9 @@ class KernelTrial:
     def _emulate(self, reference: ReferenceProcess, target: str) -> Decided:
         """Every case as the machine code of a GPU that is not here; nothing is timed."""
         with sealed_machine() as machine:
-            outcome = self._check_small(reference, emulated(self.kernel, target), machine)
+            outcome = self._check_small(
+                reference, emulated(self.kernel, target, self.clock), machine
+            )
         if outcome is not None:
             return without_blame_of(outcome, target)
         right = right_on(target, self.emulated)
@@ -181,7 +183,7 @@ class KernelTrial:
         if isinstance(kernel, Decided):
             return kernel
         self.problem = small_cases(self.problem)
-        self._runnable = runnable(kernel, self.problem)
+        self._runnable = kernel if self.kernel.language == "hip" else runnable(kernel, self.problem)
         opened = self._keep(self._open(reference))
         if isinstance(opened, Decided):
             return opened

@@ -19,6 +19,8 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.autograd.profiler import profile, record_function
 
+from ratchet.judge.workers.candidate.results import WANTS_FORMS
+
 Entry = Callable[..., Any]
 MOST_NAMES: Final = 300
 BUILT_IN: Final = ("aten", "prims", "quantized", "mkldnn", "onednn", "_quantized", "inductor")
@@ -48,6 +50,7 @@ class Census:
             with record_function(self._entry):
                 return entry(*given)
 
+        setattr(counted, WANTS_FORMS, getattr(entry, WANTS_FORMS, False))
         config = _ExperimentalConfig(profile_all_threads=True)
         with self._crossings(), self._interpreter(), self._emulator():
             recorded = profile(use_kineto=True, record_shapes=True, experimental_config=config)

@@ -6,6 +6,7 @@ clock: a copy that only the harness needs could be saved by a candidate that kno
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,12 +19,22 @@ from ratchet.judge.workers.memory.blocks import span
 
 MOST_GAPS: Final = 2
 """A result whose elements lie over more than this many times their size is made dense."""
+WANTS_FORMS: Final = "wants_forms"
+"""Attribute of an entry that also takes the forms of its results, and which inputs it changes."""
 Kept = list[Sequence[Tensor]]
 """The results of each call of a batch."""
 
 
 class FormError(KernelError):
     """The entry returned something of another form than it had to."""
+
+
+class DeclinedCase(KernelError):
+    """The entry does not take these inputs."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"the entry declined with code {code}")
+        self.code = code
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +44,16 @@ class ResultForm:
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+
+    def empty(self) -> Tensor:
+        """Return a tensor of this form."""
+        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+
+    def blank(self) -> Tensor:
+        """Return a tensor with ones in every bit, as outputs are before a call."""
+        size = math.prod(self.shape) * self.dtype.itemsize
+        flat = torch.full((size,), 255, dtype=torch.uint8, device=self.device)
+        return flat.view(self.dtype).view(self.shape)
 
 
 def as_results(outputs: Any, answers: Sequence[ResultForm]) -> tuple[Tensor, ...]:

@@ -26,7 +26,14 @@ from ratchet.judge.process.channel import inherited
 from ratchet.judge.sandbox.confine import EXTENSIONS, confine
 from ratchet.judge.workers.candidate import compilations
 from ratchet.judge.workers.candidate.cpp import IN_PLACE, INPUTS, OUTPUTS
-from ratchet.judge.workers.candidate.results import Kept, ResultForm, as_results, places
+from ratchet.judge.workers.candidate.results import (
+    WANTS_FORMS,
+    DeclinedCase,
+    Kept,
+    ResultForm,
+    as_results,
+    places,
+)
 from ratchet.judge.workers.memory.device import Host, WorkerDevice, open_device
 from ratchet.judge.workers.memory.driver_memory import DriverRefusal
 from ratchet.judge.workers.memory.mapping import shift_heap
@@ -63,6 +70,9 @@ class TorchBatch:
         self.scalars = tuple(layout["scalars"])
         self.writable_inputs: bool = layout["writable_inputs"]
         count = layout["input_count"]
+        self.in_place = [
+            place for place, slot in enumerate(layout["calls"][0][:count]) if slot[0] == IN_PLACE
+        ]
         self.calls = [self._call(call, count) for call in layout["calls"]]
 
     def _call(
@@ -88,8 +98,16 @@ class TorchBatch:
         """Reveal the memory, make every call, keep or copy what it returns, await the device."""
         self.reveal(descriptors)
         begin = self._device.mark()
-        for inputs, forms, answers in self.calls:
-            results = as_results(entry(*inputs, self.scalars), forms)
+        wants_forms = getattr(entry, WANTS_FORMS, False)
+        codes = [0] * len(self.calls)
+        for call, (inputs, forms, answers) in enumerate(self.calls):
+            more = (forms, self.in_place) if wants_forms else ()
+            try:
+                results = as_results(entry(*inputs, self.scalars, *more), forms)
+            except DeclinedCase as error:
+                kept = [inputs[place] for place in self.in_place]
+                fresh = [one.blank() for one in forms[len(kept) :]]
+                codes[call], results = error.code, (*kept, *fresh)
             if not self._copy_out:
                 self.kept.append(results)
                 continue
@@ -98,7 +116,7 @@ class TorchBatch:
         end = self._device.mark()
         self._device.finish()
         self.device_s = self._device.between_s(begin, end)
-        return [0] * len(self.calls)
+        return codes
 
     def reveal(self, descriptors: list[int]) -> None:
         """Map the memory where the arguments point: nothing can be written before the clock."""

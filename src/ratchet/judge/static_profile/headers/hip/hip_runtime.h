@@ -1,5 +1,5 @@
 // What a HIP kernel needs to be compiled where ROCm is not installed: index variables, barriers,
-// atomics, shuffles and the functions of one hardware instruction. Device code only.
+// atomics, shuffles, the functions of one hardware instruction, and on the host launches and memory.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -29,9 +29,10 @@ RATCHET_INDEX(blockIdx, __builtin_amdgcn_workgroup_id_x(), __builtin_amdgcn_work
               __builtin_amdgcn_workgroup_id_z())
 RATCHET_INDEX(blockDim, __builtin_amdgcn_workgroup_size_x(), __builtin_amdgcn_workgroup_size_y(),
               __builtin_amdgcn_workgroup_size_z())
-RATCHET_INDEX(gridDim, __builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x(),
-              __builtin_amdgcn_grid_size_y() / __builtin_amdgcn_workgroup_size_y(),
-              __builtin_amdgcn_grid_size_z() / __builtin_amdgcn_workgroup_size_z())
+// hidden_block_count_x, _y and _z (LLVM's AMDGPUUsage, code object V5).
+#define RATCHET_HIDDEN(at) (((const unsigned __attribute__((address_space(4)))*)__builtin_amdgcn_implicitarg_ptr())[at])
+RATCHET_INDEX(gridDim, RATCHET_HIDDEN(0), RATCHET_HIDDEN(1), RATCHET_HIDDEN(2))
+#undef RATCHET_HIDDEN
 #undef RATCHET_INDEX
 
 #define warpSize __builtin_amdgcn_wavefrontsize()
@@ -46,6 +47,30 @@ typedef int int4 __attribute__((ext_vector_type(4)));
 typedef unsigned uint2 __attribute__((ext_vector_type(2)));
 typedef unsigned uint4 __attribute__((ext_vector_type(4)));
 typedef struct ihipStream_t* hipStream_t;
+typedef int hipError_t;
+enum { hipSuccess = 0, hipErrorInvalidValue = 1, hipErrorOutOfMemory = 2 };
+
+struct dim3 {
+  unsigned x, y, z;
+  __host__ __device__ constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1)
+      : x(x), y(y), z(z) {}
+};
+
+extern "C" {
+hipError_t hipLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments,
+                           size_t shared, hipStream_t stream);
+hipError_t __hipPushCallConfiguration(dim3 grid, dim3 block, size_t shared = 0,
+                                      hipStream_t stream = 0);
+hipError_t __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, hipStream_t* stream);
+hipError_t hipMalloc(void** place, size_t bytes);
+hipError_t hipFree(void* place);
+hipError_t hipMemsetAsync(void* place, int value, size_t bytes, hipStream_t stream = 0);
+hipError_t hipMemset(void* place, int value, size_t bytes);
+hipError_t hipGetLastError(void);
+hipError_t hipDeviceSynchronize(void);
+}
+#define hipLaunchKernelGGL(kernel, grid, block, shared, stream, ...) \
+  kernel<<<grid, block, shared, stream>>>(__VA_ARGS__)
 
 RATCHET_DEVICE void __syncthreads() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
