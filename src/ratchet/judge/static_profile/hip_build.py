@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
-from importlib import resources
 
 from ratchet.errors import KernelError
 from ratchet.judge.process.child import Child, program
 from ratchet.judge.process.time_limits import Clock
 from ratchet.judge.sandbox.isolation import make_sandbox
 from ratchet.judge.sandbox.worker_modules import PROFILE_WORKER
-from ratchet.judge.static_profile.inspection import MAX_ANSWER_BYTES, MEMORY_BYTES, error_words
+from ratchet.judge.static_profile.inspection import (
+    MAX_ANSWER_BYTES,
+    MEMORY_BYTES,
+    error_words,
+    hip_interface,
+)
 from ratchet.kernels.kernel import Kernel
 
 
@@ -40,12 +44,11 @@ def build_hip(kernel: Kernel, target: str, clock: Clock) -> HipBuild:
         time_limit_s=clock.left_s,
         with_torch=True,
     )
-    interface = resources.files("ratchet.kernels.languages").joinpath("ratchet_abi.h")
     message = {
         "do": "build_hip",
         "kernel": kernel.as_json(),
         "target": target,
-        "interface": interface.read_text(encoding="utf-8"),
+        "interface": hip_interface(),
     }
     with contextlib.ExitStack() as stack:
         stack.callback(sandbox.clean)

@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from importlib import resources
 from typing import Any
 
 from ratchet.errors import JudgeError, KernelError, RatchetError
@@ -247,6 +248,12 @@ def error_words(told: object) -> str:
     return f"the entry raised {error.get('kind', '')!s:.60}: {message}"
 
 
+def hip_interface() -> str:
+    """Return the header that a HIP source may include: `ratchet_abi.h`."""
+    header = resources.files("ratchet.kernels.languages").joinpath("ratchet_abi.h")
+    return header.read_text(encoding="utf-8")
+
+
 class _Workers:
     """The sandboxed process, made anew after it died: a compiler may abort on one target."""
 
@@ -277,6 +284,7 @@ class _Workers:
             "elements": _elements(chosen),
             "target": architecture.name,
             "units": bound.compute_units(architecture.name),
+            "interface": hip_interface() if action == "hip" else "",
         }
         try:
             reply = self._started().ask(message, timeout_s=self._clock.left_s)

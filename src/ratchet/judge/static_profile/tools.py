@@ -125,6 +125,9 @@ def compile_hip(source: Path, architecture: Architecture, macros: Sequence[str])
     return source.with_suffix(".s").read_text(errors="replace")
 
 
+TOO_OLD = "does not know"
+
+
 def build_hip(source: Path, architecture: Architecture, macros: Sequence[str]) -> tuple[str, bytes]:
     """The assembly of a HIP source's kernels, and a library of its host code, for the emulator.
 
@@ -147,6 +150,10 @@ def build_hip(source: Path, architecture: Architecture, macros: Sequence[str]) -
     ]
     for command in commands:
         done = _run(command)
+        if "invalid target ID" in done.stderr:
+            raise KernelError(
+                f"{Path(clang).name} {TOO_OLD} {architecture.name}: install a newer one"
+            )
         if done.returncode != 0:
             raise KernelError(f"the source does not compile: {_first_error(done.stderr)}")
     return assembly.read_text(errors="replace"), library.read_bytes()

@@ -93,10 +93,10 @@ class ProfileWorker:
         kernel = Kernel.from_json(message["kernel"])
         source = self._folder / f"kernel_{architecture.name}.hip"
         source.write_text(kernel.source)
+        (self._folder / "ratchet_abi.h").write_text(message["interface"])
         return source, architecture, [f"-D{key}={value}" for key, value in kernel.schedule]
 
     def _build_hip(self, message: dict[str, Any]) -> dict[str, Any]:
-        (self._folder / "ratchet_abi.h").write_text(message["interface"])
         text, library = tools.build_hip(*self._hip_source(message))
         return {"assembly": text, "host": base64.b64encode(library).decode()}
 

@@ -16,7 +16,7 @@ from ratchet.judge.integrity.library_ops import CaseCensus
 from ratchet.judge.process.child import ChildFailure
 from ratchet.judge.process.time_limits import Clock
 from ratchet.judge.static_profile.hip_build import build_hip
-from ratchet.judge.static_profile.tools import find_tool
+from ratchet.judge.static_profile.tools import TOO_OLD, find_tool
 from ratchet.judge.verdict import EmulatedCase, Evidence
 from ratchet.judge.workers.memory.mapping import seal
 from ratchet.judge.workers.memory.packed_files import SEALS
@@ -54,7 +54,7 @@ def _built(kernel: Kernel, target: str, clock: Clock) -> Kernel | Decided:
     try:
         found = build_hip(kernel, target, clock)
     except KernelError as error:
-        missing = find_tool("clang") is None
+        missing = find_tool("clang") is None or TOO_OLD in str(error)
         return Decided("unmeasured" if missing else "refused", str(error))
     except ChildFailure as error:
         return Decided("refused", f"the source does not compile: {error}")
