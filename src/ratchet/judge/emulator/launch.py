@@ -11,14 +11,15 @@ from typing import Any, Final
 
 from ratchet.errors import KernelError
 from ratchet.judge.emulator.decode import DecodedKernel, KernelArgument
+from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 
 INSTRUCTION_LIMIT: Final = 2_000_000_000
 """Wave instructions of one launch."""
 MAX_PROGRAMS: Final = 1 << 24
-LDS_BYTES: Final = {"gfx942": 64 << 10, "gfx950": 160 << 10}
-"""What one workgroup may have (ROCm docs/reference/gpu-specs.rst)."""
 SLACK_BYTES: Final = 256
 """Behind the arguments: a preload reads whole blocks."""
+GROUP_IN_TRAP_REGISTERS: Final = ("gfx1201",)
+"""Their workgroups' numbers stand in `ttmp7` and `ttmp9` (LLVM's AMDGPUUsage)."""
 REFUSED: Final = ("dispatch_ptr", "queue_ptr", "dispatch_id", "private_segment_size")
 PACKS: Final = {"fp64": "<d", "fp32": "<f", "fp16": "<e", "f32": "<f", "f64": "<d", "f16": "<e"}
 ZERO_KINDS: Final = (
@@ -92,6 +93,7 @@ class _MachineLaunch(ctypes.Structure):
         ("preload_offset", ctypes.c_uint32),
         ("group_sgpr", ctypes.c_uint32),
         ("group_ids", ctypes.c_uint32),
+        ("group_in_trap_registers", ctypes.c_uint32),
         ("registers", ctypes.c_uint32),
         ("counts", ctypes.POINTER(ctypes.c_uint64)),
         ("lanes", ctypes.POINTER(ctypes.c_uint64)),
@@ -114,7 +116,9 @@ class Emulator:
     """The compiled machine."""
 
     def __init__(self, library: Path) -> None:
-        self._run = ctypes.CDLL(str(library)).ratchet_emulate
+        machine = ctypes.CDLL(str(library))
+        self._lanes = ctypes.c_int.in_dll(machine, "ratchet_lanes").value
+        self._run = machine.ratchet_emulate
         self._run.restype = ctypes.c_int
 
     def run(
@@ -135,6 +139,8 @@ class Emulator:
         The waves of a workgroup run in turn from barrier to barrier, or `backwards`, the last
         first: a right kernel does not care. With `races_pass`, races in LDS are no faults.
         """
+        if kernel.lanes != self._lanes:
+            raise ValueError(f"this emulator's waves have {self._lanes} lanes, not {kernel.lanes}")
         lds_bytes = check_launch(kernel, grid, threads, shared_bytes)
         arguments = packed_arguments(kernel, values, grid, threads)
         buffer = ctypes.create_string_buffer(arguments + bytes(SLACK_BYTES))
@@ -159,7 +165,7 @@ class Emulator:
             threads=threads,
             lds_bytes=lds_bytes,
             scratch_bytes=kernel.scratch_bytes,
-            kernarg_sgpr=0,
+            kernarg_sgpr=4 * user.get("user_sgpr_private_segment_buffer", 0),
             preload_sgprs=user.get("user_sgpr_kernarg_preload_length", 0),
             preload_offset=4 * user.get("user_sgpr_kernarg_preload_offset", 0),
             group_sgpr=user.get("user_sgpr_count", 2),
@@ -167,6 +173,7 @@ class Emulator:
                 user.get(f"system_sgpr_workgroup_id_{axis}", int(axis == "x")) << index
                 for index, axis in enumerate("xyz")
             ),
+            group_in_trap_registers=kernel.target in GROUP_IN_TRAP_REGISTERS,
             registers=kernel.register_mask,
             counts=counts,
             lanes=lanes,
@@ -208,10 +215,10 @@ def check_launch(
         if kernel.directives.get(f"user_sgpr_{name}"):
             raise KernelError(f"the kernel asks for {name}, which is not emulated")
     lds_bytes = max(kernel.lds_bytes, shared_bytes)
-    if lds_bytes > LDS_BYTES[kernel.target]:
+    most = ARCHITECTURES[kernel.target].lds_bytes_per_workgroup
+    if lds_bytes > most:
         raise KernelError(
-            f"the kernel asks for {lds_bytes} bytes of LDS: {kernel.target} has "
-            f"{LDS_BYTES[kernel.target]}"
+            f"the kernel asks for {lds_bytes} bytes of LDS: {kernel.target} has {most}"
         )
     return lds_bytes
 

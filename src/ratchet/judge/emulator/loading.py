@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.errors import KernelError
-from ratchet.judge.emulator.decode import WAVE, DecodedKernel, decode
+from ratchet.judge.emulator.decode import DecodedKernel, decode
 from ratchet.judge.emulator.launch import Emulator, LaunchCounts, LaunchMemory, LaunchValue
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
@@ -177,7 +177,7 @@ class EmulatedLauncher:
         return EmulatedLaunch(
             name=kernel.name,
             programs=math.prod(grid),
-            waves=math.prod(grid) * -(-self._threads // WAVE),
+            waves=math.prod(grid) * -(-self._threads // kernel.lanes),
             stored_elements=counts.stored_bytes // self._element_bytes,
             counts=counts,
         )
