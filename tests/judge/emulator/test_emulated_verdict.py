@@ -99,6 +99,7 @@ class TestVerdicts:
             ("gfx90a", {"MI210", "MI250X"}),
             ("gfx942", {"MI300X", "MI325X"}),
             ("gfx1100", {"RX 7900 XTX"}),
+            ("gfx1201", {"RX 9070 XT"}),
         ],
     )
     def test_it_says_what_was_counted_and_the_bound_that_follows(

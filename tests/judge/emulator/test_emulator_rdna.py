@@ -21,7 +21,7 @@ def half(value: float) -> int:
 ONE, TWO, THREE = f(1.0), f(2.0), f(3.0)
 MINUS = 0xFFFFFFFF
 LANES = list(range(32))
-TARGETS = ("gfx1100",)
+TARGETS = ("gfx1100", "gfx1201")
 
 # body, v1, v2, v3, what v4 must be
 VECTOR = [
@@ -59,6 +59,24 @@ SCALAR = [
     ("s_mov_b32 vcc_hi, 7\ns_mov_b32 vcc_lo, 0\ns_mov_b32 s8, 1\ns_cbranch_vccz .LBB0_1\n"
      "s_mov_b32 s8, 2\n.LBB0_1:", 1),
 ]  # fmt: skip
+# s8 or v4, and what it must be
+RDNA4 = [
+    ("s_add_f32 s8, 1.0, 2.0", THREE),
+    ("s_mov_b32 s8, 1.0\ns_fmac_f32 s8, 2.0, 4.0", f(9.0)),
+    ("s_min_num_f32 s8, 1.0, -2.0", f(-2.0)),
+    ("s_rndne_f32 s8, 0x40200000", TWO),
+    ("s_cvt_i32_f32 s8, 0xc0200000", MINUS - 1),
+    ("s_cvt_f32_u32 s8, 3", THREE),
+    ("s_cmp_lt_f32 1.0, 2.0\ns_cselect_b32 s8, 5, 6", 5),
+    ("s_cmp_nlt_f32 1.0, 0x7fc00000\ns_cselect_b32 s8, 5, 6", 5),
+    ("s_add_co_u32 s8, -1, 1\ns_add_co_ci_u32 s8, 2, 3", 6),
+    ("s_mov_b64 s[8:9], 3\ns_mul_u64 s[8:9], s[8:9], s[8:9]", 9),
+    ("v_max_num_f32_e32 v4, 0x7fc00000, v3\nv_readfirstlane_b32 s8, v4", 0),
+    ("v_mad_co_u64_u32 v[4:5], null, 3, 4, 5\nv_readfirstlane_b32 s8, v4", 17),
+    ("v_s_exp_f32 s8, 2.0", f(4.0)),
+    ("s_mov_b32 s8, ttmp9", 0),
+    ("s_bfe_u32 s8, ttmp8, 0x50019", 0),
+]
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -76,6 +94,12 @@ def test_a_scalar_instruction_does_what_the_manual_says(
     target: str, body: str, wanted: int
 ) -> None:
     found, _, _ = run(f"{body}\nv_mov_b32_e32 v4, s8", target=target, threads=32)
+    assert [hex(one) for one in found] == [hex(wanted)] * 32
+
+
+@pytest.mark.parametrize(("body", "wanted"), RDNA4)
+def test_an_instruction_of_rdna4_does_what_the_manual_says(body: str, wanted: int) -> None:
+    found, _, _ = run(f"{body}\nv_mov_b32_e32 v4, s8", target="gfx1201", threads=32)
     assert [hex(one) for one in found] == [hex(wanted)] * 32
 
 
@@ -163,11 +187,34 @@ def test_the_waves_of_32_lanes_meet_at_a_barrier() -> None:
     assert found == [lane ^ 32 for lane in range(1024)]
 
 
+SPLIT = """v_xor_b32_e32 v6, 0x80, v0
+s_barrier_signal -1
+{between}
+s_barrier_wait -1
+ds_store_b32 v6, v1
+s_barrier_signal -1
+s_barrier_wait -1
+ds_load_b32 v4, v0"""
+
+
+def test_the_waves_meet_at_the_second_half_of_a_barrier() -> None:
+    body = SPLIT.format(between="s_nop 0")
+    found, _, _ = run(body, list(range(64)), threads=64, target="gfx1201")
+    assert found == [lane ^ 32 for lane in range(64)]
+
+
+def test_an_access_to_lds_between_the_halves_of_a_barrier_is_refused() -> None:
+    with pytest.raises(KernelError, match="ds_store_b32 between a barrier's signal and its wait"):
+        run(SPLIT.format(between="ds_store_b32 v6, v1"), threads=64, target="gfx1201")
+
+
 @pytest.mark.parametrize(
     ("target", "lane_of_a", "lanes_of_b", "register", "lanes_of_d"),
     [
         # every 16 lanes hold all of A and B; row 5 is the third register of the upper lanes
         ("gfx1100", (5, 21), range(32), 2, range(16, 32)),
+        # the upper 16 lanes hold k from 8 on; the lower ones hold the first eight rows
+        ("gfx1201", (21,), range(16, 32), 5, range(16)),
     ],
 )
 def test_a_matrix_product_places_rows_and_columns_as_the_manual(
@@ -191,6 +238,22 @@ def test_a_matrix_product_places_rows_and_columns_as_the_manual(
     found, other, _ = run(body, a, b, target=target, threads=32)
     assert found == [f(lane % 16 + 1.0) if lane in lanes_of_d else 0 for lane in LANES]
     assert other == [0] * 32
+
+
+def test_a_matrix_product_in_fp8_has_eight_values_in_two_registers() -> None:
+    """1.0 is 0x38; A[5][2] and B[2][j] are third bytes of lane 5 and of lanes 0 to 15."""
+    body = """v_mov_b32_e32 v33, 0
+    v_mov_b32_e32 v32, v1
+    v_mov_b32_e32 v34, v2
+    v_mov_b32_e32 v35, 0
+    v_wmma_f32_16x16x16_fp8_fp8 v[16:23], v[32:33], v[34:35], 0
+    v_mov_b32_e32 v4, v21"""
+    a = [0x380000 if lane == 5 else 0 for lane in LANES]
+    b = [0x380000 if lane < 16 else 0 for lane in LANES]
+    found, _, _ = run(body, a, b, target="gfx1201", threads=32)
+    assert found == [ONE] * 16 + [0] * 16
+    with pytest.raises(KernelError, match="is not emulated for gfx1100"):
+        run(body, a, b, target="gfx1100", threads=32)
 
 
 def test_copies_of_a_matrix_operand_that_differ_are_a_fault() -> None:

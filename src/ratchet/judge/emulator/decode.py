@@ -23,7 +23,7 @@ from ratchet.judge.emulator.operands import (
 from ratchet.judge.emulator.operations import NOTHING, MachineOperation
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 
-TARGETS: Final = ("gfx90a", "gfx942", "gfx950", "gfx1100")
+TARGETS: Final = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 MAX_TEXT_BYTES: Final = 8 << 20
 RECORD: Final = struct.Struct("<HHi" + 6 * "BBHII" + "8i")
 SUFFIX: Final = re.compile(r"_(e32|e64|dpp|sdwa|e64_dpp)$")
@@ -209,7 +209,7 @@ def _record(
     operation = source.table().get(name)
     if operation is None:
         raise KernelError(f"the instruction {line.mnemonic} is not emulated")
-    if name.startswith("s_"):
+    if operation.is_scalar:
         return _scalar(operation, texts, modifiers, operations[name])
     return _vector(operation, line.mnemonic, texts, modifiers, operations[name], lanes)
 
@@ -244,7 +244,7 @@ def _fitting(operation: MachineOperation, texts: Sequence[str], lanes: int) -> l
         if one.kind in ("vector", "scalar") and one.registers != wanted:
             raise KernelError(f"the operand {text} has not {wanted} registers")
     for one, kind, text in zip(found, operation.results, texts, strict=False):
-        is_scalar = kind == "m" or operation.name.startswith("s_")
+        is_scalar = kind == "m" or operation.is_scalar
         if one.kind != ("scalar" if is_scalar else "vector") or one.modifiers:
             raise KernelError(f"the operand {text} cannot be written")
     return found

@@ -19,7 +19,8 @@ MAX_PROGRAMS: Final = 1 << 24
 SLACK_BYTES: Final = 256
 """Behind the arguments: a preload reads whole blocks."""
 GROUP_IN_TRAP_REGISTERS: Final = ("gfx1201",)
-"""Their workgroups' numbers stand in `ttmp7` and `ttmp9` (LLVM's AMDGPUUsage)."""
+"""A workgroup's numbers stand in `ttmp7` and `ttmp9`, a wave's in bits 25 to 29 of `ttmp8` (LLVM's
+AMDGPUUsage, "Architected SGPRs")."""
 REFUSED: Final = ("dispatch_ptr", "queue_ptr", "dispatch_id", "private_segment_size")
 PACKS: Final = {"fp64": "<d", "fp32": "<f", "fp16": "<e", "f32": "<f", "f64": "<d", "f16": "<e"}
 ZERO_KINDS: Final = (

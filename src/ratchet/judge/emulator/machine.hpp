@@ -1,6 +1,6 @@
 // The machine: one wave's registers, operands, memory with faults, and the instructions that are
 // no plain function of a lane's operands. Sections are those of the MI300 ISA manual.
-constexpr int EXEC = 126, VCC = 106, M0 = 124, TTMP7 = 115, TTMP9 = 117;
+constexpr int EXEC = 126, VCC = 106, M0 = 124, TTMP7 = 115, TTMP8 = 116, TTMP9 = 117;
 constexpr u32 POISON = 0xFFF7BAD5;  // NaN as f32, f64 and bf16, and no address
 constexpr u32 SCRATCH_BUFFER = 0x5C7A7C40;
 constexpr u64 ALL = ~0ull >> (64 - LANES);

@@ -11,8 +11,8 @@ from ratchet.errors import KernelError
 
 NAMED: Final = {
     "vcc": (106, 2), "vcc_lo": (106, 1), "vcc_hi": (107, 1), "exec": (126, 2),
-    "exec_lo": (126, 1), "exec_hi": (127, 1), "m0": (124, 1), "ttmp7": (115, 1), "ttmp9": (117, 1),
-    "flat_scratch_lo": (102, 1), "flat_scratch_hi": (103, 1),
+    "exec_lo": (126, 1), "exec_hi": (127, 1), "m0": (124, 1), "ttmp7": (115, 1), "ttmp8": (116, 1),
+    "ttmp9": (117, 1), "flat_scratch_lo": (102, 1), "flat_scratch_hi": (103, 1),
 }  # fmt: skip
 """Scalar registers with a name, and how many registers it means (section "Scalar ALU Operands")."""
 BITS: Final = {"scc": 0, "src_scc": 0, "vccz": 1, "src_vccz": 1, "execz": 2, "src_execz": 2}

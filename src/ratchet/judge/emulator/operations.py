@@ -33,6 +33,11 @@ class MachineOperation:
     expression: str
     section: str
 
+    @property
+    def is_scalar(self) -> bool:
+        """Whether its operands are scalar registers."""
+        return self.name.startswith(("s_", "v_s_"))
+
 
 VECTOR: Final = {
     "VOP1": """
@@ -291,6 +296,11 @@ SCALAR: Final = {
         s_cvt_u32_f32 | u:f | r = to_u32(a)
         s_cvt_f16_f32 | h:f | r = a
         s_cvt_f32_f16 | f:h | r = a
+        v_s_exp_f32 | f:f | r = exp2f(a)
+        v_s_log_f32 | f:f | r = log2f(a)
+        v_s_rcp_f32 | f:f | r = 1.0f / a
+        v_s_rsq_f32 | f:f | r = 1.0f / sqrtf(a)
+        v_s_sqrt_f32 | f:f | r = sqrtf(a)
         s_ceil_f32 | f:f | r = ceilf(a)
         s_floor_f32 | f:f | r = floorf(a)
         s_trunc_f32 | f:f | r = truncf(a)

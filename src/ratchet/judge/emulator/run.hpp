@@ -11,7 +11,10 @@ static void begin(Wave& w, const Launch& c, Machine& m, const u32* group, u32 wa
     u32 at = c.group_sgpr;
     for (int axis = 0; axis < 3; axis++) if (c.group_ids >> axis & 1) w.s[at++] = group[axis];
     if (c.kernarg_sgpr) { w.s[0] = w.s[1] = w.s[at] = 0; w.s[2] = ~0u; w.s[3] = SCRATCH_BUFFER; }  // and the wave's offset in it
-    if (c.group_in_trap_registers) { w.s[TTMP9] = group[0]; w.s[TTMP7] = group[1] | group[2] << 16; }
+    if (c.group_in_trap_registers) {
+        w.s[TTMP9] = group[0]; w.s[TTMP7] = group[1] | group[2] << 16;
+        w.s[TTMP8] = (POISON & ~(31u << 25)) | wave << 25;
+    }
     w.scratch.assign(u64(c.scratch_bytes) * LANES, 0xD5);
 }
 static void go(Wave& w, Launch& c, u64& left) {

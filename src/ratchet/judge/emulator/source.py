@@ -66,7 +66,7 @@ def written(lanes: int) -> str:
 
 
 def _function(one: MachineOperation) -> str:
-    if one.name.startswith("s_"):
+    if one.is_scalar:
         return _scalar(one)
     return _packed(one) if one.section == "VOP3P" else _vector(one)
 
