@@ -1,6 +1,6 @@
 """Run the Triton library's machine code in the emulator, and see which dropped barriers it reports.
 
-    python benchmarks/emulator.py [--targets gfx942,gfx950] [--entries NAME,...] [--barriers 40]
+    python benchmarks/emulator.py [--targets gfx942,gfx1100] [--entries NAME,...] [--barriers 40]
                                   [--seed 0]
 
 Every entry of the library runs on every case of tier `ci`, for each target, and its outputs are
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ from ratchet.kernels.problem import Case, Problem
 from ratchet.kernels.suites import find_problem
 
 WANTED_RACES = 0.95
+BARRIER = re.compile(r"^[ \t]+s_barrier(_signal|_wait)?\b", re.M)
+"""RDNA 4 has a barrier in two halves, which follow each other."""
 
 
 def wide(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -55,6 +58,25 @@ def answer(entry: Any, problem: Problem, case: Case) -> tuple[list[torch.Tensor]
         one for one in problem.check_outputs(case, inputs, got, own, oracle) if not one.passed
     ]
     return got, failed
+
+
+def barriers(text: str) -> list[list[int]]:
+    """Where the halves of each barrier begin, or the whole of it."""
+    found: list[list[int]] = []
+    for one in BARRIER.finditer(text):
+        if one[1] == "_wait":
+            found[-1].append(one.start())
+        else:
+            found.append([one.start()])
+    return found
+
+
+def without_barrier(text: str, which: int) -> str:
+    """The machine code with one barrier less."""
+    for at in reversed(barriers(text)[which]):
+        _, _, rest = text[at:].partition("\n")
+        text = f"{text[:at]}\ts_nop 0\n{rest}"
+    return text
 
 
 class Recorder:
@@ -84,9 +106,7 @@ class Recorder:
         def decoded(text: str) -> DecodedKernel:
             self.texts.add(text)
             if self.dropped is not None and self.dropped[0] == text:
-                places = [one.start() for one in re.finditer(r"^\s+s_barrier\b", text, re.M)]
-                at = places[self.dropped[1]]
-                text = text[:at] + text[at:].replace("s_barrier", "s_nop 0", 1)
+                text = without_barrier(text, self.dropped[1])
             return plain_decode(text)
 
         Emulator.run = run  # type: ignore[method-assign]
@@ -127,60 +147,77 @@ def differ(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
     )
 
 
-def drop_barriers(
-    recorder: Recorder, launchers: Launchers, entries: dict[str, Any], most: int, seed: int
-) -> Iterator[tuple[str, bool, bool]]:
-    """Each dropped barrier: the entry, whether it matters, and whether a race was reported."""
-    places = []
-    for name, entry in entries.items():
-        problem = find_problem(name).at("ci")
-        case = problem.cases[0]
-        recorder.texts.clear()
-        launchers.forget()
-        outcome(entry, problem, case)
-        for text in sorted(recorder.texts):
-            count = len(re.findall(r"^\s+s_barrier\b", text, re.M))
-            places += [(name, problem, case, text, at) for at in range(count)]
-    random.Random(seed).shuffle(places)
-    for name, problem, case, text, at in places[:most]:
-        launchers.forget()
-        right = outcome(entries[name], problem, case)
-        recorder.dropped = (text, at)
-        found = []
-        matters = False
-        for checked, backwards in ((True, False), (True, True), (False, False), (False, True)):
-            recorder.backwards, recorder.races_pass = backwards, not checked
-            launchers.forget()
-            got = outcome(entries[name], problem, case)
-            if checked:
-                found.append(isinstance(got, str) and "a race in LDS" in got)
-            else:
-                matters |= isinstance(got, str) or isinstance(right, str) or differ(got, right)
-        recorder.dropped, recorder.backwards, recorder.races_pass = None, False, False
-        yield name, matters, any(found)
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One barrier of one kernel."""
+
+    entry: str
+    text: str
+    at: int
 
 
-def measure(target: str, only: Sequence[str], barriers: int, seed: int) -> dict[str, Any]:
+def barrier_places(
+    recorder: Recorder, launchers: Launchers, name: str, entry: Any
+) -> Iterator[Place]:
+    """Each barrier of the kernels that an entry launches in its first case."""
+    problem = find_problem(name).at("ci")
+    recorder.texts.clear()
+    launchers.forget()
+    outcome(entry, problem, problem.cases[0])
+    for text in sorted(recorder.texts):
+        yield from (Place(name, text, at) for at in range(len(barriers(text))))
+
+
+def drop(
+    recorder: Recorder, launchers: Launchers, place: Place, entry: Any
+) -> tuple[str, bool, bool]:
+    """The entry of a dropped barrier, whether it matters, and whether a race was reported."""
+    problem = find_problem(place.entry).at("ci")
+    case = problem.cases[0]
+    launchers.forget()
+    right = outcome(entry, problem, case)
+    recorder.dropped = (place.text, place.at)
+    found = []
+    matters = False
+    for checked, backwards in ((True, False), (True, True), (False, False), (False, True)):
+        recorder.backwards, recorder.races_pass = backwards, not checked
+        launchers.forget()
+        got = outcome(entry, problem, case)
+        if checked:
+            found.append(isinstance(got, str) and "a race in LDS" in got)
+        else:
+            matters |= isinstance(got, str) or isinstance(right, str) or differ(got, right)
+    recorder.dropped, recorder.backwards, recorder.races_pass = None, False, False
+    return place.entry, matters, any(found)
+
+
+def loaded(library: str, target: str, machine: str) -> dict[str, Any]:
+    """A library's module; what it asks tensors' addresses of is known until the next is loaded."""
+    source = source_path(library).read_text()
+    return loading.load_emulated(source, ENTRIES[library][0], target, machine).__globals__
+
+
+def measure(target: str, only: Sequence[str], most: int, seed: int) -> dict[str, Any]:
     """One target's figures, in a process of its own: the driver changes Triton."""
     torch.set_num_threads(1)
     began = time.process_time()
-    machine = str(compiled_machine())
+    machine = str(compiled_machine(target))
     recorder, launchers = Recorder(), Launchers()
     recorder.install()
-    entries, wrong, cases = {}, [], 0
+    wrong, cases, places = [], 0, []
     for library, names in ENTRIES.items():
-        source = source_path(library).read_text()
-        module = loading.load_emulated(source, names[0], target, machine).__globals__
-        entries |= {name: module[name] for name in names if not only or name in only}
-    for name, entry in entries.items():
-        problem = find_problem(name).at("ci")
-        for case in problem.cases:
-            cases += 1
-            try:
-                failed = answer(entry, problem, case)[1]
-            except KernelError as error:
-                failed = [error]
-            wrong += [f"{name} {case.name}: {failed[0]}"] if failed else []
+        module = loaded(library, target, machine)
+        for name in names:
+            if only and name not in only:
+                continue
+            problem = find_problem(name).at("ci")
+            for case in problem.cases:
+                cases += 1
+                try:
+                    failed = answer(module[name], problem, case)[1]
+                except KernelError as error:
+                    failed = [error]
+                wrong += [f"{name} {case.name}: {failed[0]}"] if failed else []
     found: dict[str, Any] = {
         "target": target,
         "cases": cases,
@@ -190,7 +227,17 @@ def measure(target: str, only: Sequence[str], barriers: int, seed: int) -> dict[
         "instructions": recorder.instructions,
         "lanes": recorder.lanes,
     }
-    rows = list(drop_barriers(recorder, launchers, entries, barriers, seed))
+    for library, names in ENTRIES.items() if most else ():
+        module = loaded(library, target, machine)
+        for name in names:
+            if not only or name in only:
+                places += barrier_places(recorder, launchers, name, module[name])
+    random.Random(seed).shuffle(places)
+    rows = []
+    for library, names in ENTRIES.items():
+        chosen = [place for place in places[:most] if place.entry in names]
+        module = loaded(library, target, machine) if chosen else {}
+        rows += [drop(recorder, launchers, place, module[place.entry]) for place in chosen]
     found["barriers"] = len(rows)
     found["races"] = sum(matters for _, matters, _ in rows)
     found["races_found"] = sum(matters and told for _, matters, told in rows)

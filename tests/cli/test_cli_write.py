@@ -36,7 +36,7 @@ def mistake(capsys: pytest.CaptureFixture[str]) -> functools.partial[str]:
         (("softmax", "--from", "gpt2-small"), "one of PROBLEM and --from WORKLOAD"),
         (("softmax", "--list"), "give --from WORKLOAD"),
         (("sofmax",), "softmax"),
-        (("softmax", "--target", "gfx90a"), "unknown target 'gfx90a': use one of gfx942, gfx950"),
+        (("softmax", "--target", "gfx1030"), "unknown target 'gfx1030': use one of gfx90a, gfx942"),
         (("softmax", "--target", "gfx942", "--language", "cpp"), "leave out --language cpp"),
         (("softmax", "--target", "gfx942", "--device", "cuda"), "leave out --device"),
         (("softmax", "--budget", "soon"), "'soon' is not a duration"),

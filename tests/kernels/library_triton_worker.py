@@ -132,7 +132,11 @@ def places(module: dict[str, Any]) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    everything, target, machine = sys.argv[1] == "all", sys.argv[2], str(compiled_machine())
+    everything, target, machine = (
+        sys.argv[1] == "all",
+        sys.argv[2],
+        str(compiled_machine(sys.argv[2])),
+    )
     in_fp32 = {one.name: one for lib in LIBRARY.values() for one in lib.problems(FP32)}
     for name, entries in ENTRIES.items():
         source = source_path(name).read_text()

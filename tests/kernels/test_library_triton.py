@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from ratchet.errors import RatchetError
+from ratchet.judge.options import EMULATED
 from ratchet.judge.sandbox import isolation
 from ratchet.judge.static_profile import inspection
 from ratchet.judge.trial.kernel_trial import KernelJudge
@@ -51,7 +52,7 @@ no_gpu = pytest.mark.skipif(
 )
 
 
-TARGETS = ("gfx942", "gfx950") if EVERYTHING else ("gfx942",)
+TARGETS = EMULATED if EVERYTHING else ("gfx942",)
 
 
 @pytest.fixture(scope="module", params=TARGETS)

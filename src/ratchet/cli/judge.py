@@ -115,8 +115,8 @@ def judge(
         str | None,
         typer.Option(
             metavar="GFX",
-            help="Judge a Triton KERNEL by the machine code of gfx942 or gfx950, emulated on the "
-            "CPU: correct at best, never timed.",
+            help="Judge a Triton KERNEL by the machine code of an AMD GPU such as gfx942, emulated "
+            "on the CPU: correct at best, never timed.",
         ),
     ] = None,
     fresh: Annotated[

@@ -113,7 +113,7 @@ def write(
         str | None,
         typer.Option(
             metavar="GFX",
-            help="Write Triton for an AMD GPU that is not here, gfx942 or gfx950: its machine code "
+            help="Write Triton for an AMD GPU that is not here, such as gfx942: its machine code "
             "is emulated, and its time estimated.",
         ),
     ] = None,

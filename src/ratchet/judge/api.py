@@ -56,9 +56,9 @@ def judge(
     `time_limit_s`, seconds or a text such as `5m`, is for reading a problem's file and judging
     together. `task` says whether the work must run in the kernel's own code, where it is not to be
     as the problem says. `device` is `cpu`, `cuda` or `cuda:N` (ROCm too): by default a kernel in
-    Triton takes a GPU where there is one, and every other the machine's cores. `target`, which
-    is `gfx942` or `gfx950`, judges a kernel in Triton by that GPU's machine code, emulated; nothing
-    is timed then.
+    Triton takes a GPU where there is one, and every other the machine's cores. `target`, an
+    AMD GPU such as `gfx942`, judges a kernel in Triton by that GPU's machine code, emulated;
+    nothing is timed then.
 
     Raises:
         RatchetError: a file that cannot be read or is not what it should be, an unknown name, a

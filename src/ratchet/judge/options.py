@@ -16,7 +16,7 @@ LANGUAGES: Final[tuple[Language, ...]] = ("cpp", "torch", "triton")
 """What can be judged at all."""
 WITH_TORCH: Final[tuple[Language, ...]] = ("torch", "triton")
 """Python's: their worker imports torch, and is the only one that can use a GPU."""
-EMULATED: Final = ("gfx942", "gfx950")
+EMULATED: Final = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 """Targets whose machine code the emulator executes."""
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 

@@ -27,7 +27,7 @@ class Terms:
     among: int = 1
     """Verdicts that share one chance of a false answer: see `KernelJudge.judge`."""
     target: str | None = None
-    """A GPU whose machine code is emulated: `gfx942` or `gfx950`."""
+    """A GPU whose machine code is emulated, such as `gfx942`."""
     profiled: tuple[str, ...] = TARGETS
     """AMD targets of the static profile of a kernel in Triton or HIP."""
 

@@ -1,4 +1,7 @@
-"""Small kernels in assembly: a lane loads three words, runs a few lines, stores v4 and v5."""
+"""Small kernels in assembly: a lane loads three words, runs a few lines, stores v4 and v5.
+
+A wave has 64 lanes on `gfx9` targets and 32 on the others.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +49,32 @@ amdhsa.kernels:
     .kernarg_segment_size: 16
     .name:           small
     .private_segment_fixed_size: {scratch}
-    .wavefront_size: 64
+    .wavefront_size: {wave}
 	.end_amdgpu_metadata
 """
 
 
+RDNA = {
+    "s_load_dwordx4": "s_load_b128",
+    "global_load_dword": "global_load_b32",
+    "global_store_dword": "global_store_b32",
+}
+RDNA4 = RDNA | {
+    "s_waitcnt lgkmcnt(0)": "s_wait_kmcnt 0x0",
+    "s_waitcnt vmcnt(0)": "s_wait_loadcnt 0x0",
+}
+MI200 = {
+    "s[0:1], 0x0": "s[4:5], 0x0",
+    "user_sgpr_count 2": "user_sgpr_count 6\n\t.amdhsa_user_sgpr_private_segment_buffer 1",
+}
+"""A buffer for scratch memory stands before the address of the arguments."""
+FRAMES = {"gfx90a": MI200, "gfx1100": RDNA, "gfx1201": RDNA4}
+"""What other targets have in place of the frame's lines."""
+
+
 @functools.cache
-def emulator() -> Emulator:
-    return Emulator(compiled_machine())
+def emulator(target: str) -> Emulator:
+    return Emulator(compiled_machine(target))
 
 
 def text_of(
@@ -63,7 +84,11 @@ def text_of(
         f"\t{line.strip()}" if line.strip()[-1:] != ":" else line.strip()
         for line in body.strip().splitlines()
     )
-    return TEXT.format(
+    frame = TEXT
+    for old, new in FRAMES.get(target, {}).items():
+        frame = frame.replace(old, new)
+    return frame.format(
+        wave=64 if target.startswith("gfx9") else 32,
         body=lines,
         target=target,
         lds=lds,
@@ -90,7 +115,7 @@ def run(
     source = (ctypes.c_uint32 * (3 * threads))(*words)
     target = (ctypes.c_uint32 * (2 * threads))()
     places = [ctypes.addressof(one) for one in (source, target)]
-    counts = emulator().run(
+    counts = emulator(kernel.target).run(
         kernel,
         grid=(1, 1, 1),
         threads=threads,

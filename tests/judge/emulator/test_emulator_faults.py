@@ -34,9 +34,23 @@ def test_what_is_not_known_is_named(body: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("v_mfma_f32_32x32x8_bf16", "gfx90a"),  # its own name has no underscore, and ends in _1k
+        ("v_mfma_f32_32x32x4bf16_1k", "gfx90a"),  # two blocks
+        ("v_mfma_f32_16x16x32_fp8_fp8", "gfx90a"),
+        ("v_mfma_f32_32x32x8bf16_1k", "gfx942"),
+    ],
+)
+def test_a_matrix_instruction_of_another_target_is_refused(name: str, target: str) -> None:
+    with pytest.raises(KernelError, match=f"{name} is not emulated for {target}"):
+        decode(text_of(f"{name} v[16:31], v[2:3], v[4:5], 0", target=target))
+
+
+@pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("amdhsa--gfx942", "amdhsa--gfx1100", "code for gfx1100 is not emulated"),
+        ("amdhsa--gfx942", "amdhsa--gfx1030", "code for gfx1030 is not emulated"),
         ("wavefront_size: 64", "wavefront_size: 32", "waves of 32 lanes are not emulated"),
         (".name:           small", ".label: small", "describes 0 kernels"),
         (".size:           8", ".sizes:          8", "arguments is damaged"),

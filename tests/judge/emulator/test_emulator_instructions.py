@@ -225,6 +225,17 @@ def test_scratch_belongs_to_each_lane() -> None:
     assert run(body, LANES, scratch=8)[0] == LANES
 
 
+def test_scratch_of_gfx90a_is_a_buffer() -> None:
+    """A scalar offset counts the bytes of all 64 lanes, so 256 of it are 4 of each."""
+    body = """s_movk_i32 s9, 0x100
+    buffer_store_dword v1, off, s[0:3], 0 offset:4
+    buffer_store_dword v2, off, s[0:3], s9 offset:4
+    buffer_load_dword v4, off, s[0:3], 0 offset:4
+    buffer_load_dword v5, off, s[0:3], 0 offset:8"""
+    found, other, _ = run(body, LANES, LANES[::-1], target="gfx90a", scratch=12)
+    assert (found, other) == (LANES, LANES[::-1])
+
+
 def test_a_buffer_drops_what_lies_beyond_its_records() -> None:
     body = """s_mov_b32 s8, s4
     s_mov_b32 s9, s5
@@ -256,11 +267,16 @@ def test_counts_are_those_of_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "inner", "target", "per_lane"),
-    [(32, 8, "gfx942", 4), (16, 16, "gfx942", 4)],
+    ("name", "size", "target"),
+    [
+        ("v_mfma_f32_32x32x8_bf16", 32, "gfx942"),
+        ("v_mfma_f32_16x16x16_bf16", 16, "gfx942"),
+        ("v_mfma_f32_32x32x8bf16_1k", 32, "gfx90a"),
+        ("v_mfma_f32_16x16x16bf16_1k", 16, "gfx90a"),
+    ],
 )
 def test_a_matrix_product_places_rows_and_columns_as_the_manual(
-    size: int, inner: int, target: str, per_lane: int
+    name: str, size: int, target: str
 ) -> None:
     """A[i][k] = 1 where i = 5 and k = 2, B[k][j] = j + 1 in bf16: row 5 of the product is j + 1.
 
@@ -275,7 +291,7 @@ def test_a_matrix_product_places_rows_and_columns_as_the_manual(
     v_mov_b32_e32 v7, v1
     v_mov_b32_e32 v8, 0
     v_mov_b32_e32 v9, v2
-    v_mfma_f32_{size}x{size}x{inner}_bf16 v[16:{15 + registers}], v[6:7], v[8:9], 0
+    {name} v[16:{15 + registers}], v[6:7], v[8:9], 0
     v_mov_b32_e32 v4, v17
     v_mov_b32_e32 v5, v16"""
     found, other, _ = run(body, a, b, target=target)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from ratchet.judge.emulator import source
+from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
 
@@ -24,9 +25,8 @@ FLAGS: Final = (
 """A product and a sum must stay two roundings: the GPU's instruction says when they are one."""
 
 
-def compiled_machine() -> Path:
-    """The library of the machine; CompilerMissing where it cannot be compiled."""
-    kernel = Kernel(
-        name="emulator", language="cpp", source=source.written(), entry="ratchet_emulate"
-    )
+def compiled_machine(target: str) -> Path:
+    """The machine's library for a target's waves; CompilerMissing where it cannot be compiled."""
+    text = source.written(ARCHITECTURES[target].wavefront_size)
+    kernel = Kernel(name="emulator", language="cpp", source=text, entry="ratchet_emulate")
     return cpp.compile_kernel(kernel, flags=FLAGS, timeout_s=TIMEOUT_S)

@@ -12,18 +12,19 @@ from dataclasses import dataclass
 from typing import Final
 
 from ratchet.errors import KernelError
-from ratchet.judge.emulator import forms, source
+from ratchet.judge.emulator import forms, renames, source
 from ratchet.judge.emulator.operands import (
+    DROPPED,
     NO_OPERAND,
     MachineOperand,
     parse_operand,
     registers_of,
 )
 from ratchet.judge.emulator.operations import NOTHING, MachineOperation
+from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 
-TARGETS: Final = ("gfx942", "gfx950")
+TARGETS: Final = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 MAX_TEXT_BYTES: Final = 8 << 20
-WAVE: Final = 64
 RECORD: Final = struct.Struct("<HHi" + 6 * "BBHII" + "8i")
 SUFFIX: Final = re.compile(r"_(e32|e64|dpp|sdwa|e64_dpp)$")
 LABEL: Final = re.compile(r"^([A-Za-z_.$][\w.$]*):")
@@ -31,7 +32,8 @@ LINE: Final = re.compile(r"^\s+([a-z][a-z0-9_]*)(?:\s+(.*?))?\s*$")
 LOCATION: Final = re.compile(r"^\s+\.loc\s+(\d+)\s+(\d+)")
 FILE: Final = re.compile(r'^\s+\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]*)"')
 BRANCH: Final = re.compile(r"^s_c?branch")
-WIDE: Final = "UIDmv"
+WIDE: Final = "UID"
+DUAL: Final = re.compile(r"\s*::\s*(v_dual_\w+)\s+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +52,8 @@ class DecodedKernel:
 
     name: str
     target: str
+    lanes: int
+    """Of a wave."""
     code: bytes
     mnemonics: tuple[str, ...]
     """Of each record, for counts."""
@@ -70,6 +74,8 @@ class DecodedKernel:
 @dataclass(frozen=True, slots=True)
 class _AssemblyLine:
     mnemonic: str
+    name: str
+    """As the tables have it: without its encoding, and RDNA's by CDNA's name."""
     rest: str
     place: str
 
@@ -83,17 +89,24 @@ def decode(text: str) -> DecodedKernel:
         raise KernelError("the code is not for an AMD GPU: only AMD's code is emulated")
     if target[1] not in TARGETS:
         raise KernelError(f"code for {target[1]} is not emulated: use {' or '.join(TARGETS)}")
-    metadata = _metadata(text)
-    lines, labels = _lines(text, metadata.name)
+    lanes = ARCHITECTURES[target[1]].wavefront_size
+    metadata = _metadata(text, lanes)
+    lines, labels = _lines(text, metadata.name, lanes)
     records = []
-    used = 0
-    for number, line in enumerate(lines):
+    used, signalled = 0, False
+    for line in lines:
         try:
-            record = _record(line, labels, number, target[1])
+            record = _record(line, labels, target[1], lanes)
         except KernelError as error:
             shown = f"{line.mnemonic} {line.rest}".strip()
             raise KernelError(f"{error} (in `{shown[:120]}`)") from error
         records.append(record.packed())
+        signalled = line.name == "s_barrier_signal" or signalled
+        signalled = signalled and line.name != "s_barrier_wait"
+        if signalled and line.name.startswith("ds_"):
+            raise KernelError(
+                f"{line.mnemonic} between a barrier's signal and its wait is not emulated"
+            )
         for one in record.operands:
             if one.kind == "vector":
                 first = one.number // 32
@@ -102,13 +115,14 @@ def decode(text: str) -> DecodedKernel:
     return DecodedKernel(
         name=metadata.name,
         target=target[1],
+        lanes=lanes,
         code=b"".join(records),
         mnemonics=tuple(line.mnemonic for line in lines),
         places=tuple(line.place for line in lines),
         arguments=metadata.arguments,
         argument_bytes=metadata.numbers.get("kernarg_segment_size", 0),
         lds_bytes=metadata.numbers.get("group_segment_fixed_size", 0),
-        lds_unit=min([4, *(forms.lds_access_bytes(line.mnemonic) for line in lines)]),
+        lds_unit=min([4, *(forms.lds_access_bytes(line.name) for line in lines)]),
         scratch_bytes=metadata.numbers.get("private_segment_fixed_size", 0),
         directives={
             key: int(value)
@@ -118,7 +132,7 @@ def decode(text: str) -> DecodedKernel:
     )
 
 
-def _lines(text: str, kernel: str) -> tuple[list[_AssemblyLine], dict[str, int]]:
+def _lines(text: str, kernel: str, lanes: int) -> tuple[list[_AssemblyLine], dict[str, int]]:
     """The instructions of the kernel's function in order, and where its labels stand."""
     found: list[_AssemblyLine] = []
     labels: dict[str, int] = {}
@@ -139,10 +153,22 @@ def _lines(text: str, kernel: str) -> tuple[list[_AssemblyLine], dict[str, int]]
         elif line.lstrip().startswith(".section"):
             inside = False
         elif instruction := LINE.match(line):
-            found.append(_AssemblyLine(instruction[1], instruction[2] or "", place))
+            for whole in _instructions(f"{instruction[1]} {instruction[2] or ''}"):
+                mnemonic, _, rest = whole.partition(" ")
+                name = SUFFIX.sub("", mnemonic)
+                name = renames.cdna_name(name) if lanes == 32 else name
+                found.append(_AssemblyLine(mnemonic, name, rest, place))
     if not found:
         raise KernelError(f"the assembly has no instructions of the kernel {kernel!r:.80}")
     return found, labels
+
+
+def _instructions(line: str) -> tuple[str, ...]:
+    """The line, or the two operations of one that issues both at once."""
+    found = DUAL.search(line)
+    if found is None:
+        return (line,)
+    return renames.in_order(line[: found.start()], f"{found[1]} {line[found.end() :]}")
 
 
 @dataclass(slots=True)
@@ -162,26 +188,30 @@ class _MachineRecord:
 
 
 def _record(
-    line: _AssemblyLine, labels: Mapping[str, int], number: int, target: str
+    line: _AssemblyLine, labels: Mapping[str, int], target: str, lanes: int
 ) -> _MachineRecord:
-    name = SUFFIX.sub("", line.mnemonic)
+    name = line.name
     operations = source.numbers()
-    if name in NOTHING:
+    if name in NOTHING or (name == "s_sendmsg" and "DEALLOC_VGPRS" in line.rest):
         return _MachineRecord(operations["nothing"], [], [])
     if BRANCH.match(name) and name in operations:
         if line.rest not in labels:
             raise KernelError(f"the branch's label {line.rest!r:.60} is not known")
         return _MachineRecord(operations[name], [], [labels[line.rest]])
     texts, modifiers = split_operands(line.rest)
+    if lanes == 32 and name.startswith("v_cmpx_"):
+        texts.insert(0, "exec_lo")
+    if line.mnemonic.startswith("v_dual_cndmask_") and len(texts) == 3:
+        texts.append("vcc_lo")
     form = forms.special(name, texts, modifiers, target)
     if form is not None:
         return _MachineRecord(operations[form.operation], form.operands, form.aux, form.flags)
     operation = source.table().get(name)
     if operation is None:
         raise KernelError(f"the instruction {line.mnemonic} is not emulated")
-    if name.startswith("s_"):
+    if operation.is_scalar:
         return _scalar(operation, texts, modifiers, operations[name])
-    return _vector(operation, line.mnemonic, texts, modifiers, operations[name])
+    return _vector(operation, line.mnemonic, texts, modifiers, operations[name], lanes)
 
 
 def split_operands(rest: str) -> tuple[list[str], dict[str, str]]:
@@ -201,17 +231,20 @@ def split_operands(rest: str) -> tuple[list[str], dict[str, str]]:
     return [*parts, *words[:1]], modifiers
 
 
-def _fitting(operation: MachineOperation, texts: Sequence[str]) -> list[MachineOperand]:
+def _fitting(operation: MachineOperation, texts: Sequence[str], lanes: int) -> list[MachineOperand]:
     kinds = operation.results + operation.sources.replace("q", "").replace("v", "")
     if len(texts) != len(kinds):
         raise KernelError(f"{operation.name} has {len(texts)} operands and not {len(kinds)}")
     found = [parse_operand(text, kind) for text, kind in zip(texts, kinds, strict=True)]
-    for one, kind, text in zip(found, kinds, texts, strict=True):
-        wanted = 2 if kind in WIDE else 1
+    for index, (kind, text) in enumerate(zip(kinds, texts, strict=True)):
+        wanted = 2 if kind in WIDE or (kind == "m" and lanes == 64) else 1
+        if text == "null" and index < len(operation.results):
+            found[index] = MachineOperand("scalar", DROPPED, wanted)
+        one = found[index]
         if one.kind in ("vector", "scalar") and one.registers != wanted:
             raise KernelError(f"the operand {text} has not {wanted} registers")
     for one, kind, text in zip(found, operation.results, texts, strict=False):
-        is_scalar = kind == "m" or operation.name.startswith("s_")
+        is_scalar = kind == "m" or operation.is_scalar
         if one.kind != ("scalar" if is_scalar else "vector") or one.modifiers:
             raise KernelError(f"the operand {text} cannot be written")
     return found
@@ -222,7 +255,7 @@ def _scalar(
 ) -> _MachineRecord:
     if modifiers:
         raise KernelError(f"the modifier {next(iter(modifiers))} is not emulated here")
-    found = _fitting(operation, texts)
+    found = _fitting(operation, texts, 0)
     if any(one.kind == "vector" or one.modifiers for one in found):
         raise KernelError("a scalar instruction cannot read a vector register")
     return _MachineRecord(number, found, [])
@@ -234,11 +267,12 @@ def _vector(
     texts: Sequence[str],
     modifiers: Mapping[str, str],
     number: int,
+    lanes: int,
 ) -> _MachineRecord:
     if operation.section == "VOP3P":
         return _packed(operation, texts, modifiers, number)
-    found = _fitting(operation, texts)
-    aux, flags = forms.vector_modifiers(modifiers, len(operation.sources))
+    found = _fitting(operation, texts, lanes)
+    aux, flags = forms.vector_modifiers(modifiers, len(operation.sources), lanes)
     kinds = operation.results + operation.sources
     if flags & forms.OUTPUT and operation.results != "f":
         raise KernelError("clamp and output factors are emulated for f32 only")
@@ -281,7 +315,7 @@ class _KernelMetadata:
     numbers: Mapping[str, int]
 
 
-def _metadata(text: str) -> _KernelMetadata:
+def _metadata(text: str, lanes: int) -> _KernelMetadata:
     """The kernel of the block `.amdgpu_metadata`."""
     _, _, rest = text.partition(".amdgpu_metadata")
     block, _, _ = rest.partition(".end_amdgpu_metadata")
@@ -299,7 +333,7 @@ def _metadata(text: str) -> _KernelMetadata:
             names += found[1] == "name"
     if names != 1:
         raise KernelError(f"the assembly describes {names} kernels, and one is emulated at a time")
-    if own.get("wavefront_size") != str(WAVE):
+    if own.get("wavefront_size") != str(lanes):
         raise KernelError(f"waves of {own.get('wavefront_size')} lanes are not emulated")
     try:
         listed = tuple(

@@ -4,14 +4,19 @@ For each unit of the device, its work over its rate on paper, as if it never wai
 
     memory   lines of 64 bytes that were touched, each moved once, over the memory's bandwidth
     matrix   cycles of the matrix instructions over the SIMDs that have a wave and the clock
-    vector   4 cycles for each other vector instruction of a wave, likewise
+    vector   4 cycles (RDNA: 1) for each other vector instruction of a wave, likewise
     LDS      bytes and bank conflicts over 128 bytes a cycle in each compute unit that has a program
+             (RDNA: in both compute units of the work-group processor that has one)
 
 The bound is the largest. It leaves out latency, stalls, caches, launches and clocks under load.
 
 Sources: a SIMD has 16 lanes, so a wave of 64 takes 4 cycles (catalogue: 128 FP32 operations without
 packing per cycle and compute unit, 4 SIMDs); the LDS has 32 banks of 4 bytes a cycle ("AMD Instinct
 MI300 Instruction Set Architecture", chapter "Data Share Operations"); `mfma.csv` has the cycles.
+RDNA: a SIMD has 32 lanes, so a wave of 32 takes a cycle, and the two operations of one `v_dual`
+share it (catalogue: RX 7900 XTX, 61.4 TFLOP/s in FP32 at the "dual-issue rate"); the LDS of a
+work-group processor has two sets of 32 banks ("RDNA3 Instruction Set Architecture", chapter "Data
+Share Operations").
 """
 
 from __future__ import annotations
@@ -24,11 +29,16 @@ import msgspec
 from ratchet.devices import catalogue, matrix
 from ratchet.devices.catalogue import CatalogueDevice
 from ratchet.judge.verdict import EmulatedBound, EmulatedCase, EmulatedKernel
+from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 
-CYCLES: Final = 4
+CYCLES: Final = {"cdna": 4, "rdna": 1}
+UNITS_PER_PROGRAM: Final = {"cdna": 1, "rdna": 2}
+"""Compute units whose LDS one program can use."""
 LDS_BYTES_PER_CYCLE: Final = 128
 MOST_KERNELS: Final = 100
-MATRIX: Final = ("v_mfma_", "v_smfmac_")
+MATRIX: Final = ("v_mfma_", "v_smfmac_", "v_wmma_", "v_swmmac_")
+DUAL: Final = "v_dual_"
+"""Each of the two operations of one instruction is counted under its own name."""
 
 
 class _Told(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,18 +56,20 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     lds_conflicts: int
 
 
-def read_told(told: Any) -> list[EmulatedKernel]:
-    """Read the counts of a call; ValueError if they are nonsense."""
+def read_told(told: Any, target: str) -> list[EmulatedKernel]:
+    """Read the counts of a call on a target; ValueError if they are nonsense."""
     if not isinstance(told, Mapping) or len(told) > MOST_KERNELS:
         raise ValueError("no counts of emulated kernels")
     found = msgspec.convert(told, dict[str, _Told])
     if any(min(one.launches, one.programs, one.waves) < 1 for one in found.values()):
         raise ValueError("a kernel without a program")
-    return [_kernel(name[:100], one) for name, one in found.items()]
+    lanes = ARCHITECTURES[target].wavefront_size
+    return [_kernel(name[:100], one, lanes) for name, one in found.items()]
 
 
-def _kernel(name: str, told: _Told) -> EmulatedKernel:
+def _kernel(name: str, told: _Told, lanes: int) -> EmulatedKernel:
     mixed = told.by_mnemonic
+    dual = sum(count for key, count in mixed.items() if key.startswith(DUAL)) // 2
     vector = sum(count for key, count in mixed.items() if key.startswith("v_"))
     products = {key: count for key, count in mixed.items() if key.startswith(MATRIX)}
     return EmulatedKernel(
@@ -65,11 +77,11 @@ def _kernel(name: str, told: _Told) -> EmulatedKernel:
         launches=told.launches,
         programs=told.programs,
         waves=told.waves,
-        instructions=sum(mixed.values()),
-        vector_instructions=vector - sum(products.values()),
+        instructions=sum(mixed.values()) - dual,
+        vector_instructions=vector - dual - sum(products.values()),
         scalar_instructions=sum(count for key, count in mixed.items() if key.startswith("s_")),
         matrix_instructions=products,
-        lanes_off=1 - told.lanes / max(1, 64 * sum(mixed.values())),
+        lanes_off=1 - told.lanes / max(1, lanes * sum(mixed.values())),
         accessed_bytes=told.bytes,
         touched_bytes=told.touched_bytes,
         lines_64=told.lines_64,
@@ -99,16 +111,18 @@ def _bound(
         return None
     units /= device.logical_devices
     clock = clock_ghz * 1e9
+    family = "cdna" if target.startswith("gfx9") else "rdna"
     rows = []
     for one in kernels:
-        simds = min(one.waves / one.launches, units * matrix.SIMDS_PER_CU["cdna"])
+        simds = min(one.waves / one.launches, units * matrix.SIMDS_PER_CU[family])
+        programs = one.programs / one.launches
         shared_cycles = one.lds_bytes / LDS_BYTES_PER_CYCLE + one.lds_conflicts
         rows.append(
             (
                 one.touched_bytes / bandwidth,
                 _matrix_cycles(one, target) / simds / clock,
-                CYCLES * one.vector_instructions / simds / clock,
-                shared_cycles / min(one.programs / one.launches, units) / clock,
+                CYCLES[family] * one.vector_instructions / simds / clock,
+                shared_cycles / min(programs * UNITS_PER_PROGRAM[family], units) / clock,
             )
         )
     memory, products, vector, shared = (sum(column) for column in zip(*rows, strict=True))

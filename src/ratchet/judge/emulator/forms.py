@@ -12,27 +12,38 @@ from ratchet.judge.emulator.operands import NO_OPERAND, MachineOperand, parse_op
 
 DPP, SDWA, OUTPUT, HALVES, RETURNS, OFFEN, TO_LDS = 1, 2, 4, 8, 16, 32, 64
 """Flags of a record, as in machine.hpp."""
-CACHE_HINTS: Final = frozenset(("glc", "slc", "dlc", "nt", "sc0", "sc1"))
+CACHE_HINTS: Final = frozenset(("glc", "slc", "dlc", "nt", "sc0", "sc1", "th", "scope"))
 SELECTIONS: Final = {
     "BYTE_0": 0, "BYTE_1": 1, "BYTE_2": 2, "BYTE_3": 3, "WORD_0": 4, "WORD_1": 5, "DWORD": 6,
 }  # fmt: skip
 UNUSED: Final = {"UNUSED_PAD": 0, "UNUSED_SEXT": 1, "UNUSED_PRESERVE": 2}
 LANES: Final = {
     "row_shl": 0x100, "row_shr": 0x110, "row_ror": 0x120, "row_newbcast": 0x150,
+    "row_share": 0x150, "row_xmask": 0x160,
     "wave_shl": 0x12F, "wave_rol": 0x133, "wave_shr": 0x137, "wave_ror": 0x13B,
 }  # fmt: skip
 """Movements with a number, which is added."""
 WHOLE_LANES: Final = {"row_mirror": 0x140, "row_half_mirror": 0x141}
 BROADCASTS: Final = {"15": 0x142, "31": 0x143}
+CDNA_ONLY: Final = (
+    "row_newbcast", "row_bcast", "wave_shl", "wave_rol", "wave_shr", "wave_ror", "src0_sel",
+    "src1_sel", "dst_sel", "dst_unused",
+)  # fmt: skip
+RDNA_ONLY: Final = ("row_share", "row_xmask", "dpp8", "fi")
 LOADS: Final = {
     "ubyte": (1, 0), "sbyte": (1, 1), "ushort": (2, 0), "sshort": (2, 1), "dword": (4, 0),
     "dwordx2": (8, 0), "dwordx3": (12, 0), "dwordx4": (16, 0), "short_d16": (2, 2),
     "short_d16_hi": (2, 3), "ubyte_d16": (1, 2), "ubyte_d16_hi": (1, 3),
+    "u8": (1, 0), "i8": (1, 1), "u16": (2, 0), "i16": (2, 1), "b32": (4, 0), "b64": (8, 0),
+    "b96": (12, 0), "b128": (16, 0), "d16_b16": (2, 2), "d16_hi_b16": (2, 3), "d16_u8": (1, 2),
+    "d16_hi_u8": (1, 3),
 }  # fmt: skip
 """Bytes, and how they reach the register: as they are, with their sign, as its low or high half."""
 STORES: Final = {
     "byte": (1, 0), "short": (2, 0), "dword": (4, 0), "dwordx2": (8, 0), "dwordx3": (12, 0),
     "dwordx4": (16, 0), "byte_d16_hi": (1, 3), "short_d16_hi": (2, 3),
+    "b8": (1, 0), "b16": (2, 0), "b32": (4, 0), "b64": (8, 0), "b96": (12, 0), "b128": (16, 0),
+    "d16_hi_b8": (1, 3), "d16_hi_b16": (2, 3),
 }  # fmt: skip
 LDS_READS: Final = {
     "u8": (1, 0), "i8": (1, 1), "u16": (2, 0), "i16": (2, 1), "b32": (4, 0), "b64": (8, 0),
@@ -51,11 +62,13 @@ ATOMICS: Final = {name: number for number, name in enumerate(_ATOMIC_NAMES.split
 LDS_ATOMICS: Final = {
     "add_u": "add", "sub_u": "sub", "inc_u": "inc", "dec_u": "dec", "min_i": "smin",
     "max_i": "smax", "min_u": "umin", "max_u": "umax", "and_b": "and", "or_b": "or",
-    "xor_b": "xor", "wrxchg_b": "swap", "cmpst_b": "cmpswap", "add_f": "add_f",
-    "min_f": "min_f", "max_f": "max_f", "pk_add_f": "pk_add_f", "pk_add_bf": "pk_add_bf",
+    "xor_b": "xor", "wrxchg_b": "swap", "cmpst_b": "cmpswap", "cmpstore_b": "cmpswap",
+    "add_f": "add_f", "min_f": "min_f", "max_f": "max_f", "pk_add_f": "pk_add_f",
+    "pk_add_bf": "pk_add_bf",
 }  # fmt: skip
 MFMA: Final = re.compile(
-    r"^v_mfma_(f32|i32)_(16x16|32x32)x(\d+)_(bf16|f16|f32|i8|fp8_fp8|fp8_bf8|bf8_fp8|bf8_bf8)$"
+    r"^v_mfma_(f32|i32)_(16x16|32x32)x(\d+)_?"
+    r"(bf16_1k|bf16|f16|f32|i8|fp8_fp8|fp8_bf8|bf8_fp8|bf8_bf8)$"
 )
 MFMA_STEPS: Final = {
     ("16", "bf16"): (16, 32), ("32", "bf16"): (8, 16), ("16", "f16"): (16, 32),
@@ -63,13 +76,25 @@ MFMA_STEPS: Final = {
     ("32", "i8"): (16, 32), ("16", "fp8"): (32,), ("32", "fp8"): (16,),
 }  # fmt: skip
 """The inner sizes of one-block products, by rows and type; the second ones are gfx950's."""
+MI200_STEPS: Final = {
+    ("16", "bf16_1k"): (16,), ("32", "bf16_1k"): (8,), ("16", "bf16"): (8,), ("32", "bf16"): (4,),
+    ("16", "f16"): (16,), ("32", "f16"): (8,), ("16", "f32"): (4,), ("32", "f32"): (2,),
+    ("16", "i8"): (16,), ("32", "i8"): (8,),
+}  # fmt: skip
+"""Those of gfx90a."""
+MFMA_RUN: Final = 4
+"""Rows of the result that follow one another in a lane's registers."""
 MFMA_TYPES: Final = {"bf16": 0, "f16": 1, "f32": 2, "i8": 3, "fp8": 4, "bf8": 5}
+WMMA: Final = re.compile(r"^v_wmma_f32_16x16x16_(bf16|f16|fp8_fp8|fp8_bf8|bf8_fp8|bf8_bf8)$")
+WMMA_LAYOUTS: Final = {"gfx1100": (2, 1), "gfx1201": (1, 8)}
+"""How many lanes hold a value of A or B, and rows of the result that follow one another."""
 OCP: Final = 2
 """Added to an 8-bit float's type where the target has the open compute formats."""
 LANE_FORMS: Final = {
     "v_readfirstlane_b32": 2, "v_readlane_b32": 3, "v_writelane_b32": 3, "v_swap_b32": 2,
     "v_permlane16_swap_b32": 2, "v_permlane32_swap_b32": 2, "s_endpgm": 0, "s_barrier": 0,
-    "s_trap": 1,
+    "s_trap": 1, "s_barrier_signal": 1, "s_barrier_wait": 1, "v_permlane16_b32": 4,
+    "v_permlanex16_b32": 4,
 }  # fmt: skip
 """Their operands are as in the text."""
 SCALAR_RESULTS: Final = ("v_readfirstlane_b32", "v_readlane_b32")
@@ -93,6 +118,8 @@ def special(
         return _lanes(name, texts, modifiers)
     if name.startswith("v_mfma_"):
         return _matrix(name, texts, modifiers, target)
+    if name.startswith("v_wmma_"):
+        return _wave_matrix(name, texts, modifiers, target)
     if name in ("v_pk_mov_b32", "v_fma_mix_f32", "v_fma_mixlo_f16", "v_fma_mixhi_f16"):
         return _mixed(name, texts, modifiers)
     if name.startswith(("s_load_", "s_buffer_load_")):
@@ -105,20 +132,24 @@ def special(
 
 
 def _lanes(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> MachineForm:
-    _only(modifiers, ())
+    crosses = name in ("v_permlane16_b32", "v_permlanex16_b32")
+    _only(modifiers, ("op_sel",) if crosses else ())
     if len(texts) != LANE_FORMS[name]:
         raise KernelError(f"{name} has {len(texts)} operands")
     operands = [parse_operand(text, "u") for text in texts]
     if any(one.modifiers for one in operands):
         raise KernelError("a sign is not emulated here")
-    if operands and name != "s_trap":
+    if name.startswith("s_barrier_") and texts != ["-1"]:
+        raise KernelError(f"the barrier {texts[0]} is not emulated")
+    if operands and not name.startswith("s_"):
         wanted = "scalar" if name in SCALAR_RESULTS else "vector"
         if operands[0].kind != wanted:
             raise KernelError(f"the operand {texts[0]} cannot be written")
         is_vector = name not in ("v_writelane_b32", "v_readfirstlane_b32")
         if is_vector and operands[1].kind != "vector":
             raise KernelError(f"the operand {texts[1]} is no vector register")
-    return MachineForm(name, operands)
+    chosen = _list(modifiers["op_sel"], 2) if "op_sel" in modifiers else [0, 0]
+    return MachineForm(name, operands, [chosen[0] | chosen[1] << 1])
 
 
 def _matrix(
@@ -129,26 +160,55 @@ def _matrix(
     if found is None:
         raise KernelError(f"the matrix instruction {name} is not emulated")
     size, inner, both = found[2][:2], int(found[3]), found[4]
-    first, _, second = both.partition("_")
-    kind = "fp8" if second else first
-    steps = MFMA_STEPS[size, kind]
+    first, _, second = both.removesuffix("_1k").partition("_")
+    kind = "fp8" if second else both
+    steps = (MI200_STEPS if target == "gfx90a" else MFMA_STEPS).get((size, kind), ())
     if inner not in steps or (inner != steps[0] and target != "gfx950"):
         raise KernelError(f"the matrix instruction {name} is not emulated for {target}")
     operands = [parse_operand(text, "u" if found[1] == "i32" else "f") for text in texts]
     if len(operands) != 4 or any(one.modifiers for one in operands):
         raise KernelError("the operands of a matrix instruction are not as expected")
     each = inner * int(size) // 64
-    element = {"bf16": 2, "f16": 2, "f32": 4}.get(kind, 1)
+    element = {"bf16": 2, "bf16_1k": 2, "f16": 2, "f32": 4}.get(kind, 1)
     registers = [int(size) ** 2 // 64, *[each * element // 4] * 2, int(size) ** 2 // 64]
+    _matrix_registers(operands, registers, texts)
+    shift = OCP if kind == "fp8" and target == "gfx950" else 0
+    types = [MFMA_TYPES[first] + shift, MFMA_TYPES[second or first] + shift]
+    numbers = [int(size), inner, *types, int(found[1] == "i32"), MFMA_RUN]
+    return MachineForm("mfma", operands, numbers)
+
+
+def _wave_matrix(
+    name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
+) -> MachineForm:
+    """RDNA's: sections "Wave Matrix Multiply Accumulate" of both manuals, for waves of 32."""
+    _only(modifiers, ())
+    found = WMMA.match(name)
+    layout = WMMA_LAYOUTS.get(target)
+    first, _, second = (found[1] if found else "").partition("_")
+    if found is None or layout is None or (second and target != "gfx1201"):
+        raise KernelError(f"the matrix instruction {name} is not emulated for {target}")
+    copies, run = layout
+    operands = [parse_operand(text, "f") for text in texts]
+    each = 8 * copies // (4 if second else 2)
+    registers = [8, each, each, 8]
+    if len(operands) != 4 or any(one.modifiers for one in operands):
+        raise KernelError("the operands of a matrix instruction are not as expected")
+    _matrix_registers(operands, registers, texts)
+    shift = OCP if second else 0
+    types = [MFMA_TYPES[first] + shift, MFMA_TYPES[second or first] + shift]
+    return MachineForm("mfma", operands, [16, 16, *types, 0, run, int(copies == 2)])
+
+
+def _matrix_registers(
+    operands: Sequence[MachineOperand], registers: Sequence[int], texts: Sequence[str]
+) -> None:
     for one, count, text in zip(operands, registers, texts, strict=True):
         if one.kind == "vector" and one.registers == count:
             continue
         if one is operands[3] and one.kind == "constant":
             continue
         raise KernelError(f"the operand {text} has not {count} vector registers")
-    shift = OCP if kind == "fp8" and target == "gfx950" else 0
-    types = [MFMA_TYPES[first] + shift, MFMA_TYPES[second or first] + shift]
-    return MachineForm("mfma", operands, [int(size), inner, *types, int(found[1] == "i32")])
 
 
 def _mixed(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> MachineForm:
@@ -175,10 +235,10 @@ def _mixed(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> Mac
 
 def _scalar_load(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> MachineForm:
     _only(modifiers, ("offset", *CACHE_HINTS))
-    found = re.match(r"^(s_load|s_buffer_load)_dword(?:x(\d+))?$", name)
+    found = re.match(r"^(s_load|s_buffer_load)_(?:dword(?:x(\d+))?|b(32|64|96|128|256|512))$", name)
     if found is None or len(texts) not in (2, 3):
         raise KernelError(f"the instruction {name} is not emulated")
-    count = int(found[2] or 1)
+    count = int(found[3]) // 32 if found[3] else int(found[2] or 1)
     result, base = (parse_operand(text, "u") for text in texts[:2])
     offset = parse_operand(texts[2], "u") if len(texts) == 3 else NO_OPERAND
     wanted = 2 if found[1] == "s_load" else 4
@@ -225,10 +285,10 @@ def _lds(
     return _lds_atomic(name, operands, offset)
 
 
-def lds_access_bytes(mnemonic: str) -> int:
+def lds_access_bytes(name: str) -> int:
     """The bytes that a lane reads or writes in LDS at once, if fewer than four; else four."""
     sizes = {"b8": 1, "u8": 1, "i8": 1, "b16": 2, "u16": 2, "i16": 2}
-    found = re.match(r"^ds_(?:read|write)_([bui]\d+)", mnemonic)
+    found = re.match(r"^ds_(?:read|write)_([bui]\d+)", name)
     return sizes.get(found[1], 4) if found else 4
 
 
@@ -241,6 +301,8 @@ def _lds_atomic(name: str, operands: list[MachineOperand], offset: int) -> Machi
         kind += found[4]
     size = 8 if found[4] == "64" else 4
     rest = operands[1:] if found[2] else operands
+    if found[1] == "cmpstore":  # RDNA: the new value stands before the one that is compared
+        rest = [rest[0], *rest[:0:-1]]
     if kind not in ATOMICS or len(rest) != (3 if kind == "cmpswap" else 2):
         return None
     result = operands[0] if found[2] else NO_OPERAND
@@ -296,11 +358,11 @@ def _atomic(
     flags: int,
     offset: int,
 ) -> MachineForm | None:
-    is_wide = kind.endswith("_x2") or kind.endswith("f64")
-    what = ATOMICS.get(kind.removesuffix("_x2"))
+    kind, is_wide = _atomic_kind(kind)
+    what = ATOMICS.get(kind)
     if what is None or name == "scratch":
         return None
-    returns = "sc0" in modifiers or "glc" in modifiers
+    returns = "sc0" in modifiers or "glc" in modifiers or "RETURN" in modifiers.get("th", "")
     if space == "buffer":
         data, *place = operands
         result = data if returns else NO_OPERAND
@@ -314,6 +376,14 @@ def _atomic(
     return MachineForm(f"{name}_atomic", [result, *place, data], aux, flags | (RETURNS * returns))
 
 
+def _atomic_kind(kind: str) -> tuple[str, bool]:
+    """The operation of a name's end, and whether it has 64 bits: `add_x2`, or RDNA's `add_u64`."""
+    if found := re.match(r"^([a-z]+)_([biu])(32|64)$", kind):
+        sign = found[2].replace("i", "s") if found[1] in ("min", "max") else ""
+        return sign + found[1], found[3] == "64"
+    return kind.removesuffix("_x2"), kind.endswith(("_x2", "f64"))
+
+
 def _sized(operands: list[MachineOperand], count: int, size: int) -> list[MachineOperand]:
     """The operands, if there are as many, and the first is as many registers as the bytes need."""
     if len(operands) != count:
@@ -323,8 +393,13 @@ def _sized(operands: list[MachineOperand], count: int, size: int) -> list[Machin
     return operands
 
 
-def vector_modifiers(modifiers: Mapping[str, str], sources: int) -> tuple[list[int], int]:
+def vector_modifiers(
+    modifiers: Mapping[str, str], sources: int, lanes: int
+) -> tuple[list[int], int]:
     """The numbers and flags of a vector instruction's modifiers."""
+    for key in CDNA_ONLY if lanes == 32 else RDNA_ONLY:
+        if key in modifiers:
+            raise KernelError(f"the modifier {key} is not emulated for waves of {lanes} lanes")
     aux, flags = [0] * 8, 0
     parts = {"src0_sel": 0, "src1_sel": 4, "dst_sel": 8}
     selected = 6 | 6 << 4 | 6 << 8
@@ -336,6 +411,12 @@ def vector_modifiers(modifiers: Mapping[str, str], sources: int) -> tuple[list[i
             aux[0], flags = WHOLE_LANES[key], flags | DPP
         elif key == "row_bcast" and value in BROADCASTS:
             aux[0], flags = BROADCASTS[value], flags | DPP
+        elif key == "dpp8":
+            places = _list(value, 8)
+            aux[0] = 1 << 24 | sum(place << 3 * index for index, place in enumerate(places))
+            zero, flags = zero | 1, flags | DPP
+        elif key == "fi" and value == "1":
+            zero |= 2
         elif key == "quad_perm":
             places = _list(value, 4)
             aux[0] = sum(place << 2 * index for index, place in enumerate(places))
@@ -343,7 +424,7 @@ def vector_modifiers(modifiers: Mapping[str, str], sources: int) -> tuple[list[i
         elif key in ("row_mask", "bank_mask"):
             rows, banks = (int(value, 0), banks) if key == "row_mask" else (rows, int(value, 0))
         elif key == "bound_ctrl":
-            zero = 1
+            zero |= 1
         elif key in parts and value in SELECTIONS:
             selected = selected & ~(15 << parts[key]) | SELECTIONS[value] << parts[key]
             flags |= SDWA
@@ -379,7 +460,7 @@ def selections(modifiers: Mapping[str, str], sources: int, *, high: int | None =
 
 def _list(text: str, count: int) -> list[int]:
     found = [int(one) for one in re.findall(r"\d+", text)]
-    if len(found) != count or max(found, default=0) > 3:
+    if len(found) != count or max(found, default=0) >= max(4, count):
         raise KernelError(f"the modifier's list {text} is not as long as expected")
     return found
 

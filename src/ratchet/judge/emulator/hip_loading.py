@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import ctypes
 import functools
+import math
 import mmap
 import os
 import re
@@ -30,6 +31,7 @@ from ratchet.kernels.abi import DTYPE_CODES, MAX_DIMENSIONS, RatchetTensor
 DONE: Final = 0
 CLOSED: Final = 0
 OPEN: Final = mmap.PROT_READ | mmap.PROT_WRITE
+MOST_THREADS: Final = 1024
 APART_BYTES: Final = 1 << 20
 """Nothing lies so close to a tensor: an access beside it is a fault, and not another's element."""
 MOST_BYTES: Final = 4 << 30
@@ -80,12 +82,16 @@ class HipLauncher(EmulatedLauncher):
     """One launch of the host code."""
 
     def __init__(
-        self, program: HipProgram, kernel: DecodedKernel, threads: int, shared_bytes: int
+        self,
+        program: HipProgram,
+        kernel: DecodedKernel,
+        block: tuple[int, int, int],
+        shared_bytes: int,
     ) -> None:
         self._driver: Any = program
         self._kernel = functools.cache(lambda: kernel)
         self._kinds = ["raw"] * len(kernel.arguments)
-        self._threads = threads
+        self._threads, self.sides = math.prod(block), block[:2]
         self._shared = kernel.lds_bytes + shared_bytes
         self._element_bytes = program.element_bytes
 
@@ -197,19 +203,17 @@ class HipProgram:
         return ask
 
     def _launch(self, name: bytes, sizes: Any, arguments: Any, shared_bytes: int) -> int:
-        x, y, z, *threads = sizes.contents
-        if threads[1:] != [1, 1]:
-            raise KernelError(
-                f"a block of {threads[0]} x {threads[1]} x {threads[2]} threads is not emulated: "
-                "launch blocks of one dimension"
-            )
+        *grid, wide, high, deep = sizes.contents
+        if not 1 <= wide * high * deep <= MOST_THREADS:
+            raise KernelError(f"a block of {wide} x {high} x {deep} threads cannot be launched")
         kernel = self._kernel(name.decode(errors="replace"))
         own = [one for one in kernel.arguments if not one.kind.startswith("hidden_")]
         values = [ctypes.string_at(arguments[at], one.size) for at, one in enumerate(own)]
         for block in self._blocks.values():
             block.protect(OPEN)
         try:
-            HipLauncher(self, kernel, threads[0], shared_bytes)(x, y, z, *[None] * 6, *values)
+            launch = HipLauncher(self, kernel, (wide, high, deep), shared_bytes)
+            launch(*grid, *[None] * 6, *values)
         finally:
             for block in self._blocks.values():
                 block.protect(CLOSED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +12,16 @@ from typing import Any, Final
 
 from ratchet.errors import KernelError
 from ratchet.judge.emulator.decode import DecodedKernel, KernelArgument
+from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 
 INSTRUCTION_LIMIT: Final = 2_000_000_000
 """Wave instructions of one launch."""
 MAX_PROGRAMS: Final = 1 << 24
-LDS_BYTES: Final = {"gfx942": 64 << 10, "gfx950": 160 << 10}
-"""What one workgroup may have (ROCm docs/reference/gpu-specs.rst)."""
 SLACK_BYTES: Final = 256
 """Behind the arguments: a preload reads whole blocks."""
+GROUP_IN_TRAP_REGISTERS: Final = ("gfx1201",)
+"""A workgroup's numbers stand in `ttmp7` and `ttmp9`, a wave's in bits 25 to 29 of `ttmp8` (LLVM's
+AMDGPUUsage, "Architected SGPRs")."""
 REFUSED: Final = ("dispatch_ptr", "queue_ptr", "dispatch_id", "private_segment_size")
 PACKS: Final = {"fp64": "<d", "fp32": "<f", "fp16": "<e", "f32": "<f", "f64": "<d", "f16": "<e"}
 ZERO_KINDS: Final = (
@@ -92,6 +95,7 @@ class _MachineLaunch(ctypes.Structure):
         ("preload_offset", ctypes.c_uint32),
         ("group_sgpr", ctypes.c_uint32),
         ("group_ids", ctypes.c_uint32),
+        ("group_in_trap_registers", ctypes.c_uint32),
         ("registers", ctypes.c_uint32),
         ("counts", ctypes.POINTER(ctypes.c_uint64)),
         ("lanes", ctypes.POINTER(ctypes.c_uint64)),
@@ -107,6 +111,7 @@ class _MachineLaunch(ctypes.Structure):
         ("backwards", ctypes.c_uint32),
         ("races_pass", ctypes.c_uint32),
         ("other", ctypes.c_uint64),
+        ("sides", ctypes.c_uint32 * 2),
     )
 
 
@@ -114,7 +119,9 @@ class Emulator:
     """The compiled machine."""
 
     def __init__(self, library: Path) -> None:
-        self._run = ctypes.CDLL(str(library)).ratchet_emulate
+        machine = ctypes.CDLL(str(library))
+        self._lanes = ctypes.c_int.in_dll(machine, "ratchet_lanes").value
+        self._run = machine.ratchet_emulate
         self._run.restype = ctypes.c_int
 
     def run(
@@ -129,14 +136,20 @@ class Emulator:
         limit: int = INSTRUCTION_LIMIT,
         backwards: bool = False,
         races_pass: bool = False,
+        sides: tuple[int, int] | None = None,
     ) -> LaunchCounts:
         """Execute every workgroup; KernelError with the source line of a fault.
 
         The waves of a workgroup run in turn from barrier to barrier, or `backwards`, the last
-        first: a right kernel does not care. With `races_pass`, races in LDS are no faults.
+        first: a right kernel does not care. With `races_pass`, races in LDS are no faults. `sides`
+        are a block's threads along x and y, where it has more than one dimension.
         """
+        if kernel.lanes != self._lanes:
+            raise ValueError(f"this emulator's waves have {self._lanes} lanes, not {kernel.lanes}")
         lds_bytes = check_launch(kernel, grid, threads, shared_bytes)
-        arguments = packed_arguments(kernel, values, grid, threads)
+        across = sides or (threads, 1)
+        block = (*across, threads // max(1, math.prod(across)))
+        arguments = packed_arguments(kernel, values, grid, block)
         buffer = ctypes.create_string_buffer(arguments + bytes(SLACK_BYTES))
         own = LaunchMemory(ctypes.addressof(buffer), len(arguments) + SLACK_BYTES)
         joined = _joined([*memories, own])
@@ -159,7 +172,7 @@ class Emulator:
             threads=threads,
             lds_bytes=lds_bytes,
             scratch_bytes=kernel.scratch_bytes,
-            kernarg_sgpr=0,
+            kernarg_sgpr=4 * user.get("user_sgpr_private_segment_buffer", 0),
             preload_sgprs=user.get("user_sgpr_kernarg_preload_length", 0),
             preload_offset=4 * user.get("user_sgpr_kernarg_preload_offset", 0),
             group_sgpr=user.get("user_sgpr_count", 2),
@@ -167,6 +180,7 @@ class Emulator:
                 user.get(f"system_sgpr_workgroup_id_{axis}", int(axis == "x")) << index
                 for index, axis in enumerate("xyz")
             ),
+            group_in_trap_registers=kernel.target in GROUP_IN_TRAP_REGISTERS,
             registers=kernel.register_mask,
             counts=counts,
             lanes=lanes,
@@ -174,6 +188,7 @@ class Emulator:
             lds_unit=kernel.lds_unit,
             backwards=backwards,
             races_pass=races_pass,
+            sides=across,
         )
         message = ctypes.create_string_buffer(256)
         where = ctypes.c_uint64(0)
@@ -208,23 +223,26 @@ def check_launch(
         if kernel.directives.get(f"user_sgpr_{name}"):
             raise KernelError(f"the kernel asks for {name}, which is not emulated")
     lds_bytes = max(kernel.lds_bytes, shared_bytes)
-    if lds_bytes > LDS_BYTES[kernel.target]:
+    most = ARCHITECTURES[kernel.target].lds_bytes_per_workgroup
+    if lds_bytes > most:
         raise KernelError(
-            f"the kernel asks for {lds_bytes} bytes of LDS: {kernel.target} has "
-            f"{LDS_BYTES[kernel.target]}"
+            f"the kernel asks for {lds_bytes} bytes of LDS: {kernel.target} has {most}"
         )
     return lds_bytes
 
 
 def packed_arguments(
-    kernel: DecodedKernel, values: Sequence[LaunchValue], grid: Sequence[int], threads: int
+    kernel: DecodedKernel,
+    values: Sequence[LaunchValue],
+    grid: Sequence[int],
+    block: Sequence[int],
 ) -> bytes:
     """The argument memory, hidden arguments among it, by the kernel's own description."""
     memory = bytearray(max(kernel.argument_bytes, 1))
     left = list(values)
     for one in kernel.arguments:
         if one.kind.startswith("hidden_"):
-            data = _hidden(one, grid, threads)
+            data = _hidden(one, grid, block)
         elif left:
             data = _packed(left.pop(0), one)
         else:
@@ -249,14 +267,14 @@ def _packed(given: LaunchValue, one: KernelArgument) -> bytes:
         raise KernelError(f"the argument {value!r:.40} does not fit the type {kind}") from error
 
 
-def _hidden(one: KernelArgument, grid: Sequence[int], threads: int) -> bytes:
+def _hidden(one: KernelArgument, grid: Sequence[int], block: Sequence[int]) -> bytes:
     known = {
         "hidden_block_count_x": grid[0],
         "hidden_block_count_y": grid[1],
         "hidden_block_count_z": grid[2],
-        "hidden_group_size_x": threads,
-        "hidden_group_size_y": 1,
-        "hidden_group_size_z": 1,
+        "hidden_group_size_x": block[0],
+        "hidden_group_size_y": block[1],
+        "hidden_group_size_z": block[2],
         "hidden_grid_dims": 3,
     }
     if one.kind not in known and one.kind not in ZERO_KINDS:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.errors import KernelError
-from ratchet.judge.emulator.decode import WAVE, DecodedKernel, decode
+from ratchet.judge.emulator.decode import DecodedKernel, decode
 from ratchet.judge.emulator.launch import Emulator, LaunchCounts, LaunchMemory, LaunchValue
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
@@ -128,6 +128,9 @@ class EmulatorDriver(FakeDriver):
 class EmulatedLauncher:
     """Called in place of a launch."""
 
+    sides: tuple[int, int] | None = None
+    """A block's threads along x and y, where it has more than one dimension."""
+
     def __init__(self, driver: EmulatorDriver, source: Any, metadata: Any) -> None:
         self._driver = driver
         self._kinds = [str(kind) for kind in source.signature.values()]
@@ -171,13 +174,14 @@ class EmulatedLauncher:
             grid=grid,
             threads=self._threads,
             shared_bytes=self._shared,
+            sides=self.sides,
             values=values,
             memories=memories,
         )
         return EmulatedLaunch(
             name=kernel.name,
             programs=math.prod(grid),
-            waves=math.prod(grid) * -(-self._threads // WAVE),
+            waves=math.prod(grid) * -(-self._threads // kernel.lanes),
             stored_elements=counts.stored_bytes // self._element_bytes,
             counts=counts,
         )

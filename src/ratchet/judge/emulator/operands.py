@@ -11,13 +11,17 @@ from ratchet.errors import KernelError
 
 NAMED: Final = {
     "vcc": (106, 2), "vcc_lo": (106, 1), "vcc_hi": (107, 1), "exec": (126, 2),
-    "exec_lo": (126, 1), "exec_hi": (127, 1), "m0": (124, 1),
+    "exec_lo": (126, 1), "exec_hi": (127, 1), "m0": (124, 1), "ttmp7": (115, 1), "ttmp8": (116, 1),
+    "ttmp9": (117, 1), "flat_scratch_lo": (102, 1), "flat_scratch_hi": (103, 1),
 }  # fmt: skip
 """Scalar registers with a name, and how many registers it means (section "Scalar ALU Operands")."""
 BITS: Final = {"scc": 0, "src_scc": 0, "vccz": 1, "src_vccz": 1, "execz": 2, "src_execz": 2}
 KINDS: Final = {"none": 0, "vector": 1, "scalar": 2, "constant": 3, "bit": 4}
 REGISTER: Final = re.compile(r"^([vas])(?:(\d+)|\[(\d+):(\d+)\])$")
-LIMITS: Final = {"v": 256, "a": 256, "s": 102}
+LIMITS: Final = {"v": 256, "a": 256, "s": 106}
+"""RDNA has 106 scalar registers; CDNA's compiler stops at 102."""
+DROPPED: Final = 118
+"""The scalar register behind a result that goes to `null`; nothing reads it."""
 ACCUMULATION: Final = 256
 """Accumulation registers stand behind the vector registers."""
 NEGATIVE, ABSOLUTE, SIGNED = 1, 2, 4
@@ -67,6 +71,8 @@ def parse_operand(text: str, kind: str) -> MachineOperand:
         return MachineOperand("bit", BITS[text], 0, modifiers)
     if text == "off":
         return NO_OPERAND
+    if text == "null":
+        return MachineOperand("constant")
     return MachineOperand("constant", 0, 0, modifiers, constant_bits(text, kind))
 
 

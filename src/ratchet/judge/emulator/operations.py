@@ -1,7 +1,8 @@
 """The table of operations: mnemonic, operand kinds, expression, and where the ISA manual has it.
 
 The manual is "AMD Instinct MI300 Instruction Set Architecture", chapter "Instructions"; a section
-here is one of its sections. gfx950's additions are in the CDNA 4 edition of the same chapter.
+here is one of its sections. gfx950's additions are in the CDNA 4 edition of the same chapter, those
+of RDNA in "RDNA3 Instruction Set Architecture" and "RDNA4 Instruction Set Architecture".
 
 A line is `mnemonic | results:sources | expression`. The kinds of operands:
 
@@ -32,6 +33,11 @@ class MachineOperation:
     expression: str
     section: str
 
+    @property
+    def is_scalar(self) -> bool:
+        """Whether its operands are scalar registers."""
+        return self.name.startswith(("s_", "v_s_"))
+
 
 VECTOR: Final = {
     "VOP1": """
@@ -45,6 +51,9 @@ VECTOR: Final = {
         v_ffbh_u32 | u:u | a ? u32(__builtin_clz(a)) : ~0u
         v_ffbl_b32 | u:u | a ? u32(__builtin_ctz(a)) : ~0u
         v_ffbh_i32 | u:u | leading_signs(a)
+        v_not_b16 | w:w | ~a
+        v_cvt_i32_i16 | i:x | a
+        v_cvt_u32_u16 | u:w | a
         v_cvt_f32_i32 | f:i | f32(a)
         v_cvt_f32_u32 | f:u | f32(a)
         v_cvt_i32_f32 | i:f | to_i32(a)
@@ -208,6 +217,17 @@ VECTOR: Final = {
         v_min3_u32 | u:uuu | least(least(a, b), c)
         v_max3_u32 | u:uuu | most(most(a, b), c)
         v_med3_u32 | u:uuu | most(least(a, b), least(most(a, b), c))
+        v_minmax_f32 | f:fff | larger(smaller(a, b), c)
+        v_maxmin_f32 | f:fff | smaller(larger(a, b), c)
+        v_minmax_i32 | i:iii | most(least(a, b), c)
+        v_maxmin_i32 | i:iii | least(most(a, b), c)
+        v_minmax_u32 | u:uuu | most(least(a, b), c)
+        v_maxmin_u32 | u:uuu | least(most(a, b), c)
+        v_and_b16 | w:ww | a & b
+        v_or_b16 | w:ww | a | b
+        v_xor_b16 | w:ww | a ^ b
+        v_cndmask_b16 | w:wwm | c ? b : a
+        v_dot2_f32_f16 | f:uuf | f32(f64(half(a)) * half(b) + f64(half(a >> 16)) * half(b >> 16) + c)
         v_bcnt_u32_b32 | u:uu | u32(__builtin_popcount(a)) + b
         v_mbcnt_lo_u32_b32 | u:uu | u32(__builtin_popcount(a & (l < 32 ? (1u << l) - 1 : ~0u))) + b
         v_mbcnt_hi_u32_b32 | u:uu | u32(__builtin_popcount(l < 32 ? 0 : a & ((1u << (l - 32)) - 1))) + b
@@ -270,8 +290,28 @@ SCALAR: Final = {
         s_sext_i32_i8 | i:u | r = i32(int8_t(a))
         s_sext_i32_i16 | i:u | r = i32(int16_t(a))
         s_abs_i32 | u:u | r = a >> 31 ? 0 - a : a; scc = r != 0
+        s_cvt_f32_i32 | f:i | r = f32(a)
+        s_cvt_f32_u32 | f:u | r = f32(a)
+        s_cvt_i32_f32 | i:f | r = to_i32(a)
+        s_cvt_u32_f32 | u:f | r = to_u32(a)
+        s_cvt_f16_f32 | h:f | r = a
+        s_cvt_f32_f16 | f:h | r = a
+        v_s_exp_f32 | f:f | r = exp2f(a)
+        v_s_log_f32 | f:f | r = log2f(a)
+        v_s_rcp_f32 | f:f | r = 1.0f / a
+        v_s_rsq_f32 | f:f | r = 1.0f / sqrtf(a)
+        v_s_sqrt_f32 | f:f | r = sqrtf(a)
+        s_ceil_f32 | f:f | r = ceilf(a)
+        s_floor_f32 | f:f | r = floorf(a)
+        s_trunc_f32 | f:f | r = truncf(a)
+        s_rndne_f32 | f:f | r = nearbyintf(a)
         s_bitset0_b32 | u:u | r = d & ~(1u << (a & 31))
         s_bitset1_b32 | u:u | r = d | 1u << (a & 31)
+        s_and_saveexec_b32 | u:u | r = u32(exec); exec = a & exec; scc = exec != 0
+        s_or_saveexec_b32 | u:u | r = u32(exec); exec = a | exec; scc = exec != 0
+        s_xor_saveexec_b32 | u:u | r = u32(exec); exec = a ^ exec; scc = exec != 0
+        s_andn2_saveexec_b32 | u:u | r = u32(exec); exec = a & ~exec; scc = exec != 0
+        s_orn2_saveexec_b32 | u:u | r = u32(exec); exec = a | u32(~exec); scc = exec != 0
         s_and_saveexec_b64 | U:U | r = exec; exec = a & exec; scc = exec != 0
         s_or_saveexec_b64 | U:U | r = exec; exec = a | exec; scc = exec != 0
         s_xor_saveexec_b64 | U:U | r = exec; exec = a ^ exec; scc = exec != 0
@@ -301,6 +341,9 @@ SCALAR: Final = {
         s_andn2_b64 | U:UU | r = a & ~b; scc = r != 0
         s_orn2_b32 | u:uu | r = a | ~b; scc = r != 0
         s_orn2_b64 | U:UU | r = a | ~b; scc = r != 0
+        s_nand_b32 | u:uu | r = ~(a & b); scc = r != 0
+        s_nor_b32 | u:uu | r = ~(a | b); scc = r != 0
+        s_xnor_b32 | u:uu | r = ~(a ^ b); scc = r != 0
         s_nand_b64 | U:UU | r = ~(a & b); scc = r != 0
         s_nor_b64 | U:UU | r = ~(a | b); scc = r != 0
         s_xnor_b64 | U:UU | r = ~(a ^ b); scc = r != 0
@@ -324,6 +367,18 @@ SCALAR: Final = {
         s_lshl2_add_u32 | u:uu | const u64 t = (u64(a) << 2) + b; r = u32(t); scc = t >> 32 != 0
         s_lshl3_add_u32 | u:uu | const u64 t = (u64(a) << 3) + b; r = u32(t); scc = t >> 32 != 0
         s_lshl4_add_u32 | u:uu | const u64 t = (u64(a) << 4) + b; r = u32(t); scc = t >> 32 != 0
+        s_add_nc_u64 | U:UU | r = a + b
+        s_sub_nc_u64 | U:UU | r = a - b
+        s_mul_u64 | U:UU | r = a * b
+        s_add_f32 | f:ff | r = a + b
+        s_sub_f32 | f:ff | r = a - b
+        s_mul_f32 | f:ff | r = a * b
+        s_min_f32 | f:ff | r = smaller(a, b)
+        s_max_f32 | f:ff | r = larger(a, b)
+        s_fmac_f32 | f:ff | r = fma_f32(a, b, d)
+        s_fmamk_f32 | f:fff | r = fma_f32(a, b, c)
+        s_fmaak_f32 | f:fff | r = fma_f32(a, b, c)
+        s_pack_hl_b32_b16 | u:uu | r = a >> 16 | b << 16
         s_pack_ll_b32_b16 | u:uu | r = (a & 0xffff) | b << 16
         s_pack_lh_b32_b16 | u:uu | r = (a & 0xffff) | (b & 0xffff0000)
         s_pack_hh_b32_b16 | u:uu | r = a >> 16 | (b & 0xffff0000)
@@ -384,7 +439,12 @@ INTEGER_COMPARISONS: Final = {
 }  # fmt: skip
 _WITHOUT_EFFECT: Final = (
     "s_nop s_waitcnt s_setprio s_sleep s_inst_prefetch s_icache_inv s_dcache_inv s_dcache_wb "
-    "buffer_wbl2 buffer_inv s_set_gpr_idx_off s_sethalt s_ttracedata "
+    "buffer_wbl2 buffer_inv buffer_invl2 buffer_wbinvl1 buffer_wbinvl1_vol s_set_gpr_idx_off s_sethalt "
+    "s_ttracedata v_nop s_delay_alu s_clause s_waitcnt_depctr s_waitcnt_vscnt s_waitcnt_vmcnt "
+    "s_waitcnt_expcnt s_waitcnt_lgkmcnt s_set_inst_prefetch_distance buffer_gl0_inv buffer_gl1_inv "
+    "s_wait_loadcnt s_wait_storecnt s_wait_samplecnt s_wait_bvhcnt s_wait_kmcnt s_wait_dscnt "
+    "s_wait_expcnt s_wait_loadcnt_dscnt s_wait_storecnt_dscnt s_wait_alu s_wait_idle global_inv "
+    "global_wb global_wbinv "
 )
 NOTHING: Final = frozenset(_WITHOUT_EFFECT.split())
 """Instructions that change no value: every access is done before the next instruction begins."""
@@ -400,7 +460,7 @@ def read(tables: dict[str, str]) -> Iterator[MachineOperation]:
 
 
 def comparisons() -> Iterator[MachineOperation]:
-    """Every `v_cmp` and `v_cmpx`: section VOPC."""
+    """Every `v_cmp` and `v_cmpx`, section VOPC, and those of scalar floats, section SOPC."""
     for ending, kind in TYPES.items():
         found = FLOAT_COMPARISONS if ending.startswith("f") else INTEGER_COMPARISONS
         for name, expression in found.items():
@@ -408,6 +468,8 @@ def comparisons() -> Iterator[MachineOperation]:
                 yield MachineOperation(
                     f"{prefix}_{name}_{ending}", "m", kind * 2, expression, "VOPC"
                 )
+    for name, expression in FLOAT_COMPARISONS.items():
+        yield MachineOperation(f"s_cmp_{name}_f32", "", "ff", f"scc = {expression}", "SOPC")
     for ending, kind in (("f32", "f"), ("f16", "h"), ("f64", "D")):
         form = f"{kind}{'w' if kind == 'h' else 'u'}"
         test = "class_of_half(a, b)" if kind == "h" else "class_of(a, b)"

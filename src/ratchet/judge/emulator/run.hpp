@@ -4,12 +4,20 @@ static void begin(Wave& w, const Launch& c, Machine& m, const u32* group, u32 wa
     std::fill(w.s, w.s + 128, POISON);
     w.scc = 0; w.pc = 0; w.ended = w.waits = false; w.m = &m; w.launch = const_cast<Launch*>(&c);
     u32 left = c.threads - wave * LANES;
-    w.set_pair(EXEC, left >= LANES ? ALL : (1ull << left) - 1);
-    for (int l = 0; l < LANES; l++) w.v[0][l] = wave * LANES + l;
+    w.set_mask(EXEC, left >= LANES ? ALL : (1ull << left) - 1);
+    for (u32 l = 0; l < LANES; l++) {  // x, y and z in 10 bits each (LLVM's AMDGPUUsage, "packed work-item IDs")
+        u32 at = wave * LANES + l, row = at / c.sides[0];
+        w.v[0][l] = at % c.sides[0] | row % c.sides[1] << 10 | row / c.sides[1] << 20;
+    }
     w.set_pair(c.kernarg_sgpr, c.kernarg);
     for (u32 i = 0; i < c.preload_sgprs; i++) memcpy(w.s + c.kernarg_sgpr + 2 + i, (const u8*)c.kernarg + c.preload_offset + 4 * i, 4);
     u32 at = c.group_sgpr;
     for (int axis = 0; axis < 3; axis++) if (c.group_ids >> axis & 1) w.s[at++] = group[axis];
+    if (c.kernarg_sgpr) { w.s[0] = w.s[1] = w.s[at] = 0; w.s[2] = ~0u; w.s[3] = SCRATCH_BUFFER; }  // and the wave's offset in it
+    if (c.group_in_trap_registers) {
+        w.s[TTMP9] = group[0]; w.s[TTMP7] = group[1] | group[2] << 16;
+        w.s[TTMP8] = (POISON & ~(31u << 25)) | wave << 25;
+    }
     w.scratch.assign(u64(c.scratch_bytes) * LANES, 0xD5);
 }
 static void go(Wave& w, Launch& c, u64& left) {
@@ -23,6 +31,7 @@ static void go(Wave& w, Launch& c, u64& left) {
         catch (const Fault& f) { w.pc--; throw; }
     }
 }
+extern "C" const int ratchet_lanes = LANES;
 // 0, or 1 with a message and the place of the instruction that failed
 extern "C" int ratchet_emulate(Launch* given, char* message, u64 room, u64* where) {
     Launch& c = *given; u32 waves = (c.threads + LANES - 1) / LANES; u64 left = c.limit;

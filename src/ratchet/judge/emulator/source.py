@@ -9,8 +9,9 @@ from typing import Final
 from ratchet.judge.emulator import operations
 from ratchet.judge.emulator.operations import MachineOperation
 
-MACHINE: Final = Path(__file__).parent / "machine.hpp"
-RUN: Final = Path(__file__).parent / "run.hpp"
+HERE: Final = Path(__file__).parent
+MACHINE: Final = ("numbers.hpp", "machine.hpp", "memory.hpp", "matrix.hpp")
+RUN: Final = "run.hpp"
 NUMBERS: Final = {
     "u": "u32", "i": "i32", "f": "f32", "h": "f32", "w": "u32", "x": "i32", "m": "u32", "v": "u32",
     "U": "u64", "I": "i64", "D": "f64",
@@ -20,10 +21,10 @@ SPACES: Final = {"buffer": "BUFFER", "global": "GLOBAL", "scratch": "SCRATCH", "
 _OTHERS: Final = (
     "s_load s_buffer_load ds_read2 ds_write2 ds_read_b64_tr_b16 ds_bpermute_b32 "
     "ds_permute_b32 ds_swizzle_b32 mfma nothing v_readfirstlane_b32 v_readlane_b32 "
-    "v_writelane_b32 v_swap_b32 v_permlane16_swap_b32 v_permlane32_swap_b32 v_fma_mix_f32 "
-    "v_fma_mixlo_f16 v_fma_mixhi_f16 v_pk_mov_b32 s_branch s_cbranch_scc0 s_cbranch_scc1 "
-    "s_cbranch_vccz s_cbranch_vccnz s_cbranch_execz s_cbranch_execnz s_endpgm s_barrier "
-    "s_trap "
+    "v_writelane_b32 v_swap_b32 v_permlane16_swap_b32 v_permlane32_swap_b32 v_permlane16_b32 "
+    "v_permlanex16_b32 v_fma_mix_f32 v_fma_mixlo_f16 v_fma_mixhi_f16 v_pk_mov_b32 s_branch "
+    "s_cbranch_scc0 s_cbranch_scc1 s_cbranch_vccz s_cbranch_vccnz s_cbranch_execz "
+    "s_cbranch_execnz s_endpgm s_barrier s_barrier_signal s_barrier_wait s_trap "
 )
 MACHINE_OPERATIONS: Final = {
     **{
@@ -33,7 +34,7 @@ MACHINE_OPERATIONS: Final = {
     },
     **{name: name for name in _OTHERS.split()},
 }
-"""Functions of machine.hpp, by the names that decoded records call them."""
+"""Functions of the .hpp files, by the names that decoded records call them."""
 
 
 @functools.cache
@@ -51,19 +52,21 @@ def numbers() -> dict[str, int]:
     return {name: index for index, name in enumerate([*MACHINE_OPERATIONS, *table()])}
 
 
-def written() -> str:
-    """The whole source, to be compiled once."""
+def written(lanes: int) -> str:
+    """The whole source for waves of so many lanes, to be compiled once."""
     bodies = "\n".join(_function(one) for one in table().values())
     names = [*MACHINE_OPERATIONS.values(), *(f"of_{name}" for name in table())]
     entries = ",\n".join(names)
     dispatch = (
         f"using Function = void (*)(W&, const In&);\nconst Function FUNCTIONS[] = {{\n{entries}}};"
     )
-    return "\n".join((MACHINE.read_text(), bodies, dispatch, RUN.read_text()))
+    machine = [(HERE / name).read_text() for name in MACHINE]
+    lanes_line = f"constexpr int LANES = {lanes};"
+    return "\n".join((lanes_line, *machine, bodies, dispatch, (HERE / RUN).read_text()))
 
 
 def _function(one: MachineOperation) -> str:
-    if one.name.startswith("s_"):
+    if one.is_scalar:
         return _scalar(one)
     return _packed(one) if one.section == "VOP3P" else _vector(one)
 
@@ -98,7 +101,7 @@ def _vector(one: MachineOperation) -> str:
             continue
         number = NUMBERS[source]
         if source == "m":
-            before.append(f"const u64 m{name} = scalar64(w, in.o[{place}]);")
+            before.append(f"const u64 m{name} = mask_of(w, in.o[{place}]);")
             lane.append(f"const u32 {name} = m{name} >> l & 1;")
         else:
             wide = source in "UID"
@@ -117,7 +120,7 @@ def _vector(one: MachineOperation) -> str:
         value = f"as<f64>({read})" if wide else _read(kind, "old")
         lane.append(f"const {NUMBERS[kind]} d = {value};")
     if "v" in one.sources:
-        before.append("const u64 all_vcc = w.pair(VCC);")
+        before.append("const u64 all_vcc = w.mask(VCC);")
         lane.append("const u32 vcc = all_vcc >> l & 1;")
     return _vector_text(one, before, lane, kind, has_mask)
 
@@ -138,9 +141,11 @@ def _vector_text(
         before.append("u32 out[LANES];")
         store = f"out[l] = {_bits(kind)};"
         is_float = "true" if kind == "f" else "false"
+        keeps = "LANES == 32" if kind in "hwx" else "false"
         after += [
             "u32* d = w.v[in.o[0].number];",
-            f"if (in.flags & (OUTPUT | SDWA | HALVES)) finish(in, d, out, {is_float});",
+            f"if ({keeps} || in.flags & (OUTPUT | SDWA | HALVES)) "
+            f"finish(in, d, out, {is_float}, {keeps});",
             "commit(d, out, mask);",
         ]
     else:
@@ -151,9 +156,9 @@ def _vector_text(
     if has_mask:
         lane.append("bits[l] = u8(m);")
         place = 1 if kind else 0
-        after.append(f"w.set_pair(in.o[{place}].number, packed_bits(bits) & mask);")
+        after.append(f"w.set_mask(in.o[{place}].number, packed_bits(bits) & mask);")
         if one.name.startswith("v_cmpx"):
-            after.append("w.set_pair(EXEC, packed_bits(bits) & mask);")
+            after.append("w.set_mask(EXEC, packed_bits(bits) & mask);")
     moving = (
         "u64 mask = w.exec(); u32 moved_lanes[LANES]; const u32* moved = nullptr; "
         "if (in.flags & DPP) "
@@ -215,19 +220,19 @@ def _scalar(one: MachineOperation) -> str:
     place = len(one.results)
     for name, kind in zip("abc", one.sources, strict=False):
         read = f"scalar{64 if kind in 'UI' else 32}(w, in.o[{place}])"
-        parts.append(f"const {NUMBERS[kind]} {name} = {NUMBERS[kind]}({read});")
+        value = f"half({read})" if kind == "h" else f"as<{NUMBERS[kind]}>({read})"
+        parts.append(f"const {NUMBERS[kind]} {name} = {value};")
         place += 1
     if one.results:
         kind = one.results
         wide = kind in "UI"
         old = "w.pair(in.o[0].number)" if wide else "w.s[in.o[0].number]"
-        parts.append(
-            f"const {NUMBERS[kind]} d = {NUMBERS[kind]}({old}); (void)d; {NUMBERS[kind]} r;"
-        )
+        value = f"half({old})" if kind == "h" else f"as<{NUMBERS[kind]}>({old})"
+        parts.append(f"const {NUMBERS[kind]} d = {value}; (void)d; {NUMBERS[kind]} r;")
     parts.append(one.expression + "; w.scc = scc;")
     if "exec = " in one.expression:
-        parts.append("w.set_pair(EXEC, exec);")
+        parts.append("w.set_mask(EXEC, exec);")
     if one.results:
-        target = "w.set_pair(in.o[0].number, u64(r));" if wide else "w.s[in.o[0].number] = u32(r);"
-        parts.append(target)
+        written = f"set_pair(in.o[0].number, {_bits(kind)})"
+        parts.append(f"w.{written};" if wide else f"w.s[in.o[0].number] = {_bits(kind)};")
     return f"static void of_{one.name}(W& w, const In& in) {{ {' '.join(parts)} }}"

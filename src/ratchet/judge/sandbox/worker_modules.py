@@ -68,6 +68,7 @@ _EMULATED: Final = (
     "ratchet.judge.emulator.loading",
     "ratchet.judge.emulator.operands",
     "ratchet.judge.emulator.operations",
+    "ratchet.judge.emulator.renames",
     "ratchet.judge.emulator.source",
 )
 _MODEL: Final = (

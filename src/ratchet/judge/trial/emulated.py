@@ -63,11 +63,11 @@ def _built(kernel: Kernel, target: str, clock: Clock) -> Kernel | Decided:
 
 
 @contextlib.contextmanager
-def sealed_machine() -> Iterator[int]:
+def sealed_machine(target: str) -> Iterator[int]:
     """A descriptor of the compiled emulator, which a candidate cannot change."""
     descriptor = os.memfd_create("emulator", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.write(descriptor, compiled_machine().read_bytes())
+        os.write(descriptor, compiled_machine(target).read_bytes())
         seal(descriptor, SEALS)
         yield descriptor
     finally:
@@ -81,7 +81,7 @@ def estimates(problem: Problem, target: str, censuses: Sequence[CaseCensus]) -> 
         if case.hidden:
             continue
         try:
-            found.append(estimate(case.name, target, read_told(census.emulated)))
+            found.append(estimate(case.name, target, read_told(census.emulated, target)))
         except (ValueError, TypeError) as error:
             raise fault("crashed", "the candidate's process answered nonsense") from error
     return found

@@ -166,7 +166,7 @@ class KernelTrial:
 
     def _emulate(self, reference: ReferenceProcess, target: str) -> Decided:
         """Every case as the machine code of a GPU that is not here; nothing is timed."""
-        with sealed_machine() as machine:
+        with sealed_machine(target) as machine:
             outcome = self._check_small(
                 reference, emulated(self.kernel, target, self.clock), machine
             )

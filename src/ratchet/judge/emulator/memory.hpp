@@ -1,0 +1,178 @@
+// ---- memory ---- aux: 0 offset, 1 second offset, 2 bytes, 3 form (0 plain, 1 signed, 2 low half, 3 high half), 5 atomic
+inline u64 scalar_offset(const W& w, const Operand& o) { return o.kind == NONE ? 0 : scalar32(w, o); }
+inline void s_load(W& w, const In& in) {
+    u64 base = w.pair(in.o[1].number) + scalar_offset(w, in.o[2]) + i64(in.aux[0]);
+    memcpy(w.s + in.o[0].number, w.m->memory(base & ~3ull, in.aux[2]), in.aux[2]);
+}
+inline void s_buffer_load(W& w, const In& in) {
+    const u32* r = w.s + in.o[1].number; u64 base = r[0] | u64(r[1] & 0xffff) << 32;
+    u64 at = scalar_offset(w, in.o[2]) + in.aux[0];
+    for (int i = 0; i < in.aux[2]; i += 4) { u32 x = 0; if (at + i + 4 <= r[2]) memcpy(&x, w.m->memory(base + at + i, 4), 4); w.s[in.o[0].number + i / 4] = x; }
+}
+enum Space { BUFFER, GLOBAL, SCRATCH, LDS };
+// The lanes' addresses; 0 for one whose access is dropped. o: 0 data or result, 1 address, 2 descriptor or base, 3 soffset
+template <Space S> inline u64 addresses(W& w, const In& in, u64* at, u32 size, int a = 1) {
+    u64 mask = w.exec(); const Operand &o = in.o[a], &b = in.o[a + 1];
+    if constexpr (S == BUFFER) {
+        const u32* r = w.s + b.number; u64 base = r[0] | u64(r[1] & 0xffff) << 32, soffset = scalar32(w, in.o[a + 2]);
+        if (r[1] >> 16 & 0x3fff) fail("a buffer with a stride is not emulated");
+        const u32* v = in.flags & OFFEN ? w.v[o.number] : nullptr; u64 kept = mask;
+        for (int l = 0; l < LANES; l++) {
+            u64 offset = u64(v ? v[l] : 0) + u32(in.aux[0]);
+            at[l] = base + offset + soffset;
+            if (offset + size > u64(r[2]) - least(soffset, u64(r[2]))) kept &= ~(1ull << l);
+        }
+        return kept;
+    } else if constexpr (S == GLOBAL) {
+        if (b.kind == SCALAR) { u64 base = w.pair(b.number) + i64(in.aux[0]); for (int l = 0; l < LANES; l++) at[l] = base + w.v[o.number][l]; }
+        else for (int l = 0; l < LANES; l++) at[l] = (u64(w.v[o.number + 1][l]) << 32 | w.v[o.number][l]) + i64(in.aux[0]);
+    } else if constexpr (S == SCRATCH) {
+        u64 base = i64(in.aux[0]) + scalar_offset(w, b);
+        for (int l = 0; l < LANES; l++) at[l] = base + (o.kind == VECTOR ? w.v[o.number][l] : 0);
+    } else for (int l = 0; l < LANES; l++) at[l] = u64(w.v[o.number][l]) + u32(in.aux[0]);
+    return mask;
+}
+template <Space S> inline u8* place(W& w, u64 address, u32 size, int lane) {
+    if constexpr (S == LDS) return w.m->shared(address, size);
+    if constexpr (S == SCRATCH) {
+        u64 own = w.launch->scratch_bytes;
+        if (address + size > own) fail("an access of %u bytes at %llu is outside a lane's %llu bytes of scratch", size, (unsigned long long)address, (unsigned long long)own);
+        return w.scratch.data() + own * lane + address;
+    }
+    return w.m->memory(address, size);
+}
+template <Space S> inline void read_at(W& w, u64 address, void* to, u32 size, int lane) {
+    if constexpr (S == LDS) w.m->read_shared(address, to, size);
+    else memcpy(to, place<S>(w, address, size, lane), size);
+}
+template <Space S> inline void write_at(W& w, u64 address, const void* from, u32 size, int lane) {
+    if constexpr (S == LDS) w.m->write_shared(address, from, size);
+    else memcpy(place<S>(w, address, size, lane), from, size);
+}
+inline u64 distinct(u64* values, int count) { std::sort(values, values + count); return std::unique(values, values + count) - values; }
+// Bank conflicts: cycles beyond the first, over groups of lanes that the LDS serves together; 32 banks of 4 bytes
+inline u64 bank_conflicts(const u64* at, u64 mask, u32 size) {
+    int group = size <= 4 ? 32 : size == 8 ? 32 : 16; u64 extra = 0;
+    if (size > 8) group = 8; else if (size > 4) group = 16;
+    for (int start = 0; start < LANES; start += group) {
+        u64 words[32][8]; int used[32] = {}; int worst = 0;
+        for (int l = start; l < start + group; l++) {
+            if (!(mask >> l & 1)) continue;
+            for (u32 part = 0; part < (size + 3) / 4; part++) {
+                u64 word = at[l] / 4 + part; int bank = word & 31; bool seen = false;
+                for (int i = 0; i < used[bank] && i < 8; i++) seen |= words[bank][i] == word;
+                if (!seen) { if (used[bank] < 8) words[bank][used[bank]] = word; worst = most(worst, ++used[bank]); }
+            }
+        }
+        if (worst > 1) extra += worst - 1;
+    }
+    return extra;
+}
+template <Space S> inline void count_access(W& w, const In& in, const u64* at, u64 mask, u32 size) {
+    Launch& c = *w.launch;
+    if constexpr (S == LDS) { c.conflicts += bank_conflicts(at, mask, size); c.lds_bytes_moved += u64(__builtin_popcountll(mask)) * size; return; }
+    if constexpr (S == SCRATCH) return;
+    u64 near[2 * LANES], far[2 * LANES]; int n = 0;
+    for (int l = 0; l < LANES; l++) if (mask >> l & 1) { near[n] = at[l] >> 6; far[n++] = at[l] >> 7; near[n] = (at[l] + size - 1) >> 6; far[n++] = (at[l] + size - 1) >> 7; }
+    c.bytes += u64(__builtin_popcountll(mask)) * size; c.lines128 += distinct(far, n);
+    const u64 lines = distinct(near, n); c.lines64 += lines;
+    for (u64 i = 0; i < lines; i++) w.m->touch(near[i]);
+}
+// Before gfx942 a lane's scratch is a buffer; word 3 of the one that `begin` made says so.
+template <Space S> inline bool is_scratch(const W& w, const In& in) { return S == BUFFER && w.s[in.o[2].number + 3] == SCRATCH_BUFFER; }
+// Its scalar offset counts the bytes of all lanes
+inline In in_scratch(const W& w, const In& in) { In own = in; own.o[2] = {CONSTANT, 0, 0, scalar32(w, in.o[3]) / LANES, 0}; return own; }
+template <Space S> void load(W& w, const In& in) {
+    if (is_scratch<S>(w, in)) return load<SCRATCH>(w, in_scratch(w, in));
+    u64 at[LANES]; u32 size = in.aux[2]; u64 exec = w.exec(), mask = addresses<S>(w, in, at, size); int form = in.aux[3];
+    count_access<S>(w, in, at, mask, size);
+    u32 out[4][LANES] = {}; int registers = (size + 3) / 4;
+    for (int l = 0; l < LANES; l++) {
+        if (!(mask >> l & 1)) continue;
+        u32 x[4] = {}; read_at<S>(w, at[l], x, size, l);
+        if (form & 1 && form != 3) x[0] = size == 1 ? u32(i32(int8_t(x[0]))) : u32(i32(i16(x[0])));
+        for (int i = 0; i < registers; i++) out[i][l] = x[i];
+    }
+    if (in.flags & TO_LDS) {
+        for (int l = 0; l < LANES; l++) if (exec >> l & 1) { u32 x[4]; for (int i = 0; i < 4; i++) x[i] = out[i][l]; w.m->write_shared(u64(w.s[M0]) + u32(in.aux[0]) + u64(l) * size, x, size); }
+        return;
+    }
+    u32* d = w.v[in.o[0].number];
+    if (form >= 2) for (int l = 0; l < LANES; l++) out[0][l] = form == 2 ? (out[0][l] & 0xffff) | (d[l] & 0xffff0000) : out[0][l] << 16 | (d[l] & 0xffff);
+    for (int i = 0; i < registers; i++) commit(w.v[in.o[0].number + i], out[i], exec);
+}
+template <Space S> void store(W& w, const In& in) {
+    if (is_scratch<S>(w, in)) return store<SCRATCH>(w, in_scratch(w, in));
+    u64 at[LANES]; u32 size = in.aux[2]; const Operand& data = in.o[0]; u64 mask = addresses<S>(w, in, at, size);
+    count_access<S>(w, in, at, mask, size);
+    if (S == BUFFER || S == GLOBAL) w.launch->stored += u64(__builtin_popcountll(mask)) * size;
+    for (int l = 0; l < LANES; l++) {
+        if (!(mask >> l & 1)) continue;
+        u32 x[4]; for (u32 i = 0; i < (size + 3) / 4; i++) x[i] = w.v[data.number + i][l];
+        if (in.aux[3] == 3) x[0] >>= 16;
+        write_at<S>(w, at[l], x, size, l);
+    }
+}
+void ds_read2(W& w, const In& in) {
+    u64 at[LANES], mask = w.exec(); u32 size = in.aux[2]; int each = size / 4; u32 out[4][LANES] = {};
+    for (int part = 0; part < 2; part++) {
+        for (int l = 0; l < LANES; l++) at[l] = u64(w.v[in.o[1].number][l]) + u32(in.aux[part]);
+        count_access<LDS>(w, in, at, mask, size);
+        for (int l = 0; l < LANES; l++) if (mask >> l & 1) { u32 x[2]; w.m->read_shared(at[l], x, size); for (int i = 0; i < each; i++) out[part * each + i][l] = x[i]; }
+    }
+    for (int i = 0; i < 2 * each; i++) commit(w.v[in.o[0].number + i], out[i], mask);
+}
+void ds_write2(W& w, const In& in) {
+    u64 at[LANES], mask = w.exec(); u32 size = in.aux[2];
+    for (int part = 0; part < 2; part++) {
+        for (int l = 0; l < LANES; l++) at[l] = u64(w.v[in.o[0].number][l]) + u32(in.aux[part]);
+        count_access<LDS>(w, in, at, mask, size);
+        for (int l = 0; l < LANES; l++) if (mask >> l & 1) { u32 x[2]; for (u32 i = 0; i < size / 4; i++) x[i] = w.v[in.o[1 + part].number + i][l]; w.m->write_shared(at[l], x, size); }
+    }
+}
+// ds_read_b64_tr_b16 (CDNA 4): in each 16 lanes, lane i's four halves are column i of what the lanes' addresses hold
+void ds_read_b64_tr_b16(W& w, const In& in) {
+    u64 at[LANES], mask = addresses<LDS>(w, in, at, 8); u16 x[LANES][4]; u32 low[LANES], high[LANES];
+    if (mask != ALL) fail("ds_read_b64_tr_b16 with lanes off is not emulated");
+    count_access<LDS>(w, in, at, mask, 8);
+    for (int l = 0; l < LANES; l++) w.m->read_shared(at[l], x[l], 8);
+    for (int l = 0; l < LANES; l++) {
+        int row = l & ~15, i = l & 15; u16 y[4];
+        for (int k = 0; k < 4; k++) y[k] = x[row + 4 * k + i / 4][i & 3];
+        low[l] = y[0] | u32(y[1]) << 16; high[l] = y[2] | u32(y[3]) << 16;
+    }
+    commit(w.v[in.o[0].number], low, mask); commit(w.v[in.o[0].number + 1], high, mask);
+}
+enum Atomic { SWAP, CMPSWAP, ADD, SUB, SMIN, UMIN, SMAX, UMAX, AND, OR, XOR, INC, DEC, ADD_F32, ADD_F64, MIN_F64, MAX_F64, PK_ADD_F16, PK_ADD_BF16, MIN_F32, MAX_F32 };
+template <class U, class I> U changed(int what, U old, U x, U compare) {
+    switch (what) {
+        case SWAP: return x; case CMPSWAP: return old == compare ? x : old; case ADD: return old + x; case SUB: return old - x;
+        case SMIN: return U(least(I(old), I(x))); case UMIN: return least(old, x); case SMAX: return U(most(I(old), I(x))); case UMAX: return most(old, x);
+        case AND: return old & x; case OR: return old | x; case XOR: return old ^ x; case INC: return old >= x ? 0 : old + 1; case DEC: return old == 0 || old > x ? x : old - 1;
+    }
+    if constexpr (sizeof(U) == 4) switch (what) {
+        case ADD_F32: return as<u32>(as<f32>(old) + as<f32>(x)); case MIN_F32: return as<u32>(smaller(as<f32>(old), as<f32>(x))); case MAX_F32: return as<u32>(larger(as<f32>(old), as<f32>(x)));
+        case PK_ADD_F16: return half_bits(half(old) + half(x)) | half_bits(half(old >> 16) + half(x >> 16)) << 16;
+        case PK_ADD_BF16: return bf16_of(as<f32>(old << 16) + as<f32>(x << 16)) | bf16_of(as<f32>(old & 0xffff0000) + as<f32>(x & 0xffff0000)) << 16;
+    } else switch (what) {
+        case ADD_F64: return as<u64>(as<f64>(old) + as<f64>(x)); case MIN_F64: return as<u64>(smaller(as<f64>(old), as<f64>(x))); case MAX_F64: return as<u64>(larger(as<f64>(old), as<f64>(x)));
+    }
+    fail("an atomic operation is not emulated at this width");
+}
+// o: 0 result or none, 1 address, 2 base or descriptor, 3 soffset, 4 data, 5 what is compared with (LDS)
+template <Space S> void atomic(W& w, const In& in) {
+    u64 at[LANES]; u32 size = in.aux[2]; u64 exec = w.exec(), mask = addresses<S>(w, in, at, size); int what = in.aux[5];
+    count_access<S>(w, in, at, mask, size);
+    if (S != LDS) w.launch->stored += u64(__builtin_popcountll(mask)) * size;
+    u32 out[2][LANES] = {}; int data = in.o[4].number, each = size / 4;
+    auto value = [&](int r, int l) { u64 x = w.v[r][l]; return size == 8 ? x | u64(w.v[r + 1][l]) << 32 : x; };
+    for (int l = 0; l < LANES; l++) {
+        if (!(mask >> l & 1)) continue;
+        u8* p = place<S>(w, at[l], size, l);
+        u64 old = 0, x = value(data, l), compare = 0; memcpy(&old, p, size);
+        if (what == CMPSWAP) { if (S == LDS) { compare = x; x = value(in.o[5].number, l); } else compare = value(data + each, l); }
+        u64 fresh = size == 4 ? u64(changed<u32, i32>(what, u32(old), u32(x), u32(compare))) : changed<u64, i64>(what, old, x, compare);
+        memcpy(p, &fresh, size); out[0][l] = u32(old); out[1][l] = u32(old >> 32);
+    }
+    if (in.flags & RETURNS) for (int i = 0; i < each; i++) commit(w.v[in.o[0].number + i], out[i], exec);
+}

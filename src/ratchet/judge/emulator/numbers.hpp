@@ -1,0 +1,112 @@
+// Types and arithmetic that the operations' expressions use. LANES, a wave's, stands before this.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <vector>
+
+using u8 = uint8_t; using u16 = uint16_t; using u32 = uint32_t; using u64 = uint64_t;
+using i16 = int16_t; using i32 = int32_t; using i64 = int64_t;
+using f32 = float; using f64 = double;
+
+template <class To, class From> inline To as(From x) { return __builtin_bit_cast(To, x); }
+inline f32 half(u32 x) { return f32(as<_Float16>(u16(x))); }
+inline u32 half_bits(f32 x) { return as<u16>(_Float16(x)); }
+inline f32 f16_of(f64 x) { return f32(_Float16(x)); }
+inline u32 bf16_of(f32 x) {  // nearest even
+    u32 b = as<u32>(x);
+    return x != x ? (b >> 16 | 64) : (b + 0x7fff + (b >> 16 & 1)) >> 16;
+}
+inline u32 toward_zero(f32 x) {
+    u32 b = half_bits(x); f32 y = half(b);
+    return std::fabs(y) > std::fabs(x) && std::isfinite(x) ? b - 1 : b;
+}
+inline u32 reversed(u32 x) {
+    x = (x >> 1 & 0x55555555) | (x & 0x55555555) << 1; x = (x >> 2 & 0x33333333) | (x & 0x33333333) << 2;
+    x = (x >> 4 & 0x0f0f0f0f) | (x & 0x0f0f0f0f) << 4; return __builtin_bswap32(x);
+}
+inline u32 leading_signs(i32 a) { u32 x = u32(a < 0 ? ~a : a); return x ? u32(__builtin_clz(x)) : ~0u; }
+template <class F> inline i32 to_i32(F a) {
+    return a != a ? 0 : a >= F(2147483648.0) ? 0x7fffffff : a <= F(-2147483648.0) ? i32(0x80000000) : i32(a);
+}
+template <class F> inline u32 to_u32(F a) { return !(a > 0) ? 0 : a >= F(4294967296.0) ? ~0u : u32(i64(a)); }
+template <class F> inline F smaller(F a, F b) { return a != a ? b : b != b ? a : a < b ? a : b < a ? b : std::signbit(a) ? a : b; }
+template <class F> inline F larger(F a, F b) { return a != a ? b : b != b ? a : a > b ? a : b > a ? b : std::signbit(a) ? b : a; }
+inline f32 middle(f32 a, f32 b, f32 c) {
+    if (a != a || b != b || c != c) return smaller(smaller(a, b), c);
+    return larger(smaller(a, b), smaller(larger(a, b), c));
+}
+template <class T> inline T least(T a, T b) { return a < b ? a : b; }
+template <class T> inline T most(T a, T b) { return a > b ? a : b; }
+inline f32 fma_f32(f32 a, f32 b, f32 c) { return __builtin_fmaf(a, b, c); }
+inline i32 low24(u32 x) { return i32(x << 8) >> 8; }
+inline f64 power(i32 e) { return as<f64>(u64(1023 + e) << 52); }
+inline f32 scaled(f32 a, i32 e) { return f32(f64(a) * power(e < -400 ? -400 : e > 400 ? 400 : e)); }
+inline f32 sine(f32 a) { return f32(std::sin(6.283185307179586 * (a - std::floor(f64(a))))); }
+inline f32 cosine(f32 a) { return f32(std::cos(6.283185307179586 * (a - std::floor(f64(a))))); }
+inline f32 fraction(f32 a) { f32 r = a - floorf(a); return r < 1.0f ? r : 0x1.fffffep-1f; }
+template <class F> inline i32 exponent_of(F a) { int e = 0; if (std::isfinite(a)) std::frexp(a, &e); return e; }
+template <class F> inline F mantissa_of(F a) { int e; return std::isfinite(a) ? std::frexp(a, &e) : a; }
+inline i32 field(i32 a, u32 at, u32 width) { return width ? i32(u32(a >> at) << (32 - width)) >> (32 - width) : 0; }
+inline u64 bits_of(u64 a, u32 at, u32 width) { return a >> at & (width >= 64 ? ~0ull : (1ull << width) - 1); }
+inline i64 signed_bits_of(u64 a, u32 at, u32 width) {
+    return !width ? 0 : width >= 64 ? i64(a) >> at : i64((a >> at) << (64 - width)) >> (64 - width);
+}
+inline u32 permuted(u32 a, u32 b, u32 c) {
+    u64 both = u64(a) << 32 | b; u32 r = 0;
+    for (int i = 0; i < 4; i++) {
+        u32 s = c >> 8 * i & 255;
+        u32 byte = s < 8 ? u32(both >> 8 * s) & 255 : s < 12 ? (both >> (16 * (s - 8) + 15) & 1 ? 255 : 0) : s == 12 ? 0 : 255;
+        r |= byte << 8 * i;
+    }
+    return r;
+}
+inline i32 dot4(u32 a, u32 b) { i32 r = 0; for (int i = 0; i < 32; i += 8) r += i32(int8_t(a >> i)) * int8_t(b >> i); return r; }
+inline u32 three_bits(u32 a, u32 b, u32 c, u32 table) {
+    u32 r = 0;
+    for (int i = 0; i < 8; i++) if (table >> i & 1) r |= (i & 4 ? a : ~a) & (i & 2 ? b : ~b) & (i & 1 ? c : ~c);
+    return r;
+}
+inline bool tiny(f32 x) { return x != 0 && std::fabs(x) < 0x1p-126f; }
+inline i32 raw_exponent(f32 x) { return i32(as<u32>(x) >> 23 & 255); }
+inline f32 divide_scale(f32 a, f32 b, f32 c, u32& m) {  // b: denominator, c: numerator
+    m = 0;
+    if (c == 0 || b == 0) return std::numeric_limits<f32>::quiet_NaN();
+    if (raw_exponent(c) - raw_exponent(b) >= 96) { m = 1; return as<u32>(a) == as<u32>(b) ? scaled(a, 64) : a; }
+    if (tiny(b)) return scaled(a, 64);
+    f32 inverse = f32(1.0 / b), quotient = f32(f64(c) / b);
+    if (tiny(inverse) && tiny(quotient)) { m = 1; return as<u32>(a) == as<u32>(b) ? scaled(a, 64) : a; }
+    if (tiny(inverse)) return scaled(a, -64);
+    if (tiny(quotient)) { m = 1; return as<u32>(a) == as<u32>(c) ? scaled(a, 64) : a; }
+    if (raw_exponent(c) <= 23) return scaled(a, 64);
+    return a;
+}
+inline f32 divide_fmas(f32 a, f32 b, f32 c, u32 vcc) {
+    f32 r = fma_f32(a, b, c);
+    return vcc ? scaled(r, raw_exponent(c) > 127 ? 64 : -64) : r;
+}
+inline f32 divide_fixup(f32 a, f32 b, f32 c) {
+    u32 sign = (as<u32>(b) ^ as<u32>(c)) & 0x80000000;
+    if (c != c || b != b) return as<f32>(as<u32>(c != c ? c : b) | 0x400000);
+    if ((b == 0 && c == 0) || (std::isinf(b) && std::isinf(c))) return as<f32>(0xffc00000u);
+    if (b == 0 || std::isinf(c)) return as<f32>(sign | 0x7f800000);
+    if (std::isinf(b) || c == 0) return as<f32>(sign);
+    return as<f32>(sign | (as<u32>(a) & 0x7fffffff));
+}
+template <class F> inline bool class_of(F a, u32 mask) {
+    int which, kind = std::fpclassify(a); bool minus = std::signbit(a);
+    if (kind == FP_NAN) {
+        if constexpr (sizeof(F) == 4) which = as<u32>(a) >> 22 & 1; else which = as<u64>(a) >> 51 & 1;
+    } else {
+        int at = kind == FP_INFINITE ? 0 : kind == FP_NORMAL ? 1 : kind == FP_SUBNORMAL ? 2 : 3;
+        which = minus ? 2 + at : 9 - at;
+    }
+    return mask >> which & 1;
+}
+inline bool class_of_half(f32 a, u32 mask) {
+    bool small = a != 0 && std::fabs(a) < 0x1p-14f;
+    return class_of(small ? std::copysign(0x1p-140f, a) : a, mask);
+}
