@@ -129,6 +129,25 @@ def test_every_text_of_a_verdict_is_escaped() -> None:
     )
 
 
+def test_the_source_of_an_emulated_kernel_shows_where_its_work_is() -> None:
+    def line(place: str, cycles: int, lines_64: int) -> dict[str, Any]:
+        rest = {"instructions": 9, "lanes_off": 0.5, "lds_conflicts": 0}
+        return {"place": place, "cycles": cycles, "lines_64": lines_64, **rest}
+
+    lines = [line("kernel.py:5", 30, 0), line("kernel.py:7", 10, 8), line("<b>.py:1", 0, 0)]
+    judged = make_judged()
+    judged["kernel"]["source"] = "\n".join(f"<i> line {n}" for n in range(1, 12))
+    kernel = {"name": "k", "lines": lines}
+    judged["verdict"]["emulated"] = [{"case": "ci", "target": "gfx942", "kernels": [kernel]}]
+    page = render_verdict_page(judged)
+    assert "Where the emulated work is" in page and "k on gfx942, case ci" in page
+    assert "75.0%" in page and "width:75%" in page and "width:100%" in page
+    assert "&lt;i&gt; line 3" in page and "&lt;i&gt; line 9" in page
+    assert "<b>.py" not in page and "&lt;b&gt;.py:1" in page
+    judged["verdict"]["emulated"] = []
+    assert "emulated work" not in render_verdict_page(judged)
+
+
 def test_an_interval_says_its_confidence_where_it_is_known() -> None:
     judged = make_judged()
     page = render_verdict_page(judged)

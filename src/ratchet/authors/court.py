@@ -133,7 +133,9 @@ def _tried(kernel: Kernel, verdict: Verdict, target: str | None) -> Estimate:
         high=None if speedup is None else speedup.high,
         static_rank=rank if right else (),
         evidence=tuple(
-            f"{one.check}: {one.detail}" for one in verdict.evidence if one.passed is False
+            f"{one.check}: {one.detail}"
+            for one in verdict.evidence
+            if one.passed is False or (target and one.check.startswith("hottest lines"))
         ),
     )
 

@@ -60,6 +60,20 @@ class Speedups(_Frozen):
     vs_compile: Ratio | None = None
 
 
+class EmulatedLine(_Frozen):
+    """Exact counts of one source line of a kernel in one call."""
+
+    place: str
+    """`file:line`, or "" for instructions without one."""
+    instructions: int
+    cycles: int
+    """Of the vector and matrix instructions, in the SIMD."""
+    lanes_off: float
+    lines_64: int
+    """Lines of 64 bytes that its accesses needed, each counted once an access."""
+    lds_conflicts: int
+
+
 class EmulatedKernel(_Frozen):
     """Exact counts of one kernel's launches in one call, taken by the emulator."""
 
@@ -84,6 +98,8 @@ class EmulatedKernel(_Frozen):
     lds_bytes: int
     lds_conflicts: int
     """Cycles that accesses to the same bank of the LDS add."""
+    lines: list[EmulatedLine] = []
+    """The lines with most of the work, the most first."""
 
 
 class EmulatedBound(_Frozen):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from ratchet.judge.emulator.estimate import estimate, read_told
+from ratchet.judge.emulator.estimate import estimate, hottest, read_told
 
 COUNTS = {
     "launches": 1,
@@ -16,7 +18,40 @@ COUNTS = {
     "lines_64": 0,
     "lds_bytes": 512,
     "lds_conflicts": 0,
+    "by_place": {},
 }
+
+
+def place(mixed: dict[str, int], lanes: int, lines_64: int = 0, conflicts: int = 0) -> Any:
+    return {
+        "by_mnemonic": mixed,
+        "lanes": lanes,
+        "lines_64": lines_64,
+        "lds_conflicts": conflicts,
+    }
+
+
+def test_the_lines_with_most_of_a_kernels_work_come_first() -> None:
+    places = {
+        "kernel.py:3": place({"v_add_f32_e32": 6, "s_nop": 2}, lanes=8 * 64),
+        "kernel.py:1": place({"global_load_dword": 2}, lanes=2 * 16, lines_64=8),
+        "standard.py:9": place({"v_mfma_f32_32x32x8_f16": 1}, lanes=64),
+        "": place({"s_endpgm": 1}, lanes=64),
+    }
+    told = COUNTS | {"by_mnemonic": {"v_add_f32_e32": 6}, "by_place": places}
+    (kernel,) = read_told({"made_up": told}, "gfx942")
+    assert [one.place for one in kernel.lines[:3]] == [
+        "kernel.py:1",  # all of the bytes
+        "standard.py:9",  # 32 of 56 cycles
+        "kernel.py:3",
+    ]
+    assert [one.cycles for one in kernel.lines[:3]] == [0, 32, 24]
+    said = hottest(kernel, "load(x)\n\nadd(x)\n", count=4)
+    assert said == [
+        "kernel.py:1: 0% of the cycles, 100% of the bytes, 75% of the lanes off: load(x)",
+        "standard.py:9: 57% of the cycles, 0% of the bytes",
+        "kernel.py:3: 43% of the cycles, 0% of the bytes: add(x)",
+    ]
 
 
 def test_an_rdna_wave_takes_a_cycle_and_a_dual_instruction_counts_once() -> None:

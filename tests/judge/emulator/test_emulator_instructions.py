@@ -256,6 +256,14 @@ def test_a_loop_ends_when_its_scalar_does() -> None:
     found, _, counts = run(body, [3])
     assert found == [30] * 64
     assert counts.by_mnemonic["s_cbranch_scc1"] == 10
+    by_line = {place.rpartition(":")[2]: one for place, one in counts.by_place.items()}
+    assert by_line["8"].by_mnemonic["s_cbranch_scc1"] == 10
+    assert by_line["7"].by_mnemonic["global_load_dword"] == 3
+    assert by_line["9"].by_mnemonic["global_store_dword"] == 2
+    assert 3 * 4 <= by_line["7"].lines_64 <= 3 * 5  # 256 bytes each, perhaps across a line's edge
+    assert by_line["8"].lines_64 == 0
+    assert sum(one.lines_64 for one in by_line.values()) == counts.lines_64
+    assert sum(one.lanes for one in by_line.values()) == sum(counts.lanes.values())
     assert counts.lanes["v_add_u32_e32"] == 640
 
 

@@ -28,7 +28,7 @@ import msgspec
 
 from ratchet.devices import catalogue, matrix
 from ratchet.devices.catalogue import CatalogueDevice
-from ratchet.judge.verdict import EmulatedBound, EmulatedCase, EmulatedKernel
+from ratchet.judge.verdict import EmulatedBound, EmulatedCase, EmulatedKernel, EmulatedLine
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 
 CYCLES: Final = {"cdna": 4, "rdna": 1}
@@ -36,9 +36,21 @@ UNITS_PER_PROGRAM: Final = {"cdna": 1, "rdna": 2}
 """Compute units whose LDS one program can use."""
 LDS_BYTES_PER_CYCLE: Final = 128
 MOST_KERNELS: Final = 100
+MOST_LINES: Final = 40
+"""Source lines of a kernel that a verdict keeps."""
+SHOWN_SHARE, SHOWN_OFF = 0.01, 0.2
 MATRIX: Final = ("v_mfma_", "v_smfmac_", "v_wmma_", "v_swmmac_")
 DUAL: Final = "v_dual_"
 """Each of the two operations of one instruction is counted under its own name."""
+
+
+class _ToldPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The same of one source line."""
+
+    by_mnemonic: dict[str, int]
+    lanes: int
+    lines_64: int
+    lds_conflicts: int
 
 
 class _Told(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,6 +66,7 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     lines_64: int
     lds_bytes: int
     lds_conflicts: int
+    by_place: dict[str, _ToldPlace]
 
 
 def read_told(told: Any, target: str) -> list[EmulatedKernel]:
@@ -63,12 +76,11 @@ def read_told(told: Any, target: str) -> list[EmulatedKernel]:
     found = msgspec.convert(told, dict[str, _Told])
     if any(min(one.launches, one.programs, one.waves) < 1 for one in found.values()):
         raise ValueError("a kernel without a program")
-    lanes = ARCHITECTURES[target].wavefront_size
-    return [_kernel(name[:100], one, lanes) for name, one in found.items()]
+    return [_kernel(name[:100], one, target) for name, one in found.items()]
 
 
-def _kernel(name: str, told: _Told, lanes: int) -> EmulatedKernel:
-    mixed = told.by_mnemonic
+def _kernel(name: str, told: _Told, target: str) -> EmulatedKernel:
+    lanes, mixed = ARCHITECTURES[target].wavefront_size, told.by_mnemonic
     dual = sum(count for key, count in mixed.items() if key.startswith(DUAL)) // 2
     vector = sum(count for key, count in mixed.items() if key.startswith("v_"))
     products = {key: count for key, count in mixed.items() if key.startswith(MATRIX)}
@@ -87,7 +99,67 @@ def _kernel(name: str, told: _Told, lanes: int) -> EmulatedKernel:
         lines_64=told.lines_64,
         lds_bytes=told.lds_bytes,
         lds_conflicts=told.lds_conflicts,
+        lines=_lines(told, target),
     )
+
+
+def _lines(told: _Told, target: str) -> list[EmulatedLine]:
+    """Return the lines with the largest share of the kernel's cycles, bytes or conflicts."""
+    lanes = ARCHITECTURES[target].wavefront_size
+    found = [
+        EmulatedLine(
+            place=place[:200],
+            instructions=sum(one.by_mnemonic.values()),
+            cycles=_simd_cycles(one.by_mnemonic, target),
+            lanes_off=1 - one.lanes / max(1, lanes * sum(one.by_mnemonic.values())),
+            lines_64=one.lines_64,
+            lds_conflicts=one.lds_conflicts,
+        )
+        for place, one in told.by_place.items()
+    ]
+    whole = [max(1, sum(column)) for column in zip(*map(_work, found), strict=True)]
+
+    def share(line: EmulatedLine) -> float:
+        return float(max(one / all_ for one, all_ in zip(_work(line), whole, strict=True)))
+
+    return sorted(found, key=share, reverse=True)[:MOST_LINES]
+
+
+def _work(line: EmulatedLine) -> tuple[int, int, int]:
+    return line.cycles, line.lines_64, line.lds_conflicts
+
+
+def _simd_cycles(by_mnemonic: Mapping[str, int], target: str) -> int:
+    """Return the cycles in a SIMD of some instructions, as in the bound."""
+    family = "cdna" if target.startswith("gfx9") else "rdna"
+    products = {key: count for key, count in by_mnemonic.items() if key.startswith(MATRIX)}
+    dual = sum(count for key, count in by_mnemonic.items() if key.startswith(DUAL)) // 2
+    vector = sum(count for key, count in by_mnemonic.items() if key.startswith("v_"))
+    rows = [(matrix.find(target, name), count) for name, count in products.items()]
+    cycles = CYCLES[family] * (vector - dual - sum(products.values()))
+    return cycles + sum(row.cycles * count for row, count in rows if row)
+
+
+def hottest(kernel: EmulatedKernel, source: str, count: int = 3) -> list[str]:
+    """Return a line in words for each of the hottest lines, with its text from `source`."""
+    cycles = max(1, sum(one.cycles for one in kernel.lines))
+    lines_64 = max(1, sum(one.lines_64 for one in kernel.lines))
+    texts = source.splitlines()
+    said = []
+    for one in kernel.lines[:count]:
+        if max(one.cycles / cycles, one.lines_64 / lines_64) < SHOWN_SHARE:
+            continue
+        file, _, number = one.place.rpartition(":")
+        own = file.startswith("kernel") and number.isdecimal() and 0 < int(number) <= len(texts)
+        text = " ".join(texts[int(number) - 1].split())[:80] if own else ""
+        words = (
+            f"{one.cycles / cycles:.0%} of the cycles, {one.lines_64 / lines_64:.0%} of the bytes"
+        )
+        conflicts = f", {one.lds_conflicts:,} LDS conflicts" if one.lds_conflicts else ""
+        off = f", {one.lanes_off:.0%} of the lanes off" if one.lanes_off > SHOWN_OFF else ""
+        place = one.place or "no line"
+        said.append(f"{place}: {words}{conflicts}{off}" + (f": {text}" if text else ""))
+    return said
 
 
 def estimate(case: str, target: str, kernels: Sequence[EmulatedKernel]) -> EmulatedCase:

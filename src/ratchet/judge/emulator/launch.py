@@ -69,6 +69,18 @@ class LaunchCounts:
     lines_128: int
     lds_bytes: int
     lds_conflicts: int
+    by_place: dict[str, PlaceCounts]
+    """Of each source line, as `file:line`; "" holds what has none."""
+
+
+@dataclass(kw_only=True, slots=True)
+class PlaceCounts:
+    """Exact counts of one source line's instructions."""
+
+    by_mnemonic: dict[str, int]
+    lanes: int = 0
+    lines_64: int = 0
+    lds_conflicts: int = 0
 
 
 class _MachineRange(ctypes.Structure):
@@ -112,6 +124,8 @@ class _MachineLaunch(ctypes.Structure):
         ("races_pass", ctypes.c_uint32),
         ("other", ctypes.c_uint64),
         ("sides", ctypes.c_uint32 * 2),
+        ("lines_at", ctypes.POINTER(ctypes.c_uint64)),
+        ("conflicts_at", ctypes.POINTER(ctypes.c_uint64)),
     )
 
 
@@ -158,7 +172,8 @@ class Emulator:
         )
         seen = [(ctypes.c_uint64 * (one.size // 4096 + 2))() for one in joined]
         length = len(kernel.mnemonics)
-        counts, lanes = (ctypes.c_uint64 * length)(), (ctypes.c_uint64 * length)()
+        row = ctypes.c_uint64 * length
+        counts, lanes, lines_at, conflicts_at = row(), row(), row(), row()
         user = kernel.directives
         launch = _MachineLaunch(
             code=kernel.code,
@@ -189,6 +204,8 @@ class Emulator:
             backwards=backwards,
             races_pass=races_pass,
             sides=across,
+            lines_at=lines_at,
+            conflicts_at=conflicts_at,
         )
         message = ctypes.create_string_buffer(256)
         where = ctypes.c_uint64(0)
@@ -205,6 +222,7 @@ class Emulator:
             lines_128=launch.lines128,
             lds_bytes=launch.lds_bytes_moved,
             lds_conflicts=launch.conflicts,
+            by_place=_by_place(kernel, counts, lanes, lines_at, conflicts_at),
         )
 
 
@@ -310,6 +328,22 @@ def _place(kernel: DecodedKernel, where: int) -> str:
     known = where < len(kernel.places)
     place = f" at {kernel.places[where]}" if known and kernel.places[where] else ""
     return place + (f" ({kernel.mnemonics[where]})" if known else "")
+
+
+def _by_place(
+    kernel: DecodedKernel, counts: Any, lanes: Any, lines_at: Any, conflicts_at: Any
+) -> dict[str, PlaceCounts]:
+    found: dict[str, PlaceCounts] = {}
+    rows = zip(kernel.places, kernel.mnemonics, counts, lanes, lines_at, conflicts_at, strict=True)
+    for place, mnemonic, count, on, lines, conflicts in rows:
+        if not count:
+            continue
+        one = found.setdefault(place, PlaceCounts(by_mnemonic={}))
+        one.by_mnemonic[mnemonic] = one.by_mnemonic.get(mnemonic, 0) + count
+        one.lanes += on
+        one.lines_64 += lines
+        one.lds_conflicts += conflicts
+    return found
 
 
 def _summed(kernel: DecodedKernel, counts: Any) -> dict[str, int]:

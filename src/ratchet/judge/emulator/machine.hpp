@@ -19,6 +19,7 @@ struct Launch {
     u64 *counts, *lanes; u64 conflicts, lines64, lines128, bytes, stored;
     u64 touched64, lds_bytes_moved; u64* const* seen;  // per range, one bit for each 64 bytes
     u32 lds_unit, backwards, races_pass; u64 other; u32 sides[2];
+    u64 *lines_at, *conflicts_at;  // by instruction
 };
 struct Fault { char text[200]; };
 template <class... T> [[noreturn]] void fail(const char* form, T... given) {

@@ -70,12 +70,15 @@ inline u64 bank_conflicts(const u64* at, u64 mask, u32 size) {
 }
 template <Space S> inline void count_access(W& w, const In& in, const u64* at, u64 mask, u32 size) {
     Launch& c = *w.launch;
-    if constexpr (S == LDS) { c.conflicts += bank_conflicts(at, mask, size); c.lds_bytes_moved += u64(__builtin_popcountll(mask)) * size; return; }
+    if constexpr (S == LDS) {
+        const u64 extra = bank_conflicts(at, mask, size); c.conflicts += extra; c.conflicts_at[w.m->pc] += extra;
+        c.lds_bytes_moved += u64(__builtin_popcountll(mask)) * size; return;
+    }
     if constexpr (S == SCRATCH) return;
     u64 near[2 * LANES], far[2 * LANES]; int n = 0;
     for (int l = 0; l < LANES; l++) if (mask >> l & 1) { near[n] = at[l] >> 6; far[n++] = at[l] >> 7; near[n] = (at[l] + size - 1) >> 6; far[n++] = (at[l] + size - 1) >> 7; }
     c.bytes += u64(__builtin_popcountll(mask)) * size; c.lines128 += distinct(far, n);
-    const u64 lines = distinct(near, n); c.lines64 += lines;
+    const u64 lines = distinct(near, n); c.lines64 += lines; c.lines_at[w.m->pc] += lines;
     for (u64 i = 0; i < lines; i++) w.m->touch(near[i]);
 }
 // Before gfx942 a lane's scratch is a buffer; word 3 of the one that `begin` made says so.

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ratchet.errors import KernelError
 from ratchet.judge.decided import Decided, fault
 from ratchet.judge.emulator.build import compiled_machine
-from ratchet.judge.emulator.estimate import estimate, read_told, words
+from ratchet.judge.emulator.estimate import estimate, hottest, read_told, words
 from ratchet.judge.integrity.library_ops import CaseCensus
 from ratchet.judge.process.child import ChildFailure
 from ratchet.judge.process.time_limits import Clock
@@ -87,7 +87,7 @@ def estimates(problem: Problem, target: str, censuses: Sequence[CaseCensus]) -> 
     return found
 
 
-def right_on(target: str, cases: Sequence[EmulatedCase]) -> Decided:
+def right_on(target: str, cases: Sequence[EmulatedCase], source: str) -> Decided:
     """The answer on a kernel that passed every case: never more than `correct`."""
     detail = f"every launch ran as {target}'s machine code in the emulator; no GPU took part"
     evidence = [Evidence(check="emulated", passed=True, detail=detail)]
@@ -95,6 +95,12 @@ def right_on(target: str, cases: Sequence[EmulatedCase]) -> Decided:
         Evidence(check=f"estimated, {one.case}", passed=None, detail=words(one))
         for one in cases
         if one.kernels
+    ]
+    evidence += [
+        Evidence(check=f"hottest lines, {kernel.name}", passed=None, detail="; ".join(lines))
+        for one in cases[:1]
+        for kernel in one.kernels
+        if (lines := hottest(kernel, source))
     ]
     reason = (
         f"right on every case as machine code of {target}, emulated; its speed was not measured"

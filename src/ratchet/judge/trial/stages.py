@@ -172,7 +172,7 @@ class KernelTrial:
             )
         if outcome is not None:
             return without_blame_of(outcome, target)
-        right = right_on(target, self.emulated)
+        right = right_on(target, self.emulated, self.kernel.source)
         self.evidence += right.evidence
         return right
 

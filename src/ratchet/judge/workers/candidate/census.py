@@ -209,6 +209,13 @@ class Census:
             added[name] = getattr(counts, name)
         for name, more in added.items():
             sums[name] = sums.get(name, 0) + more
+        places = sums.setdefault("by_place", {})
+        for place, one in counts.by_place.items():
+            told = places.setdefault(place, {"by_mnemonic": {}})
+            for name, more in one.by_mnemonic.items():
+                told["by_mnemonic"][name] = told["by_mnemonic"].get(name, 0) + more
+            for name in ("lanes", "lines_64", "lds_conflicts"):
+                told[name] = told.get(name, 0) + getattr(one, name)
 
 
 def _elements(inputs: Any) -> int:
