@@ -17,6 +17,22 @@ def two(low: float, high: float) -> int:
     return int.from_bytes(struct.pack("<ee", low, high), "little")
 
 
+DIVISION = """v_mov_b32_e32 v10, 0
+v_mov_b32_e32 v11, v1
+v_mov_b32_e32 v12, 0
+v_mov_b32_e32 v13, v2
+v_div_scale_f64 v[14:15], s[8:9], v[12:13], v[12:13], v[10:11]
+v_rcp_f64_e32 v[16:17], v[14:15]
+v_fma_f64 v[18:19], -v[14:15], v[16:17], 1.0
+v_fma_f64 v[16:17], v[16:17], v[18:19], v[16:17]
+v_fma_f64 v[18:19], -v[14:15], v[16:17], 1.0
+v_fma_f64 v[16:17], v[16:17], v[18:19], v[16:17]
+v_div_scale_f64 v[18:19], vcc, v[10:11], v[12:13], v[10:11]
+v_mul_f64 v[20:21], v[18:19], v[16:17]
+v_fma_f64 v[14:15], -v[14:15], v[20:21], v[18:19]
+v_div_fmas_f64 v[14:15], v[14:15], v[16:17], v[20:21]
+v_div_fixup_f64 v[6:7], v[14:15], v[12:13], v[10:11]
+v_mov_b32_e32 v4, v{part}"""
 ONE, TWO, THREE = f(1.0), f(2.0), f(3.0)
 MINUS = 0xFFFFFFFF
 # body, v1, v2, v3, what v4 must be
@@ -46,6 +62,16 @@ VECTOR = [
     ("v_cvt_f16_f32_e32 v4, v1", f(1.0), 0, 0, 0x3C00),
     ("v_cvt_pkrtz_f16_f32 v4, v1, v2", f(1 + 2**-10 + 2**-11), ONE, 0, 0x3C003C01),
     ("v_div_fixup_f32 v4, v1, v2, v3", ONE, 0, TWO, 0x7F800000),
+    # 1 / 3 by the compiler's own steps, in f64: v1 and v2 are the high halves of 1.0 and of 3.0
+    (DIVISION.format(part=6), 0x3FF00000, 0x40080000, 0, 0x55555555),
+    (DIVISION.format(part=7), 0x3FF00000, 0x40080000, 0, 0x3FD55555),
+    # the smallest normal number over 2: its half, which is denormal
+    (DIVISION.format(part=7), 0x00100000, 0x40000000, 0, 0x00080000),
+    (DIVISION.format(part=7), 0x3FF00000, 0x80000000, 0, 0xFFF00000),
+    ("v_max3_f16 v4, v1, v2, v3", two(1.0, 0), two(4.0, 0), two(3.0, 0), two(4.0, 0)),
+    ("v_min3_i16 v4, v1, v2, v3", 5, 0xFFFE, 7, 0xFFFE),
+    ("v_add_u32_e64 v4, v1, v2 clamp", MINUS, 2, 0, MINUS),
+    ("v_sub_u32_e64 v4, v1, 1 clamp", 0, 0, 0, 0),
     ("v_add_u32_e32 v4, v1, v2", MINUS, 2, 0, 1),
     ("v_mul_hi_u32 v4, v1, v2", MINUS, MINUS, 0, MINUS - 1),
     ("v_mul_u32_u24_e32 v4, v1, v2", 0xFF000003, 5, 0, 15),

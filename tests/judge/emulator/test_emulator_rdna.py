@@ -39,6 +39,10 @@ VECTOR = [
     ("v_maxmin_u32 v4, v1, v2, v3", 3, 9, 5, 5),
     ("v_minmax_i32 v4, v1, v2, v3", 3, 9, MINUS, 3),
     ("v_mul_dx9_zero_f32_e32 v4, v1, v2", 0, 0x7F800000, 0, 0),
+    ("v_sub_nc_u32_e64 v4, v1, 3 clamp", 2, 0, 0, 0),
+    ("v_fmaak_f16 v4, v1, v2, 0x4200", half(2), half(5), 0, half(13)),
+    # 1.5 * 2 + 3 * 0.5 + 1 in bf16, the upper halves of f32
+    ("v_dot2_bf16_bf16 v4, v1, v2, v3", 0x40403FC0, 0x3F004000, 0x3F80, 0x40B0),
     ("v_dot2_f32_f16 v4, v1, v2, v3", half(2) | half(3) << 16, half(5) | half(7) << 16, ONE, f(32)),
     ("v_dual_add_f32 v4, v1, v2 :: v_dual_mul_f32 v5, v1, v2", ONE, TWO, 0, THREE),
     # both read v6 and v7 before either is written
@@ -254,6 +258,20 @@ def test_a_matrix_product_in_fp8_has_eight_values_in_two_registers() -> None:
     assert found == [ONE] * 16 + [0] * 16
     with pytest.raises(KernelError, match="is not emulated for gfx1100"):
         run(body, a, b, target="gfx1100", threads=32)
+
+
+@pytest.mark.parametrize(("signs", "factor"), [("[1,1,0]", -2), ("[0,1,0]", 254), ("[0,0,0]", 254)])
+def test_bytes_of_a_matrix_have_a_sign_where_it_is_told(signs: str, factor: int) -> None:
+    """A[5][0] is 0xFE, which is -2 or 254, and B[0][j] is 3."""
+    body = f"""v_mov_b32_e32 v33, 0
+    v_mov_b32_e32 v32, v1
+    v_mov_b32_e32 v34, v2
+    v_mov_b32_e32 v35, 0
+    v_wmma_i32_16x16x16_iu8 v[16:23], v[32:33], v[34:35], 1 neg_lo:{signs}
+    v_mov_b32_e32 v4, v21"""
+    a, b = [0xFE if lane == 5 else 0 for lane in LANES], [3 if lane < 16 else 0 for lane in LANES]
+    found, _, _ = run(body, a, b, target="gfx1201", threads=32)
+    assert found == [(3 * factor + 1) & MINUS] * 16 + [1] * 16
 
 
 def test_copies_of_a_matrix_operand_that_differ_are_a_fault() -> None:

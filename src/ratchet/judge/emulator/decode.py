@@ -33,6 +33,8 @@ LOCATION: Final = re.compile(r"^\s+\.loc\s+(\d+)\s+(\d+)")
 FILE: Final = re.compile(r'^\s+\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]*)"')
 BRANCH: Final = re.compile(r"^s_c?branch")
 WIDE: Final = "UID"
+CLAMPED: Final = ("v_add_u32", "v_sub_u32")
+"""Of integers, those that the table has a form for that ends in `clamp`."""
 DUAL: Final = re.compile(r"\s*::\s*(v_dual_\w+)\s+")
 
 
@@ -203,6 +205,9 @@ def _record(
         texts.insert(0, "exec_lo")
     if line.mnemonic.startswith("v_dual_cndmask_") and len(texts) == 3:
         texts.append("vcc_lo")
+    if "clamp" in modifiers and name in CLAMPED:
+        name = f"{name}_clamp"
+        modifiers = {key: value for key, value in modifiers.items() if key != "clamp"}
     form = forms.special(name, texts, modifiers, target)
     if form is not None:
         return _MachineRecord(operations[form.operation], form.operands, form.aux, form.flags)

@@ -85,9 +85,20 @@ MI200_STEPS: Final = {
 MFMA_RUN: Final = 4
 """Rows of the result that follow one another in a lane's registers."""
 MFMA_TYPES: Final = {"bf16": 0, "f16": 1, "f32": 2, "i8": 3, "fp8": 4, "bf8": 5}
-WMMA: Final = re.compile(r"^v_wmma_f32_16x16x16_(bf16|f16|fp8_fp8|fp8_bf8|bf8_fp8|bf8_bf8)$")
+WMMA: Final = {
+    "v_wmma_f32_16x16x16_f16": ("f16", "f16"),
+    "v_wmma_f32_16x16x16_bf16": ("bf16", "bf16"),
+    "v_wmma_i32_16x16x16_iu8": ("i8", "i8"),
+    "v_wmma_f32_16x16x16_fp8_fp8": ("fp8", "fp8"),
+    "v_wmma_f32_16x16x16_fp8_bf8": ("fp8", "bf8"),
+    "v_wmma_f32_16x16x16_bf8_fp8": ("bf8", "fp8"),
+    "v_wmma_f32_16x16x16_bf8_bf8": ("bf8", "bf8"),
+}
+"""Types of A and B."""
 WMMA_LAYOUTS: Final = {"gfx1100": (2, 1), "gfx1201": (1, 8)}
 """How many lanes hold a value of A or B, and rows of the result that follow one another."""
+UNSIGNED: Final = 8
+"""Bytes without a sign."""
 OCP: Final = 2
 """Added to an 8-bit float's type where the target has the open compute formats."""
 LANE_FORMS: Final = {
@@ -182,22 +193,25 @@ def _wave_matrix(
     name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
 ) -> MachineForm:
     """RDNA's: sections "Wave Matrix Multiply Accumulate" of both manuals, for waves of 32."""
-    _only(modifiers, ())
-    found = WMMA.match(name)
-    layout = WMMA_LAYOUTS.get(target)
-    first, _, second = (found[1] if found else "").partition("_")
-    if found is None or layout is None or (second and target != "gfx1201"):
+    types, layout = WMMA.get(name, ("", "")), WMMA_LAYOUTS.get(target)
+    is_small = types[0] in ("fp8", "bf8")
+    is_integer = types[0] == "i8"
+    if not types[0] or layout is None or (is_small and target != "gfx1201"):
         raise KernelError(f"the matrix instruction {name} is not emulated for {target}")
+    _only(modifiers, ("neg_lo",) if is_integer else ())
     copies, run = layout
-    operands = [parse_operand(text, "f") for text in texts]
-    each = 8 * copies // (4 if second else 2)
+    operands = [parse_operand(text, "u" if is_integer else "f") for text in texts]
+    each = 8 * copies // (4 if is_small or is_integer else 2)
     registers = [8, each, each, 8]
     if len(operands) != 4 or any(one.modifiers for one in operands):
         raise KernelError("the operands of a matrix instruction are not as expected")
     _matrix_registers(operands, registers, texts)
-    shift = OCP if second else 0
-    types = [MFMA_TYPES[first] + shift, MFMA_TYPES[second or first] + shift]
-    return MachineForm("mfma", operands, [16, 16, *types, 0, run, int(copies == 2)])
+    numbers = [MFMA_TYPES[one] + (OCP if is_small else 0) for one in types]
+    if is_integer:  # `neg_lo` says of A and of B that they have a sign
+        signed = _list(modifiers.get("neg_lo", "[0,0,0]"), 3)
+        numbers = [MFMA_TYPES["i8"] if sign else UNSIGNED for sign in signed[:2]]
+    copied = int(copies == 2)
+    return MachineForm("mfma", operands, [16, 16, *numbers, int(is_integer), run, copied])
 
 
 def _matrix_registers(

@@ -45,6 +45,7 @@ inline f32 fma_f32(f32 a, f32 b, f32 c) { return __builtin_fmaf(a, b, c); }
 inline i32 low24(u32 x) { return i32(x << 8) >> 8; }
 inline f64 power(i32 e) { return as<f64>(u64(1023 + e) << 52); }
 inline f32 scaled(f32 a, i32 e) { return f32(f64(a) * power(e < -400 ? -400 : e > 400 ? 400 : e)); }
+inline f64 scaled(f64 a, i32 e) { return std::scalbn(a, e); }
 inline f32 sine(f32 a) { return f32(std::sin(6.283185307179586 * (a - std::floor(f64(a))))); }
 inline f32 cosine(f32 a) { return f32(std::cos(6.283185307179586 * (a - std::floor(f64(a))))); }
 inline f32 fraction(f32 a) { f32 r = a - floorf(a); return r < 1.0f ? r : 0x1.fffffep-1f; }
@@ -64,37 +65,45 @@ inline u32 permuted(u32 a, u32 b, u32 c) {
     }
     return r;
 }
+inline f64 bf16(u32 x) { return as<f32>(x << 16); }
 inline i32 dot4(u32 a, u32 b) { i32 r = 0; for (int i = 0; i < 32; i += 8) r += i32(int8_t(a >> i)) * int8_t(b >> i); return r; }
 inline u32 three_bits(u32 a, u32 b, u32 c, u32 table) {
     u32 r = 0;
     for (int i = 0; i < 8; i++) if (table >> i & 1) r |= (i & 4 ? a : ~a) & (i & 2 ? b : ~b) & (i & 1 ? c : ~c);
     return r;
 }
-inline bool tiny(f32 x) { return x != 0 && std::fabs(x) < 0x1p-126f; }
+// Division in f32 and f64, with the manual's exponents for each
+template <class F> struct Division;
+template <> struct Division<f32> { using Bits = u32; static constexpr int STEP = 64, FAR = 96, SMALL = 23, ONE = 127; static constexpr Bits SIGN = 1u << 31, QUIET = 1u << 22; };
+template <> struct Division<f64> { using Bits = u64; static constexpr int STEP = 128, FAR = 768, SMALL = 53, ONE = 1023; static constexpr Bits SIGN = 1ull << 63, QUIET = 1ull << 51; };
+template <class F> using Bits = typename Division<F>::Bits;
+template <class F> inline bool tiny(F x) { return x != 0 && std::fabs(x) < std::numeric_limits<F>::min(); }
+template <class F> inline bool same(F a, F b) { return as<Bits<F>>(a) == as<Bits<F>>(b); }
 inline i32 raw_exponent(f32 x) { return i32(as<u32>(x) >> 23 & 255); }
-inline f32 divide_scale(f32 a, f32 b, f32 c, u32& m) {  // b: denominator, c: numerator
+inline i32 raw_exponent(f64 x) { return i32(as<u64>(x) >> 52 & 2047); }
+template <class F> inline F divide_scale(F a, F b, F c, u32& m) {  // b: denominator, c: numerator
     m = 0;
-    if (c == 0 || b == 0) return std::numeric_limits<f32>::quiet_NaN();
-    if (raw_exponent(c) - raw_exponent(b) >= 96) { m = 1; return as<u32>(a) == as<u32>(b) ? scaled(a, 64) : a; }
-    if (tiny(b)) return scaled(a, 64);
-    f32 inverse = f32(1.0 / b), quotient = f32(f64(c) / b);
-    if (tiny(inverse) && tiny(quotient)) { m = 1; return as<u32>(a) == as<u32>(b) ? scaled(a, 64) : a; }
-    if (tiny(inverse)) return scaled(a, -64);
-    if (tiny(quotient)) { m = 1; return as<u32>(a) == as<u32>(c) ? scaled(a, 64) : a; }
-    if (raw_exponent(c) <= 23) return scaled(a, 64);
+    if (c == 0 || b == 0) return std::numeric_limits<F>::quiet_NaN();
+    if (raw_exponent(c) - raw_exponent(b) >= Division<F>::FAR) { m = 1; return same(a, b) ? scaled(a, Division<F>::STEP) : a; }
+    if (tiny(b)) return scaled(a, Division<F>::STEP);
+    F inverse = F(1.0 / b), quotient = F(f64(c) / b);
+    if (tiny(inverse) && tiny(quotient)) { m = 1; return same(a, b) ? scaled(a, Division<F>::STEP) : a; }
+    if (tiny(inverse)) return scaled(a, -Division<F>::STEP);
+    if (tiny(quotient)) { m = 1; return same(a, c) ? scaled(a, Division<F>::STEP) : a; }
+    if (raw_exponent(c) <= Division<F>::SMALL) return scaled(a, Division<F>::STEP);
     return a;
 }
-inline f32 divide_fmas(f32 a, f32 b, f32 c, u32 vcc) {
-    f32 r = fma_f32(a, b, c);
-    return vcc ? scaled(r, raw_exponent(c) > 127 ? 64 : -64) : r;
+template <class F> inline F divide_fmas(F a, F b, F c, u32 vcc) {
+    F r = std::fma(a, b, c);
+    return vcc ? scaled(r, raw_exponent(c) > Division<F>::ONE ? Division<F>::STEP : -Division<F>::STEP) : r;
 }
-inline f32 divide_fixup(f32 a, f32 b, f32 c) {
-    u32 sign = (as<u32>(b) ^ as<u32>(c)) & 0x80000000;
-    if (c != c || b != b) return as<f32>(as<u32>(c != c ? c : b) | 0x400000);
-    if ((b == 0 && c == 0) || (std::isinf(b) && std::isinf(c))) return as<f32>(0xffc00000u);
-    if (b == 0 || std::isinf(c)) return as<f32>(sign | 0x7f800000);
-    if (std::isinf(b) || c == 0) return as<f32>(sign);
-    return as<f32>(sign | (as<u32>(a) & 0x7fffffff));
+template <class F> inline F divide_fixup(F a, F b, F c) {
+    const Bits<F> sign = (as<Bits<F>>(b) ^ as<Bits<F>>(c)) & Division<F>::SIGN, infinity = as<Bits<F>>(std::numeric_limits<F>::infinity());
+    if (c != c || b != b) return as<F>(as<Bits<F>>(c != c ? c : b) | Division<F>::QUIET);
+    if ((b == 0 && c == 0) || (std::isinf(b) && std::isinf(c))) return as<F>(Division<F>::SIGN | infinity | Division<F>::QUIET);
+    if (b == 0 || std::isinf(c)) return as<F>(sign | infinity);
+    if (std::isinf(b) || c == 0) return as<F>(sign);
+    return as<F>(sign | (as<Bits<F>>(a) & ~Division<F>::SIGN));
 }
 template <class F> inline bool class_of(F a, u32 mask) {
     int which, kind = std::fpclassify(a); bool minus = std::signbit(a);

@@ -153,6 +153,8 @@ VECTOR: Final = {
         v_mul_f16 | h:hh | a * b
         v_min_f16 | h:hh | smaller(a, b)
         v_max_f16 | h:hh | larger(a, b)
+        v_fmamk_f16 | h:hhh | f16_of(f64(a) * b + c)
+        v_fmaak_f16 | h:hhh | f16_of(f64(a) * b + c)
         v_fmac_f16 | h:hhq | f16_of(f64(a) * b + d)
         v_add_u16 | w:ww | a + b
         v_sub_u16 | w:ww | a - b
@@ -177,6 +179,10 @@ VECTOR: Final = {
         v_max_f64 | D:DD | larger(a, b)
         v_ldexp_f64 | D:Di | scalbn(a, b)
         v_ldexp_f32 | f:fi | scaled(a, b)
+        v_add_i32 | u:uu | a + b
+        v_sub_i32 | u:uu | a - b
+        v_add_u32_clamp | u:uu | a + b < a ? ~0u : a + b
+        v_sub_u32_clamp | u:uu | a < b ? 0 : a - b
         v_mul_lo_u32 | u:uu | a * b
         v_mul_hi_u32 | u:uu | u32(u64(a) * b >> 32)
         v_mul_hi_i32 | i:ii | i32(i64(a) * b >> 32)
@@ -211,6 +217,13 @@ VECTOR: Final = {
         v_min3_f32 | f:fff | smaller(smaller(a, b), c)
         v_max3_f32 | f:fff | larger(larger(a, b), c)
         v_med3_f32 | f:fff | middle(a, b, c)
+        v_min3_f16 | h:hhh | smaller(smaller(a, b), c)
+        v_max3_f16 | h:hhh | larger(larger(a, b), c)
+        v_med3_f16 | h:hhh | middle(a, b, c)
+        v_min3_i16 | x:xxx | least(least(a, b), c)
+        v_max3_i16 | x:xxx | most(most(a, b), c)
+        v_min3_u16 | w:www | least(least(a, b), c)
+        v_max3_u16 | w:www | most(most(a, b), c)
         v_min3_i32 | i:iii | least(least(a, b), c)
         v_max3_i32 | i:iii | most(most(a, b), c)
         v_med3_i32 | i:iii | most(least(a, b), least(most(a, b), c))
@@ -227,6 +240,7 @@ VECTOR: Final = {
         v_or_b16 | w:ww | a | b
         v_xor_b16 | w:ww | a ^ b
         v_cndmask_b16 | w:wwm | c ? b : a
+        v_dot2_bf16_bf16 | w:uuw | bf16_of(f32(bf16(a) * bf16(b) + bf16(a >> 16) * bf16(b >> 16) + bf16(c)))
         v_dot2_f32_f16 | f:uuf | f32(f64(half(a)) * half(b) + f64(half(a >> 16)) * half(b >> 16) + c)
         v_bcnt_u32_b32 | u:uu | u32(__builtin_popcount(a)) + b
         v_mbcnt_lo_u32_b32 | u:uu | u32(__builtin_popcount(a & (l < 32 ? (1u << l) - 1 : ~0u))) + b
@@ -237,6 +251,9 @@ VECTOR: Final = {
         v_pack_b32_f16 | u:ww | a | b << 16
         v_sad_u32 | u:uuu | (a > b ? a - b : b - a) + c
         v_div_scale_f32 | fm:fff | r = divide_scale(a, b, c, m)
+        v_div_scale_f64 | Dm:DDD | r = divide_scale(a, b, c, m)
+        v_div_fmas_f64 | D:DDDv | divide_fmas(a, b, c, vcc)
+        v_div_fixup_f64 | D:DDD | divide_fixup(a, b, c)
         v_div_fmas_f32 | f:fffv | divide_fmas(a, b, c, vcc)
         v_div_fixup_f32 | f:fff | divide_fixup(a, b, c)
         v_bitop3_b32 | u:uuu | three_bits(a, b, c, in.aux[0])

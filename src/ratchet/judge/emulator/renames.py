@@ -13,7 +13,7 @@ from ratchet.errors import KernelError
 
 _RENAMED: Final = """
     v_add_nc_u32=v_add_u32 v_sub_nc_u32=v_sub_u32 v_subrev_nc_u32=v_subrev_u32
-    v_add_nc_i32=v_add_u32 v_sub_nc_i32=v_sub_u32 v_add_nc_u16=v_add_u16 v_sub_nc_u16=v_sub_u16
+    v_add_nc_i32=v_add_i32 v_sub_nc_i32=v_sub_i32 v_add_nc_u16=v_add_u16 v_sub_nc_u16=v_sub_u16
     v_add_nc_i16=v_add_u16 v_sub_nc_i16=v_sub_u16 v_add_co_ci_u32=v_addc_co_u32
     v_sub_co_ci_u32=v_subb_co_u32 v_subrev_co_ci_u32=v_subbrev_co_u32
     v_mad_co_u64_u32=v_mad_u64_u32 v_mad_co_i64_i32=v_mad_i64_i32
