@@ -6,7 +6,9 @@ While one group is judged, the next one is drawn.
 from __future__ import annotations
 
 import copy
+import math
 import random
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -90,11 +92,14 @@ class Reinforcement:
         config: LearnConfig,
         *,
         skills: SkillTest | None = None,
+        deadline: float | None = None,
     ) -> None:
+        """After `deadline`, on the clock of `time.monotonic`, no group is drawn again."""
         if not tasks:
             raise LearnError("there is no problem to train on: name other families")
         self._tokenizer, self._tasks, self._language = tokenizer, list(tasks), language
         self._judging, self._config, self._skills = judging, config, skills
+        self._deadline = math.inf if deadline is None else deadline
         self._start = _frozen(model) if config.kl > 0 else None
         self.dead = self.resampled = self.answers = self.invalid = 0
         self._means: list[float] = []
@@ -167,7 +172,7 @@ class Reinforcement:
                 own = self._judged(task, drafts)
                 if not all(is_dead(one.earned) for one in own):
                     found += own
-                elif attempt < self._config.resamples:
+                elif attempt < self._config.resamples and time.monotonic() < self._deadline:
                     again.append(task)
                     self.resampled += 1
                 else:

@@ -116,7 +116,14 @@ def grpo(
     with ThreadPoolExecutor(1) as pool:
         judging = Judging(bench, pool)
         objective = Reinforcement(
-            model, start.tokenizer, tasks, language, judging, config, skills=skills
+            model,
+            start.tokenizer,
+            tasks,
+            language,
+            judging,
+            config,
+            skills=skills,
+            deadline=deadline,
         )
         trained = _trained(model, start, base, objective, config, corpus, folder, deadline, follow)
     return _kept(config, model, start.tokenizer, "grpo", corpus, folder, trained)

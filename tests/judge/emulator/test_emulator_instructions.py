@@ -112,6 +112,13 @@ GFX950 = [
     ("v_cvt_pk_bf16_f32 v4, v1, v2", f(1 + 2**-8), f(1 + 3 * 2**-8), 0, 0x3F823F80),
     ("v_bitop3_b32 v4, v1, v2, v3 bitop3:0x96", 0b1100, 0b1010, 0b1111, 0b1001),
 ]
+GFX90A = [
+    # (1 + 2^-12)^2 - 1 in two roundings: the last bit is lost
+    ("v_mad_f32 v4, v1, v1, -1.0", f(1 + 2**-12), 0, 0, f(2**-11)),
+    ("v_madmk_f32 v4, v1, 0x40400000, v2", TWO, ONE, 0, f(7.0)),
+    ("v_mov_b32_e32 v4, v3\nv_mac_f32_e32 v4, v1, v2", TWO, THREE, ONE, f(7.0)),
+    ("v_mad_f32 v4, v1, 1.0, v2", 0x00000001, 0x80400000, 0, 0),  # denormals are zeros
+]
 SCALAR = [
     ("s_add_u32 s8, -1, 1\ns_addc_u32 s8, 2, 3", 6),
     ("s_sub_i32 s8, 0x80000000, 1\ns_cselect_b32 s8, 5, 6", 5),
@@ -142,6 +149,14 @@ def test_an_instruction_of_gfx950_does_what_the_manual_says(
     body: str, a: int, b: int, c: int, wanted: int
 ) -> None:
     found, _, _ = run(body, [a], [b], [c], target="gfx950")
+    assert [hex(one) for one in found] == [hex(wanted)] * 64
+
+
+@pytest.mark.parametrize(("body", "a", "b", "c", "wanted"), GFX90A)
+def test_an_instruction_of_gfx90a_does_what_the_manual_says(
+    body: str, a: int, b: int, c: int, wanted: int
+) -> None:
+    found, _, _ = run(body, [a], [b], [c], target="gfx90a")
     assert [hex(one) for one in found] == [hex(wanted)] * 64
 
 

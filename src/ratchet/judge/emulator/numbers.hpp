@@ -42,6 +42,8 @@ inline f32 middle(f32 a, f32 b, f32 c) {
 template <class T> inline T least(T a, T b) { return a < b ? a : b; }
 template <class T> inline T most(T a, T b) { return a > b ? a : b; }
 inline f32 fma_f32(f32 a, f32 b, f32 c) { return __builtin_fmaf(a, b, c); }
+inline f32 flushed(f32 x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
+inline f32 unfused(f32 a, f32 b, f32 c) { return flushed(flushed(flushed(a) * flushed(b)) + flushed(c)); }  // two roundings, no denormals
 inline i32 low24(u32 x) { return i32(x << 8) >> 8; }
 inline f64 power(i32 e) { return as<f64>(u64(1023 + e) << 52); }
 inline f32 scaled(f32 a, i32 e) { return f32(f64(a) * power(e < -400 ? -400 : e > 400 ? 400 : e)); }

@@ -1,7 +1,8 @@
 """The table of operations: mnemonic, operand kinds, expression, and where the ISA manual has it.
 
 The manual is "AMD Instinct MI300 Instruction Set Architecture", chapter "Instructions"; a section
-here is one of its sections. gfx950's additions are in the CDNA 4 edition of the same chapter, those
+here is one of its sections. What only gfx90a has (`v_mad_f32`, `v_mac_f32`) is in "AMD Instinct
+MI200 Instruction Set Architecture"; gfx950's additions are in the CDNA 4 edition, those
 of RDNA in "RDNA3 Instruction Set Architecture" and "RDNA4 Instruction Set Architecture".
 
 A line is `mnemonic | results:sources | expression`. The kinds of operands:
@@ -120,6 +121,9 @@ VECTOR: Final = {
         v_fmac_f32 | f:ffq | fma_f32(a, b, d)
         v_fmamk_f32 | f:fff | fma_f32(a, b, c)
         v_fmaak_f32 | f:fff | fma_f32(a, b, c)
+        v_mac_f32 | f:ffq | unfused(a, b, d)
+        v_madmk_f32 | f:fff | unfused(a, b, c)
+        v_madak_f32 | f:fff | unfused(a, b, c)
         v_fmac_f64 | D:DDq | fma(a, b, d)
         v_min_f32 | f:ff | smaller(a, b)
         v_max_f32 | f:ff | larger(a, b)
@@ -172,6 +176,7 @@ VECTOR: Final = {
     """,
     "VOP3A & VOP3B": """
         v_fma_f32 | f:fff | fma_f32(a, b, c)
+        v_mad_f32 | f:fff | unfused(a, b, c)
         v_fma_f64 | D:DDD | fma(a, b, c)
         v_add_f64 | D:DD | a + b
         v_mul_f64 | D:DD | a * b
