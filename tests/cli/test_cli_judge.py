@@ -172,4 +172,4 @@ def test_a_problem_that_is_read_and_no_good(
 def test_the_help_says_where_a_hip_kernel_goes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["judge", "--help"]) == 0
     words = " ".join(re.sub(r"[^\w.]+", " ", capsys.readouterr().out).split())
-    assert "For a .hip file use ratchet inspect" in words
+    assert "with target also .hip" in words
