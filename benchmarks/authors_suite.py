@@ -10,8 +10,9 @@ soon as it is known: covered by the generator, the verdict, the ratios to torch.
 counts as a failure: with ratio 0.1 in the means, and as not fast. The figures are those of one more
 verdict on the kernel that the run ended with, so they do not come from the samples that chose it.
 The curve is the speed-up of the best so far at equal candidates, for the search and for random
-search, on a few of the problems: both are screened anew and beside each other at the end, so that
-no lucky estimate counts. The last line is JSON.
+search, on a few of the problems: the kernel that each would confirm first. All of them are screened
+anew and beside each other at the end, three times, so that no lucky estimate counts. The last line
+is JSON.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ from typing import Any
 import msgspec
 from kernelbench_kinds import KINDS
 
-from ratchet.authors.author import Progress
+from ratchet.authors.author import FAILED, Answer
 from ratchet.authors.choices import make_request
 from ratchet.authors.court import RecordedCourt
 from ratchet.authors.result import WritingRequest, WritingResult
-from ratchet.authors.run import ProblemRun, RunEvent
+from ratchet.authors.run import ProblemRun
 from ratchet.authors.search.author import SearchAuthor
+from ratchet.authors.search.halving import Rungs
 from ratchet.authors.write import write
 from ratchet.errors import RatchetError
 from ratchet.judge.api import as_problem
@@ -50,8 +52,10 @@ FAILED_RATIO = 0.1
 """Counts for a problem without a right and timed kernel."""
 COMPARED_S = 240.0
 """Time limit of the verdict beside torch.compile, which has to compile."""
-CURVE_AT = (8, 16, 32, 64)
+CURVE_AT = (1, 2, 4, 8, 16, 32, 64)
 """Candidates at which the searches are compared."""
+ANEW = 3
+"""Screenings of each kernel of a curve, once the searches have ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,11 +196,7 @@ def curve(problems: Sequence[Problem], seed: int) -> dict[str, dict[str, float]]
     for problem in problems:
         chosen = {name: bests(problem, name, seed) for name in logs}
         kernels = {one.hash: one for own in chosen.values() for one in own.values()}
-        with tempfile.TemporaryDirectory() as folder, RecordedJudge(f"{folder}/l.db") as judge:
-            told = RecordedCourt(judge).estimate(
-                problem, list(kernels.values()), best=None, time_limit_s=120.0, device="cpu"
-            )
-        ratios = {one.kernel_hash: one.ratio for one in told}
+        ratios = screened_anew(problem, list(kernels.values()))
         for name, own in chosen.items():
             for count in CURVE_AT:
                 ratio = ratios.get(own[count].hash) if count in own else None
@@ -216,12 +216,25 @@ def curve(problems: Sequence[Problem], seed: int) -> dict[str, dict[str, float]]
     }
 
 
+def screened_anew(problem: Problem, kernels: Sequence[Kernel]) -> dict[str, float]:
+    """The geometric mean of some screenings of each kernel; one that failed has none."""
+    logs: dict[str, list[float]] = {}
+    for _ in range(ANEW):
+        with tempfile.TemporaryDirectory() as folder, RecordedJudge(f"{folder}/l.db") as judge:
+            told = RecordedCourt(judge).estimate(
+                problem, kernels, best=None, time_limit_s=120.0, device="cpu"
+            )
+        for one in told:
+            if one.ratio:
+                logs.setdefault(one.kernel_hash, []).append(math.log(one.ratio))
+    return {name: math.exp(math.fsum(own) / len(own)) for name, own in logs.items()}
+
+
 def bests(problem: Problem, strategy: str, seed: int) -> dict[int, Kernel]:
-    """The kernel that a search had screened best after each count of CURVE_AT candidates."""
+    """The kernel that a search would have confirmed first after each count of CURVE_AT."""
     from ratchet.authors.generator import space_for
 
     author = SearchAuthor(space_for(problem, device="cpu"), strategy=strategy, seed=seed)
-    found: dict[int, Kernel] = {}
     with tempfile.TemporaryDirectory() as folder, RecordedJudge(f"{folder}/l.db") as judge:
         run = ProblemRun(
             problem=problem,
@@ -229,25 +242,27 @@ def bests(problem: Problem, strategy: str, seed: int) -> dict[int, Kernel]:
             authors=[author],
             court=RecordedCourt(judge),
             keep=lambda answer: None,
-            listen=lambda event: note(event, run.progress, found),
+            listen=lambda event: None,
         )
         run.search()
-        note(None, run.progress, found)
-    return found
+    leaders = {count: leader(run.progress.answers, count) for count in CURVE_AT}
+    return {count: kernel for count, kernel in leaders.items() if kernel is not None}
 
 
-def note(event: RunEvent | None, progress: Progress, found: dict[int, Kernel]) -> None:
-    """Note the best so far at each count that has been reached."""
-    first: dict[str, float] = {}
-    for count, answer in enumerate(
-        (one for one in progress.answers if one.stage == "screened" and one.rung == 0), start=1
-    ):
-        if answer.ratio is not None:
-            first[answer.proposal.kernel.hash] = answer.ratio
-        if count in CURVE_AT and count not in found and first:
-            best = max(first, key=lambda one: first[one])
-            kernels = {one.proposal.kernel.hash: one.proposal.kernel for one in progress.answers}
-            found[count] = kernels[best]
+def leader(answers: Sequence[Answer], count: int) -> Kernel | None:
+    """Return the kernel that a run would confirm first after its first `count` candidates."""
+    rungs, kernels, seen = Rungs(), {}, 0
+    for answer in answers:
+        if answer.stage != "screened":
+            continue
+        seen += answer.rung == 0
+        if seen > count:
+            break
+        kernel = answer.proposal.kernel
+        kernels[kernel.hash] = kernel
+        if answer.ratio or answer.status in FAILED:
+            rungs.record(kernel.hash, math.log(answer.ratio) if answer.ratio else None)
+    return kernels[rungs.order()[0]] if rungs.scores else None
 
 
 def main() -> int:

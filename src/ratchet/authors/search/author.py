@@ -10,6 +10,7 @@ from typing import Final
 from ratchet.authors.author import FAILED, RIGHT, Answer, Progress, Proposal, Schedule, Space
 from ratchet.authors.search.cost_model import CostModel, Example
 from ratchet.authors.search.evolution import Evolution
+from ratchet.authors.search.halving import Rungs
 from ratchet.authors.search.optuna_search import OptunaSearch
 from ratchet.authors.search.random_search import RandomSearch
 from ratchet.authors.search.strategy import Move, ScoredSchedule, SearchStrategy, is_valid
@@ -88,16 +89,21 @@ class SearchAuthor:
         return [] if self._plain else self._experience.openers(self._space, problem, model)
 
     def _trials(self, answers: Sequence[Answer]) -> list[ScoredSchedule]:
-        """Return every schedule that was proposed, with the score of its newest screening."""
-        scores: dict[Schedule, float | None] = dict.fromkeys(self._asked)
+        """Return every schedule that was proposed, with its mean score over its screenings."""
+        rungs = Rungs()
         for one in answers:
-            if one.proposal.schedule in scores and one.status not in RIGHT + FAILED:
-                continue  # not measured: it keeps what is known
-            right = one.status in RIGHT and one.ratio is not None and one.ratio > 0
-            scores[one.proposal.schedule] = math.log(one.ratio or 1.0) if right else None
-        return [
-            ScoredSchedule(schedule=schedule, score=score) for schedule, score in scores.items()
-        ]
+            if one.status in FAILED:
+                rungs.record(one.proposal.kernel.hash, None)
+            elif one.status in RIGHT and one.ratio is not None and one.ratio > 0:
+                rungs.record(one.proposal.kernel.hash, math.log(one.ratio))
+        told = {one.proposal.schedule: one.proposal.kernel.hash for one in answers}
+        schedules = dict.fromkeys([*self._asked, *told])
+        found = []
+        for schedule in schedules:
+            right = told.get(schedule) in rungs.scores
+            score = rungs.score(told[schedule]) if right else None
+            found.append(ScoredSchedule(schedule=schedule, score=score))
+        return found
 
     def _model(self, problem: str, answers: Sequence[Answer]) -> CostModel | None:
         newest = {one.proposal.schedule: one for one in answers if one.time_s}

@@ -28,6 +28,8 @@ ALIGNMENT = 64
 JITTER = 64
 """Tensors start at a multiple of 64 bytes, shifted by up to this many times 64 more."""
 SLACK_PAGES = 4096
+LEAST_THREADED_BYTES = 256 << 10
+"""Below this a second thread costs more than it gives."""
 INPUTS, IN_PLACE, OUTPUTS = 0, 1, 2
 NAMES = ("inputs", "in-place", "outputs")
 
@@ -160,16 +162,19 @@ class SharedBatch:
         list((_pool(threads).map if threads > 1 else map)(part, range(threads)))
 
     def _fill(self) -> None:
-        def write(call: int) -> None:
-            pairs = zip(self.inputs[call], self.slots[call], strict=False)  # outputs have no values
-            for tensor, slot in pairs:
-                self._blocks[slot.region].write(slot.offset, flat_bytes(tensor))
+        """Write each block, on threads of their own where they are the machine's memory."""
+        threaded = self._memory.seals and sum(self._ends) > LEAST_THREADED_BYTES
+        list((_pool(len(NAMES)).map if threaded else map)(self._fill_block, range(len(NAMES))))
 
-        self._blocks[OUTPUTS].blank()
-        for call in range(len(self.slots)):
-            write(call)
-        for region, block in enumerate(self._blocks):
-            block.finish(fixed=region == INPUTS and not self.writable_inputs)
+    def _fill_block(self, region: int) -> None:
+        block = self._blocks[region]
+        if region == OUTPUTS:
+            block.blank()
+        for tensors, slots in zip(self.inputs, self.slots, strict=True):
+            for tensor, slot in zip(tensors, slots, strict=False):  # outputs have no values
+                if slot.region == region:
+                    block.write(slot.offset, flat_bytes(tensor))
+        block.finish(fixed=region == INPUTS and not self.writable_inputs)
 
     def read(self, call: int, position: int) -> Tensor:
         """A private copy of one tensor of one call as it now stands in shared memory."""
