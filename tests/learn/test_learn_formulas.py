@@ -15,7 +15,7 @@ from ratchet.learn.bench import JudgeOutcome
 from ratchet.learn.config import LearnConfig, parse_share
 from ratchet.learn.languages import ScheduleLanguage, read_schedule, schedule_text
 from ratchet.learn.replay import ReplayDebt
-from ratchet.learn.rewards import RIGHT_ALONE, advantages, credits, is_jump, reward_of
+from ratchet.learn.rewards import RIGHT_ALONE, advantages, credits, is_jump, reward_of, shared
 from ratchet.learn.tasks import split_names
 
 REWARDS = ("milestones", "log", "raw")
@@ -54,6 +54,21 @@ def test_the_advantages_of_a_group_cancel(rewards: list[float]) -> None:
     assert abs(sum(advantages(rewards))) < 1e-6
 
 
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=8), st.floats(0, 1))
+def test_equal_kernels_split_a_share_of_their_reward(kernels: list[str], repeats: float) -> None:
+    """Together they earn no less than one of them alone, and one alone keeps its reward."""
+    found = shared([0.8] * len(kernels), kernels, repeats)
+    for kernel in set(kernels):
+        own = [one or 0.0 for one, name in zip(found, kernels, strict=True) if name == kernel]
+        assert sum(own) == pytest.approx(0.8 * (repeats + (1 - repeats) * len(own)))
+        assert len(own) > 1 or own == pytest.approx([0.8])
+
+
+def test_what_earned_nothing_is_not_split() -> None:
+    assert shared([0.0, None, -1.0, -1.0], ["a", "a", "b", "b"], 0.5) == [0.0, None, -1.0, -1.0]
+    assert shared([0.5, 0.5], [None, None], 0.5) == [0.5, 0.5]
+
+
 def test_an_answer_earns_a_share_of_what_it_led_to() -> None:
     assert credits([1.0], 0.4) == [1.0]
     assert credits([0.0, 1.0, 0.5], 0.4) == pytest.approx([0.4 * (1.0 + 0.4 * 0.5), 1.2, 0.5])
@@ -71,6 +86,7 @@ def test_an_answer_earns_a_share_of_what_it_led_to() -> None:
         ),
         ({"turns": 9}, "turns 9 is out of range: give 1 to 8"),
         ({"discount": 2.0}, "discount 2.0 is out of range: give 0 to 1"),
+        ({"repeats": -0.5}, "repeats -0.5 is out of range: give 0 to 1"),
     ],
 )
 def test_settings_that_contradict_each_other_are_one_line(values: Any, words: str) -> None:

@@ -87,6 +87,10 @@ Turns = Annotated[
 Discount = Annotated[
     float, typer.Option(help="Share of a later answer's reward that the one before it earns.")
 ]
+Repeats = Annotated[
+    float,
+    typer.Option(help="Share of a reward that equal kernels of a group split: more, more variety."),
+]
 Dataset = Annotated[
     list[str] | None,
     typer.Option(
@@ -241,6 +245,7 @@ def grpo(
     rate: Rate = 3e-4,
     turns: Turns = 1,
     discount: Discount = 0.4,
+    repeats: Repeats = 0.25,
     reward: RewardName = "log",
     against_compile: AgainstCompile = False,
     target: Target = None,
@@ -260,7 +265,8 @@ def grpo(
     """Train a policy on the judge's answers on its own kernels."""
     config = _config(
         lora=lora, steps=steps, problems=problems, group=group, rate=rate, reward=reward,
-        turns=turns, discount=discount, rival="compile" if against_compile else "eager", kl=kl,
+        turns=turns, discount=discount, repeats=repeats,
+        rival="compile" if against_compile else "eager", kl=kl,
         context=context, replay=_share(replay), max_forgetting=max_forgetting,
         on_forgetting=on_forgetting, device=device, seed=seed, **_emulated(target),
     )  # fmt: skip
@@ -381,6 +387,7 @@ def loop(
     group: Group = 8,
     turns: Turns = 1,
     discount: Discount = 0.4,
+    repeats: Repeats = 0.25,
     reward: RewardName = "log",
     against_compile: AgainstCompile = False,
     target: Target = None,
@@ -403,7 +410,8 @@ def loop(
     config = _config(
         model=model, size=size, answers=answers, lora=lora, steps=steps, batch=batch,
         context=context, rate=rate, problems=problems, group=group, turns=turns,
-        discount=discount, reward=reward, rival="compile" if against_compile else "eager",
+        discount=discount, repeats=repeats, reward=reward,
+        rival="compile" if against_compile else "eager",
         replay=_share(replay), max_forgetting=max_forgetting, device=device, seed=seed,
         **({"language": language} | _emulated(target)),
     )  # fmt: skip

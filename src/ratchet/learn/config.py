@@ -79,6 +79,8 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Answers to a problem in a row: each later one sees what the judge said of the one before."""
     discount: float = 0.4
     """Share of an answer's reward that the answer before it earns too."""
+    repeats: float = 0.25
+    """Share of a right answer's reward that equal kernels of its group split among them."""
     # Forgetting.
     replay: float = 0.01
     """Share of tokens in the loss that are pretraining text."""
@@ -115,6 +117,7 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check(self.cap > 1, "cap", self.cap, "more than 1")
         _check(1 <= self.turns <= 8, "turns", self.turns, "1 to 8")
         _check(0 <= self.discount <= 1, "discount", self.discount, "0 to 1")
+        _check(0 <= self.repeats <= 1, "repeats", self.repeats, "0 to 1")
         if self.target and self.language != "triton":
             raise LearnError(
                 f"target {self.target!r} needs kernels in Triton, and these are in "

@@ -22,7 +22,7 @@ from ratchet.learn.bench import Bench, JudgeOutcome, PolicyKernel, judge_answers
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.languages import AnswerLanguage
 from ratchet.learn.objectives import SkillTest
-from ratchet.learn.rewards import advantages, credits, is_dead, is_jump, reward_of
+from ratchet.learn.rewards import advantages, credits, is_dead, is_jump, reward_of, shared
 from ratchet.learn.sampling import Sampled, answer_logs, sample
 from ratchet.learn.tasks import LearnTask
 from ratchet.learn.training import StepWork
@@ -64,7 +64,7 @@ class Group:
     outcomes: tuple[JudgeOutcome, ...]
     rewards: tuple[float, ...]
     earned: tuple[float, ...]
-    """The rewards, with a share of what later turns made of these answers."""
+    """The rewards, less what equal kernels split, and a share of what later turns made of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,8 +232,13 @@ class Reinforcement:
     def _judged(self, task: LearnTask, drafts: Sequence[Draft]) -> list[Group]:
         """Return a group for each turn, of the answers that were measured."""
         outcomes = [one.future.result() for one in drafts]
+        repeats = self._config.repeats
         rewards = [[reward_of(one, self._config) for one in turn] for turn in outcomes]
-        rows = [credits(row, self._config.discount) for row in zip(*rewards, strict=True)]
+        worth = [
+            shared(one, [None if k is None else k.kernel.hash for k in draft.candidates], repeats)
+            for one, draft in zip(rewards, drafts, strict=True)
+        ]
+        rows = [credits(row, self._config.discount) for row in zip(*worth, strict=True)]
         found = []
         for turn, draft in enumerate(drafts):
             there = [place for place, one in enumerate(rewards[turn]) if one is not None]

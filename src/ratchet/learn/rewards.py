@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -36,6 +37,24 @@ def reward_of(outcome: JudgeOutcome, config: LearnConfig) -> float | None:
     else:
         passed = min(max(math.log(ratio) / math.log(config.cap), 0.0), 1.0)
     return RIGHT_ALONE + (1 - RIGHT_ALONE) * passed
+
+
+def shared(
+    rewards: Sequence[float | None], kernels: Sequence[str | None], repeats: float
+) -> list[float | None]:
+    """Return rewards of which a share is split among equal kernels of one group.
+
+    A right kernel that n answers gave earns each of them 1 - `repeats` + `repeats` / n of it. So
+    the group's best answer stays the best, and saying it once more is worth less than a new one.
+    """
+    counts = Counter(one for one in kernels if one is not None)
+    found: list[float | None] = []
+    for reward, kernel in zip(rewards, kernels, strict=True):
+        if reward is None or reward <= 0 or kernel is None:
+            found.append(reward)
+        else:
+            found.append(reward * (1 - repeats + repeats / counts[kernel]))
+    return found
 
 
 def credits(rewards: Sequence[float | None], discount: float) -> list[float | None]:
