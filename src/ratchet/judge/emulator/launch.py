@@ -238,10 +238,12 @@ class Emulator:
         where = ctypes.c_uint64(0)
         if self._run(ctypes.byref(launch), message, 256, ctypes.byref(where)):
             raise KernelError(_fault(kernel, message.value.decode(), where.value, launch.other))
+        executed = counts[:]
+        ran = [at for at, count in enumerate(executed) if count]
         return LaunchCounts(
-            instructions=sum(counts),
-            by_mnemonic=_summed(kernel, counts),
-            lanes=_summed(kernel, lanes),
+            instructions=sum(executed),
+            by_mnemonic=_summed(kernel, executed, ran),
+            lanes=_summed(kernel, lanes[:], ran),
             bytes=launch.bytes,
             stored_bytes=launch.stored,
             touched_bytes=64 * launch.touched64,
@@ -249,8 +251,8 @@ class Emulator:
             lines_128=launch.lines128,
             lds_bytes=launch.lds_bytes_moved,
             lds_conflicts=launch.conflicts,
-            by_place=_by_place(kernel, counts, lanes, lines_at, conflicts_at),
-            executed=tuple(counts),
+            by_place=_by_place(kernel, ran, executed, lanes[:], lines_at[:], conflicts_at[:]),
+            executed=tuple(executed),
             runs=tuple(
                 ctypes.string_at(launch.runs + RUN_BYTES * room * wave, RUN_BYTES * count)
                 for wave, count in enumerate(noted)
@@ -372,24 +374,31 @@ def _place(kernel: DecodedKernel, where: int) -> str:
 
 
 def _by_place(
-    kernel: DecodedKernel, counts: Any, lanes: Any, lines_at: Any, conflicts_at: Any
+    kernel: DecodedKernel,
+    ran: Sequence[int],
+    counts: Sequence[int],
+    lanes: Sequence[int],
+    lines_at: Sequence[int],
+    conflicts_at: Sequence[int],
 ) -> dict[str, PlaceCounts]:
     found: dict[str, PlaceCounts] = {}
-    rows = zip(kernel.places, kernel.mnemonics, counts, lanes, lines_at, conflicts_at, strict=True)
-    for place, mnemonic, count, on, lines, conflicts in rows:
-        if not count:
-            continue
-        one = found.setdefault(place, PlaceCounts(by_mnemonic={}))
-        one.by_mnemonic[mnemonic] = one.by_mnemonic.get(mnemonic, 0) + count
-        one.lanes += on
-        one.lines_64 += lines
-        one.lds_conflicts += conflicts
+    for at in ran:
+        one = found.get(kernel.places[at])
+        if one is None:
+            one = found[kernel.places[at]] = PlaceCounts(by_mnemonic={})
+        mnemonic = kernel.mnemonics[at]
+        one.by_mnemonic[mnemonic] = one.by_mnemonic.get(mnemonic, 0) + counts[at]
+        one.lanes += lanes[at]
+        one.lines_64 += lines_at[at]
+        one.lds_conflicts += conflicts_at[at]
     return found
 
 
-def _summed(kernel: DecodedKernel, counts: Any) -> dict[str, int]:
+def _summed(kernel: DecodedKernel, values: Sequence[int], ran: Sequence[int]) -> dict[str, int]:
+    """Sums by mnemonic over the records that were executed with a lane on, or at all."""
     found: dict[str, int] = {}
-    for name, count in zip(kernel.mnemonics, counts, strict=True):
-        if count:
-            found[name] = found.get(name, 0) + count
+    for at in ran:
+        if values[at]:
+            name = kernel.mnemonics[at]
+            found[name] = found.get(name, 0) + values[at]
     return found
