@@ -100,13 +100,13 @@ def test_a_compiler_that_dies_leaves_what_was_known(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("version", ["2.10.1", "2.14.0+cpu", "3.0", "unknown"])
-def test_a_torch_that_was_not_tried_is_refused(version: str) -> None:
-    with pytest.raises(KernelError, match=r"was not tried: .* torch 2\.11 to 2\.13"):
+def test_a_torch_that_is_not_known_is_refused(version: str) -> None:
+    with pytest.raises(KernelError, match=r"is not known: .* torch 2\.11 to 2\.13"):
         check_version(version)
 
 
 @pytest.mark.parametrize("version", ["2.11.0", "2.13.0+cpu"])
-def test_a_torch_that_was_tried_is_taken(version: str) -> None:
+def test_a_torch_that_is_known_is_taken(version: str) -> None:
     check_version(version)
 
 

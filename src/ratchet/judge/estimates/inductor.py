@@ -17,19 +17,19 @@ from ratchet.errors import KernelError
 from ratchet.judge.static_profile.fake_device import device_answers
 from ratchet.judge.workers.candidate.architectures import Architecture
 
-TRIED: Final = ((2, 11), (2, 13))
-"""The oldest and the newest torch whose Inductor was driven so."""
+KNOWN: Final = ((2, 11), (2, 13))
+"""The oldest and the newest torch whose Inductor is driven so; 2.13 is the one that was tried."""
 GPU: Final = "cuda:0"
 
 
 def check_version(version: str = torch.__version__) -> None:
-    """Raise KernelError for a torch whose Inductor was not tried."""
-    oldest, newest = TRIED
+    """Raise KernelError for a torch whose Inductor is not known."""
+    oldest, newest = KNOWN
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None or not oldest <= (int(found[1]), int(found[2])) <= newest:
         raise KernelError(
-            f"torch {version:.20} was not tried: Inductor's kernels are emulated with torch "
-            f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
+            f"the Inductor of torch {version:.20} is not known: its kernels are emulated with "
+            f"torch {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -81,8 +82,11 @@ def _works(
     """Ask a new process about each case. Raises JudgeError where it dies or takes too long."""
     target = cases[0].target
     places = {one.name: place for place, one in enumerate(problem.cases)}
-    environment = {**os.environ, "RATCHET_IMPORT_PATH": import_path(), **arm_environment(1)}
-    with contextlib.closing(Child(program(_command, environment))) as child:
+    own = {"RATCHET_IMPORT_PATH": import_path(), **arm_environment(1)}
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="inductor-"))
+        environment = {**os.environ, **own, "TORCHINDUCTOR_CACHE_DIR": folder}
+        child = stack.enter_context(contextlib.closing(Child(program(_command, environment))))
         units = compute_units(target)
         message = {"do": "open", "problem": problem.as_json(), "target": target, "units": units}
         opened = _ask(child, message, limit)

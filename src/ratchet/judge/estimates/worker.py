@@ -6,13 +6,14 @@ for itself, so it does nothing else.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
-import tempfile
 from typing import Any, Final
 
 import torch
 
+from ratchet.errors import KernelError
 from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.loading import install
 from ratchet.judge.estimates.inductor import check_version, pretend, written
@@ -43,6 +44,8 @@ class CompiledReferenceWorker:
 
     def _open(self, message: dict[str, Any]) -> dict[str, Any]:
         check_version()
+        if importlib.util.find_spec("triton") is None:
+            raise KernelError("triton is not installed: pip install triton==3.7.1")
         target = message["target"]
         self._problem = Problem.from_json(message["problem"])
         self._driver = CountingDriver(target, compiled_machine(target))
@@ -66,9 +69,7 @@ def main() -> None:
     families.adopt_orphans()
     extend_import_path()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="inductor-") as folder:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-        serve(channel, CompiledReferenceWorker().answer)
+    serve(channel, CompiledReferenceWorker().answer)
     os._exit(0)
 
 
