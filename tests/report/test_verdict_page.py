@@ -148,6 +148,58 @@ def test_the_source_of_an_emulated_kernel_shows_where_its_work_is() -> None:
     assert "emulated work" not in render_verdict_page(judged)
 
 
+def emulated_case(**changes: Any) -> dict[str, Any]:
+    """A case with everything that the emulator tells, as a verdict keeps it."""
+    line = {"place": "kernel.py:1", "instructions": 9, "cycles": 30, "lanes_off": 0.5}
+    line |= {"lines_64": 0, "lds_conflicts": 0, "assembly": [["v_add_f32 <v0>, v1", 1234]]}
+    waves = [[[0, 0, 30], [1, 30, 40]], [[0, 0, 10]]]
+    places = ["kernel.py:1", "standard.py:9"]
+    timeline = {"cycles": 80, "slot": 2, "barriers": [20], "places": places, "waves": waves}
+    kernel = {"name": "k", "lines": [line], "vgprs": 96, "workgroup_waves": 4}
+    kernel |= {"workgroup_lds_bytes": 1024, "occupancy_waves": 5, "max_waves": 8}
+    kernel |= {"occupancy_limit": "registers", "timeline": timeline}
+    bound = {"device": "MI300X", "time_s": 4e-6}
+    case = {"case": "ci", "target": "gfx942", "kernels": [kernel], "bounds": [bound]}
+    case |= {"reference_bounds": [bound | {"time_s": 1e-5}], "estimated_speedup": 2.5}
+    return case | changes
+
+
+def test_a_line_of_an_emulated_kernel_holds_its_instructions_and_the_waves_their_order() -> None:
+    page = render_verdict_page(make_judged(emulated=[emulated_case()]))
+    assert "<b>1,234</b>v_add_f32 &lt;v0&gt;, v1" in page
+    assert "5 of 8 waves on a SIMD, limited by the registers of a lane" in page
+    assert "an order, not time" in page and "80 counted cycles" in page
+    assert 'class="hue0" style="left:0.0%;width:75.0%" title="1: import triton"' in page
+    assert 'class="hue1" style="left:75.0%;width:25.0%" title="standard.py:9"' in page
+    assert '<b style="left:25.0%"></b>' in page
+
+
+@pytest.mark.parametrize("why", ["", "Inductor leaves <aten.mm> to a library"])
+def test_an_estimate_stands_apart_from_what_was_measured(why: str) -> None:
+    case = emulated_case()
+    if why:
+        case |= {"reference_bounds": [], "estimated_speedup": None, "no_estimate": why}
+    changes = {"emulated": [case], "speedup": {}, "samples": []}
+    page = render_verdict_page(make_judged(**changes))
+    header, _, rest = page.partition("</header>")
+    assert "estimated_speedup" not in header and "2.5" not in header.partition("<h1>")[2]
+    assert "a ratio of lower bounds, not timed" in rest
+    assert ("&lt;aten.mm&gt;" in rest) == bool(why) and (">2.5<" in rest) != bool(why)
+    out, file = console()
+    print_verdict(make_judged(**changes), out)
+    said = " ".join(file.getvalue().split())
+    assert "none: nothing was timed" in said and "of lower bounds, not timed" in said
+    assert ("no estimate: Inductor" in said) == bool(why)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_an_emulated_verdict_s_page_does_not_overflow(tmp_path: Path, width: int) -> None:
+    page = render_verdict_page(make_judged(emulated=[emulated_case()]))
+    found, messages = in_chromium(page, tmp_path, width)
+    assert not messages and found["scroll"] <= found["client"]
+
+
 def test_an_interval_says_its_confidence_where_it_is_known() -> None:
     judged = make_judged()
     page = render_verdict_page(judged)

@@ -112,6 +112,7 @@ class RecordedCourt:
             device=device,
             profiled=(self._target or TARGET,),
             target=self._target,
+            compared=False,
         )
         for kernel, verdict in self._judge.try_out(tried, problem, terms):
             found[kernel.hash] = _tried(kernel, verdict, self._target)

@@ -93,6 +93,7 @@ def judge(
             against_compile=against_compile,
             device=device,
             target=target,
+            compared=True,
         )
 
 

@@ -72,6 +72,22 @@ class EmulatedLine(_Frozen):
     lines_64: int
     """Lines of 64 bytes that its accesses needed, each counted once an access."""
     lds_conflicts: int
+    assembly: list[tuple[str, int]] = []
+    """Its instructions in order, and how often waves executed each; the hottest where many."""
+
+
+class EmulatedTimeline(_Frozen):
+    """Which source line each wave of the first workgroup ran, in order of issue: no times."""
+
+    cycles: int
+    """Counted, until the last wave ends; waves that meet at a barrier go on together."""
+    slot: int
+    """Cycles of a slot; the line with most of them stands for it."""
+    barriers: list[int]
+    """Where they are, in cycles."""
+    places: list[str]
+    waves: list[list[tuple[int, int, int]]]
+    """Of each wave: the number of a place, the first slot and one past the last."""
 
 
 class EmulatedKernel(_Frozen):
@@ -100,6 +116,16 @@ class EmulatedKernel(_Frozen):
     """Cycles that accesses to the same bank of the LDS add."""
     lines: list[EmulatedLine] = []
     """The lines with most of the work, the most first."""
+    vgprs: int | None = None
+    """Vector registers of a lane, accumulation registers among them."""
+    workgroup_waves: int | None = None
+    workgroup_lds_bytes: int | None = None
+    occupancy_waves: int | None = None
+    """Of a SIMD, at most; `max_waves` where nothing limits them."""
+    max_waves: int | None = None
+    occupancy_limit: str = ""
+    """`registers`, `lds`, `workgroups` or `none`."""
+    timeline: EmulatedTimeline | None = None
 
 
 class EmulatedBound(_Frozen):
@@ -120,6 +146,13 @@ class EmulatedCase(_Frozen):
     target: str
     kernels: list[EmulatedKernel]
     bounds: list[EmulatedBound]
+    reference: list[EmulatedKernel] = []
+    """Of Inductor's Triton kernels of the reference for the same target, emulated too."""
+    reference_bounds: list[EmulatedBound] = []
+    estimated_speedup: float | None = None
+    """The reference's bound over this one, on the first device: of lower bounds, not timed."""
+    no_estimate: str = ""
+    """Why there is no `estimated_speedup`, where one was asked for."""
 
 
 class Verdict(_Frozen):

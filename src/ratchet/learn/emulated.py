@@ -60,7 +60,7 @@ class EmulatedBench(ScreeningBench):
             )
 
     def _in_full(self, task: LearnTask, kernel: Kernel) -> str:
-        terms = Terms(time_limit_s=FULL_S, device="cpu", target=self._target)
+        terms = Terms(time_limit_s=FULL_S, device="cpu", target=self._target, compared=False)
         (found,) = self._court.judge([kernel], task.problem, terms)
         return str(found.verdict["status"])
 

@@ -30,6 +30,8 @@ class Terms:
     """A GPU whose machine code is emulated, such as `gfx942`."""
     profiled: tuple[str, ...] = TARGETS
     """AMD targets of the static profile of a kernel in Triton or HIP."""
+    compared: bool = True
+    """Estimate the bound of the reference's compiled kernels too, where a `target` is given."""
 
 
 class Fleet(Protocol):
@@ -142,4 +144,5 @@ def verdict_under(
         among=terms.among,
         target=terms.target,
         profiled=terms.profiled,
+        compared=terms.compared,
     )

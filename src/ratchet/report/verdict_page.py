@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ratchet.report import figures
-from ratchet.report.emulated_table import heat_tables
+from ratchet.report.emulated_table import estimate_table, heat_tables
 from ratchet.report.environment import page_environment, plain
 from ratchet.report.static_table import static_tables
 from ratchet.report.verdict_words import (
@@ -46,6 +46,7 @@ def render_verdict_page(judged: Mapping[str, Any]) -> str:
         speedups=measured_speedups(verdict),
         plots=_plots(verdict["samples"]),
         static=static_tables(verdict.get("static")),
+        estimates=estimate_table(verdict.get("emulated") or ()),
         heat=heat_tables(verdict.get("emulated") or (), str(kernel["source"])),
         cases=_case_rows(problem["cases"]),
         environment=_facts(verdict["environment"]),

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from ratchet.report.console import heading, make_console, table, verbatim
+from ratchet.report.emulated_table import print_estimates
 from ratchet.report.static_table import print_static
 from ratchet.report.verdict_words import (
     MEANING,
@@ -39,6 +40,7 @@ def print_verdict(judged: Mapping[str, Any], console: Console | None = None) -> 
         out.print(f"against {title}: {show_speedup(ratio)}, {show_confidence(ratio)}")
     if not speedups:
         out.print("none: nothing was timed, or the times do not count")
+    print_estimates(out, verdict.get("emulated") or ())
     if verdict["environment"].get("tier"):
         heading(out, "Sizes")
         out.print(f"tier {verdict['environment']['tier']}")

@@ -7,6 +7,7 @@ from small_assembly import run, text_of
 
 from ratchet.errors import KernelError
 from ratchet.judge.emulator.decode import decode
+from ratchet.judge.emulator.shown import assembly, timeline
 
 
 @pytest.mark.parametrize(
@@ -158,3 +159,17 @@ def test_counts_are_those_of_a_hand() -> None:
     tensors = 3 * 128 * 4, 2 * 128 * 4
     assert sum(tensors) <= counts.touched_bytes <= sum(tensors) + 2 * 64
     assert counts.lines_64 * 64 >= counts.touched_bytes
+
+
+def test_the_order_of_the_waves_is_that_of_a_hand() -> None:
+    _, _, counts = run(HANDED_OVER, range(128), range(128), threads=128)
+    kernel = decode(text_of(HANDED_OVER, threads=128))
+    shown = timeline(kernel, counts)
+    # 4 cycles an instruction: 9 of line 7, then 3, 4 and 3 of line 8 around barriers, 3 of line 9
+    assert (shown["cycles"], shown["slot"], shown["barriers"]) == (88, 1, [48, 64])
+    places = [place.rpartition("/")[2] for place in shown["places"]]
+    assert places == ["small.py:7", "small.py:8", "small.py:9"]
+    assert shown["waves"] == [[(0, 0, 36), (1, 36, 76), (2, 76, 88)]] * 2
+    listed = {place.rpartition("/")[2]: lines for place, lines in assembly(kernel, counts).items()}
+    assert ("ds_write_b32 v0, v1", 2) in listed["small.py:8"]
+    assert listed["small.py:9"][-1] == ("s_endpgm", 2)

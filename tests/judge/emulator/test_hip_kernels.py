@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.errors import KernelError
-from ratchet.judge.emulator.code_objects import one_kernel
+from ratchet.judge.hip.code_objects import one_kernel
 from ratchet.judge.options import EMULATED
 from ratchet.judge.sandbox import isolation
 from ratchet.judge.static_profile.tools import find_tool

@@ -59,6 +59,8 @@ class DecodedKernel:
     code: bytes
     mnemonics: tuple[str, ...]
     """Of each record, for counts."""
+    texts: tuple[str, ...]
+    """Of each record, as the compiler wrote it."""
     places: tuple[str, ...]
     """The source line of each record, as `file:line`; "" where it is not known."""
     arguments: tuple[KernelArgument, ...]
@@ -69,6 +71,8 @@ class DecodedKernel:
     scratch_bytes: int
     directives: Mapping[str, int]
     """The numbers of `.amdhsa_` lines."""
+    vgprs: int
+    """Vector registers of a lane, accumulation registers among them."""
     register_mask: int
     """Bit n: one of the vector registers from 32 n on is used."""
 
@@ -96,12 +100,14 @@ def decode(text: str) -> DecodedKernel:
     lines, labels = _lines(text, metadata.name, lanes)
     records = []
     used, signalled = 0, False
+    numbered: dict[str, int] = {}
     for line in lines:
         try:
             record = _record(line, labels, target[1], lanes)
         except KernelError as error:
             shown = f"{line.mnemonic} {line.rest}".strip()
             raise KernelError(f"{error} (in `{shown[:120]}`)") from error
+        record.line = numbered.setdefault(line.place, len(numbered))
         records.append(record.packed())
         signalled = line.name == "s_barrier_signal" or signalled
         signalled = signalled and line.name != "s_barrier_wait"
@@ -120,6 +126,7 @@ def decode(text: str) -> DecodedKernel:
         lanes=lanes,
         code=b"".join(records),
         mnemonics=tuple(line.mnemonic for line in lines),
+        texts=tuple(f"{line.mnemonic} {line.rest}".strip() for line in lines),
         places=tuple(line.place for line in lines),
         arguments=metadata.arguments,
         argument_bytes=metadata.numbers.get("kernarg_segment_size", 0),
@@ -130,6 +137,7 @@ def decode(text: str) -> DecodedKernel:
             key: int(value)
             for key, value in re.findall(r"^\s+\.amdhsa_(\w+) (\d+)$", text, re.MULTILINE)
         },
+        vgprs=metadata.numbers.get("vgpr_count", 0),
         register_mask=used | 1,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,11 @@ from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 INSTRUCTION_LIMIT: Final = 2_000_000_000
 """Wave instructions of one launch."""
 MAX_PROGRAMS: Final = 1 << 24
+MOST_RUNS: Final = 1 << 15
+"""Of all waves of a workgroup: what they ran beyond is not noted."""
+RUN_BYTES: Final = 12
+ISSUE_CYCLES: Final = {64: 4, 32: 1}
+"""Of an instruction, by the lanes of a wave: the slot in which its SIMD can begin one."""
 SLACK_BYTES: Final = 256
 """Behind the arguments: a preload reads whole blocks."""
 GROUP_IN_TRAP_REGISTERS: Final = ("gfx1201",)
@@ -50,6 +55,9 @@ class LaunchValue:
     value: int | float | bool | bytes
 
 
+WaveRuns = bytes
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchCounts:
     """Exact counts of one launch."""
@@ -71,6 +79,10 @@ class LaunchCounts:
     lds_conflicts: int
     by_place: dict[str, PlaceCounts]
     """Of each source line, as `file:line`; "" holds what has none."""
+    executed: tuple[int, ...]
+    """By waves, for each record of the kernel."""
+    runs: tuple[WaveRuns, ...]
+    """Of each wave of the first workgroup: what it ran in order, as `Run` in machine.hpp."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -126,15 +138,22 @@ class _MachineLaunch(ctypes.Structure):
         ("sides", ctypes.c_uint32 * 2),
         ("lines_at", ctypes.POINTER(ctypes.c_uint64)),
         ("conflicts_at", ctypes.POINTER(ctypes.c_uint64)),
+        ("cycles", ctypes.POINTER(ctypes.c_uint32)),
+        ("runs", ctypes.c_void_p),
+        ("run_room", ctypes.c_uint32),
+        ("run_counts", ctypes.POINTER(ctypes.c_uint32)),
     )
 
 
 class Emulator:
     """The compiled machine."""
 
-    def __init__(self, library: Path) -> None:
+    def __init__(self, library: Path, matrix_cycles: Mapping[str, int] | None = None) -> None:
+        """`matrix_cycles` are those of the matrix instructions, by mnemonic."""
         machine = ctypes.CDLL(str(library))
         self._lanes = ctypes.c_int.in_dll(machine, "ratchet_lanes").value
+        self._matrix_cycles = matrix_cycles or {}
+        self._cycles: dict[int, tuple[DecodedKernel, Any]] = {}
         self._run = machine.ratchet_emulate
         self._run.restype = ctypes.c_int
 
@@ -174,6 +193,10 @@ class Emulator:
         length = len(kernel.mnemonics)
         row = ctypes.c_uint64 * length
         counts, lanes, lines_at, conflicts_at = row(), row(), row(), row()
+        waves = -(-threads // kernel.lanes)
+        room = MOST_RUNS // waves
+        runs = ctypes.create_string_buffer(RUN_BYTES * room * waves)
+        noted = (ctypes.c_uint32 * waves)()
         user = kernel.directives
         launch = _MachineLaunch(
             code=kernel.code,
@@ -206,15 +229,21 @@ class Emulator:
             sides=across,
             lines_at=lines_at,
             conflicts_at=conflicts_at,
+            cycles=self._cycles_of(kernel),
+            runs=ctypes.addressof(runs),
+            run_room=room,
+            run_counts=noted,
         )
         message = ctypes.create_string_buffer(256)
         where = ctypes.c_uint64(0)
         if self._run(ctypes.byref(launch), message, 256, ctypes.byref(where)):
             raise KernelError(_fault(kernel, message.value.decode(), where.value, launch.other))
+        executed = counts[:]
+        ran = [at for at, count in enumerate(executed) if count]
         return LaunchCounts(
-            instructions=sum(counts),
-            by_mnemonic=_summed(kernel, counts),
-            lanes=_summed(kernel, lanes),
+            instructions=sum(executed),
+            by_mnemonic=_summed(kernel, executed, ran),
+            lanes=_summed(kernel, lanes[:], ran),
             bytes=launch.bytes,
             stored_bytes=launch.stored,
             touched_bytes=64 * launch.touched64,
@@ -222,8 +251,22 @@ class Emulator:
             lines_128=launch.lines128,
             lds_bytes=launch.lds_bytes_moved,
             lds_conflicts=launch.conflicts,
-            by_place=_by_place(kernel, counts, lanes, lines_at, conflicts_at),
+            by_place=_by_place(kernel, ran, executed, lanes[:], lines_at[:], conflicts_at[:]),
+            executed=tuple(executed),
+            runs=tuple(
+                ctypes.string_at(launch.runs + RUN_BYTES * room * wave, RUN_BYTES * count)
+                for wave, count in enumerate(noted)
+            ),
         )
+
+    def _cycles_of(self, kernel: DecodedKernel) -> Any:
+        """The cycles for which each record occupies its SIMD, as far as they are counted."""
+        found = self._cycles.get(id(kernel))
+        if found is None or found[0] is not kernel:
+            issue, known = ISSUE_CYCLES[kernel.lanes], self._matrix_cycles
+            each = [known.get(name, issue) for name in kernel.mnemonics]
+            found = self._cycles[id(kernel)] = (kernel, (ctypes.c_uint32 * len(each))(*each))
+        return found[1]
 
 
 def check_launch(
@@ -331,24 +374,31 @@ def _place(kernel: DecodedKernel, where: int) -> str:
 
 
 def _by_place(
-    kernel: DecodedKernel, counts: Any, lanes: Any, lines_at: Any, conflicts_at: Any
+    kernel: DecodedKernel,
+    ran: Sequence[int],
+    counts: Sequence[int],
+    lanes: Sequence[int],
+    lines_at: Sequence[int],
+    conflicts_at: Sequence[int],
 ) -> dict[str, PlaceCounts]:
     found: dict[str, PlaceCounts] = {}
-    rows = zip(kernel.places, kernel.mnemonics, counts, lanes, lines_at, conflicts_at, strict=True)
-    for place, mnemonic, count, on, lines, conflicts in rows:
-        if not count:
-            continue
-        one = found.setdefault(place, PlaceCounts(by_mnemonic={}))
-        one.by_mnemonic[mnemonic] = one.by_mnemonic.get(mnemonic, 0) + count
-        one.lanes += on
-        one.lines_64 += lines
-        one.lds_conflicts += conflicts
+    for at in ran:
+        one = found.get(kernel.places[at])
+        if one is None:
+            one = found[kernel.places[at]] = PlaceCounts(by_mnemonic={})
+        mnemonic = kernel.mnemonics[at]
+        one.by_mnemonic[mnemonic] = one.by_mnemonic.get(mnemonic, 0) + counts[at]
+        one.lanes += lanes[at]
+        one.lines_64 += lines_at[at]
+        one.lds_conflicts += conflicts_at[at]
     return found
 
 
-def _summed(kernel: DecodedKernel, counts: Any) -> dict[str, int]:
+def _summed(kernel: DecodedKernel, values: Sequence[int], ran: Sequence[int]) -> dict[str, int]:
+    """Sums by mnemonic over the records that were executed with a lane on, or at all."""
     found: dict[str, int] = {}
-    for name, count in zip(kernel.mnemonics, counts, strict=True):
-        if count:
-            found[name] = found.get(name, 0) + count
+    for at in ran:
+        if values[at]:
+            name = kernel.mnemonics[at]
+            found[name] = found.get(name, 0) + values[at]
     return found

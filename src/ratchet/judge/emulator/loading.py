@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from ratchet.errors import KernelError
 from ratchet.judge.emulator.decode import DecodedKernel, decode
 from ratchet.judge.emulator.launch import Emulator, LaunchCounts, LaunchMemory, LaunchValue
+from ratchet.judge.emulator.shown import assembly, timeline
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
 from ratchet.judge.workers.candidate.triton_source import load_source
@@ -45,6 +46,20 @@ class EmulatedLaunch:
     stored_elements: int
     """At most: counted in the smallest type that the kernel has pointers to."""
     counts: LaunchCounts
+    kernel: DecodedKernel
+    workgroup_waves: int
+    lds_bytes: int
+    """Of a workgroup."""
+
+    def shown(self) -> dict[str, Any]:
+        """What a page shows beside the counts: assembly by source line, resources, the waves."""
+        return {
+            "assembly": assembly(self.kernel, self.counts),
+            "timeline": timeline(self.kernel, self.counts),
+            "vgprs": self.kernel.vgprs,
+            "workgroup_waves": self.workgroup_waves,
+            "workgroup_lds_bytes": self.lds_bytes,
+        }
 
 
 class _ToldAddresses:
@@ -102,10 +117,16 @@ def poison_new_memory() -> None:
 class EmulatorDriver(FakeDriver):
     """Triton compiles through it for a GPU that is not here, and each launch is emulated."""
 
-    def __init__(self, target: str, library: Path, path: Path) -> None:
-        """`path` is the file of the candidate's source."""
+    def __init__(
+        self,
+        target: str,
+        library: Path,
+        path: Path,
+        matrix_cycles: Mapping[str, int] | None = None,
+    ) -> None:
+        """`path` is the file of the candidate's source; `matrix_cycles` as in `Emulator`."""
         super().__init__(ARCHITECTURES[target], units=1, compiled=CompiledTexts())
-        self.emulator = Emulator(library)
+        self.emulator = Emulator(library, matrix_cycles)
         self.told = _ToldAddresses(path)
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
@@ -184,27 +205,39 @@ class EmulatedLauncher:
             waves=math.prod(grid) * -(-self._threads // kernel.lanes),
             stored_elements=counts.stored_bytes // self._element_bytes,
             counts=counts,
+            kernel=kernel,
+            workgroup_waves=-(-self._threads // kernel.lanes),
+            lds_bytes=max(kernel.lds_bytes, self._shared),
         )
 
 
 def load_emulated(
-    source: str, entry: str, target: str, library: str | None = None
+    source: str,
+    entry: str,
+    target: str,
+    library: str | None = None,
+    matrix_cycles: Mapping[str, int] | None = None,
 ) -> Callable[..., Any]:
     """The entry of a Triton source whose kernels will run as `target`'s machine code.
 
     `library` is the compiled emulator; in a sandbox the judge handed it over.
     """
-    import triton
-    import triton.testing
-
     os.environ["TRITON_DISABLE_LINE_INFO"] = "0"  # a fault names its line
     path = Path(tempfile.mkdtemp(prefix="triton-")) / "kernel.py"
     os.environ.setdefault("TRITON_CACHE_DIR", str(path.parent))
-    driver = EmulatorDriver(target, Path(library or os.environ[EMULATOR]), path)
+    driver = EmulatorDriver(target, Path(library or os.environ[EMULATOR]), path, matrix_cycles)
     driver.told.install()
     poison_new_memory()
+    install(driver)
+    return load_source(source, entry, path)
+
+
+def install(driver: EmulatorDriver) -> None:
+    """Have Triton compile and launch through the driver from now on, in this whole process."""
+    import triton
+    import triton.testing
+
     triton.knobs.compilation.listener = driver.compiled
     triton.runtime.driver.set_active(driver)
     triton.testing.do_bench = driver.benchmark
     triton.compiler.compiler.max_shared_mem.cache_clear()
-    return load_source(source, entry, path)

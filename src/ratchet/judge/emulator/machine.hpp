@@ -12,6 +12,8 @@ enum Flag : u16 { DPP = 1, SDWA = 2, OUTPUT = 4, HALVES = 8, RETURNS = 16, OFFEN
 struct Operand { u8 kind, modifiers; u16 number; u32 low, high; };
 struct Instruction { u16 operation, flags; i32 line; Operand o[6]; i32 aux[8]; };
 struct Range { u64 first, size; };
+// Instructions that a wave ran one after another for one source line: `line` is a number of the decoder's
+struct Run { u32 epoch, line, cycles; };
 struct Launch {
     const Instruction* code; u64 length; const Range* ranges; u64 range_count;
     u64 kernarg, kernarg_size, limit; u32 grid[3]; u32 threads, lds_bytes, scratch_bytes;
@@ -20,6 +22,7 @@ struct Launch {
     u64 touched64, lds_bytes_moved; u64* const* seen;  // per range, one bit for each 64 bytes
     u32 lds_unit, backwards, races_pass; u64 other; u32 sides[2];
     u64 *lines_at, *conflicts_at;  // by instruction
+    const u32* cycles; Run* runs; u32 run_room; u32* run_counts;  // of the first workgroup: room and number of each wave's runs
 };
 struct Fault { char text[200]; };
 template <class... T> [[noreturn]] void fail(const char* form, T... given) {
@@ -30,12 +33,13 @@ template <class... T> [[noreturn]] void fail(const char* form, T... given) {
 struct Touched { u32 epoch; u32 wrote, read; u32 writer, reader; };
 struct Machine {
     Launch& launch; std::vector<u8> lds; const Range* last = nullptr;
-    u32 epoch = 0, wave = 0, unit; bool alone; u64 pc = 0; std::vector<Touched> touched;
+    u32 epoch = 0, wave = 0, unit; bool alone, first = true; u64 pc = 0; std::vector<Touched> touched;
     explicit Machine(Launch& l)
         : launch(l), lds(l.lds_bytes), unit(l.lds_unit), alone(l.threads <= LANES || l.races_pass), touched(alone ? 0 : l.lds_bytes / unit + 1) {}
 
+    bool holds(u64 address, u32 size) const { return last && address - last->first < last->size && address - last->first + size <= last->size; }
     u8* memory(u64 address, u32 size) {
-        if (last && address - last->first < last->size && address - last->first + size <= last->size) return (u8*)address;
+        if (holds(address, size)) return (u8*)address;
         const Range* end = launch.ranges + launch.range_count;
         const Range* found = std::upper_bound(launch.ranges, end, address, [](u64 a, const Range& r) { return a < r.first; });
         if (found == launch.ranges || address - found[-1].first + size > found[-1].size) {
@@ -62,6 +66,12 @@ struct Machine {
     u8* shared(u64 address, u32 size) {
         if (address + size > lds.size()) fail("an access of %u bytes at %llu is outside the %llu bytes of LDS", size, (unsigned long long)address, (unsigned long long)lds.size());
         return lds.data() + address;
+    }
+    // What a wave's runs leave no room for is not noted.
+    void note(const Instruction& in) {
+        Run* runs = launch.runs + u64(wave) * launch.run_room; u32& count = launch.run_counts[wave];
+        if (count && runs[count - 1].line == u32(in.line) && runs[count - 1].epoch == epoch) { runs[count - 1].cycles += launch.cycles[pc]; return; }
+        if (count < launch.run_room) runs[count++] = {epoch, u32(in.line), launch.cycles[pc]};
     }
     // Waves meet at barriers only. Between two of them, what one wave writes no other may read or change.
     [[noreturn]] void race(u64 at, const char* did, const char* had, u32 waves, u32 place) {

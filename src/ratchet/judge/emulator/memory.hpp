@@ -16,13 +16,11 @@ template <Space S> inline u64 addresses(W& w, const In& in, u64* at, u32 size, i
     if constexpr (S == BUFFER) {
         const u32* r = w.s + b.number; u64 base = r[0] | u64(r[1] & 0xffff) << 32, soffset = scalar32(w, in.o[a + 2]);
         if (r[1] >> 16 & 0x3fff) fail("a buffer with a stride is not emulated");
-        const u32* v = in.flags & OFFEN ? w.v[o.number] : nullptr; u64 kept = mask;
-        for (int l = 0; l < LANES; l++) {
-            u64 offset = u64(v ? v[l] : 0) + u32(in.aux[0]);
-            at[l] = base + offset + soffset;
-            if (offset + size > u64(r[2]) - least(soffset, u64(r[2]))) kept &= ~(1ull << l);
-        }
-        return kept;
+        const u64 room = u64(r[2]) - least(soffset, u64(r[2])), fixed = u32(in.aux[0]); u8 inside[LANES];
+        u32 none[LANES]; const u32* v = in.flags & OFFEN ? w.v[o.number] : none; if (v == none) std::fill(none, none + LANES, 0u);
+        for (int l = 0; l < LANES; l++) at[l] = base + soffset + fixed + v[l];
+        for (int l = 0; l < LANES; l++) inside[l] = v[l] + fixed + size <= room;
+        return mask & packed_bits(inside);
     } else if constexpr (S == GLOBAL) {
         if (b.kind == SCALAR) { u64 base = w.pair(b.number) + i64(in.aux[0]); for (int l = 0; l < LANES; l++) at[l] = base + w.v[o.number][l]; }
         else for (int l = 0; l < LANES; l++) at[l] = (u64(w.v[o.number + 1][l]) << 32 | w.v[o.number][l]) + i64(in.aux[0]);
@@ -75,23 +73,56 @@ template <Space S> inline void count_access(W& w, const In& in, const u64* at, u
         c.lds_bytes_moved += u64(__builtin_popcountll(mask)) * size; return;
     }
     if constexpr (S == SCRATCH) return;
-    u64 near[2 * LANES], far[2 * LANES]; int n = 0;
-    for (int l = 0; l < LANES; l++) if (mask >> l & 1) { near[n] = at[l] >> 6; far[n++] = at[l] >> 7; near[n] = (at[l] + size - 1) >> 6; far[n++] = (at[l] + size - 1) >> 7; }
-    c.bytes += u64(__builtin_popcountll(mask)) * size; c.lines128 += distinct(far, n);
-    const u64 lines = distinct(near, n); c.lines64 += lines; c.lines_at[w.m->pc] += lines;
+    u64 near[2 * LANES], far[2 * LANES], lines = 0, pairs = 0, floor = 0, line = 0, pair = 0, left = mask;  // `line`: the last counted, plus 1
+    for (; left; left &= left - 1) {  // addresses that rise need no sorting
+        const u64 first = at[__builtin_ctzll(left)], last = first + size - 1;
+        if (first < floor) break;
+        floor = first;
+        if (first >> 6 >= line) near[lines++] = first >> 6, line = (first >> 6) + 1;
+        if (last >> 6 >= line) near[lines++] = last >> 6, line = (last >> 6) + 1;
+        if (first >> 7 >= pair) pairs++, pair = (first >> 7) + 1;
+        if (last >> 7 >= pair) pairs++, pair = (last >> 7) + 1;
+    }
+    if (left) {
+        int n = 0;
+        for (u64 on = mask; on; on &= on - 1) { const u64 first = at[__builtin_ctzll(on)], last = first + size - 1; near[n] = first >> 6; far[n++] = first >> 7; near[n] = last >> 6; far[n++] = last >> 7; }
+        lines = distinct(near, n); pairs = distinct(far, n);
+    }
+    c.bytes += u64(__builtin_popcountll(mask)) * size; c.lines128 += pairs; c.lines64 += lines; c.lines_at[w.m->pc] += lines;
     for (u64 i = 0; i < lines; i++) w.m->touch(near[i]);
 }
 // Before gfx942 a lane's scratch is a buffer; word 3 of the one that `begin` made says so.
 template <Space S> inline bool is_scratch(const W& w, const In& in) { return S == BUFFER && w.s[in.o[2].number + 3] == SCRATCH_BUFFER; }
 // Its scalar offset counts the bytes of all lanes
 inline In in_scratch(const W& w, const In& in) { In own = in; own.o[2] = {CONSTANT, 0, 0, scalar32(w, in.o[3]) / LANES, 0}; return own; }
+// Whether all lanes are on and their addresses follow one another in a tensor: then they are moved together
+template <Space S> inline bool in_a_row(W& w, const u64* at, u64 mask, u32 size) {
+    if ((S != GLOBAL && S != BUFFER) || mask != ALL) return false;
+    bool row = true;
+    for (int l = 0; l < LANES; l++) row &= at[l] == at[0] + u64(l) * size;
+    return row && w.m->holds(at[0], LANES * size);
+}
+template <int N> inline void transposed(const u8* from, u32 (*out)[LANES]) {
+    u32 x[LANES * N]; memcpy(x, from, sizeof x);
+    for (int i = 0; i < N; i++) for (int l = 0; l < LANES; l++) out[i][l] = x[l * N + i];
+}
+template <int N> inline void together(const Wave& w, int number, u8* to) {
+    u32 x[LANES * N];
+    for (int i = 0; i < N; i++) for (int l = 0; l < LANES; l++) x[l * N + i] = w.v[number + i][l];
+    memcpy(to, x, sizeof x);
+}
 template <Space S> void load(W& w, const In& in) {
     if (is_scratch<S>(w, in)) return load<SCRATCH>(w, in_scratch(w, in));
     u64 at[LANES]; u32 size = in.aux[2]; u64 exec = w.exec(), mask = addresses<S>(w, in, at, size); int form = in.aux[3];
     count_access<S>(w, in, at, mask, size);
-    u32 out[4][LANES] = {}; int registers = (size + 3) / 4;
-    for (int l = 0; l < LANES; l++) {
-        if (!(mask >> l & 1)) continue;
+    u32 out[4][LANES]; int registers = (size + 3) / 4;
+    const bool row = in_a_row<S>(w, at, mask, size);
+    if (row && size >= 4) {
+        const u8* from = (const u8*)at[0];
+        switch (size) { case 4: memcpy(out[0], from, 4 * LANES); break; case 8: transposed<2>(from, out); break; case 12: transposed<3>(from, out); break; default: transposed<4>(from, out); }
+    } else if (mask != ALL) for (int i = 0; i < registers; i++) std::fill(out[i], out[i] + LANES, 0u);
+    for (u64 left = row && size >= 4 ? 0 : mask; left; left &= left - 1) {
+        const int l = __builtin_ctzll(left);
         u32 x[4] = {}; read_at<S>(w, at[l], x, size, l);
         if (form & 1 && form != 3) x[0] = size == 1 ? u32(i32(int8_t(x[0]))) : u32(i32(i16(x[0])));
         for (int i = 0; i < registers; i++) out[i][l] = x[i];
@@ -109,8 +140,13 @@ template <Space S> void store(W& w, const In& in) {
     u64 at[LANES]; u32 size = in.aux[2]; const Operand& data = in.o[0]; u64 mask = addresses<S>(w, in, at, size);
     count_access<S>(w, in, at, mask, size);
     if (S == BUFFER || S == GLOBAL) w.launch->stored += u64(__builtin_popcountll(mask)) * size;
-    for (int l = 0; l < LANES; l++) {
-        if (!(mask >> l & 1)) continue;
+    if (size >= 4 && in_a_row<S>(w, at, mask, size)) {
+        u8* to = (u8*)at[0];
+        switch (size) { case 4: together<1>(w, data.number, to); break; case 8: together<2>(w, data.number, to); break; case 12: together<3>(w, data.number, to); break; default: together<4>(w, data.number, to); }
+        return;
+    }
+    for (u64 left = mask; left; left &= left - 1) {
+        const int l = __builtin_ctzll(left);
         u32 x[4]; for (u32 i = 0; i < (size + 3) / 4; i++) x[i] = w.v[data.number + i][l];
         if (in.aux[3] == 3) x[0] >>= 16;
         write_at<S>(w, at[l], x, size, l);

@@ -27,6 +27,7 @@ static void go(Wave& w, Launch& c, u64& left) {
         c.counts[w.pc]++; c.lanes[w.pc] += u64(__builtin_popcountll(w.exec()));
         if (left-- == 0) fail("the kernel ran for %llu instructions without an end", (unsigned long long)c.limit);
         w.m->pc = w.pc++;
+        if (w.m->first) w.m->note(in);
         try { FUNCTIONS[in.operation](w, in); }
         catch (const Fault& f) { w.pc--; throw; }
     }
@@ -48,6 +49,7 @@ extern "C" int ratchet_emulate(Launch* given, char* message, u64 room, u64* wher
                     if (!now->ended) { now->waits = false; go(*now, c, left); busy |= !now->ended; }
                 }
             }
+            m.first = false;
         }
     } catch (const Fault& f) { snprintf(message, room, "%s", f.text); *where = now->pc; return 1; }
     return 0;

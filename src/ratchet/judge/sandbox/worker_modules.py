@@ -60,16 +60,18 @@ _TRITON: Final = (
 )
 _EMULATED: Final = (
     "ratchet.judge.emulator",
-    "ratchet.judge.emulator.code_objects",
     "ratchet.judge.emulator.decode",
     "ratchet.judge.emulator.forms",
-    "ratchet.judge.emulator.hip_loading",
     "ratchet.judge.emulator.launch",
     "ratchet.judge.emulator.loading",
     "ratchet.judge.emulator.operands",
     "ratchet.judge.emulator.operations",
     "ratchet.judge.emulator.renames",
+    "ratchet.judge.emulator.shown",
     "ratchet.judge.emulator.source",
+    "ratchet.judge.hip",
+    "ratchet.judge.hip.code_objects",
+    "ratchet.judge.hip.loading",
 )
 _MODEL: Final = (
     "ratchet.judge.workers.candidate.model_class",

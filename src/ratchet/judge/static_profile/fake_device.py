@@ -30,10 +30,9 @@ MEMORY_BYTES = 64 << 30
 @contextlib.contextmanager
 def pretended_device(architecture: Architecture, units: int, *, values: bool) -> Iterator[None]:
     """Inside, `device="cuda"` works and torch.cuda describes the GPU."""
-    properties = _properties(architecture, units)
     version = {"hip": None, "cuda": None} | {architecture.backend: "7.0"}
     with contextlib.ExitStack() as stack:
-        for name, value in _torch_cuda(architecture, properties).items():
+        for name, value in device_answers(architecture, units).items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
         for name, value in version.items():
             stack.enter_context(mock.patch.object(torch.version, name, value))
@@ -125,8 +124,9 @@ def _properties(architecture: Architecture, units: int) -> Any:
     )
 
 
-def _torch_cuda(architecture: Architecture, properties: Any) -> dict[str, Any]:
-    stream = _Anything()
+def device_answers(architecture: Architecture, units: int) -> dict[str, Any]:
+    """Return what stands in torch.cuda to describe a GPU with so many compute units."""
+    properties, stream = _properties(architecture, units), _Anything()
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,

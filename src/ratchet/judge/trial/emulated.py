@@ -11,11 +11,12 @@ from dataclasses import replace
 from ratchet.errors import KernelError
 from ratchet.judge.decided import Decided, fault
 from ratchet.judge.emulator.build import compiled_machine
-from ratchet.judge.emulator.estimate import estimate, hottest, read_told, words
+from ratchet.judge.estimates.bound import estimate, hottest, matrix_cycles, words
+from ratchet.judge.estimates.told import read_told
+from ratchet.judge.hip.build import build_hip
 from ratchet.judge.integrity.library_ops import CaseCensus
 from ratchet.judge.process.child import ChildFailure
 from ratchet.judge.process.time_limits import Clock
-from ratchet.judge.static_profile.hip_build import build_hip
 from ratchet.judge.static_profile.tools import TOO_OLD, find_tool
 from ratchet.judge.verdict import EmulatedCase, Evidence
 from ratchet.judge.workers.memory.mapping import seal
@@ -24,14 +25,14 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
 
 LOADED_HIP = """\
-from ratchet.judge.emulator.hip_loading import load_hip
+from ratchet.judge.hip.loading import load_hip
 
-{entry} = load_hip({assembly!r}, {host!r}, {entry!r})
+{entry} = load_hip({assembly!r}, {host!r}, {entry!r}, matrix_cycles={cycles!r})
 """
 LOADED = """\
 from ratchet.judge.emulator.loading import load_emulated
 
-{entry} = load_emulated({source!r}, {entry!r}, {target!r})
+{entry} = load_emulated({source!r}, {entry!r}, {target!r}, matrix_cycles={cycles!r})
 """
 BEYOND = ("not emulated", "too large to be emulated", "cannot be emulated")
 
@@ -45,7 +46,8 @@ def emulated(kernel: Kernel, target: str, clock: Clock) -> Kernel | Decided:
         return Decided("unmeasured", reason)
     if importlib.util.find_spec("triton") is None:
         return Decided("unmeasured", "triton is not installed: pip install triton==3.7.1")
-    source = LOADED.format(entry=kernel.entry, source=kernel.source, target=target)
+    names = {"entry": kernel.entry, "source": kernel.source, "target": target}
+    source = LOADED.format(**names, cycles=matrix_cycles(target))
     return replace(kernel, language="torch", source=source)
 
 
@@ -59,7 +61,8 @@ def _built(kernel: Kernel, target: str, clock: Clock) -> Kernel | Decided:
     except ChildFailure as error:
         return Decided("refused", f"the source does not compile: {error}")
     names = {"entry": kernel.entry, "assembly": found.assembly, "host": found.host}
-    return replace(kernel, language="torch", source=LOADED_HIP.format(**names))
+    source = LOADED_HIP.format(**names, cycles=matrix_cycles(target))
+    return replace(kernel, language="torch", source=source)
 
 
 @contextlib.contextmanager
@@ -76,12 +79,14 @@ def sealed_machine(target: str) -> Iterator[int]:
 
 def estimates(problem: Problem, target: str, censuses: Sequence[CaseCensus]) -> list[EmulatedCase]:
     """What was counted in one call on each visible case. Raises CandidateFault on nonsense."""
-    found = []
+    found: list[EmulatedCase] = []
     for case, census in zip(problem.cases, censuses, strict=False):
         if case.hidden:
             continue
         try:
-            found.append(estimate(case.name, target, read_told(census.emulated, target)))
+            found.append(
+                estimate(case.name, target, read_told(census.emulated, target, shown=not found))
+            )
         except (ValueError, TypeError) as error:
             raise fault("crashed", "the candidate's process answered nonsense") from error
     return found

@@ -11,6 +11,7 @@ from typing import Any
 
 from ratchet.errors import CompilerMissing, JudgeError, RatchetError
 from ratchet.judge.decided import CandidateFault, Decided
+from ratchet.judge.estimates.references import CompiledReferences
 from ratchet.judge.options import LANGUAGES, WITH_TORCH
 from ratchet.judge.process.time_limits import Clock
 from ratchet.judge.sandbox.accelerator import Accelerator, may_use_gpu
@@ -49,6 +50,7 @@ class KernelJudge:
         self._tools = Toolchain(threads=self.threads)
         self._ahead = Ahead(self._tools)
         self._compilations = SharedCompilations()
+        self._references = CompiledReferences()
         self._zygote: CandidateZygote | None = None
         self._screener = Screener(self._tools, threads=self.threads)
 
@@ -105,6 +107,7 @@ class KernelJudge:
         among: int = 1,
         profiled: Sequence[str] = TARGETS,
         target: str | None = None,
+        compared: bool = False,
     ) -> Verdict:
         """The verdict on `kernel` for `problem`, within about `time_limit_s` seconds.
 
@@ -120,7 +123,8 @@ class KernelJudge:
         many: `among` verdicts together are falsely `proven` no more often than one alone, as the
         level of each is that much stricter (Bonferroni). `profiled` are the AMD targets of a Triton
         or HIP kernel's static profile.
-        `target` is an AMD GPU whose machine code is emulated here: see docs/emulator.md.
+        `target` is an AMD GPU whose machine code is emulated here: see docs/emulator.md. With
+        `compared`, the bound of the reference's compiled kernels there is estimated beside it.
         """
         self._screener.forget_problem()  # the reference worker opens another
         secret = secrets.randbits(48) if seed is None else seed
@@ -138,6 +142,7 @@ class KernelJudge:
             among=max(1, among),
             profiled=profiled,
             target=target,
+            references=self._references if compared else None,
         )
         try:
             decided = self._decide(trial, device)

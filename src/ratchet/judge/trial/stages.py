@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from ratchet.judge.decided import Decided, Ok, T, as_stage
+from ratchet.judge.estimates.references import CompiledReferences, said
 from ratchet.judge.integrity.code_places import CodePlaces
 from ratchet.judge.integrity.device_work import facts, judge_own
 from ratchet.judge.integrity.library_ops import judge_census, read_census
@@ -72,8 +73,9 @@ class KernelTrial:
         among: int = 1,
         profiled: Sequence[str] = TARGETS,
         target: str | None = None,
+        references: CompiledReferences | None = None,
     ) -> None:
-        """`target` is a GPU whose machine code is emulated.
+        """`target` is a GPU whose machine code is emulated; `references` compares its bounds.
 
         `among` verdicts together are falsely `proven` no more often than one alone."""
         self.kernel = kernel
@@ -93,6 +95,7 @@ class KernelTrial:
         self.among = among
         self.profiled = profiled
         self.target = target
+        self._references = references
         self.accelerator: Accelerator | None = None
         self.zygote: CandidateZygote | None = None
         self.evidence += [Evidence(check="sizes", passed=True, detail=one) for one in problem.notes]
@@ -174,6 +177,9 @@ class KernelTrial:
             return without_blame_of(outcome, target)
         right = right_on(target, self.emulated, self.kernel.source)
         self.evidence += right.evidence
+        if self._references is not None and self.emulated:
+            self.emulated = self._references.compared(self.emulated, self.problem, self.clock)
+            self.evidence += said(self.emulated)
         return right
 
     def _check_small(

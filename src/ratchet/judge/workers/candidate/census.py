@@ -188,7 +188,7 @@ class Census:
             count = self._launches.setdefault(done.name[:100], [0, 0, 0])
             for place, more in enumerate((1, done.programs, done.stored_elements)):
                 count[place] += more
-            self._add_emulated(done)
+            add_launch(self._emulated, done)
             return done
 
         launcher.run = counted
@@ -197,25 +197,28 @@ class Census:
         finally:
             launcher.run = run
 
-    def _add_emulated(self, done: Any) -> None:
-        """Add the exact counts of a launch to those of its kernel."""
-        counts = done.counts
-        sums = self._emulated.setdefault(done.name[:100], {"by_mnemonic": {}})
-        for name, more in counts.by_mnemonic.items():
-            sums["by_mnemonic"][name] = sums["by_mnemonic"].get(name, 0) + more
-        added = {"launches": 1, "programs": done.programs, "waves": done.waves}
-        added["lanes"] = sum(counts.lanes.values())
-        for name in ("bytes", "touched_bytes", "lines_64", "lds_bytes", "lds_conflicts"):
-            added[name] = getattr(counts, name)
-        for name, more in added.items():
-            sums[name] = sums.get(name, 0) + more
-        places = sums.setdefault("by_place", {})
-        for place, one in counts.by_place.items():
-            told = places.setdefault(place, {"by_mnemonic": {}})
-            for name, more in one.by_mnemonic.items():
-                told["by_mnemonic"][name] = told["by_mnemonic"].get(name, 0) + more
-            for name in ("lanes", "lines_64", "lds_conflicts"):
-                told[name] = told.get(name, 0) + getattr(one, name)
+
+def add_launch(told: dict[str, dict[str, Any]], done: Any) -> None:
+    """Add the exact counts of an emulated launch to those of its kernel."""
+    counts = done.counts
+    sums = told.setdefault(done.name[:100], {"by_mnemonic": {}})
+    for name, more in counts.by_mnemonic.items():
+        sums["by_mnemonic"][name] = sums["by_mnemonic"].get(name, 0) + more
+    added = {"launches": 1, "programs": done.programs, "waves": done.waves}
+    added["lanes"] = sum(counts.lanes.values())
+    for name in ("bytes", "touched_bytes", "lines_64", "lds_bytes", "lds_conflicts"):
+        added[name] = getattr(counts, name)
+    for name, more in added.items():
+        sums[name] = sums.get(name, 0) + more
+    if "shown" not in sums:
+        sums["shown"] = done.shown()
+    places = sums.setdefault("by_place", {})
+    for place, one in counts.by_place.items():
+        there = places.setdefault(place, {"by_mnemonic": {}})
+        for name, more in one.by_mnemonic.items():
+            there["by_mnemonic"][name] = there["by_mnemonic"].get(name, 0) + more
+        for name in ("lanes", "lines_64", "lds_conflicts"):
+            there[name] = there.get(name, 0) + getattr(one, name)
 
 
 def _elements(inputs: Any) -> int:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ratchet.judge.emulator.estimate import estimate, hottest, read_told
+from ratchet.judge.estimates.bound import estimate, hottest
+from ratchet.judge.estimates.told import read_told
 
 COUNTS = {
     "launches": 1,
@@ -74,3 +75,55 @@ def test_a_wave_of_64_lanes_takes_four_cycles() -> None:
     assert bounds["MI210"].vector_s == pytest.approx(5 * 4 / 4 / 1.7e9)
     assert bounds["MI210"].matrix_s == pytest.approx(2 * 64 / 4 / 1.7e9)
     assert bounds["MI210"].lds_s == pytest.approx(4 / 1.7e9)
+
+
+SHOWN = {
+    "assembly": {"kernel.py:1": [["v_add_f32_e32 v0, v1, v2", 6], ["s_nop 0", 2]]},
+    "timeline": {
+        "cycles": 10,
+        "slot": 1,
+        "barriers": [4],
+        "places": ["standard.py:9", "kernel.py:1"],
+        "waves": [[[1, 0, 4]], [[1, 4, 10]]],
+    },
+    "vgprs": 128,
+    "workgroup_waves": 4,
+    "workgroup_lds_bytes": 32 << 10,
+}
+
+
+def shown(**changes: Any) -> Any:
+    """A kernel's counts with what a page shows of it; changes go into the timeline."""
+    told = COUNTS | {"by_mnemonic": {"v_add_f32_e32": 6}, "by_place": PLACES}
+    timeline = SHOWN["timeline"] | changes  # type: ignore[operator]
+    return {"made_up": told | {"shown": SHOWN | {"timeline": timeline}}}
+
+
+PLACES = {"kernel.py:1": place({"v_add_f32_e32": 6, "s_nop": 2}, lanes=8 * 64)}
+
+
+def test_occupancy_and_assembly_are_kept_of_what_a_process_tells() -> None:
+    (kernel,) = read_told(shown(), "gfx942")
+    # 512 registers hold 4 waves of 128; 64 KiB of LDS hold two workgroups, so 2 waves a SIMD
+    assert (kernel.occupancy_waves, kernel.max_waves, kernel.occupancy_limit) == (2, 8, "lds")
+    assert kernel.lines[0].assembly == [("v_add_f32_e32 v0, v1, v2", 6), ("s_nop 0", 2)]
+    assert kernel.timeline is not None and kernel.timeline.places == ["kernel.py:1"]
+    assert kernel.timeline.waves == [[(0, 0, 4)], [(0, 4, 10)]]
+    (plain,) = read_told(shown(), "gfx942", shown=False)
+    assert plain.timeline is None and plain.lines[0].assembly == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"waves": [[[2, 0, 4]]]},
+        {"waves": [[[0, 4, 4]]]},
+        {"waves": [[[0, 0, 40]]]},
+        {"waves": [[[0, 0, 1]]] * 17},
+        {"slot": 0},
+        {"cycles": "many"},
+    ],
+)
+def test_a_timeline_that_is_nonsense_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        read_told(shown(**changes), "gfx942")

@@ -21,123 +21,27 @@ Share Operations").
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
-
-import msgspec
+from collections.abc import Sequence
+from typing import Final
 
 from ratchet.devices import catalogue, matrix
 from ratchet.devices.catalogue import CatalogueDevice
-from ratchet.judge.verdict import EmulatedBound, EmulatedCase, EmulatedKernel, EmulatedLine
-from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
+from ratchet.judge.verdict import EmulatedBound, EmulatedCase, EmulatedKernel
 
 CYCLES: Final = {"cdna": 4, "rdna": 1}
 UNITS_PER_PROGRAM: Final = {"cdna": 1, "rdna": 2}
 """Compute units whose LDS one program can use."""
 LDS_BYTES_PER_CYCLE: Final = 128
-MOST_KERNELS: Final = 100
-MOST_LINES: Final = 40
-"""Source lines of a kernel that a verdict keeps."""
 SHOWN_SHARE, SHOWN_OFF = 0.01, 0.2
 MATRIX: Final = ("v_mfma_", "v_smfmac_", "v_wmma_", "v_swmmac_")
 DUAL: Final = "v_dual_"
 """Each of the two operations of one instruction is counted under its own name."""
 
 
-class _ToldPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The same of one source line."""
-
-    by_mnemonic: dict[str, int]
-    lanes: int
-    lines_64: int
-    lds_conflicts: int
-
-
-class _Told(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the candidate's process counted for one kernel, over the launches of one call."""
-
-    launches: int
-    programs: int
-    waves: int
-    by_mnemonic: dict[str, int]
-    lanes: int
-    bytes: int
-    touched_bytes: int
-    lines_64: int
-    lds_bytes: int
-    lds_conflicts: int
-    by_place: dict[str, _ToldPlace]
-
-
-def read_told(told: Any, target: str) -> list[EmulatedKernel]:
-    """Read the counts of a call on a target; ValueError if they are nonsense."""
-    if not isinstance(told, Mapping) or len(told) > MOST_KERNELS:
-        raise ValueError("no counts of emulated kernels")
-    found = msgspec.convert(told, dict[str, _Told])
-    if any(min(one.launches, one.programs, one.waves) < 1 for one in found.values()):
-        raise ValueError("a kernel without a program")
-    return [_kernel(name[:100], one, target) for name, one in found.items()]
-
-
-def _kernel(name: str, told: _Told, target: str) -> EmulatedKernel:
-    lanes, mixed = ARCHITECTURES[target].wavefront_size, told.by_mnemonic
-    dual = sum(count for key, count in mixed.items() if key.startswith(DUAL)) // 2
-    vector = sum(count for key, count in mixed.items() if key.startswith("v_"))
-    products = {key: count for key, count in mixed.items() if key.startswith(MATRIX)}
-    return EmulatedKernel(
-        name=name,
-        launches=told.launches,
-        programs=told.programs,
-        waves=told.waves,
-        instructions=sum(mixed.values()) - dual,
-        vector_instructions=vector - dual - sum(products.values()),
-        scalar_instructions=sum(count for key, count in mixed.items() if key.startswith("s_")),
-        matrix_instructions=products,
-        lanes_off=1 - told.lanes / max(1, lanes * sum(mixed.values())),
-        accessed_bytes=told.bytes,
-        touched_bytes=told.touched_bytes,
-        lines_64=told.lines_64,
-        lds_bytes=told.lds_bytes,
-        lds_conflicts=told.lds_conflicts,
-        lines=_lines(told, target),
-    )
-
-
-def _lines(told: _Told, target: str) -> list[EmulatedLine]:
-    """Return the lines with the largest share of the kernel's cycles, bytes or conflicts."""
-    lanes = ARCHITECTURES[target].wavefront_size
-    found = [
-        EmulatedLine(
-            place=place[:200],
-            instructions=sum(one.by_mnemonic.values()),
-            cycles=_simd_cycles(one.by_mnemonic, target),
-            lanes_off=1 - one.lanes / max(1, lanes * sum(one.by_mnemonic.values())),
-            lines_64=one.lines_64,
-            lds_conflicts=one.lds_conflicts,
-        )
-        for place, one in told.by_place.items()
-    ]
-    whole = [max(1, sum(column)) for column in zip(*map(_work, found), strict=True)]
-
-    def share(line: EmulatedLine) -> float:
-        return float(max(one / all_ for one, all_ in zip(_work(line), whole, strict=True)))
-
-    return sorted(found, key=share, reverse=True)[:MOST_LINES]
-
-
-def _work(line: EmulatedLine) -> tuple[int, int, int]:
-    return line.cycles, line.lines_64, line.lds_conflicts
-
-
-def _simd_cycles(by_mnemonic: Mapping[str, int], target: str) -> int:
-    """Return the cycles in a SIMD of some instructions, as in the bound."""
-    family = "cdna" if target.startswith("gfx9") else "rdna"
-    products = {key: count for key, count in by_mnemonic.items() if key.startswith(MATRIX)}
-    dual = sum(count for key, count in by_mnemonic.items() if key.startswith(DUAL)) // 2
-    vector = sum(count for key, count in by_mnemonic.items() if key.startswith("v_"))
-    rows = [(matrix.find(target, name), count) for name, count in products.items()]
-    cycles = CYCLES[family] * (vector - dual - sum(products.values()))
-    return cycles + sum(row.cycles * count for row, count in rows if row)
+def matrix_cycles(target: str) -> dict[str, int]:
+    """Return the cycles of a target's matrix instructions, of the slowest type of each."""
+    names = {row.name for row in matrix.load() if row.gfx == target}
+    return {name: row.cycles for name in sorted(names) if (row := matrix.find(target, name))}
 
 
 def hottest(kernel: EmulatedKernel, source: str, count: int = 3) -> list[str]:

@@ -12,7 +12,7 @@ import math
 import mmap
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from ratchet.errors import KernelError
-from ratchet.judge.emulator.code_objects import one_kernel
 from ratchet.judge.emulator.decode import DecodedKernel, decode
 from ratchet.judge.emulator.launch import Emulator, LaunchMemory
 from ratchet.judge.emulator.loading import EMULATOR, EmulatedLauncher
+from ratchet.judge.hip.code_objects import one_kernel
 from ratchet.judge.workers.candidate.results import DeclinedCase
 from ratchet.kernels.abi import DTYPE_CODES, MAX_DIMENSIONS, RatchetTensor
 
@@ -101,8 +101,15 @@ class HipProgram:
 
     wants_forms = True
 
-    def __init__(self, assembly: str, host: bytes, entry: str, emulator: Path) -> None:
-        self.emulator = Emulator(emulator)
+    def __init__(
+        self,
+        assembly: str,
+        host: bytes,
+        entry: str,
+        emulator: Path,
+        matrix_cycles: Mapping[str, int] | None = None,
+    ) -> None:
+        self.emulator = Emulator(emulator, matrix_cycles)
         self.told = self
         self.element_bytes = 1
         """Of the smallest output, to count the elements that launches store."""
@@ -265,8 +272,13 @@ def _packed(tensor: Tensor) -> RatchetTensor:
     )
 
 
-def load_hip(assembly: str, host: str, entry: str, library: str | None = None) -> HipProgram:
+def load_hip(
+    assembly: str,
+    host: str,
+    entry: str,
+    library: str | None = None,
+    matrix_cycles: Mapping[str, int] | None = None,
+) -> HipProgram:
     """The entry of a compiled HIP source; `library` is the compiled emulator, as in `loading`."""
-    return HipProgram(
-        assembly, base64.b64decode(host), entry, Path(library or os.environ[EMULATOR])
-    )
+    emulator = Path(library or os.environ[EMULATOR])
+    return HipProgram(assembly, base64.b64decode(host), entry, emulator, matrix_cycles)

@@ -1,0 +1,136 @@
+"""The bound of a reference's compiled kernels, which a candidate's bound is compared with."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ratchet.errors import JudgeError
+from ratchet.judge.estimates.bound import estimate
+from ratchet.judge.estimates.told import read_told
+from ratchet.judge.process.child import Child, error_words, program
+from ratchet.judge.process.time_limits import Clock
+from ratchet.judge.sandbox.isolation import arm_environment
+from ratchet.judge.static_profile.bound import compute_units
+from ratchet.judge.steps.arms import import_path
+from ratchet.judge.verdict import EmulatedCase, Evidence
+from ratchet.kernels.problem import Problem
+
+WORKER: Final = "ratchet.judge.estimates.worker"
+NAME: Final = "estimated_speedup"
+WORDS: Final = "of lower bounds, not timed"
+SHARE: Final = 0.6
+"""Of the time left, what compiling references may take; the static profile comes after it."""
+LEAST_S: Final = 3.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceWork:
+    """What the reference's kernels did in one call, or why that is not known."""
+
+    told: Mapping[str, Any] | None = None
+    missing: str = ""
+
+
+class CompiledReferences:
+    """The references that were compiled, by problem and target; they are kept between verdicts."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str, str], ReferenceWork] = {}
+
+    def compared(
+        self, cases: Sequence[EmulatedCase], problem: Problem, clock: Clock
+    ) -> list[EmulatedCase]:
+        """Return the cases with the reference's bound beside their own, or why it is missing.
+
+        It never raises for what the reference or its compiler does.
+        """
+        limit = Clock.of(SHARE * clock.left_s)
+        new = [one for one in cases if _key(problem, one) not in self._known]
+        failed = ""
+        try:
+            for case, work in _works(new, problem, limit) if new else ():
+                self._known[_key(problem, case)] = work
+        except (JudgeError, OSError) as error:  # of this verdict, and not of the next
+            failed = f"its compiler's process {error}"
+        return [self._beside(one, problem, failed) for one in cases]
+
+    def _beside(self, case: EmulatedCase, problem: Problem, otherwise: str) -> EmulatedCase:
+        found = self._known.get(_key(problem, case))
+        if found is None or found.told is None:
+            missing = otherwise if found is None else found.missing
+            return case.model_copy(update={"no_estimate": missing or "not compiled"})
+        own = estimate(case.case, case.target, read_told(found.told, case.target))
+        ratio = own.bounds[0].time_s / case.bounds[0].time_s if own.bounds and case.bounds else None
+        kernels = [one.model_copy(update={"lines": []}) for one in own.kernels]
+        update = {"reference": kernels, "reference_bounds": own.bounds, NAME: ratio}
+        return case.model_copy(update=update)
+
+
+def _key(problem: Problem, case: EmulatedCase) -> tuple[str, str, str]:
+    return problem.hash, case.target, case.case
+
+
+def _works(
+    cases: Sequence[EmulatedCase], problem: Problem, limit: Clock
+) -> Iterator[tuple[EmulatedCase, ReferenceWork]]:
+    """Ask a new process about each case. Raises JudgeError where it dies or takes too long."""
+    target = cases[0].target
+    places = {one.name: place for place, one in enumerate(problem.cases)}
+    own = {"RATCHET_IMPORT_PATH": import_path(), **arm_environment(1)}
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="inductor-"))
+        environment = {**os.environ, **own, "TORCHINDUCTOR_CACHE_DIR": folder}
+        child = stack.enter_context(contextlib.closing(Child(program(_command, environment))))
+        units = compute_units(target)
+        message = {"do": "open", "problem": problem.as_json(), "target": target, "units": units}
+        opened = _ask(child, message, limit)
+        for case in cases:
+            place = places[case.case]
+            reply = (
+                opened if "error" in opened else _ask(child, {"do": "case", "case": place}, limit)
+            )
+            if "error" in reply:
+                yield case, ReferenceWork(missing=error_words(reply["error"])[:300])
+            else:
+                yield case, ReferenceWork(told=reply["emulated"])
+
+
+def _ask(child: Child, message: Mapping[str, Any], limit: Clock) -> dict[str, Any]:
+    if limit.left_s < LEAST_S:
+        raise JudgeError("had no time left: raise the time limit")
+    return child.ask(message, timeout_s=limit.left_s)
+
+
+def _command(channel: int) -> list[str]:
+    boot = f"from {WORKER} import main; main()"
+    return [sys.executable, "-P", "-c", boot, str(channel), str(os.getpid())]
+
+
+def said(cases: Sequence[EmulatedCase]) -> list[Evidence]:
+    """Return one line for each case, or one in all where no case has an estimate."""
+    if cases and not any(one.estimated_speedup for one in cases):
+        why = next((one.no_estimate for one in cases if one.no_estimate), "no kernel was emulated")
+        return [Evidence(check=NAME, passed=None, detail=f"no estimate: {why}")]
+    return [
+        Evidence(check=f"{NAME}, {one.case}", passed=None, detail=in_words(one)) for one in cases
+    ]
+
+
+def in_words(case: EmulatedCase) -> str:
+    """Return the ratio of one case and what it is made of, or why there is none."""
+    if case.estimated_speedup is None:
+        return f"no estimate: {case.no_estimate or 'a bound is missing'}"
+    own, reference = case.bounds[0], case.reference_bounds[0]
+    count = sum(one.launches for one in case.reference)
+    launches = f"{count} launches" if count > 1 else "launch"
+    return (
+        f"{case.estimated_speedup:.3g} {WORDS}: at least {own.time_s * 1e6:.3g} us, and "
+        f"{reference.time_s * 1e6:.3g} us for the {launches} of torch.compile's kernels "
+        f"of the reference on {own.device}"
+    )
