@@ -22,7 +22,7 @@ MOST_RESOURCES: Final = 1 << 20
 
 
 class _ToldPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The same of one source line."""
+    """As `_Told`, of one source line."""
 
     by_mnemonic: dict[str, int]
     lanes: int
