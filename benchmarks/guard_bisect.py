@@ -1,14 +1,23 @@
 """How often `ratchet bisect` names the right commit, and after how many pairs (simulated).
 
-64 commits, one of which changes the metric by 2 %; one pair varies by 4 %. The noise of a pair
-comes from its two arms alone (`arms`), or they also share the machine's drift (`drift`).
+64 commits, one of which changes the metric by 2 %; the two arms of a pair vary by 2.8 % each, so
+their difference by 4 %. What both arms share differs by row:
+
+- `arms`: nothing. The machine's level stands still.
+- `drift`: the level walks at random, 2 % from pair to pair.
+- `pairs`: each pair has a level of its own, 10 % from the next. Only differences tell anything.
+
+A shared level leaves a pair's difference as it is: 4 % in every row. `floor` is what no method can
+go below if it has independent differences alone: the information that is needed over the capacity
+of one. A level that stands still or walks lets one pair tell about another's, so `arms` and `drift`
+may go below it.
 
     python benchmarks/guard_bisect.py --runs 100
 
-Beside it, on the same series: `git bisect` with one pair a probe, and with 60; and a search by the
-same posterior that is told the effect and the noise and stops at 0.95, without any confirmation.
-`floor` is what no method can go below with independent pairs: the information that is needed over
-the capacity of one pair. The last line is JSON.
+Beside it, on the same series: `git bisect` with one pair a probe, and with 60; and a search by a
+posterior that is told the effect and the noise and stops at 0.95, without any confirmation. `set`:
+the answer is the right commit, or a credible set that holds it. `none` has no bad commit: `wrong`
+is how often one is found. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -17,6 +26,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,14 +37,30 @@ from ratchet.guard.bisect.run import BisectOptions, BisectRun
 from ratchet.guard.command import CommandRun, MeasuredCommand
 
 COMMITS, EFFECT, NOISE = 64, math.log(1.02), 0.04
+KINDS = ("arms", "drift", "pairs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """An answer, and the pairs that it took."""
+
+    commit: int | None
+    among: tuple[int, ...] = ()
+    ends: int = 0
+    search: int = 0
+    confirm: int = 0
+
+    @property
+    def pairs(self) -> int:
+        return self.ends + self.search + self.confirm
 
 
 class SimulatedCommits:
     """Commits whose metric changes at one of them."""
 
-    def __init__(self, kind: str, rng: np.random.Generator) -> None:
+    def __init__(self, kind: str, rng: np.random.Generator, *, alike: bool = False) -> None:
         self.rng, self.kind = rng, kind
-        self.changed = int(rng.integers(COMMITS))
+        self.changed = COMMITS if alike else int(rng.integers(COMMITS))
         self.drift, self.calls, self.pairs = 0.0, 0, 0
 
     def log_metric(self, commit: int) -> float:
@@ -42,6 +68,8 @@ class SimulatedCommits:
             self.pairs += 1
             if self.kind == "drift":
                 self.drift += 0.02 * self.rng.standard_normal()
+            elif self.kind == "pairs":
+                self.drift = 0.1 * self.rng.standard_normal()
         self.calls += 1
         noise = NOISE / math.sqrt(2) * self.rng.standard_normal()
         return EFFECT * (commit >= self.changed) + self.drift + noise
@@ -63,39 +91,41 @@ class MemoryJournal(Journal):
         self.lines.append(line)
 
 
-def ratchet(sim: SimulatedCommits) -> tuple[int | None, int, int]:
+def ratchet(sim: SimulatedCommits) -> Named:
     after = tuple(CommitLine(revision=str(one), subject="", merge=False) for one in range(COMMITS))
     commits = CommitRange(root=Path(), good="good", after=after)
     options = BisectOptions(command=MeasuredCommand(words=("simulated",)), most_pairs=1000)
     run = BisectRun(commits, options, MemoryJournal(), sim.run, lambda *_: None)
     result = run.answer()
     named = int(result.found.revision) if result.found else None
-    return named, result.pairs["search"], sum(result.pairs.values())
+    among = tuple(int(one.revision) for one in result.suspects)
+    return Named(commit=named, among=among if named is None else (named,), **result.pairs)
 
 
-def told(sim: SimulatedCommits) -> tuple[int | None, int, int]:
+def told(sim: SimulatedCommits) -> Named:
     logs = np.zeros(COMMITS)
     pairs = 0
     while True:
         weights = np.exp(logs - logs.max())
         posterior = weights / weights.sum()
         if posterior.max() >= 0.95:
-            return int(posterior.argmax()), pairs, pairs
+            best = int(posterior.argmax())
+            return Named(commit=best, among=(best,), search=pairs)
         bad = np.cumsum(posterior)[:-1]
         probe = int(np.argmax(bad * (1 - bad)))
         logs[: probe + 1] += EFFECT * (sim.pair(probe) - EFFECT / 2) / NOISE**2
         pairs += 1
 
 
-def halving(repeats: int) -> Callable[[SimulatedCommits], tuple[int | None, int, int]]:
-    def search(sim: SimulatedCommits) -> tuple[int | None, int, int]:
+def halving(repeats: int) -> Callable[[SimulatedCommits], Named]:
+    def search(sim: SimulatedCommits) -> Named:
         low, high, pairs = -1, COMMITS - 1, 0
         while high - low > 1:
             middle = (low + high) // 2
             pairs += repeats
             slower = np.median([sim.pair(middle) for _ in range(repeats)]) > EFFECT / 2
             low, high = (low, middle) if slower else (middle, high)
-        return high, pairs, pairs
+        return Named(commit=high, among=(high,), search=pairs)
 
     return search
 
@@ -124,28 +154,49 @@ def main() -> None:
         "git bisect, 1 pair a probe": halving(1),
         "git bisect, 60 pairs a probe": halving(60),
     }
-    found = []
-    print(f"{'method':30} {'noise':6} {'right':>6} {'wrong':>6} {'search':>7} {'all':>6}  pairs")
-    for kind in ("arms", "drift"):
+    print(
+        f"{'method':30} {'noise':6} {'right':>6} {'wrong':>6} {'set':>6} {'ends':>6} {'search':>6} "
+        f"{'confirm':>7} {'all':>6}  pairs"
+    )
+    rows = []
+    for kind in KINDS:
         for name, method in methods.items():
-            rng = np.random.default_rng(asked.seed)
-            rows = []
-            for _ in range(asked.runs):
-                sim = SimulatedCommits(kind, rng)
-                named, search, every = method(sim)
-                rows.append((named == sim.changed, named not in (None, sim.changed), search, every))
-            right, wrong, search, every = (float(one) for one in np.mean(rows, axis=0))
-            print(
-                f"{name:30} {kind:6} {right:6.1%} {wrong:6.1%} {search:7.0f} {every:6.0f}",
-                flush=True,
-            )
-            found.append(
-                {"method": name, "noise": kind, "right": right, "wrong": wrong}
-                | {"search_pairs": search, "all_pairs": every}
-            )
+            rows.append(row(name, kind, method, asked.runs, asked.seed))
+    for kind in KINDS:
+        rows.append(row("ratchet bisect, none", kind, ratchet, asked.runs, asked.seed, alike=True))
     least = floor(0.95)
-    print(f"floor for 95 % right from independent pairs: {least:.0f} pairs")
-    print(json.dumps({"runs": asked.runs, "seed": asked.seed, "floor_95": least, "rows": found}))
+    print(f"floor for 95 % right from independent differences: {least:.0f} pairs")
+    print(json.dumps({"runs": asked.runs, "seed": asked.seed, "floor_95": least, "rows": rows}))
+
+
+def row(
+    name: str,
+    kind: str,
+    method: Callable[[SimulatedCommits], Named],
+    runs: int,
+    seed: int,
+    *,
+    alike: bool = False,
+) -> dict[str, object]:
+    """Run a method on simulated commits, print and return what it did on average."""
+    rng = np.random.default_rng(seed)
+    counts = []
+    for _ in range(runs):
+        sim = SimulatedCommits(kind, rng, alike=alike)
+        one = method(sim)
+        right = one.commit == sim.changed
+        wrong = one.commit is not None and not right
+        counts.append(
+            (right, wrong, sim.changed in one.among, one.ends, one.search, one.confirm, one.pairs)
+        )
+    names = ("right", "wrong", "set", "ends", "search", "confirm", "all")
+    found = dict(zip(names, map(float, np.mean(counts, axis=0)), strict=True))
+    print(
+        f"{name:30} {kind:6} {found['right']:6.1%} {found['wrong']:6.1%} {found['set']:6.1%} "
+        f"{found['ends']:6.0f} {found['search']:6.0f} {found['confirm']:7.0f} {found['all']:6.0f}",
+        flush=True,
+    )
+    return {"method": name, "noise": kind, **found}
 
 
 if __name__ == "__main__":

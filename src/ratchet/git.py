@@ -67,6 +67,11 @@ def resolve(folder: Path, revision: str) -> str:
         raise RepositoryError(f"{root} has no commit {revision!r}; {remedy}") from error
 
 
+def has_changes(folder: Path) -> bool:
+    """Return whether tracked files of the checkout have changes that no commit holds."""
+    return bool(git(folder, "status", "--porcelain", "--untracked-files=no"))
+
+
 def stamp(folder: Path, revision: str = "HEAD") -> CommitStamp:
     """Return a commit with its time; an empty one outside of a repository.
 
@@ -74,9 +79,7 @@ def stamp(folder: Path, revision: str = "HEAD") -> CommitStamp:
     """
     try:
         hash, seconds = git(folder, "log", "-1", "--format=%H %ct", revision).split()
-        changed = revision == "HEAD" and git(
-            folder, "status", "--porcelain", "--untracked-files=no"
-        )
+        changed = revision == "HEAD" and has_changes(folder)
     except RepositoryError:
         return CommitStamp()
     return CommitStamp(

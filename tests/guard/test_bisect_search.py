@@ -15,7 +15,7 @@ from ratchet.guard.bisect.commits import CommitLine, CommitRange
 from ratchet.guard.bisect.journal import Journal, JournalLine
 from ratchet.guard.bisect.result import BisectResult
 from ratchet.guard.bisect.run import BisectOptions, BisectRun
-from ratchet.guard.bisect.search import GOOD, CommitPair, CommitSearch, effect_of
+from ratchet.guard.bisect.search import GOOD, CommitPair, CommitSearch
 from ratchet.guard.command import CommandRun, MeasuredCommand
 
 
@@ -120,13 +120,50 @@ def test_the_posterior_is_a_distribution(count: int, probes: list[tuple[int, flo
     for commit, value in probes:
         search.add(CommitPair(commit=commit % count, against=GOOD, value=value, reference=0.0))
     assert search.posterior.min() >= 0
-    assert search.posterior.sum() == pytest.approx(1)
+    assert search.posterior.sum() + search.unchanged == pytest.approx(1)
     assert search.best() in search.credible()
 
 
-def test_effect_of_pairs_alike() -> None:
-    effect = effect_of([0.0, 0.0])
-    assert (effect.mean, effect.noise > 0) == (0.0, True)
+@pytest.mark.parametrize("shared", ["nothing", "walk", "jumps"])
+def test_means_tell_only_where_the_level_is_slow(shared: str) -> None:
+    """The effect's error is below that of differences alone if the level stands still or walks."""
+    rng = np.random.default_rng(8)
+    level = {
+        "nothing": np.zeros(60),
+        "walk": np.cumsum(0.01 * rng.standard_normal(60)),
+        "jumps": rng.standard_normal(60),
+    }[shared]
+    pairs = [
+        CommitPair(
+            commit=31 if at % 2 else 0,
+            against=GOOD,
+            value=0.05 * (at % 2) + level[at] + 0.03 * rng.standard_normal(),
+            reference=level[at] + 0.03 * rng.standard_normal(),
+        )
+        for at in range(60)
+    ]
+    effect = CommitSearch(32, pairs).effect
+    alone = effect.noise / math.sqrt(30)
+    assert effect.mean == pytest.approx(0.05, abs=0.02)
+    assert effect.noise == pytest.approx(0.03 * math.sqrt(2), rel=0.25)
+    assert effect.error / alone == pytest.approx({"jumps": 1.0}.get(shared, 0.8), abs=0.12)
+
+
+def test_a_pair_that_was_disturbed_decides_nothing() -> None:
+    rng = np.random.default_rng(9)
+    values = 0.05 + 0.03 * rng.standard_normal(30)
+    pairs = [CommitPair(commit=31, against=GOOD, value=one, reference=0.0) for one in values]
+    before = CommitSearch(32, pairs)
+    spoilt = CommitPair(commit=15, against=GOOD, value=5.0, reference=0.0)
+    after = CommitSearch(32, [*pairs[:15], spoilt, *pairs[15:]])
+    assert after.effect.noise < 2.5 * before.effect.noise
+    assert after.posterior[:16].sum() < 0.999 * (1 - after.unchanged)
+
+
+def test_alike_endpoints_are_seldom_found_to_differ(tmp_path: Path) -> None:
+    for seed in range(4):
+        result = _bisect(MadeUpCommits(seed, 99, 0.0, 0.04), tmp_path / f"journal-{seed}")
+        assert result.answer == "not reproduced"
 
 
 def test_a_journal_drops_half_a_line(tmp_path: Path) -> None:

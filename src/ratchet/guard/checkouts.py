@@ -14,7 +14,9 @@ from ratchet.guard.command import run_words
 class Checkout:
     """A commit's folder, or why it could not be built."""
 
+    root: Path
     folder: Path
+    """As deep below the root as the folder that was asked from; the root if it is not there."""
     why: str
     """Empty if it is built."""
 
@@ -27,8 +29,8 @@ class Checkouts:
 
     def __init__(self, repository: Path, place: Path, build: str, build_limit_s: float) -> None:
         self._place, self._build, self._limit_s = place, build, build_limit_s
-        root = Path(git(repository, "rev-parse", "--show-toplevel"))
-        self._below = repository.resolve().relative_to(root.resolve())
+        self.root = Path(git(repository, "rev-parse", "--show-toplevel")).resolve()
+        self.below = repository.resolve().relative_to(self.root)
         self._own = place / "repository"
         if not (self._own / "ready").exists():
             shutil.rmtree(self._own, ignore_errors=True)
@@ -47,12 +49,9 @@ class Checkouts:
                 built = run_words(self._build, folder, self._limit_s, {"RATCHET_COMMIT": commit})
                 why = f"the build failed: {built}" if isinstance(built, str) else ""
             done.write_text(why)
-        below = folder / self._below
-        return Checkout(folder=below if below.is_dir() else folder, why=done.read_text())
-
-    def remove(self) -> None:
-        """Delete all checkouts."""
-        shutil.rmtree(self._place, ignore_errors=True)
+        below = folder / self.below
+        below = below if below.is_dir() else folder
+        return Checkout(root=folder, folder=below, why=done.read_text())
 
     def _borrow(self, repository: Path) -> None:
         """Make a bare repository that reads the user's objects."""

@@ -6,18 +6,42 @@ import contextlib
 import math
 import os
 import re
+import resource
 import signal
 import subprocess
+import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
+from ratchet import watchdog
 from ratchet.errors import WatchError
 
 LAST_NUMBER = "last-number"
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _TAIL = 300
+_MOST_BYTES = 1 << 24
+"""Of the end of what a command prints."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishedRun:
+    """A command that ended."""
+
+    code: int
+    """Below 0 if a signal ended it."""
+    late: bool
+    """Whether it was killed at its limit."""
+    time_s: float
+    cpu_time_s: float
+    """User and system time of the command and all of its children that it waited for."""
+    peak_memory_bytes: float
+    """Of the largest process among them; 0 if it is not known."""
+    out: str
+    err: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,12 +77,10 @@ class MeasuredCommand:
 
     def run(self, folder: Path, **extra: str) -> CommandRun:
         """Run it once in a folder, with all processes that it starts killed at its limit."""
-        started_s = time.perf_counter()
         done = run_words(self.words, folder, self.time_limit_s, {**self.environment, **extra})
-        time_s = time.perf_counter() - started_s
         if isinstance(done, str):
             return CommandRun(value=None, why=done)
-        value = time_s if not self.metric else find_number(self.metric, done.stdout)
+        value = find_number(self.metric, done.out) if self.metric else done.time_s
         if value is None:
             named = "no number" if self.metric == LAST_NUMBER else f"nothing like {self.metric!r}"
             return CommandRun(value=None, why=f"it printed {named} on stdout")
@@ -69,43 +91,93 @@ class MeasuredCommand:
 
 def run_words(
     words: Sequence[str] | str, folder: Path, limit_s: float, environment: Mapping[str, str]
-) -> subprocess.CompletedProcess[str] | str:
+) -> FinishedRun | str:
     """Run a command (text goes to a shell); return it done, or why it failed, in a line."""
     try:
-        process = subprocess.Popen(
-            words,
-            cwd=folder,
-            shell=isinstance(words, str),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
+        done = run_process(words, folder, limit_s, environment)
     except OSError as error:
         return f"it cannot be started ({error.strerror})"
-    try:
-        out, err = process.communicate(timeout=limit_s)
-    except BaseException as error:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        if isinstance(error, subprocess.TimeoutExpired):
-            return f"it took more than {limit_s:g} s"
-        raise
-    if process.returncode:
-        said = " ".join((err.strip() or out.strip())[-_TAIL:].split())
-        return f"it exited with {process.returncode}: {said}".rstrip(": ")
-    return subprocess.CompletedProcess(words, 0, out, err)
+    if done.late:
+        return f"it took more than {limit_s:g} s"
+    if done.code:
+        said = " ".join((done.err.strip() or done.out.strip())[-_TAIL:].split())
+        return f"it exited with {done.code}: {said}".rstrip(": ")
+    return done
+
+
+def run_process(
+    words: Sequence[str] | str,
+    folder: Path,
+    limit_s: float,
+    environment: Mapping[str, str],
+    *,
+    output: bool = True,
+) -> FinishedRun:
+    """Run a command (text goes to a shell) to its end, or to its limit, in a process group.
+
+    Whatever it leaves behind is killed, also if this process is. OSError if it cannot be started.
+    Without `output`, what it prints on stdout is discarded.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        began_s = time.perf_counter()
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", words] if isinstance(words, str) else words,
+            cwd=folder,
+            env=watchdog.environment({**os.environ, **environment}),
+            stdin=subprocess.DEVNULL,
+            stdout=out if output else subprocess.DEVNULL,
+            stderr=err,
+            start_new_session=True,
+        )
+        late = threading.Event()
+        timer = threading.Timer(min(limit_s, threading.TIMEOUT_MAX), _end, (process, late))
+        try:
+            timer.start()
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        finally:
+            timer.cancel()
+            timer.join()
+            _end(process)
+            process.wait()
+        return FinishedRun(
+            code=process.returncode,
+            late=late.is_set(),
+            time_s=time.perf_counter() - began_s,
+            cpu_time_s=usage.ru_utime + usage.ru_stime,
+            peak_memory_bytes=_peak_bytes(usage),
+            out=_end_of(out),
+            err=_end_of(err),
+        )
 
 
 def find_number(metric: str, text: str) -> float | None:
     """Return the last number that a metric finds in a text."""
-    pattern = _NUMBER if metric == LAST_NUMBER else metric
+    pattern = NUMBER if metric == LAST_NUMBER else metric
     found = [one.group(one.re.groups and 1) or "" for one in re.finditer(pattern, text)]
     for one in reversed(found):
-        if number := re.search(_NUMBER, one):
+        if number := re.search(NUMBER, one):
             return float(number.group())
     return None
+
+
+def _peak_bytes(usage: resource.struct_rusage) -> float:
+    """Return the peak of a finished child; 0 if it is not above our own.
+
+    A child begins as a copy of this process, and the kernel counts that copy too.
+    """
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return usage.ru_maxrss * 1024.0 if usage.ru_maxrss > own else 0.0
+
+
+def _end(process: subprocess.Popen[bytes], late: threading.Event | None = None) -> None:
+    """Kill the command with all processes of its group, and note that it was late."""
+    if late is not None:
+        late.set()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _end_of(file: IO[bytes]) -> str:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - _MOST_BYTES))
+    return file.read().decode(errors="replace")

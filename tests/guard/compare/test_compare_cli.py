@@ -146,7 +146,7 @@ MISTAKES = [
     (("--fail-if-slower", "fast", "--", "true", "true"), "is no percentage"),
     (("--fail-if-slower", "2", "--", "true", "true"), "is no percentage"),
     (("--budget", "1s", "--", "true", "true"), "too short"),
-    (("--rev-a", "HEAD", "--", "true"), "in no git repository"),
+    (("--rev-a", "HEAD", "--", "true"), "not a git repository"),
     (("--python-a", "nowhere", "--", "true"), "interpreter"),
     (("--seed", "-1", "--", "true", "true"), "seed -1"),
     (("--numerics", "--", "true", "true"), "two workloads"),

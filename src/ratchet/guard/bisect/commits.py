@@ -63,11 +63,6 @@ def commit_range(folder: Path, good: str, bad: str) -> CommitRange:
     return CommitRange(root=root, good=first, after=tuple(after))
 
 
-def has_changes(folder: Path) -> bool:
-    """Return whether the checkout has changes that no commit holds."""
-    return bool(git(folder, "status", "--porcelain", "--untracked-files=no"))
-
-
 def _merge_base(folder: Path, first: str, last: str) -> str:
     try:
         return git(folder, "merge-base", first, last)

@@ -11,25 +11,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy import special
 
 from ratchet.devices.fingerprint import short_hash
 from ratchet.errors import MeasureError, RepositoryError
-from ratchet.guard.bisect.commits import CommitRange, has_changes
+from ratchet.git import has_changes
+from ratchet.guard.bisect.commits import CommitRange
 from ratchet.guard.bisect.journal import Journal, JournalLine
 from ratchet.guard.bisect.result import BisectAnswer, BisectResult, Suspect
-from ratchet.guard.bisect.search import GOOD, STOP, CommitSearch, Effect, effect_of, evidence
+from ratchet.guard.bisect.search import GOOD, STOP, CommitSearch, evidence
 from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.command import CommandRun, MeasuredCommand
 
-LOOKS = {4: 1e-4, 8: 1e-4, 16: 5e-4, 32: 1e-3, 64: 2e-3, 128: 5e-3}
-"""Pairs after which the endpoints are compared, and how often each look may be wrong.
-
-Early looks are strict: an effect that luck makes look large would mislead the search.
-"""
-_ALIKE_AFTER = 8
+LEAST_ENDS, MOST_ENDS, ALIKE_AFTER = 4, 128, 8
+DIFFERENT = 0.2
+"""The search begins once the endpoints are alike with less than this probability. That they are
+stays one of its hypotheses, and more pairs of them one of its probes."""
+SURELY_DIFFERENT = 0.01
+"""Nothing is found while it is more likely that nothing changed. So two endpoints that are alike
+have a commit found in at most 1 of 100 bisections (Ville's inequality)."""
+LIKELY, DOUBTED = 0.6, 0.25
+"""A commit is paired with its parent once it is likely, until it is doubted: near the end that
+tells more than a probe does."""
 _CONFIRMING = math.log(20)
-_MOST_CONFIRMING, _LEAST_CONFIRMING, _DOUBTED = 128, 4, 0.5
+_MOST_CONFIRMING, _LEAST_CONFIRMING = 128, 4
 OnPair = Callable[[str, int, float], None]
 """Called with the phase, the pairs so far, and the highest probability of a commit."""
 Measure = Callable[[int], CommandRun]
@@ -112,64 +116,75 @@ class BisectRun:
 
     def answer(self, notes: Sequence[str] = ()) -> BisectResult:
         """Run to the answer, from where the journal ends."""
-        effect, alike = self._confirm_ends()
-        if alike:
-            return self._result("not reproduced", alike, effect, None, False, notes)
-        search = CommitSearch(
-            len(self._commits.after), [one.pair for one in self._journal.of("ends")]
-        )
-        for line in self._journal.of("search") + self._journal.of("confirm"):
-            search.add(line.pair)
+        measured = [one.pair for one in self._journal.lines if one.phase != "skip"]
+        search = CommitSearch(len(self._commits.after), measured)
+        if alike := self._confirm_ends(search):
+            return self._result("not reproduced", alike, search, notes)
         while not (reason := self._search(search)):
             confirmed = self._confirm(search)
             if confirmed:
-                return self._result("found", "", search.effect, search, True, notes)
+                return self._result("found", "", search, notes)
             if confirmed is None:
                 reason = "the most probable commit could not be confirmed against its parent"
                 break
-        return self._result("narrowed", reason, search.effect, search, False, notes)
+        if search.unchanged > DIFFERENT:
+            alike = f"GOOD and BAD are alike with a probability of {search.unchanged:.0%}"
+            return self._result("not reproduced", alike, search, notes)
+        return self._result("narrowed", reason, search, notes)
 
-    def _confirm_ends(self) -> tuple[Effect, str]:
-        """Measure the endpoints; return their effect, and why it is none."""
-        differences = [one.pair.difference for one in self._journal.of("ends")]
-        for look, level in LOOKS.items():
-            while len(differences) < look:
-                line = self._pair("ends", self._last, GOOD)
-                if line is None:
-                    raise MeasureError(
-                        f"BAD {self._commits.bad[:10]} cannot be measured: "
-                        f"{self._skipped[self._last]}"
-                    )
-                differences.append(line.pair.difference)
-            effect = effect_of(differences[:look])
-            if effect.mean and _p(effect, look) < level:
-                return effect_of(differences), ""
+    def _confirm_ends(self, search: CommitSearch) -> str:
+        """Measure the endpoints until they differ; return why they do not, or an empty text."""
+        while not self._journal.of("search"):
+            count, effect = self._of_ends(), search.effect
+            if count >= LEAST_ENDS and search.unchanged < DIFFERENT:
+                break
             reach = abs(effect.mean) + 2.5 * effect.error
-            if look >= _ALIKE_AFTER and reach < math.log1p(self._options.at_least):
-                return effect, (
+            if count >= ALIKE_AFTER and reach < math.log1p(self._options.at_least):
+                return (
                     f"GOOD and BAD are alike: they differ by less than {self._options.at_least:.1%}"
                 )
-        return effect, (
-            f"{max(LOOKS)} pairs show no clear difference between GOOD and BAD "
-            f"({math.expm1(effect.mean):+.2%}, one pair varies by {effect.noise:.1%})"
-        )
+            if count >= MOST_ENDS:
+                return (
+                    f"{count} pairs show no clear difference between GOOD and BAD "
+                    f"({math.expm1(effect.mean):+.2%}, one pair varies by {effect.noise:.1%})"
+                )
+            line = self._pair("ends", self._last, GOOD)
+            if line is None:
+                raise MeasureError(
+                    f"BAD {self._commits.bad[:10]} cannot be measured: {self._skipped[self._last]}"
+                )
+            search.add(line.pair)
+        return ""
+
+    def _of_ends(self) -> int:
+        """Return how many pairs of the endpoints were measured, in whatever phase."""
+        lines = self._journal.lines
+        return sum((one.commit, one.against) == (self._last, GOOD) for one in lines)
 
     def _search(self, search: CommitSearch) -> str:
         """Probe until one commit stands out; return why none does, or an empty text."""
-        while search.posterior.max() < STOP:
+        while not self._stands_out(search):
             count = len(self._journal.of("search"))
             if count >= self._options.most_pairs:
                 return f"{count} pairs do not suffice (--max-pairs)"
             commit = search.next_probe(self._skipped)
             if commit is None:
                 return "the commits that are left cannot be measured"
+            if search.unchanged > DIFFERENT and self._of_ends() >= MOST_ENDS:
+                return "the endpoints do not differ clearly"
             line = self._pair("search", commit, GOOD, float(search.posterior.max()))
             if line is not None:
                 search.add(line.pair)
         return ""
 
+    def _stands_out(self, search: CommitSearch) -> bool:
+        """Return whether the best commit is to be confirmed, or is the answer if it cannot be."""
+        child = search.best()
+        alone = {child, child - 1} & self._skipped.keys()
+        return float(search.posterior[child]) >= (STOP if alone else LIKELY)
+
     def _confirm(self, search: CommitSearch) -> bool | None:
-        """CommitPair the best commit with its parent until that shows the effect.
+        """Pair the best commit with its parent until that shows the effect.
 
         False if the commit is no longer the likely one, None if it stays undecided.
         """
@@ -180,13 +195,18 @@ class BisectRun:
         lines = self._journal.of("confirm")
         own = [one.pair.difference for one in lines if (one.commit, one.against) == (child, parent)]
         while len(own) < _MOST_CONFIRMING:
-            if search.posterior[child] < _DOUBTED:
+            if search.posterior[child] < DOUBTED:
                 return False
-            if len(own) >= _LEAST_CONFIRMING and evidence(own, search.effect) >= _CONFIRMING:
+            if (
+                len(own) >= _LEAST_CONFIRMING
+                and search.posterior[child] >= STOP
+                and search.unchanged < SURELY_DIFFERENT
+                and evidence(own, search.effect) >= _CONFIRMING
+            ):
                 return True
-            line = self._pair("confirm", child, parent, float(search.posterior.max()))
+            line = self._pair("confirm", child, parent, float(search.posterior[child]))
             if line is None:
-                return None
+                return False
             own.append(line.pair.difference)
             search.add(line.pair)
         return None
@@ -222,29 +242,21 @@ class BisectRun:
         return line
 
     def _result(
-        self,
-        answer: BisectAnswer,
-        reason: str,
-        effect: Effect,
-        search: CommitSearch | None,
-        confirmed: bool,
-        notes: Sequence[str],
+        self, answer: BisectAnswer, reason: str, search: CommitSearch, notes: Sequence[str]
     ) -> BisectResult:
-        names = self._commits.after
-        suspects = []
-        if search is not None:
-            posterior = search.posterior
-            ranked = sorted(search.credible(), key=lambda one: -posterior[one])
+        names, effect, suspects = self._commits.after, search.effect, []
+        if answer != "not reproduced":
+            share = search.posterior / (1 - search.unchanged)
             suspects = [
                 Suspect(
                     revision=names[one].revision,
                     subject=names[one].subject,
-                    probability=float(posterior[one]),
+                    probability=float(share[one]),
                     skipped=self._skipped.get(one, ""),
                 )
-                for one in ranked
+                for one in sorted(search.credible(), key=lambda one: -share[one])
             ]
-        if answer == "found" and names[search.best() if search else 0].merge:
+        if answer == "found" and names[search.best()].merge:
             notes = [*notes, "it is a merge: bisect between its parents to look inside"]
         if self._skipped:
             notes = [*notes, f"{len(self._skipped)} commits could not be measured and were skipped"]
@@ -260,14 +272,10 @@ class BisectRun:
             low=float(sure[1]),
             high=float(sure[2]),
             pairs={name: len(self._journal.of(name)) for name in ("ends", "search", "confirm")},
-            confirmed=confirmed,
+            confirmed=answer == "found",
             resumed_pairs=self._resumed,
             notes=tuple(notes),
         )
-
-
-def _p(effect: Effect, pairs: int) -> float:
-    return 2 * float(special.stdtr(pairs - 1, -abs(effect.mean) / effect.error))
 
 
 @contextmanager

@@ -1,12 +1,20 @@
 """The search: a posterior over the commits, each probe where it tells the most.
 
-A probe times a commit and the good endpoint side by side, which takes out what both share: the
-machine's drift. Where little is shared, a pair's difference has twice the variance of one arm, and
-the mean of several measurements of the good endpoint is the better reference. How many of them, the
-nearest in time, is what leaves the least noise in the pairs of this very search.
+A pair times two commits side by side. Its difference is free of what both share, the machine's
+level; its mean holds that level. With x = 1 for a commit from the first bad one on, else 0:
 
-The effect is uncertain as well, so the posterior is over (commit, effect), with the effect's prior
-from the endpoints. Outliers are clipped.
+    difference = effect (x - x')               + noise of variance 2 v
+    mean       = effect (x + x') / 2 + level   + noise of variance v / 2
+
+The level is a random walk from pair to pair. Where it moves slowly, the means of neighbouring pairs
+tell about the commits as well, by up to as much as the differences do; where it jumps, they tell
+nothing. How fast it moves is unknown, so the answer is averaged over a grid of speeds, each with
+its likelihood (for differences of the means, in which the level's start is gone).
+
+One more hypothesis says that nothing changed; it has half of the prior. The effect has the Cauchy
+prior of Rouder et al. (Psychonomic Bulletin & Review 16, 2009), v is Jeffreys'. Both are integrated
+out, so an effect that luck made look large misleads nobody, and stopping at any time is allowed.
+Pairs far from what either hypothesis says count with a larger variance.
 """
 
 from __future__ import annotations
@@ -16,19 +24,24 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.linalg import cho_solve_banded, cholesky_banded
 
 from ratchet.measure.samples import FloatArray
 
 STOP = 0.95
-"""The search ends when one commit has this posterior probability."""
-_GRID = 11
-_CLIP = 4.0
-"""Standard deviations beyond which a value says no more."""
-_WINDOWS = (2, 4, 8, 16, 32, 64)
-"""Measurements of the good endpoint before and after a pair that may be its reference."""
-_GAIN = 0.85
-"""A wider reference must leave this share of the variance, or the pair's own is kept."""
+"""A commit with this posterior probability is the answer, if its parent is seen to differ."""
 GOOD = -1
+_CLIP = 4.0
+"""Standard deviations beyond which a difference says no more."""
+_ROBUST_FROM = 8
+"""Pairs from which the noise is known well enough to tell an outlier."""
+_SPEEDS = np.asarray([0.0, 0.02, 0.1, 0.5, 2.0, 10.0, 100.0, 1e4])
+"""Variance of the level's step from pair to pair, over that of one measurement."""
+_SIZES: FloatArray = np.asarray(4.0 ** np.arange(-2, 9), dtype=np.float64)
+"""Variance of the effect's prior over that of one measurement: a Cauchy is a mixture of them."""
+_SIZE_PRIOR: FloatArray = _SIZES**-0.5 * np.exp(-0.5 / _SIZES)
+_LEAST_NOISE = 1 / 50
+"""Of the effect: a metric without noise is not believed to be exact."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,155 +62,188 @@ class CommitPair:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effect:
-    """log(bad / good) of one pair, as the endpoints show it."""
+    """log(bad / good), as all pairs show it."""
 
     mean: float
     error: float
-    """Standard error of the mean."""
+    """Its standard deviation."""
     noise: float
-    """Standard deviation of one difference."""
+    """Standard deviation of one pair's difference."""
 
 
 class CommitSearch:
-    """The posterior of which commit, 0 to `count` - 1, is the first bad one.
+    """The posterior of which commit, 0 to `count` - 1, is the first bad one, if any is.
 
     The last is the bad endpoint; GOOD stands before the first.
     """
 
-    def __init__(self, count: int, pairs: Sequence[CommitPair]) -> None:
-        """Start from the pairs of the two endpoints."""
+    def __init__(self, count: int, pairs: Sequence[CommitPair] = ()) -> None:
         self._count = count
         self._pairs = list(pairs)
-        self._ends = len(pairs)
-        self._posterior: FloatArray = np.full(count, 1 / count)
-        self._effect = effect_of([one.difference for one in pairs])
+        self._prior = np.append(np.full(count, 0.5 / count), 0.5)
+        self._joint: FloatArray = self._prior
+        self._effect = Effect(mean=0.0, error=math.inf, noise=0.0)
+        self._sizes: FloatArray = np.ones(count)
+        """The effect that is expected if this commit is the first bad one."""
+        self._weigh()
 
     def add(self, pair: CommitPair) -> None:
         """Take in one pair."""
         self._pairs.append(pair)
-        self._posterior = self._weigh()
+        self._weigh()
 
     @property
     def posterior(self) -> FloatArray:
         """Return each commit's probability of being the first bad one."""
-        return self._posterior
+        return np.asarray(self._joint[:-1])
+
+    @property
+    def unchanged(self) -> float:
+        """Return the probability that no commit is bad; 1 with the posterior's sum."""
+        return float(self._joint[-1])
 
     @property
     def effect(self) -> Effect:
-        """Return the effect on a difference, as all pairs so far show it."""
+        """Return the effect on a difference, given that there is one."""
         return self._effect
 
     def next_probe(self, skipped: Collection[int] = ()) -> int | None:
         """Return the commit whose next pair tells the most; None if none is left.
 
-        That is the one for which bad and good are the most alike in probability.
+        Of b (1 - b), b its probability to be bad, times the square of the effect expected if it is
+        bad, that is the largest. Without the effect, as many pairs again would go to commits that
+        are unclear only as the effect would be small.
         """
-        bad = np.cumsum(self._posterior)[:-1]
-        worth = bad * (1 - bad)
+        bad = np.cumsum(self.posterior)
+        expected = np.cumsum(self.posterior * self._sizes) / np.maximum(bad, 1e-300)
+        worth = bad * (1 - bad) * np.square(expected / (self._effect.mean or 1.0))
         worth[[one for one in skipped if one < len(worth)]] = -1.0
-        if not len(worth) or worth.max() < 1e-6:
-            return None
-        return int(np.argmax(worth))
+        return int(np.argmax(worth)) if worth.max() >= 1e-6 else None
 
     def best(self) -> int:
         """Return the most probable commit."""
-        return int(np.argmax(self._posterior))
+        return int(np.argmax(self.posterior))
 
     def credible(self, mass: float = STOP) -> list[int]:
-        """Return the fewest commits that hold this much probability, in their order."""
-        order = np.argsort(-self._posterior, kind="stable")
-        needed = int(np.searchsorted(np.cumsum(self._posterior[order]), mass - 1e-12)) + 1
+        """Return the fewest commits that hold this much of their probability, in their order."""
+        share = self.posterior / self.posterior.sum()
+        order = np.argsort(-share, kind="stable")
+        needed = int(np.searchsorted(np.cumsum(share[order]), mass - 1e-12)) + 1
         return sorted(int(one) for one in order[:needed])
 
-    def _weigh(self) -> FloatArray:
-        pairs = self._pairs
-        with_good = [one for one in pairs if one.against == GOOD]
-        cumulative = np.cumsum(self._posterior)
-        bad: FloatArray = np.asarray(
-            [cumulative[min(one.commit, self._count - 1)] for one in with_good]
+    def _weigh(self) -> None:
+        """Set the posterior and the effect from all pairs."""
+        count = len(self._pairs)
+        if count < 2:
+            return
+        commits, against = (
+            np.asarray([getattr(one, name) for one in self._pairs], dtype=np.int64)
+            for name in ("commit", "against")
         )
-        values: FloatArray = np.asarray([one.value for one in with_good])
-        good: FloatArray = np.asarray([one.reference for one in with_good])
-        start = effect_of([one.difference for one in pairs[: self._ends]])
-        reference, width = _reference(np.asarray(values - bad * start.mean), good)
-        controlled: FloatArray = np.asarray(values - reference)
-        mean = float(controlled[: self._ends].mean())
-        noise = _spread(np.asarray(controlled - bad * mean), mean)
-        sizes, levels, prior = _grid(mean, noise, self._ends, width)
-        commits = np.asarray([one.commit for one in with_good[self._ends :]], dtype=np.int64)
-        probes: FloatArray = np.asarray(controlled[self._ends :, None] - levels)
-        logs: FloatArray = np.zeros((self._count, len(sizes)))
-        np.add.at(logs, commits, _gains(probes, sizes, noise))
-        # A probe of a commit speaks for every first bad commit at or before it.
-        logs = np.asarray(np.cumsum(logs[::-1], axis=0)[::-1] + prior)
-        logs -= np.square(np.clip(probes / noise, -_CLIP, _CLIP)).sum(axis=0) / 2
-        for one in pairs:
-            if one.against != GOOD:  # child against parent: speaks for the child alone
-                logs[one.commit] += _gains(np.full((1, 1), one.difference), sizes, start.noise)[0]
-        weights = np.exp(logs - logs.max())
-        weights /= weights.sum()
-        size = float((weights * sizes).sum())
-        spread = math.sqrt(float((weights * (sizes - size) ** 2).sum()))
-        noise = _spread(np.asarray(values - good - bad * size), size)
-        error = max(spread, noise / math.sqrt(float(bad.sum())))
-        self._effect = Effect(mean=size, error=error, noise=noise)
-        return np.asarray(weights.sum(axis=1))
+        value, reference = (
+            np.asarray([getattr(one, name) for one in self._pairs])
+            for name in ("value", "reference")
+        )
+        # First bad commits between the same two measured ones predict the same: one column each.
+        measured = np.unique(np.concatenate([commits, against]))
+        column = np.searchsorted(measured, np.arange(self._count + 1))
+        columns = np.arange(len(measured) + 1)
+        x, other = (
+            (np.searchsorted(measured, one)[:, None] >= columns).astype(float)
+            for one in (commits, against)
+        )
+        difference = value - reference
+        variance = self._variances(difference, (x - other)[:, column] @ self._joint)
+        least = max(_LEAST_NOISE * abs(float(np.median(difference[x[:, -2] > 0]))), 1e-9)
+        scaled: FloatArray = (x - other) / (2 * variance)[:, None]
+        of_difference = (
+            float(np.sum(difference**2 / (2 * variance))),
+            difference @ scaled,
+            np.einsum("ij,ij->j", x - other, scaled),
+        )
+        rows = 2 * count - 1
+        logs, means, spreads, noises = [], [], [], []
+        size = _SIZES[:, None]
+        for speed in _SPEEDS:
+            yy, xy, xx, determinant = _of_means(
+                np.diff((value + reference) / 2), np.diff((x + other) / 2, axis=0), variance, speed
+            )
+            energy = of_difference[0] + yy + rows * least**2 / 2
+            told, weight = of_difference[1] + xy, of_difference[2] + xx
+            shrunk = size / (1 + size * weight)
+            rest = np.maximum(energy - shrunk * told**2, rows * least**2 / 2)
+            logs.append(
+                np.log(_SIZE_PRIOR)[:, None]
+                - determinant / 2
+                - np.log1p(size * weight) / 2
+                - rows / 2 * np.log(rest)
+            )
+            means.append(shrunk * told)
+            spreads.append(shrunk * rest / max(rows - 2, 1))
+            noises.append(2 * rest / rows)
+        shares = np.bincount(column, weights=self._prior, minlength=len(columns))
+        weights = np.exp(np.asarray(logs) - np.max(logs)) * shares
+        by_column = weights.sum(axis=(0, 1)) / weights.sum()
+        each = np.divide(by_column, shares, out=np.zeros(len(shares)), where=shares > 0)
+        self._joint = each[column] * self._prior
+        sizes = (weights * np.asarray(means)).sum(axis=(0, 1)) / np.maximum(
+            weights.sum(axis=(0, 1)), 1e-300
+        )
+        self._sizes = sizes[column[:-1]]
+        if (changed := weights[..., : columns[-1]]).sum() > 0:
+            self._effect = _effect(changed / changed.sum(), means, spreads, noises)
 
-
-def effect_of(differences: Sequence[float]) -> Effect:
-    """Return the effect that pairs show; a noise of 0 is kept computable."""
-    values = np.asarray(differences, dtype=np.float64)
-    mean = float(values.mean())
-    noise = _spread(np.asarray(values - mean), mean)
-    return Effect(mean=mean, error=noise / math.sqrt(len(values)), noise=noise)
+    def _variances(self, difference: FloatArray, expected: FloatArray) -> FloatArray:
+        """Return the variance of each pair's measurements over that of most: outliers have more."""
+        if len(difference) < _ROBUST_FROM:
+            return np.ones(len(difference))
+        mean = self._effect.mean
+        # The median of absolute normal deviates is 1 / 1.4826.
+        noise = 1.4826 * float(np.median(np.abs(difference - expected * mean)))
+        limit = _CLIP * max(noise, _LEAST_NOISE * abs(mean), 1e-9)
+        outside = difference - np.clip(difference, min(mean, 0.0), max(mean, 0.0))
+        return np.asarray(np.maximum(1.0, np.square(outside / limit)))
 
 
 def evidence(differences: Sequence[float], effect: Effect) -> float:
     """Return the log likelihood ratio of the effect against no effect, over pairs."""
-    values = np.asarray(differences, dtype=np.float64)
-    return float(_gains(values[:, None], np.asarray([effect.mean]), effect.noise).sum())
+    low, high = min(0.0, effect.mean), max(0.0, effect.mean)
+    reach = _CLIP * effect.noise
+    values = np.clip(np.asarray(differences, dtype=np.float64), low - reach, high + reach)
+    return float((effect.mean * (values - effect.mean / 2)).sum() / effect.noise**2)
 
 
-def _grid(
-    mean: float, noise: float, ends: int, width: int
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return effects, levels of a good commit, and their log prior.
+def _of_means(
+    steps: FloatArray, bad: FloatArray, variance: FloatArray, speed: float
+) -> tuple[float, FloatArray, FloatArray, float]:
+    """Return y'Vy, x'Vy and x'Vx for the steps between pairs' means, and log of V's determinant.
 
-    The level is 0 but for what a mean of `width` good measurements is off by.
+    V is the inverse of the steps' covariance, a band: neighbours share the noise of one mean.
     """
-    reach = np.linspace(-2.5, 2.5, _GRID)
-    off = noise / math.sqrt(width) * (np.linspace(-2.5, 2.5, _GRID) if width > 1 else np.zeros(1))
-    size = mean + reach[:, None] * noise / math.sqrt(ends) - off[None]
-    prior = -np.square(reach)[:, None] / 2 - np.square(off * math.sqrt(width) / noise)[None] / 2
-    levels = np.broadcast_to(off, size.shape)
-    # An effect of the other sign was ruled out when the endpoints were confirmed.
-    kept = size * np.sign(mean) > abs(mean) / 10
-    return size[kept], levels[kept], prior[kept]
+    band = np.zeros((2, len(steps)))
+    band[1] = speed + (variance[1:] + variance[:-1]) / 2
+    band[0, 1:] = -variance[1:-1] / 2
+    factor = cholesky_banded(band)
+    solved = cho_solve_banded((factor, False), np.column_stack([steps, bad]))
+    return (
+        float(steps @ solved[:, 0]),
+        np.asarray(bad.T @ solved[:, 0]),
+        np.einsum("ij,ij->j", bad, solved[:, 1:]),
+        2 * float(np.log(factor[1]).sum()),
+    )
 
 
-def _gains(values: FloatArray, sizes: FloatArray, noise: float) -> FloatArray:
-    """Return log(likelihood with the effect / without) by value and size of the effect."""
-    low, high = min(0.0, float(sizes.min())), max(0.0, float(sizes.max()))
-    values = np.clip(values, low - _CLIP * noise, high + _CLIP * noise)
-    return np.asarray(sizes * (values - sizes / 2) / noise**2)
-
-
-def _reference(rest: FloatArray, good: FloatArray) -> tuple[FloatArray, int]:
-    """Return the reference of each pair, and how many measurements all of them share.
-
-    A mean of neighbours is off by noise of its own, which over all pairs does not average out below
-    that of all good measurements.
-    """
-    best, width, least = good, 1, _GAIN * float(np.var(rest - good))
-    sums, places = np.concatenate([[0.0], np.cumsum(good)]), np.arange(len(good))
-    for window in _WINDOWS:
-        low, high = np.maximum(places - window, 0), np.minimum(places + window + 1, len(good))
-        mean = (sums[high] - sums[low]) / (high - low)
-        if (left := float(np.var(rest - mean))) < least:
-            best, width, least = mean, len(good), left
-    return best, width
-
-
-def _spread(rest: FloatArray, mean: float) -> float:
-    found = float(np.std(rest, ddof=1)) if len(rest) > 1 else 0.0
-    return max(found, abs(mean) / 50, 1e-9)
+def _effect(
+    weights: FloatArray,
+    means: Sequence[FloatArray],
+    spreads: Sequence[FloatArray],
+    noises: Sequence[FloatArray],
+) -> Effect:
+    """Return the mean over speeds, sizes and commits that changed."""
+    last = weights.shape[-1]
+    mean, spread, noise = (np.asarray(one)[..., :last] for one in (means, spreads, noises))
+    centre = float((weights * mean).sum())
+    variance = float((weights * (spread + np.square(mean - centre))).sum())
+    return Effect(
+        mean=centre, error=math.sqrt(variance), noise=math.sqrt(float((weights * noise).sum()))
+    )

@@ -6,12 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ratchet.devices.probe import probe
 from ratchet.guard.compare.instructions import count_both
-from ratchet.guard.compare.keep import compare_and_keep
 from ratchet.guard.compare.request import CompareRequest, Sides
-from ratchet.guard.compare.run import CompareOutcome, CompareSettings
+from ratchet.guard.compare.run import CompareOutcome, CompareSettings, compare_contest
 from ratchet.guard.compare.sides import CommandContest, WorkloadContest
 from ratchet.guard.compare.where import traces_difference
+from ratchet.ledger import Ledger
+
+COMMAND = "compare"
 
 
 def compare_sides(
@@ -21,7 +24,7 @@ def compare_sides(
     ledger: str | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> CompareOutcome:
-    """Compare two sides as a request says, and keep the samples in the ledger.
+    """Compare two sides as a request says; keep every sample in the ledger, also if it fails.
 
     If the new one of two workloads is slower, the difference of their traces is added.
     """
@@ -33,28 +36,31 @@ def compare_sides(
         contest = CommandContest(sides.a, sides.b, printed=request.printed, higher=request.higher)
     else:
         contest = WorkloadContest(sides.a, sides.b, seed=request.seed)
-
-    def add(outcome: CompareOutcome) -> CompareOutcome:
-        details: dict[str, Any] = {}
-        if isinstance(contest, WorkloadContest):
-            details["batches"] = _batches(contest)
-            if outcome.exit_code == 1:
-                on_progress("recording a trace of each side")
-                details["traces"] = traces_difference(*contest.sides)
-        if request.instructions:
-            on_progress("counting instructions")
-            details["instructions"] = count_both(sides.a, sides.b)
-        return replace(outcome, details=details, warnings=sides.warnings)
-
-    return compare_and_keep(
-        contest,
-        settings,
-        asked=request.as_json(),
-        device=request.device if not sides.commands else "cpu",
-        ledger=ledger,
-        on_progress=on_progress,
-        add=add,
-    )
+    with Ledger.open(ledger) as book:
+        here = book.here(probe("cpu" if sides.commands else request.device))
+        title = " : ".join(contest.titles)
+        turn = book.start_turn(title, request.as_json(), fingerprint=here, command=COMMAND)
+        with book.failing(turn):
+            outcome = compare_contest(
+                contest,
+                settings,
+                on_progress,
+                lambda samples: book.record_measurements(turn, samples, purpose=COMMAND),
+            )
+            readings = {"readings": outcome.readings.as_json()}
+            book.remember("compare_readings", turn, readings, fingerprint=here)
+            details: dict[str, Any] = {}
+            if isinstance(contest, WorkloadContest):
+                details["batches"] = _batches(contest)
+                if outcome.exit_code == 1:
+                    on_progress("recording a trace of each side")
+                    details["traces"] = traces_difference(*contest.sides)
+            if request.instructions:
+                on_progress("counting instructions")
+                details["instructions"] = count_both(sides.a, sides.b)
+            outcome = replace(outcome, details=details, warnings=sides.warnings, turn=turn)
+        book.finish_turn(turn, outcome.as_json())
+    return outcome
 
 
 def _batches(contest: WorkloadContest) -> list[dict[str, Any]]:

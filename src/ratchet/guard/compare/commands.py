@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import re
-import resource
-import signal
-import subprocess
-import tempfile
-import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
-from ratchet import watchdog
 from ratchet.errors import GuardError
+from ratchet.guard.command import NUMBER, run_process
 from ratchet.measure.arm import Timing
 
-NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 NAMED = re.compile(rf"([A-Za-z_][\w./%-]*)\s*[=:]\s*({NUMBER})(?![\w.])")
 BARE = re.compile(NUMBER)
-TAIL_BYTES = 1 << 16
 SHOWN = 120
 ONLY = "value"
 """Name of the metric of a command that prints one number without a name."""
@@ -50,13 +39,12 @@ class CommandSide:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ran:
-    """One finished run of a command."""
+    """One finished run of a command: times in seconds."""
 
     time_s: float
     cpu_time_s: float
-    """User and system time of the command and all of its children that it waited for."""
     peak_memory_bytes: float
-    """Of the largest process among them; 0 if it is not known."""
+    """0 if it is not known."""
     printed: Mapping[str, float]
 
 
@@ -84,34 +72,29 @@ def run_command(side: CommandSide, *, printed: bool, limit_s: float) -> Ran:
     Raises:
         GuardError: it cannot start, fails, outlasts `limit_s`, or prints no metric.
     """
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        began_s = time.perf_counter()
-        with _started(side, out if printed else None, err) as process:
-            late = threading.Event()
-            timer = threading.Timer(limit_s, _end, (process, late))
-            timer.start()
-            try:
-                status, usage = _wait(process)
-            finally:
-                timer.cancel()
-                timer.join()
-        time_s = time.perf_counter() - began_s
-        code = os.waitstatus_to_exitcode(status)
-        if late.is_set():
-            raise GuardError(
-                f"command {side.shown} did not end within {limit_s:.0f} s, the time that is left: "
-                "raise --budget, or make the command shorter"
-            )
-        if code != 0:
-            ended = f"ended with code {code}" if code > 0 else f"was ended by signal {-code}"
-            said = _last_line(err) or "it printed nothing on stderr"
-            raise GuardError(f"command {side.shown} {ended} ({said}): it must succeed in every run")
-        return Ran(
-            time_s=time_s,
-            cpu_time_s=usage.ru_utime + usage.ru_stime,
-            peak_memory_bytes=_peak_bytes(usage),
-            printed=read_metrics(_last_line(out), side.shown) if printed else {},
+    try:
+        done = run_process(side.command, side.folder, limit_s, side.environment, output=printed)
+    except OSError as error:
+        raise GuardError(
+            f"command {side.shown} cannot start in {side.folder} ({error.strerror})"
+        ) from error
+    if done.late:
+        raise GuardError(
+            f"command {side.shown} did not end within {limit_s:.0f} s, the time that is left: "
+            "raise --budget, or make the command shorter"
         )
+    if done.code:
+        ended = (
+            f"was ended by signal {-done.code}" if done.code < 0 else f"ended with code {done.code}"
+        )
+        said = _last_line(done.err) or "it printed nothing on stderr"
+        raise GuardError(f"command {side.shown} {ended} ({said}): it must succeed in every run")
+    return Ran(
+        time_s=done.time_s,
+        cpu_time_s=done.cpu_time_s,
+        peak_memory_bytes=done.peak_memory_bytes,
+        printed=read_metrics(_last_line(done.out), side.shown) if printed else {},
+    )
 
 
 def read_metrics(line: str, shown: str) -> dict[str, float]:
@@ -158,57 +141,6 @@ def _json_metrics(line: str) -> dict[str, float]:
     }
 
 
-@contextlib.contextmanager
-def _started(
-    side: CommandSide, out: IO[bytes] | None, err: IO[bytes]
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the command in a process group of its own; end the whole group at the exit."""
-    try:
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", side.command],
-            cwd=side.folder,
-            env=watchdog.environment({**os.environ, **side.environment}),
-            stdin=subprocess.DEVNULL,
-            stdout=out or subprocess.DEVNULL,
-            stderr=err,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise GuardError(
-            f"command {side.shown} cannot start in {side.folder} ({error.strerror})"
-        ) from error
-    try:
-        yield process
-    finally:
-        _end(process)
-        process.wait()
-
-
-def _wait(process: subprocess.Popen[bytes]) -> tuple[int, resource.struct_rusage]:
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return status, usage
-
-
-def _peak_bytes(usage: resource.struct_rusage) -> float:
-    """Return the peak of a finished child; 0 if it is not above our own.
-
-    A child begins as a copy of this process, and the kernel counts that copy too.
-    """
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return usage.ru_maxrss * 1024.0 if usage.ru_maxrss > own else 0.0
-
-
-def _end(process: subprocess.Popen[bytes], late: threading.Event | None = None) -> None:
-    """Kill the command with all processes of its group, and note that it was late."""
-    if late is not None:
-        late.set()
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def _last_line(file: IO[bytes]) -> str:
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - TAIL_BYTES))
-    lines = file.read().decode(errors="replace").strip().splitlines()
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
     return lines[-1].strip()[-2000:] if lines else ""

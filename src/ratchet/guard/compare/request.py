@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import Any
 
 from ratchet.errors import GuardError
 from ratchet.files import why_not_file
+from ratchet.git import has_changes, resolve
+from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.compare.commands import CommandSide, run_command
 from ratchet.guard.compare.modes import Mode, parse_mode
-from ratchet.guard.compare.revisions import Repository, import_paths, worktree
 from ratchet.optimize.turn.settings import check_seed, parse_duration_s, workload_options
 from ratchet.workloads.names import is_user_spec, user_file, user_function
 
@@ -165,27 +167,27 @@ def _check(request: CompareRequest) -> None:
 
 
 def _places(request: CompareRequest, stack: contextlib.ExitStack) -> tuple[_Place, _Place]:
-    repository = None
-    commits: list[str | None] = [None, None]
-    if any(request.revisions):
-        repository = Repository.of(request.folder)
-        commits = [one and repository.commit(one) for one in request.revisions]
+    checkouts = None
+    commits = [one and resolve(request.folder, one) for one in request.revisions]
+    if any(commits):
+        place = stack.enter_context(tempfile.TemporaryDirectory(prefix="ratchet-compare-"))
+        checkouts = Checkouts(request.folder, Path(place), "", 0.0)
     found = []
     for side in (0, 1):
         python, more = _python(request.pythons[side])
         folder, root, title, warning = request.folder, None, "", ""
         revision, commit = request.revisions[side], commits[side]
-        if repository is not None and commit is not None:
-            root = stack.enter_context(worktree(repository, commit))
-            folder, title = root / repository.below, f"{revision} ({commit[:10]})"
-            if not folder.is_dir():
-                raise GuardError(f"revision {revision!r} has no folder {repository.below}")
-            if repository.changed():
+        if checkouts is not None and commit is not None:
+            checkout = checkouts.get(commit)
+            root, folder, title = checkout.root, checkout.folder, f"{revision} ({commit[:10]})"
+            if folder != root / checkouts.below:
+                raise GuardError(f"revision {revision!r} has no folder {checkouts.below}")
+            if has_changes(checkouts.root):
                 warning = "changes that are not committed are in no revision: they are not measured"
-        elif repository is not None:
-            root, title = repository.root, WORKING
+        elif checkouts is not None:
+            root, title = checkouts.root, WORKING
         if root is not None:
-            more = {**more, **import_paths(root)}
+            more = {**more, **_import_paths(root)}
         if request.pythons[side]:
             title = f"{title} {request.pythons[side]}".strip()
         found.append(
@@ -207,6 +209,16 @@ def _python(named: str | None) -> tuple[str, dict[str, str]]:
         raise GuardError(f"interpreter {str(path)!r} {why}: name a python or its environment")
     folders = os.pathsep.join([str(path.parent), os.environ.get("PATH", os.defpath)])
     return str(path), {"PATH": folders, "VIRTUAL_ENV": str(path.parent.parent)}
+
+
+def _import_paths(root: Path) -> dict[str, str]:
+    """Return the environment in which Python imports a checkout's own packages first.
+
+    A package that is installed in editable mode would come from the user's checkout otherwise, and
+    both revisions would run the same code.
+    """
+    own = [str(path) for path in (root, root / "src") if path.is_dir()]
+    return {"PYTHONPATH": os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 def _command_sides(

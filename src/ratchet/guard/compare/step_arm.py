@@ -73,4 +73,4 @@ class ComparedStep:
         from ratchet.optimize.step.profile import record_steps
 
         device = self._workload.device
-        return record_steps(self._step, self._batches, steps, device, Path(path))
+        return record_steps(self._step, self._batches, steps, device, Path(path), modules=True)

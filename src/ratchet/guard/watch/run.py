@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,7 @@ from ratchet.guard.history.analysis import analyse_one
 from ratchet.guard.history.series import HistorySeries
 from ratchet.guard.watch.result import WatchAnswer, WatchedResult
 from ratchet.guard.watch.suite_file import WatchedCommand, WatchSuite
-from ratchet.measure.estimate import compare
-from ratchet.measure.samples import Sample
+from ratchet.measure.estimate import interval
 
 LEAST_HISTORY = 5
 """Results of the newest level that a history needs to be a baseline."""
@@ -52,41 +51,37 @@ def watch_pairs(
     on_run: OnRun,
 ) -> list[WatchedResult]:
     """Time each benchmark at both commits, in pairs of random order."""
-    folders = {name: checkouts.get(one) for name, one in (("base", base), ("head", head))}
+    places = {name: checkouts.get(one) for name, one in (("base", base), ("head", head))}
     deadline = time.monotonic() + limits.time_s
     results = []
     for one in suite.benchmark:
         started_s = time.monotonic()
-        if folders["head"].why:
-            results.append(_without(one, "failed", folders["head"].why))
-            continue
+        why = {name: place.why for name, place in places.items() if place.why}
         values: dict[str, list[float]] = {"base": [], "head": []}
-        why: dict[str, str] = {"base": folders["base"].why}
         rng = random.Random(f"{limits.seed} {one.name}")
-        wanted = limits.pairs or one.pairs or suite.pairs
-        for count in range(wanted):
-            if count >= _LEAST_RUNS and time.monotonic() > deadline:
+        for count in range(limits.pairs or one.pairs or suite.pairs):
+            late = count >= _LEAST_RUNS and time.monotonic() > deadline
+            if late or "head" in why:
                 break
             for side in rng.sample(["base", "head"], 2):
-                if why.get(side):
+                if side in why:
                     continue
-                run = one.measured().run(folders[side].folder)
+                run = one.measured().run(places[side].folder)
                 if run.value is None:
                     why[side] = run.why
                 else:
                     values[side].append(run.value)
             on_run(one.name, count + 1)
-            if why.get("head"):
-                break
-        taken_s = time.monotonic() - started_s
-        if why.get("head"):
-            results.append(_without(one, "failed", why["head"], time_s=taken_s))
-        elif why["base"]:
+        if "head" in why:
+            found = _without(one, "failed", why["head"])
+        elif "base" in why:
             head_value = float(np.median(values["head"]))
-            said = f"the base cannot run it: {why['base']}"
-            results.append(_without(one, "no baseline", said, head=head_value, time_s=taken_s))
+            found = _without(
+                one, "no baseline", f"the base cannot run it: {why['base']}", head_value
+            )
         else:
-            results.append(_compared(one, suite, values["base"], values["head"], taken_s))
+            found = _compared(one, suite, values["base"], values["head"])
+        results.append(replace(found, time_s=time.monotonic() - started_s))
     return results
 
 
@@ -117,76 +112,41 @@ def watch_history(
                 break
             values.append(run.value)
             on_run(one.name, count + 1)
-        taken_s = time.monotonic() - started_s
-        if why:
-            results.append(_without(one, "failed", why, time_s=taken_s))
-            continue
-        head = float(np.median(values))
         own = [series for series in history if series.benchmark == one.name]
-        here = [series for series in own if series.device == device]
-        level = _newest_level(here[0]) if here else []
-        if len(level) < LEAST_HISTORY:
-            said = (
-                "no results in the history"
-                if not own
-                else "its results are from another machine"
-                if not here
-                else f"{len(level)} results at its newest level; it needs {LEAST_HISTORY}"
-            )
-            results.append(_without(one, "no baseline", said, head=head, time_s=taken_s))
-        else:
-            results.append(_predicted(one, suite, level, head, len(values), taken_s))
+        found = _without(one, "failed", why) if why else _predicted(one, suite, own, device, values)
+        results.append(replace(found, time_s=time.monotonic() - started_s))
     return results
 
 
 def _compared(
-    one: WatchedCommand,
-    suite: WatchSuite,
-    base: Sequence[float],
-    head: Sequence[float],
-    time_s: float,
+    one: WatchedCommand, suite: WatchSuite, base: Sequence[float], head: Sequence[float]
 ) -> WatchedResult:
-    # A rate's inverse is like a time. Each run is a process of its own, so pairs are what varies.
-    power = 1 if one.better == "lower" else -1
-    samples = [
-        Sample(
-            arm=arm,
-            launch=0,
-            round=index,
-            position=0,
-            iterations=1,
-            wall_time_s=value**power,
-            cpu_time_s=0.0,
-        )
-        for arm, values in (("base", base), ("head", head))
-        for index, value in enumerate(values)
-    ]
-    found = compare(
-        samples,
-        baseline="base",
-        new="head",
-        floor=None,
-        confidence=confidence_for(len(suite.benchmark)),
-    )
-    return _answered(
-        one,
-        suite,
-        (float(np.median(base)), float(np.median(head))),
-        (1 / found.ratio - 1, 1 / found.high - 1, 1 / found.low - 1),
-        len(head),
-        time_s,
-    )
+    # Each run is a process of its own, so pairs are what varies.
+    logs = np.log(np.asarray(head)) - np.log(np.asarray(base))
+    centre, reach = interval([logs], confidence_for(len(suite.benchmark)))
+    return _answered(one, suite, float(np.median(base)), head, centre, reach)
 
 
 def _predicted(
     one: WatchedCommand,
     suite: WatchSuite,
-    level: Sequence[float],
-    head: float,
-    runs: int,
-    time_s: float,
+    history: Sequence[HistorySeries],
+    device: str,
+    head: Sequence[float],
 ) -> WatchedResult:
     """Compare with what a history of one level says of its next result."""
+    here = [series for series in history if series.device == device]
+    level = _newest_level(here[0]) if here else []
+    value = float(np.median(head))
+    if len(level) < LEAST_HISTORY:
+        said = (
+            "no results in the history"
+            if not history
+            else "its results are from another machine"
+            if not here
+            else f"{len(level)} results at its newest level; it needs {LEAST_HISTORY}"
+        )
+        return _without(one, "no baseline", said, value)
     logs = np.log(np.asarray(level))
     centre, count = float(np.median(logs)), len(logs)
     # The median absolute deviation, scaled to a normal distribution's standard deviation.
@@ -194,22 +154,22 @@ def _predicted(
     confidence = confidence_for(len(suite.benchmark))
     reach = float(special.stdtrit(count - 1, (1 + confidence) / 2))
     reach *= spread * math.sqrt(1 + math.pi / 2 / count)
-    power = 1 if one.better == "lower" else -1
-    centre_log = power * (math.log(head) - centre)
-    worse = tuple(math.expm1(centre_log + sign * reach) for sign in (0, -1, 1))
-    medians = (math.exp(centre), head)
-    return _answered(one, suite, medians, (worse[0], worse[1], worse[2]), runs, time_s)
+    return _answered(one, suite, math.exp(centre), head, math.log(value) - centre, reach)
 
 
 def _answered(
     one: WatchedCommand,
     suite: WatchSuite,
-    medians: tuple[float, float],
-    worse: tuple[float, float, float],
-    runs: int,
-    time_s: float,
+    base: float,
+    head: Sequence[float],
+    change: float,
+    reach: float,
 ) -> WatchedResult:
-    change, low, high = worse
+    """Answer from the change's logarithm, and how far its interval reaches on each side."""
+    sign = 1 if one.better == "lower" else -1
+    worse, low, high = (
+        math.expm1(min(sign * change + step, 700.0)) for step in (0.0, -reach, reach)
+    )
     margin = suite.margin
     answer: WatchAnswer = (
         "slower"
@@ -226,13 +186,12 @@ def _answered(
         better=one.better,
         answer=answer,
         why="",
-        base=medians[0],
-        head=medians[1],
-        worse=change,
+        base=base,
+        head=float(np.median(head)),
+        worse=worse,
         low=low,
         high=high,
-        runs=runs,
-        time_s=time_s,
+        runs=len(head),
     )
 
 
@@ -245,19 +204,8 @@ def _newest_level(series: HistorySeries) -> list[float]:
 
 
 def _without(
-    one: WatchedCommand,
-    answer: WatchAnswer,
-    why: str,
-    *,
-    head: float | None = None,
-    time_s: float = 0.0,
+    one: WatchedCommand, answer: WatchAnswer, why: str, head: float | None = None
 ) -> WatchedResult:
     return WatchedResult(
-        name=one.name,
-        unit=one.unit,
-        better=one.better,
-        answer=answer,
-        why=why,
-        head=head,
-        time_s=time_s,
+        name=one.name, unit=one.unit, better=one.better, answer=answer, why=why, head=head
     )

@@ -264,8 +264,9 @@ def worker_environment(spec: ArmSpec) -> dict[str, str]:
     if spec.python:  # its packages are its own; only Ratchet itself is lent
         home = Path(__file__).parents[3]
         lent = "" if home.name.endswith("-packages") else str(home)
-        path = {"RATCHET_IMPORT_PATH": "", "PYTHONPATH": lent}
-    merged = {**os.environ, **path, **spec.environment}
+        both = filter(None, [spec.environment.get("PYTHONPATH"), lent])
+        path = {"RATCHET_IMPORT_PATH": "", "PYTHONPATH": os.pathsep.join(both)}
+    merged = {**os.environ, **spec.environment, **path}
     return {key: value for key, value in merged.items() if key not in dropped}
 
 
