@@ -150,7 +150,7 @@ def test_a_model_is_asked_for_as_a_class_in_python(tmp_path: Path) -> None:
     ("body", "words"),
     [
         ("import os; os._exit(3)", "its process died"),
-        ("import time; time.sleep(99)", "did not end"),
+        ("import time; time.sleep(99)", "did not finish"),
     ],
 )
 def test_a_file_that_misbehaves_costs_its_problem_alone(

@@ -259,5 +259,5 @@ def _on_connections(ledger: Ledger, pragma: str) -> None:
     def run(connection: sqlite3.Connection, *rest: object) -> None:
         connection.execute(pragma)
 
-    pool: Pool = ledger._engine.pool
+    pool: Pool = ledger.engine.pool
     event.listen(pool, "checkout", run)

@@ -193,7 +193,7 @@ def test_a_fingerprint_from_here_is_described_once(ledger: Ledger) -> None:
     assert found == [Fingerprint(device=device.fingerprint, software=software().fingerprint)] * 2
     assert other["device"] != found[0]["device"] and other["software"] == found[0]["software"]
     assert ledger.counts()["devices"] == 2 and ledger.counts()["software"] == 1
-    with ledger._engine.connect() as connection:
+    with ledger.engine.connect() as connection:
         (row, _) = connection.execute(select(schema.devices)).all()
     assert (row.device, row.payload["model"]) == (device.fingerprint, device.model)
 

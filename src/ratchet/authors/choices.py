@@ -7,7 +7,7 @@ from typing import Final
 
 from ratchet.authors.result import AUTHORS, LANGUAGES, AgentChoice, Reuse, WritingRequest
 from ratchet.errors import RatchetError
-from ratchet.judge.options import parse_device, parse_target, parse_time_limit_s
+from ratchet.judge.options import one_of, parse_device, parse_target, parse_time_limit_s
 from ratchet.kernels.kernel import Language
 
 SHORTEST_BUDGET_S: Final = 20.0
@@ -53,7 +53,7 @@ def make_request(
         language=_language(language) if target is None else _language(language or "triton"),
         device=parse_device(device) if target is None else "cpu",
         target=None if target is None else parse_target(target),
-        search=_one_of("search", search, SEARCHES),
+        search=one_of("search", search, SEARCHES),
         agent=_agent(chosen),
         resume=resume,
         reuse=_reuse(fresh),
@@ -93,7 +93,7 @@ def parse_authors(text: str | None, *, has_agent: bool) -> tuple[str, ...]:
     names = [one for one in re.split(r"[,\s]+", text.strip()) if one]
     for name in names:
         if not name.startswith(POLICY):
-            _one_of("author", name, AUTHORS)
+            one_of("author", name, AUTHORS)
     if not names:
         raise RatchetError(f"--authors names none: use some of {', '.join(AUTHORS)}")
     if "agent" in names and not has_agent:
@@ -126,9 +126,3 @@ def _seed(seed: int) -> int:
     if not 0 <= seed <= LARGEST_SEED:
         raise RatchetError(f"seed {seed} is out of range: give one from 0 to {LARGEST_SEED}")
     return seed
-
-
-def _one_of(what: str, given: str, known: tuple[str, ...]) -> str:
-    if given not in known:
-        raise RatchetError(f"unknown {what} {given!r}: use one of {', '.join(known)}")
-    return given

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from ratchet.cli.app import Debug, Json, app, print_json
+from ratchet.cli.trace_record import COMMAND, RecordCommand
 
-COMMAND = "ratchet.bisected"
 
+class BisectCommand(RecordCommand):
+    """`bisect`, whose words after `--` are what is measured."""
 
-class BisectCommand(TyperCommand):
-    """A command that leaves the words after `--` unparsed: they are what is measured."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        cut = args.index("--") if "--" in args else len(args)
-        ctx.meta[COMMAND] = args[cut + 1 :]
-        return super().parse_args(ctx, args[:cut])
-
-    def format_usage(self, ctx: Any, formatter: Any) -> None:
-        formatter.write_usage(ctx.command_path, "[OPTIONS] GOOD BAD -- COMMAND...")
+    usage = "[OPTIONS] GOOD BAD -- COMMAND..."
 
 
 @app.command(cls=BisectCommand)
@@ -76,7 +68,7 @@ def bisect(
     from ratchet.guard.command import MeasuredCommand
     from ratchet.guard.share import parse_share
 
-    words = context.meta.get(COMMAND, [])
+    words = context.meta[COMMAND]
     if not words:
         raise RepositoryError("no COMMAND: write ratchet bisect GOOD BAD -- COMMAND")
     least = parse_share(at_least, "--at-least")

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 class CompareCommand(RecordCommand):
     """A command that leaves the words after `--` unparsed: they are the commands to compare."""
 
-    def format_usage(self, ctx: object, formatter: object) -> None:
-        usage = "[OPTIONS] A [B] | -- 'COMMAND A' 'COMMAND B' | --rev-a REV -- COMMAND..."
-        formatter.write_usage(ctx.command_path, usage)  # type: ignore[attr-defined]
+    usage = "[OPTIONS] A [B] | -- 'COMMAND A' 'COMMAND B' | --rev-a REV -- COMMAND..."
 
 
 @app.command(cls=CompareCommand)
@@ -130,7 +128,7 @@ def compare(
         from ratchet.report.compare_terminal import CompareProgress, print_comparison
 
         with CompareProgress() as progress:
-            outcome = compare_sides(request, sides, ledger=ledger, on_progress=progress.show)
+            outcome = compare_sides(request, sides, ledger=ledger, on_progress=progress.move)
     if as_json:
         print_json(outcome.as_json())
     else:
@@ -156,7 +154,7 @@ def _numerics(
             out,
             asked=request.as_json(),
             ledger=ledger,
-            on_progress=progress.show,
+            on_progress=progress.move,
         )
     if as_json:
         print_json(report.as_json())

@@ -423,7 +423,7 @@ def loop(
     from ratchet.cli.write import _command
     from ratchet.learn.loop import Loop, LoopOptions
     from ratchet.report.learn_page import headline, render_learn_page
-    from ratchet.report.learn_progress import LearnProgress
+    from ratchet.report.progress import BudgetLine
 
     check_ledger(machines, ledger)
     options = LoopOptions(
@@ -435,10 +435,10 @@ def loop(
         datasets=tuple(dataset or ()),
         command=_command(),
     )
-    with open_judge(ledger, machines) as judge, LearnProgress(budget_s) as progress:
+    with open_judge(ledger, machines) as judge, BudgetLine(budget_s) as progress:
 
         def show(report: LearnReport, words: str) -> None:
-            progress.show(words)
+            progress.spend(words)
             refresh_page(report, out, render_learn_page)
 
         result = Loop(config=config, options=options, judge=judge, out=out, show=show).run()

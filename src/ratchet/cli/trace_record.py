@@ -26,6 +26,8 @@ MISTAKE = 2
 class RecordCommand(TyperCommand):
     """A command that leaves the words after `--` unparsed: they are the user's command."""
 
+    usage = "[OPTIONS] WORKLOAD | -- COMMAND..."
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         own, command = args, None
         if "--" in args:
@@ -35,7 +37,7 @@ class RecordCommand(TyperCommand):
         return super().parse_args(ctx, own)
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
-        formatter.write_usage(ctx.command_path, "[OPTIONS] WORKLOAD | -- COMMAND...")
+        formatter.write_usage(ctx.command_path, self.usage)
 
 
 def record(

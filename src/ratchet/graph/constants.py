@@ -24,7 +24,6 @@ class Constants:
     """Compute a graph's input-free tensors on demand and keep them for the pass."""
 
     def __init__(self, graph: Graph) -> None:
-        self._graph = graph
         self._known: dict[Node, Any] = {}
         self._varying: set[Node] = {n for n in graph.nodes if not _computable(n)}
 

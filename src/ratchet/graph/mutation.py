@@ -29,34 +29,10 @@ _IN_PLACE_OPERATORS = frozenset(
 _OPERATORS = frozenset({operator.and_, operator.or_, operator.not_})
 _VIEWS = frozenset(
     {
-        "view",
-        "reshape",
-        "transpose",
-        "permute",
-        "expand",
-        "expand_as",
-        "unsqueeze",
-        "squeeze",
-        "flatten",
-        "unflatten",
-        "narrow",
-        "select",
-        "chunk",
-        "split",
-        "unbind",
-        "getitem",
-        "__getitem__",
-        "t",
-        "movedim",
-        "swapaxes",
-        "view_as",
-        "detach",
-        "contiguous",
-        "to",
-        "float",
-        "bfloat16",
-        "type_as",
-        "dropout",
+        *("view", "reshape", "transpose", "permute", "expand", "expand_as", "unsqueeze", "squeeze"),
+        *("flatten", "unflatten", "narrow", "select", "chunk", "split", "unbind", "getitem"),
+        *("__getitem__", "t", "movedim", "swapaxes", "view_as", "detach", "contiguous", "to"),
+        *("float", "bfloat16", "type_as", "dropout"),
     }
 )
 """Calls whose result may share memory with their first argument."""

@@ -23,12 +23,12 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 def parse_tier(given: object) -> Tier:
     """One of the tiers."""
-    return cast(Tier, _one_of("tier", given, get_args(Tier)))
+    return cast(Tier, one_of("tier", given, get_args(Tier)))
 
 
 def parse_task(given: object) -> Task:
     """`own` or `any`."""
-    return cast(Task, _one_of("task", given, get_args(Task)))
+    return cast(Task, one_of("task", given, get_args(Task)))
 
 
 def parse_device(given: object) -> str:
@@ -40,7 +40,7 @@ def parse_device(given: object) -> str:
 
 def parse_target(given: object) -> str:
     """An AMD GPU whose machine code can be emulated."""
-    return _one_of("target", given, EMULATED)
+    return one_of("target", given, EMULATED)
 
 
 def parse_scale(given: object) -> Scale:
@@ -76,7 +76,8 @@ def parse_threads(given: object) -> int | None:
     return given
 
 
-def _one_of(what: str, given: object, known: tuple[str, ...]) -> str:
+def one_of(what: str, given: object, known: tuple[str, ...]) -> str:
+    """Return a name that is among the known ones; a RatchetError lists them."""
     if given not in known:
         raise RatchetError(f"unknown {what} {given!r}: use one of {', '.join(known)}")
     return given

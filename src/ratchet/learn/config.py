@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
@@ -98,20 +98,14 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _check(0 <= self.seed <= LARGEST_SEED, "seed", self.seed, f"0 to {LARGEST_SEED}")
         _check(self.size in SIZES, "size", self.size, ", ".join(SIZES))
-        _check(self.answers in ("schedule", "source"), "answers", self.answers, "schedule, source")
-        _check(self.language in ("cpp", "triton"), "language", self.language, "cpp, triton")
-        _check(
-            self.reward in ("milestones", "log", "raw"),
-            "reward",
-            self.reward,
-            "milestones, log, raw",
-        )
-        _check(
-            self.on_forgetting in ("raise", "stop"),
-            "on-forgetting",
-            self.on_forgetting,
-            "raise, stop",
-        )
+        for name, known in (
+            ("answers", get_args(Answers)),
+            ("language", ("cpp", "triton")),
+            ("reward", get_args(Reward)),
+            ("on_forgetting", get_args(OnForgetting)),
+        ):
+            given = getattr(self, name)
+            _check(given in known, name.replace("_", "-"), given, ", ".join(known))
         _check(0 <= self.replay < 0.9, "replay", self.replay, "0% to 90%")
         _check(self.max_forgetting > 0, "max-forgetting", self.max_forgetting, "more than 0 nats")
         _check(self.cap > 1, "cap", self.cap, "more than 1")

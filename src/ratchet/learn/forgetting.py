@@ -41,11 +41,6 @@ class BaseMemory:
         self._base = _predicted(base, self._windows)
         self._loss, _ = _read(self._base, self._windows)
 
-    @property
-    def base_loss(self) -> float:
-        """Return the base model's loss."""
-        return self._loss
-
     def measure(self, model: Any) -> Retained:
         """Return what `model` still knows."""
         now = _predicted(model, self._windows)

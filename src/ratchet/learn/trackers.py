@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ratchet.learn.checkpoint import STEP, Row
@@ -30,12 +29,7 @@ class Trackers:
     def __enter__(self) -> Trackers:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._board is not None:
             self._board.close()
         if self._flow is not None:

@@ -44,15 +44,15 @@ class _AnyText(TypeDecorator[str]):
         return value.replace("\0", "\N{SYMBOL FOR NULL}")
 
 
-def _table(name: str, *columns: Column[object]) -> Table:
+def _table(name: str, *columns: Column[object], unique: str = "") -> Table:
     """Return a table of the ledger: an id, the three columns of every row, then its own columns."""
     return Table(
         name,
         metadata,
         Column("id", _ID, primary_key=True, autoincrement=True),
         Column("at", String(32), nullable=False),
-        Column("device", String(64), nullable=False),
-        Column("software", String(64), nullable=False),
+        Column("device", String(64), nullable=False, unique=unique == "device"),
+        Column("software", String(64), nullable=False, unique=unique == "software"),
         *columns,
     )
 
@@ -66,24 +66,8 @@ def _payload(name: str = "payload") -> Column[object]:
 
 
 # One row describes a device or software; its fingerprint is the key.
-devices = Table(
-    "devices",
-    metadata,
-    Column("id", _ID, primary_key=True, autoincrement=True),
-    Column("at", String(32), nullable=False),
-    Column("device", String(64), nullable=False, unique=True),
-    Column("software", String(64), nullable=False),
-    _payload(),
-)
-software = Table(
-    "software",
-    metadata,
-    Column("id", _ID, primary_key=True, autoincrement=True),
-    Column("at", String(32), nullable=False),
-    Column("device", String(64), nullable=False),
-    Column("software", String(64), nullable=False, unique=True),
-    _payload(),
-)
+devices = _table("devices", _payload(), unique="device")
+software = _table("software", _payload(), unique="software")
 problems = _table("problems", _text("hash", unique=True), _text("name"), _payload())
 kernels = _table("kernels", _text("hash", unique=True), _text("name"), _payload())
 verdicts = _table(

@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from types import TracebackType
 from typing import Any
 
 from sqlalchemy import ColumnElement, Engine, Row, Select, Table, func, insert, select
@@ -34,7 +33,8 @@ class Ledger:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
+        """The open database, for the ledger's other books: `exchanges`."""
 
     @classmethod
     def open(cls, url: str | os.PathLike[str] | None = None) -> Ledger:
@@ -48,26 +48,16 @@ class Ledger:
     @property
     def place(self) -> str:
         """The file, or the URL without its password."""
-        return shown(self._engine.url)
-
-    @property
-    def engine(self) -> Engine:
-        """The open database, for the ledger's other books: `exchanges`."""
-        return self._engine
+        return shown(self.engine.url)
 
     def close(self) -> None:
         """Close the database; all appended rows are committed already."""
-        self._engine.dispose()
+        self.engine.dispose()
 
     def __enter__(self) -> Ledger:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # Evidence: a killed turn resumes from it.
@@ -383,7 +373,7 @@ class Ledger:
     def counts(self) -> dict[str, int]:
         """Return the number of rows of each table."""
         tables = schema.metadata.sorted_tables
-        with explained(self._engine.url), self._engine.connect() as connection:
+        with explained(self.engine.url), self.engine.connect() as connection:
             return {
                 table.name: connection.execute(select(func.count()).select_from(table)).scalar_one()
                 for table in tables
@@ -396,7 +386,7 @@ class Ledger:
             return
         # The insert is the transaction's first statement, so it waits for another writer
         # instead of failing on a stale snapshot.
-        with explained(self._engine.url), self._engine.begin() as connection:
+        with explained(self.engine.url), self.engine.begin() as connection:
             connection.execute(insert(table), list(rows))
 
     def _rows(
@@ -405,7 +395,7 @@ class Ledger:
         return self._read(_query(table, fingerprint, *conditions).order_by(table.c.id))
 
     def _read(self, query: Select[Any]) -> Sequence[Row[Any]]:
-        with explained(self._engine.url), self._engine.connect() as connection:
+        with explained(self.engine.url), self.engine.connect() as connection:
             return connection.execute(query).all()
 
     def _newest(

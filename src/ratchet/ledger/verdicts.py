@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Any
 
 from ratchet import __version__
@@ -49,22 +48,17 @@ class RecordedJudge:
     def __init__(
         self, ledger: str | None, *, threads: int | None = None, fleet: Fleet | None = None
     ) -> None:
-        self._ledger = Ledger.open(ledger)
+        self.ledger = Ledger.open(ledger)
         self.fleet: Fleet = fleet or LocalFleet(KernelJudge(threads=threads))
         self.device = self.fleet.device("cpu")
-        self.fingerprint = self._ledger.here(self.device, self.fleet.versions)
+        self.fingerprint = self.ledger.here(self.device, self.fleet.versions)
 
     def __enter__(self) -> RecordedJudge:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.fleet.close()
-        self._ledger.close()
+        self.ledger.close()
 
     def begin(self, language: Language) -> None:
         """Start what a kernel in `language` needs here, beside what the caller does meanwhile."""
@@ -76,11 +70,6 @@ class RecordedJudge:
         if isinstance(self.fleet, LocalFleet):
             return self.fleet.court.describe(request, limit_s)
         return described(request, limit_s)
-
-    @property
-    def ledger(self) -> Ledger:
-        """The open ledger."""
-        return self._ledger
 
     def screen(
         self,
@@ -107,7 +96,7 @@ class RecordedJudge:
             found = self.fleet.device(terms.device)
         except DeviceError:  # the judge says in its verdict that there is none
             return self.fingerprint
-        return self._ledger.here(found, self.fleet.versions)
+        return self.ledger.here(found, self.fleet.versions)
 
     def judge(
         self,
@@ -139,7 +128,7 @@ class RecordedJudge:
     def _kept(self, kernel: Kernel, problem: Problem, terms: Terms, given: Verdict) -> JudgedKernel:
         verdict: dict[str, Any] = given.model_dump(mode="json")
         judged_at, here = utc_now(), self.fingerprint_for(kernel, terms)
-        book = self._ledger
+        book = self.ledger
         book.record_kernel(kernel.hash, kernel.name, kernel.as_json(), fingerprint=here)
         book.record_problem(problem.hash, problem.name, problem.as_json(), fingerprint=here)
         trial = {"judged_at": judged_at, "ratchet": __version__, **asdict(terms)}
@@ -149,7 +138,7 @@ class RecordedJudge:
     def known(self, kernel: Kernel, problem: Problem, terms: Terms) -> JudgedKernel | None:
         """The newest verdict of this device and software, if it answers what is asked now."""
         here = self.fingerprint_for(kernel, terms)
-        found = self._ledger.verdict(kernel.hash, problem.hash, here, judge=revision())
+        found = self.ledger.verdict(kernel.hash, problem.hash, here, judge=revision())
         if found is None:
             return None
         trial = found.pop("trial", None)

@@ -5,77 +5,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ratchet.optimize.turn.result import FindingResult, OptimizeResult, StepProfile
-from ratchet.report.scale import Scale, from_zero
+from ratchet.report.figures import StackedBar, stacked_bar
+from ratchet.report.scale import from_zero
 from ratchet.report.words import ABSENT, TimeUnit, common_unit, show_share, show_time
 
 CATEGORIES = (
-    "matmul",
-    "convolution",
-    "attention",
-    "loss",
-    "norm",
-    "elementwise",
-    "embedding",
-    "pooling",
-    "optimizer",
-    "memory",
-    "view",
-    "compiled",
-    "overhead",
-    "other",
+    *("matmul", "convolution", "attention", "loss", "norm", "elementwise", "embedding", "pooling"),
+    *("optimizer", "memory", "view", "compiled", "overhead", "other"),
 )
 """Order of the segments in a stacked bar; any other category counts as `other`."""
-_PERCENT_PER_LETTER = 1.25
-"""Share of a bar that one letter of a segment's label takes, at the page's full width."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Segment:
-    """One category's part of a step."""
-
-    category: str
-    left_percent: float
-    width_percent: float
-    time: str
-    share: str
-    named: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stack:
-    """One step by category, on the scale of the longer step."""
-
-    title: str
-    total: str
-    segments: tuple[Segment, ...]
-
-
-def stacks(result: OptimizeResult) -> tuple[Stack, ...]:
+def stacks(result: OptimizeResult) -> tuple[StackedBar, ...]:
     """Return the step before and after, by category, as far as they were profiled."""
     found = {"As written": result.profile_before, "Ratchet": result.profile_after}
     profiles = {title: profile for title, profile in found.items() if profile is not None}
     scale = from_zero([profile.total_s for profile in profiles.values()])
-    return tuple(_stack(title, profile, scale) for title, profile in profiles.items())
-
-
-def _stack(title: str, profile: StepProfile, scale: Scale) -> Stack:
-    times = by_category(profile)
-    segments, left = [], 0.0
-    for category, time_s in times.items():
-        width = scale.percent(time_s)
-        share = show_share(time_s / profile.total_s) if profile.total_s else ABSENT
-        segments.append(
-            Segment(
-                category=category,
-                left_percent=round(left, 3),
-                width_percent=width,
-                time=show_time(time_s),
-                share=share,
-                named=width >= _PERCENT_PER_LETTER * len(f"{category} {share}"),
-            )
+    return tuple(
+        stacked_bar(
+            title,
+            show_time(profile.total_s),
+            (
+                (category, category, time_s, show_time(time_s), _share(time_s, profile.total_s))
+                for category, time_s in by_category(profile).items()
+            ),
+            scale,
         )
-        left += width
-    return Stack(title=title, total=show_time(profile.total_s), segments=tuple(segments))
+        for title, profile in profiles.items()
+    )
+
+
+def _share(time_s: float, total_s: float) -> str:
+    return show_share(time_s / total_s) if total_s else ABSENT
 
 
 def identity_words(profile: StepProfile) -> str:

@@ -25,10 +25,6 @@ class CompareProgress(MovingLine):
     def __init__(self) -> None:
         super().__init__("starting", 1, SpinnerColumn(), console=None)
 
-    def show(self, words: str) -> None:
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], description=words)
-
 
 def print_comparison(outcome: CompareOutcome) -> None:
     """Print the answer first, then each metric, then what to do next."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,6 +18,8 @@ from ratchet.report.scale import Scale, Tick, around, from_zero
 from ratchet.report.words import common_unit, show_time
 
 TWIN = "twin"
+_PERCENT_PER_LETTER = 1.25
+"""Share of a bar that one letter of a part's label takes, at the page's full width."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +75,51 @@ class Plot:
     x_title: str
     y_title: str
     dividers: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BarPart:
+    """One part of a stacked bar."""
+
+    colour: str
+    title: str
+    time: str
+    share: str
+    left_percent: float
+    width_percent: float
+    named: bool
+    """True if the part is wide enough for its name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StackedBar:
+    """A time by part."""
+
+    title: str
+    total: str
+    parts: tuple[BarPart, ...]
+
+
+def stacked_bar(
+    title: str, total: str, parts: Iterable[tuple[str, str, float, str, str]], scale: Scale
+) -> StackedBar:
+    """Draw (colour, title, value, time and share in words) of each part side by side."""
+    drawn, left = [], 0.0
+    for colour, name, value, time, share in parts:
+        width = scale.percent(value)
+        drawn.append(
+            BarPart(
+                colour=colour,
+                title=name,
+                time=time,
+                share=share,
+                left_percent=round(left, 3),
+                width_percent=width,
+                named=width >= _PERCENT_PER_LETTER * len(f"{name} {share}"),
+            )
+        )
+        left += width
+    return StackedBar(title=title, total=total, parts=tuple(drawn))
 
 
 def arm_bars(arms: Sequence[ArmResult]) -> tuple[Bar, ...]:
@@ -230,7 +277,7 @@ def losses_plot(losses: LossResult | None) -> Plot | None:
             Series(
                 key=key,
                 title=title,
-                path="".join(_curve(curve, width, scale) for curve in own),
+                path="".join(line_path(enumerate(curve), width, scale) for curve in own),
                 note=f"{len(own)} seed{'' if len(own) == 1 else 's'}",
             )
             for key, title, own in pairs
@@ -243,13 +290,13 @@ def losses_plot(losses: LossResult | None) -> Plot | None:
     )
 
 
-def _curve(values: Sequence[float], width: Scale, scale: Scale) -> str:
-    """Return one curve as a path; a value that is not finite breaks it."""
+def line_path(points: Iterable[tuple[float, float]], width: Scale, scale: Scale) -> str:
+    """Return a curve as a path; a value that is not finite breaks it."""
     path, pen = "", "M"
-    for step, value in enumerate(values):
+    for at, value in points:
         if not math.isfinite(value):
             pen = "M"
             continue
-        path += f"{pen}{width.percent(step):.2f} {100 - scale.percent(value):.2f}"
+        path += f"{pen}{width.percent(at):.2f} {100 - scale.percent(value):.2f}"
         pen = "L"
     return path

@@ -56,20 +56,6 @@ def print_history(analysed: Sequence[AnalysedSeries], incidents: Sequence[Incide
         console.print(f"and {left} more: --only REGEX chooses, --out PAGE.html shows all")
 
 
-def print_incidents(incidents: Sequence[Incident]) -> None:
-    """Print incidents with their states, one a line."""
-    make_console().print(
-        table(
-            ("incident", "state", "commit", "series", "why"),
-            [
-                (one.id, one.state, short_revision(one.revision), str(len(one.series)), one.note)
-                for one in incidents
-            ],
-            left=3,
-        )
-    )
-
-
 def _series_row(one: AnalysedSeries) -> tuple[str, ...]:
     series = one.series
     level = [level for _, _, level in one.levels()][-1:]

@@ -85,7 +85,7 @@ def curve_plot(
             figures.Series(
                 key=f"{COLOURS[place % len(COLOURS)]} lines",
                 title=TITLES[name],
-                path=_path(points, width, scale),
+                path=figures.line_path(points, width, scale),
                 note=f"last {points[-1][1]:.3f}",
             )
             for place, (name, points) in enumerate(curves.items())
@@ -100,14 +100,3 @@ def curve_plot(
 def percent(share: float) -> str:
     """Return a share for people."""
     return f"{100 * share:.0f} %" if math.isfinite(share) else "-"
-
-
-def _path(points: Sequence[tuple[float, float]], width: Scale, scale: Scale) -> str:
-    path, pen = "", "M"
-    for at, value in points:
-        if not math.isfinite(value):
-            pen = "M"
-            continue
-        path += f"{pen}{width.percent(at):.2f} {100 - scale.percent(value):.2f}"
-        pen = "L"
-    return path

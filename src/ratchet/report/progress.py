@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -44,15 +43,28 @@ class MovingLine:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    def move(self, words: str, completed: float | None = None) -> None:
+        """Show what is being done, and how far it is; a pipe gets nothing."""
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], description=words, completed=completed)
+
+
+class BudgetLine(MovingLine):
+    """A line that also shows how much of a budget is spent."""
+
+    def __init__(self, budget_s: float, *, console: Console | None = None) -> None:
+        budget = TextColumn(f"of {show_time(budget_s)}", markup=False)
+        super().__init__("starting", budget_s, budget, BarColumn(bar_width=16), console=console)
+        self._budget_s, self._began_s = budget_s, time.monotonic()
+
+    def spend(self, words: str) -> None:
+        """Show what is being done; a pipe gets nothing."""
+        self.move(words, min(time.monotonic() - self._began_s, self._budget_s))
 
 
 class SuiteProgress(MovingLine):
@@ -70,14 +82,14 @@ class SuiteProgress(MovingLine):
             words = f"{self._words()}: {row_words(row)}"
             print(words, file=self._console.file, flush=True)
             return
-        self._bar.update(self._bar.tasks[0].id, completed=self._done, description=self._words())
+        self.move(self._words(), self._done)
         self._bar.console.print(row_words(row))
 
     def _words(self) -> str:
         return f"{self._done} of {self._problems} problems"
 
 
-class TurnProgress(MovingLine):
+class TurnProgress(BudgetLine):
     """Reports what a turn is doing and how much of its budget is spent.
 
     It is a turn's listener: call it with an event's name and details. On a terminal, the results of
@@ -87,12 +99,9 @@ class TurnProgress(MovingLine):
     """
 
     def __init__(self, budget_s: float, *, console: Console | None = None) -> None:
-        budget = TextColumn(f"of {show_time(budget_s)}", markup=False)
-        super().__init__("starting", budget_s, budget, BarColumn(bar_width=16), console=console)
-        self._budget_s = budget_s
+        super().__init__(budget_s, console=console)
         self._launch = 0
         self._rounds = 0
-        self._began_s = time.monotonic()
         self._said = ""
         self._held: str | None = ""
 
@@ -104,9 +113,7 @@ class TurnProgress(MovingLine):
             if event != "trial":
                 self._say(_done(event, details) or self._doing(event, details))
             return
-        task = self._bar.tasks[0]
-        elapsed_s = min(task.elapsed or 0.0, self._budget_s)
-        self._bar.update(task.id, description=self._doing(event, details), completed=elapsed_s)
+        self.spend(self._doing(event, details))
         done = _done(event, details)
         if done:
             self._bar.console.print(done)
@@ -165,9 +172,7 @@ class PairProgress(MovingLine):
 
     def measured(self, phase: str, pairs: int, best: float) -> None:
         """Show a measured pair, and how sure the search is."""
-        if self._bar is not None:
-            words = f"{phase}: {pairs} pairs, the best commit {best:.0%}"
-            self._bar.update(self._bar.task_ids[0], completed=best, description=words)
+        self.move(f"{phase}: {pairs} pairs, the best commit {best:.0%}", best)
 
 
 class RunProgress(MovingLine):
@@ -178,5 +183,4 @@ class RunProgress(MovingLine):
 
     def ran(self, name: str, runs: int) -> None:
         """Show what has run."""
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], description=f"{name}: {runs} done")
+        self.move(f"{name}: {runs} done")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ratchet.report import trace_words as words
-from ratchet.report.figures import Plot, Series
+from ratchet.report.figures import Plot, Series, StackedBar, stacked_bar
 from ratchet.report.scale import Scale, Tick, around, from_zero
 from ratchet.report.trace_names import short_shapes
 from ratchet.report.words import common_unit, show_bytes
@@ -21,33 +21,9 @@ _COLOURS = {
 """Colours of sorts of work and kinds of the critical path; others have their own name."""
 _SEEN = 0.0005
 """Share of the window below which a stream is not drawn."""
-_PERCENT_PER_LETTER = 1.25
 _LANE_PERCENT_PER_LETTER = 0.85
 _SERIES = ("compute", "exposed_communication", "exposed_copy", "fourth", "fifth", "idle")
 """Colours for ranks and types, in order; the last is for all others."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WindowPart:
-    """One part of a window in its bar."""
-
-    colour: str
-    title: str
-    time: str
-    share: str
-    left_percent: float
-    width_percent: float
-    named: bool
-    """True if the part is wide enough for its name."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WindowBar:
-    """One window by part."""
-
-    title: str
-    total: str
-    parts: tuple[WindowPart, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,50 +82,43 @@ class ChangeBar:
 
 def window_bar(
     title: str, names: Mapping[str, str], times: Document, window: int, scale: Scale | None = None
-) -> WindowBar:
+) -> StackedBar:
     """Draw a window as a bar of its parts: full width, or on the scale of several."""
-    scale = scale or from_zero([window])
-    parts, left = [], 0.0
-    for key, said in names.items():
-        width = scale.percent(times[key])
-        share = words.share_of(times[key], window)
-        if times[key]:
-            parts.append(
-                WindowPart(
-                    colour=_COLOURS.get(key, key),
-                    title=said,
-                    time=f"{words.milliseconds(times[key])} ms",
-                    share=share,
-                    left_percent=round(left, 3),
-                    width_percent=width,
-                    named=width >= _PERCENT_PER_LETTER * len(f"{said} {share}"),
-                )
-            )
-        left += width
-    return WindowBar(title=title, total=words.show_ns(window), parts=tuple(parts))
+    parts = (
+        (
+            _COLOURS.get(key, key),
+            said,
+            times[key],
+            f"{words.milliseconds(times[key])} ms",
+            words.share_of(times[key], window),
+        )
+        for key, said in names.items()
+        if times[key]
+    )
+    return stacked_bar(title, words.show_ns(window), parts, scale or from_zero([window]))
 
 
 def _bars(
     names: Mapping[str, str], windows: Sequence[tuple[str, Document, int]]
-) -> list[WindowBar]:
+) -> list[StackedBar]:
     """Draw several windows, all on the scale of the longest."""
     scale = from_zero([window for _, _, window in windows])
     return [window_bar(title, names, times, window, scale) for title, times, window in windows]
 
 
-def step_bars(document: Document) -> list[WindowBar]:
+def step_bars(document: Document) -> list[StackedBar]:
     """Draw one bar for each step."""
     steps = document["steps"]
     return _bars(words.PARTS, [(step["label"], step, step["window_ns"]) for step in steps])
 
 
-def rank_bars(ranks: Sequence[Document]) -> list[WindowBar]:
+def rank_bars(ranks: Sequence[Document]) -> list[StackedBar]:
     """Draw one bar for each rank."""
     windows = [(f"rank {one['rank']}", one["identity_ns"], one["window_ns"]) for one in ranks]
     return _bars(words.PARTS, windows)
 
 
-def path_bars(ranks: Sequence[Document], most: int) -> list[WindowBar]:
+def path_bars(ranks: Sequence[Document], most: int) -> list[StackedBar]:
     """Draw the critical path of the window and of its steps; of several ranks, of each window."""
     found = [one["critical_path"] for one in ranks]
     whole = [path["whole"] for path in found]

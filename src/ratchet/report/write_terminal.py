@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
-from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ratchet.authors.files import untimed
 from ratchet.authors.result import WritingResult
 from ratchet.authors.run import RunEvent
 from ratchet.authors.shares import WorkloadWriting
 from ratchet.report.console import heading, make_console, table, verbatim
+from ratchet.report.progress import BudgetLine
 from ratchet.report.static_table import print_static
 from ratchet.report.verdict_words import (
     measured_speedups,
@@ -83,48 +81,14 @@ def print_workload(
     verbatim(out, (f"    {path}" for path in paths.values()))
 
 
-class WriteProgress:
+class WriteProgress(BudgetLine):
     """A moving line on stderr: what the run does, and how much of its budget is spent.
 
     In a pipe or a file, each verdict and each change of the best estimate is one plain line.
     """
 
-    def __init__(self, budget_s: float, *, console: Console | None = None) -> None:
-        self._console = console or Console(
-            file=sys.stderr, markup=False, emoji=False, highlight=False
-        )
-        self._budget_s = budget_s
-        self._bar: Progress | None = None
-        self._best = 0.0
-        self._problem = ""
-        self._began_s = time.monotonic()
-
-    def __enter__(self) -> WriteProgress:
-        if self._console.is_terminal:
-            self._bar = Progress(
-                TimeElapsedColumn(),
-                TextColumn(f"of {show_time(self._budget_s)}", markup=False),
-                BarColumn(bar_width=16),
-                TextColumn("{task.description}", markup=False),
-                console=self._console,
-                transient=True,
-                refresh_per_second=1,  # the kernels being timed need the cores more
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            self._bar.add_task("starting", total=self._budget_s)
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+    _best = 0.0
+    _problem = ""
 
     def begin(self, problem: str) -> None:
         """Show which problem comes now."""
@@ -141,10 +105,7 @@ class WriteProgress:
             lines.append(f"best estimate {show_ratio(best)} after {event.screened} kernels")
         for line in lines:
             self._line(f"{self._problem}: {line}" if self._problem else line)
-        if self._bar is not None:
-            task = self._bar.tasks[0]
-            spent_s = min(time.monotonic() - self._began_s, self._budget_s)
-            self._bar.update(task.id, description=self._doing(event), completed=spent_s)
+        self.spend(self._doing(event))
 
     def _doing(self, event: RunEvent) -> str:
         so_far = f"{event.screened} screened"

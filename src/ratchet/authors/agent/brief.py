@@ -5,21 +5,15 @@ A problem's own file is code of its user: its card is made in a process of its o
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass
 from typing import Final
 
-from ratchet import watchdog
 from ratchet.errors import RatchetError
 from ratchet.kernels.kernel import Language
 from ratchet.kernels.problem import Problem, reference_text
 from ratchet.kernels.problem_card import ProblemCard, TensorForm, card_of
-from ratchet.kernels.problem_file import default_entry
+from ratchet.kernels.problem_file import default_entry, described
 from ratchet.kernels.standalone import standalone_reference
 from ratchet.kernels.templates import TemplateLanguage, show_tensor, template
 
@@ -91,32 +85,8 @@ def _card(problem: Problem) -> ProblemCard:
     entry = default_entry(problem.name)
     if not problem.text:
         return card_of(problem, given=problem.name, entry=entry)
-    request = {"problem": problem.as_json(), "entry": entry}
-    with tempfile.TemporaryFile() as answer:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", WORKER, str(answer.fileno())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(answer.fileno(),),
-            start_new_session=True,
-            env=watchdog.environment(dict(os.environ)),
-        )
-        try:
-            process.communicate(json.dumps(request).encode(), timeout=CARD_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            raise RatchetError(
-                f"problem {problem.name!r} cannot be shown: its file did not end within "
-                f"{CARD_LIMIT_S:.0f} s"
-            ) from None
-        finally:
-            process.kill()
-            process.wait()
-        answer.seek(0)
-        try:
-            found = json.loads(answer.read())
-        except ValueError:
-            found = {"fault": f"its process died (exit code {process.returncode})"}
+    request = {"by": WORKER, "problem": problem.as_json(), "entry": entry, "threads": 1}
+    found = described(request, CARD_LIMIT_S)
     if "fault" in found:
         raise RatchetError(f"problem {problem.name!r} cannot be shown: {found['fault']}")
     return ProblemCard.from_json(found["card"])

@@ -6,14 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from ratchet.authors.generator.extent import (
-    ONE,
-    ZERO,
-    Extent,
-    flattened,
-    product_of,
-    unflattened,
-)
+from ratchet.authors.generator.extent import ONE, ZERO, Extent, flattened, product_of, unflattened
 from ratchet.authors.generator.form import (
     REALS,
     Choice,
@@ -27,7 +20,6 @@ from ratchet.authors.generator.form import (
     View,
     axes_of,
     axis,
-    numel,
 )
 
 CLASSES: Final = {
@@ -250,7 +242,7 @@ def folded(op: str, arg: Node, dims: Sequence[int], keep: bool, dtype: str) -> N
 def mean_of(arg: Node, dims: Sequence[int], keep: bool, dtype: str, less: float = 0.0) -> Node:
     """Return the sum over the number of elements, less `less`."""
     rank = len(arg.shape)
-    count = numel(tuple(arg.shape[dim % rank] for dim in dims))
+    count = product_of(arg.shape[dim % rank] for dim in dims)
     total = folded("sum", cast(arg, _wide(dtype)), dims, keep, _wide(dtype))
     number: Node = cast(position(count), _wide(dtype))
     if less:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, fx
 
 from ratchet.authors.generator.build import cast, constant, expanded, position
-from ratchet.authors.generator.extent import Extent, whole
-from ratchet.authors.generator.form import Node, Shape, UnsupportedOp, numel
+from ratchet.authors.generator.extent import Extent, product_of, whole
+from ratchet.authors.generator.form import Node, Shape, UnsupportedOp
 from ratchet.authors.generator.tracing import SizeReader
 
 Value = Any
@@ -47,7 +47,7 @@ class LoweredCall:
         both = (self._given[0], self._value)
         if not all(isinstance(one, Tensor) and one.is_contiguous() for one in both):
             return False
-        first, second = (numel(self._sizes.shape(one)) for one in both if one is not None)
+        first, second = (product_of(self._sizes.shape(one)) for one in both if one is not None)
         return first == second
 
     @property

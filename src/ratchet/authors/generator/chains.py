@@ -32,17 +32,8 @@ class Chain:
     def own(self, plan: FusionPlan) -> dict[Node, int]:
         """Return the nodes that nothing else reads, with the dimensions that the batch takes."""
         written = {node for stage in self.stages for node in stage.nodes}
-        elsewhere = {
-            one
-            for stage in plan.stages
-            if stage not in self.stages
-            for node in stage.nodes
-            for one, _ in reads(stage, node, plan.kept)
-        }
-        return {
-            node: _leading(node.shape, len(self.lead))
-            for node in written - elsewhere - set(plan.outputs)
-        }
+        private = written - plan.read_outside(self.stages) - set(plan.outputs)
+        return {node: _leading(node.shape, len(self.lead)) for node in private}
 
 
 def chained(plan: FusionPlan) -> list[Chain]:

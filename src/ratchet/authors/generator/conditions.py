@@ -24,6 +24,8 @@ from ratchet.authors.generator.form import (
     Scan,
     View,
     axes_of,
+    over_of,
+    own_axes,
 )
 
 Places = tuple[Extent, ...]
@@ -51,7 +53,7 @@ def _position(node: Node, index: Places) -> Extent | None:
     if isinstance(node, Constant):
         return whole(int(node.value))
     if isinstance(node, Position):
-        return node.value.replace(_own(index))
+        return node.value.replace(own_axes(index))
     if isinstance(node, View):
         places = _moved(node, index)
         return None if places is None else _position(node.arg, places)
@@ -68,12 +70,8 @@ def _position(node: Node, index: Places) -> Extent | None:
     return None
 
 
-def _own(index: Places) -> dict[str, Extent]:
-    return {f"#{place}": one for place, one in enumerate(index)}
-
-
 def _moved(node: View, index: Places) -> Places | None:
-    own = _own(index)
+    own = own_axes(index)
     places = [one.replace(own) for one in node.places if isinstance(one, Extent)]
     return tuple(places) if len(places) == len(node.places) else None
 
@@ -104,8 +102,7 @@ def needed_band(node: Matmul, readers: Sequence[Node], kept: frozenset[Node]) ->
     masks, axes = Masks(), axes_of(node.shape)
     shared: set[Extent] | None = None
     for reader in readers:
-        over = reader.arg.shape if isinstance(reader, Fold) else reader.shape
-        for one, index, live in _reads(reader, axes_of(over), kept, masks):
+        for one, index, live in _reads(reader, axes_of(over_of(reader)), kept, masks):
             if one is not node:
                 continue
             back = {
@@ -156,7 +153,7 @@ class Masks:
             places = _moved(node, index)
             return {} if places is None else self.of(node.arg, places)
         if isinstance(node, Choice):
-            own = _own(index)
+            own = own_axes(index)
             return self._either(
                 [one.replace(own) for one in node.when], node.arg, node.other, index
             )
@@ -283,7 +280,7 @@ def _below(
             return [(one, axes_of(one.shape), frozenset()) for one in node.inputs]
         return [(node.arg, places, live)]
     if isinstance(node, Choice):
-        own = _own(index)
+        own = own_axes(index)
         held = live | {one.replace(own) for one in node.when}
         return [(node.arg, index, held), (node.other, index, live)]
     if not isinstance(node, Map):

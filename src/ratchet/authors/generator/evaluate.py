@@ -23,6 +23,7 @@ from ratchet.authors.generator.form import (
     Shape,
     UnsupportedOp,
     View,
+    own_axes,
 )
 from ratchet.authors.generator.fusion import Index
 from ratchet.authors.generator.splits import LoopSplits
@@ -61,23 +62,8 @@ CODES: Final = {
 }
 COSTLY: Final = frozenset(
     [
-        "exp",
-        "exp2",
-        "log",
-        "log2",
-        "log1p",
-        "expm1",
-        "tanh",
-        "sigmoid",
-        "erf",
-        "erfc",
-        "sin",
-        "cos",
-        "pow",
-        "div",
-        "sqrt",
-        "rsqrt",
-        "reciprocal",
+        *("exp", "exp2", "log", "log2", "log1p", "expm1", "tanh", "sigmoid", "erf", "erfc", "sin"),
+        *("cos", "pow", "div", "sqrt", "rsqrt", "reciprocal"),
     ]
 )
 
@@ -191,7 +177,7 @@ class Evaluator:
         if isinstance(node, Constant):
             return literal(node)
         if isinstance(node, Position):
-            own = node.value.replace(_own(index))
+            own = node.value.replace(own_axes(index))
             self.indices.append(own)
             return self.define("int64_t", own.text, own.names)
         if isinstance(node, View):
@@ -222,7 +208,7 @@ class Evaluator:
         return self.define("bool", self._test(condition), condition.names)
 
     def _view(self, node: View, index: Index) -> str:
-        own = _own(index)
+        own = own_axes(index)
         places: list[Extent] = []
         for place in node.places:
             if isinstance(place, Extent):
@@ -236,7 +222,7 @@ class Evaluator:
         return self.value(node.arg, tuple(places))
 
     def _choice(self, node: Choice, index: Index) -> str:
-        own = _own(index)
+        own = own_axes(index)
         whens = [one.replace(own) for one in node.when]
         conditions = [one for one in whens if not self._holds(one)]
         if not conditions:
@@ -352,10 +338,6 @@ class Evaluator:
         if new in ("int8", "uint8"):
             return f"(int32_t)({STORED[new]})(int32_t){value}"
         return f"({class_of(new)}){value}"
-
-
-def _own(index: Index) -> dict[str, Extent]:
-    return dict(zip((f"#{k}" for k in range(len(index))), index, strict=True))
 
 
 def _number(text: str) -> bool:

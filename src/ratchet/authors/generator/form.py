@@ -6,10 +6,11 @@ of the node's own dimensions (`axis`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ratchet.authors.generator.extent import Extent, named, whole
+from ratchet.authors.generator.extent import Extent, Name, named
 from ratchet.errors import RatchetError
 
 Shape = tuple[Extent, ...]
@@ -37,6 +38,11 @@ def axis(place: int, size: Extent) -> Extent:
 def axes_of(shape: Shape) -> Shape:
     """Return the names of all dimensions of a node."""
     return tuple(axis(place, size) for place, size in enumerate(shape))
+
+
+def own_axes(index: Sequence[Extent]) -> dict[str, Extent]:
+    """Return what a node's own dimensions are at an index, by their names."""
+    return {f"#{place}": one for place, one in enumerate(index)}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -201,28 +207,36 @@ class LoopForm:
 
     def nodes(self) -> list[Node]:
         """Return all nodes, arguments first."""
-        found: dict[Node, None] = {}
-        for output in self.outputs:
-            _visit(output, found)
-        return list(found)
+        return ordered(self.outputs)
+
+    def named_sizes(self) -> dict[str, tuple[int, int, int]]:
+        """Return (input, dimension, factor) by name: a size is the dimension's over the factor."""
+        found: dict[str, tuple[int, int, int]] = {}
+        for place, tensor in enumerate(self.inputs):
+            for dim, size in enumerate(tensor.shape):
+                for product, factor in size.terms if len(size.terms) == 1 else ():
+                    if len(product) == 1 and isinstance(product[0], Name):
+                        found.setdefault(product[0].name, (place, dim, factor))
+        return found
 
 
-def _visit(root: Node, found: dict[Node, None]) -> None:
-    stack: list[tuple[Node, bool]] = [(root, False)]
-    while stack:
-        node, ready = stack.pop()
-        if node in found:
-            continue
-        if ready:
-            found[node] = None
-            continue
-        stack.append((node, True))
-        stack.extend((one, False) for one in node.inputs if one not in found)
+def ordered(outputs: Iterable[Node]) -> list[Node]:
+    """Return nodes and all that they read, arguments first."""
+    found: dict[Node, None] = {}
+    for output in outputs:
+        stack: list[tuple[Node, bool]] = [(output, False)]
+        while stack:
+            node, ready = stack.pop()
+            if node in found:
+                continue
+            if ready:
+                found[node] = None
+                continue
+            stack.append((node, True))
+            stack.extend((one, False) for one in node.inputs if one not in found)
+    return list(found)
 
 
-def numel(shape: Shape) -> Extent:
-    """Return the number of elements."""
-    total = whole(1)
-    for size in shape:
-        total = total * size
-    return total
+def over_of(node: Node) -> Shape:
+    """Return the sizes that a node's computation runs over: for a reduction, its argument's."""
+    return node.arg.shape if isinstance(node, Fold) else node.shape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ratchet.authors.generator.extent import (
@@ -107,40 +108,28 @@ def _read_extent(document: Any) -> Extent:
     return total
 
 
-def _node(node: Node, numbers: dict[Node, int]) -> list[Any]:
-    def place(one: Extent | Node) -> list[Any]:
-        return ["at", numbers[one]] if isinstance(one, Node) else ["is", _extent(one)]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FieldForm:
+    """How a node's field is written, given the numbers of nodes, and read, given the nodes."""
 
-    more: list[Any]
-    match node:
-        case Source():
-            more = [node.place]
-        case Constant():
-            value = node.value
-            more = [type(value).__name__, repr(value)]
-        case Position():
-            more = [_extent(node.value)]
-        case Map():
-            more = [node.op, [numbers[one] for one in node.args]]
-        case View():
-            more = [numbers[node.arg], [place(one) for one in node.places]]
-        case Choice():
-            when = [_extent(one) for one in node.when]
-            more = [when, numbers[node.arg], numbers[node.other]]
-        case Fold():
-            more = [node.op, numbers[node.arg], list(node.axes)]
-        case Scan():
-            more = [node.op, numbers[node.arg], node.axis]
-        case Scatter():
-            base, source = numbers[node.base], numbers[node.source]
-            more = [node.op, base, source, [place(one) for one in node.places]]
-        case Order():
-            more = [numbers[node.arg], node.descending]
-        case Matmul():
-            more = [numbers[node.left], numbers[node.right]]
-        case _:
-            raise TypeError(type(node).__name__)
-    return [type(node).__name__, [_extent(size) for size in node.shape], node.dtype, more]
+    write: Callable[[Any, dict[Node, int]], Any]
+    read: Callable[[Any, list[Node]], Any]
+
+
+def _plain(read: Callable[[Any], Any]) -> FieldForm:
+    return FieldForm(write=lambda value, _: value, read=lambda given, _: read(given))
+
+
+def _each(one: FieldForm) -> FieldForm:
+    return FieldForm(
+        write=lambda values, numbers: [one.write(value, numbers) for value in values],
+        read=lambda given, nodes: tuple(one.read(value, nodes) for value in given),
+    )
+
+
+def _read_place(given: Any, nodes: list[Node]) -> Extent | Node:
+    how, one = given
+    return nodes[int(one)] if how == "at" else _read_extent(one)
 
 
 _NUMBERS: Final[dict[str, Callable[[str], float | int | bool]]] = {
@@ -148,47 +137,51 @@ _NUMBERS: Final[dict[str, Callable[[str], float | int | bool]]] = {
     "int": int,
     "bool": lambda text: text == "True",
 }
+_WHOLE, _OP = _plain(int), _plain(lambda given: _matched(OP, given))
+_NUMBER = FieldForm(
+    write=lambda value, _: [type(value).__name__, repr(value)],
+    read=lambda given, _: _NUMBERS[given[0]](given[1]),
+)
+_EXTENT = FieldForm(write=lambda one, _: _extent(one), read=lambda given, _: _read_extent(given))
+_NODE = FieldForm(
+    write=lambda one, numbers: numbers[one], read=lambda given, nodes: nodes[int(given)]
+)
+_PLACE = FieldForm(
+    write=lambda one, numbers: (
+        ["at", numbers[one]] if isinstance(one, Node) else ["is", _extent(one)]
+    ),
+    read=_read_place,
+)
+FIELDS: Final[dict[type[Node], dict[str, FieldForm]]] = {
+    Source: {"place": _WHOLE},
+    Constant: {"value": _NUMBER},
+    Position: {"value": _EXTENT},
+    Map: {"op": _OP, "args": _each(_NODE)},
+    View: {"arg": _NODE, "places": _each(_PLACE)},
+    Choice: {"when": _each(_EXTENT), "arg": _NODE, "other": _NODE},
+    Fold: {"op": _OP, "arg": _NODE, "axes": _each(_WHOLE)},
+    Scan: {"op": _OP, "arg": _NODE, "axis": _WHOLE},
+    Scatter: {"op": _OP, "base": _NODE, "source": _NODE, "places": _each(_PLACE)},
+    Order: {"arg": _NODE, "descending": _plain(bool)},
+    Matmul: {"left": _NODE, "right": _NODE},
+}
+"""The fields of each kind of node, beside its shape and dtype."""
+_KINDS: Final = {kind.__name__: kind for kind in FIELDS}
+
+
+def _node(node: Node, numbers: dict[Node, int]) -> list[Any]:
+    fields = FIELDS[type(node)]
+    more = [form.write(getattr(node, name), numbers) for name, form in fields.items()]
+    return [type(node).__name__, [_extent(size) for size in node.shape], node.dtype, more]
 
 
 def _read_node(document: Any, nodes: list[Node]) -> Node:
-    kind, shape, dtype, more = document
-    common: dict[str, Any] = {"shape": _shape(shape), "dtype": _dtype(dtype)}
-
-    def node(number: Any) -> Node:
-        return nodes[int(number)]
-
-    def places(given: Any) -> tuple[Extent | Node, ...]:
-        return tuple(node(one) if how == "at" else _read_extent(one) for how, one in given)
-
-    match kind:
-        case "Source":
-            return Source(place=int(more[0]), **common)
-        case "Constant":
-            return Constant(value=_NUMBERS[more[0]](more[1]), **common)
-        case "Position":
-            return Position(value=_read_extent(more[0]), **common)
-        case "Map":
-            args = tuple(node(one) for one in more[1])
-            return Map(op=_matched(OP, more[0]), args=args, **common)
-        case "View":
-            return View(arg=node(more[0]), places=places(more[1]), **common)
-        case "Choice":
-            when = tuple(_read_extent(one) for one in more[0])
-            return Choice(when=when, arg=node(more[1]), other=node(more[2]), **common)
-        case "Fold":
-            axes = tuple(int(one) for one in more[2])
-            return Fold(op=_matched(OP, more[0]), arg=node(more[1]), axes=axes, **common)
-        case "Scan":
-            return Scan(op=_matched(OP, more[0]), arg=node(more[1]), axis=int(more[2]), **common)
-        case "Scatter":
-            base, source = node(more[1]), node(more[2])
-            op = _matched(OP, more[0])
-            return Scatter(op=op, base=base, source=source, places=places(more[3]), **common)
-        case "Order":
-            return Order(arg=node(more[0]), descending=bool(more[1]), **common)
-        case "Matmul":
-            return Matmul(left=node(more[0]), right=node(more[1]), **common)
-    raise ValueError(f"unknown node {kind!r}")
+    name, shape, dtype, more = document
+    kind: Any = _KINDS[name]
+    pairs = zip(FIELDS[kind].items(), more, strict=True)
+    given = {field: form.read(one, nodes) for (field, form), one in pairs}
+    made: Node = kind(shape=_shape(shape), dtype=_dtype(dtype), **given)
+    return made
 
 
 def _shape(document: Any) -> Shape:

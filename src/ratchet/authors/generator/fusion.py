@@ -7,7 +7,7 @@ give numbers that later passes over the same row use.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,6 +25,9 @@ from ratchet.authors.generator.form import (
     Source,
     View,
     axes_of,
+    ordered,
+    over_of,
+    own_axes,
 )
 
 Role = Literal["element", "part", "row", "row fold", "column fold", "whole fold", "scan"]
@@ -107,6 +110,12 @@ class FusionPlan:
     kept: frozenset[Node]
     """Nodes that get memory, outputs among them."""
 
+    def read_outside(self, own: Collection[Stage]) -> frozenset[Node]:
+        """Return what stages other than `own` read from memory."""
+        others = (stage for stage in self.stages if stage not in own)
+        nodes = (node for stage in others for node in stage.nodes)
+        return frozenset(one for node in nodes for one, _ in own_reads(node, self.kept))
+
 
 def planned(
     form: LoopForm, *, fuse: bool = True, factors: bool = True, parts: bool = True
@@ -119,10 +128,10 @@ def planned(
     kept = _kept(outputs, factors)
     stages: list[Stage] = []
     home: dict[Node, int] = {}
-    read = {one for node in kept for one, _ in reads_of(node, _own_index(node), kept)}
-    order = [node for node in _ordered(outputs) if node in kept]
+    read = {one for node in kept for one, _ in own_reads(node, kept)}
+    order = [node for node in ordered(outputs) if node in kept]
     for node in sorted(order, key=lambda one: one not in read):  # what nobody reads joins last
-        reads = {one for one, _ in reads_of(node, _own_index(node), kept)}
+        reads = {one for one, _ in own_reads(node, kept)}
         first = max((home[one] for one in reads if one in home), default=0)
         place = _joined(node, stages, first, kept) if fuse else None
         if place is None:
@@ -144,13 +153,9 @@ def _apart(outputs: Sequence[Node]) -> tuple[Node, ...]:
     return tuple(found)
 
 
-def _ordered(outputs: Sequence[Node]) -> list[Node]:
-    return LoopForm(inputs=(), outputs=tuple(outputs), slots=(), scalars=()).nodes()
-
-
 def _kept(outputs: Sequence[Node], factors: bool) -> set[Node]:
     kept = set(outputs)
-    for node in _ordered(outputs):
+    for node in ordered(outputs):
         if isinstance(node, Fold | Scan | Scatter | Order | Matmul):
             kept.add(node)
         operands: tuple[Node, ...] = ()
@@ -178,7 +183,7 @@ def stripped(node: Node) -> tuple[Node, Index]:
         own = [place for place in node.places if isinstance(place, Extent)]
         if len(own) != len(node.places):
             break
-        moved = dict(zip((f"#{k}" for k in range(len(places))), places, strict=True))
+        moved = own_axes(places)
         following = tuple(place.replace(moved) for place in own)
         if any(_uneven(place, names) for place in following):
             break
@@ -224,7 +229,7 @@ def _arguments(node: Node, index: Index) -> Iterator[tuple[Node, Index]]:
         yield node.arg, index
         yield node.other, index
     elif isinstance(node, View):
-        own = dict(zip((f"#{k}" for k in range(len(index))), index, strict=True))
+        own = own_axes(index)
         places: list[Extent] = []
         for place in node.places:
             if isinstance(place, Extent):
@@ -240,10 +245,9 @@ def _arguments(node: Node, index: Index) -> Iterator[tuple[Node, Index]]:
             yield one, axes_of(one.shape)
 
 
-def _own_index(node: Node) -> Index:
-    if isinstance(node, Fold):
-        return axes_of(node.arg.shape)
-    return axes_of(node.shape)
+def own_reads(node: Node, kept: set[Node] | frozenset[Node]) -> list[tuple[Node, Index]]:
+    """Return the same, with indices in the names of what the node runs over."""
+    return reads_of(node, axes_of(over_of(node)), kept)
 
 
 def dense(shape: Sequence[Extent]) -> tuple[Extent, ...]:
@@ -254,8 +258,7 @@ def dense(shape: Sequence[Extent]) -> tuple[Extent, ...]:
 def _stage_of(node: Node, number: int, parts: bool) -> Stage:
     if isinstance(node, Scatter | Order | Matmul):
         return Alone(node=node)
-    over = node.arg.shape if isinstance(node, Fold) else node.shape
-    nest = LoopNest(name=f"i{number}", sizes=dense(over), takes_parts=parts)
+    nest = LoopNest(name=f"i{number}", sizes=dense(over_of(node)), takes_parts=parts)
     _admit(nest, node)
     return nest
 

@@ -18,7 +18,8 @@ from ratchet.authors.generator.build import (
     viewed,
 )
 from ratchet.authors.generator.calls import LoweredCall, Value, known, lowers
-from ratchet.authors.generator.form import REALS, Node, Order, Scan, axes_of, numel
+from ratchet.authors.generator.extent import product_of
+from ratchet.authors.generator.form import REALS, Node, Order, Scan, axes_of
 from ratchet.authors.generator.ops_map import truth
 
 MOST_CHOSEN = 8
@@ -86,7 +87,7 @@ def place_of_best(
 ) -> Node:
     """The first place of the largest or smallest value."""
     if dim is None:
-        x, dim = reshaped(x, (numel(x.shape),)), 0
+        x, dim = reshaped(x, (product_of(x.shape),)), 0
     return reshaped(first_of(x, dim, call.name.startswith("aten.argmax"))[1], call.shape)
 
 

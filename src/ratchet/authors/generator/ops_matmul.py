@@ -19,7 +19,7 @@ from ratchet.authors.generator.build import (
     viewed,
 )
 from ratchet.authors.generator.calls import LoweredCall, Value, as_node, lowers
-from ratchet.authors.generator.extent import ONE, ZERO, Extent, Pair, unflattened, whole
+from ratchet.authors.generator.extent import ONE, ZERO, Extent, Pair, product_of, unflattened, whole
 from ratchet.authors.generator.form import (
     Choice,
     Constant,
@@ -30,7 +30,6 @@ from ratchet.authors.generator.form import (
     View,
     axes_of,
     axis,
-    numel,
 )
 
 
@@ -197,8 +196,8 @@ class Window:
     def unfolded(self, x: Node) -> Node:
         """Return [B, channels * taps, places] of an image [B, channels, ...]."""
         taps = tuple(whole(one) for one in self.taps)
-        rows = x.shape[1] * numel(taps)
-        shape = (x.shape[0], rows, numel(self.answer))
+        rows = x.shape[1] * product_of(taps)
+        shape = (x.shape[0], rows, product_of(self.answer))
         own = axes_of(shape)
         channel, *tap = unflattened(own[1], (x.shape[1], *taps))
         out = unflattened(own[2], self.answer)
@@ -267,7 +266,7 @@ def convolution(
         return found if bias is None else _plus(found, bias)
     window = Window(x.shape, weight.shape, stride, padding, dilation, shape)
     if single:
-        flat = reshaped(weight, (weight.shape[0], numel(weight.shape[1:])))
+        flat = reshaped(weight, (weight.shape[0], product_of(weight.shape[1:])))
         found = reshaped(
             product(expanded(flat, (x.shape[0], *flat.shape)), window.unfolded(x), dtype), shape
         )
@@ -343,8 +342,8 @@ def _image_gradient(
             total = part if total is None else mapped("add", total, part, dtype=dtype)
         assert total is not None
         return total
-    flat = swapped(reshaped(weight, (weight.shape[0], numel(weight.shape[1:]))))
-    places_ = reshaped(grad, (grad.shape[0], grad.shape[1], numel(grad.shape[2:])))
+    flat = swapped(reshaped(weight, (weight.shape[0], product_of(weight.shape[1:]))))
+    places_ = reshaped(grad, (grad.shape[0], grad.shape[1], product_of(grad.shape[2:])))
     columns = product(expanded(flat, (grad.shape[0], *flat.shape)), places_, dtype)
     taps_ = tuple(whole(one) for one in window.taps)
     unrolled = reshaped(columns, (grad.shape[0], weight.shape[1], *taps_, *grad.shape[2:]))
@@ -364,7 +363,7 @@ def _weight_gradient(
             parts.append(folded("sum", both, [0, *range(2, rank)], False, dtype))
         rows = [reshaped(one, (one.shape[0], ONE)) for one in parts]
         return reshaped(joined(rows, 1, dtype), weight.shape)
-    places = reshaped(grad, (grad.shape[0], grad.shape[1], numel(grad.shape[2:])))
+    places = reshaped(grad, (grad.shape[0], grad.shape[1], product_of(grad.shape[2:])))
     flat = reshaped(permuted(places, [1, 0, 2]), (grad.shape[1], grad.shape[0] * places.shape[2]))
     columns = permuted(window.unfolded(x), [0, 2, 1])
     tall = reshaped(columns, (columns.shape[0] * columns.shape[1], columns.shape[2]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Final
 
 from ratchet.authors.generator.chains import Chain, chained
 from ratchet.authors.generator.evaluate import STORED, Buffer, Evaluator
-from ratchet.authors.generator.extent import ONE, ZERO, Extent, Name, named, product_of
+from ratchet.authors.generator.extent import ONE, ZERO, Extent, named, product_of
 from ratchet.authors.generator.foldings import Scratch
 from ratchet.authors.generator.form import (
     REALS,
@@ -21,14 +20,13 @@ from ratchet.authors.generator.form import (
     Scatter,
     Shape,
     Source,
-    UnsupportedOp,
-    axes_of,
-    numel,
+    ordered,
 )
 from ratchet.authors.generator.fusion import (
     FusionPlan,
     LoopNest,
     Stage,
+    own_reads,
     passes_of,
     place_over,
     planned,
@@ -37,6 +35,7 @@ from ratchet.authors.generator.fusion import (
 )
 from ratchet.authors.generator.loops import NestWriter
 from ratchet.authors.generator.schedule import Choices
+from ratchet.authors.generator.snippets import parts_of
 from ratchet.authors.generator.stages import StageWriter
 
 COPIED_ALONE: Final = 1 << 15
@@ -115,35 +114,11 @@ static char* scratch_of(size_t bytes) {
 """
 
 
-@functools.cache
-def _snippets() -> dict[str, tuple[tuple[str, ...], str]]:
-    """Return the prelude's parts: name -> (parts that it needs, text)."""
-    found: dict[str, tuple[tuple[str, ...], str]] = {}
-    for part in (_HERE / "prelude.h").read_text(encoding="utf-8").split("//: ")[1:]:
-        first, _, text = part.partition("\n")
-        name, *needs = first.split()
-        found[name] = (tuple(needs), text)
-    return found
-
-
 def prelude(used: frozenset[str]) -> str:
     """Return the parts of the prelude that code uses, in order."""
-    snippets = _snippets()
-    wanted: set[str] = {"base"}
-
-    def want(name: str) -> None:
-        if name not in snippets:
-            raise UnsupportedOp(name)
-        for need in snippets[name][0]:
-            want(need)
-        wanted.add(name)
-
-    for name in used:
-        want(name)
     from ratchet.kernels.library.sources import inlined
 
-    text = "".join(snippets[name][1] for name in snippets if name in wanted)
-    return inlined(text)
+    return inlined("".join(parts_of(_HERE / "prelude.h", "//: ", {"base", *used})))
 
 
 def _fits(form: LoopForm, number: int) -> str:
@@ -183,21 +158,10 @@ def _code(dtype: str) -> int:
 
 def _bindings(form: LoopForm) -> list[str]:
     """Declare every size that the form names, from the inputs' sizes."""
-    lines: list[str] = []
-    known: set[str] = set()
-    for place, tensor in enumerate(form.inputs):
-        for dim, size in enumerate(tensor.shape):
-            if len(size.terms) != 1:
-                continue
-            product, factor = size.terms[0]
-            if len(product) != 1 or not isinstance(product[0], Name):
-                continue
-            name = product[0].name
-            if name not in known:
-                known.add(name)
-                by = f" / {factor}" if factor != 1 else ""
-                lines.append(f"const int64_t {name} = t[{place}].size[{dim}]{by};")
-    return lines
+    return [
+        f"const int64_t {name} = t[{place}].size[{dim}]{f' / {factor}' if factor != 1 else ''};"
+        for name, (place, dim, factor) in form.named_sizes().items()
+    ]
 
 
 class FormWriter:
@@ -235,7 +199,7 @@ class FormWriter:
     # --- memory
 
     def _place_buffers(self) -> None:
-        for node in LoopForm(inputs=(), outputs=self.plan.outputs, slots=(), scalars=()).nodes():
+        for node in ordered(self.plan.outputs):
             if isinstance(node, Source):
                 self._tensor(node, f"x{node.place}", node.place, "const ")
         for output, slot in zip(self.plan.outputs, self.form.slots, strict=True):
@@ -245,7 +209,7 @@ class FormWriter:
                 self.copied.append((self.buffers[output], target))
             else:
                 self._tensor(output, f"y{slot}", slot, "")
-        for node in LoopForm(inputs=(), outputs=self.plan.outputs, slots=(), scalars=()).nodes():
+        for node in ordered(self.plan.outputs):
             if node in self.plan.kept and node not in self.buffers:
                 self._scratch_for(node)
 
@@ -259,7 +223,7 @@ class FormWriter:
                     for one in (node.left, node.right):
                         factors.add(one if one in self.plan.kept else stripped(one)[0])
                 else:
-                    others |= {one for one, _ in _reads(node, self.plan)}
+                    others |= {one for one, _ in own_reads(node, self.plan.kept)}
         return {one for one in factors - others if not isinstance(one, Matmul | Scatter | Fold)}
 
     def _tensor(self, node: Node, name: str, slot: int, const: str) -> None:
@@ -283,7 +247,7 @@ class FormWriter:
         if dtype in REALS and dtype != "float64" and not factor:
             dtype = "float32"
         lead = self.private.get(node, 0)
-        count, base = numel(node.shape[lead:]).text, name
+        count, base = product_of(node.shape[lead:]).text, name
         if lead:
             base, count = f"{name}_all", f"most_threads * {_padded(count)}"
         self.scratch.ask(base, STORED[dtype], count)
@@ -327,7 +291,7 @@ class FormWriter:
     def _reads_in(self, stage: Stage, node: Node) -> list[tuple[Node, tuple[Extent, ...]]]:
         if isinstance(stage, LoopNest):
             return reads_of(node, place_over(stage, node, stage.members[node]), self.plan.kept)
-        return _reads(node, self.plan)
+        return own_reads(node, self.plan.kept)
 
     def _same_place(
         self, stage: Stage, node: Node, output: Node, index: tuple[Extent, ...]
@@ -361,7 +325,7 @@ class FormWriter:
         places = []
         for node in (one for stage in chain.stages for one in stage.nodes):
             if node in self.private:
-                one, count = self.buffers[node], numel(node.shape[self.private[node] :]).text
+                one, count = self.buffers[node], product_of(node.shape[self.private[node] :]).text
                 start = f"{one.name}_all + thread * {_padded(count)}"
                 places.append(f"{STORED[one.dtype]}* __restrict {one.name} = {start};")
         return [
@@ -390,13 +354,7 @@ class FormWriter:
         return writer.write(node, in_place=in_place, chained=lead > 0)
 
     def _nest(self, nest: LoopNest, evaluator: Evaluator, lead: int) -> list[str]:
-        elsewhere = frozenset(
-            one
-            for stage in self.plan.stages
-            if stage is not nest
-            for node in stage.nodes
-            for one, _ in _reads(node, self.plan)
-        )
+        elsewhere = self.plan.read_outside((nest,))
         evaluator.addresses, evaluator.indices = [], []
 
         def writer(scratch: Scratch) -> NestWriter:
@@ -426,11 +384,6 @@ class FormWriter:
 
 def _padded(count: str) -> str:
     return f"((({count}) + 63) / 64 * 64)"
-
-
-def _reads(node: Node, plan: FusionPlan) -> list[tuple[Node, tuple[Extent, ...]]]:
-    over = node.arg.shape if isinstance(node, Fold) else node.shape
-    return reads_of(node, axes_of(over), plan.kept)
 
 
 def _copied(source: Buffer, target: Buffer, evaluator: Evaluator) -> list[str]:

@@ -6,6 +6,7 @@ import math
 import random
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from ratchet.authors.author import Schedule
 from ratchet.authors.generator.chains import chained
@@ -27,6 +28,8 @@ class GeneratedSpace:
     problem: Problem
     forms: tuple[LoopForm, ...]
     options: dict[str, tuple[str, ...]]
+    table: ClassVar[dict[str, tuple[str, ...]]] = OPTIONS
+    """Every choice that a kernel in this language has."""
 
     def first(self) -> list[Schedule]:
         """Return the default schedule, and then each choice's other values alone."""
@@ -52,7 +55,7 @@ class GeneratedSpace:
         """Return numbers of the problem, then of the schedule: logs of counts, places of values."""
         given = dict(schedule)
         own = []
-        for name, values in OPTIONS.items():
+        for name, values in self.table.items():
             value = given.get(name, values[0])
             own.append(float(values.index(value)) if value in values else 0.0)
         return (*self._problem_features, *own)

@@ -18,6 +18,7 @@ from ratchet.authors.generator.form import (
     Shape,
     UnsupportedOp,
     axes_of,
+    own_axes,
 )
 from ratchet.authors.generator.fusion import FusionPlan, Index, stripped
 from ratchet.authors.generator.schedule import Choices
@@ -83,7 +84,7 @@ class StageWriter:
         last = [name_of(variables[-1])] if variables else []
         row = evaluator.push([name_of(one) for one in variables[:-1]])
         loop = evaluator.push(last)
-        own = {f"#{k}": one for k, one in enumerate(index)}
+        own = own_axes(index)
         places: list[Extent] = []
         for dim, place in enumerate(node.places):
             if isinstance(place, Extent):
@@ -160,7 +161,7 @@ class StageWriter:
         assert kind == "int64_t"
 
         def key(name: str) -> str:
-            own = {f"#{k}": one for k, one in enumerate((*lead, named(name)))}
+            own = own_axes((*lead, named(name)))
             evaluator.push([name])
             found = evaluator.load(source, tuple(place.replace(own) for place in places))
             lines = evaluator.pop().lines
@@ -246,7 +247,7 @@ class StageWriter:
             buffer = self.buffers[node]
             return buffer, buffer.address(index)
         base, places = stripped(node)
-        own = {f"#{k}": one for k, one in enumerate(index)}
+        own = own_axes(index)
         buffer = self.buffers[base]
         return buffer, buffer.address(tuple(place.replace(own) for place in places))
 

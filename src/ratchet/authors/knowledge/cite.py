@@ -15,37 +15,10 @@ MOST_OF_ONE: Final = 2
 """Passages of one document."""
 _PLAIN: Final = frozenset(
     (
-        *(
-            "a",
-            "an",
-            "and",
-            "are",
-            "as",
-            "at",
-            "be",
-            "by",
-            "def",
-            "for",
-            "from",
-            "has",
-            "if",
-            "import",
-        ),
-        *("in", "into", "is", "it", "its", "no", "none", "not", "of", "on", "or", "out", "return"),
-        *(
-            "returns",
-            "self",
-            "tensor",
-            "tensors",
-            "than",
-            "that",
-            "the",
-            "then",
-            "to",
-            "true",
-            "false",
-        ),
-        *("tuple", "torch", "with", "functional", "float32", "scalars", "case"),
+        *("a", "an", "and", "are", "as", "at", "be", "by", "def", "for", "from", "has", "if"),
+        *("import", "in", "into", "is", "it", "its", "no", "none", "not", "of", "on", "or", "out"),
+        *("return", "returns", "self", "tensor", "tensors", "than", "that", "the", "then", "to"),
+        *("true", "false", "tuple", "torch", "with", "functional", "float32", "scalars", "case"),
     )
 )
 """Words that tell nothing about a kernel."""
@@ -61,20 +34,14 @@ def query_of(*parts: str) -> str:
     return " ".join(words)
 
 
-def cite(
-    index: KnowledgeIndex,
-    query: str,
-    *,
-    avoid: Iterable[str] = (),
-    most_characters: int = MOST_CHARACTERS,
-) -> list[Passage]:
+def cite(index: KnowledgeIndex, query: str, *, avoid: Iterable[str] = ()) -> list[Passage]:
     """Return the passages that fit a query best, within a size, at most two of one document.
 
     Passages whose titles hold one of the words to `avoid` are left out: another vendor's notes.
     """
     unwanted = tuple(word.lower() for word in avoid)
     chosen: list[Passage] = []
-    left, of_one = most_characters, Counter[str]()
+    left, of_one = MOST_CHARACTERS, Counter[str]()
     for passage in index.search(query, most=32):
         title = passage.title.lower()
         if any(re.search(rf"\b{re.escape(word)}\b", title) for word in unwanted):

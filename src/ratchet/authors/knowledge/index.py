@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from sqlalchemy.engine import URL
@@ -116,12 +115,7 @@ class KnowledgeIndex:
     def __enter__(self) -> KnowledgeIndex:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def add(self, start: Path) -> Iterator[Added | LeftOut]:

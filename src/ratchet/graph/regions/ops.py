@@ -15,25 +15,9 @@ epilogue. Nothing crosses an `other`."""
 
 VIEWS: Final = frozenset(
     {
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "permute",
-        "transpose",
-        "t",
-        "expand",
-        "unsqueeze",
-        "squeeze",
-        "slice",
-        "select",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "as_strided",
-        "alias",
-        "detach",
-        "unfold",
-        "diagonal",
+        *("view", "_unsafe_view", "reshape", "permute", "transpose", "t", "expand", "unsqueeze"),
+        *("squeeze", "slice", "select", "split", "split_with_sizes", "unbind", "as_strided"),
+        *("alias", "detach", "unfold", "diagonal"),
     }
 )
 CREATIONS: Final = frozenset(

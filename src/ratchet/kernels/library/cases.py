@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from ratchet.kernels.library.shapes import WorkloadShapes
 from ratchet.kernels.problem import Case, Problem, TensorSpec
 
 DISTRIBUTIONS: Final = ("shifted", "heavy_tailed", "outliers", "zeros", "tiny", "large")
@@ -31,3 +32,30 @@ def library_problem(entry: str, cases: Sequence[Case]) -> Problem:
         reference=f"ratchet.kernels.library.references:{entry}",
         cases=tuple(cases),
     )
+
+
+def norm_problems(
+    shapes: WorkloadShapes, entries: Sequence[str], eps: float, *, bias: bool
+) -> tuple[Problem, ...]:
+    """Return one problem per entry of a norm, at the workload's rows and hidden size.
+
+    The inputs are row tensors, one more for a backward and one more for the residual add, then the
+    weight, and the bias of a forward that has one.
+    """
+
+    def problem(entry: str) -> Problem:
+        forward = entry.endswith("forward")
+        row_count = (1 if forward else 2) + entry.startswith("add")
+
+        def inputs(distribution: str, ragged: bool) -> list[TensorSpec]:
+            shape = (13, 77) if ragged else (shapes.tokens, shapes.hidden)
+            layout = "strided" if distribution == "shifted" else "contiguous"
+            rows = TensorSpec(
+                shape=shape, dtype=shapes.dtype, distribution=distribution, layout=layout
+            )
+            vector = TensorSpec(shape=shape[-1:], dtype=shapes.weight_dtype)
+            return [rows] * row_count + [vector] * (1 + (bias and forward))
+
+        return library_problem(entry, standard_cases(inputs, (eps,)))
+
+    return tuple(map(problem, entries))

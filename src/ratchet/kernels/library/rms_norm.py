@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library import LibraryKernel, references, registry
-from ratchet.kernels.library.cases import library_problem, standard_cases
+from ratchet.kernels.library.cases import norm_problems
 from ratchet.kernels.library.registration import NO_TENSOR, as_rows, out_dtype_of, register
 from ratchet.kernels.library.shapes import WorkloadShapes
 from ratchet.kernels.library.sources import make_kernels
-from ratchet.kernels.problem import Problem, TensorSpec
+from ratchet.kernels.problem import Problem
 
 ENTRIES = (
     "rms_norm_forward",
@@ -158,29 +158,7 @@ def kernels(isa: str) -> tuple[Kernel, ...]:
 
 def problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
     """Return one problem per entry, at the workload's rows and hidden size."""
-    return tuple(
-        library_problem(entry, standard_cases(_inputs(shapes, entry), (EPS,))) for entry in ENTRIES
-    )
-
-
-def _inputs(shapes: WorkloadShapes, entry: str) -> Any:
-    """Return inputs: row tensors (two if the entry adds or is a backward), then the weight."""
-    row_count = {
-        "rms_norm_forward": 1,
-        "rms_norm_backward": 2,
-        "add_rms_norm_forward": 2,
-        "add_rms_norm_backward": 3,
-    }[entry]
-
-    def inputs(distribution: str, ragged: bool) -> list[TensorSpec]:
-        shape = (13, 77) if ragged else (shapes.tokens, shapes.hidden)
-        layout = "strided" if distribution == "shifted" else "contiguous"
-        rows = [
-            TensorSpec(shape=shape, dtype=shapes.dtype, distribution=distribution, layout=layout)
-        ] * row_count
-        return [*rows, TensorSpec(shape=shape[-1:], dtype=shapes.weight_dtype)]
-
-    return inputs
+    return norm_problems(shapes, ENTRIES, EPS, bias=False)
 
 
 LIBRARY_KERNEL = LibraryKernel(

@@ -42,27 +42,19 @@ def make_kernels(
 @functools.cache
 def self_contained(file: str) -> str:
     """Return the text of `csrc/FILE`, with Ratchet's headers inlined at their first include."""
-    return _inline(file, set())
+    return inlined(_read(file), {file})
 
 
-def inlined(text: str) -> str:
-    """Return a text with Ratchet's headers inlined at their first include."""
-    seen: set[str] = set()
-
-    def replace(match: re.Match[str]) -> str:
-        header = match.group(1)
-        return "" if header in seen else _inline(header, seen)
-
-    return _INCLUDE.sub(replace, text)
-
-
-def _inline(file: str, seen: set[str]) -> str:
-    seen.add(file)
-    text = _PRAGMA_ONCE.sub("", _read(file))
+def inlined(text: str, seen: set[str] | None = None) -> str:
+    """Return a text with Ratchet's headers inlined at their first include, but for those `seen`."""
+    known = set() if seen is None else seen
 
     def replace(match: re.Match[str]) -> str:
         header = match.group(1)
-        return "" if header in seen else _inline(header, seen)
+        if header in known:
+            return ""
+        known.add(header)
+        return inlined(_read(header), known)
 
     return _INCLUDE.sub(replace, text)
 
@@ -71,5 +63,5 @@ def _read(file: str) -> str:
     for folder in _FOLDERS:
         path = folder / file
         if path.is_file():
-            return path.read_text(encoding="utf-8")
+            return _PRAGMA_ONCE.sub("", path.read_text(encoding="utf-8"))
     raise KernelError(f"source {file!r} is missing from this installation: install ratchet again")

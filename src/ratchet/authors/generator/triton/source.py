@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from ratchet.authors.generator.evaluate import Buffer
-from ratchet.authors.generator.extent import Extent, Name
+from ratchet.authors.generator.extent import Extent, product_of
 from ratchet.authors.generator.form import (
     REALS,
-    Fold,
     LoopForm,
     Matmul,
     Node,
     Shape,
     Source,
-    UnsupportedOp,
-    axes_of,
-    numel,
+    ordered,
+    over_of,
 )
-from ratchet.authors.generator.fusion import FusionPlan, LoopNest, Stage, planned, reads_of
+from ratchet.authors.generator.fusion import LoopNest, Stage, own_reads, planned, reads_of
+from ratchet.authors.generator.snippets import parts_of
 from ratchet.authors.generator.triton.nests import TileNest, WrittenStage, turned_axes, words
 from ratchet.authors.generator.triton.schedule import TileChoices
 from ratchet.authors.generator.triton.stages import HALVES, TileStage
@@ -119,31 +117,10 @@ def source_of(forms: Sequence[LoopForm], choices: TileChoices, entry: str) -> st
     return HEAD + prelude(frozenset(used)) + caller + "\n\n".join([*parts, "\n".join(main)])
 
 
-@functools.cache
-def _snippets() -> dict[str, tuple[tuple[str, ...], str]]:
-    """Return the prelude's parts: name -> (parts that it needs, text)."""
-    found: dict[str, tuple[tuple[str, ...], str]] = {}
-    for part in (_HERE / "prelude.py").read_text(encoding="utf-8").split("#: ")[1:]:
-        first, _, text = part.partition("\n")
-        name, *needs = first.split()
-        found[name] = (tuple(needs), text.strip())
-    return found
-
-
 def prelude(used: frozenset[str]) -> str:
     """Return the parts of the prelude that code uses, in order."""
-    snippets, wanted = _snippets(), set()
-
-    def want(name: str) -> None:
-        if name not in snippets:
-            raise UnsupportedOp(name, "in Triton")
-        for need in snippets[name][0]:
-            want(need)
-        wanted.add(name)
-
-    for name in used:
-        want(name)
-    return "".join(f"\n{snippets[name][1]}\n\n" for name in snippets if name in wanted)
+    parts = parts_of(_HERE / "prelude.py", "#: ", used, "in Triton")
+    return "".join(f"\n{part.strip()}\n\n" for part in parts)
 
 
 class TileForm:
@@ -183,21 +160,21 @@ class TileForm:
     # --- memory
 
     def _place_buffers(self) -> None:
-        ordered = LoopForm(inputs=(), outputs=self.plan.outputs, slots=(), scalars=()).nodes()
-        for node in ordered:
+        nodes = ordered(self.plan.outputs)
+        for node in nodes:
             if isinstance(node, Source):
                 self._declare(node, f"x{node.place}", node.dtype)
         for output, slot in zip(self.plan.outputs, self.form.slots, strict=True):
             self._declare(output, f"y{slot}", output.dtype)
             self.made.append(self._empty(output, output.shape))
         factors = self._only_factors()
-        for node in ordered:
+        for node in nodes:
             if node in self.plan.kept and node not in self.buffers:
                 real = node.dtype in REALS and node.dtype != "float64"
                 half = node.dtype in HALVES and node in factors
                 dtype = "float32" if real and not half else node.dtype
                 self._declare(node, f"b{len(self.buffers)}", dtype)
-                self.made.append(self._empty(node, (numel(node.shape),)))
+                self.made.append(self._empty(node, (product_of(node.shape),)))
 
     def _declare(self, node: Node, name: str, dtype: str) -> None:
         self.buffers[node] = Buffer(name=name, dtype=dtype, shape=node.shape, strided=False)
@@ -213,8 +190,8 @@ class TileForm:
         factors: set[Node] = set()
         others: set[Node] = set(self.plan.outputs)
         for stage in self.plan.stages:
-            for node in nodes_of(stage):
-                found = {one for one, _ in reads(node, self.plan)}
+            for node in stage.nodes:
+                found = {one for one, _ in own_reads(node, self.plan.kept)}
                 if isinstance(node, Matmul):
                     factors |= found
                 else:
@@ -224,18 +201,12 @@ class TileForm:
     # --- stages
 
     def _nest(self, nest: LoopNest, tag: str) -> WrittenStage:
-        elsewhere = frozenset(
-            one
-            for stage in self.plan.stages
-            if stage is not nest
-            for node in nodes_of(stage)
-            for one, _ in reads(node, self.plan)
-        )
+        elsewhere = self.plan.read_outside((nest,))
         every = tuple(range(len(nest.sizes)))
         addresses = [
             self.buffers[one].address(index)
             for node in nest.members
-            for one, index in reads_of(node, nest.place_of(_over(node), every), self.plan.kept)
+            for one, index in reads_of(node, nest.place_of(over_of(node), every), self.plan.kept)
             if one in self.buffers and not any("@" in name for e in index for name in e.names)
         ]
         turned = turned_axes(nest, addresses) if self.choices.turn else frozenset()
@@ -257,8 +228,8 @@ class TileForm:
         """Return the nests that only go through one product's result, element by element."""
         readers: dict[Node, list[tuple[Stage, Node]]] = {}
         for stage in self.plan.stages:
-            for node in nodes_of(stage):
-                for one, _ in reads(node, self.plan):
+            for node in stage.nodes:
+                for one, _ in own_reads(node, self.plan.kept):
                     readers.setdefault(one, []).append((stage, node))
         found: dict[Node, LoopNest] = {}
         for product, uses in readers.items():
@@ -307,7 +278,7 @@ class TileForm:
             f"({''.join(f'{rendered(size, host=True)}, ' for size in one.shape)}), "
             for one in form.inputs
         )
-        sizes = [numel(node.shape) for node in self.buffers]
+        sizes = [product_of(node.shape) for node in self.buffers]
         most = ", ".join(dict.fromkeys(rendered(size, host=True) for size in sizes))
         lines.append(f"    if max({most}, 0) > {MOST_ELEMENTS}:")
         lines.append("        return False")
@@ -334,30 +305,10 @@ class TileForm:
 
 def bindings(form: LoopForm) -> list[tuple[str, str]]:
     """Return every size that the form names, and the Python that reads it off the inputs."""
-    found: dict[str, str] = {}
-    for place, tensor in enumerate(form.inputs):
-        for dim, size in enumerate(tensor.shape):
-            if len(size.terms) != 1:
-                continue
-            product, factor = size.terms[0]
-            if len(product) == 1 and isinstance(product[0], Name):
-                by = f" // {factor}" if factor != 1 else ""
-                found.setdefault(product[0].name, f"x{place}.shape[{dim}]{by}")
-    return list(found.items())
-
-
-def nodes_of(stage: Stage) -> list[Node]:
-    """Return the nodes that a stage computes."""
-    return list(stage.members) if isinstance(stage, LoopNest) else [stage.node]
-
-
-def reads(node: Node, plan: FusionPlan) -> list[tuple[Node, tuple[Extent, ...]]]:
-    """Return the nodes with memory that a node reads, with their index."""
-    return reads_of(node, axes_of(_over(node)), plan.kept)
-
-
-def _over(node: Node) -> Shape:
-    return node.arg.shape if isinstance(node, Fold) else node.shape
+    return [
+        (name, f"x{place}.shape[{dim}]{f' // {factor}' if factor != 1 else ''}")
+        for name, (place, dim, factor) in form.named_sizes().items()
+    ]
 
 
 def _number(size: Extent) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ratchet.authors.author import Schedule
 from ratchet.authors.generator.form import LoopForm, Matmul
@@ -19,14 +20,7 @@ from ratchet.kernels.problem import Problem
 class TritonSpace(GeneratedSpace):
     """A problem's forms, and the choices that matter for their kernels in Triton."""
 
-    def features(self, schedule: Schedule) -> tuple[float, ...]:
-        """Return numbers of the problem, then of the schedule."""
-        given = dict(schedule)
-        own = (
-            float(values.index(given[name])) if given.get(name) in values else 0.0
-            for name, values in TILE_OPTIONS.items()
-        )
-        return (*self._problem_features, *own)
+    table: ClassVar[dict[str, tuple[str, ...]]] = TILE_OPTIONS
 
     def kernel(self, schedule: Schedule) -> Kernel:
         """Return the kernel that `schedule` gives."""

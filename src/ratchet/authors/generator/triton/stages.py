@@ -7,15 +7,18 @@ from typing import Final
 
 from ratchet.authors.generator.build import class_of
 from ratchet.authors.generator.extent import ONE, ZERO, Extent, named, product_of, unflattened
-from ratchet.authors.generator.form import Matmul, Node, Order, Scatter, Shape, UnsupportedOp
+from ratchet.authors.generator.form import (
+    Matmul,
+    Node,
+    Order,
+    Scatter,
+    Shape,
+    UnsupportedOp,
+    own_axes,
+)
 from ratchet.authors.generator.fusion import Index, LoopNest
 from ratchet.authors.generator.triton.nests import KernelText, WrittenStage, indented
-from ratchet.authors.generator.triton.values import (
-    TileEvaluator,
-    TileScope,
-    own_axes,
-    rendered,
-)
+from ratchet.authors.generator.triton.values import TileEvaluator, TileScope, rendered
 
 ADDED: Final = ("float32", "float64", "int32", "int64")
 """Dtypes that an atomic addition takes on every GPU."""

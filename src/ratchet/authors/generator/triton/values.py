@@ -22,6 +22,7 @@ from ratchet.authors.generator.form import (
     Position,
     UnsupportedOp,
     View,
+    own_axes,
 )
 from ratchet.authors.generator.fusion import Index
 
@@ -309,11 +310,6 @@ class TileEvaluator:
         if new in ("int8", "uint8") and old not in ("bool", new):
             return f"tl.cast({value}, tl.int32).to(tl.{new}).to(tl.int32)"
         return f"tl.cast({value}, {TYPES[class_of(new)]})"
-
-
-def own_axes(index: Index) -> dict[str, Extent]:
-    """Return the extents of a node's own axes at an index."""
-    return dict(zip((f"#{k}" for k in range(len(index))), index, strict=True))
 
 
 def stored_type(dtype: str) -> str:

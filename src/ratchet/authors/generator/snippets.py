@@ -1,0 +1,42 @@
+"""The parts of a prelude: a source takes those that it calls, and what these need, as text."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+
+from ratchet.authors.generator.form import UnsupportedOp
+
+
+def parts_of(path: Path, mark: str, used: Iterable[str], where: str = "") -> list[str]:
+    """Return the texts of the parts that code uses, in the order of the file.
+
+    A part begins with a line of the mark, its name and the parts that it needs.
+
+    Raises:
+        UnsupportedOp: the file has no such part; `where` says in which language.
+    """
+    parts, wanted = _parts(path, mark), set[str]()
+
+    def want(name: str) -> None:
+        if name not in parts:
+            raise UnsupportedOp(name, where)
+        for need in parts[name][0]:
+            want(need)
+        wanted.add(name)
+
+    for name in used:
+        want(name)
+    return [parts[name][1] for name in parts if name in wanted]
+
+
+@functools.cache
+def _parts(path: Path, mark: str) -> dict[str, tuple[tuple[str, ...], str]]:
+    """Return name -> (parts that it needs, text)."""
+    found: dict[str, tuple[tuple[str, ...], str]] = {}
+    for part in path.read_text(encoding="utf-8").split(mark)[1:]:
+        first, _, text = part.partition("\n")
+        name, *needs = first.split()
+        found[name] = (tuple(needs), text)
+    return found
