@@ -12,8 +12,10 @@ from commands import needs_judge
 from made_up_space import MadeUpCourt, MadeUpSpace, made_up_problem
 
 from ratchet import __version__
-from ratchet.authors import roster, write
+from ratchet.authors import roster, shares, write
 from ratchet.authors.author import Author, Progress, Proposal
+from ratchet.authors.generator.form import UnsupportedOp
+from ratchet.authors.outcome import failed_result
 from ratchet.authors.result import WritingRequest, WritingResult
 from ratchet.authors.roster import Setting
 from ratchet.authors.run import RunEvent
@@ -288,6 +290,37 @@ def test_what_does_not_fit_the_budget_is_told(made_up: MadeUpCourt, judge: Recor
         spent_s=20.0,
     )
     assert [row.status for row in found.rows[1:]] == ["not_reached", "not_reached"]
+
+
+def test_what_only_the_compiler_writes_for_comes_last(
+    judge: RecordedJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def space_for(problem: Problem, *, device: str) -> None:
+        if problem.name == "large":
+            raise UnsupportedOp("attention")
+
+    def written(one: Asked, request: WritingRequest, *_: Any) -> WritingResult:
+        return failed_result(one.problem, request, "nothing", command="")
+
+    monkeypatch.setattr("ratchet.authors.generator.space_for", space_for)
+    monkeypatch.setattr(shares, "_written", written)
+    gains = {"small": 1e-3, "large": 8e-3, "middle": 3e-3}
+    asked = [Asked(problem=made_up_problem(name), gain_s=one) for name, one in gains.items()]
+
+    def order(*authors: str) -> list[str]:
+        found = write_all(
+            "made-up",
+            asked,
+            WritingRequest(budget_s=240.0, authors=authors),
+            judge=judge,
+            follow=lambda problem: lambda event, result: None,
+            done=lambda result: None,
+        )
+        return [row.problem for row in found.rows]
+
+    assert order("compiler", "search") == ["middle", "small", "large"]
+    assert order("search") == ["large", "middle", "small"]
+    assert order("compiler", "agent") == ["large", "middle", "small"]
 
 
 @needs_judge

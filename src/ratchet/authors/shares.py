@@ -79,25 +79,32 @@ def write_all(
 ) -> WorkloadWriting:
     """Write kernels for problems in the order of their gain, until the budget ends.
 
+    Those that the generator does not cover come last, unless somebody but the compiler writes for
+    them: a few of its kernels would take the time that many others need.
     A problem's share of what is left is its share of the gain that is left, but at least
     SHORTEST_S and, unless it is the last one, at most LARGEST_SHARE of the budget. What a problem
     leaves goes to those after it: a proven kernel of the ledger costs nothing. `done` gets each
     result; `spent_s` of the budget are gone.
     """
     began = time.monotonic() - spent_s
-    ranked = sorted(asked, key=lambda one: one.gain_s, reverse=True)
+    waiting = sorted(asked, key=lambda one: one.gain_s, reverse=True)
+    last: list[Asked] = []
     rows: list[RegionRow] = []
     interrupted = False
-    for index, one in enumerate(ranked):
+    while waiting or last:
+        one = waiting.pop(0) if waiting else last.pop(0)
         left_s = request.budget_s - (time.monotonic() - began)
-        gains = [other.gain_s for other in ranked[index:]]
+        gains = [other.gain_s for other in (one, *waiting, *last)]
         share = one.gain_s / sum(gains) if sum(gains) > 0 else 1 / len(gains)
         if len(gains) > 1:
-            largest = max(LARGEST_SHARE, 1 / len(ranked))
+            largest = max(LARGEST_SHARE, 1 / len(asked))
             share = min(share, largest * request.budget_s / max(left_s, 1e-9))
         budget_s = min(left_s, max(SHORTEST_S, share * left_s))
         if interrupted or (budget_s < SHORTEST_S and rows):
             rows.append(_not_reached(one))
+            continue
+        if waiting and _is_the_compiler_s(one.problem, request, guests):
+            last.append(one)
             continue
         result = _written(one, request, budget_s, judge, follow(one.problem), command, guests)
         interrupted = result.stopped == "interrupted"
@@ -111,6 +118,21 @@ def write_all(
         interrupted=interrupted,
         command=command,
     )
+
+
+def _is_the_compiler_s(
+    problem: Problem, request: WritingRequest, guests: Sequence[Author]
+) -> bool:
+    """Return whether nobody but the compiler writes for a problem: the generator lacks an op."""
+    if guests or "compiler" not in request.authors or "agent" in request.authors:
+        return False
+    from ratchet.authors.generator import space_for
+
+    try:
+        space_for(problem, device="cuda" if request.language == "triton" else "cpu")
+    except RatchetError:
+        return True
+    return False
 
 
 def _written(

@@ -75,6 +75,29 @@ def programs(x: Tensor, y: Tensor, row: Tensor, scalars: Sequence[float]) -> tup
     return (*drawn, x + y * row)
 
 
+def fused_attention(
+    query: Tensor, key: Tensor, value: Tensor, scalars: tuple[float, ...]
+) -> tuple[Tensor, ...]:
+    """What torch calls on cores; the scalar says whether it is causal."""
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return tuple(flash(query, key, value, 0.0, bool(scalars[0])))
+
+
+def fused_attention_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    scalars: tuple[float, ...],
+) -> tuple[Tensor, ...]:
+    """Its gradients; the scalar says whether it is causal."""
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    given = (gradient, query, key, value, out, logsumexp)
+    return tuple(flash(*given, 0.0, bool(scalars[0]), scale=0.125))
+
+
 def masks(x: Tensor, y: Tensor, scalars: Sequence[float]) -> tuple[Tensor, ...]:
     """Products beside diagonals, and groups of a padded row: x [B, R, K], y [B, C, K]."""
     scores = x @ y.mT

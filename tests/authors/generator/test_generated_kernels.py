@@ -9,7 +9,14 @@ from dataclasses import replace
 
 import pytest
 from answers import PatientJudge, assert_right
-from random_graphs import masks, products, programs, windows
+from random_graphs import (
+    fused_attention,
+    fused_attention_backward,
+    masks,
+    products,
+    programs,
+    windows,
+)
 
 from ratchet.authors.generator import space_for
 from ratchet.judge.trial.kernel_trial import KernelJudge
@@ -52,6 +59,32 @@ def test_random_programs_are_right(judge: KernelJudge, batch: int) -> None:
     problem = random_problem(batch)
     space = space_for(problem)
     assert_right(judge.judge(space.kernel(space.draw(random.Random(batch))), problem.untimed()))
+
+
+@pytest.mark.parametrize("causal", [0.0, 1.0])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_torch_s_fused_attention_is_right(judge: KernelJudge, dtype: str, causal: float) -> None:
+    sizes = {"seen": (2, 3, 37, 16), "other": (1, 2, 70, 24)}
+    for reference, tensors in ((fused_attention, 3), (fused_attention_backward, 5)):
+        problem = Problem(
+            name=reference.__name__,
+            reference=f"{reference.__module__}:{reference.__name__}",
+            cases=tuple(
+                Case(
+                    name=name,
+                    inputs=(
+                        *(TensorSpec(shape=shape, dtype=dtype) for _ in range(tensors)),
+                        *(TensorSpec(shape=shape[:-1], dtype="float32") for _ in range(tensors // 5)),
+                    ),
+                    scalars=(causal,),
+                    timed=name == "seen",
+                    hidden=name != "seen",
+                )
+                for name, shape in sizes.items()
+            ),
+        )
+        space = space_for(problem)
+        assert_right(judge.judge(space.kernel(space.first()[0]), problem.untimed()))
 
 
 def test_windows_are_right(judge: KernelJudge) -> None:

@@ -15,6 +15,9 @@ from ratchet.kernels.problem_file import described
 MOST_FORMS: Final = 4
 TRACING_LIMIT_S: Final = 120.0
 WORKER: Final = "ratchet.authors.generator.form_worker"
+MOST_KEPT: Final = 8
+_LATEST: Final[dict[str, tuple[LoopForm, ...]]] = {}
+"""By the problem's hash: who asks whether a problem is covered then asks for its space."""
 
 
 def forms_of(problem: Problem) -> tuple[LoopForm, ...]:
@@ -26,6 +29,14 @@ def forms_of(problem: Problem) -> tuple[LoopForm, ...]:
         UnsupportedOp: the reference has an op outside of the list.
         KernelError: the file does not run, or not in time.
     """
+    if problem.hash not in _LATEST:
+        if len(_LATEST) >= MOST_KEPT:
+            del _LATEST[next(iter(_LATEST))]
+        _LATEST[problem.hash] = _forms_of(problem)
+    return _LATEST[problem.hash]
+
+
+def _forms_of(problem: Problem) -> tuple[LoopForm, ...]:
     if not problem.text:
         return traced_forms(problem)
     request = {"by": WORKER, "problem": problem.as_json(), "threads": 1}

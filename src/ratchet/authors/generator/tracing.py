@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._sympy import functions
 
+from ratchet.authors.generator.attention import decompositions_of_attention
 from ratchet.authors.generator.extent import Extent, larger, named, smaller, whole
 from ratchet.authors.generator.form import UnsupportedOp
 from ratchet.kernels.case import Case
@@ -130,14 +131,14 @@ def traced(
 
 
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
-    """Return torch's core ATen decompositions with Inductor's additions."""
+    """Return torch's core ATen decompositions with Inductor's additions, and attention's."""
     from torch._inductor.decomposition import select_decomp_table
 
     table = dict(select_decomp_table())
     for op in list(table):
         if isinstance(op, torch._ops.OpOverload) and op.overloadpacket.__name__ in KEPT:
             del table[op]
-    return table
+    return table | dict(decompositions_of_attention())
 
 
 def _mutates(graph: fx.Graph) -> bool:

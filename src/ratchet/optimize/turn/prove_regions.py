@@ -36,7 +36,7 @@ OF_A_REGION = re.compile(r"_[0-9a-f]{8}$")
 """End of the name of a region's problem: the start of its key."""
 MEASURING_S, MEASURING_SHARE = 20.0, 0.05
 """Time for measuring what regions take now, and its share of the stage's time at most."""
-MOST_WRITTEN = 4
+MOST_WRITTEN = 8
 """Regions that the authors write for in one turn."""
 WRITING_SHARE = 0.5
 """Part of the time after the climb that goes to the authors; trying their kernels gets the rest."""
