@@ -120,9 +120,7 @@ def write_all(
     )
 
 
-def _is_the_compiler_s(
-    problem: Problem, request: WritingRequest, guests: Sequence[Author]
-) -> bool:
+def _is_the_compiler_s(problem: Problem, request: WritingRequest, guests: Sequence[Author]) -> bool:
     """Return whether nobody but the compiler writes for a problem: the generator lacks an op."""
     if guests or "compiler" not in request.authors or "agent" in request.authors:
         return False

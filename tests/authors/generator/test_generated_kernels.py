@@ -74,7 +74,10 @@ def test_torch_s_fused_attention_is_right(judge: KernelJudge, dtype: str, causal
                     name=name,
                     inputs=(
                         *(TensorSpec(shape=shape, dtype=dtype) for _ in range(tensors)),
-                        *(TensorSpec(shape=shape[:-1], dtype="float32") for _ in range(tensors // 5)),
+                        *(
+                            TensorSpec(shape=shape[:-1], dtype="float32")
+                            for _ in range(tensors // 5)
+                        ),
                     ),
                     scalars=(causal,),
                     timed=name == "seen",

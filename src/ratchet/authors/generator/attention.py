@@ -75,7 +75,8 @@ def _scores(
     query: Tensor, key: Tensor, is_causal: bool, attn_mask: Tensor | None, scale: float | None
 ) -> Tensor:
     """Return the scaled and masked products of rows in fp32."""
-    scores = torch.matmul(query.float(), key.float().transpose(-2, -1)) * _factor(query, scale)
+    factor = _factor(query, scale)
+    scores: Tensor = torch.matmul(query.float(), key.float().transpose(-2, -1)) * factor
     if is_causal:
         seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
         scores = torch.where(seen, scores, float("-inf"))
