@@ -125,3 +125,13 @@ def test_a_known_place_needs_no_search() -> None:
     values[30:] += 2
     assert step_at(values, 30) < 1e-4
     assert step_at(values, 3) == 1.0
+
+
+def test_a_step_between_equal_medians_is_placed_where_ranks_find_it() -> None:
+    """Coarse timings: the share of 9, 10 and 11 changes, and the median does not."""
+    source = np.random.default_rng(5)
+    before = source.choice([9.0, 10.0, 11.0], size=200, p=[0.35, 0.58, 0.07])
+    after = source.choice([9.0, 10.0, 11.0], size=200, p=[0.07, 0.58, 0.35])
+    assert np.median(before) == np.median(after)
+    (found,) = change_points(np.concatenate([before, after]))
+    assert abs(found.index - 200) <= 40

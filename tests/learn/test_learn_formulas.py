@@ -64,6 +64,11 @@ def test_equal_kernels_split_a_share_of_their_reward(kernels: list[str], repeats
         assert len(own) > 1 or own == pytest.approx([0.8])
 
 
+def test_a_kernel_that_most_gave_can_fall_behind_a_new_one() -> None:
+    found = shared([0.55] * 7 + [0.5], ["a"] * 7 + ["b"], 0.25)
+    assert found[7] == 0.5 and (found[0] or 0.0) < 0.5
+
+
 def test_what_earned_nothing_is_not_split() -> None:
     assert shared([0.0, None, -1.0, -1.0], ["a", "a", "b", "b"], 0.5) == [0.0, None, -1.0, -1.0]
     assert shared([0.5, 0.5], [None, None], 0.5) == [0.5, 0.5]

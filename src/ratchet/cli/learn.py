@@ -89,7 +89,7 @@ Discount = Annotated[
 ]
 Repeats = Annotated[
     float,
-    typer.Option(help="Share of a reward that equal kernels of a group split: more, more variety."),
+    typer.Option(help="Share of the reward that equal kernels of a group split."),
 ]
 Dataset = Annotated[
     list[str] | None,

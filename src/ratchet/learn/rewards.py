@@ -44,8 +44,8 @@ def shared(
 ) -> list[float | None]:
     """Return rewards of which a share is split among equal kernels of one group.
 
-    A right kernel that n answers gave earns each of them 1 - `repeats` + `repeats` / n of it. So
-    the group's best answer stays the best, and saying it once more is worth less than a new one.
+    A right kernel that n answers gave earns each of them 1 - `repeats` + `repeats` / n of it. A
+    kernel that most of a group gave can so fall behind a slightly slower one that is new.
     """
     counts = Counter(one for one in kernels if one is not None)
     found: list[float | None] = []

@@ -127,3 +127,11 @@ def test_occupancy_and_assembly_are_kept_of_what_a_process_tells() -> None:
 def test_a_timeline_that_is_nonsense_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         read_told(shown(**changes), "gfx942")
+
+
+@pytest.mark.parametrize(
+    "forged", [{"bytes": -1}, {"touched_bytes": 10**400}, {"by_mnemonic": {"v_add_f32": -5}}]
+)
+def test_counts_that_no_process_can_have_are_refused(forged: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="int"):
+        read_told({"made_up": COUNTS | forged}, "gfx942")

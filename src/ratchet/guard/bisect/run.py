@@ -169,7 +169,11 @@ class BisectRun:
                 return f"{count} pairs do not suffice (--max-pairs)"
             commit = search.next_probe(self._skipped)
             if commit is None:
-                return "the commits that are left cannot be measured"
+                return (
+                    "the commits that are left cannot be measured"
+                    if self._skipped
+                    else "no further pair would tell the commits apart"
+                )
             if search.unchanged > DIFFERENT and self._of_ends() >= MOST_ENDS:
                 return "the endpoints do not differ clearly"
             line = self._pair("search", commit, GOOD, float(search.posterior.max()))

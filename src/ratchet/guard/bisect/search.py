@@ -31,6 +31,8 @@ from ratchet.measure.samples import FloatArray
 STOP = 0.95
 """A commit with this posterior probability is the answer, if its parent is seen to differ."""
 GOOD = -1
+SETTLED = 4
+"""Times that pairs of an earlier run are weighed."""
 _CLIP = 4.0
 """Standard deviations beyond which a difference says no more."""
 _ROBUST_FROM = 8
@@ -85,7 +87,8 @@ class CommitSearch:
         self._effect = Effect(mean=0.0, error=math.inf, noise=0.0)
         self._sizes: FloatArray = np.ones(count)
         """The effect that is expected if this commit is the first bad one."""
-        self._weigh()
+        for _ in range(SETTLED):  # outliers are told by the effect, which is told by the rest
+            self._weigh()
 
     def add(self, pair: CommitPair) -> None:
         """Take in one pair."""

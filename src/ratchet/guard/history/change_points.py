@@ -244,6 +244,9 @@ def _likeliest(values: FloatArray, split: int, splits: IntArray) -> int:
 
     fits = int(np.argmax([logs(rest, tail).sum() for tail in range(len(_TAILS))]))
     sums = np.cumsum(logs(off[0], fits) - logs(off[1], fits))
+    best = float(sums[splits - 1].max())
+    if split in splits and sums[split - 1] >= best:
+        return split  # of places that are equally likely, the one that ranks find
     return int(splits[np.argmax(sums[splits - 1])])
 
 

@@ -66,7 +66,8 @@ class CompiledReferences:
             missing = otherwise if found is None else found.missing
             return case.model_copy(update={"no_estimate": missing or "not compiled"})
         own = estimate(case.case, case.target, read_told(found.told, case.target))
-        ratio = own.bounds[0].time_s / case.bounds[0].time_s if own.bounds and case.bounds else None
+        known = own.bounds and case.bounds and case.bounds[0].time_s > 0
+        ratio = own.bounds[0].time_s / case.bounds[0].time_s if known else None
         kernels = [one.model_copy(update={"lines": []}) for one in own.kernels]
         update = {"reference": kernels, "reference_bounds": own.bounds, NAME: ratio}
         return case.model_copy(update=update)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -21,48 +21,52 @@ MOST_WAVES, MOST_SLOTS = 16, 256
 MOST_RESOURCES: Final = 1 << 20
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 50)]
+"""What a process can have counted: no more than a day of instructions."""
+
+
 class _ToldPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """As `_Told`, of one source line."""
 
-    by_mnemonic: dict[str, int]
-    lanes: int
-    lines_64: int
-    lds_conflicts: int
+    by_mnemonic: dict[str, Count]
+    lanes: Count
+    lines_64: Count
+    lds_conflicts: Count
 
 
 class _ToldTimeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """As `EmulatedTimeline`, with every place of the kernel."""
 
-    cycles: int
-    slot: int
-    barriers: list[int]
+    cycles: Count
+    slot: Count
+    barriers: list[Count]
     places: list[str]
-    waves: list[list[tuple[int, int, int]]]
+    waves: list[list[tuple[Count, Count, Count]]]
 
 
 class _ToldShown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """As `EmulatedLaunch.shown` tells it, of a kernel's first launch."""
 
-    assembly: dict[str, list[tuple[str, int]]]
+    assembly: dict[str, list[tuple[str, Count]]]
     timeline: _ToldTimeline
-    vgprs: int
-    workgroup_waves: int
-    workgroup_lds_bytes: int
+    vgprs: Count
+    workgroup_waves: Count
+    workgroup_lds_bytes: Count
 
 
 class _Told(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the candidate's process counted for one kernel, over the launches of one call."""
 
-    launches: int
-    programs: int
-    waves: int
-    by_mnemonic: dict[str, int]
-    lanes: int
-    bytes: int
-    touched_bytes: int
-    lines_64: int
-    lds_bytes: int
-    lds_conflicts: int
+    launches: Count
+    programs: Count
+    waves: Count
+    by_mnemonic: dict[str, Count]
+    lanes: Count
+    bytes: Count
+    touched_bytes: Count
+    lines_64: Count
+    lds_bytes: Count
+    lds_conflicts: Count
     by_place: dict[str, _ToldPlace]
     shown: _ToldShown | None = None
 

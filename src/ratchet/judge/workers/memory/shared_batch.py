@@ -12,7 +12,7 @@ import functools
 import os
 import random
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,7 +164,15 @@ class SharedBatch:
     def _fill(self) -> None:
         """Write each block, on threads of their own where they are the machine's memory."""
         threaded = self._memory.seals and sum(self._ends) > LEAST_THREADED_BYTES
-        list((_pool(len(NAMES)).map if threaded else map)(self._fill_block, range(len(NAMES))))
+        if not threaded:
+            for region in range(len(NAMES)):
+                self._fill_block(region)
+            return
+        pool = _pool(len(NAMES))
+        parts = [pool.submit(self._fill_block, region) for region in range(len(NAMES))]
+        wait(parts)  # whoever fails closes the blocks, which nobody may write to then
+        for part in parts:
+            part.result()
 
     def _fill_block(self, region: int) -> None:
         block = self._blocks[region]
