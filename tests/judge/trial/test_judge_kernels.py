@@ -67,6 +67,7 @@ def below() -> set[int]:
 @pytest.fixture
 def others(judge: KernelJudge) -> Callable[[], set[int]]:
     """What came to run since, beside the reference worker, and still runs after five seconds."""
+    judge.judge(given.cpp(given.HONEST), given.problem())  # its compiler's zygotes stay
     # The reference worker forks its rivals' zygote as it starts; both stay.
     _, handed = judge._worker().ask_for_memory(timeout_s=60, do="zygote")
     close_descriptors(handed)
