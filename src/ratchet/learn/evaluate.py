@@ -20,6 +20,8 @@ from ratchet.learn.sampling import sample
 from ratchet.learn.tasks import LearnTask
 
 RESAMPLES: Final = 1000
+SURE: Final = 0.9
+"""Confidence that a policy is better than the one before it."""
 Drawer = Callable[[LearnTask, int, int], list[PolicyKernel | None]]
 """Returns `count` answers to a problem, drawn with a seed."""
 
@@ -92,6 +94,20 @@ def evaluate(
         judged=bench.judged - before,
         problems=tuple(scores),
     )
+
+
+def least_rise(before: Evaluation, after: Evaluation, *, seed: int = 0) -> float:
+    """Return what the reward rose by, at least, with 90 % confidence.
+
+    The rises on the problems that both evaluations have, paired and drawn again.
+    """
+    known = {one.problem: one.reward for one in before.problems}
+    rises = [one.reward - known[one.problem] for one in after.problems if one.problem in known]
+    if not rises:
+        return 0.0
+    own = np.asarray(rises, dtype=float)
+    drawn = np.random.default_rng(seed).integers(0, len(own), size=(RESAMPLES, len(own)))
+    return float(np.quantile(own[drawn].mean(axis=1), 1.0 - SURE))
 
 
 def policy_drawer(policy: Policy, *, temperature: float = 1.0) -> Drawer:

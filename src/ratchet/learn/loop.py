@@ -24,7 +24,7 @@ from ratchet.learn.checkpoint import Row
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import Corpus, build_corpus, write_corpus
 from ratchet.learn.emulated import open_bench
-from ratchet.learn.evaluate import Evaluation, Wanted, evaluate, policy_drawer
+from ratchet.learn.evaluate import Evaluation, Wanted, evaluate, least_rise, policy_drawer
 from ratchet.learn.grpo import NoReward
 from ratchet.learn.languages import language_of
 from ratchet.learn.models import Policy, load_policy
@@ -241,6 +241,12 @@ class Loop:
             self._keep(done, why, found, corpus, began, before, kept=False)
         elif found.reward <= standing.reward:
             why = f"reward {found.reward:.3f} is not above {standing.reward:.3f}"
+            self._keep(done, why, found, corpus, began, before, kept=False)
+        elif least_rise(standing, found) <= 0.0:
+            why = (
+                f"reward {found.reward:.3f} is above {standing.reward:.3f}, but not on enough of "
+                "the problems to be sure"
+            )
             self._keep(done, why, found, corpus, began, before, kept=False)
         else:
             why = f"reward {found.reward:.3f} is above {standing.reward:.3f}"
