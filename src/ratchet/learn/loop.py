@@ -31,6 +31,7 @@ from ratchet.learn.models import Policy, load_policy
 from ratchet.learn.result import LearnReport, RoundRow
 from ratchet.learn.stages import StageResult, grpo, is_whole, noted, pretrain, sft
 from ratchet.learn.tasks import LearnTask, Names, by_family, first_tasks, make_tasks
+from ratchet.learn.training import MOST_REPLAY
 from ratchet.ledger.verdicts import RecordedJudge
 
 STATE, PROBLEMS = "loop.json", "problems.json"
@@ -44,9 +45,9 @@ EACH: Final[dict[str, float]] = {"write": 0.25, "sft": 0.15, "grpo": 0.4}
 """Shares of a round's budget; the rest is for its evaluation."""
 WRITTEN: Final = 6
 """Kernels that the authors write for a problem in a turn."""
-HELD_OUT: Final = (12, 48)
+HELD_OUT: Final = (12, 96)
 """Answers to held-out problems, at least and at most."""
-ANSWERED_S: Final = 2.5
+ANSWERED_S: Final = 1.0
 """Guess of what judging one takes, to decide how many there are."""
 TOLD_EVERY_S: Final = 2.0
 
@@ -161,8 +162,10 @@ class Loop:
         """Return the held-out problems of every round: as many as the budget can judge."""
         room = FIRST["eval"] * self.options.budget_s / ANSWERED_S
         kernels = int(min(max(room, HELD_OUT[0]), HELD_OUT[1]))
-        self._answers = 4 if kernels < 24 else 6
-        return self._unseen[: max(2, kernels // self._answers)]
+        least = 4 if kernels < 24 else 6
+        chosen = self._unseen[: max(2, kernels // least)]
+        self._answers = max(least, kernels // max(1, len(chosen)))
+        return chosen
 
     def _base(self) -> Policy:
         folder = self.out / "base"
@@ -217,7 +220,7 @@ class Loop:
         )
         try:
             done = grpo(
-                self._within("grpo", steps=10_000, number=number),
+                self._within("grpo", steps=10_000, number=number, replay=self._replayed()),
                 corpus,
                 taught.policy,
                 base,
@@ -346,10 +349,23 @@ class Loop:
         write_corpus(self.out / "corpus", found)
         return found
 
-    def _within(self, stage: str, *, steps: int, number: int = 0) -> LearnConfig:
+    def _replayed(self) -> float:
+        """Return the replay that the last GRPO ended with, doubled if it still forgot."""
+        last = self.rows[-1]
+        if last.number == 0:
+            return self.config.replay
+        more = 2 if last.forgetting > self.config.max_forgetting else 1
+        return min(MOST_REPLAY, max(self.config.replay, more * last.replay))
+
+    def _within(
+        self, stage: str, *, steps: int, number: int = 0, replay: float | None = None
+    ) -> LearnConfig:
         """Return the config of a stage: GRPO's steps are smaller, and each round has its seed."""
         rate = self.config.rate * {"grpo": 0.3}.get(stage, 1.0)
-        return self.config.changed(steps=steps, rate=rate, seed=self.config.seed + number)
+        share = self.config.replay if replay is None else replay
+        return self.config.changed(
+            steps=steps, rate=rate, seed=self.config.seed + number, replay=share
+        )
 
     def _until(self, seconds: float) -> float:
         return time.monotonic() + seconds
