@@ -142,6 +142,26 @@ def test_a_sum_in_one_accumulator_is_right(length: int, seed: int, shift: float)
     assert Tolerance().check(got, x.sum(-1), exact, Loss(terms=length)).passed
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_small_terms_may_vanish_beside_a_large_one(seed: int) -> None:
+    """torch's lanes, 16 of them with AVX-512, lose as many times less than one accumulator."""
+    generator = torch.Generator().manual_seed(seed)
+    call = outputs_of(lambda x: F.softmax(x, -1))
+    draws = []
+    for _ in range(10):
+        x = torch.randn(5, 4099, generator=generator).square()
+        draws.append((call([x])[0], call([x.double()])[0], x))
+    *before, (own, oracle, x) = draws
+    ((condition, single),) = rounding.conditions(call, [x.double()], random.Random(seed))
+    usual = loss_over([(one, exact) for one, exact, _ in before])
+    usual = replace(usual, terms=4099.0, condition=condition, single=single)
+    powers = (x - x.amax(-1, keepdim=True)).exp().numpy()
+    got = torch.from_numpy(powers / np.cumsum(powers, axis=1, dtype=np.float32)[:, -1:])
+    assert Tolerance().check(got, own, oracle, usual).passed
+    coarse = F.softmax(_rounded(x, 13), -1)
+    assert not Tolerance().check(coarse, own, oracle, usual).passed
+
+
 @settings(max_examples=30, deadline=None)
 @given(length=st.sampled_from([64, 256, 1024, 4096]), seed=st.integers(0, 1 << 30))
 @pytest.mark.parametrize("dropped", [16, 13])
