@@ -110,6 +110,7 @@ def test_a_loop_that_is_killed_goes_on_to_a_policy(tmp_path: Path) -> None:
         text, errors = second.communicate()
     assert second.returncode == 0, errors
     found = json.loads(text)
+    assert ["rival", "compile"] in found["config"]
     assert [row["number"] for row in found["rounds"]] == [0, 1]
     assert found["rounds"][0]["evaluation"]["answers"] > 0
     assert (out / "report.html").read_text().count("<svg") >= 2

@@ -15,7 +15,7 @@ from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import Corpus
 from ratchet.learn.models import Policy, load_policy
 from ratchet.learn.replay import TextWindows
-from ratchet.learn.stages import StageResult, grpo, sft
+from ratchet.learn.stages import MOVED, StageResult, grpo, moved_back, sft
 
 TIMES = ("spent_s",)
 
@@ -181,3 +181,28 @@ def test_lora_trains_adapters_alone_and_saves_whole_weights(
     assert kept and all("lora" in name for name in kept)
     assert weights(done.policy).shape == weights(load_policy(base_folder)).shape
     assert not torch.equal(weights(done.policy), weights(load_policy(base_folder)))
+
+
+def test_a_policy_that_forgot_too_much_takes_a_part_of_the_round(
+    material: Corpus, base_folder: Path, tmp_path: Path
+) -> None:
+    base = load_policy(base_folder)
+    done = run_sft(
+        SMALL.changed(max_forgetting=1e9, replay=0.0), tmp_path / "out", material, base_folder
+    )
+    whole = done.trained.forgetting
+    assert whole > 0
+    before, after = weights(base), weights(done.policy)
+    found: list[tuple[float, float]] = []
+    for most in (whole * 0.9, whole * 0.3, whole * 0.1):
+        config = SMALL.changed(max_forgetting=most)
+        nearer, share = moved_back(done, base, base, material, config)
+        if share < 1.0:
+            assert share in MOVED
+            assert nearer.trained.forgetting <= most
+            assert torch.allclose(weights(nearer.policy), torch.lerp(before, after, share))
+        else:
+            assert nearer.trained.forgetting > most
+        found.append((most, share))
+    assert found[0][1] < 1.0
+    assert torch.equal(weights(done.policy), after)

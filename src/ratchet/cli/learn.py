@@ -71,8 +71,12 @@ RewardName = Annotated[
     str, typer.Option("--reward", metavar="log|milestones|raw", help="How speed is rewarded.")
 ]
 AgainstCompile = Annotated[
-    bool,
-    typer.Option("--against-compile", help="Reward the speed-up against torch.compile too."),
+    bool | None,
+    typer.Option(
+        "--against-compile/--against-eager",
+        help="Speed-up against the faster of eager and torch.compile, or against eager alone; "
+        "default: the faster, but with --target nothing is timed.",
+    ),
 ]
 Group = Annotated[int, typer.Option(min=2, help="Answers to each problem of a step.")]
 Seed = Annotated[int, typer.Option(help="Seed.")]
@@ -247,7 +251,7 @@ def grpo(
     discount: Discount = 0.4,
     repeats: Repeats = 0.25,
     reward: RewardName = "log",
-    against_compile: AgainstCompile = False,
+    against_compile: AgainstCompile = None,
     target: Target = None,
     kl: Annotated[float, typer.Option(min=0, help="Weight of the divergence from POLICY.")] = 0.0,
     context: Context = 128,
@@ -266,7 +270,7 @@ def grpo(
     config = _config(
         lora=lora, steps=steps, problems=problems, group=group, rate=rate, reward=reward,
         turns=turns, discount=discount, repeats=repeats,
-        rival="compile" if against_compile else "eager", kl=kl,
+        rival=_rival(against_compile, target), kl=kl,
         context=context, replay=_share(replay), max_forgetting=max_forgetting,
         on_forgetting=on_forgetting, device=device, seed=seed, **_emulated(target),
     )  # fmt: skip
@@ -292,6 +296,7 @@ def evaluate(
     per_family: PerFamily = 6,
     answers: Annotated[int, typer.Option(min=1, help="Answers to each problem.")] = 6,
     random: Annotated[bool, typer.Option("--random", help="Also judge random schedules.")] = False,
+    against_compile: AgainstCompile = None,
     target: Target = None,
     device: DeviceOf = "cpu",
     fleet: Fleet = "local",
@@ -301,7 +306,9 @@ def evaluate(
     debug: Debug = False,
 ) -> None:
     """Show how good a policy's answers are on unseen families."""
-    config = _config(seed=seed, device=device, **_emulated(target))
+    config = _config(
+        seed=seed, device=device, rival=_rival(against_compile, target), **_emulated(target)
+    )
     _, held = _split(None, unseen, per_family, seed)
     import msgspec
 
@@ -389,7 +396,7 @@ def loop(
     discount: Discount = 0.4,
     repeats: Repeats = 0.25,
     reward: RewardName = "log",
-    against_compile: AgainstCompile = False,
+    against_compile: AgainstCompile = None,
     target: Target = None,
     replay: Replay = "1%",
     max_forgetting: MaxForgetting = 0.05,
@@ -411,7 +418,7 @@ def loop(
         model=model, size=size, answers=answers, lora=lora, steps=steps, batch=batch,
         context=context, rate=rate, problems=problems, group=group, turns=turns,
         discount=discount, repeats=repeats, reward=reward,
-        rival="compile" if against_compile else "eager",
+        rival=_rival(against_compile, target),
         replay=_share(replay), max_forgetting=max_forgetting, device=device, seed=seed,
         **({"language": language} | _emulated(target)),
     )  # fmt: skip
@@ -462,6 +469,12 @@ def _config(**values: Any) -> LearnConfig:
     from ratchet.learn.config import LearnConfig
 
     return LearnConfig(**values)
+
+
+def _rival(against_compile: bool | None, target: str | None) -> str:
+    if against_compile is None:
+        return "eager" if target else "compile"
+    return "compile" if against_compile else "eager"
 
 
 def _emulated(target: str | None) -> dict[str, str]:

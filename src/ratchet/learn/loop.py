@@ -29,7 +29,15 @@ from ratchet.learn.grpo import NoReward
 from ratchet.learn.languages import language_of
 from ratchet.learn.models import Policy, load_policy
 from ratchet.learn.result import LearnReport, RoundRow
-from ratchet.learn.stages import StageResult, grpo, is_whole, noted, pretrain, sft
+from ratchet.learn.stages import (
+    StageResult,
+    grpo,
+    is_whole,
+    moved_back,
+    noted,
+    pretrain,
+    sft,
+)
 from ratchet.learn.tasks import LearnTask, Names, by_family, first_tasks, make_tasks
 from ratchet.learn.training import MOST_REPLAY
 from ratchet.ledger.verdicts import RecordedJudge
@@ -41,8 +49,10 @@ ROUND: Final = "learn_round"
 """Kind of the evidence that the ledger keeps of each round."""
 FIRST: Final[dict[str, float]] = {"pretrain": 0.15, "sft": 0.1, "eval": 0.1}
 """Shares of the whole budget of the first policy's stages."""
-EACH: Final[dict[str, float]] = {"write": 0.25, "sft": 0.15, "grpo": 0.4}
-"""Shares of a round's budget; the rest is for its evaluation."""
+EACH: Final[dict[str, float]] = {"write": 0.25, "sft": 0.15}
+"""Shares of a round's budget; GRPO takes what is left but for the evaluation."""
+LAST: Final = 0.95
+"""Share of a round's budget at which its evaluation should end."""
 WRITTEN: Final = 6
 """Kernels that the authors write for a problem in a turn."""
 HELD_OUT: Final = (12, 96)
@@ -227,15 +237,13 @@ class Loop:
                 self._train,
                 self._bench,
                 folder / "grpo",
-                deadline=min(
-                    self._until(share_s * EACH["grpo"]),
-                    self._until(share_s - (self.spent_s - began) - self._eval_s),
-                ),
+                deadline=self._until(LAST * share_s - (self.spent_s - began) - self._eval_s),
                 follow=self._follow(f"round {number}: grpo"),
             )
         except NoReward as error:
             done = taught
             self.notes.append(f"round {number}: GRPO stopped, {error}")
+        done = self._moved_back(number, done, base, corpus)
         found = self._evaluate(done.policy)
         standing = next(one.evaluation for one in reversed(self.rows) if one.kept)
         forgot = done.trained.forgetting
@@ -254,6 +262,21 @@ class Loop:
         else:
             why = f"reward {found.reward:.3f} is above {standing.reward:.3f}"
             self._keep(done, why, found, corpus, began, before, kept=True)
+
+    def _moved_back(
+        self, number: int, done: StageResult, base: Policy, corpus: Corpus
+    ) -> StageResult:
+        """Return a policy that forgot too much with weights nearer to those before the round."""
+        if done.trained.forgetting <= self.config.max_forgetting:
+            return done
+        before = load_policy(self.out / "policy", device="cpu")
+        nearer, share = moved_back(done, before, base, corpus, self.config)
+        if share < 1.0:
+            self.notes.append(
+                f"round {number}: it had forgotten {done.trained.forgetting:.3f} nats, so it takes "
+                f"{share:.0%} of the round's change of weights"
+            )
+        return nearer
 
     def _write(self, seconds: float, number: int) -> None:
         """Have the policy and the search write for the problems where most can be won."""

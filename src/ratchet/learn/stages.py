@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -35,6 +36,8 @@ from ratchet.learn.tokens import train_tokenizer
 from ratchet.learn.training import Follow, Objective, Trained, train
 
 TOKENIZER = "tokenizer"
+MOVED: Final = (0.75, 0.5, 0.25)
+"""Shares of a change of weights that are tried where the whole of it forgets too much."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +130,35 @@ def grpo(
         )
         trained = _trained(model, start, base, objective, config, corpus, folder, deadline, follow)
     return _kept(config, model, start.tokenizer, "grpo", corpus, folder, trained)
+
+
+def moved_back(
+    done: StageResult, before: Policy, base: Policy, corpus: Corpus, config: LearnConfig
+) -> tuple[StageResult, float]:
+    """Return a policy with weights between `before` and its own, and the share of its own.
+
+    The largest share that forgets no more than `max_forgetting`; the policy as it is, with 1, if
+    none does. Weights on the line between a model and its fine-tuned one keep much of what each
+    knows (Wortsman et al., Robust fine-tuning of zero-shot models, CVPR 2022). Only measured
+    forgetting is known of them here: how good their answers are is for the judge to say.
+    """
+    memory = BaseMemory(base.model, TextWindows(corpus.held_out, before.tokenizer, config.context))
+    after = done.policy.model.state_dict()
+    old = before.model.state_dict()
+    model = copy.deepcopy(done.policy.model)
+    for share in MOVED:
+        model.load_state_dict(
+            {
+                name: old[name].to(one).lerp(one, share) if one.is_floating_point() else one
+                for name, one in after.items()
+            }
+        )
+        kept = memory.measure(model)
+        if kept.forgetting <= config.max_forgetting:
+            policy = Policy(model=model, tokenizer=done.policy.tokenizer, card=done.policy.card)
+            trained = replace(done.trained, forgetting=kept.forgetting)
+            return replace(done, policy=policy, trained=trained), share
+    return done, 1.0
 
 
 def _trained(
