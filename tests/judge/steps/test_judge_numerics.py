@@ -268,6 +268,19 @@ def test_a_final_loss_outside_the_seed_interval_fails_on_either_side(final: floa
     assert "1 outside" in check.detail
 
 
+def memorised(final: float) -> list[float]:
+    return [final + 4.7 * math.exp(-step / 30) for step in range(300)]
+
+
+def test_copies_that_memorised_their_batches_may_differ_in_what_is_left() -> None:
+    baseline = [memorised(0.007), memorised(0.010), memorised(0.016)]
+    assert judge_losses(baseline, [memorised(0.031), memorised(0.007), memorised(0.006)]).passed
+    assert not judge_losses(baseline, [memorised(0.1), memorised(0.007), memorised(0.006)]).passed
+    # 6 % of the first loss is left: the seeds' own range counts.
+    baseline = [memorised(0.28), memorised(0.283), memorised(0.286)]
+    assert not judge_losses(baseline, [memorised(0.31), memorised(0.283), memorised(0.28)]).passed
+
+
 def test_a_loss_that_is_not_finite_or_too_short_fails() -> None:
     baseline = [curve(5.00), curve(5.03), curve(4.98)]
     once_nan = curve(5.0)

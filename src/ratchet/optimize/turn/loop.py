@@ -22,6 +22,7 @@ from ratchet.measure.samples import Sample
 from ratchet.optimize.levers import LEVERS, Lever, Situation, all_levers, kernel_levers
 from ratchet.optimize.levers.base import why_bf16_is_slow
 from ratchet.optimize.levers.kernels import PREFIX
+from ratchet.optimize.levers.operators import BF16_WEIGHTS
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn.baseline import Baseline, find_baseline, search_ends_s
@@ -42,6 +43,9 @@ from ratchet.workloads.config import StepConfig
 
 KERNELS_SHARE = 0.5
 """Share of the time between rivals and final run; trying kernels in the step gets the rest."""
+
+AGAIN_SHARE = 0.05
+"""Share of the search's time up to which a second comparison of losses is reserved as well."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,6 +230,9 @@ def _search(turn: Turn, situation: Situation, baseline: Baseline, steering: Stee
         worth = steering.worth(baseline)
         compares_s = _comparison_s(turn, situation, baseline)
         climbed_s = ends_s - (compares_s or 0.0)
+        if baseline.best.config.precision == "bf16_autocast" and compares_s is not None:
+            again_s = compares_s / 2
+            climbed_s -= again_s if again_s < AGAIN_SHARE * turn.left_s() else 0.0
         kernels = _kernels(turn, situation, baseline, worth, climbed_s, trials)
         climb = partial(_climb, turn, situation, worth, baseline.modes)
         if compares_s is None:
@@ -238,6 +245,8 @@ def _search(turn: Turn, situation: Situation, baseline: Baseline, steering: Stee
         if keeps_arithmetic(best.best, baseline.written):
             return Found(same=best, best=best, kernels=kernels, losses=None, reserved_s=reserved_s)
         losses = _losses(turn, baseline.written, best.best)
+        if losses is not None and not losses.passed:
+            best, losses = _in_autocast(turn, baseline, climb, kernels, best, losses, ends_s)
         same = climb(kernels, baseline.best_same, keep=True)
         if losses is None or not losses.passed:
             best = _without_arithmetic(turn, same, best, losses)
@@ -319,6 +328,37 @@ def _losses(turn: Turn, written: Candidate, best: Candidate) -> LossResult | Non
         return None
 
 
+def _in_autocast(
+    turn: Turn,
+    baseline: Baseline,
+    climb: Callable[..., Climb],
+    kernels: ProvenKernels,
+    best: Climb,
+    losses: LossResult,
+    ends_s: float,
+) -> tuple[Climb, LossResult]:
+    """Climb again from a rival in bf16 autocast, if it was bf16 weights whose losses differed.
+
+    The losses of the step as written are known, so comparing takes half as long. Without time for
+    that, or if these losses differ too, the climb and losses that were given come back.
+    """
+    tried = best.best.config.precision, baseline.best.config.precision
+    if tried != ("bf16_master", "bf16_autocast"):
+        return best, losses
+    with turn.stage(ends_s - comparison_s(turn, baseline.written, baseline.best) / 2):
+        found = climb(kernels, baseline.best, keep=False, weights=False)
+    again = _losses(turn, baseline.written, found.best)
+    if again is None or not again.passed:
+        return best, losses
+    turn.warnings.append(f"bf16 weights were dropped: {losses.detail}")
+    refused = [
+        one.model_copy(update={"decision": "refused", "reason": losses.detail, "basis": None})
+        for one in best.changes
+        if one.name == BF16_WEIGHTS.name
+    ]
+    return Climb(best=found.best, changes=(*found.changes, *refused)), again
+
+
 def _without_arithmetic(turn: Turn, same: Climb, best: Climb, losses: LossResult | None) -> Climb:
     """Return the same-arithmetic climb, with the changes lost from the best climb noted."""
     reason = losses.detail if losses else "the budget ended before its losses were compared"
@@ -350,14 +390,20 @@ def _climb(
     *,
     keep: bool,
     only: Sequence[Lever] | None = None,
+    weights: bool = True,
 ) -> Climb:
-    """Climb with all levers, those of the step's regions among them, or with `only` these."""
+    """Climb with all levers, those of the step's regions among them, or with `only` these.
+
+    Without `weights`, they stay in fp32.
+    """
     keep = keep or turn.settings.keep_precision
     precision = situation.written.precision
     if not keep and _may_use_bf16_weights(situation):
-        precision = "bf16_master"
+        precision = "bf16_master" if weights else start.config.precision
     if only is None:
         only = [*chosen_levers(turn.settings), *kernels.regions.get(precision, ())]
+    if not weights:
+        only = [lever for lever in only if lever.name != BF16_WEIGHTS.name]
     levers, skipped = applicable(
         only,
         situation,
