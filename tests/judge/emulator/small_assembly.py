@@ -98,6 +98,13 @@ def text_of(
     )
 
 
+def aligned(count: int) -> ctypes.Array[ctypes.c_uint32]:
+    """Return words that begin a line of 128 bytes."""
+    whole = (ctypes.c_uint32 * (count + 32))()
+    first = -ctypes.addressof(whole) % 128
+    return (ctypes.c_uint32 * count).from_buffer(whole, first)
+
+
 def run(
     body: str,
     a: Sequence[int] = (),
@@ -112,8 +119,8 @@ def run(
     """v4 and v5 of each lane, from v1, v2 and v3; shorter inputs repeat."""
     kernel = decode(text_of(body, threads=threads, **given))  # type: ignore[arg-type]
     words = [one[lane % len(one)] if one else 0 for one in (a, b, c) for lane in range(threads)]
-    source = (ctypes.c_uint32 * (3 * threads))(*words)
-    target = (ctypes.c_uint32 * (2 * threads))()
+    source, target = aligned(3 * threads), aligned(2 * threads)
+    source[:] = words
     places = [ctypes.addressof(one) for one in (source, target)]
     counts = emulator(kernel.target).run(
         kernel,

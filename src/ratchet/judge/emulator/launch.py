@@ -66,7 +66,7 @@ class LaunchCounts:
     by_mnemonic: dict[str, int]
     """Executed by waves."""
     lanes: dict[str, int]
-    """Lanes that were on, summed over these."""
+    """Lanes that were on, summed over these; scalar instructions have none."""
     bytes: int
     """Read and written in tensors, by every lane that did."""
     stored_bytes: int
@@ -240,10 +240,12 @@ class Emulator:
             raise KernelError(_fault(kernel, message.value.decode(), where.value, launch.other))
         executed = counts[:]
         ran = [at for at, count in enumerate(executed) if count]
+        scalar = (name.startswith("s_") for name in kernel.mnemonics)
+        on = [0 if off else count for off, count in zip(scalar, lanes[:], strict=False)]
         return LaunchCounts(
             instructions=sum(executed),
             by_mnemonic=_summed(kernel, executed, ran),
-            lanes=_summed(kernel, lanes[:], ran),
+            lanes=_summed(kernel, on, ran),
             bytes=launch.bytes,
             stored_bytes=launch.stored,
             touched_bytes=64 * launch.touched64,
@@ -251,7 +253,7 @@ class Emulator:
             lines_128=launch.lines128,
             lds_bytes=launch.lds_bytes_moved,
             lds_conflicts=launch.conflicts,
-            by_place=_by_place(kernel, ran, executed, lanes[:], lines_at[:], conflicts_at[:]),
+            by_place=_by_place(kernel, ran, executed, on, lines_at[:], conflicts_at[:]),
             executed=tuple(executed),
             runs=tuple(
                 ctypes.string_at(launch.runs + RUN_BYTES * room * wave, RUN_BYTES * count)

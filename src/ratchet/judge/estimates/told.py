@@ -101,7 +101,7 @@ def _kernel(name: str, told: _Told, target: str, shown: _ToldShown | None) -> Em
         vector_instructions=vector - dual - sum(products.values()),
         scalar_instructions=sum(count for key, count in mixed.items() if key.startswith("s_")),
         matrix_instructions=products,
-        lanes_off=1 - told.lanes / max(1, lanes * sum(mixed.values())),
+        lanes_off=_lanes_off(told.lanes, mixed, lanes),
         accessed_bytes=told.bytes,
         touched_bytes=told.touched_bytes,
         lines_64=told.lines_64,
@@ -110,6 +110,12 @@ def _kernel(name: str, told: _Told, target: str, shown: _ToldShown | None) -> Em
         lines=_lines(told, target, shown.assembly if shown else {}),
         **(_resources(shown, target) if shown else {}),
     )
+
+
+def _lanes_off(on: int, mixed: Mapping[str, int], lanes: int) -> float:
+    """Return the share of lanes that are off, over all instructions that are not scalar."""
+    all_of = lanes * sum(count for key, count in mixed.items() if not key.startswith("s_"))
+    return 1 - on / all_of if all_of else 0.0
 
 
 def _resources(shown: _ToldShown, target: str) -> dict[str, Any]:
@@ -163,7 +169,7 @@ def _lines(
             place=place[:200],
             instructions=sum(one.by_mnemonic.values()),
             cycles=_simd_cycles(one.by_mnemonic, target),
-            lanes_off=1 - one.lanes / max(1, lanes * sum(one.by_mnemonic.values())),
+            lanes_off=_lanes_off(one.lanes, one.by_mnemonic, lanes),
             lines_64=one.lines_64,
             lds_conflicts=one.lds_conflicts,
         )

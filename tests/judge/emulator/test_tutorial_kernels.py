@@ -1,0 +1,70 @@
+"""Kernels of the kinds that tutorials show are right on the emulator, and their mistakes found."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+from tutorial_kernels import SOURCES, tutorial_kernel, tutorial_problem
+
+from ratchet.judge.sandbox import isolation
+from ratchet.judge.trial.kernel_trial import KernelJudge
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="triton is not installed"
+    ),
+    pytest.mark.skipif(
+        isolation.bubblewrap() is None
+        and os.geteuid() == 0
+        and not isolation._enterable(sys.base_prefix),
+        reason="no bubblewrap, and this Python lies where a candidate's uid may not read",
+    ),
+]
+QUICK = ("linear_gelu", "layer_norm_backward", "grouped_linear")
+
+
+@pytest.fixture(scope="module")
+def court() -> Iterator[KernelJudge]:
+    with KernelJudge(threads=1) as kept:
+        yield kept
+
+
+@pytest.mark.parametrize(
+    "name",
+    [one if one in QUICK else pytest.param(one, marks=pytest.mark.thorough) for one in SOURCES],
+)
+def test_a_kernel_of_each_kind_is_right(court: KernelJudge, name: str) -> None:
+    verdict = court.judge(tutorial_kernel(name), tutorial_problem(name), target="gfx942")
+    assert verdict.status == "correct", verdict.reason
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("target", ["gfx90a", "gfx950", "gfx1100", "gfx1201"])
+@pytest.mark.parametrize("name", SOURCES)
+def test_it_is_on_every_target(court: KernelJudge, name: str, target: str) -> None:
+    verdict = court.judge(tutorial_kernel(name), tutorial_problem(name), target=target)
+    assert verdict.status == "correct", verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "status"),
+    [
+        ("accumulate", "kept = at < n", "kept = at <= n", "crashed"),
+        ("softmax", 'other=-float("inf")', "other=0.0", "wrong"),
+        ("linear_gelu", "(m % M)[None, :]", "m[None, :]", "crashed"),
+        ("seeded_dropout", "tl.rand(seed, at)", "tl.rand(seed, at + 1)", "wrong"),
+        ("layer_norm_backward", "tl.atomic_xchg(locks + part, 0)", "pass", "crashed"),
+        ("grouped_linear", "tile += PROGRAMS", "tile += PROGRAMS + 1", "wrong"),
+        ("attention_causal_bf16", "out * shrunk[:, None]", "out", "wrong"),
+    ],
+)
+@pytest.mark.thorough
+def test_a_mistake_is_found(court: KernelJudge, name: str, old: str, new: str, status: str) -> None:
+    kernel = tutorial_kernel(name, **{old: new})
+    verdict = court.judge(kernel, tutorial_problem(name), target="gfx942")
+    assert verdict.status == status, verdict.reason
