@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from ratchet.files import write_whole
 from ratchet.git import git
 from ratchet.guard.command import run_words
 
@@ -48,7 +49,7 @@ class Checkouts:
             if self._build:
                 built = run_words(self._build, folder, self._limit_s, {"RATCHET_COMMIT": commit})
                 why = f"the build failed: {built}" if isinstance(built, str) else ""
-            done.write_text(why)
+            write_whole(done, why.encode())
         below = folder / self.below
         below = below if below.is_dir() else folder
         return Checkout(root=folder, folder=below, why=done.read_text())

@@ -18,6 +18,8 @@ PLOTS: Final = (
     ("loss", "loss, nats a token", ("loss", "held_out_loss")),
     ("answers", "share of answers", ("valid", "right", "fast")),
 )
+MOST_POINTS: Final = 100
+"""Points of a curve; a longer one shows the means of as many steps as that takes."""
 COLOURS: Final = ("ratchet", "best_compile", "as_written")
 TITLES: Final = {
     "reward": "reward",
@@ -70,12 +72,16 @@ def headline(report: LearnReport) -> str:
 def curve_plot(
     rows: Sequence[dict[str, float | str]], names: Sequence[str], y_title: str
 ) -> figures.Plot | None:
-    """Plot figures over the steps of a stage; None if they were measured less than twice."""
+    """Plot figures over the steps of a stage; None if they were measured less than twice.
+
+    A long curve shows means of stretches of its steps.
+    """
     curves = {
         name: [(float(row["step"]), float(row[name])) for row in rows if name in row]
         for name in names
     }
-    curves = {name: points for name, points in curves.items() if len(points) > 1}
+    last = {name: points[-1][1] for name, points in curves.items() if points}
+    curves = {name: _means(points) for name, points in curves.items() if len(points) > 1}
     if not curves:
         return None
     scale = around([value for points in curves.values() for _, value in points])
@@ -86,7 +92,7 @@ def curve_plot(
                 key=f"{COLOURS[place % len(COLOURS)]} lines",
                 title=TITLES[name],
                 path=figures.line_path(points, width, scale),
-                note=f"last {points[-1][1]:.3f}",
+                note=f"last {last[name]:.3f}",
             )
             for place, (name, points) in enumerate(curves.items())
         ),
@@ -95,6 +101,16 @@ def curve_plot(
         x_title="step",
         y_title=y_title,
     )
+
+
+def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points, or the means of stretches of them if there are too many."""
+    each = math.ceil(len(points) / MOST_POINTS)
+    parts = [points[at : at + each] for at in range(0, len(points), each)]
+    return [
+        (sum(at for at, _ in part) / len(part), sum(value for _, value in part) / len(part))
+        for part in parts
+    ]
 
 
 def percent(share: float) -> str:

@@ -12,8 +12,12 @@ from dataclasses import dataclass
 FALSE_RATE = 0.01
 """Chance that a comparison of two equal arms answers `faster` or `slower`, over all looks."""
 LOOKS = 3
-MOST_LAUNCHES, LEAST_LAUNCHES = 16, 3
+MOST_LAUNCHES, LEAST_LAUNCHES = 32, 3
 MOST_ROUNDS, LEAST_ROUNDS = 40, 6
+LAUNCHES = {MOST_LAUNCHES: 20, 24: 20, 16: LEAST_ROUNDS, 12: LEAST_ROUNDS, 8: LEAST_ROUNDS}
+LAUNCHES |= {6: LEAST_ROUNDS, 4: LEAST_ROUNDS, LEAST_LAUNCHES: LEAST_ROUNDS}
+"""Numbers of launches, and the rounds that each of them must have. Launches differ more than rounds
+do, but beyond 16 of them, starting them takes more than it tells unless they are long."""
 FEWEST_PAIRS = 6
 TARGET_BATCH_S = 0.02
 """A sample runs at least this long, so that the clock and the channel cost little of it."""
@@ -38,9 +42,9 @@ def make_plan(left_s: float, *, setup_s: float, round_s: float) -> PairPlan | No
 
     `setup_s` is what a launch costs before its first round, `round_s` one round of all arms.
     """
-    for launches in (MOST_LAUNCHES, 12, 8, 6, 4, LEAST_LAUNCHES):
+    for launches, least in LAUNCHES.items():
         rounds = _rounds(left_s / launches - setup_s, round_s)
-        if rounds >= LEAST_ROUNDS:
+        if rounds >= least:
             return _plan(launches, rounds)
     rounds = _rounds(left_s / LEAST_LAUNCHES - setup_s, round_s)
     return _plan(LEAST_LAUNCHES, rounds) if rounds * LEAST_LAUNCHES >= FEWEST_PAIRS else None

@@ -26,7 +26,6 @@ ACCUMULATION: Final = 256
 """Accumulation registers stand behind the vector registers."""
 NEGATIVE, ABSOLUTE, SIGNED = 1, 2, 4
 FLOATS: Final = {"f": "<f", "D": "<d", "h": "<e"}
-INVERSE_OF_TWO_PI: Final = 0.15915494
 Kind = Literal["none", "vector", "scalar", "constant", "bit"]
 
 

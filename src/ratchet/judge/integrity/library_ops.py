@@ -43,12 +43,15 @@ MEMORY: Final = frozenset(
         *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty"),
         *("new_empty_strided", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones"),
         *("full", "full_like", "new_full", "fill_", "zero_", "scalar_tensor", "arange", "resize_"),
-        *("set_", "set_data", "is_pinned", "item", "_local_scalar_dense", "is_nonzero"),
-        *("lift_fresh", "lift", "detach", "detach_", "alias", "_has_compatible_shallow_copy_type"),
+        *("set_", "set_data", "is_pinned"),
+        *("lift", "detach", "detach_", "alias", "_has_compatible_shallow_copy_type"),
         *("stride", "size", "is_same_size", "is_contiguous", "data", "requires_grad_", "_version"),
     )
 )
-"""To make memory and to read a number."""
+"""To make memory. Reading a number (`item`) or making a tensor of Python's numbers (`lift_fresh`)
+counts: a host that does so for every element has the work done in Python."""
+ADDRESSED: Final = "ctypes."
+"""Prefix of Python's ways to memory by its address, whose extent nobody knows."""
 VIEWS: Final = frozenset(
     f"aten::{name}"
     for name in (
@@ -159,7 +162,11 @@ def _library(census: CaseCensus, problem: Problem, kernel: Kernel) -> dict[str, 
     for name in problem.libraries:
         free |= ALLOWED.get(name, frozenset())
     elements = max(1, census.elements)
-    found = {name: size / elements for name, size in census.ops.items() if name not in free}
+    found = {
+        name: 1.0 if name.startswith(ADDRESSED) else size / elements
+        for name, size in census.ops.items()
+        if name not in free
+    }
     return dict(sorted(found.items(), key=lambda one: -one[1]))
 
 

@@ -7,6 +7,7 @@ recorded by torch's profiler, in every thread and under every mode.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import secrets
 import sys
@@ -25,10 +26,22 @@ Entry = Callable[..., Any]
 MOST_NAMES: Final = 300
 BUILT_IN: Final = ("aten", "prims", "quantized", "mkldnn", "onednn", "_quantized", "inductor")
 MAYBE_COPIES: Final = ("aten::to", "aten::contiguous")
-CROSSINGS: Final = ("numpy", "__array__", "__dlpack__")
-"""Methods of a tensor by which its values reach other libraries."""
+CROSSINGS: Final = ("numpy", "__array__", "__dlpack__", "tolist", "__reduce_ex__")
+"""Methods of a tensor by which its values reach other libraries, or Python."""
+ADDRESSED: Final = ("ctypes.cdata", "ctypes.string_at", "ctypes.wstring_at", "ctypes.memoryview_at")
+"""Audit events of Python's reading memory by its address."""
 STORES: Final = {"create_masked_store": 3, "create_atomic_rmw": 4, "create_atomic_cas": None}
 """Methods of Triton's interpreter that write to memory, and which argument is the mask."""
+
+
+_hooked: list[bool] = []
+_listening: list[Callable[[str], None]] = []
+"""What hears of audit events; a hook stays for as long as its process."""
+
+
+def _heard(event: str, _: Any) -> None:
+    if _listening and event in ADDRESSED:
+        _listening[-1](event)
 
 
 class Census:
@@ -183,8 +196,12 @@ class Census:
         run = launcher.run
 
         def counted(one: Any, *given: Any) -> Any:
-            with record_function(self._launch):
-                done = run(one, *given)
+            before, self._running = self._running, "emulated"
+            try:
+                with record_function(self._launch):
+                    done = run(one, *given)
+            finally:
+                self._running = before
             count = self._launches.setdefault(done.name[:100], [0, 0, 0])
             for place, more in enumerate((1, done.programs, done.stored_elements)):
                 count[place] += more
@@ -193,9 +210,38 @@ class Census:
 
         launcher.run = counted
         try:
-            yield
+            with self._addresses():
+                yield
         finally:
             launcher.run = run
+
+    @contextmanager
+    def _addresses(self) -> Iterator[None]:
+        """Note when Python reads memory by its address, outside of a launch.
+
+        Where kernels run for real, who works is seen from outside.
+        """
+
+        def addressed(event: str) -> None:
+            if not self._running:
+                self._add(event, 0)
+
+        def memmove(*given: Any) -> Any:
+            addressed("ctypes.memmove")
+            return move(*given)
+
+        if not _hooked:
+            sys.addaudithook(_heard)
+            _hooked.append(True)
+        module: Any = ctypes
+        move = module.memmove
+        module.memmove = memmove
+        _listening.append(addressed)
+        try:
+            yield
+        finally:
+            _listening.pop()
+            module.memmove = move
 
 
 def add_launch(told: dict[str, dict[str, Any]], done: Any) -> None:
