@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ratchet.learn.bench import Bench, JudgeOutcome, PolicyKernel, judge_answers
 from ratchet.learn.config import LearnConfig
@@ -105,9 +106,7 @@ def least_rise(before: Evaluation, after: Evaluation, *, seed: int = 0) -> float
     rises = [one.reward - known[one.problem] for one in after.problems if one.problem in known]
     if not rises:
         return 0.0
-    own = np.asarray(rises, dtype=float)
-    drawn = np.random.default_rng(seed).integers(0, len(own), size=(RESAMPLES, len(own)))
-    return float(np.quantile(own[drawn].mean(axis=1), 1.0 - SURE))
+    return float(np.quantile(_resampled_means(rises, seed), 1.0 - SURE))
 
 
 def policy_drawer(policy: Policy, *, temperature: float = 1.0) -> Drawer:
@@ -165,7 +164,12 @@ def _interval(values: Sequence[float], seed: int) -> tuple[float, float]:
     """Return the 95 % interval of the mean, by drawing problems again."""
     if not values:
         return 0.0, 0.0
-    own = np.asarray(values, dtype=float)
-    drawn = np.random.default_rng(seed).integers(0, len(own), size=(RESAMPLES, len(own)))
-    low, high = np.quantile(own[drawn].mean(axis=1), [0.025, 0.975])
+    low, high = np.quantile(_resampled_means(values, seed), [0.025, 0.975])
     return float(low), float(high)
+
+
+def _resampled_means(values: Sequence[float], seed: int) -> NDArray[np.float64]:
+    own = np.asarray(values, dtype=np.float64)
+    drawn = np.random.default_rng(seed).integers(0, len(own), size=(RESAMPLES, len(own)))
+    means: NDArray[np.float64] = own[drawn].mean(axis=1)
+    return means

@@ -203,7 +203,7 @@ class HipProgram:
                 return 0 if function == self._allocate else 1
             try:
                 return function(*given)
-            except Exception as error:
+            except Exception as error:  # the boundary to compiled code: raised after the call
                 self._error = error
                 return 0 if function == self._allocate else 1
 
