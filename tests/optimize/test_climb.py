@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.optimize.levers import Lever, Situation
+from ratchet.optimize.levers.kernels import region_lever
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn import climb as climb_module
 from ratchet.optimize.turn.climb import Climber, applicable
@@ -61,6 +63,7 @@ class Fake:
 
     def __init__(self, factors: dict[str, float], wrong: frozenset[str] = frozenset()) -> None:
         self.factors, self.wrong = factors, wrong
+        self.unused: list[str] = []
         self.screened = 0
 
     def time_s(self, config: StepConfig) -> float:
@@ -85,6 +88,7 @@ class Fake:
             answer="faster" if ratio > 1 else "slower",
             step_time_s=1.0,
             setup_s=0.0,
+            unused=[name for name in self.unused if name in new.config.kernels],
         )
 
 
@@ -164,6 +168,20 @@ def test_where_the_arithmetic_is_wrong_the_rest_of_the_bundle_is_kept(patched: A
     decisions = {change.name: change.decision for change in found.changes}
     assert decisions == {"allocator": "kept", "bf16": "refused"}
     assert fake.screened == 3  # the bundle, the bundle without it, and the allocator alone
+
+
+@pytest.mark.parametrize("default", [True, False])
+def test_a_kernel_that_served_no_call_is_dropped(patched: Any, default: bool) -> None:
+    """Its time is luck: whatever the clock says, the step ran without it."""
+    fake = Fake({"allocator": 0.5})
+    fake.unused = ["region:1234"]
+    luck = fake.time_s
+    fake.time_s = lambda config: luck(config) * (0.9999 if config.kernels else 1.0)  # type: ignore[method-assign]
+    region = dataclasses.replace(region_lever("softmax_1234", "region:1234"), default=default)
+    found = patched(fake, [*levers(fields={"allocator": "mallopt"}), region])
+    assert found.best.config.allocator == "mallopt" and not found.best.config.kernels
+    change = next(one for one in found.changes if one.kind == "kernel")
+    assert change.decision == "dropped" and "served no call" in change.reason
 
 
 def test_without_more_time_the_bundle_stands_as_a_bundle(patched: Any) -> None:

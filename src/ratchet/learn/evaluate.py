@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +25,8 @@ from ratchet.learn.tasks import LearnTask
 RESAMPLES: Final = 1000
 SURE: Final = 0.9
 """Confidence that a policy is better than the one before it."""
+HEADROOM_ANSWERS: Final = 5
+"""Random schedules that show how much the choice of one matters."""
 Drawer = Callable[[LearnTask, int, int], list[PolicyKernel | None]]
 """Returns `count` answers to a problem, drawn with a seed."""
 
@@ -95,6 +99,34 @@ def evaluate(
         judged=bench.judged - before,
         problems=tuple(scores),
     )
+
+
+def with_headroom(
+    tasks: Sequence[LearnTask],
+    bench: Bench,
+    config: LearnConfig,
+    *,
+    most: int,
+    seed: int,
+    until: float = math.inf,
+) -> list[LearnTask]:
+    """Return the `most` problems on which the choice of a schedule matters most, in their order.
+
+    What matters is the highest reward of HEADROOM_ANSWERS random schedules less their mean: a
+    problem that any schedule solves, or none, shows no policy's worth. No policy is asked, so none
+    is favoured. Problems that are not judged by `until`, on the clock of `time.monotonic`, come
+    last.
+    """
+    headroom: dict[str, float] = {}
+    for task in tasks:
+        if len(tasks) <= most or time.monotonic() > until:
+            break
+        candidates = random_drawer(task, HEADROOM_ANSWERS, seed + 1)
+        outcomes = judge_answers(bench, task, candidates)
+        rewards = [one for one in (reward_of(said, config) for said in outcomes) if one is not None]
+        headroom[task.key] = max(rewards, default=0.0) - _mean(rewards)
+    chosen = sorted(tasks, key=lambda one: -headroom.get(one.key, -1.0))[:most]
+    return [one for one in tasks if one in chosen]
 
 
 def least_rise(before: Evaluation, after: Evaluation, *, seed: int = 0) -> float:

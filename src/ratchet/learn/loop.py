@@ -24,7 +24,14 @@ from ratchet.learn.checkpoint import Row
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import Corpus, build_corpus, write_corpus
 from ratchet.learn.emulated import open_bench
-from ratchet.learn.evaluate import Evaluation, Wanted, evaluate, least_rise, policy_drawer
+from ratchet.learn.evaluate import (
+    Evaluation,
+    Wanted,
+    evaluate,
+    least_rise,
+    policy_drawer,
+    with_headroom,
+)
 from ratchet.learn.grpo import NoReward
 from ratchet.learn.languages import language_of
 from ratchet.learn.models import Policy, load_policy
@@ -57,8 +64,12 @@ WRITTEN: Final = 6
 """Kernels that the authors write for a problem in a turn."""
 HELD_OUT: Final = (12, 96)
 """Answers to held-out problems, at least and at most."""
-ANSWERED_S: Final = 1.0
-"""Guess of what judging one takes, to decide how many there are."""
+MOST_HELD_OUT: Final = 8
+"""Held-out problems."""
+CHOOSING: Final = 0.05
+"""Share of the budget that choosing them may take."""
+ANSWERED_S: Final = 2.0
+"""Guess of what judging an answer takes, to decide how many there are."""
 TOLD_EVERY_S: Final = 2.0
 
 
@@ -156,7 +167,8 @@ class Loop:
             self._train = make_tasks(kept["train"], language=language)
         else:
             until = time.monotonic() + READING * self.options.budget_s
-            self._unseen = first_tasks(self.options.unseen, language, least=2, until=until)
+            unseen = first_tasks(self.options.unseen, language, least=2, until=until)
+            self._unseen = self._held_out(unseen)
             self._train = first_tasks(self.options.train, language, least=4, until=until)
             names = {"train": by_family(self._train), "unseen": by_family(self._unseen)}
             write_whole(path, msgspec.json.encode(names))
@@ -166,16 +178,23 @@ class Loop:
                 f"trained on {len(self._train)} of {asked} problems: the others take "
                 "longer to read than the budget allows, or have nothing to choose"
             )
-        self._unseen = self._held_out()
+        kernels, least = self._evaluated()
+        self._answers = max(least, kernels // max(1, len(self._unseen)))
 
-    def _held_out(self) -> list[LearnTask]:
-        """Return the held-out problems of every round: as many as the budget can judge."""
+    def _evaluated(self) -> tuple[int, int]:
+        """Return how many answers an evaluation can judge, and the fewest to each problem."""
         room = FIRST["eval"] * self.options.budget_s / ANSWERED_S
         kernels = int(min(max(room, HELD_OUT[0]), HELD_OUT[1]))
-        least = 4 if kernels < 24 else 6
-        chosen = self._unseen[: max(2, kernels // least)]
-        self._answers = max(least, kernels // max(1, len(chosen)))
-        return chosen
+        return kernels, 4 if kernels < 24 else 6
+
+    def _held_out(self, unseen: list[LearnTask]) -> list[LearnTask]:
+        """Return the held-out problems of every round: as many as the budget can judge."""
+        kernels, least = self._evaluated()
+        most = min(MOST_HELD_OUT, max(2, kernels // least))
+        self._say("choosing held-out problems on which the schedule matters")
+        until = self._until(CHOOSING * self.options.budget_s)
+        seed = self.config.seed
+        return with_headroom(unseen, self._bench, self.config, most=most, seed=seed, until=until)
 
     def _base(self) -> Policy:
         folder = self.out / "base"

@@ -18,10 +18,10 @@ from ratchet.kernels.problem import Problem
 from ratchet.kernels.suites.names import NAMES
 
 LOG = logging.getLogger(__name__)
-UNSEEN: Final = ("normalisation",)
+UNSEEN: Final = ("normalisation", "convolution", "attention")
 """Families that no policy is trained on, unless others are named."""
-TRAINED: Final = ("activations", "losses", "quantisation", "updates")
-"""Families to train on, unless others are named: those whose loops are read in seconds."""
+TRAINED: Final = ("activations", "losses", "quantisation", "updates", "movement", "products")
+"""Families to train on, unless others are named: each choice of a schedule is in some of them."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

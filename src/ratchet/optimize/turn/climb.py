@@ -24,6 +24,7 @@ from ratchet.optimize.turn.state import Turn
 from ratchet.workloads.config import StepConfig
 
 IN_BUNDLE = "part of the bundle that was proven whole; the budget ended before it was tried alone"
+UNUSED = "its kernel served no call: other changes took the region out of the step's graphs"
 NO_TIME = "the budget has no room for it"
 
 
@@ -93,7 +94,7 @@ class Climber:
             ]
             return start
         if screening.looks_faster:
-            return self._leave_out(start, whole, bundle, changes)
+            return self._leave_out(start, whole, bundle, changes, screening)
         self.turn.drop(whole)
         if 0 < len(careful) < len(bundle):
             same = self._all_of(start, careful)
@@ -104,7 +105,7 @@ class Climber:
                 for lever in bundle:
                     if lever.changes_arithmetic:
                         changes.append(_change(lever, decision, reason, screening))
-                return self._leave_out(start, same, careful, changes)
+                return self._leave_out(start, same, careful, changes, found)
             self.turn.drop(same)
         return self._add(start, bundle, changes)
 
@@ -131,9 +132,18 @@ class Climber:
         return with_config(self.situation.written, {})
 
     def _leave_out(
-        self, start: Candidate, best: Candidate, bundle: Sequence[Lever], changes: list[Change]
+        self,
+        start: Candidate,
+        best: Candidate,
+        bundle: Sequence[Lever],
+        changes: list[Change],
+        whole: LeverScreening,
     ) -> Candidate:
-        """Take each lever out of the bundle; drop those without which the step is no slower."""
+        """Take each lever out of the bundle; drop those without which the step is no slower.
+
+        `whole` is the bundle's screening. A kernel that served no call in it is kept only if the
+        step is clearly slower without it.
+        """
         waiting = [lever for lever in bundle if not self._same(lever, start)]
         for place, lever in enumerate(waiting):
             without = self._candidate(self._without(lever, best.config, start.config))
@@ -143,8 +153,10 @@ class Climber:
             screening = self._screen(best, without)
             if screening is None:
                 changes.append(_change(lever, "kept", IN_BUNDLE, basis="bundle"))
-            elif screening.passed and screening.ratio >= 1.0:
-                reason = "the step is no slower without it"
+            elif screening.passed and (
+                screening.ratio >= 1.0 or (_is_unused(lever, whole) and screening.high >= 1.0)
+            ):
+                reason = UNUSED if _is_unused(lever, whole) else "the step is no slower without it"
                 changes.append(_change(lever, "dropped", reason, screening, inverted=True))
                 self.turn.drop(best)
                 best = without
@@ -228,15 +240,15 @@ class Climber:
                 changes.append(_change(lever, "not_tried", NO_TIME))
             elif not screening.passed:
                 changes.append(_change(lever, "refused", screening.reason))
-            elif screening.ratio > 1.0 and screening.low > 1.0:
+            elif screening.ratio > 1.0 and screening.low > 1.0 and not _is_unused(lever, screening):
                 reason = "faster on top of the rest"
                 changes.append(_change(lever, "kept", reason, screening, basis="alone"))
                 self.turn.drop(best)
                 best = candidate
             else:
-                changes.append(
-                    _change(lever, "dropped", "not faster on top of the rest", screening)
-                )
+                unused = _is_unused(lever, screening)
+                reason = UNUSED if unused else "not faster on top of the rest"
+                changes.append(_change(lever, "dropped", reason, screening))
                 self.turn.drop(candidate)
         return best
 
@@ -265,6 +277,11 @@ def applicable(
         else:
             chosen.append(lever)
     return chosen, changes
+
+
+def _is_unused(lever: Lever, screening: LeverScreening) -> bool:
+    """Return True if the lever installs a region's kernel that served no call."""
+    return lever.field == "kernels" and lever.value in screening.unused
 
 
 def _kept(lever: Lever, screening: LeverScreening) -> Change:

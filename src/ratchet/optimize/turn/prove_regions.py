@@ -30,6 +30,7 @@ from ratchet.optimize.step.candidate import AROUND_THE_GRAPH, Candidate
 from ratchet.optimize.step.installed import InstalledKernel, RegionKernel
 from ratchet.optimize.turn.limit import SMALL_SHARE
 from ratchet.optimize.turn.prove_kernels import NO_TIME, KernelCourt, ProvenKernels
+from ratchet.optimize.turn.screen import unused_regions
 from ratchet.optimize.turn.state import Turn
 
 OF_A_REGION = re.compile(r"_[0-9a-f]{8}$")
@@ -255,11 +256,9 @@ def never_called(recipe: Candidate, told: Mapping[str, Any]) -> list[str]:
 
     `told` describes the recipe's arm. Another change may have taken the region out of the graphs.
     """
-    calls = told.get("region_calls", {})
     return [
-        f"the kernel for region {one.region[:8]} served no call of the recipe's step"
-        for one in recipe.kernels
-        if isinstance(one, RegionKernel) and not calls.get(one.library)
+        f"the kernel for region {name.removeprefix(REGION)[:8]} served no call of the recipe's step"
+        for name in unused_regions(recipe, told)
     ]
 
 

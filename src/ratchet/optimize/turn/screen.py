@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from ratchet.judge.steps.numerics import judge_gradients
 from ratchet.measure.estimate import compare
 from ratchet.measure.rounds import FEWEST_ROUNDS, run_rounds
 from ratchet.optimize.step.candidate import Candidate
+from ratchet.optimize.step.installed import RegionKernel
 from ratchet.optimize.turn.budget import MARGIN, WARMUP_STEPS, together_s
 from ratchet.optimize.turn.result import GradientResult
 from ratchet.optimize.turn.state import Turn
@@ -41,6 +43,8 @@ class LeverScreening:
     worst_parameter: str = ""
     worst_ratio: float = 0.0
     incumbent_step_s: float = 0.0
+    unused: Sequence[str] = ()
+    """The challenger's region kernels, by name in its config, that served no call of its step."""
 
     @property
     def looks_faster(self) -> bool:
@@ -189,7 +193,19 @@ def _screen(
         setup_s=turn.setup_s(challenger),
         worst_parameter=worst[0],
         worst_ratio=worst[1],
+        unused=unused_regions(challenger, arm.describe()),
     )
+
+
+def unused_regions(candidate: Candidate, told: Mapping[str, Any]) -> list[str]:
+    """Return a candidate's region kernels that served no call, by their name in its config.
+
+    `told` describes its arm after a step. Another change may have taken the region out of the
+    step's graphs.
+    """
+    calls = told.get("region_calls", {})
+    regions = (one for one in candidate.kernels if isinstance(one, RegionKernel))
+    return [one.library for one in regions if not calls.get(one.library)]
 
 
 def rounds_for(incumbent_s: float, challenger_s: float, budget_s: float) -> int:
