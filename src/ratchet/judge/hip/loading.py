@@ -49,6 +49,15 @@ _RELEASE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _FILL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64)
 
 
+_cast = ctypes.cast
+"""As it was before the census counts what a candidate's Python does with it."""
+
+
+def _bytes_at(address: int, size: int) -> bytes:
+    """Return memory's bytes; `ctypes.string_at` would count as the candidate's own reading."""
+    return bytes(_cast(address, ctypes.POINTER(ctypes.c_ubyte * size)).contents)
+
+
 class _Asked(ctypes.Structure):
     """As in hip_host.cpp."""
 
@@ -215,7 +224,7 @@ class HipProgram:
             raise KernelError(f"a block of {wide} x {high} x {deep} threads cannot be launched")
         kernel = self._kernel(name.decode(errors="replace"))
         own = [one for one in kernel.arguments if not one.kind.startswith("hidden_")]
-        values = [ctypes.string_at(arguments[at], one.size) for at, one in enumerate(own)]
+        values = [_bytes_at(arguments[at], one.size) for at, one in enumerate(own)]
         for block in self._blocks.values():
             block.protect(OPEN)
         try:

@@ -30,6 +30,8 @@ CROSSINGS: Final = ("numpy", "__array__", "__dlpack__", "tolist", "__reduce_ex__
 """Methods of a tensor by which its values reach other libraries, or Python."""
 ADDRESSED: Final = ("ctypes.cdata", "ctypes.string_at", "ctypes.wstring_at", "ctypes.memoryview_at")
 """Audit events of Python's reading memory by its address."""
+UNHEARD: Final = ("memmove", "cast")
+"""Functions of ctypes that do so without an audit event."""
 STORES: Final = {"create_masked_store": 3, "create_atomic_rmw": 4, "create_atomic_cas": None}
 """Methods of Triton's interpreter that write to memory, and which argument is the mask."""
 
@@ -226,22 +228,27 @@ class Census:
             if not self._running:
                 self._add(event, 0)
 
-        def memmove(*given: Any) -> Any:
-            addressed("ctypes.memmove")
-            return move(*given)
+        def noted(name: str) -> Callable[..., Any]:
+            def call(*given: Any) -> Any:
+                addressed(f"ctypes.{name}")
+                return originals[name](*given)
+
+            return call
 
         if not _hooked:
             sys.addaudithook(_heard)
             _hooked.append(True)
         module: Any = ctypes
-        move = module.memmove
-        module.memmove = memmove
+        originals = {name: getattr(module, name) for name in UNHEARD}
+        for name in UNHEARD:
+            setattr(module, name, noted(name))
         _listening.append(addressed)
         try:
             yield
         finally:
             _listening.pop()
-            module.memmove = move
+            for name, original in originals.items():
+                setattr(module, name, original)
 
 
 def add_launch(told: dict[str, dict[str, Any]], done: Any) -> None:
