@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from ratchet.errors import RepositoryError
 from ratchet.files import write_whole
 from ratchet.git import git
 from ratchet.guard.command import run_words
@@ -61,4 +62,25 @@ class Checkouts:
         (self._own / "objects" / "info" / "alternates").write_text(f"{inside / 'objects'}\n")
         if (inside / "shallow").exists():
             shutil.copy(inside / "shallow", self._own / "shallow")
+        for name, value in _promises(repository):
+            git(self._own, "config", name, value)
+        git(self._own, "config", "lfs.storage", str(inside / "lfs"))  # large files are there
         (self._own / "ready").touch()
+
+
+def _promises(repository: Path) -> list[tuple[str, str]]:
+    """Return the settings of the remotes that a partial clone fetches missing files from.
+
+    A repository that has all its objects has none.
+    """
+    try:
+        marked = git(repository, "config", "--local", "--get-regexp", r"^remote\..*\.promisor$")
+    except RepositoryError:
+        return []
+    found = [("core.repositoryFormatVersion", "1")]  # so that git heeds them
+    for line in marked.splitlines():
+        remote = line.rpartition(".promisor ")[0]
+        for name in (f"{remote}.url", f"{remote}.promisor", f"{remote}.partialclonefilter"):
+            value = git(repository, "config", "--default", "", "--get", name)
+            found += [(name, value)] if value else []
+    return found

@@ -238,7 +238,8 @@ def _command_sides(
         for text, place in zip(texts, places, strict=True)
     )  # fmt: skip
     if request.setup:
-        for side in (a, b):
+        alike = (a.folder, a.environment) == (b.folder, b.environment)
+        for side in (a,) if alike else (a, b):
             once = replace(side, command=request.setup, title=f"{request.setup} in {side.title}")
             run_command(once, printed=False, limit_s=request.budget_s)
     return a, b
