@@ -155,9 +155,12 @@ def _answers(status: str, trial: dict[str, Any], terms: Terms) -> bool:
     if status == "timed_out" and trial["time_limit_s"] < terms.time_limit_s:
         return False
     # Not kept before there was a choice. A stricter level than asked answers too.
-    trial = {"device": Terms().device, "among": 1, "target": None, **trial}
+    before = {"device": Terms().device, "among": 1, "target": None, "compared": False}
+    trial = {**before, **trial}
     if trial["among"] < terms.among:
         return False
+    if terms.target is not None and terms.compared and not trial["compared"]:
+        return False  # it lacks the estimate beside the reference
     same = {
         "ratchet": __version__,
         "against_compile": terms.against_compile,

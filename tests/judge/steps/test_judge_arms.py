@@ -199,6 +199,18 @@ def test_the_environment_overlay_reaches_the_arm(
         arm.run(1)
 
 
+def test_another_interpreter_imports_ratchet_whatever_is_taken_away() -> None:
+    bare = ArmSpec(
+        name="env",
+        factory="os:getenv",
+        arguments={"key": "PYTHONPATH"},
+        environment={"PYTHONPATH": ""},
+        python=sys.executable,
+    )
+    with ArmProcess(bare) as arm, pytest.raises(ArmFailure, match="'str'"):
+        arm.run(1)
+
+
 def test_a_trial_times_every_arm_in_every_round_of_every_launch() -> None:
     events: list[TrialEvent] = []
     trial = time_arms(

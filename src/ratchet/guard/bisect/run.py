@@ -27,8 +27,8 @@ DIFFERENT = 0.2
 """The search begins once the endpoints are alike with less than this probability. That they are
 stays one of its hypotheses, and more pairs of them one of its probes."""
 SURELY_DIFFERENT = 0.01
-"""Nothing is found while it is more likely that nothing changed. So two endpoints that are alike
-have a commit found in at most 1 of 100 bisections (Ville's inequality)."""
+"""Nothing is found while it is more likely that nothing changed. Where noise is as the model has
+it, endpoints that are alike so have a commit found in at most 1 of 100 bisections."""
 LIKELY, DOUBTED = 0.6, 0.25
 """A commit is paired with its parent once it is likely, until it is doubted: near the end that
 tells more than a probe does."""

@@ -267,7 +267,7 @@ def worker_environment(spec: ArmSpec) -> dict[str, str]:
         both = filter(None, [spec.environment.get("PYTHONPATH"), lent])
         path = {"RATCHET_IMPORT_PATH": "", "PYTHONPATH": os.pathsep.join(both)}
     merged = {**os.environ, **spec.environment, **path}
-    return {key: value for key, value in merged.items() if key not in dropped}
+    return {key: value for key, value in merged.items() if key in path or key not in dropped}
 
 
 def import_path() -> str:
