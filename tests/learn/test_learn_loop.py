@@ -79,7 +79,8 @@ def test_the_page_has_both_curves_and_reloads_while_the_run_goes_on() -> None:
 
 def test_the_headline_is_about_the_policy_that_is_kept() -> None:
     words = headline(report(running=False))
-    assert "50 % of the answers" in words and "25 % were in round 0" in words
+    assert "50 % of the answers" in words and "(25 % in round 0)" in words
+    assert "reward is 0.500 (0.250 in round 0)" in words
     assert "round 1 is kept" in words
 
 

@@ -63,9 +63,9 @@ def headline(report: LearnReport) -> str:
     target = dict(report.config).get("target")
     rival = f"the generator's first schedule (estimated for {target})" if target else "the rival"
     return (
-        f"On held-out problems, {percent(now.fast)} of the answers are right and at least 1.2 "
-        f"times as fast as {rival}; {percent(first.fast)} were in round 0. "
-        f"The policy of round {kept.number} is kept."
+        f"On held-out problems, the mean reward is {now.reward:.3f} ({first.reward:.3f} in round "
+        f"0), and {percent(now.fast)} of the answers are right and at least 1.2 times as fast as "
+        f"{rival} ({percent(first.fast)} in round 0). The policy of round {kept.number} is kept."
     )
 
 
@@ -96,7 +96,7 @@ def curve_plot(
             )
             for place, (name, points) in enumerate(curves.items())
         ),
-        x_ticks=width.ticks(lambda step: f"{step:.0f}", count=5),
+        x_ticks=width.ticks(lambda step: f"{step:.0f}", count=min(5, round(width.high) + 1)),
         y_ticks=scale.ticks(lambda value: f"{value:.3g}", count=5),
         x_title="step",
         y_title=y_title,
