@@ -96,6 +96,11 @@ class Extent:
                     found |= atom.left.names | atom.right.names
         return frozenset(found)
 
+    @property
+    def parts(self) -> list[Extent]:
+        """Return the terms that it is the sum of."""
+        return [Extent((term,)) for term in self.terms]
+
     def __add__(self, other: Extent | int) -> Extent:
         return _sum([*self.terms, *whole(other).terms])
 
@@ -209,6 +214,14 @@ def product_of(extents: Iterable[Extent]) -> Extent:
     total = ONE
     for extent in extents:
         total = total * extent
+    return total
+
+
+def sum_of(extents: Iterable[Extent]) -> Extent:
+    """Return the sum; 0 for none."""
+    total = ZERO
+    for extent in extents:
+        total = total + extent
     return total
 
 

@@ -109,6 +109,12 @@ class FusionPlan:
     outputs: tuple[Node, ...]
     kept: frozenset[Node]
     """Nodes that get memory, outputs among them."""
+    apart: bool = False
+    """Products read factors whose places are sums of one of the row and one of the column."""
+
+    def factor(self, node: Node) -> tuple[Node, Index]:
+        """Return the node with memory that a product's factor is read from, and the index."""
+        return stripped(node, apart=self.apart)
 
     def read_outside(self, own: Collection[Stage]) -> frozenset[Node]:
         """Return what stages other than `own` read from memory."""
@@ -118,14 +124,21 @@ class FusionPlan:
 
 
 def planned(
-    form: LoopForm, *, fuse: bool = True, factors: bool = True, parts: bool = True
+    form: LoopForm,
+    *,
+    fuse: bool = True,
+    factors: bool = True,
+    parts: bool = True,
+    apart: bool = False,
 ) -> FusionPlan:
     """Return the stages of a form; without `fuse`, every node that gets memory has its own.
 
-    `factors`: the factors of products get memory. `parts`: nests take parts of longer rows.
+    `factors`: the factors of products get memory; with `apart`, only what is below windows and
+    other views whose places are sums of one of the row and one of the column. `parts`: nests take
+    parts of longer rows.
     """
     outputs = _apart(form.outputs)
-    kept = _kept(outputs, factors)
+    kept = _kept(outputs, factors, apart)
     stages: list[Stage] = []
     home: dict[Node, int] = {}
     read = {one for node in kept for one, _ in own_reads(node, kept)}
@@ -138,7 +151,7 @@ def planned(
             stages.append(_stage_of(node, len(stages), parts))
             place = len(stages) - 1
         home[node] = place
-    return FusionPlan(stages=tuple(stages), outputs=outputs, kept=frozenset(kept))
+    return FusionPlan(stages=tuple(stages), outputs=outputs, kept=frozenset(kept), apart=apart)
 
 
 def _apart(outputs: Sequence[Node]) -> tuple[Node, ...]:
@@ -153,7 +166,7 @@ def _apart(outputs: Sequence[Node]) -> tuple[Node, ...]:
     return tuple(found)
 
 
-def _kept(outputs: Sequence[Node], factors: bool) -> set[Node]:
+def _kept(outputs: Sequence[Node], factors: bool, apart: bool) -> set[Node]:
     kept = set(outputs)
     for node in ordered(outputs):
         if isinstance(node, Fold | Scan | Scatter | Order | Matmul):
@@ -164,16 +177,20 @@ def _kept(outputs: Sequence[Node], factors: bool) -> set[Node]:
         if isinstance(node, Order):
             operands = (node.arg,)
         for operand in operands:
-            base = stripped(operand)[0]
+            base = stripped(operand, apart=apart and isinstance(node, Matmul))[0]
             if not isinstance(base, Source):
                 kept.add(base)
     return kept
 
 
-def stripped(node: Node) -> tuple[Node, Index]:
-    """Return the node below affine views and casts, and the index into it for one into `node`."""
+def stripped(node: Node, *, apart: bool = False) -> tuple[Node, Index]:
+    """Return the node below affine views and casts, and the index into it for one into `node`.
+
+    With `apart`, views need only keep the last two axes apart: no part of a place depends on both.
+    """
     places: Index = axes_of(node.shape)
     names = {f"#{k}" for k in range(len(places))}
+    fits = is_apart if apart and len(places) > 1 else _is_even
     while True:
         if isinstance(node, Map) and node.op in ("cast", "copy") and _is_same(node, node.args[0]):
             node = node.args[0]
@@ -185,7 +202,7 @@ def stripped(node: Node) -> tuple[Node, Index]:
             break
         moved = own_axes(places)
         following = tuple(place.replace(moved) for place in own)
-        if any(_uneven(place, names) for place in following):
+        if not all(fits(place, names) for place in following):
             break
         node, places = node.arg, following
     return node, places
@@ -196,8 +213,16 @@ def _is_same(node: Node, arg: Node) -> bool:
     return node.dtype == arg.dtype or (node.dtype, arg.dtype) == ("float32", "bfloat16")
 
 
-def _uneven(place: Extent, names: set[str]) -> bool:
-    return any(place.factor_of(name) is None for name in names & place.names)
+def _is_even(place: Extent, names: set[str]) -> bool:
+    return all(place.factor_of(name) is not None for name in names & place.names)
+
+
+def is_apart(place: Extent, names: set[str]) -> bool:
+    """Return whether no term depends on two of: the last axis, the one before, all others."""
+    count = len(names)
+    last = [{f"#{count - 1}"}, {f"#{count - 2}"}]
+    groups = [*last, names - last[0] - last[1]]
+    return all(sum(bool(one.names & group) for group in groups) <= 1 for one in place.parts)
 
 
 def reads_of(

@@ -13,6 +13,7 @@ from ratchet.authors.generator.build import (
     joined,
     joint,
     mapped,
+    padded,
     permuted,
     reshaped,
     swapped,
@@ -195,13 +196,22 @@ class Window:
 
     def unfolded(self, x: Node) -> Node:
         """Return [B, channels * taps, places] of an image [B, channels, ...]."""
+        around = [(whole(one), whole(one)) for one in self.padding]
+        wide = padded(x, [(ZERO, ZERO), (ZERO, ZERO), *around], 0.0)
+        return self.windows(wide, self.answer, self.stride)
+
+    def windows(self, image: Node, answer: Shape, stride: Sequence[int]) -> Node:
+        """Return [B, channels * taps, places] of an image that holds all of its windows."""
         taps = tuple(whole(one) for one in self.taps)
-        rows = x.shape[1] * product_of(taps)
-        shape = (x.shape[0], rows, product_of(self.answer))
+        shape = (image.shape[0], image.shape[1] * product_of(taps), product_of(answer))
         own = axes_of(shape)
-        channel, *tap = unflattened(own[1], (x.shape[1], *taps))
-        out = unflattened(own[2], self.answer)
-        return self.source(x, shape, (own[0], channel), out, tap)
+        channel, *tap = unflattened(own[1], (image.shape[1], *taps))
+        out = unflattened(own[2], answer)
+        at = [
+            place * step + one * apart
+            for place, step, one, apart in zip(out, stride, tap, self.dilation, strict=True)
+        ]
+        return viewed(image, shape, (own[0], channel, *at))
 
     def back(
         self, own: Sequence[Extent], taps: Sequence[int]
@@ -219,6 +229,23 @@ class Window:
             places.append(index)
             when.append(self.answer[dim] - 1 - index)
         return places, tuple(when)
+
+    def turned_back(self, grad: Node, image: Shape, weight: Node, dtype: str) -> Node:
+        """Return the image's gradient with steps of 1: a convolution with the turned weight."""
+        around: list[tuple[Extent, Extent]] = [(ZERO, ZERO), (ZERO, ZERO)]
+        for dim, tap in enumerate(self.taps):
+            before = whole(self.dilation[dim] * (tap - 1) - self.padding[dim])
+            after = image[2 + dim] + self.padding[dim] - self.answer[dim]
+            around.append((before, after))
+        wide = padded(grad, around, 0.0)
+        columns = self.windows(wide, image[2:], self.stride)
+        shape = (weight.shape[1], columns.shape[1])
+        row, own = axes_of(shape)
+        channel, *tap = unflattened(own, (weight.shape[0], *(whole(one) for one in self.taps)))
+        turned = [size - 1 - one for size, one in zip(weight.shape[2:], tap, strict=True)]
+        flat = viewed(weight, shape, (channel, row, *turned))
+        lead = (grad.shape[0], *shape)
+        return reshaped(product(expanded(flat, lead), columns, dtype), image)
 
     def folded_back(self, columns: Node, image: Shape) -> Node:
         """Return the image of the sums of columns, [B, channels, taps, ...]."""
@@ -342,6 +369,8 @@ def _image_gradient(
             total = part if total is None else mapped("add", total, part, dtype=dtype)
         assert total is not None
         return total
+    if set(window.stride) == {1}:
+        return window.turned_back(grad, image, weight, dtype)
     flat = swapped(reshaped(weight, (weight.shape[0], product_of(weight.shape[1:]))))
     places_ = reshaped(grad, (grad.shape[0], grad.shape[1], product_of(grad.shape[2:])))
     columns = product(expanded(flat, (grad.shape[0], *flat.shape)), places_, dtype)

@@ -18,6 +18,11 @@ OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "division": ("reciprocal", "exact"),
     "tile": ("32", "no", "16", "64"),
     "chain": ("yes", "no"),
+    "factors": ("read", "kept"),
+    "depth": ("320", "192", "512"),
+    "rows": ("96", "192", "288"),
+    "columns": ("512", "256", "1024"),
+    "direct": ("64", "0", "1024"),
 }
 """Every choice with its values, the default first."""
 
@@ -45,6 +50,20 @@ class Choices:
     """What divides a whole row is inverted once."""
     tile: int = 0
     """Side of a square in which transposing loops run; 0 for rows."""
+    factors: str = "read"
+    """Products read factors where they lie, a convolution's windows too; or `kept`: from copies."""
+    depth: int = 320
+    """Words along the inner size in a block of a product."""
+    rows: int = 96
+    columns: int = 512
+    direct: int = 64
+    """Rows of a product up to which it reads float32 columns where they lie."""
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """Return definitions of the sizes that `gemm.h` uses."""
+        names = ("depth", "rows", "columns", "direct")
+        return tuple(f"#define R_{name.upper()} {getattr(self, name)}" for name in names)
 
 
 def read(schedule: Schedule) -> Choices:
@@ -63,4 +82,9 @@ def read(schedule: Schedule) -> Choices:
         unroll=of["unroll"] == "yes",
         reciprocal=of["division"] == "reciprocal",
         tile=0 if of["tile"] == "no" else int(of["tile"]),
+        factors=of["factors"],
+        depth=int(of["depth"]),
+        rows=int(of["rows"]),
+        columns=int(of["columns"]),
+        direct=int(of["direct"]),
     )

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ratchet.authors.generator.form import UnsupportedOp
 
 
-def parts_of(path: Path, mark: str, used: Iterable[str], where: str = "") -> list[str]:
-    """Return the texts of the parts that code uses, in the order of the file.
+def parts_of(
+    paths: Sequence[Path], mark: str, used: Iterable[str], where: str = ""
+) -> list[str]:
+    """Return the texts of the parts that code uses, in the order of the files.
 
     A part begins with a line of the mark, its name and the parts that it needs.
 
     Raises:
-        UnsupportedOp: the file has no such part; `where` says in which language.
+        UnsupportedOp: no file has such a part; `where` says in which language.
     """
-    parts, wanted = _parts(path, mark), set[str]()
+    parts = {name: part for path in paths for name, part in _parts(path, mark).items()}
+    wanted: set[str] = set()
 
     def want(name: str) -> None:
         if name not in parts:

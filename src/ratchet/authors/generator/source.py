@@ -31,7 +31,6 @@ from ratchet.authors.generator.fusion import (
     place_over,
     planned,
     reads_of,
-    stripped,
 )
 from ratchet.authors.generator.loops import NestWriter
 from ratchet.authors.generator.schedule import Choices
@@ -61,7 +60,7 @@ def source_of(forms: Sequence[LoopForm], choices: Choices, entry: str) -> str:
     used: set[str] = set()
     calls: list[str] = []
     for number, form in enumerate(forms):
-        plan = planned(form, fuse=choices.fuse)
+        plan = planned(form, fuse=choices.fuse, apart=choices.factors == "read")
         for kind in ("dense", "strided"):
             name = f"{kind}_{number}"
             written = FormWriter(form, plan, choices, strided=kind == "strided").write(name)
@@ -83,6 +82,7 @@ def source_of(forms: Sequence[LoopForm], choices: Choices, entry: str) -> str:
             target,
             "#endif",
             "#endif",
+            *(choices.blocks if "gemm" in used else ()),
             prelude(frozenset(used)),
             MEMORY,
             *parts,
@@ -118,7 +118,8 @@ def prelude(used: frozenset[str]) -> str:
     """Return the parts of the prelude that code uses, in order."""
     from ratchet.kernels.library.sources import inlined
 
-    return inlined("".join(parts_of(_HERE / "prelude.h", "//: ", {"base", *used})))
+    files = [_HERE / "prelude.h", _HERE / "gemm.h"]
+    return inlined("".join(parts_of(files, "//: ", {"base", *used})))
 
 
 def _fits(form: LoopForm, number: int) -> str:
@@ -175,6 +176,7 @@ class FormWriter:
         self.buffers: dict[Node, Buffer] = {}
         self.copied: list[tuple[Buffer, Buffer]] = []
         self.declared: list[str] = []
+        self.tables: list[str] = []
         in_place = any(slot < len(form.inputs) for slot in form.slots)
         single = in_place or not choices.chain
         self.chains = [Chain(stages=(s,)) for s in plan.stages] if single else chained(plan)
@@ -193,7 +195,8 @@ class FormWriter:
         for source, target in self.copied:
             lines += _copied(source, target, evaluator)
         head = [f"static int64_t {name}(const ratchet_tensor* t) {{", *_bindings(self.form)]
-        body = [*head, *self.declared, *self._memory(), *lines, "return RATCHET_DONE;", "}"]
+        start = [*head, *self.declared, *self._memory(), *self.tables]
+        body = [*start, *lines, "return RATCHET_DONE;", "}"]
         return SourceText(text=_indented(body), used=frozenset(evaluator.used))
 
     # --- memory
@@ -221,7 +224,7 @@ class FormWriter:
             for node in stage.nodes:
                 if isinstance(node, Matmul):
                     for one in (node.left, node.right):
-                        factors.add(one if one in self.plan.kept else stripped(one)[0])
+                        factors.add(one if one in self.plan.kept else self.plan.factor(one)[0])
                 else:
                     others |= {one for one, _ in own_reads(node, self.plan.kept)}
         return {one for one in factors - others if not isinstance(one, Matmul | Scatter | Fold)}
@@ -350,8 +353,10 @@ class FormWriter:
             slot = self.form.slots[self.plan.outputs.index(node)]
             base = node.base
             in_place = isinstance(base, Source) and base.place == slot and self._safe(node, slot)
-        writer = StageWriter(number, self.buffers, self.choices, evaluator, self.plan)
-        return writer.write(node, in_place=in_place, chained=lead > 0)
+        writer = StageWriter(number, self.buffers, self.choices, evaluator, self.plan, self.scratch)
+        lines = writer.write(node, in_place=in_place, chained=lead > 0)
+        self.tables += writer.tables
+        return lines
 
     def _nest(self, nest: LoopNest, evaluator: Evaluator, lead: int) -> list[str]:
         elsewhere = self.plan.read_outside((nest,))

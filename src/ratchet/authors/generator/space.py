@@ -109,6 +109,11 @@ def options_of(forms: tuple[LoopForm, ...]) -> dict[str, tuple[str, ...]]:
         del options["division"]
     if not any(turns(form) for form in forms):
         del options["tile"]
+    if not any(isinstance(node, Matmul) for form in forms for node in form.nodes()):
+        for name in ("factors", "depth", "rows", "columns", "direct"):
+            del options[name]
+    elif all(planned(form, apart=True).kept == planned(form).kept for form in forms):
+        del options["factors"]
     return options
 
 

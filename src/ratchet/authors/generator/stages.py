@@ -9,7 +9,17 @@ from ratchet.authors.generator.build import class_of
 from ratchet.authors.generator.chains import decoded
 from ratchet.authors.generator.conditions import Band, left_band, needed_band
 from ratchet.authors.generator.evaluate import Buffer, Evaluator, LoopScope
-from ratchet.authors.generator.extent import ONE, ZERO, Extent, bound_of, name_of, named, product_of
+from ratchet.authors.generator.extent import (
+    ONE,
+    ZERO,
+    Extent,
+    bound_of,
+    name_of,
+    named,
+    product_of,
+    sum_of,
+)
+from ratchet.authors.generator.foldings import Scratch
 from ratchet.authors.generator.form import (
     Matmul,
     Node,
@@ -25,6 +35,8 @@ from ratchet.authors.generator.schedule import Choices
 
 LEAST_WORK: Final = 1 << 18
 """Multiplications below which a product runs on one thread."""
+LONG_TABLE: Final = 1 << 14
+"""Places below which one thread fills a table."""
 
 
 class StageWriter:
@@ -37,9 +49,12 @@ class StageWriter:
         choices: Choices,
         evaluator: Evaluator,
         plan: FusionPlan,
+        scratch: Scratch,
     ) -> None:
         self.buffers, self.choices, self.evaluator = buffers, choices, evaluator
-        self.plan = plan
+        self.plan, self.scratch = plan, scratch
+        self.tables: list[str] = []
+        """What fills tables of places, before all stages."""
         self.tag = f"i{number}"
 
     def write(self, node: Node, *, in_place: bool, chained: bool) -> list[str]:
@@ -196,14 +211,15 @@ class StageWriter:
         result = self.buffers[node]
         parts: list[str] = []
         loops = evaluator.push([name_of(one) for one in variables])
-        for operand, (one, two) in ((node.left, (r, k)), (node.right, (k, c))):
-            buffer, address = self._operand(operand, (*index, one, two))
-            start, steps = self._steps(address, (one, two))
+        for operand, across, places in ((node.left, r, (r, k)), (node.right, c, (k, c))):
+            buffer, address = self._operand(operand, (*index, *places))
             kind = {"float32": "float", "bfloat16": "uint16_t"}.get(buffer.dtype)
             if kind is None:
                 raise UnsupportedOp("matmul", f"of {buffer.dtype}")
-            parts.append(f"{buffer.name} + {start.text}, {steps[0].text}, {steps[1].text}")
-        start, steps = self._steps(result.address((*index, r, c)), (r, c))
+            parts.append(self._factor(kind, buffer.name, address, (across, k)))
+        found = _steps(result.address((*index, r, c)), (r, c))
+        assert found is not None
+        start, steps = found
         out = f"{result.name} + {start.text}, {steps[0].text}, {steps[1].text}"
         bands = self._bands(node)
         batch = product_of(lead)
@@ -246,21 +262,40 @@ class StageWriter:
         if node in self.buffers:
             buffer = self.buffers[node]
             return buffer, buffer.address(index)
-        base, places = stripped(node)
+        base, places = self.plan.factor(node)
         own = own_axes(index)
         buffer = self.buffers[base]
         return buffer, buffer.address(tuple(place.replace(own) for place in places))
 
-    @staticmethod
-    def _steps(address: Extent, axes: tuple[Extent, Extent]) -> tuple[Extent, list[Extent]]:
-        steps: list[Extent] = []
-        for one in axes:
-            factor = address.factor_of(name_of(one))
-            if factor is None:
-                raise UnsupportedOp("matmul", "of a view with uneven steps")
-            steps.append(factor)
-        start = address.replace({name_of(one): ZERO for one in axes})
-        return start, steps
+    def _factor(self, kind: str, name: str, address: Extent, axes: tuple[Extent, Extent]) -> str:
+        """Write how a product reads a factor: in even steps, or by tables of places."""
+        even = _steps(address, axes)
+        if even is not None:
+            start, steps = even
+            return f"r_even<{kind}>{{{name} + {start.text}, {steps[0].text}, {steps[1].text}}}"
+        own = [[one for one in address.parts if name_of(axis) in one.names] for axis in axes]
+        start = sum_of(one for one in address.parts if one not in own[0] and one not in own[1])
+        texts: list[str] = []
+        for axis, places in zip(axes, own, strict=True):
+            if any(one in other for one in places for other in own if other is not places):
+                raise UnsupportedOp("matmul", "of a view that mixes rows and columns")
+            texts.append(self._table(axis, sum_of(places)))
+        runs = [f"{text}_runs" for text in texts]
+        return f"r_apart<{kind}>{{{name} + {start.text}, {', '.join([*texts, *runs])}}}"
+
+    def _table(self, axis: Extent, place: Extent) -> str:
+        """Fill a table with the place of each index of an axis; return its name."""
+        name = f"places_{self.tag}_{len(self.tables)}"
+        variable, size = name_of(axis), bound_of(axis).text
+        for one in (name, f"{name}_runs"):
+            self.scratch.ask(one, "int64_t", size)
+        self.tables += [
+            f"#pragma omp parallel for if ({size} >= {LONG_TABLE})",
+            f"for (int64_t {variable} = 0; {variable} < {size}; ++{variable}) "
+            f"{name}[{variable}] = {place.text};",
+            f"r_runs({name}, {name}_runs, {size});",
+        ]
+        return name
 
     # --- shared
 
@@ -279,6 +314,16 @@ class StageWriter:
     def _index(shape: Shape, variables: Sequence[Extent]) -> Index:
         waiting = iter(variables)
         return tuple(ZERO if size == ONE else next(waiting) for size in shape)
+
+
+def _steps(
+    address: Extent, axes: tuple[Extent, Extent]
+) -> tuple[Extent, tuple[Extent, Extent]] | None:
+    """Return where an address starts and what a step along each axis adds, if it is even."""
+    steps = [address.factor_of(name_of(one)) for one in axes]
+    if steps[0] is None or steps[1] is None:
+        return None
+    return address.replace({name_of(one): ZERO for one in axes}), (steps[0], steps[1])
 
 
 def _constant_along(node: Node, own: Extent) -> bool:

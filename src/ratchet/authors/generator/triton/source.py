@@ -119,7 +119,7 @@ def source_of(forms: Sequence[LoopForm], choices: TileChoices, entry: str) -> st
 
 def prelude(used: frozenset[str]) -> str:
     """Return the parts of the prelude that code uses, in order."""
-    parts = parts_of(_HERE / "prelude.py", "#: ", used, "in Triton")
+    parts = parts_of([_HERE / "prelude.py"], "#: ", used, "in Triton")
     return "".join(f"\n{part.strip()}\n\n" for part in parts)
 
 
