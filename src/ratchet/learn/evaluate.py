@@ -110,23 +110,30 @@ def with_headroom(
     seed: int,
     until: float = math.inf,
 ) -> list[LearnTask]:
-    """Return the `most` problems on which the choice of a schedule matters most, in their order.
+    """Return the `most` problems on which most can be won by choosing a schedule, in their order.
 
-    What matters is the highest reward of HEADROOM_ANSWERS random schedules less their mean: a
-    problem that any schedule solves, or none, shows no policy's worth. No policy is asked, so none
-    is favoured. Problems that are not judged by `until`, on the clock of `time.monotonic`, come
-    last.
+    HEADROOM_ANSWERS random schedules of each are judged. First come the problems where one of them
+    is fast, by the share of those that are not; then those where none is or all are, by the highest
+    reward less the mean. A problem that any schedule solves, or none, shows no policy's worth. No
+    policy is asked, so none is favoured. Problems that are not judged by `until`, on the clock of
+    `time.monotonic`, come last.
     """
-    headroom: dict[str, float] = {}
+    headroom: dict[str, tuple[float, float]] = {}
     for task in tasks:
         if len(tasks) <= most or time.monotonic() > until:
             break
         candidates = random_drawer(task, HEADROOM_ANSWERS, seed + 1)
-        outcomes = judge_answers(bench, task, candidates)
-        rewards = [one for one in (reward_of(said, config) for said in outcomes) if one is not None]
-        headroom[task.key] = max(rewards, default=0.0) - _mean(rewards)
-    chosen = sorted(tasks, key=lambda one: -headroom.get(one.key, -1.0))[:most]
+        headroom[task.key] = _headroom(judge_answers(bench, task, candidates), config)
+    chosen = sorted(tasks, key=lambda one: headroom.get(one.key, (-1.0, 0.0)), reverse=True)[:most]
     return [one for one in tasks if one in chosen]
+
+
+def _headroom(outcomes: Sequence[JudgeOutcome], config: LearnConfig) -> tuple[float, float]:
+    """Return what is left to win: of the share that is fast, and of the reward."""
+    pairs = [(one, reward_of(one, config)) for one in outcomes]
+    rewards = [reward for _, reward in pairs if reward is not None]
+    fast = _mean([is_fast(one) for one, reward in pairs if reward is not None])
+    return (1.0 - fast if fast else 0.0), max(rewards, default=0.0) - _mean(rewards)
 
 
 def least_rise(before: Evaluation, after: Evaluation, *, seed: int = 0) -> float:

@@ -66,7 +66,7 @@ HELD_OUT: Final = (12, 96)
 """Answers to held-out problems, at least and at most."""
 MOST_HELD_OUT: Final = 8
 """Held-out problems."""
-CHOOSING: Final = 0.05
+CHOOSING: Final = 0.08
 """Share of the budget that choosing them may take."""
 ANSWERED_S: Final = 2.0
 """Guess of what judging an answer takes, to decide how many there are."""
@@ -191,7 +191,7 @@ class Loop:
         """Return the held-out problems of every round: as many as the budget can judge."""
         kernels, least = self._evaluated()
         most = min(MOST_HELD_OUT, max(2, kernels // least))
-        self._say("choosing held-out problems on which the schedule matters")
+        self._say("choosing held-out problems on which most can be won")
         until = self._until(CHOOSING * self.options.budget_s)
         seed = self.config.seed
         return with_headroom(unseen, self._bench, self.config, most=most, seed=seed, until=until)

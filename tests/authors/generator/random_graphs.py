@@ -159,3 +159,21 @@ def _program(x: Tensor, y: Tensor, row: Tensor, source: random.Random) -> Tensor
             made = source.choice(ROWS)(source.choice(values))
         values.append(made)
     return source.choice(ENDS)(values[-1] + 0.25 * x)
+
+
+def convolutions(
+    x: Tensor, weight: Tensor, grad: Tensor, scalars: Sequence[float]
+) -> tuple[Tensor, ...]:
+    """Convolutions in steps of 1, uneven and further apart, with their gradients.
+
+    x is [B, C, H, W], weight [O, C, 3, 2], grad [B, O, H + 2, W - 1].
+    """
+    padding, dilation = [2, 0], [1, 1]
+    return (
+        F.conv2d(x, weight, padding=(2, 1), dilation=(2, 3)),
+        F.conv2d(x, weight, stride=(1, 2), padding=(0, 1)),
+        F.conv_transpose2d(grad, weight, padding=(2, 0), dilation=(2, 1)),
+        *torch.ops.aten.convolution_backward(
+            grad, x, weight, None, [1, 1], padding, dilation, False, [0, 0], 1, [True, True, False]
+        )[:2],
+    )

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from answers import PatientJudge, assert_right
 from random_graphs import (
+    convolutions,
     fused_attention,
     fused_attention_backward,
     masks,
@@ -98,6 +99,48 @@ def test_windows_are_right(judge: KernelJudge) -> None:
     )
     space = space_for(problem)
     assert_right(judge.judge(space.kernel(space.first()[0]), problem.untimed()))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "factors", "macros"),
+    [
+        ("float32", "read", ()),
+        ("float32", "kept", ()),
+        ("bfloat16", "read", ()),
+        ("bfloat16", "read", (("amx_emulate", "1"),)),
+    ],
+)
+def test_convolutions_are_right(
+    judge: KernelJudge, dtype: str, factors: str, macros: tuple[tuple[str, str], ...]
+) -> None:
+    sizes = {"seen": (2, 3, 5, 40, 37), "other": (1, 17, 33, 9, 6), "narrow": (3, 2, 1, 5, 70)}
+    problem = Problem(
+        name="convolutions",
+        reference=f"{convolutions.__module__}:{convolutions.__name__}",
+        cases=tuple(
+            Case(
+                name=name,
+                inputs=tuple(
+                    TensorSpec(shape=shape, dtype=dtype)
+                    for shape in (
+                        (batch, inner, high, wide),
+                        (outer, inner, 3, 2),
+                        (batch, outer, high + 2, wide - 1),
+                    )
+                ),
+                timed=name == "seen",
+                hidden=name != "seen",
+            )
+            for name, (batch, inner, outer, high, wide) in sizes.items()
+        ),
+    )
+    space = space_for(problem)
+    first = dict(space.first()[0])
+    assert first["factors"] == "read"
+    kernel = space.kernel(tuple(sorted((first | {"factors": factors}).items())))
+    assert ("{r_apart<" in kernel.source or ", r_apart<" in kernel.source) == (factors == "read")
+    kernel = replace(kernel, schedule=(*kernel.schedule, *macros))
+    assert_right(judge.judge(kernel, problem.untimed()))
 
 
 def test_masks_are_right(judge: KernelJudge) -> None:
