@@ -302,9 +302,11 @@ def _join(found: dict[Product, int], product: Product, factor: int) -> bool:
             continue
         rest = Extent(((product[:place] + product[place + 1 :], factor),))
         above = rest * atom.right * (atom.left // atom.right)
-        if len(above.terms) != 1 or found.get(above.terms[0][0]) != above.terms[0][1]:
+        if not above.terms or any(found.get(part) != count for part, count in above.terms):
             continue
-        del found[above.terms[0][0]], found[product]
+        for part, _ in above.terms:
+            del found[part]
+        del found[product]
         for part, count in (rest * atom.left).terms:
             found[part] = found.get(part, 0) + count
         return True
