@@ -216,13 +216,29 @@ static inline void r_micro_tiles(const float* a, const float* below, const float
 // from row + from to before row + upto.
 #define BAND_NONE ((int64_t)1 << 60)
 struct r_bands { int64_t k_from, k_upto, n_from, n_upto; };
+// What follows a product: called as (part, row, r_low, r_high, c_low, c_high) for every block of C that is
+// ready; C's element (r, c) is part[r * row + c].
+struct r_epilogue {
+    const void* own = nullptr;
+    void (*call)(const void*, const float*, int64_t, int64_t, int64_t, int64_t, int64_t) = nullptr;
+    r_epilogue() = default;
+    template <typename F> explicit r_epilogue(const F& function) : own(&function) {
+        call = [](const void* self, const float* part, int64_t row, int64_t r_low, int64_t r_high, int64_t c_low, int64_t c_high) {
+            (*(const F*)self)(part, row, r_low, r_high, c_low, c_high);
+        };
+    }
+    R_METHOD void operator()(const float* part, int64_t row, int64_t r_low, int64_t r_high, int64_t c_low, int64_t c_high) const {
+        if (call) call(own, part, row, r_low, r_high, c_low, c_high);
+    }
+};
 template <bool PAIRS, bool TILES, typename A, typename B>
-static void r_gemm_of(int64_t M, int64_t N, int64_t K, const A& a, const B& b, float* c, int64_t cr, int64_t cc, int64_t thread, int64_t team, r_bands bands) {
+static void r_gemm_of(int64_t M, int64_t N, int64_t K, const A& a, const B& b, float* c, int64_t cr, int64_t cc, int64_t thread, int64_t team, r_bands bands, const r_epilogue& epilogue) {
     constexpr int MR = TILES ? 32 : GM, PANEL = TILES ? 16 : GM, UNIT = TILES ? 32 : PAIRS ? 2 : 1;
     constexpr int64_t most = (PAIRS ? 2 : 1) * R_DEPTH, high_a = (R_ROWS + 31) / 32 * 32;
     static thread_local float* packed = nullptr;
-    if (!packed) packed = (float*)aligned_alloc(64, sizeof(float) * ((R_DEPTH + 16) * (high_a + R_COLUMNS + GN) + 128));
-    float *pa = packed, *pb = packed + (R_DEPTH + 16) * high_a + 64;
+    constexpr int64_t size_a = (R_DEPTH + 16) * high_a + 64, size_b = (R_DEPTH + 16) * (R_COLUMNS + GN) + 64;
+    if (!packed) packed = (float*)aligned_alloc(64, sizeof(float) * (size_a + size_b + R_ROWS * R_COLUMNS));
+    float *pa = packed, *pb = packed + size_a, *block = pb + size_b;
     const bool by_rows = M > N;
     const int64_t wide = by_rows ? M : N, unit = by_rows ? MR : GN;
     const int64_t share = ((wide + team - 1) / team + unit - 1) / unit * unit;
@@ -231,10 +247,12 @@ static void r_gemm_of(int64_t M, int64_t N, int64_t K, const A& a, const B& b, f
     const int64_t n0 = by_rows ? 0 : low, n1 = by_rows ? N : high;
     if (K == 0) {
         for (int64_t i = m0; i < m1; ++i) for (int64_t j = n0; j < n1; ++j) c[i * cr + j * cc] = 0.f;
+        epilogue(c, cr, m0, m1, n0, n1);
         return;
     }
     const int64_t times = (K + most - 1) / most;
     const int64_t deep = ((K + times - 1) / times + UNIT - 1) / UNIT * UNIT;
+    const bool passing = epilogue.call && times == 1;  // only the epilogue reads C: one block has room for it
     constexpr bool UNPACKED = sizeof(typename B::Item) == 4;
     const bool direct = UNPACKED && m1 - m0 <= R_DIRECT;  // few rows: packing would not pay
     for (int64_t j = n0; j < n1; j += R_COLUMNS) {
@@ -246,7 +264,13 @@ static void r_gemm_of(int64_t M, int64_t N, int64_t K, const A& a, const B& b, f
                     r_pack<PAIRS, TILES, false, GN>(pb + jj * words, b.from(j + jj, k), whole_min(GN, nc - jj), kc);
             for (int64_t i = m0; i < m1; i += R_ROWS) {
                 const int64_t mc = whole_min(R_ROWS, m1 - i);
-                if (k > 0 && (k >= i + mc - 1 + bands.k_upto || k + kc <= i + bands.k_from)) continue;
+                float* out = passing ? block - i * R_COLUMNS - j : c;
+                const int64_t step_r = passing ? R_COLUMNS : cr, step_c = passing ? 1 : cc;
+                const bool last = k + kc >= K;
+                if (k > 0 && (k >= i + mc - 1 + bands.k_upto || k + kc <= i + bands.k_from)) {
+                    if (last) epilogue(out, step_r, i, i + mc, j, j + nc);
+                    continue;
+                }
                 const int64_t ka = k > 0 ? whole_min(kc, i + mc - 1 + bands.k_upto - k) : whole_max(1, whole_min(kc, i + mc - 1 + bands.k_upto));
                 const int64_t deep_a = r_words_of<PAIRS, TILES>(ka);
                 r_pack<PAIRS, TILES, TILES, PANEL>(pa, a.from(i, k), mc, ka);
@@ -258,12 +282,12 @@ static void r_gemm_of(int64_t M, int64_t N, int64_t K, const A& a, const B& b, f
                         if constexpr (PAIRS) from /= 2, upto = (upto + 1) / 2;
                         if (upto <= from && k > 0) continue;
                         from = whole_min(from, deep_a);
-                        float* to = c + row * cr + (j + jj) * cc;
+                        float* to = out + row * step_r + (j + jj) * step_c;
 #if defined(R_TILES)
                         if constexpr (TILES) {
                             from = from / 16 * 16, upto = (upto + 15) / 16 * 16;
                             const float* top = pa + ii * deep_a + from * 16;
-                            r_micro_tiles(top, top + 16 * deep_a, pb + jj * words + from * GN, upto - from, to, cr, cc, m, n, k == 0);
+                            r_micro_tiles(top, top + 16 * deep_a, pb + jj * words + from * GN, upto - from, to, step_r, step_c, m, n, k == 0);
                             continue;
                         }
 #endif
@@ -271,29 +295,30 @@ static void r_gemm_of(int64_t M, int64_t N, int64_t K, const A& a, const B& b, f
                         if constexpr (UNPACKED)
                             if (direct && n == GN && b.flat_across(j + jj, GN)) {
                                 const B own = b.from(j + jj, k + from);
-                                if constexpr (B::TABLES) r_micro<PAIRS, true>(top, (const float*)own.p + own.across[0], 0, own.along, upto - from, to, cr, cc, m, n, k == 0);
-                                else r_micro<PAIRS, false>(top, (const float*)own.p, own.along, nullptr, upto - from, to, cr, cc, m, n, k == 0);
+                                if constexpr (B::TABLES) r_micro<PAIRS, true>(top, (const float*)own.p + own.across[0], 0, own.along, upto - from, to, step_r, step_c, m, n, k == 0);
+                                else r_micro<PAIRS, false>(top, (const float*)own.p, own.along, nullptr, upto - from, to, step_r, step_c, m, n, k == 0);
                                 continue;
                             }
-                        r_micro<PAIRS, false>(top, pb + jj * words + from * GN, GN, nullptr, upto - from, to, cr, cc, m, n, k == 0);
+                        r_micro<PAIRS, false>(top, pb + jj * words + from * GN, GN, nullptr, upto - from, to, step_r, step_c, m, n, k == 0);
                     }
+                if (last) epilogue(out, step_r, i, i + mc, j, j + nc);
             }
         }
     }
 }
 template <typename A, typename B>
-static void r_gemm(int64_t M, int64_t N, int64_t K, const A& a, const B& b, float* c, int64_t cr, int64_t cc, int64_t thread, int64_t team, r_bands bands = {-BAND_NONE, BAND_NONE, -BAND_NONE, BAND_NONE}) {
+static void r_gemm(int64_t M, int64_t N, int64_t K, const A& a, const B& b, float* c, int64_t cr, int64_t cc, int64_t thread, int64_t team, r_bands bands = {-BAND_NONE, BAND_NONE, -BAND_NONE, BAND_NONE}, const r_epilogue& epilogue = {}) {
     constexpr bool HALVES = sizeof(typename A::Item) == 2 && sizeof(typename B::Item) == 2;
 #if defined(R_TILES)
     if constexpr (HALVES)
         if (M * N >= 256 && amx_permitted()) {
             AmxScope tiles(amx_full_config());
-            return r_gemm_of<true, true>(M, N, K, a, b, c, cr, cc, thread, team, bands);
+            return r_gemm_of<true, true>(M, N, K, a, b, c, cr, cc, thread, team, bands, epilogue);
         }
 #endif
 #if defined(__AVX512BF16__)
-    r_gemm_of<HALVES, false>(M, N, K, a, b, c, cr, cc, thread, team, bands);
+    r_gemm_of<HALVES, false>(M, N, K, a, b, c, cr, cc, thread, team, bands, epilogue);
 #else
-    r_gemm_of<false, false>(M, N, K, a, b, c, cr, cc, thread, team, bands);
+    r_gemm_of<false, false>(M, N, K, a, b, c, cr, cc, thread, team, bands, epilogue);
 #endif
 }

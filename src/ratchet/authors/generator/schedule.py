@@ -19,6 +19,7 @@ OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "tile": ("32", "no", "16", "64"),
     "chain": ("yes", "no"),
     "factors": ("read", "kept"),
+    "epilogue": ("fused", "kept"),
     "depth": ("320", "192", "512"),
     "rows": ("96", "192", "288"),
     "columns": ("512", "256", "1024"),
@@ -52,6 +53,8 @@ class Choices:
     """Side of a square in which transposing loops run; 0 for rows."""
     factors: str = "read"
     """Products read factors where they lie, a convolution's windows too; or `kept`: from copies."""
+    epilogue: bool = True
+    """What follows a product element by element is computed for each block of it."""
     depth: int = 320
     """Words along the inner size in a block of a product."""
     rows: int = 96
@@ -83,6 +86,7 @@ def read(schedule: Schedule) -> Choices:
         reciprocal=of["division"] == "reciprocal",
         tile=0 if of["tile"] == "no" else int(of["tile"]),
         factors=of["factors"],
+        epilogue=of["epilogue"] == "fused",
         depth=int(of["depth"]),
         rows=int(of["rows"]),
         columns=int(of["columns"]),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from ratchet.authors.generator.chains import Chain, chained
+from ratchet.authors.generator.epilogues import epilogue_of
 from ratchet.authors.generator.evaluate import STORED, Buffer, Evaluator
 from ratchet.authors.generator.extent import ONE, ZERO, Extent, named, product_of
 from ratchet.authors.generator.foldings import Scratch
@@ -180,6 +182,7 @@ class FormWriter:
         in_place = any(slot < len(form.inputs) for slot in form.slots)
         single = in_place or not choices.chain
         self.chains = [Chain(stages=(s,)) for s in plan.stages] if single else chained(plan)
+        self.epilogues = self._epilogues() if choices.epilogue else {}
         self.private: dict[Node, int] = {}
         for chain in self.chains:
             self.private |= chain.own(plan) if chain.lead else {}
@@ -198,6 +201,17 @@ class FormWriter:
         start = [*head, *self.declared, *self._memory(), *self.tables]
         body = [*start, *lines, "return RATCHET_DONE;", "}"]
         return SourceText(text=_indented(body), used=frozenset(evaluator.used))
+
+    def _epilogues(self) -> dict[Stage, LoopNest]:
+        """Return the nests that products compute, by the products' stages."""
+        found: dict[Stage, LoopNest] = {}
+        home = {stage: chain for chain in self.chains for stage in chain.stages}
+        for stage, nest in itertools.pairwise(self.plan.stages):
+            together = home[stage] is home[nest] or not (home[stage].lead or home[nest].lead)
+            own = epilogue_of(stage, nest, self.plan, self.form) if together else None
+            if own is not None:
+                found[stage] = own
+        return found
 
     # --- memory
 
@@ -346,7 +360,8 @@ class FormWriter:
 
     def _stage(self, number: int, stage: Stage, evaluator: Evaluator, lead: int) -> list[str]:
         if isinstance(stage, LoopNest):
-            return self._nest(stage, evaluator, lead)
+            fused = stage in self.epilogues.values()
+            return [] if fused else self._nest(stage, evaluator, lead)
         node = stage.node
         in_place = False
         if isinstance(node, Scatter) and node in self.plan.outputs:
@@ -354,7 +369,8 @@ class FormWriter:
             base = node.base
             in_place = isinstance(base, Source) and base.place == slot and self._safe(node, slot)
         writer = StageWriter(number, self.buffers, self.choices, evaluator, self.plan, self.scratch)
-        lines = writer.write(node, in_place=in_place, chained=lead > 0)
+        epilogue = self.epilogues.get(stage)
+        lines = writer.write(node, in_place=in_place, chained=lead > 0, epilogue=epilogue)
         self.tables += writer.tables
         return lines
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import ClassVar
 
 from ratchet.authors.author import Schedule
 from ratchet.authors.generator.chains import chained
+from ratchet.authors.generator.epilogues import epilogue_of
 from ratchet.authors.generator.evaluate import COSTLY
 from ratchet.authors.generator.extent import Extent
 from ratchet.authors.generator.form import LoopForm, Map, Matmul, View
@@ -109,12 +111,26 @@ def options_of(forms: tuple[LoopForm, ...]) -> dict[str, tuple[str, ...]]:
         del options["division"]
     if not any(turns(form) for form in forms):
         del options["tile"]
-    if not any(isinstance(node, Matmul) for form in forms for node in form.nodes()):
-        for name in ("factors", "depth", "rows", "columns", "direct"):
-            del options[name]
-    elif all(planned(form, apart=True).kept == planned(form).kept for form in forms):
-        del options["factors"]
+    for name in _unused_by_products(forms):
+        del options[name]
     return options
+
+
+def _unused_by_products(forms: tuple[LoopForm, ...]) -> list[str]:
+    """Return the choices of products that change nothing."""
+    if not any(isinstance(node, Matmul) for form in forms for node in form.nodes()):
+        return ["factors", "epilogue", "depth", "rows", "columns", "direct"]
+    unused: list[str] = []
+    plans = [planned(form, apart=True) for form in forms]
+    if all(plan.kept == planned(form).kept for plan, form in zip(plans, forms, strict=True)):
+        unused.append("factors")
+    if not any(
+        epilogue_of(stage, nest, plan, form)
+        for plan, form in zip(plans, forms, strict=True)
+        for stage, nest in itertools.pairwise(plan.stages)
+    ):
+        unused.append("epilogue")
+    return unused
 
 
 def turns(form: LoopForm) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from ratchet.authors.generator.build import class_of
@@ -30,13 +31,15 @@ from ratchet.authors.generator.form import (
     axes_of,
     own_axes,
 )
-from ratchet.authors.generator.fusion import FusionPlan, Index, stripped
+from ratchet.authors.generator.epilogues import moved_to
+from ratchet.authors.generator.fusion import FusionPlan, Index, LoopNest, stripped
 from ratchet.authors.generator.schedule import Choices
 
 LEAST_WORK: Final = 1 << 18
 """Multiplications below which a product runs on one thread."""
 LONG_TABLE: Final = 1 << 14
 """Places below which one thread fills a table."""
+NO_BANDS: Final = ("-BAND_NONE", "BAND_NONE") * 2
 
 
 class StageWriter:
@@ -57,17 +60,20 @@ class StageWriter:
         """What fills tables of places, before all stages."""
         self.tag = f"i{number}"
 
-    def write(self, node: Node, *, in_place: bool, chained: bool) -> list[str]:
+    def write(
+        self, node: Node, *, in_place: bool, chained: bool, epilogue: LoopNest | None = None
+    ) -> list[str]:
         """Return the stage's lines.
 
         `in_place`: a scatter's base is its result's memory. `chained`: for one element of a batch.
+        `epilogue`: a nest that a product computes as its blocks are ready.
         """
         if isinstance(node, Scatter):
             return self._scatter(node, in_place)
         if isinstance(node, Order):
             return self._order(node)
         assert isinstance(node, Matmul)
-        return self._matmul(node, chained)
+        return self._matmul(node, chained, epilogue)
 
     # --- scatter
 
@@ -198,7 +204,7 @@ class StageWriter:
 
     # --- matrix product
 
-    def _matmul(self, node: Matmul, chained: bool) -> list[str]:
+    def _matmul(self, node: Matmul, chained: bool, epilogue: LoopNest | None) -> list[str]:
         if class_of(node.dtype) != "float":
             raise UnsupportedOp("matmul", f"of {node.dtype}")
         evaluator = self._started()
@@ -221,10 +227,13 @@ class StageWriter:
         assert found is not None
         start, steps = found
         out = f"{result.name} + {start.text}, {steps[0].text}, {steps[1].text}"
-        bands = self._bands(node)
+        bands, following = self._bands(node), []
+        if epilogue is not None:
+            following = self._epilogue(node, epilogue, (*variables, r, c))
+            bands = f"{bands or ', r_bands{' + ', '.join(NO_BANDS) + '}'}, r_epilogue(epilogue)"
         batch = product_of(lead)
         sizes = f"{rows.text}, {columns.text}, {inner.text}"
-        body = [*decoded(variables, "batch"), *loops.lines]
+        body = [*decoded(variables, "batch"), *loops.lines, *following]
         if chained:
             own = f"{call}({sizes}, {', '.join(parts)}, {out}, 0, 1{bands});"
             return ["{", *evaluator.scopes[0].lines, *body, own, "}"]
@@ -246,6 +255,43 @@ class StageWriter:
             f"{call}({sizes}, {', '.join(parts)}, {out}, "
             f"omp_get_thread_num(), omp_get_num_threads(){bands});",
             "} } }",
+        ]
+
+    def _epilogue(self, node: Matmul, nest: LoopNest, places: Index) -> list[str]:
+        """Define what computes the nest's members where a block of the product is ready."""
+        moved = moved_to(nest, places, node.shape)
+        assert moved is not None
+        evaluator, result = self.evaluator, self.buffers[node]
+        r, c = name_of(places[-2]), name_of(places[-1])
+        rank = len(node.shape)
+        self.buffers[node] = replace(result, name="part", strided=True, lead=0)
+        evaluator.local = set(nest.members)
+        evaluator.splits = None
+        evaluator.floor = len(evaluator.scopes) - 1
+        row = evaluator.push([r, "row", *(f"part_s{place}" for place in range(rank))])
+        loop = evaluator.push([c])
+        elsewhere = self.plan.read_outside((nest,))
+        for member, role in nest.members.items():
+            index = tuple(one.replace(moved) for one in nest.place(member.shape, role))
+            value = evaluator.value(member, index)
+            if member in self.plan.outputs or member in elsewhere:
+                loop.lines.append(evaluator.store(self.buffers[member], index, value))
+        evaluator.pop()
+        evaluator.pop()
+        evaluator.local = set()
+        self.buffers[node] = result
+        strides = [*("0" for _ in range(rank - 2)), "row", "1"]
+        return [
+            "const auto epilogue = [&](const float* part, int64_t row, int64_t r_low, "
+            "int64_t r_high, int64_t c_low, int64_t c_high) {",
+            *(f"const int64_t part_s{k} = {one};" for k, one in enumerate(strides)),
+            *(f"(void)part_s{k};" for k in range(rank)),
+            f"for (int64_t {r} = r_low; {r} < r_high; ++{r}) {{",
+            *row.lines,
+            "#pragma omp simd",
+            f"for (int64_t {c} = c_low; {c} < c_high; ++{c}) {{",
+            *loop.lines,
+            "} } };",
         ]
 
     def _bands(self, node: Matmul) -> str:

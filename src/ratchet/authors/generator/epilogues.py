@@ -1,0 +1,74 @@
+"""Find what follows a product element by element, to be computed as its blocks are ready.
+
+A block of the product is then still in the cache, and one that nothing else reads is never written
+to memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ratchet.authors.generator.extent import ONE, ZERO, Extent, name_of, product_of, unflattened
+from ratchet.authors.generator.form import LoopForm, Matmul, Shape, axes_of
+from ratchet.authors.generator.fusion import (
+    FusionPlan,
+    Index,
+    LoopNest,
+    Stage,
+    dense,
+    place_over,
+    reads_of,
+)
+
+
+def epilogue_of(stage: Stage, nest: Stage, plan: FusionPlan, form: LoopForm) -> LoopNest | None:
+    """Return the nest if it can be computed in blocks of the product that the stage is."""
+    node = stage.nodes[0]
+    if not isinstance(node, Matmul) or not isinstance(nest, LoopNest):
+        return None
+    if node in plan.outputs or node in plan.read_outside((nest,)):
+        return None
+    if set(nest.members.values()) != {"element"} or _in_place(nest, plan, form):
+        return None
+    own = axes_of(node.shape)
+    moved = moved_to(nest, _dense(own, node.shape), node.shape)
+    if moved is None:
+        return None
+    expected = tuple(ZERO if size == ONE else one for one, size in zip(own, node.shape, strict=True))
+    for member, role in nest.members.items():
+        for one, index in reads_of(member, place_over(nest, member, role), plan.kept):
+            if one is node and tuple(place.replace(moved) for place in index) != expected:
+                return None
+    return nest
+
+
+def moved_to(nest: LoopNest, places: Index, shape: Shape) -> dict[str, Extent] | None:
+    """Return a nest's loop variables at a place of a product, given by its axes longer than 1."""
+    rows, columns = shape[-2:]
+    if ONE in (rows, columns):
+        return None
+    lead = dense(shape[:-2])
+    sizes = nest.sizes[len(lead) :]
+    if nest.sizes[: len(lead)] != lead:
+        return None
+    for cut in range(1, len(sizes)):
+        if product_of(sizes[:cut]) == rows and product_of(sizes[cut:]) == columns:
+            break
+    else:
+        return None
+    index = [
+        *places[:-2],
+        *unflattened(places[-2], sizes[:cut]),
+        *unflattened(places[-1], sizes[cut:]),
+    ]
+    return {name_of(nest.index(place)): one for place, one in enumerate(index)}
+
+
+def _in_place(nest: LoopNest, plan: FusionPlan, form: LoopForm) -> bool:
+    """Return whether the nest overwrites an input, which the product may still read."""
+    own = zip(plan.outputs, form.slots, strict=True)
+    return any(output in nest.members and slot < len(form.inputs) for output, slot in own)
+
+
+def _dense(index: Sequence[Extent], shape: Shape) -> Index:
+    return tuple(one for one, size in zip(index, shape, strict=True) if size != ONE)
