@@ -24,6 +24,7 @@ OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "rows": ("96", "192", "288"),
     "columns": ("512", "256", "1024"),
     "direct": ("64", "0", "1024"),
+    "denormals": ("zero", "kept"),
 }
 """Every choice with its values, the default first."""
 
@@ -61,12 +62,14 @@ class Choices:
     columns: int = 512
     direct: int = 64
     """Rows of a product up to which it reads float32 columns where they lie."""
+    denormals: bool = False
+    """Products take denormal numbers as they are, which is slow; or as 0."""
 
     @property
     def blocks(self) -> tuple[str, ...]:
         """Return definitions of the sizes that `gemm.h` uses."""
-        names = ("depth", "rows", "columns", "direct")
-        return tuple(f"#define R_{name.upper()} {getattr(self, name)}" for name in names)
+        names = ("depth", "rows", "columns", "direct", "denormals")
+        return tuple(f"#define R_{name.upper()} {int(getattr(self, name))}" for name in names)
 
 
 def read(schedule: Schedule) -> Choices:
@@ -91,4 +94,5 @@ def read(schedule: Schedule) -> Choices:
         rows=int(of["rows"]),
         columns=int(of["columns"]),
         direct=int(of["direct"]),
+        denormals=of["denormals"] == "kept",
     )

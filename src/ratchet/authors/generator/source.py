@@ -186,7 +186,9 @@ class FormWriter:
         self.private: dict[Node, int] = {}
         for chain in self.chains:
             self.private |= chain.own(plan) if chain.lead else {}
-        self.factors = self._only_factors()
+        self.factors = self._narrow_factors()
+        self.sums: dict[Node, Buffer] = {}
+        """Of products that are stored in bf16: the memory of their float32 sums."""
         self._place_buffers()
 
     def write(self, name: str) -> SourceText:
@@ -230,18 +232,16 @@ class FormWriter:
             if node in self.plan.kept and node not in self.buffers:
                 self._scratch_for(node)
 
-    def _only_factors(self) -> set[Node]:
-        """Return element-wise nodes that only products read: they stay in bf16."""
+    def _narrow_factors(self) -> set[Node]:
+        """Return the nodes in bf16 that products read: they stay so, as in the reference."""
         factors: set[Node] = set()
-        others: set[Node] = set()
         for stage in self.plan.stages:
             for node in stage.nodes:
                 if isinstance(node, Matmul):
                     for one in (node.left, node.right):
                         factors.add(one if one in self.plan.kept else self.plan.factor(one)[0])
-                else:
-                    others |= {one for one, _ in own_reads(node, self.plan.kept)}
-        return {one for one in factors - others if not isinstance(one, Matmul | Scatter | Fold)}
+        narrow = {one for one in factors if one.dtype == "bfloat16"}
+        return {one for one in narrow if not isinstance(one, Scatter | Fold)}
 
     def _tensor(self, node: Node, name: str, slot: int, const: str) -> None:
         self.buffers[node] = self._declare(name, slot, node.shape, node.dtype, const)
@@ -260,17 +260,19 @@ class FormWriter:
     def _scratch_for(self, node: Node) -> None:
         name = f"b{len(self.buffers)}"
         dtype = node.dtype
-        factor = dtype == "bfloat16" and node in self.factors
-        if dtype in REALS and dtype != "float64" and not factor:
+        if dtype in REALS and dtype != "float64" and node not in self.factors:
             dtype = "float32"
+        self.buffers[node] = self._scratch(name, node, dtype)
+        if isinstance(node, Matmul) and dtype == "bfloat16":
+            self.sums[node] = self._scratch(f"{name}_sums", node, "float32")
+
+    def _scratch(self, name: str, node: Node, dtype: str) -> Buffer:
         lead = self.private.get(node, 0)
         count, base = product_of(node.shape[lead:]).text, name
         if lead:
             base, count = f"{name}_all", f"most_threads * {_padded(count)}"
         self.scratch.ask(base, STORED[dtype], count)
-        self.buffers[node] = Buffer(
-            name=name, dtype=dtype, shape=node.shape, strided=False, lead=lead
-        )
+        return Buffer(name=name, dtype=dtype, shape=node.shape, strided=False, lead=lead)
 
     def _memory(self) -> list[str]:
         lines = ["const int64_t most_threads = omp_get_max_threads();", "int64_t used_threads = 1;"]
@@ -341,8 +343,9 @@ class FormWriter:
             return lines
         places = []
         for node in (one for stage in chain.stages for one in stage.nodes):
-            if node in self.private:
-                one, count = self.buffers[node], product_of(node.shape[self.private[node] :]).text
+            count = product_of(node.shape[self.private.get(node, 0) :]).text
+            own = (self.buffers.get(node), self.sums.get(node)) if node in self.private else ()
+            for one in (found for found in own if found is not None):
                 start = f"{one.name}_all + thread * {_padded(count)}"
                 places.append(f"{STORED[one.dtype]}* __restrict {one.name} = {start};")
         return [
@@ -368,7 +371,8 @@ class FormWriter:
             slot = self.form.slots[self.plan.outputs.index(node)]
             base = node.base
             in_place = isinstance(base, Source) and base.place == slot and self._safe(node, slot)
-        writer = StageWriter(number, self.buffers, self.choices, evaluator, self.plan, self.scratch)
+        given = (self.buffers, self.sums, self.choices, evaluator, self.plan, self.scratch)
+        writer = StageWriter(number, *given)
         epilogue = self.epilogues.get(stage)
         lines = writer.write(node, in_place=in_place, chained=lead > 0, epilogue=epilogue)
         self.tables += writer.tables

@@ -119,7 +119,7 @@ def options_of(forms: tuple[LoopForm, ...]) -> dict[str, tuple[str, ...]]:
 def _unused_by_products(forms: tuple[LoopForm, ...]) -> list[str]:
     """Return the choices of products that change nothing."""
     if not any(isinstance(node, Matmul) for form in forms for node in form.nodes()):
-        return ["factors", "epilogue", "depth", "rows", "columns", "direct"]
+        return ["factors", "epilogue", "depth", "rows", "columns", "direct", "denormals"]
     unused: list[str] = []
     plans = [planned(form, apart=True) for form in forms]
     if all(plan.kept == planned(form).kept for plan, form in zip(plans, forms, strict=True)):

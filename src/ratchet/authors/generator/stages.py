@@ -49,12 +49,14 @@ class StageWriter:
         self,
         number: int,
         buffers: dict[Node, Buffer],
+        sums: dict[Node, Buffer],
         choices: Choices,
         evaluator: Evaluator,
         plan: FusionPlan,
         scratch: Scratch,
     ) -> None:
-        self.buffers, self.choices, self.evaluator = buffers, choices, evaluator
+        self.buffers, self.sums = buffers, sums
+        self.choices, self.evaluator = choices, evaluator
         self.plan, self.scratch = plan, scratch
         self.tables: list[str] = []
         """What fills tables of places, before all stages."""
@@ -214,7 +216,7 @@ class StageWriter:
         rows, columns, inner = node.shape[-2], node.shape[-1], node.left.shape[-1]
         r, c, k = named("r_", rows), named("c_", columns), named("k_", inner)
         call = evaluator.call("gemm")
-        result = self.buffers[node]
+        result = self.sums.get(node, self.buffers[node])
         parts: list[str] = []
         loops = evaluator.push([name_of(one) for one in variables])
         for operand, across, places in ((node.left, r, (r, k)), (node.right, c, (k, c))):
@@ -228,7 +230,7 @@ class StageWriter:
         start, steps = found
         out = f"{result.name} + {start.text}, {steps[0].text}, {steps[1].text}"
         bands, following = self._bands(node), []
-        if epilogue is not None:
+        if epilogue is not None or node in self.sums:
             following = self._epilogue(node, epilogue, (*variables, r, c))
             bands = f"{bands or ', r_bands{' + ', '.join(NO_BANDS) + '}'}, r_epilogue(epilogue)"
         batch = product_of(lead)
@@ -257,21 +259,25 @@ class StageWriter:
             "} } }",
         ]
 
-    def _epilogue(self, node: Matmul, nest: LoopNest, places: Index) -> list[str]:
-        """Define what computes the nest's members where a block of the product is ready."""
-        moved = moved_to(nest, places, node.shape)
+    def _epilogue(self, node: Matmul, nest: LoopNest | None, places: Index) -> list[str]:
+        """Define what runs where a block of the product is ready: the nest, or rounding it."""
+        moved = {} if nest is None else moved_to(nest, places, node.shape)
         assert moved is not None
         evaluator, result = self.evaluator, self.buffers[node]
         r, c = name_of(places[-2]), name_of(places[-1])
         rank = len(node.shape)
-        self.buffers[node] = replace(result, name="part", strided=True, lead=0)
-        evaluator.local = set(nest.members)
+        part = replace(result, name="part", dtype="float32", strided=True, lead=0)
+        self.buffers[node] = part
+        evaluator.local = set(() if nest is None else nest.members)
         evaluator.splits = None
         evaluator.floor = len(evaluator.scopes) - 1
         row = evaluator.push([r, "row", *(f"part_s{place}" for place in range(rank))])
         loop = evaluator.push([c])
-        elsewhere = self.plan.read_outside((nest,))
-        for member, role in nest.members.items():
+        if nest is None:
+            index = (*self._index(node.shape[:-2], places[:-2]), *places[-2:])
+            loop.lines.append(evaluator.store(result, index, evaluator.value(node, index)))
+        elsewhere = frozenset[Node]() if nest is None else self.plan.read_outside((nest,))
+        for member, role in () if nest is None else nest.members.items():
             index = tuple(one.replace(moved) for one in nest.place(member.shape, role))
             value = evaluator.value(member, index)
             if member in self.plan.outputs or member in elsewhere:
