@@ -34,7 +34,9 @@ def epilogue_of(stage: Stage, nest: Stage, plan: FusionPlan, form: LoopForm) -> 
     moved = moved_to(nest, _dense(own, node.shape), node.shape)
     if moved is None:
         return None
-    expected = tuple(ZERO if size == ONE else one for one, size in zip(own, node.shape, strict=True))
+    expected = tuple(
+        ZERO if size == ONE else one for one, size in zip(own, node.shape, strict=True)
+    )
     for member, role in nest.members.items():
         for one, index in reads_of(member, place_over(nest, member, role), plan.kept):
             if one is node and tuple(place.replace(moved) for place in index) != expected:

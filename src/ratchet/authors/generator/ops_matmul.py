@@ -233,8 +233,8 @@ class Window:
     def turned_back(self, grad: Node, image: Shape, weight: Node, dtype: str) -> Node:
         """Return the image's gradient with steps of 1: a convolution with the turned weight."""
         around: list[tuple[Extent, Extent]] = [(ZERO, ZERO), (ZERO, ZERO)]
-        for dim, tap in enumerate(self.taps):
-            before = whole(self.dilation[dim] * (tap - 1) - self.padding[dim])
+        for dim, count in enumerate(self.taps):
+            before = whole(self.dilation[dim] * (count - 1) - self.padding[dim])
             after = image[2 + dim] + self.padding[dim] - self.answer[dim]
             around.append((before, after))
         wide = padded(grad, around, 0.0)

@@ -9,9 +9,7 @@ from pathlib import Path
 from ratchet.authors.generator.form import UnsupportedOp
 
 
-def parts_of(
-    paths: Sequence[Path], mark: str, used: Iterable[str], where: str = ""
-) -> list[str]:
+def parts_of(paths: Sequence[Path], mark: str, used: Iterable[str], where: str = "") -> list[str]:
     """Return the texts of the parts that code uses, in the order of the files.
 
     A part begins with a line of the mark, its name and the parts that it needs.

@@ -9,6 +9,7 @@ from typing import Final
 from ratchet.authors.generator.build import class_of
 from ratchet.authors.generator.chains import decoded
 from ratchet.authors.generator.conditions import Band, left_band, needed_band
+from ratchet.authors.generator.epilogues import moved_to
 from ratchet.authors.generator.evaluate import Buffer, Evaluator, LoopScope
 from ratchet.authors.generator.extent import (
     ONE,
@@ -31,7 +32,6 @@ from ratchet.authors.generator.form import (
     axes_of,
     own_axes,
 )
-from ratchet.authors.generator.epilogues import moved_to
 from ratchet.authors.generator.fusion import FusionPlan, Index, LoopNest, stripped
 from ratchet.authors.generator.schedule import Choices
 
@@ -266,8 +266,7 @@ class StageWriter:
         evaluator, result = self.evaluator, self.buffers[node]
         r, c = name_of(places[-2]), name_of(places[-1])
         rank = len(node.shape)
-        part = replace(result, name="part", dtype="float32", strided=True, lead=0)
-        self.buffers[node] = part
+        self.buffers[node] = replace(result, name="part", dtype="float32", strided=True, lead=0)
         evaluator.local = set(() if nest is None else nest.members)
         evaluator.splits = None
         evaluator.floor = len(evaluator.scopes) - 1
@@ -276,12 +275,13 @@ class StageWriter:
         if nest is None:
             index = (*self._index(node.shape[:-2], places[:-2]), *places[-2:])
             loop.lines.append(evaluator.store(result, index, evaluator.value(node, index)))
-        elsewhere = frozenset[Node]() if nest is None else self.plan.read_outside((nest,))
-        for member, role in () if nest is None else nest.members.items():
-            index = tuple(one.replace(moved) for one in nest.place(member.shape, role))
-            value = evaluator.value(member, index)
-            if member in self.plan.outputs or member in elsewhere:
-                loop.lines.append(evaluator.store(self.buffers[member], index, value))
+        else:
+            elsewhere = self.plan.read_outside((nest,))
+            for member, role in nest.members.items():
+                index = tuple(one.replace(moved) for one in nest.place(member.shape, role))
+                value = evaluator.value(member, index)
+                if member in self.plan.outputs or member in elsewhere:
+                    loop.lines.append(evaluator.store(self.buffers[member], index, value))
         evaluator.pop()
         evaluator.pop()
         evaluator.local = set()
