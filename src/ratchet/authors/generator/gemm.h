@@ -189,18 +189,19 @@ static inline void r_micro(const float* a, const float* b, int64_t step, const i
     r_added(part[0], GN, c, cr, cc, m, n, first);
 }
 #if defined(R_TILES)
-// 32 rows and 32 columns; `below` is the second panel of A.
-static inline void r_micro_tiles(const float* a, const float* below, const float* b, int64_t words, float* c, int64_t cr, int64_t cc, int64_t m, int64_t n, bool first) {
+// 32 rows and 32 columns. A's rows lie `pitch` bytes apart, the lower 16 `below` bytes after the upper, and the
+// next 32 items `next` bytes further.
+static inline void r_micro_tiles(const char* a, int64_t pitch, int64_t below, int64_t next, const float* b, int64_t words, float* c, int64_t cr, int64_t cc, int64_t m, int64_t n, bool first) {
     const bool whole = cc == 1 && m == 32 && n == 32;
     if (whole && !first) {
         tile_load<0>(c, cr * 4), tile_load<1>(c + 16, cr * 4);
         tile_load<2>(c + 16 * cr, cr * 4), tile_load<3>(c + 16 * cr + 16, cr * 4);
     } else tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
-    for (int64_t k = 0; k < words; k += 16) {
-        tile_load<4>(a + k * 16, 64);
+    for (int64_t k = 0; k < words; k += 16, a += next) {
+        tile_load<4>(a, pitch);
         tile_load<6>(b + k * GN, GN * 4);
         tile_dpbf16ps<0, 4, 6>();
-        if (m > 16) tile_load<5>(below + k * 16, 64), tile_dpbf16ps<2, 5, 6>();
+        if (m > 16) tile_load<5>(a + below, pitch), tile_dpbf16ps<2, 5, 6>();
         if (n > 16) tile_load<7>(b + k * GN + 16, GN * 4), tile_dpbf16ps<1, 4, 7>();
         if (m > 16 && n > 16) tile_dpbf16ps<3, 5, 7>();
     }
@@ -273,7 +274,9 @@ static void r_gemm_of(int64_t M, int64_t N, int64_t K, const A& a, const B& b, f
                 }
                 const int64_t ka = k > 0 ? whole_min(kc, i + mc - 1 + bands.k_upto - k) : whole_max(1, whole_min(kc, i + mc - 1 + bands.k_upto));
                 const int64_t deep_a = r_words_of<PAIRS, TILES>(ka);
-                r_pack<PAIRS, TILES, TILES, PANEL>(pa, a.from(i, k), mc, ka);
+                bool lying = false;  // tiles are loaded from rows of A where they lie
+                if constexpr (TILES && !A::TABLES) lying = a.along == 1 && ka % 32 == 0 && mc % 16 == 0;
+                if (!lying) r_pack<PAIRS, TILES, TILES, PANEL>(pa, a.from(i, k), mc, ka);
                 for (int64_t jj = 0; jj < nc; jj += GN)
                     for (int64_t ii = 0; ii < mc; ii += MR) {
                         const int64_t m = whole_min(MR, mc - ii), n = whole_min(GN, nc - jj), row = i + ii, end = row + m - 1;
@@ -286,8 +289,11 @@ static void r_gemm_of(int64_t M, int64_t N, int64_t K, const A& a, const B& b, f
 #if defined(R_TILES)
                         if constexpr (TILES) {
                             from = from / 16 * 16, upto = (upto + 15) / 16 * 16;
-                            const float* top = pa + ii * deep_a + from * 16;
-                            r_micro_tiles(top, top + 16 * deep_a, pb + jj * words + from * GN, upto - from, to, step_r, step_c, m, n, k == 0);
+                            const char* top = (const char*)(pa + ii * deep_a + from * 16);
+                            int64_t pitch = 64, below = 64 * deep_a, next = 1024;
+                            if constexpr (!A::TABLES)
+                                if (lying) top = (const char*)a.at(row, k + 2 * from), pitch = 2 * a.across, below = 16 * pitch, next = 64;
+                            r_micro_tiles(top, pitch, below, next, pb + jj * words + from * GN, upto - from, to, step_r, step_c, m, n, k == 0);
                             continue;
                         }
 #endif
