@@ -177,3 +177,17 @@ def convolutions(
             grad, x, weight, None, [1, 1], padding, dilation, False, [0, 0], 1, [True, True, False]
         )[:2],
     )
+
+
+def tied_embedding(
+    words: Tensor, grad: Tensor, head: Tensor, scalars: Sequence[float]
+) -> tuple[Tensor, ...]:
+    """Return the gradient of an embedding whose weight is the head's too, and a count of words.
+
+    words is [B, T] and may hold the padding word -1, grad [B, T, D], head [V, D].
+    """
+    mask = ((words >= 0) & (words < head.shape[0]) & (words != -1)).unsqueeze(-1)
+    none = torch.zeros_like(head, dtype=grad.dtype)
+    put = torch.ops.aten._unsafe_masked_index_put_accumulate(none, mask, [words], grad)
+    twice = torch.zeros_like(none).index_put([words.clamp(min=0)], grad, accumulate=True)
+    return head.to(grad.dtype) * 2 + put, twice + head, torch.relu(twice)

@@ -16,6 +16,7 @@ from random_graphs import (
     masks,
     products,
     programs,
+    tied_embedding,
     windows,
 )
 
@@ -140,6 +141,37 @@ def test_convolutions_are_right(
     kernel = space.kernel(tuple(sorted((first | {"factors": factors}).items())))
     assert ("{r_apart<" in kernel.source or ", r_apart<" in kernel.source) == (factors == "read")
     kernel = replace(kernel, schedule=(*kernel.schedule, *macros))
+    assert_right(judge.judge(kernel, problem.untimed()))
+
+
+def test_gradients_of_tied_embeddings_are_right(judge: KernelJudge) -> None:
+    sizes = {"seen": (2, 37, 48, 50), "other": (1, 70, 7, 3)}
+    problem = Problem(
+        name="tied_embedding",
+        reference=f"{tied_embedding.__module__}:{tied_embedding.__name__}",
+        cases=tuple(
+            Case(
+                name=name,
+                inputs=(
+                    TensorSpec(
+                        shape=(batch, length),
+                        dtype="int64",
+                        distribution="integers",
+                        low=-1.0,
+                        high=float(words),
+                    ),
+                    TensorSpec(shape=(batch, length, width), dtype="float32"),
+                    TensorSpec(shape=(words, width), dtype="bfloat16"),
+                ),
+                timed=name == "seen",
+                hidden=name != "seen",
+            )
+            for name, (batch, length, width, words) in sizes.items()
+        ),
+    )
+    space = space_for(problem)
+    kernel = space.kernel(space.first()[0])
+    assert kernel.source.count("= (float)((0.0f));") == 2  # one of three starts from the head
     assert_right(judge.judge(kernel, problem.untimed()))
 
 

@@ -116,6 +116,15 @@ def index_put(
     return Scatter(shape=x.shape, dtype=x.dtype, op=op, base=x, source=source, places=places)
 
 
+@lowers("_unsafe_masked_index_put_accumulate")
+def masked_index_put(
+    call: LoweredCall, x: Node, mask: Node, indices: Sequence[Node | None], values: Node
+) -> Node:
+    """x with values added at places where a mask holds, as embeddings' gradients do it."""
+    none = constant(0.0, values.dtype)
+    return index_put(call, x, indices, chosen(mask, values, none, values.dtype), True)
+
+
 @lowers("index_add", "index_copy")
 def index_add(
     call: LoweredCall, x: Node, dim: int, indices: Node, source: Node, *, alpha: Value = 1

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import fields, replace
 from typing import Any
 
-from ratchet.authors.generator.form import Constant, Fold, LoopForm, Map, Node
+from ratchet.authors.generator.form import Constant, Fold, LoopForm, Map, Node, Scatter
 
 
 def shared(form: LoopForm) -> LoopForm:
     """Return the form with each computation once."""
     made: dict[Node, Node] = {}
     known: dict[tuple[object, ...], Node] = {}
+    users = Counter(one for node in form.nodes() for one in node.inputs)
+    users.update(form.outputs)
     for node in form.nodes():
-        own = _known(_rebuilt(node, made), known)
+        own = _known(_scattered_onto(_rebuilt(node, made), node, users), known)
         made[node] = _is_above_nothing(own, known) or own
     return replace(form, outputs=tuple(made[one] for one in form.outputs))
 
@@ -38,6 +41,23 @@ def _known(node: Node, known: dict[tuple[object, ...], Node]) -> Node:
     values = (getattr(node, one.name) for one in fields(node))
     texts = (repr(value) if isinstance(value, float) else value for value in values)  # -0.0, nan
     return known.setdefault((type(node), *texts), node)
+
+
+def _scattered_onto(node: Node, old: Node, users: Counter[Node]) -> Node:
+    """Return x + (0 with elements added at places) as x with them added: one pass less."""
+    if not (isinstance(node, Map) and isinstance(old, Map) and node.op == "add"):
+        return node
+    for one, before, other in zip(node.args, old.args, node.args[::-1], strict=True):
+        if (
+            isinstance(one, Scatter)
+            and one.op == "add"
+            and one.dtype == node.dtype == other.dtype
+            and users[before] == 1
+            and isinstance(one.base, Constant)
+            and one.base.value == 0
+        ):
+            return replace(one, base=other)
+    return node
 
 
 def _is_above_nothing(node: Node, known: dict[tuple[object, ...], Node]) -> Node | None:
