@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ratchet.authors.generator.extent import ONE, ZERO, Extent, name_of, product_of, unflattened
-from ratchet.authors.generator.form import LoopForm, Matmul, Shape, axes_of
+from ratchet.authors.generator.form import LoopForm, Matmul, Node, Shape, axes_of
 from ratchet.authors.generator.fusion import (
     FusionPlan,
     Index,
@@ -21,27 +21,39 @@ from ratchet.authors.generator.fusion import (
 )
 
 
-def epilogue_of(stage: Stage, nest: Stage, plan: FusionPlan, form: LoopForm) -> LoopNest | None:
-    """Return the nest if it can be computed in blocks of the product that the stage is."""
+def epilogue_of(
+    stage: Stage, following: Sequence[Stage], plan: FusionPlan, form: LoopForm
+) -> tuple[LoopNest, ...]:
+    """Return the nests, right after a product's stage, that its blocks' epilogue can compute."""
     node = stage.nodes[0]
-    if not isinstance(node, Matmul) or not isinstance(nest, LoopNest):
-        return None
-    if node in plan.outputs or node in plan.read_outside((nest,)):
-        return None
-    if set(nest.members.values()) != {"element"} or _in_place(nest, plan, form):
-        return None
+    if not isinstance(node, Matmul) or node in plan.outputs:
+        return ()
     own = axes_of(node.shape)
-    moved = moved_to(nest, _dense(own, node.shape), node.shape)
-    if moved is None:
-        return None
-    expected = tuple(
-        ZERO if size == ONE else one for one, size in zip(own, node.shape, strict=True)
+    sizes = zip(own, node.shape, strict=True)
+    ready: dict[Node, Index] = {node: tuple(ZERO if size == ONE else one for one, size in sizes)}
+    found: list[LoopNest] = []
+    for nest in following:
+        if not isinstance(nest, LoopNest) or _in_place(nest, plan, form):
+            break
+        moved = moved_to(nest, _dense(own, node.shape), node.shape)
+        if moved is None or not _reads_in_place(nest, moved, ready, plan):
+            break
+        found.append(nest)
+        for member, role in nest.members.items():
+            ready[member] = tuple(one.replace(moved) for one in nest.place(member.shape, role))
+    return () if node in plan.read_outside(found) else tuple(found)
+
+
+def _reads_in_place(
+    nest: LoopNest, moved: dict[str, Extent], ready: dict[Node, Index], plan: FusionPlan
+) -> bool:
+    """Return whether a nest reads what is ready only at its own place, element by element."""
+    return set(nest.members.values()) == {"element"} and all(
+        tuple(place.replace(moved) for place in index) == ready[one]
+        for member, role in nest.members.items()
+        for one, index in reads_of(member, place_over(nest, member, role), plan.kept)
+        if one in ready
     )
-    for member, role in nest.members.items():
-        for one, index in reads_of(member, place_over(nest, member, role), plan.kept):
-            if one is node and tuple(place.replace(moved) for place in index) != expected:
-                return None
-    return nest
 
 
 def moved_to(nest: LoopNest, places: Index, shape: Shape) -> dict[str, Extent] | None:

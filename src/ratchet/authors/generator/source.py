@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -204,15 +203,19 @@ class FormWriter:
         body = [*start, *lines, "return RATCHET_DONE;", "}"]
         return SourceText(text=_indented(body), used=frozenset(evaluator.used))
 
-    def _epilogues(self) -> dict[Stage, LoopNest]:
+    def _epilogues(self) -> dict[Stage, tuple[LoopNest, ...]]:
         """Return the nests that products compute, by the products' stages."""
-        found: dict[Stage, LoopNest] = {}
+        found: dict[Stage, tuple[LoopNest, ...]] = {}
         home = {stage: chain for chain in self.chains for stage in chain.stages}
-        for stage, nest in itertools.pairwise(self.plan.stages):
-            together = home[stage] is home[nest] or not (home[stage].lead or home[nest].lead)
-            own = epilogue_of(stage, nest, self.plan, self.form) if together else None
-            if own is not None:
-                found[stage] = own
+        for place, stage in enumerate(self.plan.stages):
+            own, together = home[stage], list[Stage]()
+            for one in self.plan.stages[place + 1 :]:
+                if home[one] is not own and (home[one].lead or own.lead):
+                    break
+                together.append(one)
+            nests = epilogue_of(stage, together, self.plan, self.form)
+            if nests:
+                found[stage] = nests
         return found
 
     # --- memory
@@ -363,7 +366,7 @@ class FormWriter:
 
     def _stage(self, number: int, stage: Stage, evaluator: Evaluator, lead: int) -> list[str]:
         if isinstance(stage, LoopNest):
-            fused = stage in self.epilogues.values()
+            fused = any(stage in nests for nests in self.epilogues.values())
             return [] if fused else self._nest(stage, evaluator, lead)
         node = stage.node
         in_place = False
@@ -373,7 +376,7 @@ class FormWriter:
             in_place = isinstance(base, Source) and base.place == slot and self._safe(node, slot)
         given = (self.buffers, self.sums, self.choices, evaluator, self.plan, self.scratch)
         writer = StageWriter(number, *given)
-        epilogue = self.epilogues.get(stage)
+        epilogue = self.epilogues.get(stage, ())
         lines = writer.write(node, in_place=in_place, chained=lead > 0, epilogue=epilogue)
         self.tables += writer.tables
         return lines

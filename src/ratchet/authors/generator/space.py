@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from dataclasses import dataclass
@@ -125,9 +124,9 @@ def _unused_by_products(forms: tuple[LoopForm, ...]) -> list[str]:
     if all(plan.kept == planned(form).kept for plan, form in zip(plans, forms, strict=True)):
         unused.append("factors")
     if not any(
-        epilogue_of(stage, nest, plan, form)
+        epilogue_of(stage, plan.stages[place + 1 :], plan, form)
         for plan, form in zip(plans, forms, strict=True)
-        for stage, nest in itertools.pairwise(plan.stages)
+        for place, stage in enumerate(plan.stages)
     ):
         unused.append("epilogue")
     return unused

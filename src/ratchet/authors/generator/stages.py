@@ -63,12 +63,12 @@ class StageWriter:
         self.tag = f"i{number}"
 
     def write(
-        self, node: Node, *, in_place: bool, chained: bool, epilogue: LoopNest | None = None
+        self, node: Node, *, in_place: bool, chained: bool, epilogue: Sequence[LoopNest] = ()
     ) -> list[str]:
         """Return the stage's lines.
 
         `in_place`: a scatter's base is its result's memory. `chained`: for one element of a batch.
-        `epilogue`: a nest that a product computes as its blocks are ready.
+        `epilogue`: nests that a product computes as its blocks are ready.
         """
         if isinstance(node, Scatter):
             return self._scatter(node, in_place)
@@ -206,7 +206,7 @@ class StageWriter:
 
     # --- matrix product
 
-    def _matmul(self, node: Matmul, chained: bool, epilogue: LoopNest | None) -> list[str]:
+    def _matmul(self, node: Matmul, chained: bool, epilogue: Sequence[LoopNest]) -> list[str]:
         if class_of(node.dtype) != "float":
             raise UnsupportedOp("matmul", f"of {node.dtype}")
         evaluator = self._started()
@@ -230,7 +230,7 @@ class StageWriter:
         start, steps = found
         out = f"{result.name} + {start.text}, {steps[0].text}, {steps[1].text}"
         bands, following = self._bands(node), []
-        if epilogue is not None or node in self.sums:
+        if epilogue or node in self.sums:
             following = self._epilogue(node, epilogue, (*variables, r, c))
             bands = f"{bands or ', r_bands{' + ', '.join(NO_BANDS) + '}'}, r_epilogue(epilogue)"
         batch = product_of(lead)
@@ -259,24 +259,24 @@ class StageWriter:
             "} } }",
         ]
 
-    def _epilogue(self, node: Matmul, nest: LoopNest | None, places: Index) -> list[str]:
-        """Define what runs where a block of the product is ready: the nest, or rounding it."""
-        moved = {} if nest is None else moved_to(nest, places, node.shape)
-        assert moved is not None
+    def _epilogue(self, node: Matmul, nests: Sequence[LoopNest], places: Index) -> list[str]:
+        """Define what runs where a block of the product is ready: nests, or rounding it."""
         evaluator, result = self.evaluator, self.buffers[node]
         r, c = name_of(places[-2]), name_of(places[-1])
         rank = len(node.shape)
         self.buffers[node] = replace(result, name="part", dtype="float32", strided=True, lead=0)
-        evaluator.local = set(() if nest is None else nest.members)
+        evaluator.local = {member for nest in nests for member in nest.members}
         evaluator.splits = None
         evaluator.floor = len(evaluator.scopes) - 1
         row = evaluator.push([r, "row", *(f"part_s{place}" for place in range(rank))])
         loop = evaluator.push([c])
-        if nest is None:
+        if not nests:
             index = (*self._index(node.shape[:-2], places[:-2]), *places[-2:])
             loop.lines.append(evaluator.store(result, index, evaluator.value(node, index)))
-        else:
-            elsewhere = self.plan.read_outside((nest,))
+        elsewhere = self.plan.read_outside(nests)
+        for nest in nests:
+            moved = moved_to(nest, places, node.shape)
+            assert moved is not None
             for member, role in nest.members.items():
                 index = tuple(one.replace(moved) for one in nest.place(member.shape, role))
                 value = evaluator.value(member, index)
