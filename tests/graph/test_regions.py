@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import ratchet
 from ratchet.devices.ceilings import Ceilings
 from ratchet.graph.regions.capture import region_report
+from ratchet.graph.regions.cost import compiled_s
 from ratchet.graph.regions.cut import Cut, cut_graph
 from ratchet.graph.regions.dims import lie_of
 from ratchet.graph.regions.form import form_of
@@ -294,3 +295,11 @@ def test_random_numbers_stay_outside() -> None:
     (cut,) = (cut for cut in cut_graph(graph) if cut.kind == "fused")
     assert len(cut.inputs) == 2
     assert not any("rand" in str(node.target) for node in cut.nodes)
+
+
+def test_an_index_outside_of_its_tensor_ends_no_process() -> None:
+    def picked(table: Tensor, places: Tensor, scalars: tuple[float, ...]) -> tuple[Tensor, ...]:
+        return (table[places] * 2,)
+
+    table = torch.randn(8, 64)
+    assert compiled_s(picked, [table, torch.full((4096,), 9)]) is None

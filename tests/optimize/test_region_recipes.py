@@ -17,7 +17,7 @@ from ratchet.authors.result import WritingRequest
 from ratchet.authors.shares import Asked, write_all
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
-from ratchet.errors import KernelError, RecipeError
+from ratchet.errors import ArmFailure, KernelError, RecipeError
 from ratchet.graph.regions.foreign import check_region_problem
 from ratchet.graph.regions.region import region_name
 from ratchet.judge.revision import revision
@@ -248,6 +248,22 @@ def test_a_kernel_of_another_workload_is_found_by_key_and_judged_here(
         assert not found.of("fp32")
         why = "the budget ended" if status is None else "wrong, this one says wrong"
         assert found.why_not("fp32")[problem().name].startswith(why)
+
+
+@pytest.mark.compiler
+def test_a_turn_goes_on_where_looking_for_regions_died(tmp_path: Path) -> None:
+    found = trials(tmp_path, [])
+    left_out: list[tuple[str, str]] = []
+    turn: Any = found.turn
+    turn.leave_out = lambda what, why, **_: left_out.append((what, why))
+
+    def died(step: Any) -> list[WorkloadRegion]:
+        raise ArmFailure("arm 'regions' died during 'call'")
+
+    found._regions = died  # type: ignore[method-assign]
+    assert found.recall(NOTHING, [STEP]) is NOTHING
+    assert found.write(NOTHING, STEP, 1.0) is NOTHING
+    assert [why for _, why in left_out] == ["arm 'regions' died during 'call'"] * 2
 
 
 @dataclass

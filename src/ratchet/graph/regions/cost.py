@@ -91,9 +91,14 @@ def eager_s(cut: Cut, times_s: dict[Node, float], calls: int) -> float:
 
 
 def compiled_s(reference: Callable[..., Any], inputs: Sequence[Tensor]) -> float | None:
-    """Return the time of one warm call under torch.compile's default; None if it fails."""
+    """Return the time of one warm call under torch.compile's default; None if it fails.
+
+    The plain reference runs first: where an index lies outside of its tensor, it raises, and
+    compiled code would end the process.
+    """
     try:
         with torch.no_grad():
+            reference(*inputs, ())
             compiled = torch.compile(reference, dynamic=False)
             call = _caller(compiled, inputs)
             call()

@@ -14,7 +14,7 @@ from typing import Any
 from ratchet.authors.result import WritingRequest
 from ratchet.authors.shares import SHORTEST_S, Asked, write_all
 from ratchet.authors.write import Follow
-from ratchet.errors import CompilerMissing, DeadlinePassed
+from ratchet.errors import ArmFailure, CompilerMissing, DeadlinePassed
 from ratchet.graph.regions.region import REGION, region_name
 from ratchet.judge.revision import revision
 from ratchet.judge.steps.arms import ArmProcess
@@ -73,8 +73,8 @@ class RegionTrials:
         for step in steps:
             try:
                 regions = self._regions(step)
-            except DeadlinePassed:
-                self.turn.leave_out("kernels for the step's own regions", NO_TIME)
+            except ArmFailure as error:
+                self._leave_out("kernels for the step's own regions", error)
                 return kernels
             kernels = self._added(kernels, step, regions)
         return kernels
@@ -92,8 +92,8 @@ class RegionTrials:
             return kernels
         try:
             regions = self._regions(best)
-        except DeadlinePassed:
-            turn.leave_out(what, NO_TIME)
+        except ArmFailure as error:
+            self._leave_out(what, error)
             return kernels
         known = kernels.of(best.config.precision)
         chosen = [
@@ -108,6 +108,11 @@ class RegionTrials:
             return kernels
         reasons = self._written(best, chosen, budget_s)
         return self._added(kernels, best, chosen, reasons)
+
+    def _leave_out(self, what: str, error: ArmFailure) -> None:
+        """Note why no regions are known: no time was left, or the process that looks died."""
+        late = isinstance(error, DeadlinePassed)
+        self.turn.leave_out(what, NO_TIME if late else str(error), for_want_of_budget=late)
 
     def _may_install(self) -> bool:
         """Return True if a kernel could be installed here at all."""
