@@ -1,0 +1,46 @@
+"""The generator's GEMM on each instruction set that this CPU has, AMX by emulation too."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ratchet.authors.generator.schedule import Choices
+from ratchet.authors.generator.source import prelude
+from ratchet.devices.probe import probe
+from ratchet.kernels.languages.cpp import HEADERS, find_compiler
+
+pytestmark = pytest.mark.compiler
+CHECK = Path(__file__).parent / "gemm_check.cpp"
+TERMS = 3e-6
+"""Largest error of a sum in float32, relative to the sum of its terms' sizes."""
+
+
+@pytest.mark.parametrize(
+    ("march", "needs", "macros"),
+    [
+        ("native", "", ()),
+        ("x86-64", "avx", ()),
+        ("haswell", "avx2", ()),
+        ("haswell", "avx2", ("-DRATCHET_AMX_EMULATE",)),
+        ("skylake-avx512", "avx512vl", ()),
+        ("cooperlake", "avx512_bf16", ()),
+    ],
+)
+def test_products_are_right_on_each_instruction_set(
+    tmp_path: Path, march: str, needs: str, macros: tuple[str, ...]
+) -> None:
+    if needs and needs not in probe("cpu").isa:
+        pytest.skip(f"this CPU has no {needs}")
+    blocks = "\n".join(Choices(depth=192, columns=256).blocks)
+    source, program = tmp_path / "check.cpp", tmp_path / "check"
+    text = "\n".join([blocks, prelude(frozenset({"gemm"})), CHECK.read_text(encoding="utf-8")])
+    source.write_text(text, encoding="utf-8")
+    flags = ("-O1", f"-march={march}", "-fopenmp", "-std=c++17", f"-I{HEADERS}", *macros)
+    subprocess.run([find_compiler(), *flags, source, "-o", program], check=True, timeout=120)
+    told = subprocess.run([program], check=True, capture_output=True, text=True, timeout=120)
+    cases, worst = told.stdout.split()
+    assert int(cases) == 576
+    assert float(worst) < TERMS
