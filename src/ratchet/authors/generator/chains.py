@@ -17,6 +17,7 @@ from ratchet.authors.generator.fusion import (
     LoopNest,
     Stage,
     dense,
+    dense_index,
     place_over,
     reads_of,
 )
@@ -91,7 +92,9 @@ def _fit(stages: Sequence[Stage], lead: Shape, plan: FusionPlan) -> bool:
             for node in stage.nodes
             for one, index in reads(stage, node, plan.kept)
             if one in written
-            for place, own in zip(_dense(index, one.shape), _variables(stage, lead), strict=False)
+            for place, own in zip(
+                dense_index(index, one.shape), _variables(stage, lead), strict=False
+            )
         )
         for stage in stages
     )
@@ -110,11 +113,7 @@ def _variables(stage: Stage, lead: Shape) -> Index:
     if isinstance(stage, LoopNest):
         return tuple(stage.index(place) for place in range(len(lead)))
     shape = stage.node.shape[:-2]
-    return _dense(axes_of(shape), shape)
-
-
-def _dense(index: Sequence[Extent], shape: Shape) -> Index:
-    return tuple(one for one, size in zip(index, shape, strict=False) if size != ONE)
+    return dense_index(axes_of(shape), shape)
 
 
 def _leading(shape: Shape, count: int) -> int:

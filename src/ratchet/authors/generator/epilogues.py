@@ -16,6 +16,7 @@ from ratchet.authors.generator.fusion import (
     LoopNest,
     Stage,
     dense,
+    dense_index,
     place_over,
     reads_of,
 )
@@ -35,7 +36,7 @@ def epilogue_of(
     for nest in following:
         if not isinstance(nest, LoopNest) or _in_place(nest, plan, form):
             break
-        moved = moved_to(nest, _dense(own, node.shape), node.shape)
+        moved = moved_to(nest, dense_index(own, node.shape), node.shape)
         if moved is None or not _reads_in_place(nest, moved, ready, plan):
             break
         found.append(nest)
@@ -82,7 +83,3 @@ def _in_place(nest: LoopNest, plan: FusionPlan, form: LoopForm) -> bool:
     """Return whether the nest overwrites an input, which the product may still read."""
     own = zip(plan.outputs, form.slots, strict=True)
     return any(output in nest.members and slot < len(form.inputs) for output, slot in own)
-
-
-def _dense(index: Sequence[Extent], shape: Shape) -> Index:
-    return tuple(one for one, size in zip(index, shape, strict=True) if size != ONE)

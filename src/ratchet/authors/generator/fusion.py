@@ -190,7 +190,7 @@ def stripped(node: Node, *, apart: bool = False) -> tuple[Node, Index]:
     """
     places: Index = axes_of(node.shape)
     names = {f"#{k}" for k in range(len(places))}
-    fits = is_apart if apart and len(places) > 1 else _is_even
+    fits = _is_apart if apart and len(places) > 1 else _is_even
     while True:
         if isinstance(node, Map) and node.op in ("cast", "copy") and _is_same(node, node.args[0]):
             node = node.args[0]
@@ -217,7 +217,7 @@ def _is_even(place: Extent, names: set[str]) -> bool:
     return all(place.factor_of(name) is not None for name in names & place.names)
 
 
-def is_apart(place: Extent, names: set[str]) -> bool:
+def _is_apart(place: Extent, names: set[str]) -> bool:
     """Return whether no term depends on two of: the last axis, the one before, all others."""
     count = len(names)
     last = [{f"#{count - 1}"}, {f"#{count - 2}"}]
@@ -278,6 +278,11 @@ def own_reads(node: Node, kept: set[Node] | frozenset[Node]) -> list[tuple[Node,
 def dense(shape: Sequence[Extent]) -> tuple[Extent, ...]:
     """Return the sizes other than 1."""
     return tuple(size for size in shape if size != ONE)
+
+
+def dense_index(index: Sequence[Extent], shape: Sequence[Extent]) -> Index:
+    """Return the places along the first dimensions other than 1, as many as `index` has."""
+    return tuple(one for one, size in zip(index, shape, strict=False) if size != ONE)
 
 
 def _stage_of(node: Node, number: int, parts: bool) -> Stage:
