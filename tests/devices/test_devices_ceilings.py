@@ -65,6 +65,27 @@ def test_asking_anew_replaces_what_was_kept(tmp_path: Path, counted: list[Device
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_a_bad_minute_is_made_up_for_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = KNOWN.model_copy(
+        update={"gemm_flops_per_s": {"fp32": 1e11, "bf16": 5e11}, "copy_bytes_per_s": {"dram": 1e9}}
+    )
+    calls = iter([slow, KNOWN, KNOWN])
+    monkeypatch.setattr(room, "_measured", lambda device: next(calls))
+    assert measure(CPU, again=True, folder=tmp_path) == slow
+    assert measure(CPU, again=True, folder=tmp_path) == slow  # the same minute
+    (path,) = tmp_path.iterdir()
+    os.utime(path, (0, 0))
+    assert measure(CPU, folder=tmp_path) == slow  # not asked to
+    better = measure(CPU, again=True, folder=tmp_path)
+    assert better.gemm_flops_per_s == {"fp32": 2e11, "bf16": 5e11}
+    assert better.copy_bytes_per_s == KNOWN.copy_bytes_per_s and better.times == 2
+    for _ in range(3):
+        os.utime(path, (0, 0))
+        assert measure(CPU, again=True, folder=tmp_path).times == 3
+
+
 def test_the_thread_count_is_part_of_the_key(tmp_path: Path, counted: list[Device]) -> None:
     measure(CPU, folder=tmp_path)
     before = torch.get_num_threads()

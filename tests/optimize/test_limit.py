@@ -18,7 +18,15 @@ from ratchet.optimize.turn.result import IdentityResult, OpTime, StepLimit, Step
 
 def profile(ops: dict[str, tuple[float, float | None]], window_s: float = 1.0) -> StepProfile:
     found = [
-        OpTime(name=name, category=name, time_s=time_s, calls=1, share=0.0, bound="", least_s=least)
+        OpTime(
+            name=name,
+            category=categorise(name) if "::" in name else name,
+            time_s=time_s,
+            calls=1,
+            share=0.0,
+            bound="",
+            least_s=least,
+        )
         for name, (time_s, least) in ops.items()
     ]
     identity = IdentityResult(
@@ -87,6 +95,13 @@ def test_a_step_is_never_beyond_its_limit(
     assert 0.0 <= found.share <= 1.0
     assert found.most is None or found.most >= 1.0
     assert all(0.0 <= one.winnable_s <= one.time_s + 1e-9 for one in found.categories)
+
+
+def test_clipping_can_be_won_even_where_the_update_is_above_the_ceiling_of_a_copy() -> None:
+    ops = {"aten::_fused_adamw_": (1e-9, None), "aten::linalg_vector_norm": (0.1, None)}
+    found = limit(profile({"matmul": (0.6, 0.45), **ops}))
+    won = winnable_s(all_levers()["kernel:adamw"], found, STEP, CEILINGS)
+    assert won == pytest.approx(0.1, rel=1e-6)
 
 
 def test_a_lever_wins_no_more_than_what_it_acts_on() -> None:

@@ -18,7 +18,7 @@ from ratchet.kernels.problem import Problem
 from ratchet.ledger.verdicts import RecordedJudge, Terms
 from ratchet.ledger.writing import WritingBook
 
-SHORTEST_S = 30.0
+SHORTEST_S = 15.0
 """A problem gets at least so many seconds: one verdict and some screenings."""
 LARGEST_SHARE = 1 / 3
 """Of the whole budget that one of three or more problems may take before the last one."""

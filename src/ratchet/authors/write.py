@@ -169,7 +169,7 @@ def _floor_s(problem: Problem, device: Device) -> float | None:
     if device.kind != "cpu":
         return None
     try:
-        return floor_s(problem, ceilings.measure(device))
+        return floor_s(problem, ceilings.measure(device, again=True))
     except RatchetError:
         return None
 

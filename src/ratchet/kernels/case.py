@@ -64,6 +64,8 @@ class TensorSpec:
     low: float | None = None
     high: float | None = None
     """Bounds of `uniform` ([low, high)) and `integers` (low inclusive, high exclusive)."""
+    deviation: float = 1.0
+    """Factor of real distributions but `uniform`: the standard deviation of `normal`."""
     in_place: bool = False
     """The kernel changes this tensor; its new value is an output of the reference."""
 
@@ -73,6 +75,8 @@ class TensorSpec:
         _one_of("layout", self.layout, LAYOUTS)
         if self.distribution in ("uniform", "integers") and (self.low is None or self.high is None):
             raise KernelError(f"{self.distribution} inputs need low and high: give both")
+        if not (math.isfinite(self.deviation) and self.deviation > 0):
+            raise KernelError(f"deviation {self.deviation} is not a finite number above 0: give one")
         least, most = BYTE_RANGES.get(self.dtype, (-math.inf, math.inf))
         if self.distribution == "integers" and not (
             least <= float(self.low or 0) and float(self.high or 0) - 1 <= most

@@ -34,7 +34,8 @@ def _draw(spec: TensorSpec, generator: torch.Generator) -> Tensor:
         drawn = torch.rand(spec.shape, generator=generator)
         return (low_value + (high_value - low_value) * drawn).to(dtype)
     drawn = _normal(spec.shape, generator)
-    return _SHAPED[spec.distribution](drawn, generator).to(dtype)
+    shaped = _SHAPED[spec.distribution](drawn, generator)
+    return (shaped if spec.deviation == 1.0 else shaped * spec.deviation).to(dtype)
 
 
 def _normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:

@@ -237,6 +237,8 @@ def _summary(problem: Problem) -> str:
 def _described(name: str, spec: TensorSpec) -> CardTensor:
     bounds = "" if spec.low is None or spec.high is None else f" [{spec.low:g}, {spec.high:g})"
     values = "" if spec.distribution == "normal" else spec.distribution + bounds
+    if spec.deviation != 1.0:
+        values = f"{values or 'normal'} x {spec.deviation:g}"
     return CardTensor(
         name=name, dtype=spec.dtype, ndim=len(spec.shape), values=values, in_place=spec.in_place
     )

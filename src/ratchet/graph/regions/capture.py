@@ -29,6 +29,7 @@ from ratchet.graph.regions.values import Values, values_of_tensor
 from ratchet.kernels.inputs import build
 from ratchet.kernels.source_module import run_source
 from ratchet.workloads.config import StepConfig
+from ratchet.workloads.process import keep_freed_memory
 from ratchet.workloads.workload import Workload
 
 LOG = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ def region_report(
 
 def _ceilings(device: str) -> Ceilings | None:
     try:
-        return measure(probe(device))
+        return measure(probe(device), again=True)
     except RatchetError as error:
         LOG.warning("no ceilings, so every floor is 0: %s", error)
         return None
@@ -241,7 +242,12 @@ def _plain_path(path: str) -> str:
 
 
 def _timed(regions: Sequence[tuple[_Found, Region]], measuring_s: float) -> list[Region]:
-    """Measure the most promising regions in the time given; scale the estimates of the rest."""
+    """Measure the most promising regions in the time given; scale the estimates of the rest.
+
+    Freed memory stays in this process, as in a step that reuses its own: alone, a region with large
+    results would mostly wait for new pages.
+    """
+    keep_freed_memory()
     deadline = time.monotonic() + measuring_s
     order = sorted(regions, key=lambda one: -one[1].gain_s)
     ratios: dict[str, list[float]] = {}

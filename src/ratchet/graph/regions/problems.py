@@ -230,6 +230,8 @@ def _spec(spec: TensorSpec) -> str:
     parts = [f"shape={spec.shape!r}", f"dtype={spec.dtype!r}"]
     if spec.distribution != "normal":
         parts.append(f"distribution={spec.distribution!r}")
+    if spec.deviation != 1.0:
+        parts.append(f"deviation={spec.deviation!r}")
     if spec.layout != "contiguous":
         parts.append(f"layout={spec.layout!r}")
     if spec.low is not None:

@@ -12,6 +12,9 @@ from ratchet.kernels.case import TensorSpec
 
 PLAIN_SCALE = 32.0
 """Largest standard deviation of values that a normal distribution stands for."""
+LEAST_SCALE = 4.0**-4
+"""Least standard deviation that values are drawn with: smaller ones are gradients, and a gradient
+grows as a whole with the one it comes from."""
 ZEROS = 0.01
 """Share of zeros from which they count as a mask's, such as of a ReLU."""
 SAMPLE = 1 << 16
@@ -52,8 +55,10 @@ def values_of_tensor(tensor: Tensor) -> Values | None:
 def spec_for(shape: tuple[int, ...], dtype: str, values: Values | None) -> TensorSpec:
     """Return a spec that draws values like the captured ones.
 
-    Real values of both signs are drawn from a normal distribution, so that equal regions of two
-    models are drawn alike; values of one sign, such as a saved 1/std, from the range they were in.
+    Real values of both signs are drawn from a normal distribution, whose deviation is a power of 4,
+    so that equal regions of two models are drawn alike; values of one sign, such as a saved 1/std,
+    from the range they were in. Products of values that are all drawn around 1 would be far larger
+    than in the step, and exp and tanh of large values take up to ten times as long as others.
     """
     plain = TensorSpec(shape=shape, dtype=dtype) if dtype != "bool" else None
     if dtype == "bool":
@@ -71,8 +76,13 @@ def spec_for(shape: tuple[int, ...], dtype: str, values: Values | None) -> Tenso
     if values is None or values.low == values.high == 0 or values.zeros > ZEROS:
         return plain
     if values.low < 0 < values.high and values.deviation <= PLAIN_SCALE:
-        return plain
+        return replace(plain, deviation=_deviation(values.deviation))
     return ranged(plain, values)
+
+
+def _deviation(value: float) -> float:
+    """Return the nearest power of 4, within the bounds of LEAST_SCALE and 16."""
+    return 4.0 ** round(math.log(min(16.0, max(LEAST_SCALE, value)), 4))
 
 
 def ranged(spec: TensorSpec, values: Values | None) -> TensorSpec:
@@ -81,7 +91,7 @@ def ranged(spec: TensorSpec, values: Values | None) -> TensorSpec:
     if values is None or spec.distribution == "integers" or values.low == values.high == 0:
         return spec
     low, high = _widened(values)
-    return replace(spec, distribution="uniform", low=low, high=high)
+    return replace(spec, distribution="uniform", low=low, high=high, deviation=1.0)
 
 
 def _widened(values: Values) -> tuple[float, float]:

@@ -24,6 +24,7 @@ ADAMW_PASSES, SGD_PASSES = 7, 3
 AdamW reads parameter, gradient and two moments, and writes all but the gradient. SGD has no state:
 it reads parameter and gradient, and writes the parameter.
 """
+FUSED_UPDATES = ("aten::_fused_adamw_", "aten::_fused_adam_", "aten::_fused_sgd_")
 BF16_BYTES = 0.5
 """Ratio of bf16 traffic to fp32 traffic."""
 
@@ -55,7 +56,8 @@ def limit_of(
         least[op.category] += min(op.least_s or 0.0, op.time_s * scale)
         unknown[op.category] += op.time_s * scale if op.least_s is None else 0.0
     times[OVERHEAD] += max(0.0, window_s - profile.total_s) * scale
-    _hold_optimizer(times, least, unknown, situation, ceilings)
+    updates_s = scale * sum(op.time_s for op in profile.ops if op.name.startswith(FUSED_UPDATES))
+    _hold_optimizer(times, least, unknown, situation, ceilings, updates_s)
     whole_s = max(sum(least.values()), least_s)
     found = [
         CategoryLimit(
@@ -85,14 +87,19 @@ def _hold_optimizer(
     unknown: dict[str, float],
     situation: Situation,
     ceilings: Ceilings,
+    updates_s: float,
 ) -> None:
-    """Bound the optimizer's time by the traffic of its state."""
+    """Bound the optimizer's time by the traffic of its state.
+
+    `updates_s` is the time of a fused update in the profile, if there is one. It writes where it
+    has read, so it may be above the ceiling of a copy, and the bound cannot be above it.
+    """
     if not times.get("optimizer"):
         return
     passes = ADAMW_PASSES if situation.optimizer_is_adamw else SGD_PASSES
     size_bytes = situation.trainable_bytes
     rate = ceilings.bandwidth_bytes_per_s((4 if passes == ADAMW_PASSES else 2) * size_bytes)
-    bound_s = min(times["optimizer"], passes * size_bytes / rate)
+    bound_s = min(times["optimizer"], passes * size_bytes / rate, updates_s or float("inf"))
     least["optimizer"] = max(least["optimizer"], bound_s)
     unknown["optimizer"] = 0.0
 

@@ -476,7 +476,7 @@ def versions() -> dict[str, str]:
 
 def _ceilings(device: Device) -> Ceilings | None:
     try:
-        return device_ceilings.measure(device)
+        return device_ceilings.measure(device, again=True)
     except DeviceError:
         return None
 
