@@ -15,8 +15,8 @@ import json
 import time
 from collections import Counter
 
+from ratchet.authors.form.form import UnsupportedOp
 from ratchet.authors.generator import space_for
-from ratchet.authors.generator.form import UnsupportedOp
 from ratchet.errors import KernelError, RatchetError
 from ratchet.judge.static_profile.inspection import inspect_kernel
 from ratchet.kernels.kernel import Kernel

@@ -14,7 +14,7 @@ from made_up_space import MadeUpCourt, MadeUpSpace, made_up_problem
 from ratchet import __version__
 from ratchet.authors import roster, shares, write
 from ratchet.authors.author import Author, Progress, Proposal
-from ratchet.authors.generator.form import UnsupportedOp
+from ratchet.authors.form.form import UnsupportedOp
 from ratchet.authors.outcome import failed_result
 from ratchet.authors.result import WritingRequest, WritingResult
 from ratchet.authors.roster import Setting

@@ -65,9 +65,7 @@ def test_asking_anew_replaces_what_was_kept(tmp_path: Path, counted: list[Device
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_bad_minute_is_made_up_for_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_minute_is_made_up_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = KNOWN.model_copy(
         update={"gemm_flops_per_s": {"fp32": 1e11, "bf16": 5e11}, "copy_bytes_per_s": {"dram": 1e9}}
     )

@@ -76,7 +76,9 @@ class TensorSpec:
         if self.distribution in ("uniform", "integers") and (self.low is None or self.high is None):
             raise KernelError(f"{self.distribution} inputs need low and high: give both")
         if not (math.isfinite(self.deviation) and self.deviation > 0):
-            raise KernelError(f"deviation {self.deviation} is not a finite number above 0: give one")
+            raise KernelError(
+                f"deviation {self.deviation} is not a finite number above 0: give one"
+            )
         least, most = BYTE_RANGES.get(self.dtype, (-math.inf, math.inf))
         if self.distribution == "integers" and not (
             least <= float(self.low or 0) and float(self.high or 0) - 1 <= most

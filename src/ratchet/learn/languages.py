@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from ratchet.authors.author import Schedule
-from ratchet.authors.generator.form import Fold, Map, Matmul, Scan
+from ratchet.authors.form.form import Fold, Map, Matmul, Scan
 from ratchet.authors.generator.schedule import OPTIONS
 from ratchet.authors.generator.space import GeneratedSpace
 from ratchet.authors.generator.triton.schedule import TILE_OPTIONS

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratchet.authors.form.extent import Extent, named, whole
+from ratchet.authors.form.form import Matmul
+from ratchet.authors.form.forms import forms_of
 from ratchet.authors.generator.conditions import Band, left_band, needed_band
-from ratchet.authors.generator.extent import Extent, named, whole
-from ratchet.authors.generator.form import Matmul
-from ratchet.authors.generator.forms import forms_of
 from ratchet.authors.generator.fusion import planned
 from ratchet.authors.generator.splits import LoopSplits
 from ratchet.kernels.suites import find_problem

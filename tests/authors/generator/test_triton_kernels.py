@@ -11,8 +11,8 @@ from answers import PatientJudge, assert_right
 from test_generated_kernels import BATCHES, random_problem
 
 from ratchet.authors.author import Schedule
+from ratchet.authors.form.form import UnsupportedOp
 from ratchet.authors.generator import space_for
-from ratchet.authors.generator.form import UnsupportedOp
 from ratchet.authors.generator.triton.schedule import TILE_OPTIONS
 from ratchet.judge.decided import Decided
 from ratchet.judge.static_profile.inspection import inspect_kernel

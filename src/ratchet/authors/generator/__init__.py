@@ -17,7 +17,7 @@ def space_for(problem: Problem, *, device: str = "cpu") -> Space:
     Raises:
         UnsupportedOp: the reference has an op that the generator does not know.
     """
-    from ratchet.authors.generator.forms import forms_of
+    from ratchet.authors.form.forms import forms_of
     from ratchet.authors.generator.space import GeneratedSpace, options_of
 
     forms = forms_of(problem)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ratchet.authors.generator.extent import ONE, Extent, bound_of, name_of, product_of
-from ratchet.authors.generator.form import Matmul, Node, Shape, axes_of
+from ratchet.authors.form.extent import ONE, Extent, bound_of, name_of, product_of
+from ratchet.authors.form.form import Matmul, Node, Shape, axes_of
 from ratchet.authors.generator.fusion import (
     FusionPlan,
     Index,

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from ratchet.authors.generator.extent import ONE, ZERO, Extent, whole
-from ratchet.authors.generator.form import (
+from ratchet.authors.form.extent import ONE, ZERO, Extent, whole
+from ratchet.authors.form.form import (
     Choice,
     Constant,
     Fold,

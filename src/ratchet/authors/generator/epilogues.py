@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ratchet.authors.generator.extent import ONE, ZERO, Extent, name_of, product_of, unflattened
-from ratchet.authors.generator.form import LoopForm, Matmul, Node, Shape, axes_of
+from ratchet.authors.form.extent import ONE, ZERO, Extent, name_of, product_of, unflattened
+from ratchet.authors.form.form import LoopForm, Matmul, Node, Shape, axes_of
 from ratchet.authors.generator.fusion import (
     FusionPlan,
     Index,

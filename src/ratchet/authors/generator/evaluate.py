@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ratchet.authors.generator.build import class_of
-from ratchet.authors.generator.conditions import condition_of
-from ratchet.authors.generator.extent import Extent, at_least, flattened, named
-from ratchet.authors.generator.form import (
+from ratchet.authors.form.build import class_of
+from ratchet.authors.form.extent import Extent, at_least, flattened, named
+from ratchet.authors.form.form import (
     Choice,
     Constant,
     Map,
@@ -25,6 +24,7 @@ from ratchet.authors.generator.form import (
     View,
     own_axes,
 )
+from ratchet.authors.generator.conditions import condition_of
 from ratchet.authors.generator.fusion import Index
 from ratchet.authors.generator.splits import LoopSplits
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ratchet.authors.generator.build import class_of
-from ratchet.authors.generator.form import Fold
+from ratchet.authors.form.build import class_of
+from ratchet.authors.form.form import Fold
 
 START: Final = {
     ("sum", "float"): "0.0f",

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ratchet.authors.generator.extent import ONE, ZERO, Extent, named
-from ratchet.authors.generator.form import (
+from ratchet.authors.form.extent import ONE, ZERO, Extent, named
+from ratchet.authors.form.form import (
     Choice,
     Fold,
     LoopForm,

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ratchet.authors.generator.build import class_of
-from ratchet.authors.generator.chains import decoded
-from ratchet.authors.generator.conditions import Masks
-from ratchet.authors.generator.evaluate import COSTLY, STORED, Buffer, Evaluator, LoopScope
-from ratchet.authors.generator.extent import (
+from ratchet.authors.form.build import class_of
+from ratchet.authors.form.extent import (
     ONE,
     ZERO,
     Extent,
@@ -18,8 +15,11 @@ from ratchet.authors.generator.extent import (
     named,
     product_of,
 )
+from ratchet.authors.form.form import Fold, Map, Node, Scan
+from ratchet.authors.generator.chains import decoded
+from ratchet.authors.generator.conditions import Masks
+from ratchet.authors.generator.evaluate import COSTLY, STORED, Buffer, Evaluator, LoopScope
 from ratchet.authors.generator.foldings import START, Folding, Scratch, folding
-from ratchet.authors.generator.form import Fold, Map, Node, Scan
 from ratchet.authors.generator.fusion import FusionPlan, Index, LoopNest, Role, passes_of
 from ratchet.authors.generator.nest_axes import NestAxes
 from ratchet.authors.generator.schedule import Choices

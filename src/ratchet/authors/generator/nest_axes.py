@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ratchet.authors.generator.extent import (
+from ratchet.authors.form.extent import (
     ONE,
     ZERO,
     Extent,

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ratchet.authors.generator.form import UnsupportedOp
+from ratchet.authors.form.form import UnsupportedOp
 
 
 def parts_of(paths: Sequence[Path], mark: str, used: Iterable[str], where: str = "") -> list[str]:

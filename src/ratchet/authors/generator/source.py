@@ -7,12 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ratchet.authors.generator.chains import Chain, chained
-from ratchet.authors.generator.epilogues import epilogue_of
-from ratchet.authors.generator.evaluate import STORED, Buffer, Evaluator
-from ratchet.authors.generator.extent import ONE, ZERO, Extent, named, product_of
-from ratchet.authors.generator.foldings import Scratch
-from ratchet.authors.generator.form import (
+from ratchet.authors.form.extent import ONE, ZERO, Extent, named, product_of
+from ratchet.authors.form.form import (
     REALS,
     Fold,
     LoopForm,
@@ -23,6 +19,10 @@ from ratchet.authors.generator.form import (
     Source,
     ordered,
 )
+from ratchet.authors.generator.chains import Chain, chained
+from ratchet.authors.generator.epilogues import epilogue_of
+from ratchet.authors.generator.evaluate import STORED, Buffer, Evaluator
+from ratchet.authors.generator.foldings import Scratch
 from ratchet.authors.generator.fusion import (
     FusionPlan,
     LoopNest,

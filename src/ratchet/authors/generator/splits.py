@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from ratchet.authors.form.extent import ONE, ZERO, Extent
 from ratchet.authors.generator.conditions import negated
-from ratchet.authors.generator.extent import ONE, ZERO, Extent
 
 LEAST: Final = 16
 """Steps below which a loop stays whole: the compiler unrolls it."""

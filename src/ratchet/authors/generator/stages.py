@@ -6,12 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from ratchet.authors.generator.build import class_of
-from ratchet.authors.generator.chains import decoded
-from ratchet.authors.generator.conditions import Band, left_band, needed_band
-from ratchet.authors.generator.epilogues import moved_to
-from ratchet.authors.generator.evaluate import Buffer, Evaluator, LoopScope
-from ratchet.authors.generator.extent import (
+from ratchet.authors.form.build import class_of
+from ratchet.authors.form.extent import (
     ONE,
     ZERO,
     Extent,
@@ -21,8 +17,7 @@ from ratchet.authors.generator.extent import (
     product_of,
     sum_of,
 )
-from ratchet.authors.generator.foldings import Scratch
-from ratchet.authors.generator.form import (
+from ratchet.authors.form.form import (
     Matmul,
     Node,
     Order,
@@ -32,6 +27,11 @@ from ratchet.authors.generator.form import (
     axes_of,
     own_axes,
 )
+from ratchet.authors.generator.chains import decoded
+from ratchet.authors.generator.conditions import Band, left_band, needed_band
+from ratchet.authors.generator.epilogues import moved_to
+from ratchet.authors.generator.evaluate import Buffer, Evaluator, LoopScope
+from ratchet.authors.generator.foldings import Scratch
 from ratchet.authors.generator.fusion import FusionPlan, Index, LoopNest, stripped
 from ratchet.authors.generator.schedule import Choices
 
@@ -380,7 +380,7 @@ def _steps(
 
 def _constant_along(node: Node, own: Extent) -> bool:
     """Return whether a place's tensor is a view that leaves an axis out."""
-    from ratchet.authors.generator.form import Constant, Map, View
+    from ratchet.authors.form.form import Constant, Map, View
 
     if isinstance(node, Constant):
         return True

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from ratchet.authors.generator.build import class_of
-from ratchet.authors.generator.form import Node, UnsupportedOp
+from ratchet.authors.form.build import class_of
+from ratchet.authors.form.form import Node, UnsupportedOp
 from ratchet.authors.generator.triton.values import TYPES
 
 Call = Callable[[str], str]

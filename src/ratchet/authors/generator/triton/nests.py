@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ratchet.authors.generator.extent import ONE, ZERO, Extent, named, product_of, unflattened
-from ratchet.authors.generator.form import Fold, Node, Scan
+from ratchet.authors.form.extent import ONE, ZERO, Extent, named, product_of, unflattened
+from ratchet.authors.form.form import Fold, Node, Scan
 from ratchet.authors.generator.fusion import FusionPlan, Index, LoopNest, Role, passes_of
 from ratchet.authors.generator.triton.folds import TileFolding, finisher, tile_folding
 from ratchet.authors.generator.triton.values import TileEvaluator, TileScope, rendered

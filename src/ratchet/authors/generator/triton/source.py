@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ratchet.authors.generator.evaluate import Buffer
-from ratchet.authors.generator.extent import Extent, product_of
-from ratchet.authors.generator.form import (
+from ratchet.authors.form.extent import Extent, product_of
+from ratchet.authors.form.form import (
     REALS,
     LoopForm,
     Matmul,
@@ -18,6 +17,7 @@ from ratchet.authors.generator.form import (
     ordered,
     over_of,
 )
+from ratchet.authors.generator.evaluate import Buffer
 from ratchet.authors.generator.fusion import LoopNest, Stage, own_reads, planned, reads_of
 from ratchet.authors.generator.snippets import parts_of
 from ratchet.authors.generator.triton.nests import TileNest, WrittenStage, turned_axes, words

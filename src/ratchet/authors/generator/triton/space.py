@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ratchet.authors.author import Schedule
-from ratchet.authors.generator.form import LoopForm, Matmul
+from ratchet.authors.form.form import LoopForm, Matmul
 from ratchet.authors.generator.fusion import LoopNest, planned
 from ratchet.authors.generator.space import GeneratedSpace, turns
 from ratchet.authors.generator.triton.nests import FOLDED, ROWWISE

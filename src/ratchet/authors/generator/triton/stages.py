@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ratchet.authors.generator.build import class_of
-from ratchet.authors.generator.extent import ONE, ZERO, Extent, named, product_of, unflattened
-from ratchet.authors.generator.form import (
+from ratchet.authors.form.build import class_of
+from ratchet.authors.form.extent import ONE, ZERO, Extent, named, product_of, unflattened
+from ratchet.authors.form.form import (
     Matmul,
     Node,
     Order,

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ratchet.authors.generator.build import class_of
-from ratchet.authors.generator.evaluate import CODES, INFIX, LOGIC, Buffer
-from ratchet.authors.generator.extent import Extent, Name, named
-from ratchet.authors.generator.form import (
+from ratchet.authors.form.build import class_of
+from ratchet.authors.form.extent import Extent, Name, named
+from ratchet.authors.form.form import (
     Choice,
     Constant,
     Map,
@@ -24,6 +23,7 @@ from ratchet.authors.generator.form import (
     View,
     own_axes,
 )
+from ratchet.authors.generator.evaluate import CODES, INFIX, LOGIC, Buffer
 from ratchet.authors.generator.fusion import Index
 
 TYPES: Final = {

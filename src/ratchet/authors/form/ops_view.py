@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ratchet.authors.generator.build import (
+from ratchet.authors.form.build import (
     cast,
     constant,
     expanded,
@@ -17,9 +17,9 @@ from ratchet.authors.generator.build import (
     swapped,
     viewed,
 )
-from ratchet.authors.generator.calls import LoweredCall, Value, lowers
-from ratchet.authors.generator.extent import ONE, ZERO, Extent, larger, smaller, whole
-from ratchet.authors.generator.form import Choice, Node, Number, axes_of
+from ratchet.authors.form.calls import LoweredCall, Value, lowers
+from ratchet.authors.form.extent import ONE, ZERO, Extent, larger, smaller, whole
+from ratchet.authors.form.form import Choice, Node, Number, axes_of
 
 
 @lowers("view", "reshape", "_unsafe_view", "_reshape_alias", "unsqueeze", "squeeze", "flatten")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ratchet.authors.generator.build import cast, chosen, constant, mapped, position, viewed
-from ratchet.authors.generator.calls import LoweredCall, Value, known, lowers
-from ratchet.authors.generator.extent import Extent, flattened, larger, smaller, whole
-from ratchet.authors.generator.form import Choice, Constant, Node, axes_of
+from ratchet.authors.form.build import cast, chosen, constant, mapped, position, viewed
+from ratchet.authors.form.calls import LoweredCall, Value, known, lowers
+from ratchet.authors.form.extent import Extent, flattened, larger, smaller, whole
+from ratchet.authors.form.form import Choice, Constant, Node, axes_of
 
 Taps = list[tuple[tuple[int, ...], Node, tuple[Extent, ...]]]
 """For every tap: its index, the value there (a filling outside), and its place in the image."""

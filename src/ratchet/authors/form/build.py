@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from ratchet.authors.generator.extent import ONE, ZERO, Extent, flattened, product_of, unflattened
-from ratchet.authors.generator.form import (
+from ratchet.authors.form.extent import ONE, ZERO, Extent, flattened, product_of, unflattened
+from ratchet.authors.form.form import (
     REALS,
     Choice,
     Constant,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ratchet.authors.generator.extent import Extent, Name, named
+from ratchet.authors.form.extent import Extent, Name, named
 from ratchet.errors import RatchetError
 
 Shape = tuple[Extent, ...]

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx
 
-from ratchet.authors.generator import (
+from ratchet.authors.form import (
     ops_fold,
     ops_index,
     ops_map,
@@ -18,13 +18,13 @@ from ratchet.authors.generator import (
     ops_pool,
     ops_view,
 )
-from ratchet.authors.generator.build import constant, mapped
-from ratchet.authors.generator.calls import OPS, LoweredCall, Value, as_number, name_of
-from ratchet.authors.generator.extent import whole
-from ratchet.authors.generator.form import LoopForm, Node, Source, UnsupportedOp
-from ratchet.authors.generator.form import Tensor as FormTensor
-from ratchet.authors.generator.sharing import shared
-from ratchet.authors.generator.tracing import SizeReader, Traced, traced
+from ratchet.authors.form.build import constant, mapped
+from ratchet.authors.form.calls import OPS, LoweredCall, Value, as_number, name_of
+from ratchet.authors.form.extent import whole
+from ratchet.authors.form.form import LoopForm, Node, Source, UnsupportedOp
+from ratchet.authors.form.form import Tensor as FormTensor
+from ratchet.authors.form.sharing import shared
+from ratchet.authors.form.tracing import SizeReader, Traced, traced
 from ratchet.kernels.case import Case
 from ratchet.kernels.model_state import flatten
 from ratchet.kernels.problem import Problem, Reference

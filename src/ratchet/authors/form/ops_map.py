@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from ratchet.authors.generator.build import cast, chosen, constant, expanded, mapped, wider
-from ratchet.authors.generator.calls import LoweredCall, Value, as_node, full_like, lowers
-from ratchet.authors.generator.form import REALS, Node
+from ratchet.authors.form.build import cast, chosen, constant, expanded, mapped, wider
+from ratchet.authors.form.calls import LoweredCall, Value, as_node, full_like, lowers
+from ratchet.authors.form.form import REALS, Node
 
 UNARY: Final = (
     *("neg", "abs", "exp", "exp2", "log", "log2", "log1p", "expm1", "sqrt", "rsqrt", "tanh"),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ratchet.authors.generator.extent import (
+from ratchet.authors.form.extent import (
     Atom,
     Extent,
     Name,
@@ -16,7 +16,7 @@ from ratchet.authors.generator.extent import (
     smaller,
     whole,
 )
-from ratchet.authors.generator.form import (
+from ratchet.authors.form.form import (
     Choice,
     Constant,
     Fold,

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ratchet.authors.generator.form import Fold, LoopForm, Map, Scatter, Source, UnsupportedOp
-from ratchet.authors.generator.form_json import form_as_json, form_from_json
-from ratchet.authors.generator.forms import forms_of
+from ratchet.authors.form.form import Fold, LoopForm, Map, Scatter, Source, UnsupportedOp
+from ratchet.authors.form.form_json import form_as_json, form_from_json
+from ratchet.authors.form.forms import forms_of
+from ratchet.authors.form.lower import lower
 from ratchet.authors.generator.fusion import Alone, LoopNest, planned
-from ratchet.authors.generator.lower import lower
 from ratchet.authors.generator.schedule import read
 from ratchet.authors.generator.source import source_of
 from ratchet.errors import KernelError

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import fields, replace
 from typing import Any
 
-from ratchet.authors.generator.form import Constant, Fold, LoopForm, Map, Node, Scatter
+from ratchet.authors.form.form import Constant, Fold, LoopForm, Map, Node, Scatter
 
 
 def shared(form: LoopForm) -> LoopForm:

@@ -8,10 +8,10 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import Tensor, fx
 
-from ratchet.authors.generator.build import cast, constant, expanded, position
-from ratchet.authors.generator.extent import Extent, product_of, whole
-from ratchet.authors.generator.form import Node, Shape, UnsupportedOp
-from ratchet.authors.generator.tracing import SizeReader
+from ratchet.authors.form.build import cast, constant, expanded, position
+from ratchet.authors.form.extent import Extent, product_of, whole
+from ratchet.authors.form.form import Node, Shape, UnsupportedOp
+from ratchet.authors.form.tracing import SizeReader
 
 Value = Any
 """A resolved argument: a Node, an Extent, a number, None, or a list of these."""

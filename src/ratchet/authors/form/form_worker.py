@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ratchet.authors.generator.form import UnsupportedOp
-from ratchet.authors.generator.form_json import form_as_json
-from ratchet.authors.generator.forms import traced_forms
+from ratchet.authors.form.form import UnsupportedOp
+from ratchet.authors.form.form_json import form_as_json
+from ratchet.authors.form.forms import traced_forms
 from ratchet.kernels.problem import Problem
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ratchet.authors.generator.build import (
+from ratchet.authors.form.build import (
     cast,
     chosen,
     constant,
@@ -15,9 +15,9 @@ from ratchet.authors.generator.build import (
     reshaped,
     viewed,
 )
-from ratchet.authors.generator.calls import LoweredCall, Value, as_node, known, lowers
-from ratchet.authors.generator.extent import ONE, Extent, whole
-from ratchet.authors.generator.form import Node, Scatter, Shape, View, axes_of, axis
+from ratchet.authors.form.calls import LoweredCall, Value, as_node, known, lowers
+from ratchet.authors.form.extent import ONE, Extent, whole
+from ratchet.authors.form.form import Node, Scatter, Shape, View, axes_of, axis
 
 Place = Extent | Node
 

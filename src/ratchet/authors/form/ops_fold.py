@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ratchet.authors.generator.build import (
+from ratchet.authors.form.build import (
     cast,
     chosen,
     constant,
@@ -17,10 +17,10 @@ from ratchet.authors.generator.build import (
     reshaped,
     viewed,
 )
-from ratchet.authors.generator.calls import LoweredCall, Value, known, lowers
-from ratchet.authors.generator.extent import product_of
-from ratchet.authors.generator.form import REALS, Node, Order, Scan, axes_of
-from ratchet.authors.generator.ops_map import truth
+from ratchet.authors.form.calls import LoweredCall, Value, known, lowers
+from ratchet.authors.form.extent import product_of
+from ratchet.authors.form.form import REALS, Node, Order, Scan, axes_of
+from ratchet.authors.form.ops_map import truth
 
 MOST_CHOSEN = 8
 """Largest k for which top-k is k searches for the largest value."""

@@ -19,9 +19,9 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._sympy import functions
 
-from ratchet.authors.generator.attention import decompositions_of_attention
-from ratchet.authors.generator.extent import Extent, larger, named, smaller, whole
-from ratchet.authors.generator.form import UnsupportedOp
+from ratchet.authors.form.attention import decompositions_of_attention
+from ratchet.authors.form.extent import Extent, larger, named, smaller, whole
+from ratchet.authors.form.form import UnsupportedOp
 from ratchet.kernels.case import Case
 from ratchet.kernels.inputs import dtype_named
 

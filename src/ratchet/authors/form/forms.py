@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from ratchet.authors.generator.form import LoopForm, UnsupportedOp
-from ratchet.authors.generator.form_json import form_from_json
-from ratchet.authors.generator.lower import lower
+from ratchet.authors.form.form import LoopForm, UnsupportedOp
+from ratchet.authors.form.form_json import form_from_json
+from ratchet.authors.form.lower import lower
 from ratchet.errors import KernelError
 from ratchet.kernels.case import Case
 from ratchet.kernels.problem import Problem
@@ -14,7 +14,7 @@ from ratchet.kernels.problem_file import described
 
 MOST_FORMS: Final = 4
 TRACING_LIMIT_S: Final = 120.0
-WORKER: Final = "ratchet.authors.generator.form_worker"
+WORKER: Final = "ratchet.authors.form.form_worker"
 MOST_KEPT: Final = 8
 _LATEST: Final[dict[str, tuple[LoopForm, ...]]] = {}
 """By the problem's hash: who asks whether a problem is covered then asks for its space."""

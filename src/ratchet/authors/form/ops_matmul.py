@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ratchet.authors.generator.build import (
+from ratchet.authors.form.build import (
     class_of,
     constant,
     expanded,
@@ -19,9 +19,9 @@ from ratchet.authors.generator.build import (
     swapped,
     viewed,
 )
-from ratchet.authors.generator.calls import LoweredCall, Value, as_node, lowers
-from ratchet.authors.generator.extent import ONE, ZERO, Extent, Pair, product_of, unflattened, whole
-from ratchet.authors.generator.form import (
+from ratchet.authors.form.calls import LoweredCall, Value, as_node, lowers
+from ratchet.authors.form.extent import ONE, ZERO, Extent, Pair, product_of, unflattened, whole
+from ratchet.authors.form.form import (
     Choice,
     Constant,
     Map,

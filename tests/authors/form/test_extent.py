@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratchet.authors.generator.extent import (
+from ratchet.authors.form.extent import (
     Extent,
     at_least,
     divisors_of,
