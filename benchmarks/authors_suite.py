@@ -261,7 +261,8 @@ def leader(answers: Sequence[Answer], count: int) -> Kernel | None:
         kernel = answer.proposal.kernel
         kernels[kernel.hash] = kernel
         if answer.ratio or answer.status in FAILED:
-            rungs.record(kernel.hash, math.log(answer.ratio) if answer.ratio else None)
+            score = math.log(answer.ratio) if answer.ratio else None
+            rungs.record(kernel.hash, score, opener=answer.proposal.opener)
     return kernels[rungs.order()[0]] if rungs.scores else None
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratchet.optimize.levers import Lever, Situation
+from ratchet.optimize.levers import Lever, Situation, kernel_levers
 from ratchet.optimize.levers.kernels import region_lever
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn import climb as climb_module
@@ -98,6 +98,7 @@ def climb(
     tried: list[Lever],
     fits: int = 100,
     worth: Any = None,
+    start: StepConfig | None = None,
 ) -> climb_module.Climb:
     monkeypatch.setattr(climb_module, "screen", fake.screen)
     monkeypatch.setattr(climb_module, "expect", lambda turn, pairs, oracle: None)
@@ -106,7 +107,7 @@ def climb(
     climber = Climber(
         turn=turn, situation=situation(), proven={}, worth=worth or {}, step_time_s=1.0
     )
-    return climber.climb(with_config(StepConfig(), {}), tried)
+    return climber.climb(with_config(start or StepConfig(), {}), tried)
 
 
 @pytest.fixture
@@ -147,6 +148,18 @@ def test_a_wrong_lever_does_not_take_the_bundle_with_it(patched: Any) -> None:
     refused = [change for change in found.changes if change.decision == "refused"]
     assert [change.name for change in refused] == ["huge_pages"]
     assert "gradients" in refused[0].reason
+
+
+def test_a_kernel_may_replace_what_the_rival_has_where_the_bundle_was_wrong(patched: Any) -> None:
+    class WithKernel(Fake):
+        def time_s(self, config: StepConfig) -> float:
+            return super().time_s(config) * (0.8 if config.optimizer == "kernel" else 1.0)
+
+    fake = WithKernel({"allocator": 0.9}, wrong=frozenset({"huge_pages"}))
+    tried = levers(fields={"allocator": "mallopt", "huge_pages": True})
+    tried.append(next(one for one in kernel_levers() if one.name == "kernel:adamw"))
+    found = patched(fake, tried, start=StepConfig(optimizer="fused"))
+    assert found.best.config.optimizer == "kernel" and not found.best.config.huge_pages
 
 
 def test_where_the_arithmetic_is_wrong_the_rest_of_the_bundle_is_kept(patched: Any) -> None:

@@ -28,6 +28,8 @@ class Proposal:
     schedule: Schedule = ()
     features: tuple[float, ...] = ()
     """Of the problem, then of the schedule, for a cost model; empty if the author has none."""
+    opener: bool = False
+    """A search begins with it: its author had a reason to expect more of it than of others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -403,7 +403,8 @@ class ProblemRun:
         if answer.status in FAILED:
             self._rungs.record(kernel_hash, None)
         elif answer.stage == "screened" and answer.ratio is not None and answer.ratio > 0:
-            self._rungs.record(kernel_hash, math.log(answer.ratio))
+            score, opener = math.log(answer.ratio), answer.proposal.opener
+            self._rungs.record(kernel_hash, score, opener=opener)
 
     def _order(self) -> list[str]:
         """Return the kernels to confirm, the most promising first: timed ones, then right ones."""

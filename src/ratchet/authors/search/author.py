@@ -67,7 +67,7 @@ class SearchAuthor:
         while self._openers and len(proposals) < count:
             move = self._openers.pop(0)
             if move.schedule not in known:
-                proposals += self._proposed([move], hashes)
+                proposals += self._proposed([move], hashes, opener=True)
         left = count - len(proposals)
         if left > 0:
             tried = [*trials, *(ScoredSchedule(schedule=p.schedule, score=None) for p in proposals)]
@@ -89,19 +89,20 @@ class SearchAuthor:
         return [] if self._plain else self._experience.openers(self._space, problem, model)
 
     def _trials(self, answers: Sequence[Answer]) -> list[ScoredSchedule]:
-        """Return every schedule that was proposed, with its mean score over its screenings."""
+        """Return every schedule that was proposed, with the score to expect of it."""
         rungs = Rungs()
         for one in answers:
             if one.status in FAILED:
                 rungs.record(one.proposal.kernel.hash, None)
             elif one.status in RIGHT and one.ratio is not None and one.ratio > 0:
-                rungs.record(one.proposal.kernel.hash, math.log(one.ratio))
+                own, score = one.proposal, math.log(one.ratio)
+                rungs.record(own.kernel.hash, score, opener=own.opener)
+        expected = rungs.expected()
         told = {one.proposal.schedule: one.proposal.kernel.hash for one in answers}
         schedules = dict.fromkeys([*self._asked, *told])
         found = []
         for schedule in schedules:
-            right = told.get(schedule) in rungs.scores
-            score = rungs.score(told[schedule]) if right else None
+            score = expected.get(told.get(schedule, ""))
             found.append(ScoredSchedule(schedule=schedule, score=score))
         return found
 
@@ -124,7 +125,9 @@ class SearchAuthor:
         order = sorted(range(len(rest)), key=lambda index: float(times[index]))
         return kept + [rest[index] for index in order[: count - free]]
 
-    def _proposed(self, moves: Sequence[Move], hashes: Mapping[Schedule, str]) -> list[Proposal]:
+    def _proposed(
+        self, moves: Sequence[Move], hashes: Mapping[Schedule, str], *, opener: bool = False
+    ) -> list[Proposal]:
         """Return proposals for moves; a schedule that gives no kernel is not asked for again."""
         found = []
         for move in moves:
@@ -141,6 +144,7 @@ class SearchAuthor:
                     note=move.note,
                     schedule=move.schedule,
                     features=tuple(self._space.features(move.schedule)),
+                    opener=opener,
                 )
             )
         return found

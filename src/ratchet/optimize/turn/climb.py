@@ -211,9 +211,12 @@ class Climber:
             changes.append(_change(lever, decision, reason, basis="rival" if kept else None))
         return chosen
 
-    def _held(self, lever: Lever, config: StepConfig) -> bool:
-        """Return True if the setting this lever changes already differs from the written one."""
-        written = self.situation.written
+    def _held(self, lever: Lever, config: StepConfig, start: StepConfig) -> bool:
+        """Return True if the setting this lever changes already differs from the written one.
+
+        A kernel may take the place of what the climb's start, a rival, has: its fused optimizer.
+        """
+        written = start if lever.name.startswith(PREFIX) else self.situation.written
         pulled = lever.set(config, self.situation)
         return any(
             getattr(pulled, name) != getattr(config, name)
@@ -228,11 +231,12 @@ class Climber:
 
     def _add(self, best: Candidate, levers: Sequence[Lever], changes: list[Change]) -> Candidate:
         """Pull each lever on top of the best; keep those that look faster."""
+        start = best.config
         for lever in levers:
             candidate = self._candidate(lever.set(best.config, self.situation))
             if candidate.key() == best.key():
                 continue
-            if self._held(lever, best.config):
+            if self._held(lever, best.config, start):
                 changes.append(_change(lever, "not_tried", "another lever holds this setting"))
                 continue
             screening = self._screen(best, candidate)
