@@ -95,8 +95,8 @@ class SearchAuthor:
             if one.status in FAILED:
                 rungs.record(one.proposal.kernel.hash, None)
             elif one.status in RIGHT and one.ratio is not None and one.ratio > 0:
-                own, score = one.proposal, math.log(one.ratio)
-                rungs.record(own.kernel.hash, score, opener=own.opener)
+                own = one.proposal
+                rungs.record(own.kernel.hash, math.log(one.ratio), opener=own.opener)
         expected = rungs.expected()
         told = {one.proposal.schedule: one.proposal.kernel.hash for one in answers}
         schedules = dict.fromkeys([*self._asked, *told])
