@@ -287,7 +287,7 @@ def test_what_does_not_fit_the_budget_is_told(made_up: MadeUpCourt, judge: Recor
         judge=judge,
         follow=lambda problem: lambda event, result: None,
         done=lambda result: None,
-        spent_s=20.0,
+        spent_s=33.0,
     )
     assert [row.status for row in found.rows[1:]] == ["not_reached", "not_reached"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -69,19 +70,24 @@ def test_a_bad_minute_is_made_up_for_later(tmp_path: Path, monkeypatch: pytest.M
     slow = KNOWN.model_copy(
         update={"gemm_flops_per_s": {"fp32": 1e11, "bf16": 5e11}, "copy_bytes_per_s": {"dram": 1e9}}
     )
-    calls = iter([slow, KNOWN, KNOWN])
+    calls = iter([slow, KNOWN, KNOWN, KNOWN])
     monkeypatch.setattr(room, "_measured", lambda device: next(calls))
-    assert measure(CPU, again=True, folder=tmp_path) == slow
-    assert measure(CPU, again=True, folder=tmp_path) == slow  # the same minute
-    (path,) = tmp_path.iterdir()
-    os.utime(path, (0, 0))
-    assert measure(CPU, folder=tmp_path) == slow  # not asked to
-    better = measure(CPU, again=True, folder=tmp_path)
+
+    def later(again: Literal["", "due", "now"] = "due") -> Ceilings:
+        """Measure in another process, long after the last one."""
+        for path in tmp_path.iterdir():
+            os.utime(path, (0, 0))
+        monkeypatch.setattr(room, "_measured_here", set())
+        return measure(CPU, again=again, folder=tmp_path)
+
+    assert later() == slow
+    assert measure(CPU, again="due", folder=tmp_path) == slow  # the same process and minute
+    assert later("") == slow
+    better = later()
     assert better.gemm_flops_per_s == {"fp32": 2e11, "bf16": 5e11}
     assert better.copy_bytes_per_s == KNOWN.copy_bytes_per_s and better.times == 2
-    for _ in range(3):
-        os.utime(path, (0, 0))
-        assert measure(CPU, again=True, folder=tmp_path).times == 3
+    assert [later().times for _ in range(3)] == [3, 3, 3]
+    assert later("now").times == 4
 
 
 def test_the_thread_count_is_part_of_the_key(tmp_path: Path, counted: list[Device]) -> None:

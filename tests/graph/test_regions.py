@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,7 @@ from ratchet.graph.regions.form import form_of
 from ratchet.graph.regions.problems import header
 from ratchet.graph.regions.region import Region, RegionReport
 from ratchet.graph.regions.trace import TracedGraph, trace
+from ratchet.graph.regions.values import Values, spec_for
 from ratchet.judge.workers.reference.gate import gate
 from ratchet.kernels.dependence import inert_input
 from ratchet.kernels.problem_file import built_in_kernel, load_problem
@@ -148,6 +150,29 @@ def test_indices_are_drawn_in_range() -> None:
     tokens = next(spec for spec in embedding.problem.cases[0].inputs if spec.dtype == "int64")
     assert tokens.distribution == "integers" and tokens.low == 0
     assert tokens.high is not None and 1 < tokens.high <= 512
+
+
+def test_values_are_drawn_at_the_step_s_scale_and_at_one() -> None:
+    regions = regions_of("llama-tiny")
+    drawn = {spec.deviation for one in regions for spec in one.problem.cases[0].inputs}
+    assert len(drawn) > 1
+    assert all(math.log(one, 4).is_integer() and 4**-4 <= one <= 16 for one in drawn)
+    for region in regions:
+        timed, *hidden = region.problem.cases
+        if any(spec.deviation != 1 for spec in timed.inputs):
+            varied = [one for one in hidden if "batch" not in one.name]
+            assert all(spec.deviation == 1 for one in varied for spec in one.inputs)
+
+
+@pytest.mark.parametrize("deviation", [0.5**power for power in range(11)])
+def test_an_initialisation_by_a_power_of_two_is_drawn_alike_each_time(deviation: float) -> None:
+    drawn = {
+        spec_for(
+            (4,), "float32", Values(low=-1, high=1, deviation=deviation * (1 + error))
+        ).deviation
+        for error in (-0.05, 0, 0.05)
+    }
+    assert len(drawn) == 1
 
 
 def test_a_saved_region_is_a_problem_file(tmp_path: Path) -> None:

@@ -47,6 +47,36 @@ def test_references_that_are_not_there_are_named(problem: Problem) -> None:
             replace(problem, reference=wrong).load_reference()
 
 
+@pytest.mark.parametrize("distribution", ["normal", "heavy_tailed", "positive", "outliers"])
+def test_a_deviation_scales_the_values(distribution: str) -> None:
+    plain = TensorSpec(shape=(64, 8), dtype="float32", distribution=distribution)
+    (values,), (scaled,) = (build([one], 5) for one in (plain, replace(plain, deviation=0.25)))
+    torch.testing.assert_close(scaled, 0.25 * values, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "deviation"),
+    [("normal", 0.0), ("normal", -1.0), ("normal", float("inf")), ("normal", float("nan"))]
+    + [(name, 0.5) for name in ("uniform", "integers", "state", "from_file", "from_file_large")],
+)
+def test_a_deviation_that_means_nothing_is_refused(distribution: str, deviation: float) -> None:
+    with pytest.raises(KernelError, match="deviation"):
+        TensorSpec(
+            shape=(2,), dtype="int64", distribution=distribution, low=0, high=2, deviation=deviation
+        )
+
+
+def test_a_hidden_case_s_deviation_counts_at_the_timed_sizes() -> None:
+    timed = TensorSpec(shape=(8, 8), dtype="float32", deviation=0.25)
+    hidden = TensorSpec(shape=(2, 8), dtype="float32")
+    cases = (
+        Case(name="t", inputs=(timed,), timed=True),
+        Case(name="h", inputs=(hidden,), hidden=True),
+    )
+    found = Problem(name="p", reference="m:f", cases=cases).varied(cases[0])
+    assert [one.inputs for one in found] == [(replace(timed, deviation=1.0),)]
+
+
 DRAWN_HERE = [name for name in DISTRIBUTIONS if name != "state" and "from_file" not in name]
 """The others are drawn by a problem file's own code: tests/judge/trial/test_problem_files.py."""
 

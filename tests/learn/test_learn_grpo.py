@@ -144,7 +144,7 @@ def test_an_epoch_without_a_reward_says_what_to_do(taught: Policy) -> None:
 def test_a_jump_of_the_reward_is_judged_in_full(taught: Policy, full: str) -> None:
     with ThreadPoolExecutor(1) as pool:
         objective = reinforcement(taught, SimulatedBench(full=full), pool)
-        objective.restore({"counts": [0, 0, 0, 0, 0], "means": [-1.0] * 8, "alarms": []})
+        objective.restore({"counts": [0, 0, 0, 0, 0], "means": [-0.1] * 8, "alarms": []})
         if full == "proven":
             objective.work(taught.model, 0)
             assert "jumped" in objective.alarms[0] and "proven" in objective.alarms[0]

@@ -29,7 +29,7 @@ class Proposal:
     features: tuple[float, ...] = ()
     """Of the problem, then of the schedule, for a cost model; empty if the author has none."""
     opener: bool = False
-    """A search begins with it: its author had a reason to expect more of it than of others."""
+    """Its author had a reason to begin with it: a default, or a kernel that won elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,6 +28,7 @@ def written(answer: Answer, problem_hash: str) -> WrittenAnswer:
         note=proposal.note,
         schedule=proposal.schedule,
         features=proposal.features,
+        opener=proposal.opener,
     )
 
 
@@ -41,6 +42,7 @@ def read_back(written: WrittenAnswer, book: WritingBook) -> Answer:
             note=written.note,
             schedule=written.schedule,
             features=written.features,
+            opener=written.opener,
         ),
         stage="judged" if written.stage == "judged" else "screened",
         status=written.status,

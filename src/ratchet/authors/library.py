@@ -20,7 +20,9 @@ class GivenAuthor:
     def propose(self, progress: Progress, count: int) -> list[Proposal]:
         """Return the next ones; see `Author.propose`."""
         taken, self._left = self._left[:count], self._left[count:]
-        return [Proposal(kernel=one, author=self.name, note=self._note) for one in taken]
+        return [
+            Proposal(kernel=one, author=self.name, note=self._note, opener=True) for one in taken
+        ]
 
 
 def library_author(problem: Problem, *, name: str = "library") -> GivenAuthor:

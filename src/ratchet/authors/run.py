@@ -179,7 +179,7 @@ class ProblemRun:
             for one in self.progress.answers
             if one.proposal.kernel.hash == best and one.time_s is not None
         ]
-        if times and self.floor_s is not None and _median(times) <= NEAR * self.floor_s:
+        if len(times) > 1 and self.floor_s is not None and _median(times) <= NEAR * self.floor_s:
             return "floor"
         return None
 

@@ -175,7 +175,7 @@ def _prove_known(problem: Problem, judge: RecordedJudge, request: WritingRequest
         problem.name, problem.hash, judge=judged_by, language=request.language
     )
     if kernel is not None:
-        terms = Terms(time_limit_s=request.budget_s / 2, device=request.device)
+        terms = Terms(time_limit_s=max(SHORTEST_S, request.budget_s / 2), device=request.device)
         judge.judge(kernel, problem, terms)
 
 

@@ -169,7 +169,7 @@ def _floor_s(problem: Problem, device: Device) -> float | None:
     if device.kind != "cpu":
         return None
     try:
-        return floor_s(problem, ceilings.measure(device, again=True))
+        return floor_s(problem, ceilings.measure(device, again="due"))
     except RatchetError:
         return None
 

@@ -25,7 +25,7 @@ def device(
     from ratchet.report.terminal import print_device
 
     found = probe(name)
-    report = describe(found, ceilings.measure(found, cache=not fresh, again=True))
+    report = describe(found, ceilings.measure(found, cache=not fresh, again="due"))
     if as_json:
         print_json(report.to_json())
     else:

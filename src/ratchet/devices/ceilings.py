@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
@@ -22,7 +23,9 @@ from ratchet.files import write_whole
 
 LOG = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
+_measured_here: set[Path] = set()
+"""Files of the ceilings that this process measured."""
 TIMES, APART_S = 3, 300.0
 """Measurements that a cached file holds the best of, and the least time from one to the next."""
 
@@ -78,20 +81,27 @@ class Ceilings(BaseModel):
 
 
 def measure(
-    device: Device, cache: bool = True, *, again: bool = False, folder: Path | None = None
+    device: Device,
+    cache: bool = True,
+    *,
+    again: Literal["", "due", "now"] = "",
+    folder: Path | None = None,
 ) -> Ceilings:
     """Return a device's ceilings: from the cache, or measured in under 5 s.
 
-    `cache=False` measures anew and replaces the cached values; `again` measures once more where
-    that is due (TIMES, APART_S) and keeps the best of each rate. A damaged or foreign file is
-    measured anew; a folder that cannot be written is logged. DeviceError if memory runs out.
+    `cache=False` measures anew and replaces the cached values. `again` measures once more, now or
+    where it is due (TIMES, APART_S; once a process), and keeps the best of each rate. A damaged or
+    foreign file is measured anew; a folder that cannot be written is logged. DeviceError if memory
+    runs out.
     """
     path = (folder or default_folder()) / f"{_key(device)}.json"
     known = _read(path, device) if cache else None
-    if known is not None and not (again and known.times < TIMES and _age_s(path) > APART_S):
+    if known is not None and not (again == "now" or (again == "due" and _is_due(path, known))):
         return known
+    _measured_here.add(path)
     found = _measured(device)
-    ceilings = found if known is None else known.best_with(found)
+    newest = _read(path, device) if known is not None else None  # another process may have written
+    ceilings = found if newest is None else newest.best_with(found)
     _write(path, ceilings)
     return ceilings
 
@@ -155,11 +165,14 @@ def _read(path: Path, device: Device) -> Ceilings | None:
     return known if mine else None
 
 
-def _age_s(path: Path) -> float:
+def _is_due(path: Path, known: Ceilings) -> bool:
+    """Return whether a cached file may be bettered by one more measurement."""
+    if known.times >= TIMES or path in _measured_here:
+        return False
     try:
-        return time.time() - path.stat().st_mtime
+        return time.time() - path.stat().st_mtime > APART_S
     except OSError:
-        return 0.0
+        return False
 
 
 def _write(path: Path, ceilings: Ceilings) -> None:

@@ -40,6 +40,8 @@ DISTRIBUTIONS: Final = (
 """`outliers` plants a few values of 1000, and `specials` inf, -inf and NaN, for references that
 define the result. `from_file` are values that a problem's file draws itself, unchanged or varied.
 `state` are the parameters and buffers of its model."""
+FROM_FILE: Final = tuple(name for name in DISTRIBUTIONS if name.startswith("from_file"))
+UNSCALED: Final = ("uniform", "integers", "state")
 BYTE_RANGES: Final = {"int8": (-128.0, 127.0), "uint8": (0.0, 255.0), "bool": (0.0, 1.0)}
 LAYOUTS: Final = ("contiguous", "transposed", "strided", "broadcast", "heads")
 
@@ -65,7 +67,8 @@ class TensorSpec:
     high: float | None = None
     """Bounds of `uniform` ([low, high)) and `integers` (low inclusive, high exclusive)."""
     deviation: float = 1.0
-    """Factor of real distributions but `uniform`: the standard deviation of `normal`."""
+    """Factor of the values of a real distribution: the standard deviation of `normal`. It is 1 for
+    `uniform`, `integers`, `state` and what a file draws."""
     in_place: bool = False
     """The kernel changes this tensor; its new value is an output of the reference."""
 
@@ -75,9 +78,11 @@ class TensorSpec:
         _one_of("layout", self.layout, LAYOUTS)
         if self.distribution in ("uniform", "integers") and (self.low is None or self.high is None):
             raise KernelError(f"{self.distribution} inputs need low and high: give both")
-        if not (math.isfinite(self.deviation) and self.deviation > 0):
+        scales = self.distribution not in (*UNSCALED, *FROM_FILE)
+        if not 0 < self.deviation < math.inf or (self.deviation != 1 and not scales):
             raise KernelError(
-                f"deviation {self.deviation} is not a finite number above 0: give one"
+                f"deviation {self.deviation} of {self.distribution} values: give a number above 0, "
+                "and 1 where the distribution has its own scale"
             )
         least, most = BYTE_RANGES.get(self.dtype, (-math.inf, math.inf))
         if self.distribution == "integers" and not (

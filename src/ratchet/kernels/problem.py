@@ -223,7 +223,7 @@ def _with_values(spec: TensorSpec, other: TensorSpec) -> TensorSpec:
     """Return a spec with another's distribution, if both draw real numbers."""
     if spec.dtype != other.dtype or _kind(spec.distribution) != _kind(other.distribution):
         return spec
-    return replace(spec, distribution=other.distribution)
+    return replace(spec, distribution=other.distribution, deviation=other.deviation)
 
 
 def _kind(distribution: str) -> str:

@@ -38,6 +38,7 @@ class WrittenAnswer(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     schedule: tuple[tuple[str, str], ...] = ()
     features: tuple[float, ...] = ()
+    opener: bool = False
 
 
 class WritingOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,7 +67,8 @@ class SearchAuthor:
         while self._openers and len(proposals) < count:
             move = self._openers.pop(0)
             if move.schedule not in known:
-                proposals += self._proposed([move], hashes, opener=True)
+                reasoned = move.schedule not in self._space.first()[1:]
+                proposals += self._proposed([move], hashes, opener=reasoned)
         left = count - len(proposals)
         if left > 0:
             tried = [*trials, *(ScoredSchedule(schedule=p.schedule, score=None) for p in proposals)]

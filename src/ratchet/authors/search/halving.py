@@ -9,12 +9,13 @@ A kernel's score is not the mean of its screenings: the best of many such means 
 It is what to expect of the kernel given all screenings of the run (empirical Bayes; Efron and
 Morris, "Data analysis using Stein's estimator", JASA 1975): the mean, drawn towards that of the
 kernels close to the best, by as much as repeated screenings of one kernel scatter in comparison
-with kernels. A schedule that a search opens with was chosen with reason, so more is expected of it.
+with kernels. A kernel that there was a reason to begin with is expected to be one spread better.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,6 +26,7 @@ CLOSE: Final = 0.4
 """Log ratio below the best within which kernels are alike enough to tell what to expect of one."""
 SCATTER, SCATTER_COUNTS = 0.1, 4.0
 """Standard deviation of one screening before any was repeated, and the repetitions it counts as."""
+OUTLIER: Final = 3 * SCATTER
 LEAST_SPREAD: Final = 0.02
 """Least standard deviation that kernels are taken to have."""
 
@@ -52,22 +54,25 @@ class Rungs:
         means = {one: sum(own) / len(own) for one, own in self.scores.items()}
         if not means:
             return {}
-        noise = self._scatter(means)
+        noise = self._scatter()
         close = [one for one, mean in means.items() if mean > max(means.values()) - CLOSE]
         centre = sum(means[one] for one in close) / len(close)
         between = sum((means[one] - centre) ** 2 for one in close) / max(1, len(close) - 1)
         lucky = noise * sum(1 / len(self.scores[one]) for one in close) / len(close)
         spread = max(between - lucky, LEAST_SPREAD**2)
-        found = {}
-        for one, mean in means.items():
+        found = dict(means)
+        for one in close:
             before = centre + (math.sqrt(spread) if one in self.openers else 0.0)
             count = len(self.scores[one])
-            found[one] = before + (mean - before) * count / (count + noise / spread)
+            found[one] = before + (means[one] - before) * count / (count + noise / spread)
         return found
 
-    def _scatter(self, means: dict[str, float]) -> float:
-        """Return the variance of one screening."""
-        squares = sum((x - means[one]) ** 2 for one, own in self.scores.items() for x in own)
+    def _scatter(self) -> float:
+        """Return the variance of one screening; a stall counts as no more than OUTLIER."""
+        squares = 0.0
+        for own in self.scores.values():
+            middle = statistics.median(own)
+            squares += sum(min(abs(x - middle), OUTLIER) ** 2 for x in own)
         repeated = sum(len(own) - 1 for own in self.scores.values())
         return (squares + SCATTER_COUNTS * SCATTER**2) / (repeated + SCATTER_COUNTS)
 

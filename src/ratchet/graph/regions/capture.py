@@ -96,7 +96,7 @@ def region_report(
 
 def _ceilings(device: str) -> Ceilings | None:
     try:
-        return measure(probe(device), again=True)
+        return measure(probe(device), again="due")
     except RatchetError as error:
         LOG.warning("no ceilings, so every floor is 0: %s", error)
         return None
@@ -247,7 +247,8 @@ def _timed(regions: Sequence[tuple[_Found, Region]], measuring_s: float) -> list
     Freed memory stays in this process, as in a step that reuses its own: alone, a region with large
     results would mostly wait for new pages.
     """
-    keep_freed_memory()
+    if measuring_s > 0:
+        keep_freed_memory()
     deadline = time.monotonic() + measuring_s
     order = sorted(regions, key=lambda one: -one[1].gain_s)
     ratios: dict[str, list[float]] = {}

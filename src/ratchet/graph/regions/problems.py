@@ -27,8 +27,16 @@ Sound = Callable[[tuple[TensorSpec, ...]], bool]
 SHOWN = 3
 """Operations in a problem's name."""
 HIDDEN_BATCHES = (1, 3)
-VARIATIONS = (("shifted", "contiguous"), ("heavy_tailed", "strided"), ("large", "contiguous"))
-"""Distribution and layout of hidden cases, for the inputs that are drawn from `normal`."""
+VARIATIONS = (
+    ("normal", "contiguous"),
+    ("shifted", "contiguous"),
+    ("heavy_tailed", "strided"),
+    ("large", "contiguous"),
+)
+"""Distribution and layout of hidden cases, for the inputs that are drawn from `normal`.
+
+Each input has a deviation of 1 in them: one that is small beside another in the step counts here.
+"""
 MOST_LOST = 0.05
 """Largest error of the reference against float64, in norm: beyond it a case says nothing."""
 MOST_DIMENSIONS = 6
@@ -190,7 +198,7 @@ def _hidden(
 def _varied(spec: TensorSpec, distribution: str, layout: str) -> TensorSpec:
     if spec.distribution != "normal":
         return spec
-    return replace(spec, distribution=distribution, layout=layout)
+    return replace(spec, distribution=distribution, layout=layout, deviation=1.0)
 
 
 # The file

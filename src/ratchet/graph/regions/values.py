@@ -15,6 +15,7 @@ PLAIN_SCALE = 32.0
 LEAST_SCALE = 4.0**-4
 """Least standard deviation that values are drawn with: smaller ones are gradients, and a gradient
 grows as a whole with the one it comes from."""
+OFF_POWERS = 0.2
 ZEROS = 0.01
 """Share of zeros from which they count as a mask's, such as of a ReLU."""
 SAMPLE = 1 << 16
@@ -73,16 +74,21 @@ def spec_for(shape: tuple[int, ...], dtype: str, values: Values | None) -> Tenso
             high=_above(high, dtype),
         )
     assert plain is not None
-    if values is None or values.low == values.high == 0 or values.zeros > ZEROS:
+    if values is None or values.low == values.high == 0:
         return plain
     if values.low < 0 < values.high and values.deviation <= PLAIN_SCALE:
         return replace(plain, deviation=_deviation(values.deviation))
+    if values.zeros > ZEROS:
+        return plain
     return ranged(plain, values)
 
 
 def _deviation(value: float) -> float:
-    """Return the nearest power of 4, within the bounds of LEAST_SCALE and 16."""
-    return 4.0 ** round(math.log(min(16.0, max(LEAST_SCALE, value)), 4))
+    """Return a power of 4 near the value, within the bounds of LEAST_SCALE and 16.
+
+    The steps lie apart from powers of 2, which are what many weights are initialised with.
+    """
+    return 4.0 ** round(math.log(min(16.0, max(LEAST_SCALE, value)), 4) + OFF_POWERS)
 
 
 def ranged(spec: TensorSpec, values: Values | None) -> TensorSpec:

@@ -134,7 +134,7 @@ def ceilings_above(turn: Turn, flops_per_s: float) -> Ceilings | None:
     if turn.left_s() < CEILINGS_S:
         turn.leave_out("measuring the ceilings again", "the budget has no room for it")
         return known
-    again = ceilings.measure(turn.device, cache=False)
+    again = ceilings.measure(turn.device, again="now")
     if flops_per_s > max(again.gemm_flops_per_s.values()):
         turn.warnings.append("a step beat the measured GEMM ceiling, so its MFU may exceed 100 %")
     return again

@@ -476,7 +476,7 @@ def versions() -> dict[str, str]:
 
 def _ceilings(device: Device) -> Ceilings | None:
     try:
-        return device_ceilings.measure(device, again=True)
+        return device_ceilings.measure(device, again="due")
     except DeviceError:
         return None
 
