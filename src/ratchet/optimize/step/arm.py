@@ -90,22 +90,21 @@ class StepArm:
 
     def gradients(self, path: str) -> dict[str, Any]:
         """Write the first step's gradients (fp32, by parameter name) as safetensors to `path`."""
-        import torch
-        from safetensors.torch import save_file
+        from ratchet.optimize.step.gradients import write_gradients
 
         if self._next:
             raise WorkloadError(
                 "gradients are available only before the first step: start a new arm"
             )
         loss = self._step.forward_backward(self._batches[0])
-        found = {
-            name: gradient.detach().to(torch.float32).contiguous().cpu().clone()
-            for name, gradient in self._step.gradients().items()
-        }
-        save_file(found, str(Path(path)))
+        found = self._step.gradients()
+        write_gradients(found, Path(path))
+        count = len(found)
+        del found
         for parameter in self._step.model.parameters():
-            parameter.grad = None
-        return {"loss": float(loss.detach()), "parameters": len(found)}
+            if parameter.grad is not None:  # freeing it would change the heap (see gradients.py)
+                parameter.grad.zero_()
+        return {"loss": float(loss.detach()), "parameters": count}
 
     def profile(self, path: str, steps: int = 2) -> dict[str, Any]:
         """Write a Chrome trace of `steps` steps to `path`, with a mark around each step (JSON)."""
