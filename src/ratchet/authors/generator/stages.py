@@ -18,12 +18,15 @@ from ratchet.authors.form.extent import (
     sum_of,
 )
 from ratchet.authors.form.form import (
+    Constant,
+    Map,
     Matmul,
     Node,
     Order,
     Scatter,
     Shape,
     UnsupportedOp,
+    View,
     axes_of,
     own_axes,
 )
@@ -380,8 +383,6 @@ def _steps(
 
 def _constant_along(node: Node, own: Extent) -> bool:
     """Return whether a place's tensor is a view that leaves an axis out."""
-    from ratchet.authors.form.form import Constant, Map, View
-
     if isinstance(node, Constant):
         return True
     if isinstance(node, Map):
