@@ -42,6 +42,8 @@ class World:
     start_s: float = 5.0
     compile_s: float = 10.0
     autotune_s: float = 30.0
+    compiling_slows: float = 0.0
+    """How much slower the steps of a process are that compiled their code itself."""
     warm: float = 0.1
     """What compiling a config again takes of the first time."""
     step_s: float = 0.1
@@ -87,9 +89,13 @@ class World:
                 time_s *= factor
         return time_s
 
-    def compile_time_s(self, config: StepConfig) -> float:
+    def is_cold(self, config: StepConfig) -> bool:
         key = with_config(config, {}).graph_key()
-        again = self.warm if key in self.compiled_before else 1.0
+        return config.compile_mode is not None and key not in self.compiled_before
+
+    def compile_time_s(self, config: StepConfig) -> float:
+        again = 1.0 if self.is_cold(config) else self.warm
+        key = with_config(config, {}).graph_key()
         self.compiled_before.add(key)
         times_s = {None: 0.0, "default": self.compile_s}
         return again * times_s.get(config.compile_mode, self.autotune_s)
@@ -104,7 +110,8 @@ class MadeUpArm:
         self.config = StepConfig.model_validate(spec.arguments["config"] or {})
         self.pid: int | None = None
         self.setup_time_s = 0.0
-        self._ready_s, self._ran, self._answer = 0.0, 0, None
+        self.steps, self._slower = 0, 1.0
+        self._ready_s, self._answer = 0.0, None
 
     def __enter__(self) -> MadeUpArm:
         self.begin_start()
@@ -139,10 +146,14 @@ class MadeUpArm:
         self.setup_time_s = self.world.now_s - self._begun_s
 
     def begin_run(self, iterations: int) -> None:
-        first_s = 0.0 if self._ran else self.world.compile_time_s(self.config)
-        sign = 1 if (self.world.arms_started + self._ran) % 2 else -1
+        first_s = 0.0
+        if not self.steps:
+            self._slower += self.world.compiling_slows * self.world.is_cold(self.config)
+            first_s = self.world.compile_time_s(self.config)
+        sign = 1 if (self.world.arms_started + self.steps) % 2 else -1
         step_s = self.world.step_time_s(self.config) * (1 + sign * self.world.wobble)
-        self._ran += iterations
+        step_s *= self._slower
+        self.steps += iterations
         self._took_s = first_s + iterations * step_s
         self._begin(self._took_s)
 

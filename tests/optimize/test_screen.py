@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from simulated_turns import CEILINGS, World, run
 
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn import compose
@@ -109,3 +110,12 @@ def test_the_rounds_of_a_screening_fit_its_time() -> None:
 def test_a_hopeless_challenger_is_not_timed_for_long() -> None:
     assert rounds_for(0.25, 7.5, 5.0) == 2
     assert rounds_for(7.5, 0.25, 5.0) == FEWEST_ROUNDS
+
+
+def test_what_was_compiled_for_its_trial_is_not_taken_for_slower(tmp_path: Path) -> None:
+    factors = {"precision=bf16_master": 0.97, "attention": 0.98}
+    world = World(factors=factors, ceilings=CEILINGS, compiling_slows=0.05)
+    found = run(world, tmp_path, 1200.0)
+    kept = {one.name: one.ratio for one in found.result.changes if one.decision == "kept"}
+    assert found.recipe.config.precision == "bf16_master"
+    assert kept["attention-math"] == pytest.approx(1 / 0.98, abs=0.005)

@@ -156,3 +156,9 @@ def test_a_turn_that_compared_nothing_leaves_no_timings(
     resumed = run(quick, never, finish={"speedup": {"best_compile": {"ratio": 1.2}}})
     assert resumed.recalled == 1
     assert run(quick, never, finish=None).recalled == 1
+    wide = {"speedup": {"best_compile": {"ratio": 1.2}}, "floor": {"low": 0.52, "high": 1.94}}
+    proven = run(quick, never, finish={**wide, "recipe_is": "proven"})
+    assert proven.recalled == 1
+    noisy = run(quick, never, finish={**wide, "recipe_is": "rival"})
+    assert noisy.recalled == 1
+    assert run(slow, lambda: slow, finish=None).recalled == 0

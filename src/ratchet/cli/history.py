@@ -46,10 +46,10 @@ def show(
     """
     from ratchet import files
     from ratchet.errors import HistoryError
-    from ratchet.guard.history.analysis import analyse
-    from ratchet.guard.history.incidents import follow, incidents
-    from ratchet.guard.history.series import compiled, gather
     from ratchet.guard.share import parse_share
+    from ratchet.history.analysis import analyse
+    from ratchet.history.incidents import follow, incidents
+    from ratchet.history.series import compiled, gather
     from ratchet.ledger import Ledger
     from ratchet.ledger.observations import ObservationBook
     from ratchet.report.console import working
@@ -105,8 +105,8 @@ def import_(
     debug: Debug = False,
 ) -> None:
     """Add results from a file to the ledger, all or none."""
-    from ratchet.guard.history.formats.choose import read_results
-    from ratchet.guard.history.formats.csv_file import ImportDefaults, as_utc
+    from ratchet.history.formats.choose import read_results
+    from ratchet.history.formats.csv_file import ImportDefaults, as_utc
     from ratchet.ledger import Ledger
     from ratchet.ledger.observations import ObservationBook
     from ratchet.report.console import working
@@ -140,8 +140,8 @@ def export(
     debug: Debug = False,
 ) -> None:
     """Write results of the ledger to a file."""
-    from ratchet.guard.history.formats.choose import write_results
-    from ratchet.guard.history.series import compiled
+    from ratchet.history.formats.choose import write_results
+    from ratchet.history.series import compiled
     from ratchet.ledger import Ledger
     from ratchet.ledger.observations import ObservationBook
 
@@ -184,7 +184,7 @@ def _mark(
     ledger: str | None,
     as_json: bool,
 ) -> None:
-    from ratchet.guard.history.incidents import mark
+    from ratchet.history.incidents import mark
     from ratchet.ledger import Ledger
     from ratchet.ledger.observations import ObservationBook
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ratchet.guard.history.analysis import AnalysedSeries, Shift
-from ratchet.guard.history.incidents import Incident
+from ratchet.history.analysis import AnalysedSeries, Shift
+from ratchet.history.incidents import Incident
 
 
 def history_document(

@@ -15,8 +15,8 @@ import numpy as np
 from markupsafe import Markup
 
 from ratchet.errors import HistoryError
-from ratchet.guard.history.analysis import AnalysedSeries
-from ratchet.guard.history.incidents import Incident
+from ratchet.history.analysis import AnalysedSeries
+from ratchet.history.incidents import Incident
 from ratchet.report.environment import page_environment
 from ratchet.report.history_words import (
     among_words,

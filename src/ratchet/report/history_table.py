@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ratchet.guard.history.analysis import AnalysedSeries
-from ratchet.guard.history.incidents import Incident
+from ratchet.history.analysis import AnalysedSeries
+from ratchet.history.incidents import Incident
 from ratchet.report.console import heading, make_console, table
 from ratchet.report.history_words import (
     among_words,

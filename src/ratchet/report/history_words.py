@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ratchet.guard.history.analysis import AnalysedSeries
-from ratchet.guard.history.incidents import Incident
+from ratchet.history.analysis import AnalysedSeries
+from ratchet.history.incidents import Incident
 
 _PREFIXES = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 _BYTES = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))

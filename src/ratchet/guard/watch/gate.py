@@ -10,9 +10,6 @@ from ratchet import git
 from ratchet.devices.probe import probe
 from ratchet.errors import RepositoryError
 from ratchet.guard.checkouts import Checkouts
-from ratchet.guard.history.formats.choose import read_results
-from ratchet.guard.history.formats.csv_file import ImportDefaults
-from ratchet.guard.history.series import gather
 from ratchet.guard.watch.result import WatchedResult, WatchReport
 from ratchet.guard.watch.run import (
     OnRun,
@@ -22,6 +19,9 @@ from ratchet.guard.watch.run import (
     watch_pairs,
 )
 from ratchet.guard.watch.suite_file import WatchSuite
+from ratchet.history.formats.choose import read_results
+from ratchet.history.formats.csv_file import ImportDefaults
+from ratchet.history.series import gather
 from ratchet.ledger import Ledger
 from ratchet.ledger.connect import utc_now
 from ratchet.ledger.observations import Observation, ObservationBook

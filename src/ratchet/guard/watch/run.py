@@ -13,10 +13,10 @@ import numpy as np
 from scipy import special
 
 from ratchet.guard.checkouts import Checkouts
-from ratchet.guard.history.analysis import analyse_one
-from ratchet.guard.history.series import HistorySeries
 from ratchet.guard.watch.result import WatchAnswer, WatchedResult
 from ratchet.guard.watch.suite_file import WatchedCommand, WatchSuite
+from ratchet.history.analysis import analyse_one
+from ratchet.history.series import HistorySeries
 from ratchet.measure.estimate import interval
 
 LEAST_HISTORY = 5

@@ -62,6 +62,8 @@ class ArmProcess:
         self.setup_time_s = 0.0
         self.deadline_s = spec.deadline_s
         self.paused = False
+        self.steps = 0
+        """Steps that this process was asked to run."""
         self._began_s = 0.0
         self._child: Child | None = None
         self._asked: dict[str, Any] = {}
@@ -128,6 +130,7 @@ class ArmProcess:
 
     def begin_run(self, iterations: int) -> None:
         """Have it run steps; `finish_run` waits for them."""
+        self.steps += iterations
         self._began_s = time.perf_counter()
         self._asked = {"do": "run", "iterations": iterations}
         self._send(**self._asked)

@@ -144,8 +144,14 @@ class Costs:
         key = candidate.graph_key()
         if key in self._restarts_s:
             return self._restarts_s[key]
-        setup_s = self.setup_s(candidate)
-        if key not in self.setups_s or setup_s <= self.plain_s:
+        return self.warm_s(candidate) if key in self.setups_s else self.setup_s(candidate)
+
+    def warm_s(self, candidate: Candidate) -> float:
+        """Return the seconds of a start whose code is in the compile cache."""
+        key, setup_s = candidate.graph_key(), self.setup_s(candidate)
+        if key in self._restarts_s:
+            return self._restarts_s[key]
+        if setup_s <= self.plain_s:
             return setup_s
         warm = self._warm.get(bool(candidate.kernels), WARM)
         return self.plain_s + warm * (setup_s - self.plain_s)

@@ -103,7 +103,8 @@ def optimize(settings: Settings, listener: Listener = lambda event, details: Non
             outcome = _run(turn, describe(turn), started_at)
         turn.ledger.record_measurements(identity, outcome.samples, purpose="proof")
         turn.ledger.record_recipe(identity, outcome.recipe.model_dump(mode="json"))
-        turn.ledger.finish_turn(identity, {"speedup": outcome.recipe.speedup})
+        found = {name: getattr(outcome.result, name) for name in ("floor", "recipe_is")}
+        turn.ledger.finish_turn(identity, {"speedup": outcome.recipe.speedup, **found})
         return outcome
 
 

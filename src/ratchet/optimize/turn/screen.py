@@ -24,12 +24,11 @@ from ratchet.optimize.turn.state import Turn
 SCREEN_S = 10.0
 """Timing budget of one screening, or a sixtieth of the turn's budget if that is less."""
 MOST_ROUNDS = 25
-SETTLING_STEPS, SETTLING_SHARE = 20, 0.25
-"""Untimed steps of a challenger, in at most this share of the timing budget.
+SETTLING_STEPS, SETTLING_SHARE = 20, 0.35
+"""Steps of each arm before it is timed, in at most this share of the timing budget.
 
-The first 20 to 40 steps of a process are slower than later ones, and the incumbent has made them: a
-step of moe-42m against itself, in a new process, came out at 0.965x and 0.97x in two times 20
-rounds, and at 1.00x after them.
+The first 20 to 40 steps of a process are slower than later ones: a step of moe-42m against itself,
+in a new process, came out at 0.965x and 0.97x in two times 20 rounds, and at 1.00x after them.
 """
 HOPELESS, HOPELESS_ROUNDS = 4.0, 2
 """Ratio of step times above which a challenger is timed for only this many rounds."""
@@ -125,8 +124,11 @@ def screening_s(
     """Estimate the seconds of a screening from starts and steps so far; 0 if already known."""
     if turn.holds("screening", _key(incumbent, challenger, oracle)):
         return 0.0
-    missing = [one for one in (incumbent, challenger) if not turn.is_live(one)]
-    started_s = together_s(turn.costs.restart_s(one) for one in missing)
+    both = (incumbent, challenger)
+    started_s = together_s(turn.costs.restart_s(one) for one in both if not turn.is_live(one))
+    if oracle is not None:
+        again = [one for one in both if turn.is_compiled_here(one)]
+        started_s += together_s(turn.costs.warm_s(one) for one in again)
     return MARGIN * started_s + _timing_s(turn, incumbent, challenger)
 
 
@@ -136,7 +138,8 @@ def new_screening_s(turn: Turn, incumbent: Candidate) -> float:
     starts_s = [costs.compiled_s(incumbent)]
     if not turn.is_live(incumbent):
         starts_s.append(costs.restart_s(incumbent))
-    return MARGIN * together_s(starts_s) + _timing_s(turn, incumbent, incumbent)
+    started_s = together_s(starts_s) + together_s([costs.warm_s(incumbent)] * 2)
+    return MARGIN * started_s + _timing_s(turn, incumbent, incumbent)
 
 
 def _timing_s(turn: Turn, incumbent: Candidate, challenger: Candidate) -> float:
@@ -157,25 +160,25 @@ def _screen(
     turn: Turn, incumbent: Candidate, challenger: Candidate, oracle: Oracle | None
 ) -> LeverScreening:
     turn.live(incumbent)
+    worst = ("", 0.0)
     try:
-        arm = turn.live(challenger)
+        turn.live(challenger)
+        if oracle is not None:
+            check = check_gradients(turn, challenger, oracle)
+            if not check.passed:
+                turn.drop(challenger)
+                reason = f"gradients: {check.detail}"
+                return LeverScreening(passed=False, reason=reason, setup_s=turn.setup_s(challenger))
+            worst = (check.worst_parameter, check.worst_ratio)
+            turn.restart_compiled((incumbent, challenger))
     except DeadlinePassed:
         raise
     except RatchetError as error:
         turn.drop(challenger)
         return LeverScreening(passed=False, reason=str(error))
-    worst = ("", 0.0)
-    if oracle is not None:
-        check = check_gradients(turn, challenger, oracle)
-        if not check.passed:
-            turn.drop(challenger)
-            reason = f"gradients: {check.detail}"
-            return LeverScreening(passed=False, reason=reason, setup_s=turn.setup_s(challenger))
-        worst = (check.worst_parameter, check.worst_ratio)
-    base = turn.live(incumbent)
-    arm = turn.live(challenger)
-    step_s = base.run(1).wall_time_s, _settled_s(arm, SETTLING_SHARE * _screen_time_s(turn))
-    rounds = rounds_for(*step_s, (1 - SETTLING_SHARE) * _screen_time_s(turn))
+    base, arm = turn.live(incumbent), turn.live(challenger)
+    base_s, arm_s = _settled_s([base, arm], SETTLING_SHARE * _screen_time_s(turn))
+    rounds = rounds_for(base_s, arm_s, (1 - SETTLING_SHARE) * _screen_time_s(turn))
     rng = np.random.default_rng(turn.settings.seed)
     ends_s = turn.elapsed_s + MARGIN * _screen_time_s(turn)
     samples = run_rounds(
@@ -205,12 +208,17 @@ def _screen(
     )
 
 
-def _settled_s(arm: ArmProcess, limit_s: float) -> float:
-    """Let a new arm step until it is as fast as it gets; return the time of its fastest step."""
-    times_s: list[float] = []
-    while len(times_s) < 2 or (len(times_s) < SETTLING_STEPS and sum(times_s) < limit_s):
-        times_s.append(arm.run(1).wall_time_s)
-    return min(times_s)
+def _settled_s(arms: Sequence[ArmProcess], limit_s: float) -> list[float]:
+    """Let new arms step until they are as fast as they get; return each arm's fastest step."""
+    fastest_s = [arm.run(1).wall_time_s for arm in arms]
+    spent_s = sum(fastest_s)
+    while spent_s < limit_s and any(arm.steps < SETTLING_STEPS for arm in arms):
+        for place, arm in enumerate(arms):
+            if arm.steps < SETTLING_STEPS:
+                step_s = arm.run(1).wall_time_s
+                fastest_s[place] = min(step_s, fastest_s[place])
+                spent_s += step_s
+    return fastest_s
 
 
 def unused_regions(candidate: Candidate, told: Mapping[str, Any]) -> list[str]:

@@ -10,8 +10,8 @@ import pytest
 from history_rows import noisy, revision_of, rows
 
 from ratchet.errors import HistoryError
-from ratchet.guard.history.formats.choose import read_results, write_results
-from ratchet.guard.history.formats.csv_file import ImportDefaults
+from ratchet.history.formats.choose import read_results, write_results
+from ratchet.history.formats.csv_file import ImportDefaults
 from ratchet.ledger.observations import Observation
 
 DEFAULTS = ImportDefaults()

@@ -10,9 +10,9 @@ from typing import Literal
 
 import numpy as np
 
-from ratchet.guard.history.change_points import ChangePoint, change_points, step_at
-from ratchet.guard.history.rank_cusum import LEAST_SEGMENT
-from ratchet.guard.history.series import HistorySeries
+from ratchet.history.change_points import ChangePoint, change_points, step_at
+from ratchet.history.rank_cusum import LEAST_SEGMENT
+from ratchet.history.series import HistorySeries
 
 ShiftKind = Literal["regression", "improvement", "environment"]
 

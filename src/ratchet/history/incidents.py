@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ratchet.errors import HistoryError
-from ratchet.guard.history.analysis import AnalysedSeries, Shift
+from ratchet.history.analysis import AnalysedSeries, Shift
 from ratchet.ledger.connect import utc_now
 from ratchet.ledger.observations import IncidentEvent, IncidentEventName, ObservationBook
 

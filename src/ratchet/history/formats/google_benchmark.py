@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ratchet.errors import HistoryError
-from ratchet.guard.history.formats.csv_file import ImportDefaults, as_utc
+from ratchet.history.formats.csv_file import ImportDefaults, as_utc
 from ratchet.ledger.observations import Observation
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratchet.guard.history.change_points import ChangePointFinder, change_points, step_at
-from ratchet.guard.history.rank_cusum import correlation, normal_scores, p_value
+from ratchet.history.change_points import ChangePointFinder, change_points, step_at
+from ratchet.history.rank_cusum import correlation, normal_scores, p_value
 
 
 def _ar1(rng: np.random.Generator, length: int) -> np.ndarray:
@@ -64,7 +64,7 @@ def test_appending_tests_the_tail_alone(monkeypatch: pytest.MonkeyPatch) -> None
     finder.append(np.random.default_rng(0).standard_normal(50_000))
     finder.points()
     tested = []
-    from ratchet.guard.history import change_points as module
+    from ratchet.history import change_points as module
 
     original = module.best_splits
     monkeypatch.setattr(

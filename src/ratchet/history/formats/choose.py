@@ -8,9 +8,9 @@ from typing import Literal
 
 from ratchet import files
 from ratchet.errors import HistoryError
-from ratchet.guard.history.formats.asv_folder import read_asv, write_asv
-from ratchet.guard.history.formats.csv_file import ImportDefaults, read_csv, write_csv
-from ratchet.guard.history.formats.google_benchmark import read_google, write_google
+from ratchet.history.formats.asv_folder import read_asv, write_asv
+from ratchet.history.formats.csv_file import ImportDefaults, read_csv, write_csv
+from ratchet.history.formats.google_benchmark import read_google, write_google
 from ratchet.ledger.observations import Observation
 
 ResultsFormat = Literal["csv", "asv", "google"]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from ratchet.guard.history.rank_cusum import (
+from ratchet.history.rank_cusum import (
     LEAST_SEGMENT,
     IntArray,
     best_splits,

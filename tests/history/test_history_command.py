@@ -15,10 +15,10 @@ from commands_guard import mistake
 from history_rows import noisy, revision_of, rows
 
 from ratchet.cli import main
-from ratchet.guard.history.analysis import analyse
-from ratchet.guard.history.formats.choose import write_results
-from ratchet.guard.history.incidents import incidents
-from ratchet.guard.history.series import gather
+from ratchet.history.analysis import analyse
+from ratchet.history.formats.choose import write_results
+from ratchet.history.incidents import incidents
+from ratchet.history.series import gather
 from ratchet.report.history_page import render_history_page
 
 

@@ -12,9 +12,9 @@ import pytest
 from history_rows import noisy, revision_of, rows
 
 from ratchet.errors import HistoryError
-from ratchet.guard.history.analysis import analyse, analyse_one
-from ratchet.guard.history.incidents import Incident, follow, incidents, mark
-from ratchet.guard.history.series import gather
+from ratchet.history.analysis import analyse, analyse_one
+from ratchet.history.incidents import Incident, follow, incidents, mark
+from ratchet.history.series import gather
 from ratchet.ledger import Ledger
 from ratchet.ledger.observations import ObservationBook
 
