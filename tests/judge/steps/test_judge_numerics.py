@@ -293,3 +293,38 @@ def test_a_loss_that_is_not_finite_or_too_short_fails() -> None:
         judge_losses([[math.nan]] * 3, baseline)
     with pytest.raises(JudgeError, match="at least two"):
         judge_losses(baseline[:1], baseline)
+
+
+def moved_tokens(reference: Tensor, seed: int) -> Tensor:
+    """Return a router's gradient in which a few tokens took another expert: parts of rank one."""
+    left, sizes, right = torch.linalg.svd(reference, full_matrices=False)
+    chance = torch.Generator().manual_seed(seed)
+    signs = torch.randint(0, 2, sizes.shape, generator=chance) * 2.0 - 1
+    return reference + 0.12 * (left * (signs * sizes)) @ right
+
+
+def test_tokens_that_change_experts_may_move_the_scale_of_a_router(tmp_path: Path) -> None:
+    chance = torch.Generator().manual_seed(0)
+    router = torch.randn(8, 96, generator=chance)
+    plain = {f"weight{place}": torch.randn(64, 64, generator=chance) for place in range(12)}
+
+    def gradients_of(seed: int) -> Gradients:
+        own = torch.Generator().manual_seed(seed)
+        rounded = {
+            name: one + 0.01 * torch.randn(one.shape, generator=own) for name, one in plain.items()
+        }
+        return {**rounded, "router": moved_tokens(router, seed)}
+
+    reference = {**plain, "router": router}
+    checks = [
+        judged(tmp_path, reference, gradients_of(2 * n), gradients_of(2 * n + 1)) for n in range(40)
+    ]
+    assert sum(one.passed for one in checks) >= 36
+    grown = gradients_of(1)
+    grown["router"] = 1.3 * grown["router"]
+    assert not judged(tmp_path, reference, gradients_of(0), grown).passed
+    for name in plain:
+        off = gradients_of(1)
+        off[name] = 1.01 * off[name]
+        found = judged(tmp_path, reference, gradients_of(0), off)
+        assert not found.passed and found.worst_parameter == name
