@@ -278,6 +278,20 @@ def test_a_workload_s_problems_share_the_budget_by_gain(
     assert all(row.recalled for row in again.rows) and len(made_up.screened) == screened
 
 
+def test_what_is_likely_won_comes_first(made_up: MadeUpCourt, judge: RecordedJudge) -> None:
+    product = Asked(problem=made_up_problem("product"), gain_s=4e-3, likely_s=1e-3)
+    fused = Asked(problem=made_up_problem("fused"), gain_s=2e-3)
+    found = write_all(
+        "made-up",
+        [product, fused],
+        WritingRequest(budget_s=60.0, candidates=8, authors=("search",)),
+        judge=judge,
+        follow=lambda problem: lambda event, result: None,
+        done=lambda result: None,
+    )
+    assert [row.problem for row in found.rows] == ["fused", "product"]
+
+
 def test_what_does_not_fit_the_budget_is_told(made_up: MadeUpCourt, judge: RecordedJudge) -> None:
     asked = [Asked(problem=made_up_problem(f"p{i}"), gain_s=1.0) for i in range(3)]
     found = write_all(

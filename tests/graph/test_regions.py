@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -16,13 +17,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import ratchet
 from ratchet.devices.ceilings import Ceilings
-from ratchet.graph.regions.capture import region_report
+from ratchet.graph.regions.capture import region_report, with_reach
 from ratchet.graph.regions.cost import compiled_s
 from ratchet.graph.regions.cut import Cut, cut_graph
 from ratchet.graph.regions.dims import lie_of
 from ratchet.graph.regions.form import form_of
 from ratchet.graph.regions.problems import header
-from ratchet.graph.regions.region import Region, RegionReport
+from ratchet.graph.regions.region import BEYOND_REACH, Region, RegionReport
 from ratchet.graph.regions.trace import TracedGraph, trace
 from ratchet.graph.regions.values import Values, spec_for
 from ratchet.judge.workers.reference.gate import gate
@@ -114,6 +115,21 @@ def test_the_floor_is_the_roofline_of_compulsory_work() -> None:
         least = max(region.flops / 2e11, region.bytes / 1e10)
         most = max(region.flops / 1e11, region.bytes / 1e10)
         assert least <= region.floor_s * (1 + 1e-9) and region.floor_s <= most * (1 + 1e-9)
+
+
+def test_a_product_is_likely_to_win_up_to_what_the_step_s_best_reaches() -> None:
+    first, *others = (one for one in regions_of("llama-tiny") if one.kind == "product")
+    fused = next(one for one in regions_of("llama-tiny") if one.kind == "fused")
+    times = [(first, 2.0), *((one, 8.0) for one in others), (fused, 8.0)]
+    measured = [
+        replace(one, time_s=factor * one.floor_s, timed_by="inductor") for one, factor in times
+    ]
+    best, *slow, pointwise = with_reach(measured)
+    assert best.likely_s == pytest.approx(BEYOND_REACH * best.gain_s)
+    for one in slow:
+        in_reach = 6 / 7 * one.gain_s
+        assert one.likely_s == pytest.approx(in_reach + BEYOND_REACH * (one.gain_s - in_reach))
+    assert pointwise.likely_s == pointwise.gain_s
 
 
 # Problems

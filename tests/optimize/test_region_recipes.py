@@ -235,8 +235,8 @@ def test_a_kernel_of_another_workload_is_found_by_key_and_judged_here(
     monkeypatch.setattr(prove_regions, "KernelJudge", MadeUpJudge())
     monkeypatch.setattr(MadeUpCourt, "answers", {problem().hash: status} if status else {})
     regions = [
-        WorkloadRegion(key=KEY, problem=problem(), gain_s=0.1),
-        WorkloadRegion(key=OTHER, problem=problem(OTHER), gain_s=0.1),
+        WorkloadRegion(key=KEY, problem=problem(), gain_s=0.1, likely_s=0.1),
+        WorkloadRegion(key=OTHER, problem=problem(OTHER), gain_s=0.1, likely_s=0.1),
     ]
     found = trials(tmp_path, regions).recall(NOTHING, [STEP])
     (lever,) = found.regions["fp32"]
@@ -337,7 +337,7 @@ def writes(status: str) -> Callable[..., ProvenKernels]:
     def write(
         self: RegionTrials, kernels: ProvenKernels, best: Any, step_time_s: float
     ) -> ProvenKernels:
-        region = WorkloadRegion(key=KEY, problem=problem(), gain_s=0.05)
+        region = WorkloadRegion(key=KEY, problem=problem(), gain_s=0.05, likely_s=0.05)
         proven = {NAME: (kernel(),)} if status == "proven" else {}
         refused = {} if proven else {problem().name: f"{status}, made up"}
         return ProvenKernels(

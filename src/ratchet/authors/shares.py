@@ -33,6 +33,13 @@ class Asked:
     problem: Problem
     gain_s: float
     """Seconds of a step that can still be won on it."""
+    likely_s: float | None = None
+    """The part of it that is likely won, by which problems are ordered; None: all of it."""
+
+    @property
+    def weight_s(self) -> float:
+        """Return what orders the problems and shares the budget."""
+        return self.gain_s if self.likely_s is None else self.likely_s
 
 
 class RegionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +84,7 @@ def write_all(
     spent_s: float = 0.0,
     guests: Sequence[Author] = (),
 ) -> WorkloadWriting:
-    """Write kernels for problems in the order of their gain, until the budget ends.
+    """Write kernels for problems in the order of what is likely won, until the budget ends.
 
     Those that the generator does not cover come last, unless somebody but the compiler writes for
     them: a few of its kernels would take the time that many others need.
@@ -87,15 +94,15 @@ def write_all(
     result; `spent_s` of the budget are gone.
     """
     began = time.monotonic() - spent_s
-    waiting = sorted(asked, key=lambda one: one.gain_s, reverse=True)
+    waiting = sorted(asked, key=lambda one: one.weight_s, reverse=True)
     last: list[Asked] = []
     rows: list[RegionRow] = []
     interrupted = False
     while waiting or last:
         one = waiting.pop(0) if waiting else last.pop(0)
         left_s = request.budget_s - (time.monotonic() - began)
-        gains = [other.gain_s for other in (one, *waiting, *last)]
-        share = one.gain_s / sum(gains) if sum(gains) > 0 else 1 / len(gains)
+        gains = [other.weight_s for other in (one, *waiting, *last)]
+        share = one.weight_s / sum(gains) if sum(gains) > 0 else 1 / len(gains)
         if len(gains) > 1:
             largest = max(LARGEST_SHARE, 1 / len(asked))
             share = min(share, largest * request.budget_s / max(left_s, 1e-9))

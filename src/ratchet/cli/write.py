@@ -247,7 +247,10 @@ def _write_all(
     from ratchet.report.write_page import render_write_page
     from ratchet.report.write_terminal import WriteProgress, print_workload
 
-    asked = [Asked(problem=one.problem, gain_s=one.gain_s) for one in found.regions]
+    asked = [
+        Asked(problem=one.problem, gain_s=one.gain_s, likely_s=one.likely_s)
+        for one in found.regions
+    ]
     spent_s = time.monotonic() - began  # finding a fleet's machines is not the budget's
     with (
         open_judge(ledger, fleet, device=request.device) as judge,

@@ -173,7 +173,7 @@ class _Collector:
                 regions.append((found, self._region(found, ceilings)))
             except Unfit as unfit:
                 self._notes[f"a region around {_first_op(found.cut)}: {unfit}"] += found.count
-        timed = _timed(regions, measuring_s)
+        timed = with_reach(_timed(regions, measuring_s))
         ranked = sorted(timed, key=lambda one: -one.gain_s)
         notes = [f"left out, {count} times: {note}" for note, count in self._notes.items()]
         return RegionReport(regions=tuple(ranked), notes=tuple(notes))
@@ -263,6 +263,22 @@ def _timed(regions: Sequence[tuple[_Found, Region]], measuring_s: float) -> list
         ratios.setdefault(region.kind, []).append(taken_s / max(found.eager_s, 1e-9))
         timed.append(replace(region, time_s=taken_s, timed_by="inductor"))
     return timed
+
+
+def with_reach(regions: Sequence[Region]) -> list[Region]:
+    """Tell each product what share of its roofline the best measured one reaches."""
+    best = max(
+        (one.floor_s / one.time_s for one in regions if one.kind == "product" and _is_timed(one)),
+        default=1.0,
+    )
+    return [
+        replace(one, reach_s=one.floor_s / best) if one.kind == "product" and best > 0 else one
+        for one in regions
+    ]
+
+
+def _is_timed(region: Region) -> bool:
+    return region.timed_by == "inductor" and region.time_s > 0
 
 
 def _measured_s(region: Region, device: torch.device) -> float | None:

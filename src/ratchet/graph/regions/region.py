@@ -12,6 +12,8 @@ RegionKind = Literal["fused", "product"]
 REGION = "region:"
 """Start of the name that stands for a region among the kernels of a step's config."""
 TimedBy = Literal["inductor", "estimate"]
+BEYOND_REACH = 0.25
+"""Part of a product's gap to its roofline that is likely won beyond the step's best product."""
 
 
 def region_name(key: str) -> str:
@@ -49,11 +51,23 @@ class Region:
     time op by op, scaled as in the regions that were measured."""
     where: str
     """Path of the first site's module; empty if the graph does not tell."""
+    reach_s: float = 0.0
+    """Time of one site at the share of its roofline that the step's best product reaches."""
 
     @property
     def gain_s(self) -> float:
         """Return the seconds of a step that can still be won: count times (time - floor)."""
         return self.count * max(0.0, self.time_s - self.floor_s)
+
+    @property
+    def likely_s(self) -> float:
+        """Return the part of `gain_s` that is likely won.
+
+        A product seldom gets closer to its roofline than the best product of the same step.
+        """
+        reach_s = min(self.time_s, max(self.reach_s, self.floor_s))
+        beyond_s = BEYOND_REACH * (reach_s - self.floor_s)
+        return self.count * max(0.0, self.time_s - reach_s + beyond_s)
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object for `--json`."""
@@ -70,6 +84,7 @@ class Region:
             "time_s": self.time_s,
             "timed_by": self.timed_by,
             "gain_s": self.gain_s,
+            "likely_s": self.likely_s,
             "where": self.where,
             "problem": self.problem.as_json(),
         }

@@ -67,24 +67,32 @@ LDS_ATOMICS: Final = {
     "pk_add_bf": "pk_add_bf",
 }  # fmt: skip
 MFMA: Final = re.compile(
-    r"^v_mfma_(f32|i32)_(16x16|32x32)x(\d+)_?"
-    r"(bf16_1k|bf16|f16|f32|i8|fp8_fp8|fp8_bf8|bf8_fp8|bf8_bf8)$"
+    r"^v_mfma_(f32|i32|f64)_(4|16|32)x\2x(\d+)(?:_(\d+)b)?_?"
+    r"(bf16_1k|bf16|f16|f32|f64|i8|fp8_fp8|fp8_bf8|bf8_fp8|bf8_bf8)$"
 )
 MFMA_STEPS: Final = {
     ("16", "bf16"): (16, 32), ("32", "bf16"): (8, 16), ("16", "f16"): (16, 32),
     ("32", "f16"): (8, 16), ("16", "f32"): (4,), ("32", "f32"): (2,), ("16", "i8"): (32, 64),
-    ("32", "i8"): (16, 32), ("16", "fp8"): (32,), ("32", "fp8"): (16,),
+    ("32", "i8"): (16, 32), ("16", "fp8"): (32,), ("32", "fp8"): (16,), ("16", "f64"): (4,),
 }  # fmt: skip
 """The inner sizes of one-block products, by rows and type; the second ones are gfx950's."""
 MI200_STEPS: Final = {
     ("16", "bf16_1k"): (16,), ("32", "bf16_1k"): (8,), ("16", "bf16"): (8,), ("32", "bf16"): (4,),
     ("16", "f16"): (16,), ("32", "f16"): (8,), ("16", "f32"): (4,), ("32", "f32"): (2,),
-    ("16", "i8"): (16,), ("32", "i8"): (8,),
+    ("16", "i8"): (16,), ("32", "i8"): (8,), ("16", "f64"): (4,),
 }  # fmt: skip
 """Those of gfx90a."""
-MFMA_RUN: Final = 4
-"""Rows of the result that follow one another in a lane's registers."""
-MFMA_TYPES: Final = {"bf16": 0, "f16": 1, "f32": 2, "i8": 3, "fp8": 4, "bf8": 5}
+BLOCKS: Final = {"32": 2, "16": 4, "4": 16}
+"""Blocks of an instruction that has several, by their rows; f64 has 4 of 4 rows."""
+BLOCK_STEPS: Final = {"f32": 1, "bf16": 4, "bf16_1k": 4, "f16": 4, "i8": 4}
+"""Inner sizes of such blocks; of gfx90a's `bf16` it is 2."""
+MFMA_RUN: Final = {"f32": 4, "i32": 4, "f64": 1}
+"""Rows of the result that follow one another in a lane's registers, by the result's type."""
+MFMA_TYPES: Final = {"bf16": 0, "f16": 1, "f32": 2, "i8": 3, "fp8": 4, "bf8": 5, "f64": 9}
+MFMA_BYTES: Final = {"bf16": 2, "f16": 2, "f32": 4, "f64": 8}
+"""Bytes of an element; of the others it is 1."""
+MFMA_RESULTS: Final = {"f32": ("f", 0), "i32": ("u", 1), "f64": ("D", 2)}
+"""Kind of the result's operand, and its number in a record."""
 WMMA: Final = {
     "v_wmma_f32_16x16x16_f16": ("f16", "f16"),
     "v_wmma_f32_16x16x16_bf16": ("bf16", "bf16"),
@@ -166,27 +174,46 @@ def _lanes(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> Mac
 def _matrix(
     name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
 ) -> MachineForm:
+    """CDNA's dense instructions, of one block or several."""
     _only(modifiers, ())
     found = MFMA.match(name)
     if found is None:
-        raise KernelError(f"the matrix instruction {name} is not emulated")
-    size, inner, both = found[2][:2], int(found[3]), found[4]
-    first, _, second = both.removesuffix("_1k").partition("_")
-    kind = "fp8" if second else both
-    steps = (MI200_STEPS if target == "gfx90a" else MFMA_STEPS).get((size, kind), ())
-    if inner not in steps or (inner != steps[0] and target != "gfx950"):
         raise KernelError(f"the matrix instruction {name} is not emulated for {target}")
-    operands = [parse_operand(text, "u" if found[1] == "i32" else "f") for text in texts]
+    rows, inner, kind = int(found[2]), int(found[3]), found[5]
+    blocks = _blocks(found, target)
+    if not blocks:
+        raise KernelError(f"the matrix instruction {name} is not emulated for {target}")
+    operand_kind, number = MFMA_RESULTS[found[1]]
+    operands = [parse_operand(text, operand_kind) for text in texts]
     if len(operands) != 4 or any(one.modifiers for one in operands):
         raise KernelError("the operands of a matrix instruction are not as expected")
-    each = inner * int(size) // 64
-    element = {"bf16": 2, "bf16_1k": 2, "f16": 2, "f32": 4}.get(kind, 1)
-    registers = [int(size) ** 2 // 64, *[each * element // 4] * 2, int(size) ** 2 // 64]
-    _matrix_registers(operands, registers, texts)
-    shift = OCP if kind == "fp8" and target == "gfx950" else 0
-    types = [MFMA_TYPES[first] + shift, MFMA_TYPES[second or first] + shift]
-    numbers = [int(size), inner, *types, int(found[1] == "i32"), MFMA_RUN]
+    first, _, second = kind.removesuffix("_1k").partition("_")
+    given = rows * inner * blocks // 64 * MFMA_BYTES.get(first, 1) // 4
+    result = rows * rows * blocks // 64 * MFMA_BYTES.get(found[1], 4) // 4
+    _matrix_registers(operands, [result, given, given, result], texts)
+    shift = OCP if second and target == "gfx950" else 0
+    types = [MFMA_TYPES[one] + shift for one in (first, second or first)]
+    numbers = [rows, inner, *types, number, MFMA_RUN[found[1]], 0, blocks]
     return MachineForm("mfma", operands, numbers)
+
+
+def _blocks(found: re.Match[str], target: str) -> int:
+    """Return the blocks of a matrix instruction; 0 if the target does not have it."""
+    size, inner, told, kind = found[2], int(found[3]), int(found[4] or 0), found[5]
+    result = {"i8": "i32", "f64": "f64"}.get(kind, "f32")
+    old = target == "gfx90a"  # its names do not tell the blocks, and have no underscore
+    if found[1] != result or old == (found[0][found.start(5) - 1] == "_"):
+        return 0
+    steps = MI200_STEPS if old else MFMA_STEPS
+    known = steps.get((size, "fp8" if kind.count("8_") else kind), ())
+    if not told and inner in known and (inner == known[0] or target == "gfx950"):
+        return 1
+    several = 4 if (kind, size) == ("f64", "4") else BLOCKS[size]
+    step = 4 if kind == "f64" else BLOCK_STEPS.get(kind, 0)
+    if old and kind == "bf16":
+        step = 2
+    has = inner == step and told == (0 if old else several) and (kind, size) != ("f64", "16")
+    return several if has and (old or kind != "bf16_1k") else 0
 
 
 def _wave_matrix(

@@ -221,7 +221,8 @@ inline void finish(const In& in, u32* d, u32* out, bool is_float, bool keeps) {
 }
 inline void commit(u32* d, const u32* out, u64 mask) {
     if (mask == ALL) { memcpy(d, out, 4 * LANES); return; }
-    for (int l = 0; l < LANES; l++) d[l] = mask >> l & 1 ? out[l] : d[l];
+    u32 on[LANES]; spread(mask, on);
+    for (int l = 0; l < LANES; l++) d[l] = (out[l] & on[l]) | (d[l] & ~on[l]);
 }
 inline u64 packed_bits(const u8* b) {
     u64 r = 0;

@@ -1,6 +1,7 @@
-// ---- matrix: "Matrix Arithmetic Instructions" ---- aux: 0 m (16 or 32), 1 k, 2 type of A, 3 type of B, 4 integer,
-// 5 rows of the result that follow one another in a lane's registers, 6 each row of lanes holds all of A and B (RDNA 3)
-enum Number { BF16, F16, F32, I8, FP8, BF8, FP8_OCP, BF8_OCP, U8 };
+// ---- matrix: "Matrix Arithmetic Instructions" ---- aux: 0 rows and columns of a block (4, 16, 32), 1 k, 2 type of A,
+// 3 type of B, 4 result (0 f32, 1 i32, 2 f64), 5 rows of the result that follow one another in a lane's registers,
+// 6 each row of lanes holds all of A and B (RDNA 3), 7 blocks
+enum Number { BF16, F16, F32, I8, FP8, BF8, FP8_OCP, BF8_OCP, U8, F64 };
 inline f32 small_float(u32 x, int mantissa, bool ocp) {  // FNUZ: bias one more, one NaN, no infinities; OCP: as IEEE, but E4M3
     int bias = (mantissa == 3 ? 7 : 15) + !ocp, e = x >> mantissa & ((1 << (7 - mantissa)) - 1), f = x & ((1 << mantissa) - 1); f32 sign = x & 128 ? -1 : 1;
     if (!ocp && x == 128) return std::numeric_limits<f32>::quiet_NaN();
@@ -18,26 +19,47 @@ inline f32 element(const W& w, int number, int type, int j, int l) {
     switch (type) { case I8: return f32(int8_t(byte)); case U8: return f32(byte); case FP8: return small_float(byte, 3, false); case BF8: return small_float(byte, 2, false); case FP8_OCP: return small_float(byte, 3, true); }
     return small_float(byte, 2, true);
 }
+template <class T> inline T element_of(const W& w, int number, int type, int j, int l) { return T(element(w, number, type, j, l)); }
+template <> inline f64 element_of(const W& w, int number, int, int j, int l) { return as<f64>(u64(w.v[number + 2 * j + 1][l]) << 32 | w.v[number + 2 * j][l]); }
+inline f32 multiplied(f32 a, f32 b, f32 sum) { return sum + a * b; }
+inline i32 multiplied(i32 a, i32 b, i32 sum) { return i32(u32(sum) + u32(a) * u32(b)); }
+inline f64 multiplied(f64 a, f64 b, f64 sum) { return std::fma(a, b, sum); }
+// A lane has `each` neighbours along k of one row of A, and of one column of B; lanes go over the rows, the blocks, then along k.
+// A result's rows come in runs of `run`: a register holds one row of a run, and of as many runs, of blocks and of one block, as it has room for.
 template <class T, int N> void multiply(W& w, const In& in) {
-    constexpr int GROUPS = LANES / N, REGISTERS = N * N / LANES;
-    const int K = in.aux[1], run = in.aux[5], copies = in.aux[6], each = copies ? K : K / GROUPS;
-    static thread_local T a[32 * 128], b[128 * 32];
+    const int K = in.aux[1], run = in.aux[5], copies = in.aux[6], blocks = most(in.aux[7], 1), each = copies ? K : K * N * blocks / LANES;
+    constexpr int WORDS = sizeof(T) / 4, RUNS = LANES / N;
+    const int together = most(1, LANES * run / (N * N));
+    static thread_local T a[32 * 128], b[128 * 32], sums[32][LANES];
     for (int l = 0; l < LANES; l++) for (int j = 0; j < each; j++) {
-        const int k = copies ? j : l / N * each + j;
-        const T x = T(element(w, in.o[1].number, in.aux[2], j, l)), y = T(element(w, in.o[2].number, in.aux[3], j, l));
-        T &p = a[(l % N) * K + k], &q = b[k * N + l % N];
-        if (copies && l >= N && (as<u32>(p) != as<u32>(x) || as<u32>(q) != as<u32>(y))) fail("lanes %d and %d of a matrix operand differ", l, l - N);
+        const int block = copies ? 0 : l / N % blocks, k = copies ? j : l / (N * blocks) * each + j;
+        const T x = element_of<T>(w, in.o[1].number, in.aux[2], j, l), y = element_of<T>(w, in.o[2].number, in.aux[3], j, l);
+        T &p = a[(block * N + l % N) * K + k], &q = b[(block * K + k) * N + l % N];
+        if (copies && l >= N && (memcmp(&p, &x, sizeof x) || memcmp(&q, &y, sizeof y))) fail("lanes %d and %d of a matrix operand differ", l, l - N);
         p = x; q = y;
     }
-    T sums[REGISTERS][LANES]; const Operand& c = in.o[3];
-    for (int r = 0; r < REGISTERS; r++) for (int g = 0; g < GROUPS; g++) {
-        T* sum = sums[r] + g * N; int row = r / run * run * GROUPS + g * run + r % run;
-        for (int j = 0; j < N; j++) sum[j] = as<T>(c.kind == VECTOR ? w.v[c.number + r][g * N + j] : c.low);
-        for (int k = 0; k < K; k++) { T x = a[row * K + k]; for (int j = 0; j < N; j++) sum[j] += x * b[k * N + j]; }
+    const Operand& c = in.o[3];
+    for (int block = 0; block < blocks; block++) for (int i = 0; i < N; i++) {
+        const int r = block * (N * N / LANES) + i / (run * RUNS) * run + i % run;
+        const int first = (block % together + i / run % RUNS * together) * N;
+        T* sum = sums[r] + first;
+        for (int j = 0; j < N; j++) {
+            u32 x[2] = {c.low, c.high};
+            if (c.kind == VECTOR) for (int word = 0; word < WORDS; word++) x[word] = w.v[c.number + WORDS * r + word][first + j];
+            memcpy(sum + j, x, sizeof(T));
+        }
+        const T *row = a + (block * N + i) * K, *columns = b + block * K * N;
+        for (int k = 0; k < K; k++) for (int j = 0; j < N; j++) sum[j] = multiplied(row[k], columns[k * N + j], sum[j]);
     }
-    for (int r = 0; r < REGISTERS; r++) memcpy(w.v[in.o[0].number + r], sums[r], 4 * LANES);
+    const int all = most(1, N * N * blocks / LANES);
+    for (int r = 0; r < all; r++) for (int l = 0; l < LANES; l++) {
+        u32 x[2]; memcpy(x, &sums[r][l], sizeof(T));
+        for (int word = 0; word < WORDS; word++) w.v[in.o[0].number + WORDS * r + word][l] = x[word];
+    }
+}
+template <class T> void multiply_by_size(W& w, const In& in) {
+    in.aux[0] == 32 ? multiply<T, 32>(w, in) : in.aux[0] == 16 ? multiply<T, 16>(w, in) : multiply<T, 4>(w, in);
 }
 void mfma(W& w, const In& in) {
-    if (in.aux[4]) { in.aux[0] == 32 ? multiply<i32, 32>(w, in) : multiply<i32, 16>(w, in); }
-    else in.aux[0] == 32 ? multiply<f32, 32>(w, in) : multiply<f32, 16>(w, in);
+    in.aux[4] == 2 ? multiply_by_size<f64>(w, in) : in.aux[4] ? multiply_by_size<i32>(w, in) : multiply_by_size<f32>(w, in);
 }

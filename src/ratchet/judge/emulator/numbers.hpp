@@ -13,6 +13,15 @@ using i16 = int16_t; using i32 = int32_t; using i64 = int64_t;
 using f32 = float; using f64 = double;
 
 template <class To, class From> inline To as(From x) { return __builtin_bit_cast(To, x); }
+// Each bit of a byte as a word of ones or zeros
+struct Spread {
+    u32 of[256][8];
+    Spread() { for (u32 byte = 0; byte < 256; byte++) for (u32 bit = 0; bit < 8; bit++) of[byte][bit] = 0 - (byte >> bit & 1); }
+};
+static const Spread SPREAD;
+inline void spread(u64 mask, u32* t) {
+    for (int i = 0; i < LANES / 8; i++) memcpy(t + 8 * i, SPREAD.of[mask >> 8 * i & 255], 32);
+}
 inline f32 half(u32 x) { return f32(as<_Float16>(u16(x))); }
 inline u32 half_bits(f32 x) { return as<u16>(_Float16(x)); }
 inline f32 f16_of(f64 x) { return f32(_Float16(x)); }
@@ -44,6 +53,15 @@ template <class T> inline T most(T a, T b) { return a > b ? a : b; }
 inline f32 fma_f32(f32 a, f32 b, f32 c) { return __builtin_fmaf(a, b, c); }
 inline f32 flushed(f32 x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
 inline f32 unfused(f32 a, f32 b, f32 c) { return flushed(flushed(flushed(a) * flushed(b)) + flushed(c)); }  // two roundings, no denormals
+// 2^n times 2^f with f in -1/2 to 1/2, by f's Taylor series (the next term is below 6e-9); two factors, as n may be that of a denormal.
+// libm's exp2f is as exact, but a call for each lane.
+inline f32 exp2_of(f32 x) {
+    const f32 y = x < -160.0f ? -160.0f : x > 130.0f ? 130.0f : x, n = (y + 12582912.0f) - 12582912.0f, f = y - n;
+    f32 p = 1.5252734e-5f;
+    for (const f32 c : {1.5403530e-4f, 1.3333558e-3f, 9.6181291e-3f, 5.5504109e-2f, 2.4022651e-1f, 6.9314718e-1f, 1.0f}) p = fma_f32(p, f, c);
+    const i32 e = y == y ? i32(n) : 0, low = e >> 1;
+    return p * as<f32>((low + 127) << 23) * as<f32>((e - low + 127) << 23);
+}
 inline i32 low24(u32 x) { return i32(x << 8) >> 8; }
 inline f64 power(i32 e) { return as<f64>(u64(1023 + e) << 52); }
 inline f32 scaled(f32 a, i32 e) { return f32(f64(a) * power(e < -400 ? -400 : e > 400 ? 400 : e)); }

@@ -81,7 +81,7 @@ VECTOR: Final = {
         v_rcp_iflag_f32 | f:f | 1.0f / a
         v_rsq_f32 | f:f | 1.0f / sqrtf(a)
         v_sqrt_f32 | f:f | sqrtf(a)
-        v_exp_f32 | f:f | exp2f(a)
+        v_exp_f32 | f:f | exp2_of(a)
         v_log_f32 | f:f | log2f(a)
         v_sin_f32 | f:f | sine(a)
         v_cos_f32 | f:f | cosine(a)
@@ -95,7 +95,7 @@ VECTOR: Final = {
         v_rcp_f16 | h:h | 1.0f / a
         v_rsq_f16 | h:h | 1.0f / sqrtf(a)
         v_sqrt_f16 | h:h | sqrtf(a)
-        v_exp_f16 | h:h | exp2f(a)
+        v_exp_f16 | h:h | exp2_of(a)
         v_log_f16 | h:h | log2f(a)
         v_trunc_f16 | h:h | truncf(a)
         v_ceil_f16 | h:h | ceilf(a)
@@ -318,7 +318,7 @@ SCALAR: Final = {
         s_cvt_u32_f32 | u:f | r = to_u32(a)
         s_cvt_f16_f32 | h:f | r = a
         s_cvt_f32_f16 | f:h | r = a
-        v_s_exp_f32 | f:f | r = exp2f(a)
+        v_s_exp_f32 | f:f | r = exp2_of(a)
         v_s_log_f32 | f:f | r = log2f(a)
         v_s_rcp_f32 | f:f | r = 1.0f / a
         v_s_rsq_f32 | f:f | r = 1.0f / sqrtf(a)

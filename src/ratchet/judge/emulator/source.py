@@ -101,8 +101,8 @@ def _vector(one: MachineOperation) -> str:
             continue
         number = NUMBERS[source]
         if source == "m":
-            before.append(f"const u64 m{name} = mask_of(w, in.o[{place}]);")
-            lane.append(f"const u32 {name} = m{name} >> l & 1;")
+            before.append(f"u32 m{name}[LANES]; spread(mask_of(w, in.o[{place}]), m{name});")
+            lane.append(f"const u32 {name} = m{name}[l] & 1;")
         else:
             wide = source in "UID"
             array, sign = ("u64", "") if wide else ("u32", f", {15 if source in 'hwx' else 31}")
@@ -120,8 +120,8 @@ def _vector(one: MachineOperation) -> str:
         value = f"as<f64>({read})" if wide else _read(kind, "old")
         lane.append(f"const {NUMBERS[kind]} d = {value};")
     if "v" in one.sources:
-        before.append("const u64 all_vcc = w.mask(VCC);")
-        lane.append("const u32 vcc = all_vcc >> l & 1;")
+        before.append("u32 all_vcc[LANES]; spread(w.mask(VCC), all_vcc);")
+        lane.append("const u32 vcc = all_vcc[l] & 1;")
     return _vector_text(one, before, lane, kind, has_mask)
 
 

@@ -53,6 +53,8 @@ class WorkloadRegion:
     problem: Problem
     gain_s: float
     """Seconds of a step that can still be won on it."""
+    likely_s: float
+    """The part of it that is likely won."""
 
     @property
     def lever(self) -> Lever:
@@ -98,7 +100,7 @@ class RegionTrials:
         known = kernels.of(best.config.precision)
         chosen = [
             one
-            for one in sorted(regions, key=lambda one: -one.gain_s)
+            for one in sorted(regions, key=lambda one: -one.likely_s)
             if region_name(one.key) not in known and one.gain_s > SMALL_SHARE * step_time_s
         ][:MOST_WRITTEN]
         budget_s = KEEPS * WRITING_SHARE * turn.left_s()
@@ -155,6 +157,7 @@ class RegionTrials:
                 key=one["key"],
                 problem=Problem.from_json(one["problem"]),
                 gain_s=float(one["gain_s"]),
+                likely_s=float(one["likely_s"]),
             )
             for one in turn.memo("regions", plain.key(), compute)["regions"]
         ]
@@ -235,7 +238,10 @@ class RegionTrials:
             with RecordedJudge(turn.settings.ledger) as judge:
                 written = write_all(
                     turn.settings.title,
-                    [Asked(problem=one.problem, gain_s=one.gain_s) for one in chosen],
+                    [
+                        Asked(problem=one.problem, gain_s=one.gain_s, likely_s=one.likely_s)
+                        for one in chosen
+                    ],
                     request,
                     judge=judge,
                     follow=self._follow,
