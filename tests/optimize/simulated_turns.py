@@ -110,7 +110,7 @@ class MadeUpArm:
         self.config = StepConfig.model_validate(spec.arguments["config"] or {})
         self.pid: int | None = None
         self.setup_time_s = 0.0
-        self.steps, self._slower = 0, 1.0
+        self.steps, self._slower, self._compiled = 0, 1.0, False
         self._ready_s, self._answer = 0.0, None
 
     def __enter__(self) -> MadeUpArm:
@@ -148,7 +148,8 @@ class MadeUpArm:
     def begin_run(self, iterations: int) -> None:
         first_s = 0.0
         if not self.steps:
-            self._slower += self.world.compiling_slows * self.world.is_cold(self.config)
+            self._compiled = self.world.is_cold(self.config)
+            self._slower += self.world.compiling_slows * self._compiled
             first_s = self.world.compile_time_s(self.config)
         sign = 1 if (self.world.arms_started + self.steps) % 2 else -1
         step_s = self.world.step_time_s(self.config) * (1 + sign * self.world.wobble)
@@ -191,7 +192,7 @@ class MadeUpArm:
         return self.finish_call()
 
     def describe(self) -> dict[str, Any]:
-        return {"peak_memory_bytes": 1 << 20}
+        return {"peak_memory_bytes": 1 << 20, "compiled_graphs": int(self._compiled)}
 
     def pause(self) -> None:
         assert self.pid is not None

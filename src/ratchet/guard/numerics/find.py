@@ -324,7 +324,11 @@ def _checks(files: Sequence[Path], scratch: Path, *, own_scale: bool) -> list[Pa
     scratch.mkdir(exist_ok=True)
     made = [scratch / f"{at}.safetensors" for at in range(3)]
     for path, one in zip(made, opened, strict=True):
-        save_file({name: one.read(name) / (scales[name] or 1.0) for name in names}, path)
+        scaled = {
+            name: (one.read(name) / (scales[name] or 1.0)).reshape(one.entries[name].shape)
+            for name in names
+        }
+        save_file(scaled, path)
     reference, baseline, candidate = made
     return list(judge_gradients(reference, baseline, candidate).parameters)
 

@@ -38,30 +38,46 @@ struct Machine {
         : launch(l), lds(l.lds_bytes), unit(l.lds_unit), alone(l.threads <= LANES || l.races_pass), touched(alone ? 0 : l.lds_bytes / unit + 1) {}
 
     bool holds(u64 address, u32 size) const { return last && address - last->first < last->size && address - last->first + size <= last->size; }
-    u8* memory(u64 address, u32 size) {
-        if (holds(address, size)) return (u8*)address;
+    // The last range that begins at or before an address; null where none does
+    const Range* before(u64 address) const {
         const Range* end = launch.ranges + launch.range_count;
         const Range* found = std::upper_bound(launch.ranges, end, address, [](u64 a, const Range& r) { return a < r.first; });
-        if (found == launch.ranges || address - found[-1].first + size > found[-1].size) {
-            u64 past = found == launch.ranges ? ~0ull : address + size - found[-1].first - found[-1].size;
-            if (past < 1 << 20)
-                fail("an access of %u bytes ends %llu bytes past the end of a tensor", size, (unsigned long long)past);
-            fail("an access of %u bytes lies in no tensor", size);
-        }
-        last = found - 1;
-        return (u8*)address;
+        return found == launch.ranges ? nullptr : found - 1;
+    }
+    // As `holds`, in whatever range
+    bool finds(u64 address, u32 size) {
+        if (holds(address, size)) return true;
+        if (const Range* found = before(address)) last = found;
+        return holds(address, size);
+    }
+    u8* memory(u64 address, u32 size) {
+        if (finds(address, size)) return (u8*)address;
+        const Range* found = before(address);
+        const u64 past = found ? address + size - found->first - found->size : ~0ull;
+        if (past < 1 << 20)
+            fail("an access of %u bytes ends %llu bytes past the end of a tensor", size, (unsigned long long)past);
+        fail("an access of %u bytes lies in no tensor", size);
     }
     // Counts each 64 bytes of the tensors once, however often they are read and written.
     void touch(u64 line) {
         auto holds = [&](const Range* r) { return line >= r->first >> 6 && line <= (r->first + r->size - 1) >> 6; };
         if (!last || !holds(last)) {
-            const Range* end = launch.ranges + launch.range_count;
-            const Range* found = std::upper_bound(launch.ranges, end, line << 6 | 63, [](u64 a, const Range& r) { return a < r.first; });
-            if (found == launch.ranges || !holds(found - 1)) return;  // the access itself will fail
-            last = found - 1;
+            const Range* found = before(line << 6 | 63);
+            if (!found || !holds(found)) return;  // the access itself will fail
+            last = found;
         }
         const u64 bit = line - (last->first >> 6); u64& word = launch.seen[last - launch.ranges][bit / 64];
         launch.touched64 += !(word >> (bit & 63) & 1); word |= 1ull << (bit & 63);
+    }
+    // The same for neighbours in the last range
+    void touch_row(u64 line, u64 count) {
+        u64* seen = launch.seen[last - launch.ranges]; u64 bit = line - (last->first >> 6);
+        while (count) {
+            const u64 at = bit & 63, some = least(count, 64 - at), bits = (some == 64 ? ~0ull : (1ull << some) - 1) << at;
+            u64& word = seen[bit / 64];
+            launch.touched64 += u64(__builtin_popcountll(bits & ~word)); word |= bits;
+            bit += some; count -= some;
+        }
     }
     u8* shared(u64 address, u32 size) {
         if (address + size > lds.size()) fail("an access of %u bytes at %llu is outside the %llu bytes of LDS", size, (unsigned long long)address, (unsigned long long)lds.size());

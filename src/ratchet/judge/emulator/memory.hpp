@@ -66,8 +66,24 @@ inline u64 bank_conflicts(const u64* at, u64 mask, u32 size) {
     }
     return extra;
 }
-template <Space S> inline void count_access(W& w, const In& in, const u64* at, u64 mask, u32 size) {
+inline void count_lines(W& w, u64 bytes, u64 lines, u64 pairs) {
     Launch& c = *w.launch;
+    c.bytes += bytes; c.lines128 += pairs; c.lines64 += lines; c.lines_at[w.m->pc] += lines;
+}
+// Whether all lanes are on and their addresses follow one another in a tensor: then they are counted and moved together
+template <Space S> inline bool in_a_row(W& w, const u64* at, u64 mask, u32 size) {
+    if ((S != GLOBAL && S != BUFFER) || mask != ALL) return false;
+    bool row = true;
+    for (int l = 0; l < LANES; l++) row &= at[l] == at[0] + u64(l) * size;
+    return row && w.m->finds(at[0], LANES * size);
+}
+template <Space S> inline void count_access(W& w, const In& in, const u64* at, u64 mask, u32 size, bool row = false) {
+    Launch& c = *w.launch;
+    if (row) {
+        const u64 first = at[0], last = first + u64(LANES) * size - 1, lines = (last >> 6) - (first >> 6) + 1;
+        count_lines(w, u64(LANES) * size, lines, (last >> 7) - (first >> 7) + 1);
+        return w.m->touch_row(first >> 6, lines);
+    }
     if constexpr (S == LDS) {
         const u64 extra = bank_conflicts(at, mask, size); c.conflicts += extra; c.conflicts_at[w.m->pc] += extra;
         c.lds_bytes_moved += u64(__builtin_popcountll(mask)) * size; return;
@@ -88,20 +104,13 @@ template <Space S> inline void count_access(W& w, const In& in, const u64* at, u
         for (u64 on = mask; on; on &= on - 1) { const u64 first = at[__builtin_ctzll(on)], last = first + size - 1; near[n] = first >> 6; far[n++] = first >> 7; near[n] = last >> 6; far[n++] = last >> 7; }
         lines = distinct(near, n); pairs = distinct(far, n);
     }
-    c.bytes += u64(__builtin_popcountll(mask)) * size; c.lines128 += pairs; c.lines64 += lines; c.lines_at[w.m->pc] += lines;
+    count_lines(w, u64(__builtin_popcountll(mask)) * size, lines, pairs);
     for (u64 i = 0; i < lines; i++) w.m->touch(near[i]);
 }
 // Before gfx942 a lane's scratch is a buffer; word 3 of the one that `begin` made says so.
 template <Space S> inline bool is_scratch(const W& w, const In& in) { return S == BUFFER && w.s[in.o[2].number + 3] == SCRATCH_BUFFER; }
 // Its scalar offset counts the bytes of all lanes
 inline In in_scratch(const W& w, const In& in) { In own = in; own.o[2] = {CONSTANT, 0, 0, scalar32(w, in.o[3]) / LANES, 0}; return own; }
-// Whether all lanes are on and their addresses follow one another in a tensor: then they are moved together
-template <Space S> inline bool in_a_row(W& w, const u64* at, u64 mask, u32 size) {
-    if ((S != GLOBAL && S != BUFFER) || mask != ALL) return false;
-    bool row = true;
-    for (int l = 0; l < LANES; l++) row &= at[l] == at[0] + u64(l) * size;
-    return row && w.m->holds(at[0], LANES * size);
-}
 template <int N> inline void transposed(const u8* from, u32 (*out)[LANES]) {
     u32 x[LANES * N]; memcpy(x, from, sizeof x);
     for (int i = 0; i < N; i++) for (int l = 0; l < LANES; l++) out[i][l] = x[l * N + i];
@@ -114,9 +123,9 @@ template <int N> inline void together(const Wave& w, int number, u8* to) {
 template <Space S> void load(W& w, const In& in) {
     if (is_scratch<S>(w, in)) return load<SCRATCH>(w, in_scratch(w, in));
     u64 at[LANES]; u32 size = in.aux[2]; u64 exec = w.exec(), mask = addresses<S>(w, in, at, size); int form = in.aux[3];
-    count_access<S>(w, in, at, mask, size);
-    u32 out[4][LANES]; int registers = (size + 3) / 4;
     const bool row = in_a_row<S>(w, at, mask, size);
+    count_access<S>(w, in, at, mask, size, row);
+    u32 out[4][LANES]; int registers = (size + 3) / 4;
     if (row && size >= 4) {
         const u8* from = (const u8*)at[0];
         switch (size) { case 4: memcpy(out[0], from, 4 * LANES); break; case 8: transposed<2>(from, out); break; case 12: transposed<3>(from, out); break; default: transposed<4>(from, out); }
@@ -138,9 +147,10 @@ template <Space S> void load(W& w, const In& in) {
 template <Space S> void store(W& w, const In& in) {
     if (is_scratch<S>(w, in)) return store<SCRATCH>(w, in_scratch(w, in));
     u64 at[LANES]; u32 size = in.aux[2]; const Operand& data = in.o[0]; u64 mask = addresses<S>(w, in, at, size);
-    count_access<S>(w, in, at, mask, size);
+    const bool row = in_a_row<S>(w, at, mask, size);
+    count_access<S>(w, in, at, mask, size, row);
     if (S == BUFFER || S == GLOBAL) w.launch->stored += u64(__builtin_popcountll(mask)) * size;
-    if (size >= 4 && in_a_row<S>(w, at, mask, size)) {
+    if (size >= 4 && row) {
         u8* to = (u8*)at[0];
         switch (size) { case 4: together<1>(w, data.number, to); break; case 8: together<2>(w, data.number, to); break; case 12: together<3>(w, data.number, to); break; default: together<4>(w, data.number, to); }
         return;

@@ -5,6 +5,7 @@ The judge calls `make_arm(...)` in a new process and uses only `step` and `descr
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -119,10 +120,12 @@ class StepArm:
         from ratchet.workloads.bench import peak_memory_bytes
 
         report = getattr(self._step, "install_report", None)
+        dynamo = sys.modules.get("torch._dynamo.utils")  # not imported where nothing is compiled
         return {
             "peak_memory_bytes": peak_memory_bytes(self._workload.device),
             "fallbacks": dict(registry.fallbacks),
             "region_calls": dict(op.calls),
+            "compiled_graphs": dynamo.counters["inductor"]["fxgraph_cache_miss"] if dynamo else 0,
             "installed": dict(report.installed) if report is not None else {},
             "declined": [list(pair) for pair in report.declined] if report is not None else [],
             "loss": float(self._loss.detach()) if self._loss is not None else None,

@@ -84,9 +84,17 @@ class Costs:
             self._plain_s = min(start_s, self._plain_s)
 
     def note_setup(
-        self, candidate: Candidate, setup_s: float, *, alone_s: float | None = None
+        self,
+        candidate: Candidate,
+        setup_s: float,
+        *,
+        alone_s: float | None = None,
+        compiled: bool = True,
     ) -> None:
-        """Learn from a start; `alone_s` is the time it would have taken with no arm beside it."""
+        """Learn from a start; `alone_s` is the time it would have taken with no arm beside it.
+
+        `compiled` is False if it found all of its code in the compile cache.
+        """
         if setup_s <= 0:
             return
         mode = candidate.config.compile_mode
@@ -96,15 +104,17 @@ class Costs:
         key = candidate.graph_key()
         if key in self.setups_s:
             self._note_restart(candidate, alone_s or setup_s)
+        elif not compiled:
+            self._restarts_s[key] = alone_s or setup_s
         else:
             self.setups_s[key] = setup_s
             self._modes[mode] = max(alone_s or setup_s, self._modes.get(mode, 0.0))
 
     def is_cold(self, candidate: Candidate) -> bool:
         """Return True if its start would compile code that no start in this turn has compiled."""
-        return (
-            candidate.config.compile_mode is not None and candidate.graph_key() not in self.setups_s
-        )
+        key = candidate.graph_key()
+        seen = key in self.setups_s or key in self._restarts_s
+        return candidate.config.compile_mode is not None and not seen
 
     def _note_restart(self, candidate: Candidate, setup_s: float) -> None:
         """Learn from a second start and its share of a long first start's compile time."""
@@ -141,10 +151,7 @@ class Costs:
 
     def restart_s(self, candidate: Candidate) -> float:
         """Return the seconds of another start; caches are warm if it was started before."""
-        key = candidate.graph_key()
-        if key in self._restarts_s:
-            return self._restarts_s[key]
-        return self.warm_s(candidate) if key in self.setups_s else self.setup_s(candidate)
+        return self.setup_s(candidate) if self.is_cold(candidate) else self.warm_s(candidate)
 
     def warm_s(self, candidate: Candidate) -> float:
         """Return the seconds of a start whose code is in the compile cache."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ratchet.errors import DeadlinePassed, RatchetError
+from ratchet.judge.revision import revision
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.steps.numerics import judge_gradients
 from ratchet.measure.estimate import compare
@@ -21,10 +22,12 @@ from ratchet.optimize.turn.budget import MARGIN, WARMUP_STEPS, together_s
 from ratchet.optimize.turn.result import GradientResult
 from ratchet.optimize.turn.state import Turn
 
+METHOD = "restarted"
+"""How arms are timed; another way to do it does not recall the screenings of this one."""
 SCREEN_S = 10.0
 """Timing budget of one screening, or a sixtieth of the turn's budget if that is less."""
 MOST_ROUNDS = 25
-SETTLING_STEPS, SETTLING_SHARE = 20, 0.35
+FEWEST_SETTLING, SETTLING_STEPS, SETTLING_SHARE = 2, 20, 0.35
 """Steps of each arm before it is timed, in at most this share of the timing budget.
 
 The first 20 to 40 steps of a process are slower than later ones: a step of moe-42m against itself,
@@ -69,20 +72,26 @@ class Oracle:
 def check_gradients(turn: Turn, candidate: Candidate, oracle: Oracle) -> GradientResult:
     """Check a candidate's first-step gradients against the oracle's; remembered in the ledger."""
 
-    def compute() -> dict[str, object]:
-        check = judge_gradients(
-            reference=_gradients(turn, oracle.reference),
-            baseline=_gradients(turn, oracle.allowed),
-            candidate=_gradients(turn, candidate),
-        )
-        return {name: getattr(check, name) for name in GradientResult.model_fields}
+    key = gradients_key(candidate, oracle)
+    return GradientResult(
+        **turn.memo("gradients", key, lambda: judge_candidate(turn, candidate, oracle).model_dump())
+    )
 
-    return GradientResult(**turn.memo("gradients", gradients_key(candidate, oracle), compute))
+
+def judge_candidate(turn: Turn, candidate: Candidate, oracle: Oracle) -> GradientResult:
+    """Compare the gradients that a candidate's latest process wrote with the oracle's."""
+    check = judge_gradients(
+        reference=_gradients(turn, oracle.reference),
+        baseline=_gradients(turn, oracle.allowed),
+        candidate=_gradients(turn, candidate),
+    )
+    return GradientResult(**{name: getattr(check, name) for name in GradientResult.model_fields})
 
 
 def gradients_key(candidate: Candidate, oracle: Oracle) -> str:
-    """Return the key of the answer in the ledger."""
-    return f"{candidate.key()}:{oracle.reference.key()}:{oracle.allowed.key()}"
+    """Return the key of the answer in the ledger, which is of this revision of the judge."""
+    asked = (candidate.key(), oracle.reference.key(), oracle.allowed.key(), revision())
+    return ":".join(asked)
 
 
 def screen(
@@ -127,8 +136,7 @@ def screening_s(
     both = (incumbent, challenger)
     started_s = together_s(turn.costs.restart_s(one) for one in both if not turn.is_live(one))
     if oracle is not None:
-        again = [one for one in both if turn.is_compiled_here(one)]
-        started_s += together_s(turn.costs.warm_s(one) for one in again)
+        started_s += together_s(turn.costs.warm_s(one) for one in both if turn.will_restart(one))
     return MARGIN * started_s + _timing_s(turn, incumbent, challenger)
 
 
@@ -144,7 +152,7 @@ def new_screening_s(turn: Turn, incumbent: Candidate) -> float:
 
 def _timing_s(turn: Turn, incumbent: Candidate, challenger: Candidate) -> float:
     pair_s = turn.costs.step_s(incumbent) + turn.costs.step_s(challenger)
-    return max(_screen_time_s(turn), (FEWEST_ROUNDS + WARMUP_STEPS) * pair_s)
+    return max(_screen_time_s(turn), (FEWEST_ROUNDS + FEWEST_SETTLING + WARMUP_STEPS) * pair_s)
 
 
 def _screen_time_s(turn: Turn) -> float:
@@ -153,7 +161,7 @@ def _screen_time_s(turn: Turn) -> float:
 
 def _key(incumbent: Candidate, challenger: Candidate, oracle: Oracle | None) -> str:
     judged_by = oracle.allowed.key() if oracle else "none"
-    return f"{incumbent.key()}:{challenger.key()}:{judged_by}"
+    return f"{incumbent.key()}:{challenger.key()}:{judged_by}:{METHOD}"
 
 
 def _screen(
@@ -165,22 +173,24 @@ def _screen(
         turn.live(challenger)
         if oracle is not None:
             check = check_gradients(turn, challenger, oracle)
+            if check.passed and challenger in turn.restart_compiled((incumbent, challenger)):
+                turn.live(challenger)
+                check = judge_candidate(turn, challenger, oracle)  # now of code from the cache
             if not check.passed:
                 turn.drop(challenger)
                 reason = f"gradients: {check.detail}"
                 return LeverScreening(passed=False, reason=reason, setup_s=turn.setup_s(challenger))
             worst = (check.worst_parameter, check.worst_ratio)
-            turn.restart_compiled((incumbent, challenger))
     except DeadlinePassed:
         raise
     except RatchetError as error:
         turn.drop(challenger)
         return LeverScreening(passed=False, reason=str(error))
+    ends_s = turn.elapsed_s + MARGIN * _screen_time_s(turn)
     base, arm = turn.live(incumbent), turn.live(challenger)
     base_s, arm_s = _settled_s([base, arm], SETTLING_SHARE * _screen_time_s(turn))
     rounds = rounds_for(base_s, arm_s, (1 - SETTLING_SHARE) * _screen_time_s(turn))
     rng = np.random.default_rng(turn.settings.seed)
-    ends_s = turn.elapsed_s + MARGIN * _screen_time_s(turn)
     samples = run_rounds(
         [base, arm],
         rounds=rounds,
@@ -210,8 +220,9 @@ def _screen(
 
 def _settled_s(arms: Sequence[ArmProcess], limit_s: float) -> list[float]:
     """Let new arms step until they are as fast as they get; return each arm's fastest step."""
-    fastest_s = [arm.run(1).wall_time_s for arm in arms]
-    spent_s = sum(fastest_s)
+    first_s = [[arm.run(1).wall_time_s for arm in arms] for _ in range(FEWEST_SETTLING)]
+    fastest_s = [min(times_s) for times_s in zip(*first_s, strict=True)]
+    spent_s = sum(map(sum, first_s))
     while spent_s < limit_s and any(arm.steps < SETTLING_STEPS for arm in arms):
         for place, arm in enumerate(arms):
             if arm.steps < SETTLING_STEPS:

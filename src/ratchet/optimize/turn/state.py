@@ -29,8 +29,9 @@ Listener = Callable[[str, dict[str, Any]], None]
 FOLDER_PREFIX = "ratchet-turn-"
 MOST_LIVE_ARMS = 4
 MEMORY_SHARE = 0.8
-MOST_NOISE = 1.4
-"""Width of the noise floor, as a ratio, above which a turn without proof leaves no timings."""
+MOST_NOISE = 1.5
+"""Ratio of two copies of one step, at the end of its interval, from which a turn without proof
+leaves no timings."""
 SAME_END_S = 2.0
 """Tolerance within which stages of turns with equal budgets count as ending together."""
 
@@ -63,7 +64,7 @@ class Turn:
     """Keys that this turn put into the ledger itself; finding them again is not a recall."""
     _live: dict[str, ArmProcess] = field(default_factory=dict)
     _compiled: set[str] = field(default_factory=set)
-    """Keys of candidates whose latest process compiled its code itself."""
+    """Keys of candidates whose process compiled graphs itself and was not started anew since."""
     _folder: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> Turn:
@@ -196,18 +197,17 @@ class Turn:
     def forget_fruitless(self) -> None:
         """Forget the timings of earlier turns if the last one to finish had a bad hour.
 
-        That is one that compared nothing, or that proved nothing because two copies of one step
-        differed by more than `MOST_NOISE`. It may have run on loaded cores: with its timings the
-        budget would be too short again. Verdicts on kernels stay, and so does what an unfinished
-        turn has found since.
+        That is one that compared nothing, or that proved nothing and whose noise floor reached
+        `MOST_NOISE`. It may have run on loaded cores: with its timings the budget would be too
+        short again. Verdicts on kernels stay, and so does what an unfinished turn has found since.
         """
         last = self.ledger.last_finish(self.settings.key(), fingerprint=self.fingerprint)
         if last is None:
             return
         ended_at, found = last
-        floor = found.get("floor") or {"low": 1.0, "high": 1.0}
-        noisy = floor["high"] > MOST_NOISE * floor["low"] and found.get("recipe_is") != "proven"
-        if noisy or not found.get("speedup"):
+        noise = (found.get("floor") or {}).get("high", 1.0)
+        is_noisy = noise >= MOST_NOISE and found.get("recipe_is") != "proven"
+        if is_noisy or not found.get("speedup"):
             self.since = ended_at
 
     @property
@@ -260,22 +260,32 @@ class Turn:
     def is_live(self, candidate: Candidate) -> bool:
         return candidate.key() in self._live
 
-    def is_compiled_here(self, candidate: Candidate) -> bool:
-        """Return True if its running process compiled the step's code, or if a new one would."""
+    def will_restart(self, candidate: Candidate) -> bool:
+        """Return True if its process, or one that is still to start, will be started anew."""
+        if self.device.kind != "cpu":
+            return False
         key = candidate.key()
         return key in self._compiled if key in self._live else self.costs.is_cold(candidate)
 
-    def restart_compiled(self, candidates: Sequence[Candidate]) -> None:
-        """Start these arms anew if they compiled their code themselves, now from warm caches.
+    def restart_compiled(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Start arms anew that compiled their code themselves, now from warm caches; return them.
 
         Such a process stays slower than one that found the code in the cache, by about 4 % (a step
-        of moe-42m on two Intel cores), and users' later runs find it there.
+        of moe-42m on two Intel cores), and users' later runs find it there. What could not be
+        started is started by `live`, which tells why.
         """
-        again = [one for one in candidates if self.is_live(one) and self.is_compiled_here(one)]
+        again = [one for one in candidates if self.is_live(one) and self.will_restart(one)]
         for one in again:
             self.drop(one)
         if again:
-            self._start(again)
+            try:
+                self._start(again)
+            except DeadlinePassed:
+                raise
+            except RatchetError:
+                pass
+        self._compiled -= {one.key() for one in again}
+        return again
 
     def start_together(self, candidates: Sequence[Candidate]) -> None:
         """Start arms at the same time, since each imports and traces on one core.
@@ -299,10 +309,8 @@ class Turn:
 
     def _start(self, candidates: Sequence[Candidate]) -> None:
         self._make_room(len(candidates))
-        cold = {one.key() for one in candidates if self.costs.is_cold(one)}
-        crowd = (
-            crowding(len(cold)) if cold else together_s([1.0] * len(candidates), len(candidates))
-        )
+        cold, count = sum(self.costs.is_cold(one) for one in candidates), len(candidates)
+        crowd = crowding(cold) if cold else together_s([1.0] * count, count)
         begun = time.monotonic()
         arms = [ArmProcess(self.spec(candidate)) for candidate in candidates]
         with contextlib.ExitStack() as stack:
@@ -319,13 +327,14 @@ class Turn:
                 arm.begin_run(1)
             for arm, candidate in zip(arms, candidates, strict=True):
                 arm.finish_run()
-                self._note_setup(candidate, time.monotonic() - begun, crowd)
+                setup_s = time.monotonic() - begun
+                compiled = int(arm.describe().get("compiled_graphs", 0)) > 0
+                self._note_setup(candidate, setup_s, crowd, compiled)
+                (self._compiled.add if compiled else self._compiled.discard)(candidate.key())
             for arm in arms:
                 arm.run(WARMUP_STEPS - 1)
             stack.pop_all()
-        started = {one.key(): arm for one, arm in zip(candidates, arms, strict=True)}
-        self._live |= started
-        self._compiled = (self._compiled - started.keys()) | cold
+        self._live |= {one.key(): arm for one, arm in zip(candidates, arms, strict=True)}
 
     def setup_s(self, candidate: Candidate) -> float:
         """Return the seconds from the candidate's process start to the end of its first step.
@@ -340,12 +349,20 @@ class Turn:
         """Learn from a start recorded in the ledger, like the turn that saw it."""
         known = self.known("setup", candidate.key())
         if known is not None:
-            self.costs.note_setup(candidate, float(known["setup_s"]), alone_s=known.get("alone_s"))
+            self.costs.note_setup(
+                candidate,
+                float(known["setup_s"]),
+                alone_s=known.get("alone_s"),
+                compiled=bool(known.get("compiled", True)),
+            )
 
-    def _note_setup(self, candidate: Candidate, setup_s: float, crowd: float) -> None:
+    def _note_setup(
+        self, candidate: Candidate, setup_s: float, crowd: float, compiled: bool
+    ) -> None:
         alone_s = setup_s / crowd
-        self.costs.note_setup(candidate, setup_s, alone_s=alone_s)
-        self.memo("setup", candidate.key(), lambda: {"setup_s": setup_s, "alone_s": alone_s})
+        self.costs.note_setup(candidate, setup_s, alone_s=alone_s, compiled=compiled)
+        found = {"setup_s": setup_s, "alone_s": alone_s, "compiled": compiled}
+        self.memo("setup", candidate.key(), lambda: found)
 
     def gradients_path(self, candidate: Candidate) -> Path:
         return self.folder / f"{candidate.key()}.safetensors"
