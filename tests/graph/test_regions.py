@@ -23,7 +23,7 @@ from ratchet.graph.regions.cut import Cut, cut_graph
 from ratchet.graph.regions.dims import lie_of
 from ratchet.graph.regions.form import form_of
 from ratchet.graph.regions.problems import header
-from ratchet.graph.regions.region import BEYOND_REACH, Region, RegionReport
+from ratchet.graph.regions.region import BEYOND_REACH, OVERLAPPED, Region, RegionReport
 from ratchet.graph.regions.trace import TracedGraph, trace
 from ratchet.graph.regions.values import Values, spec_for
 from ratchet.judge.workers.reference.gate import gate
@@ -122,7 +122,8 @@ def test_a_product_is_likely_to_win_up_to_what_the_step_s_best_reaches() -> None
     fused = next(one for one in regions_of("llama-tiny") if one.kind == "fused")
     times = [(first, 2.0), *((one, 8.0) for one in others), (fused, 8.0)]
     measured = [
-        replace(one, time_s=factor * one.floor_s, timed_by="inductor") for one, factor in times
+        replace(one, time_s=factor * one.floor_s, timed_by="inductor", overlapped=False)
+        for one, factor in times
     ]
     best, *slow, pointwise = with_reach(measured)
     assert best.likely_s == pytest.approx(BEYOND_REACH * best.gain_s)
@@ -130,6 +131,13 @@ def test_a_product_is_likely_to_win_up_to_what_the_step_s_best_reaches() -> None
         in_reach = 6 / 7 * one.gain_s
         assert one.likely_s == pytest.approx(in_reach + BEYOND_REACH * (one.gain_s - in_reach))
     assert pointwise.likely_s == pointwise.gain_s
+
+
+def test_of_regions_that_share_operations_the_most_promising_goes_first() -> None:
+    regions = regions_of("llama-tiny")
+    assert any(one.overlapped for one in regions) and not all(one.overlapped for one in regions)
+    whole = replace(next(one for one in regions if one.overlapped), overlapped=False)
+    assert replace(whole, overlapped=True).likely_s == pytest.approx(OVERLAPPED * whole.likely_s)
 
 
 # Problems

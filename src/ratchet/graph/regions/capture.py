@@ -18,7 +18,7 @@ from ratchet.devices.probe import probe
 from ratchet.errors import RatchetError
 from ratchet.graph.capture import at_precision
 from ratchet.graph.regions.cost import compiled_s, eager_s, floor_s, flops_of, moved_bytes
-from ratchet.graph.regions.cut import Cut, cut_graph
+from ratchet.graph.regions.cut import COPIES, Cut, cut_graph
 from ratchet.graph.regions.dims import Batches, aligned, batch_size, other_size, resized
 from ratchet.graph.regions.form import RegionForm, form_of
 from ratchet.graph.regions.ops import NAMESPACES, is_getitem, kind_of, op_name
@@ -173,10 +173,26 @@ class _Collector:
                 regions.append((found, self._region(found, ceilings)))
             except Unfit as unfit:
                 self._notes[f"a region around {_first_op(found.cut)}: {unfit}"] += found.count
-        timed = with_reach(_timed(regions, measuring_s))
+        timed = self._apart(with_reach(_timed(regions, measuring_s)))
         ranked = sorted(timed, key=lambda one: -one.gain_s)
         notes = [f"left out, {count} times: {note}" for note, count in self._notes.items()]
         return RegionReport(regions=tuple(ranked), notes=tuple(notes))
+
+    def _apart(self, regions: Sequence[Region]) -> list[Region]:
+        """Tell the regions that share operations with a more promising one."""
+        taken: set[Node] = set()
+        apart = []
+        for region in sorted(regions, key=lambda one: -one.likely_s):
+            own = {
+                node
+                for _, cut in self._found[region.key].sites
+                for node in cut.computing
+                if op_name(node) not in COPIES
+            }
+            apart.append(replace(region, overlapped=not own.isdisjoint(taken)))
+            if not apart[-1].overlapped:
+                taken |= own
+        return apart
 
     def _region(self, found: _Found, ceilings: Ceilings | None) -> Region:
         size_bytes, flops = moved_bytes(found.cut), flops_of(found.cut)

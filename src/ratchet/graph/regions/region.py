@@ -12,6 +12,9 @@ RegionKind = Literal["fused", "product"]
 REGION = "region:"
 """Start of the name that stands for a region among the kernels of a step's config."""
 TimedBy = Literal["inductor", "estimate"]
+OVERLAPPED = 0.25
+"""What is likely won of a region that shares operations with a more promising one, which would take
+them out of the step's graphs."""
 BEYOND_REACH = 0.25
 """Part of a product's gap to its roofline that is likely won beyond the step's best product."""
 
@@ -53,6 +56,8 @@ class Region:
     """Path of the first site's module; empty if the graph does not tell."""
     reach_s: float = 0.0
     """Time of one site at the share of its roofline that the step's best product reaches."""
+    overlapped: bool = False
+    """True if a more promising region has some of its operations."""
 
     @property
     def gain_s(self) -> float:
@@ -67,7 +72,8 @@ class Region:
         """
         reach_s = min(self.time_s, max(self.reach_s, self.floor_s))
         beyond_s = BEYOND_REACH * (reach_s - self.floor_s)
-        return self.count * max(0.0, self.time_s - reach_s + beyond_s)
+        part = OVERLAPPED if self.overlapped else 1.0
+        return part * self.count * max(0.0, self.time_s - reach_s + beyond_s)
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object for `--json`."""
