@@ -34,6 +34,19 @@ def readings_of(times: np.ndarray, launches: int | None = None) -> Readings:
     return made
 
 
+def test_both_copies_of_the_baseline_count() -> None:
+    random = np.random.default_rng(0).lognormal(sigma=0.1, size=(3, 200, 4))
+    made = readings_of(random)
+    one = np.concatenate(made.log_ratios(TIME.name, (BASELINE,), NEW))
+    both = np.concatenate(made.log_ratios(TIME.name, (BASELINE, TWIN), NEW))
+    assert np.var(both) / np.var(one) == pytest.approx(0.75, abs=0.1)
+    given = constant(1.0, 2.0)
+    given.add(TIME.name, TWIN, 0, 0, math.e)
+    assert given.log_ratios(TIME.name, (BASELINE, TWIN), NEW)[0][0] == pytest.approx(
+        0.5 - math.log(2)
+    )
+
+
 def constant(a: float, b: float) -> Readings:
     made = Readings()
     for at in range(8):

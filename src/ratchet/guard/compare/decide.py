@@ -57,18 +57,24 @@ class Readings:
     def median(self, metric: str, arm: str) -> float:
         return float(np.median(list(self.of(metric, arm).values())))
 
-    def log_ratios(self, metric: str, baseline: str, new: str) -> list[FloatArray]:
-        """Return log(baseline / new) of the pairs of each launch; GuardError for 0 or less."""
-        first, second = self.of(metric, baseline), self.of(metric, new)
+    def log_ratios(self, metric: str, baselines: Sequence[str], new: str) -> list[FloatArray]:
+        """Return log(baseline / new) of the pairs of each launch; GuardError for 0 or less.
+
+        Of several copies of the baseline, their geometric mean counts: with two, a ratio's variance
+        is three quarters of that with one.
+        """
+        copies = [self.of(metric, one) for one in baselines if self.of(metric, one)]
+        second = self.of(metric, new)
         launches: dict[int, list[float]] = {}
-        for key in sorted(first.keys() & second.keys()):
-            pair = first[key], second[key]
-            if min(pair) <= 0:
+        for key in sorted(second.keys() & copies[0].keys() if copies else ()):
+            values = [one[key] for one in copies if key in one]
+            if (least := min(*values, second[key])) <= 0:
                 raise GuardError(
-                    f"metric {metric!r} was {min(pair):g}: a ratio needs values above 0; print "
+                    f"metric {metric!r} was {least:g}: a ratio needs values above 0; print "
                     "another metric, or add a constant"
                 )
-            launches.setdefault(key[0], []).append(math.log(pair[0]) - math.log(pair[1]))
+            mean = math.fsum(map(math.log, values)) / len(values)
+            launches.setdefault(key[0], []).append(mean - math.log(second[key]))
         return [np.asarray(values) for values in launches.values()]
 
     def as_json(self) -> list[dict[str, Any]]:
@@ -118,8 +124,8 @@ def decide(
 
     `allowed` is the regression budget: 0.02 allows the new side to be 2 % slower.
     """
-    launches = readings.log_ratios(metric.name, BASELINE, NEW)
-    twins = readings.log_ratios(metric.name, BASELINE, TWIN)
+    launches = readings.log_ratios(metric.name, (BASELINE, TWIN), NEW)
+    twins = readings.log_ratios(metric.name, (BASELINE,), TWIN)
     pairs = sum(len(one) for one in launches)
     if pairs < 2 or sum(len(one) for one in twins) < 2:
         return None
