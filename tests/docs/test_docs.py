@@ -12,6 +12,7 @@ import pytest
 from ratchet.cli.app import app
 from ratchet.kernels.library import LIBRARY
 from ratchet.optimize.levers import LEVERS
+from ratchet.workloads.names import SIZES, known
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -38,6 +39,12 @@ def test_every_command_is_in_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
     for command in app.registered_commands:
         assert f"`ratchet {command.callback.__name__}" in readme
+
+
+def test_workloads_that_the_pages_name_exist() -> None:
+    name = re.compile(rf"\b((?:{'|'.join(SIZES)})-[\w-]*\w)")
+    named = {(page.name, one) for page in PAGES for one in name.findall(page.read_text())}
+    assert {one for one in named if one[1] not in known()} == set()
 
 
 def test_every_lever_and_kernel_is_documented() -> None:
