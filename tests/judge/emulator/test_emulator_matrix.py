@@ -10,6 +10,7 @@ lanes, over blocks first where a block does not fill it.
 from __future__ import annotations
 
 import random
+import subprocess
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,6 +20,7 @@ from small_assembly import run
 
 from ratchet.devices import matrix
 from ratchet.devices.matrix import MatrixInstruction
+from ratchet.judge.emulator.build import compiled_machine
 
 TARGETS = ("gfx90a", "gfx942", "gfx950")
 DTYPES = {
@@ -109,6 +111,17 @@ def test_a_product_is_where_the_manual_has_it(row: MatrixInstruction) -> None:
     for block, i, j in np.ndindex(*wanted.shape):
         register, lane = place(row, block, i, j, blocks)
         assert values[register, lane] == pytest.approx(wanted[block, i, j], rel=1e-14)
+
+
+@pytest.mark.parametrize("target", ["gfx942", "gfx1100"])
+def test_a_machine_shares_no_data_with_another_in_its_process(target: str) -> None:
+    """The machine for waves of 32 has arrays of the same names, and smaller."""
+    library = str(compiled_machine(target))
+    listed = subprocess.run(
+        ["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True
+    )
+    kinds = {line.split()[-2] for line in listed.stdout.splitlines()}
+    assert "u" not in kinds  # unique in the process
 
 
 def test_most_of_the_table_is_emulated() -> None:

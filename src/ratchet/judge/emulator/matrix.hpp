@@ -24,9 +24,10 @@ template <> inline f64 element_of(const W& w, int number, int, int j, int l) { r
 inline f32 multiplied(f32 a, f32 b, f32 sum) { return sum + a * b; }
 inline i32 multiplied(i32 a, i32 b, i32 sum) { return i32(u32(sum) + u32(a) * u32(b)); }
 inline f64 multiplied(f64 a, f64 b, f64 sum) { return std::fma(a, b, sum); }
+// `static`: a library's own, or machines for other numbers of lanes in one process would share the arrays below.
 // A lane has `each` neighbours along k of one row of A, and of one column of B; lanes go over the rows, the blocks, then along k.
 // A result's rows come in runs of `run`: a register holds one row of a run, and of as many runs, of blocks and of one block, as it has room for.
-template <class T, int N> void multiply(W& w, const In& in) {
+template <class T, int N> static void multiply(W& w, const In& in) {
     const int K = in.aux[1], run = in.aux[5], copies = in.aux[6], blocks = most(in.aux[7], 1), each = copies ? K : K * N * blocks / LANES;
     constexpr int WORDS = sizeof(T) / 4, RUNS = LANES / N;
     const int together = most(1, LANES * run / (N * N));
@@ -57,7 +58,7 @@ template <class T, int N> void multiply(W& w, const In& in) {
         for (int word = 0; word < WORDS; word++) w.v[in.o[0].number + WORDS * r + word][l] = x[word];
     }
 }
-template <class T> void multiply_by_size(W& w, const In& in) {
+template <class T> static void multiply_by_size(W& w, const In& in) {
     in.aux[0] == 32 ? multiply<T, 32>(w, in) : in.aux[0] == 16 ? multiply<T, 16>(w, in) : multiply<T, 4>(w, in);
 }
 void mfma(W& w, const In& in) {
