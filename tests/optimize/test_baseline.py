@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from simulated_turns import CEILINGS, World, run
 
 from ratchet.errors import ArmFailure, CompilerMissing
 from ratchet.optimize.levers import Situation
@@ -106,6 +108,43 @@ def test_the_fastest_of_all_modes_is_the_rival(monkeypatch: pytest.MonkeyPatch) 
         "fp32",
     )
     assert len(found.rivals) == 4
+
+
+def test_a_climb_begins_with_what_compiles_faster_if_the_two_cannot_be_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ratios = {"default": 1.25, "max-autotune": 1.02}
+
+    def screen(turn: Any, incumbent: Candidate, challenger: Candidate, oracle: Any) -> Any:
+        ratio = ratios[str(challenger.config.compile_mode)]
+        return dataclasses.replace(screening(ratio), low=ratio - low, high=ratio + low)
+
+    monkeypatch.setattr(baseline_module, "screen", screen)
+    monkeypatch.setattr(baseline_module, "expect", lambda turn, pairs, oracle: None)
+    for low, mode in ((0.05, "default"), (0.01, "max-autotune")):
+        found = find_baseline(turn(keep_precision=True), WRITTEN, situation())
+        assert found.best.config.compile_mode == found.best_same.config.compile_mode
+        assert found.best.config.compile_mode == "max-autotune"
+        assert found.start.config.compile_mode == found.start_same.config.compile_mode == mode
+
+
+def test_changes_on_what_compiles_faster_are_proven_against_the_fastest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    timed = baseline_module.screen
+
+    def screen(turn: Any, incumbent: Candidate, challenger: Candidate, oracle: Any) -> Any:
+        found = timed(turn, incumbent, challenger, oracle)
+        if challenger.config.compile_mode != "max-autotune":
+            return found
+        return dataclasses.replace(found, ratio=1.01, low=0.97, high=1.05, answer="undecided")
+
+    monkeypatch.setattr(baseline_module, "screen", screen)
+    world = World(factors={"attention": 0.9}, ceilings=CEILINGS)
+    found = run(world, tmp_path, 1800.0, keep_precision=True)
+    assert found.result.best_compile.startswith("torch.compile max-autotune")
+    assert found.recipe.config.compile_mode == "default"
+    assert found.recipe.config.attention != "default"
 
 
 def test_a_rival_slower_than_eager_is_still_the_rival(monkeypatch: pytest.MonkeyPatch) -> None:

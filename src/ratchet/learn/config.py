@@ -49,7 +49,7 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 16
     steps: int = 200
     rate: float = 1e-3
-    """Learning rate, after a warm-up of 20 steps."""
+    """Learning rate, after a warm-up of 20 updates."""
     clip: float = 1.0
     """Largest norm of the gradient."""
     # GRPO.
@@ -60,7 +60,7 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 1.0
     resamples: int = 2
     """Times that a group is drawn again if its rewards are all equal."""
-    updates: int = 2
+    updates: int = 4
     """Updates on the answers of one step."""
     ratio_clip: float = 0.2
     kl: float = 0.0

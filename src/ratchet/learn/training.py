@@ -30,6 +30,7 @@ from ratchet.learn.replay import ReplayDebt, TextWindows
 from ratchet.learn.trackers import Trackers
 
 WARM_UP: Final = 20
+"""Updates in which the learning rate rises."""
 HALF: Final = 0.5
 """Part of a step that must fit before the deadline, by the step before it."""
 MOST_REPLAY: Final = 0.5
@@ -206,9 +207,10 @@ def _step(
         return {}
     figures = dict(work.figures)
     losses, replayed, count = 0.0, 0.0, 0
-    for group in optimizer.param_groups:
-        group["lr"] = config.rate * min(1.0, (step + 1) / WARM_UP)
     for update in range(work.updates):
+        made = step * work.updates + update + 1
+        for group in optimizer.param_groups:
+            group["lr"] = config.rate * min(1.0, made / WARM_UP)
         optimizer.zero_grad(set_to_none=True)
         loss = work.loss()
         losses += float(loss.detach())

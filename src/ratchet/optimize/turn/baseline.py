@@ -37,6 +37,22 @@ class Baseline:
     """True if the screenings say that the step as written beats `best`."""
     modes: frozenset[str] = frozenset()
     """The compile modes that were timed."""
+    alike: tuple[Candidate, ...] = ()
+    """Rivals that compile faster and could not be told apart from `best` or `best_same`."""
+
+    @property
+    def start(self) -> Candidate:
+        """Where a climb in any arithmetic begins: `best`, or the one alike that compiles faster."""
+        return self._start(self.best)
+
+    @property
+    def start_same(self) -> Candidate:
+        """Where a climb in the arithmetic of the step as written begins."""
+        return self._start(self.best_same)
+
+    def _start(self, rival: Candidate) -> Candidate:
+        precision = rival.config.precision
+        return next((one for one in self.alike if one.config.precision == precision), rival)
 
     @property
     def has_rival(self) -> bool:
@@ -78,6 +94,7 @@ def find_baseline(
     """
     rivals: list[Rival] = []
     best: dict[str, Candidate] = {}
+    alike: dict[str, Candidate] = {}
     slower: list[str] = []
     modes: set[str] = set()
     configs = _configs(turn, written, situation, rivals)
@@ -101,7 +118,7 @@ def find_baseline(
                 beside = beside or [config]
                 pairs = [(best.get(one.precision, written), with_config(one, {})) for one in beside]
                 expect(turn, pairs, None)
-                rivals.append(_time_rival(turn, rival, written, best, slower))
+                rivals.append(_time_rival(turn, rival, written, best, alike, slower))
             modes.add(str(config.compile_mode))
         except DeadlinePassed:
             rivals.append(_not_timed(rival, NO_ROOM))
@@ -120,6 +137,7 @@ def find_baseline(
         rivals=tuple(rivals),
         written_is_faster=fastest.key() in slower,
         modes=frozenset(modes),
+        alike=tuple(alike.values()),
     )
 
 
@@ -192,11 +210,14 @@ def _time_rival(
     rival: Candidate,
     written: Candidate,
     best: dict[str, Candidate],
+    alike: dict[str, Candidate],
     slower: list[str],
 ) -> Rival:
     """Time one rival against the best of its precision; the winner takes its place in `best`.
 
-    If the step as written beats the rival, the rival's key is added to `slower`.
+    A loser that is not clearly slower goes to `alike`: every change on top of the winner, which
+    came later and so compiles longer, would compile as long. If the step as written beats the
+    rival, the rival's key is added to `slower`.
     """
     precision = rival.config.precision
     incumbent = best.get(precision, written)
@@ -205,7 +226,10 @@ def _time_rival(
         best[precision] = rival
         if incumbent is written and screening.high < 1.0:
             slower.append(rival.key())
-        if incumbent is not written:
+        if incumbent is not written and screening.low <= 1.0:
+            alike[precision] = incumbent
+            turn.drop(rival)
+        elif incumbent is not written:
             turn.drop(incumbent)
     else:
         turn.drop(rival)

@@ -127,7 +127,9 @@ def _because(baseline: Baseline, best: Climb, proof: Proof | None) -> str:
     """Explain the choice of recipe by the comparison with the rival, as a clause."""
     if not baseline.has_rival:
         return "the budget ended before torch.compile's step was timed"
-    if best.best.key() in (baseline.best.key(), baseline.best_same.key()):
+    rivals = (baseline.best, baseline.best_same, *baseline.alike)
+    proven = proof is not None and proof.is_faster("ratchet", "best_compile")
+    if not proven and best.best.key() in {one.key() for one in rivals}:
         if not any(change.ratio is not None for change in best.changes):
             return (
                 "the budget had no room to try a change, so the recipe is the rival, "

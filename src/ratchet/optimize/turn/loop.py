@@ -237,18 +237,18 @@ def _search(turn: Turn, situation: Situation, baseline: Baseline, steering: Stee
         kernels = _kernels(turn, situation, baseline, worth, climbed_s, trials)
         climb = partial(_climb, turn, situation, worth, baseline.modes)
         if compares_s is None:
-            same = climb(kernels, baseline.best_same, keep=True)
+            same = climb(kernels, baseline.start_same, keep=True)
             same, kernels = _with_written(trials, climb, kernels, same, worth, keep=True)
             return Found(same=same, best=same, kernels=kernels, losses=None, reserved_s=reserved_s)
         with turn.stage(climbed_s):
-            best = climb(kernels, baseline.best, keep=False)
+            best = climb(kernels, baseline.start, keep=False)
             best, kernels = _with_written(trials, climb, kernels, best, worth, keep=False)
         if keeps_arithmetic(best.best, baseline.written):
             return Found(same=best, best=best, kernels=kernels, losses=None, reserved_s=reserved_s)
         losses = _losses(turn, baseline.written, best.best)
         if losses is not None and not losses.passed:
             best, losses = _in_autocast(turn, baseline, climb, kernels, best, losses, ends_s)
-        same = climb(kernels, baseline.best_same, keep=True)
+        same = climb(kernels, baseline.start_same, keep=True)
         if losses is None or not losses.passed:
             best = _without_arithmetic(turn, same, best, losses)
         return Found(same=same, best=best, kernels=kernels, losses=losses, reserved_s=reserved_s)
@@ -312,7 +312,7 @@ def _kernels(
     levers = [one for one in kernel_levers() if one.name in _wanted_kernels(turn, situation)]
     names = [lever.name.removeprefix(PREFIX) for lever in ranked(levers, worth.by_lever)]
     reasons = {name: too_small(PREFIX + name, worth.by_lever, worth.step_time_s) for name in names}
-    bundle_s = new_screening_s(turn, baseline.best)
+    bundle_s = new_screening_s(turn, baseline.start)
     kernels_end_s = min(_part(turn, ends_s, KERNELS_SHARE), ends_s - bundle_s)
     steps = _to_capture(baseline, situation, turn.settings)
     small = {name: reason for name, reason in reasons.items() if reason is not None}
@@ -347,7 +347,7 @@ def _in_autocast(
     if tried != ("bf16_master", "bf16_autocast"):
         return best, losses
     with turn.stage(ends_s - comparison_s(turn, baseline.written, baseline.best) / 2):
-        found = climb(kernels, baseline.best, keep=False, weights=False)
+        found = climb(kernels, baseline.start, keep=False, weights=False)
     again = _losses(turn, baseline.written, found.best)
     if again is None or not again.passed:
         return best, losses
@@ -442,10 +442,10 @@ def _wanted_kernels(turn: Turn, situation: Situation) -> set[str]:
 
 def _to_capture(baseline: Baseline, situation: Situation, settings: Settings) -> list[Candidate]:
     """Return the steps whose call sites matter: bf16 weights first, then the written precision."""
-    configs = [baseline.best_same.config]
+    configs = [baseline.start_same.config]
     if _may_use_bf16_weights(situation) and not settings.keep_precision:
         precision = {"precision": "bf16_master"}
-        configs.insert(0, baseline.best_same.config.model_copy(update=precision))
+        configs.insert(0, baseline.start_same.config.model_copy(update=precision))
     return [with_config(config, {}) for config in configs]
 
 

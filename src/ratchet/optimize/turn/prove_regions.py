@@ -37,8 +37,11 @@ OF_A_REGION = re.compile(r"_[0-9a-f]{8}$")
 """End of the name of a region's problem: the start of its key."""
 MEASURING_S, MEASURING_SHARE = 20.0, 0.05
 """Time for measuring what regions take now, and its share of the stage's time at most."""
-MOST_WRITTEN = 8
+MOST_WRITTEN = 10
 """Regions that the authors write for in one turn."""
+CANDIDATES = 8
+"""Kernels that the search screens for one region. Its first schedules are seldom beaten by much, and
+the step, not the region alone, decides: the time is better spent on further regions."""
 WRITING_SHARE = 0.5
 """Part of the time after the climb that goes to the authors; trying their kernels gets the rest."""
 KEEPS = 0.8
@@ -233,7 +236,11 @@ class RegionTrials:
         def compute() -> dict[str, Any]:
             turn.close_arms()  # their memory and cores belong to the judge now
             request = WritingRequest(
-                budget_s=budget_s, seed=turn.settings.seed, authors=("search",), language="cpp"
+                budget_s=budget_s,
+                seed=turn.settings.seed,
+                authors=("search",),
+                language="cpp",
+                candidates=CANDIDATES,
             )
             with RecordedJudge(turn.settings.ledger) as judge:
                 written = write_all(

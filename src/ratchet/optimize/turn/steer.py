@@ -90,9 +90,9 @@ class Steering:
         return too_small(AUTOTUNE, worth.by_lever, worth.step_time_s)
 
     def worth(self, baseline: Baseline) -> Worth:
-        """Return what each lever can win of the best rival's step, or else of the written step."""
+        """Return what each lever can win of the step that the climb begins with."""
         self.profile(baseline.written, "before")
-        return self._worth_of(baseline.best)
+        return self._worth_of(baseline.start)
 
     def _worth_of(self, candidate: Candidate) -> Worth:
         profile = self.profile(candidate, "rival")
