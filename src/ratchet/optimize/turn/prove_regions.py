@@ -40,8 +40,8 @@ MEASURING_S, MEASURING_SHARE = 20.0, 0.05
 MOST_WRITTEN = 10
 """Regions that the authors write for in one turn."""
 CANDIDATES = 8
-"""Kernels that the search screens for one region. Its first schedules are seldom beaten by much, and
-the step, not the region alone, decides: the time is better spent on further regions."""
+"""Kernels that the search screens for one region. Its first schedules are seldom beaten by much, so
+the time is better spent on further regions: the step decides, not the region alone."""
 WRITING_SHARE = 0.5
 """Part of the time after the climb that goes to the authors; trying their kernels gets the rest."""
 KEEPS = 0.8
