@@ -225,6 +225,14 @@ def test_the_most_promising_comes_first_and_the_hopeless_not_at_all(patched: Any
     assert found.changes[1].winnable_s == 0.4
 
 
+def test_a_regions_kernel_is_tried_for_less_than_a_lever(patched: Any) -> None:
+    fake = Fake({"allocator": 0.9})
+    tried = [region_lever("softmax_1234", "region:1234"), region_lever("sum_5678", "region:5678")]
+    worth = {tried[0].name: 0.004, tried[1].name: 0.001}
+    decisions = {one.name: one.decision for one in patched(fake, tried, worth=worth).changes}
+    assert decisions == {tried[0].name: "dropped", tried[1].name: "not_tried"}
+
+
 def test_levers_that_are_not_expected_to_help_are_tried_on_top(patched: Any) -> None:
     fake = Fake({"affinity": 0.9, "preallocate": 1.2})
     tried = levers(default=False, fields={"affinity": True, "preallocate": True})

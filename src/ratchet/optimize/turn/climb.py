@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ratchet.errors import DeadlinePassed
+from ratchet.graph.regions.region import REGION
 from ratchet.optimize.levers import Lever, Situation
 from ratchet.optimize.levers.kernels import PREFIX
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.step.installed import AnyKernel
 from ratchet.optimize.turn.baseline import oracle_for
-from ratchet.optimize.turn.limit import ranked, too_small
+from ratchet.optimize.turn.limit import SMALL_REGION_SHARE, SMALL_SHARE, ranked, too_small
 from ratchet.optimize.turn.result import Basis, Change, Decision
 from ratchet.optimize.turn.screen import LeverScreening, expect, fits, screen
 from ratchet.optimize.turn.state import Turn
@@ -70,7 +71,8 @@ class Climber:
         """Return the levers that have something to win, most first."""
         chosen = []
         for lever in ranked(levers, self.worth):
-            reason = too_small(lever.name, self.worth, self.step_time_s)
+            share = SMALL_REGION_SHARE if _is_of_a_region(lever) else SMALL_SHARE
+            reason = too_small(lever.name, self.worth, self.step_time_s, least_share=share)
             if reason is not None and not self._same(lever, start):
                 changes.append(_change(lever, "not_tried", reason))
             else:
@@ -281,6 +283,10 @@ def applicable(
         else:
             chosen.append(lever)
     return chosen, changes
+
+
+def _is_of_a_region(lever: Lever) -> bool:
+    return lever.field == "kernels" and str(lever.value).startswith(REGION)
 
 
 def _is_unused(lever: Lever, screening: LeverScreening) -> bool:

@@ -18,6 +18,8 @@ OVERHEAD = "overhead"
 """The part of a step outside every operator: Python, and a device that waits for it."""
 SMALL_SHARE = 0.01
 """Share of a step; a lever that can win no more than this is not tried."""
+SMALL_REGION_SHARE = 0.002
+"""The same for the kernel of one region: all of a step's regions are tried together first."""
 ADAMW_PASSES, SGD_PASSES = 7, 3
 """Passes over the optimizer's data, each as long as the parameters.
 
@@ -141,10 +143,16 @@ def ranked(levers: Sequence[Lever], worth: dict[str, float | None]) -> list[Leve
     return sorted(levers, key=lambda lever: -(worth.get(lever.name) or 0.0))
 
 
-def too_small(name: str, worth: dict[str, float | None], step_time_s: float) -> str | None:
+def too_small(
+    name: str,
+    worth: dict[str, float | None],
+    step_time_s: float,
+    *,
+    least_share: float = SMALL_SHARE,
+) -> str | None:
     """Return the reason why a lever is not worth a trial; None if it may be."""
     found = worth.get(name)
-    if found is None or found >= SMALL_SHARE * step_time_s:
+    if found is None or found >= least_share * step_time_s:
         return None
     share = found / step_time_s
     return f"at most {share:.1%} of the step could be won by it"

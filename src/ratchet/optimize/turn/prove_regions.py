@@ -28,7 +28,7 @@ from ratchet.optimize.levers import Lever
 from ratchet.optimize.levers.kernels import region_lever
 from ratchet.optimize.step.candidate import AROUND_THE_GRAPH, Candidate
 from ratchet.optimize.step.installed import InstalledKernel, RegionKernel
-from ratchet.optimize.turn.limit import SMALL_SHARE
+from ratchet.optimize.turn.limit import SMALL_REGION_SHARE
 from ratchet.optimize.turn.prove_kernels import NO_TIME, KernelCourt, ProvenKernels
 from ratchet.optimize.turn.screen import unused_regions
 from ratchet.optimize.turn.state import Turn
@@ -39,7 +39,7 @@ MEASURING_S, MEASURING_SHARE = 20.0, 0.05
 """Time for measuring what regions take now, and its share of the stage's time at most."""
 MOST_WRITTEN = 10
 """Regions that the authors write for in one turn."""
-CANDIDATES = 8
+CANDIDATES = 5
 """Kernels that the search screens for one region. Its first schedules are seldom beaten by much, so
 the time is better spent on further regions: the step decides, not the region alone."""
 WRITING_SHARE = 0.5
@@ -104,11 +104,12 @@ class RegionTrials:
         chosen = [
             one
             for one in sorted(regions, key=lambda one: -one.likely_s)
-            if region_name(one.key) not in known and one.gain_s > SMALL_SHARE * step_time_s
+            if region_name(one.key) not in known and one.gain_s > SMALL_REGION_SHARE * step_time_s
         ][:MOST_WRITTEN]
         budget_s = KEEPS * WRITING_SHARE * turn.left_s()
         if not chosen or budget_s < SHORTEST_S:
-            reason = "the budget has no room for it" if chosen else "no region has 1 % to win"
+            none = f"no region has {SMALL_REGION_SHARE:.1%} of the step to win"
+            reason = "the budget has no room for it" if chosen else none
             turn.leave_out(what, reason, for_want_of_budget=bool(chosen))
             return kernels
         reasons = self._written(best, chosen, budget_s)
