@@ -63,11 +63,6 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
     updates: int = 4
     """Updates on the answers of one step."""
     ratio_clip: float = 0.2
-    recalled: int = 16
-    """Judged answers of this step and those before it that each update imitates as well, the
-    better ones of a problem more often."""
-    recall: float = 0.5
-    """Weight of their loss beside GRPO's."""
     kl: float = 0.0
     """Weight of the divergence from the policy that GRPO began with."""
     reward: Reward = "log"
@@ -129,8 +124,6 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check(self.lora >= 0, "lora", self.lora, "0 or more")
         for name in ("steps", "batch", "problems", "updates", "measure_every", "save_every"):
             _check(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
-        _check(self.recalled >= 0, "recalled", self.recalled, "0 or more")
-        _check(self.recall >= 0, "recall", self.recall, "0 or more")
         _check(self.group >= 2, "group", self.group, "2 or more answers")
         _check(self.context >= 16, "context", self.context, "16 or more tokens")
         _check(self.vocabulary >= 512, "vocabulary", self.vocabulary, "512 or more")

@@ -9,7 +9,7 @@ import copy
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,7 +22,6 @@ from ratchet.learn.bench import Bench, JudgeOutcome, PolicyKernel, judge_answers
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.languages import AnswerLanguage
 from ratchet.learn.objectives import SkillTest
-from ratchet.learn.recall import Recollection
 from ratchet.learn.rewards import advantages, credits, is_dead, is_jump, reward_of, shared
 from ratchet.learn.sampling import Sampled, answer_logs, sample
 from ratchet.learn.tasks import LearnTask
@@ -104,7 +103,6 @@ class Reinforcement:
         self._start = _frozen(model) if config.kl > 0 else None
         self.dead = self.resampled = self.answers = self.invalid = 0
         self._means: list[float] = []
-        self._known = Recollection()
         self._since_reward = 0
         self.alarms: list[str] = []
 
@@ -119,29 +117,12 @@ class Reinforcement:
         figures = self._figures(groups, mean)
         self._watch(groups, mean, step)
         self._starved(rewards, len(groups))
-        for group in groups:
-            self._known.add(group.task.key, group.answers, group.rewards)
         alive = [group for group in groups if not is_dead(group.earned)]
-        answers = [one for group in alive for one in group.answers]
-        recalled = self._known.draw(config.recalled, f"{config.seed} recalled {step}")
-        if not answers and not recalled:
+        if not alive:
             return StepWork(tokens=0, loss=lambda: torch.zeros(()), updates=0, figures=figures)
-        parts = [self._clipped(model, answers, alive)] if answers else []
-        if recalled:
-            parts.append(self._imitated(model, recalled))
-        return StepWork(
-            tokens=sum(len(one.prompt) + len(one.answer) for one in (*answers, *recalled)),
-            loss=lambda: torch.stack([part() for part in parts]).sum(),
-            updates=config.updates,
-            figures=figures,
-        )
-
-    def _clipped(
-        self, model: Any, answers: Sequence[Sampled], groups: Sequence[Group]
-    ) -> Callable[[], Tensor]:
-        """Return GRPO's loss on the answers of groups, as a function of the model's weights now."""
-        config, pad = self._config, self._tokenizer.pad_token_id
-        gains = torch.tensor([one for group in groups for one in advantages(group.earned)])
+        answers = [one for group in alive for one in group.answers]
+        gains = torch.tensor([one for group in alive for one in advantages(group.earned)])
+        pad = self._tokenizer.pad_token_id
         with torch.no_grad():
             before, asked = answer_logs(model, answers, pad)
             start = None if self._start is None else answer_logs(self._start, answers, pad)[0]
@@ -157,16 +138,8 @@ class Reinforcement:
                 per_token = per_token + config.kl * (away.exp() - away - 1)
             return (per_token * asked).sum() / asked.sum()
 
-        return loss
-
-    def _imitated(self, model: Any, recalled: Sequence[Sampled]) -> Callable[[], Tensor]:
-        """Return the loss of imitating answers of this step and those before it."""
-
-        def loss() -> Tensor:
-            logs, asked = answer_logs(model, recalled, self._tokenizer.pad_token_id)
-            return -self._config.recall * (logs * asked).sum() / asked.sum()
-
-        return loss
+        tokens = sum(len(one.prompt) + len(one.answer) for one in answers)
+        return StepWork(tokens=tokens, loss=loss, updates=config.updates, figures=figures)
 
     def measure(self, model: Any) -> dict[str, float]:
         """Return the skills."""
@@ -178,14 +151,12 @@ class Reinforcement:
             "counts": [self.dead, self.resampled, self.answers, self.invalid, self._since_reward],
             "means": self._means[-32:],
             "alarms": self.alarms,
-            "known": self._known.state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take back what `state` returned."""
         self.dead, self.resampled, self.answers, self.invalid, self._since_reward = state["counts"]
         self._means, self.alarms = list(state["means"]), list(state["alarms"])
-        self._known.restore(state["known"])
 
     def _groups(self, model: Any, step: int) -> list[Group]:
         """Return this step's groups; a dead one is drawn again, hotter, a few times."""
