@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -15,7 +16,16 @@ from ratchet.learn.bench import JudgeOutcome
 from ratchet.learn.config import LearnConfig, parse_share
 from ratchet.learn.languages import ScheduleLanguage, read_schedule, schedule_text
 from ratchet.learn.replay import ReplayDebt
-from ratchet.learn.rewards import RIGHT_ALONE, advantages, credits, is_jump, reward_of, shared
+from ratchet.learn.rewards import (
+    RIGHT_ALONE,
+    SCATTER,
+    advantages,
+    credits,
+    is_jump,
+    noise_of,
+    reward_of,
+    shared,
+)
 from ratchet.learn.tasks import split_names
 
 REWARDS = ("milestones", "log", "raw")
@@ -52,6 +62,31 @@ def test_cheating_costs_and_what_was_not_measured_does_not_count() -> None:
 @given(st.lists(st.floats(-1, 1), min_size=2, max_size=16))
 def test_the_advantages_of_a_group_cancel(rewards: list[float]) -> None:
     assert abs(sum(advantages(rewards))) < 1e-6
+
+
+@given(st.lists(st.floats(-1, 1), min_size=2, max_size=16), st.floats(0, 1))
+def test_what_noise_explains_of_a_group_teaches_nothing(rewards: list[float], noise: float) -> None:
+    plain = advantages(rewards)
+    shrunk = advantages(rewards, [noise] * len(rewards))
+    mean = sum(rewards) / len(rewards)
+    variance = sum((one - mean) ** 2 for one in rewards) / len(rewards)
+    if variance <= noise**2:
+        assert not any(shrunk)
+    else:
+        share = 1 - noise**2 / variance
+        assert shrunk == pytest.approx([share * one for one in plain], abs=1e-6)
+
+
+def test_the_noise_of_a_reward_is_that_of_its_screening() -> None:
+    log = LearnConfig(reward="log", cap=4.0)
+    assert noise_of(outcome("screened", 2.0), log) == pytest.approx(0.9 * SCATTER / math.log(4.0))
+    assert noise_of(outcome("screened", 0.5), log) == 0.0  # no reward moves there
+    assert noise_of(outcome("screened", 1.6), LearnConfig(reward="milestones")) == pytest.approx(
+        0.9 / 6 / 2
+    )
+    assert noise_of(outcome("wrong"), log) == 0.0
+    emulated = LearnConfig(target="gfx942", language="triton")
+    assert noise_of(outcome("screened", 2.0), emulated) == 0.0
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=8), st.floats(0, 1))

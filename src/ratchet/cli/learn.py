@@ -206,7 +206,12 @@ def grpo(
     reward: RewardName = "log",
     against_compile: AgainstCompile = None,
     target: Target = None,
-    kl: Annotated[float, typer.Option(min=0, help="Weight of the divergence from POLICY.")] = 0.0,
+    kl: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Weight of the divergence from POLICY; 0 spares a copy of the model."
+        ),
+    ] = 0.1,
     context: Context = 128,
     replay: Replay = "1%",
     max_forgetting: MaxForgetting = 0.05,

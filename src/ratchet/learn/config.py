@@ -60,11 +60,12 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 1.0
     resamples: int = 2
     """Times that a group is drawn again if its rewards are all equal."""
-    updates: int = 4
+    updates: int = 2
     """Updates on the answers of one step."""
     ratio_clip: float = 0.2
-    kl: float = 0.0
-    """Weight of the divergence from the policy that GRPO began with."""
+    kl: float = 0.1
+    """Weight of the divergence from the policy that GRPO began with. Without LoRA it takes a second
+    copy of the model."""
     reward: Reward = "log"
     cap: float = 4.0
     """Speed-up above which the reward grows no more."""

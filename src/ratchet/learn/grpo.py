@@ -22,11 +22,13 @@ from ratchet.learn.bench import Bench, JudgeOutcome, PolicyKernel, judge_answers
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.languages import AnswerLanguage
 from ratchet.learn.objectives import SkillTest
-from ratchet.learn.rewards import advantages, credits, is_dead, is_jump, reward_of, shared
+from ratchet.learn.rewards import advantages, credits, is_dead, is_jump, noise_of, reward_of, shared
 from ratchet.learn.sampling import Sampled, answer_logs, sample
 from ratchet.learn.tasks import LearnTask
 from ratchet.learn.training import StepWork
 
+ADAPTER: Final = "disable_adapter"
+"""What LoRA's models have: without the adapter they are the policy that GRPO began with."""
 HOTTER: Final = 1.3
 """Factor of the temperature when a dead group is drawn again."""
 SUSPECTS: Final = 3
@@ -100,7 +102,8 @@ class Reinforcement:
         self._tokenizer, self._tasks, self._language = tokenizer, list(tasks), language
         self._judging, self._config, self._skills = judging, config, skills
         self._deadline = math.inf if deadline is None else deadline
-        self._start = _frozen(model) if config.kl > 0 else None
+        with_copy = config.kl > 0 and not hasattr(model, ADAPTER)
+        self._start = _frozen(model) if with_copy else None
         self.dead = self.resampled = self.answers = self.invalid = 0
         self._means: list[float] = []
         self._since_reward = 0
@@ -121,11 +124,11 @@ class Reinforcement:
         if not alive:
             return StepWork(tokens=0, loss=lambda: torch.zeros(()), updates=0, figures=figures)
         answers = [one for group in alive for one in group.answers]
-        gains = torch.tensor([one for group in alive for one in advantages(group.earned)])
+        gains = torch.tensor([one for group in alive for one in self._gains(group)])
         pad = self._tokenizer.pad_token_id
         with torch.no_grad():
             before, asked = answer_logs(model, answers, pad)
-            start = None if self._start is None else answer_logs(self._start, answers, pad)[0]
+            start = self._start_logs(model, answers) if config.kl > 0 else None
         gains = gains.to(before.device)[:, None]
 
         def loss() -> Tensor:
@@ -140,6 +143,18 @@ class Reinforcement:
 
         tokens = sum(len(one.prompt) + len(one.answer) for one in answers)
         return StepWork(tokens=tokens, loss=loss, updates=config.updates, figures=figures)
+
+    def _start_logs(self, model: Any, answers: Sequence[Sampled]) -> Tensor:
+        """Return the log-probabilities that the policy gave when GRPO began, as `answer_logs`."""
+        pad = self._tokenizer.pad_token_id
+        if self._start is not None:
+            return answer_logs(self._start, answers, pad)[0]
+        with getattr(model, ADAPTER)():
+            return answer_logs(model, answers, pad)[0]
+
+    def _gains(self, group: Group) -> list[float]:
+        noises = [noise_of(one, self._config) for one in group.outcomes]
+        return advantages(group.earned, noises)
 
     def measure(self, model: Any) -> dict[str, float]:
         """Return the skills."""

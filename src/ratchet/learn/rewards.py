@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from ratchet.learn.bench import JudgeOutcome
@@ -12,6 +13,9 @@ from ratchet.learn.config import LearnConfig
 
 MILESTONES: Final = (1.0, 1.2, 1.5, 2.0, 3.0, 4.0)
 """Speed-ups that each add the same to a milestone reward."""
+SCATTER: Final = 0.07
+"""Standard deviation of a ratio's logarithm over repeated screenings of one kernel, as measured on
+two cores (LOG.md, 2026-11-25)."""
 RIGHT_ALONE: Final = 0.1
 """Reward of a kernel that is right and not faster."""
 
@@ -71,13 +75,34 @@ def credits(rewards: Sequence[float | None], discount: float) -> list[float | No
     return found[::-1]
 
 
-def advantages(rewards: Sequence[float]) -> list[float]:
-    """Return each reward's distance from the mean in standard deviations; 0 where all are equal."""
+def noise_of(outcome: JudgeOutcome, config: LearnConfig) -> float:
+    """Return the standard deviation of an answer's reward if its kernel were screened again.
+
+    The emulator gives the same answer each time, and what is not timed has no noise.
+    """
+    if config.target or not outcome.is_right or outcome.ratio is None:
+        return 0.0
+    high, low = (
+        reward_of(replace(outcome, ratio=outcome.ratio * math.exp(sign * SCATTER)), config) or 0.0
+        for sign in (1, -1)
+    )
+    return (high - low) / 2
+
+
+def advantages(rewards: Sequence[float], noises: Sequence[float] = ()) -> list[float]:
+    """Return each reward's distance from the mean in standard deviations; 0 where all are equal.
+
+    `noises` are the rewards' own standard deviations. The part of the variance that they explain
+    says nothing about the answers, so the distances shrink by it: in a group of equally fast
+    kernels they would otherwise be noise alone, at full size.
+    """
     mean = sum(rewards) / len(rewards)
-    spread = math.sqrt(sum((one - mean) ** 2 for one in rewards) / len(rewards))
+    variance = sum((one - mean) ** 2 for one in rewards) / len(rewards)
     if is_dead(rewards):
         return [0.0] * len(rewards)
-    return [(one - mean) / (spread + 1e-4) for one in rewards]
+    noise = sum(one**2 for one in noises) / len(rewards)
+    share = max(0.0, 1.0 - noise / variance)
+    return [share * (one - mean) / (math.sqrt(variance) + 1e-4) for one in rewards]
 
 
 def is_dead(rewards: Sequence[float]) -> bool:
