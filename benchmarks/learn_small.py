@@ -64,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--size", default="1m")
-    parser.add_argument("--per-family", type=int, default=5)
+    parser.add_argument("--per-family", type=int, default=16)
     parser.add_argument("--unseen", type=int, default=8, help="problems of unseen families")
     parser.add_argument("--answers", type=int, default=6, help="answers to each unseen problem")
     parser.add_argument("--replay-seeds", type=int, default=3)
@@ -100,6 +100,7 @@ def main() -> None:
             unseen = with_headroom(
                 make_tasks(held), bench, config, most=given.unseen, seed=given.seed
             )
+            bench.against_eager = frozenset(one.key for one in tasks)
             say(f"{len(tasks)} problems to train on, {len(unseen)} unseen")
             corpus = build_corpus(tasks, held, ScheduleLanguage(), ledger=None, seed=given.seed)
             base = pretrain(
@@ -125,7 +126,7 @@ def main() -> None:
             _tell(say, found, "sft", after_sft)
             before = bench.judged
             done = grpo(
-                config.changed(rate=1e-3, steps=10_000, group=8, problems=2),
+                config.in_training().changed(rate=6e-4, steps=10_000, group=8, problems=2),
                 corpus,
                 start("sft"),
                 base,

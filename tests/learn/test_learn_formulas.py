@@ -77,6 +77,19 @@ def test_what_noise_explains_of_a_group_teaches_nothing(rewards: list[float], no
         assert shrunk == pytest.approx([share * one for one in plain], abs=1e-6)
 
 
+@given(st.floats(0.3, 1.0), st.floats(1.01, 3.0))
+def test_in_training_slow_and_very_fast_kernels_are_told_apart(slow: float, more: float) -> None:
+    plain = LearnConfig(reward="log", cap=4.0)
+    wide = plain.in_training()
+    pairs = ((slow / more, slow), (5.0, 5.0 * more))
+    for lower, higher in pairs:
+        first, second = (outcome("screened", one) for one in (lower, higher))
+        assert reward_of(first, plain) == reward_of(second, plain)
+        if lower > wide.floor:
+            assert (reward_of(first, wide) or 0) < (reward_of(second, wide) or 0)
+    assert LearnConfig(reward="milestones").in_training() == LearnConfig(reward="milestones")
+
+
 def test_the_noise_of_a_reward_is_that_of_its_screening() -> None:
     log = LearnConfig(reward="log", cap=4.0)
     assert noise_of(outcome("screened", 2.0), log) == pytest.approx(0.9 * SCATTER / math.log(4.0))

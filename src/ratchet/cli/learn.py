@@ -336,7 +336,7 @@ def loop(
     out: Out = OUT,
     families: Families = None,
     unseen: Unseen = None,
-    per_family: PerFamily = 6,
+    per_family: PerFamily = 16,
     text: Text = None,
     dataset: Dataset = None,
     model: ModelName = "",

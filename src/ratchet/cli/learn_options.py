@@ -19,7 +19,12 @@ Families = Annotated[
 Unseen = Annotated[
     str | None, typer.Option(metavar="NAMES", help="Families that are never trained on.")
 ]
-PerFamily = Annotated[int, typer.Option("--per-family", min=1, help="Problems of each family.")]
+PerFamily = Annotated[
+    int,
+    typer.Option(
+        "--per-family", min=1, help="Problems of each family, at most 6 of an unseen one."
+    ),
+]
 Text = Annotated[
     list[Path] | None,
     typer.Option("--text", metavar="PATH", help="Pretraining text to replay; may be repeated."),

@@ -73,6 +73,8 @@ class ScreeningBench:
 
     def __init__(self, judge: RecordedJudge, *, rival: str = "eager", device: str = "auto") -> None:
         self.judged = 0
+        self.against_eager: frozenset[str] = frozenset()
+        """Keys of problems whose speed-ups are against eager, whatever the rival of the others."""
         self._judge = judge
         self._court = RecordedCourt(judge)
         self._book = WritingBook(judge.ledger, judge.fingerprint)
@@ -104,7 +106,8 @@ class ScreeningBench:
                 new.setdefault(one.kernel.hash, one)
         if new:
             self._screen(task, list(new.values()))
-        gain = self._compiled_gain(task, candidates) if self._rival == "compile" else 1.0
+        compiled = self._rival == "compile" and task.key not in self.against_eager
+        gain = self._compiled_gain(task, candidates) if compiled else 1.0
         return [_against(self._known[task.key, one.kernel.hash], gain) for one in candidates]
 
     def _in_full(self, task: LearnTask, kernel: Kernel) -> str:

@@ -24,6 +24,8 @@ SIZES: Final[dict[str, tuple[int, int]]] = {
     "20m": (512, 6),
 }
 """Width and layers of the small Llama; the name is about its number of parameters."""
+WIDE: Final = (0.25, 16.0)
+"""Speed-ups between which rewards in training tell answers apart."""
 LARGEST_SEED: Final = 2**32 - 1
 
 
@@ -69,6 +71,8 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
     reward: Reward = "log"
     cap: float = 4.0
     """Speed-up above which the reward grows no more."""
+    floor: float = 1.0
+    """Speed-up below which the logarithmic reward falls no more."""
     cheating: float = -1.0
     """Reward of a kernel that tried to fool the judge."""
     rival: Rival = "eager"
@@ -110,6 +114,7 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check(0 <= self.replay < 0.9, "replay", self.replay, "0% to 90%")
         _check(self.max_forgetting > 0, "max-forgetting", self.max_forgetting, "more than 0 nats")
         _check(self.cap > 1, "cap", self.cap, "more than 1")
+        _check(0 < self.floor <= 1, "floor", self.floor, "more than 0, at most 1")
         _check(1 <= self.turns <= 8, "turns", self.turns, "1 to 8")
         _check(0 <= self.discount <= 1, "discount", self.discount, "0 to 1")
         _check(0 <= self.repeats <= 1, "repeats", self.repeats, "0 to 1")
@@ -128,6 +133,23 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check(self.group >= 2, "group", self.group, "2 or more answers")
         _check(self.context >= 16, "context", self.context, "16 or more tokens")
         _check(self.vocabulary >= 512, "vocabulary", self.vocabulary, "512 or more")
+
+    @property
+    def learns_against_eager(self) -> bool:
+        """Return whether a loop's training may leave torch.compile out.
+
+        A factor that all answers to a problem share adds the same to their logarithmic rewards, and
+        cancels in a group. Timing torch.compile takes as long as some ten kernels.
+        """
+        return self.reward == "log" and not self.target
+
+    def in_training(self) -> LearnConfig:
+        """Return the config whose rewards tell answers apart however fast the rival is.
+
+        Where all answers are slower than the rival, or over `cap` times as fast, rewards that end
+        there are all equal and teach nothing.
+        """
+        return self.changed(cap=WIDE[1], floor=WIDE[0]) if self.learns_against_eager else self
 
     def rows(self) -> list[tuple[str, str]]:
         """Return every setting with its value, for people."""

@@ -131,6 +131,8 @@ class Loop:
                 raise LearnError(
                     "the generator writes none of these problems: give other --families or --unseen"
                 )
+            if self.config.learns_against_eager:
+                self._bench.against_eager = frozenset(one.key for one in self._train)
             base = self._base()
             if not self.rows:
                 self._first(base)
@@ -403,11 +405,10 @@ class Loop:
         self, stage: str, *, steps: int, number: int = 0, replay: float | None = None
     ) -> LearnConfig:
         """Return the config of a stage: GRPO's steps are smaller, and each round has its seed."""
+        config = self.config.in_training() if stage == "grpo" else self.config
         rate = self.config.rate * {"grpo": 0.3}.get(stage, 1.0)
         share = self.config.replay if replay is None else replay
-        return self.config.changed(
-            steps=steps, rate=rate, seed=self.config.seed + number, replay=share
-        )
+        return config.changed(steps=steps, rate=rate, seed=self.config.seed + number, replay=share)
 
     def _until(self, seconds: float) -> float:
         return time.monotonic() + seconds

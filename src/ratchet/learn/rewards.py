@@ -25,7 +25,7 @@ def reward_of(outcome: JudgeOutcome, config: LearnConfig) -> float | None:
 
     0 unless the kernel is right, and `config.cheating` if it tried to fool the judge. A right
     kernel has RIGHT_ALONE, and more by its speed-up: up to 1 in milestones, up to 1 in the
-    logarithm of the speed-up up to the cap, or without a limit for `raw`.
+    logarithm of the speed-up from the floor to the cap, or without a limit for `raw`.
     """
     if outcome.status == "unmeasured":
         return None
@@ -39,7 +39,8 @@ def reward_of(outcome: JudgeOutcome, config: LearnConfig) -> float | None:
     if config.reward == "milestones":
         passed = sum(ratio >= one for one in MILESTONES) / len(MILESTONES)
     else:
-        passed = min(max(math.log(ratio) / math.log(config.cap), 0.0), 1.0)
+        share = math.log(ratio / config.floor) / math.log(config.cap / config.floor)
+        passed = min(max(share, 0.0), 1.0)
     return RIGHT_ALONE + (1 - RIGHT_ALONE) * passed
 
 

@@ -40,6 +40,8 @@ class LearnTask:
         return self.problem.name
 
 
+MOST_UNSEEN: Final = 6
+"""Problems of an unseen family, at most: each answer to them is judged again for every policy."""
 Names = dict[str, list[str]]
 """Names of problems by family."""
 
@@ -49,7 +51,8 @@ def split_names(
 ) -> tuple[Names, Names]:
     """Return the names of the problems to train on, and of the unseen ones, by family.
 
-    `per_family` of each are drawn, in an order that only `seed` decides.
+    `per_family` of each are drawn, and of an unseen one MOST_UNSEEN at most. Only `seed` decides the
+    order.
 
     Raises:
         LearnError: a family that no suite has or that is on both sides, or a side without any.
@@ -64,7 +67,7 @@ def split_names(
         raise LearnError("give at least one family to train on, and one with --unseen")
     return (
         {one: _drawn(one, per_family, seed) for one in trained},
-        {one: _drawn(one, per_family, seed) for one in unseen},
+        {one: _drawn(one, min(per_family, MOST_UNSEEN), seed) for one in unseen},
     )
 
 
