@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -243,6 +245,42 @@ def test_a_region_computes_what_the_graph_computes(family: str) -> None:
             wanted = lying(values[node])
             assert one.is_contiguous() or one.numel() == 1
             torch.testing.assert_close(one, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def test_a_problem_registers_the_prims_that_inductor_alone_has() -> None:
+    """Inductor's decomposition of addcmul calls a prim that `torch._prims` does not have."""
+    from torch._inductor import inductor_prims
+
+    def step(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        return inductor_prims.fma(x, y, z).sin()
+
+    graph = make_fx(step)(*(torch.ones(4, 8) for _ in range(3))).graph
+    (cut,) = cut_graph(graph)
+    form = form_of(cut, None)
+    assert "prims.fma" in form.reference
+    text = f"{header(form)}\n\n{form.reference}\n"
+    lines = ["reference(*[torch.ones(4, 8)] * 3, ())"]
+    subprocess.run([sys.executable, "-c", "\n".join([text, *lines])], check=True, timeout=120)
+    plain = replace(form, reference=form.reference.replace("prims.fma", "prims.sin"))
+    assert "inductor" in header(form) and "inductor" not in header(plain)
+
+
+def test_a_long_step_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = load("llama-tiny")
+    runs = []
+    for long_s in (0.0, 1e9):
+        monkeypatch.setattr("ratchet.graph.regions.trace.LONG_S", long_s)
+        shown: list[Node] = []
+
+        def seen(traced: TracedGraph, shown: list[Node] = shown) -> None:
+            traced.wanted = frozenset(traced.module.graph.nodes)
+            traced.look = lambda node, value: shown.append(node)
+
+        graphs = trace(workload, StepConfig(), workload.batch(0), model=workload.model, seen=seen)
+        assert all(graph.calls == 1 and graph.times_s for graph in graphs)
+        assert len(shown) == len(set(shown))
+        runs.append(graphs)
+    assert [len(one.times_s) for one in runs[0]] == [len(one.times_s) for one in runs[1]]
 
 
 def lying(tensor: Tensor) -> Tensor:

@@ -51,8 +51,8 @@ def split_names(
 ) -> tuple[Names, Names]:
     """Return the names of the problems to train on, and of the unseen ones, by family.
 
-    `per_family` of each are drawn, and of an unseen one MOST_UNSEEN at most. Only `seed` decides the
-    order.
+    `per_family` of each are drawn, and at most MOST_UNSEEN of an unseen one, in an order that only
+    `seed` decides.
 
     Raises:
         LearnError: a family that no suite has or that is on both sides, or a side without any.

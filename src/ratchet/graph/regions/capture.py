@@ -64,8 +64,9 @@ def capture_regions(
 ) -> list[Region]:
     """Return the regions of one training step, the most time that can still be won first.
 
-    Forward and backward run twice, eagerly; the model is left as it was. Regions are compiled and
-    timed for at most `measuring_s` seconds; 0 estimates all. What has no region is logged.
+    Forward and backward run at most twice, eagerly; the model is left as it was. Regions are
+    compiled and timed for at most `measuring_s` seconds; 0 estimates all. What has no region is
+    logged.
     """
     report = region_report(workload, config, measuring_s=measuring_s)
     for note in report.notes:

@@ -19,6 +19,7 @@ IMPORTS: Final = frozenset(
         "from ratchet import Case, Problem, TensorSpec",
         "import torch",
         "import torch._prims",
+        "import torch._inductor.inductor_prims",
     }
 )
 TABLES: Final = ("aten", "prims")

@@ -21,7 +21,14 @@ from ratchet.kernels.library import registry
 from ratchet.kernels.library.registration import register
 from ratchet.kernels.source_module import run_source
 
-HEADER = "import torch\nimport torch._prims\n\naten = torch.ops.aten\nprims = torch.ops.prims\n\n\n"
+HEADER = """import torch
+import torch._inductor.inductor_prims
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+
+"""
 SITES = 4096
 calls: Final[Counter[str]] = Counter()
 """Calls that a kernel served in this process, by the region's name. `registry.fallbacks` counts

@@ -208,11 +208,23 @@ def header(form: RegionForm) -> str:
     """Return the text above the reference."""
     used = [name for name in ("aten", "prims") if f"{name}." in form.reference]
     lines = ["from __future__ import annotations", "", "import torch", ""]
-    if any(name == "prims" for name in used):
-        lines[2:3] = ["import torch", "import torch._prims  # registers torch.ops.prims"]
+    if "prims" in used:
+        lines[2:3] = [
+            "import torch",
+            f"import {_registers(form.reference)}  # registers torch.ops.prims",
+        ]
     lines += ["from ratchet import Case, Problem, TensorSpec", ""]
     lines += [f"{name} = torch.ops.{name}" for name in used]
     return "\n".join(lines)
+
+
+def _registers(reference: str) -> str:
+    """Return the module that registers the prims of a reference: Inductor has some of its own."""
+    import torch._prims
+
+    names = set(re.findall(r"\bprims\.(\w+)", reference))
+    known = all(hasattr(torch._prims, name) for name in names)
+    return "torch._prims" if known else "torch._inductor.inductor_prims"
 
 
 def _file(head: str, form: RegionForm, problem: Problem) -> str:

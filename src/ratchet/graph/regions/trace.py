@@ -24,6 +24,10 @@ from ratchet.workloads.config import StepConfig
 from ratchet.workloads.step import ATTENTION_BACKENDS, compiled_loss
 from ratchet.workloads.workload import Workload
 
+LONG_S = 10.0
+"""Time of a run, operation by operation, after which there is no second one: warming up is a small
+part of it."""
+
 
 @dataclass(slots=True, eq=False)
 class TracedGraph:
@@ -50,10 +54,10 @@ def trace(
 ) -> list[TracedGraph]:
     """Run forward and backward of one step on `batch`, twice; return its graphs in order.
 
-    Values are shown in the first run and times taken in the second. Without `seen` nothing is
-    computed: every graph returns zeros. The model's parameters, buffers
-    and gradients are left as they were. Parts of the step between graphs (graph breaks) run
-    eagerly and are not returned.
+    Values are shown in the first run and times taken in the second; a first run of over LONG_S
+    gives both. Without `seen` nothing is computed: every graph returns zeros. The model's
+    parameters, buffers and gradients are left as they were. Parts of the step between graphs (graph
+    breaks) run eagerly and are not returned.
     """
     graphs: list[TracedGraph] = []
 
@@ -79,6 +83,8 @@ def trace(
                 graph.times_s.clear()
             torch.manual_seed(0)
             torch.autograd.grad(step(model, batch), trained, allow_unused=True)
+            if sum(sum(graph.times_s.values()) for graph in graphs) > LONG_S:
+                break
     return graphs
 
 
