@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -18,7 +18,6 @@ from ratchet.authors.shares import Asked, write_all
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
 from ratchet.errors import ArmFailure, KernelError, RecipeError
-from ratchet.graph.regions.beside import FEWEST, beside_compiled
 from ratchet.graph.regions.foreign import check_region_problem
 from ratchet.graph.regions.region import region_name
 from ratchet.judge.revision import revision
@@ -188,75 +187,6 @@ def test_a_proven_kernel_serves_the_regions_calls(
         assert registry.is_active(NAME) and not registry.is_active("add_one")
     finally:
         registry.deactivate(NAME)
-
-
-@pytest.mark.compiler
-def test_an_active_kernel_is_timed_beside_compiled_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert beside_compiled(NAME, problem()) is None  # no kernel is active
-    believe(f"sqlite:///{tmp_path / 'ledger.db'}", problem().hash)
-    ready(tmp_path, kernel()).activate()
-    try:
-        assert beside_compiled(NAME, problem()) is None  # it declines every input
-    finally:
-        registry.deactivate(NAME)
-    served: list[int] = []
-
-    def call(name: str, tensors: Any) -> bool:
-        served.append(len(tensors))
-        return name == NAME
-
-    monkeypatch.setattr(registry, "call", call)
-    ratio = beside_compiled(NAME, problem())
-    assert ratio is not None and ratio > 0
-    assert set(served) == {2} and len(served) > FEWEST  # an input and an output
-
-
-class ArmThatKnows:
-    """An arm that was asked to time kernels beside compiled code."""
-
-    ratios: ClassVar[dict[str, float | None]] = {}
-
-    def __init__(self, spec: Any) -> None:
-        assert spec.config.kernels == (NAME, "rms_norm")
-
-    def __enter__(self) -> ArmThatKnows:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def call(self, method: str, *, problems: dict[str, Any]) -> dict[str, float | None]:
-        assert method == "beside_compiled" and list(problems) == [NAME]
-        if not self.ratios:
-            raise ArmFailure("it died")
-        return self.ratios
-
-
-@pytest.mark.parametrize("ratio", [0.8, 1.2, None, "died"])
-def test_a_kernel_that_compiled_code_beats_is_not_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float | str | None
-) -> None:
-    monkeypatch.setattr(prove_regions, "ArmProcess", ArmThatKnows)
-    ratios = {} if ratio == "died" else {NAME: ratio}
-    monkeypatch.setattr(ArmThatKnows, "ratios", ratios)
-    found = trials(tmp_path, [])
-    turn: Any = found.turn
-    left_out: list[str] = []
-    turn.tell = lambda *_, **__: None
-    turn.spec = lambda candidate: candidate
-    turn.memo = lambda kind, key, compute: compute()
-    turn.leave_out = lambda what, why, **_: left_out.append(why)
-    step = with_config(StepConfig(compile_mode="default", kernels=("rms_norm",)), {})
-    known = replace(NOTHING, proven={"fp32": {NAME: (kernel(),)}})
-    region = WorkloadRegion(key=KEY, problem=problem(), gain_s=0.1, likely_s=0.1)
-    kept = found._without_slower(known, step, [region])
-    assert bool(kept.of("fp32")) == (ratio != 0.8)
-    assert left_out == (["it died"] if ratio == "died" else [])
-    if ratio == 0.8:
-        assert "0.80x" in kept.why_not("fp32")[problem().name]
-    assert found._without_slower(NOTHING, step, [region]) is NOTHING
 
 
 class MadeUpCourt(KernelCourt):

@@ -56,7 +56,7 @@ def make_shrunk_arm(
 class StepArm:
     """A training step behind the judge's protocol."""
 
-    calls = ("workload", "gradients", "profile", "regions", "beside_compiled", "sites")
+    calls = ("workload", "gradients", "profile", "regions", "sites")
 
     def __init__(self, workload: Any, config: StepConfig, *, warnings: Sequence[str] = ()) -> None:
         from ratchet.graph.steps import build_step
@@ -145,15 +145,6 @@ class StepArm:
 
         found = capture_regions(self._workload, self._config, measuring_s=measuring_s)
         return [one.as_json() for one in found]
-
-    def beside_compiled(self, problems: dict[str, Any]) -> dict[str, float | None]:
-        """Return torch.compile's time over that of each active region kernel, by its name."""
-        from ratchet.graph.regions.beside import beside_compiled
-        from ratchet.kernels.problem import Problem
-
-        return {
-            name: beside_compiled(name, Problem.from_json(one)) for name, one in problems.items()
-        }
 
 
 class ShrunkArm:

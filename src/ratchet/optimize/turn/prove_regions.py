@@ -26,7 +26,7 @@ from ratchet.ledger.verdicts import RecordedJudge
 from ratchet.ledger.writing import WritingBook
 from ratchet.optimize.levers import Lever
 from ratchet.optimize.levers.kernels import region_lever
-from ratchet.optimize.step.candidate import AROUND_THE_GRAPH, Candidate, with_config
+from ratchet.optimize.step.candidate import AROUND_THE_GRAPH, Candidate
 from ratchet.optimize.step.installed import InstalledKernel, RegionKernel
 from ratchet.optimize.turn.limit import SMALL_REGION_SHARE
 from ratchet.optimize.turn.prove_kernels import NO_TIME, KernelCourt, ProvenKernels
@@ -113,50 +113,7 @@ class RegionTrials:
             turn.leave_out(what, reason, for_want_of_budget=bool(chosen))
             return kernels
         reasons = self._written(best, chosen, budget_s)
-        return self._without_slower(self._added(kernels, best, chosen, reasons), best, chosen)
-
-    def _without_slower(
-        self, kernels: ProvenKernels, best: Candidate, regions: Sequence[WorkloadRegion]
-    ) -> ProvenKernels:
-        """Return `kernels` without those that torch.compile's own code of their region beats.
-
-        A verdict is against the operations one by one, which torch.compile fuses too. Without an
-        answer all stay, and the step tells.
-        """
-        turn, precision = self.turn, best.config.precision
-        proven = dict(kernels.of(precision))
-        problems = {
-            region_name(one.key): one.problem for one in regions if region_name(one.key) in proven
-        }
-        names = tuple(sorted({*best.config.kernels, *problems}))
-        candidate = with_config(best.config.model_copy(update={"kernels": names}), proven)
-
-        def compute() -> dict[str, Any]:
-            turn.tell("start", title="kernels beside torch.compile's code of their regions")
-            asked = {name: one.as_json() for name, one in problems.items()}
-            with ArmProcess(turn.spec(candidate)) as arm:
-                return {"ratios": arm.call("beside_compiled", problems=asked)}
-
-        if not problems:
-            return kernels
-        try:
-            ratios = turn.memo("beside_compiled", candidate.key(), compute)["ratios"]
-        except ArmFailure as error:
-            self._leave_out("kernels beside torch.compile's code of their regions", error)
-            return kernels
-        refused = dict(kernels.refused.get(precision, {}))
-        for name, problem in problems.items():
-            ratio = ratios.get(name)
-            if ratio is not None and ratio < 1.0:
-                del proven[name]
-                refused[problem.name] = (
-                    f"proven, but torch.compile's own code of the region is faster: {ratio:.2f}x"
-                )
-        return replace(
-            kernels,
-            proven={**kernels.proven, precision: proven},
-            refused={**kernels.refused, precision: refused},
-        )
+        return self._added(kernels, best, chosen, reasons)
 
     def _leave_out(self, what: str, error: ArmFailure) -> None:
         """Note why no regions are known: no time was left, or the process that looks died."""
