@@ -29,6 +29,9 @@ HELD_OUT: Final = 0.1
 TEXT_BYTES: Final = 2_000_000
 NEAR_BEST: Final = 0.95
 """Schedules within this share of a problem's best count as its best."""
+KNOWN_WELL: Final = 8
+"""Judged kernels of a problem from which on its best ones alone are taught: schedules drawn at
+random would teach slow ones again."""
 FAILED: Final = ("wrong", "crashed", "timed_out", "refused", "cheating")
 SUFFIXES: Final = frozenset({".txt", ".md", ".rst", ".py", ".cpp", ".hip", ".cu", ".h", ".hpp"})
 
@@ -99,7 +102,8 @@ def build_corpus(
     for task in tasks:
         own = [row for row in known if row["problem_hash"] == task.key]
         found = [*_best(task, own, language, ledger)]
-        if language.name == "schedule":
+        judged = {row["kernel_hash"] for row in own}
+        if language.name == "schedule" and (len(judged) < KNOWN_WELL or not found):
             found += _generated(task, language, draws, seed)
         for one in found:
             if one.prompt + one.answer in seen:
@@ -113,12 +117,13 @@ def build_corpus(
             "the corpus has no answer to learn: the ledger holds no proven kernel of these "
             "problems; run ratchet write on some first, or learn the language schedule"
         )
-    documents = list(dict.fromkeys([*_documents(texts, datasets, ledger), *failures]))
+    documents = list(dict.fromkeys(_documents(texts, datasets, ledger)))
     random.Random(f"{seed} documents").shuffle(documents)
     held = max(1, round(HELD_OUT * len(documents)))
     if len(documents) < 2:
         raise LearnError("the replay text is one document: give a folder of several with --text")
-    text, held_out = tuple(documents[held:]), tuple(documents[:held])
+    # What is held out stays the same while the ledger, and so the failures, grow.
+    text, held_out = (*documents[held:], *dict.fromkeys(failures)), tuple(documents[:held])
     hashes = {
         "examples": _digest(msgspec.json.encode(examples)),
         "text": _digest("\0".join(text).encode()),
@@ -127,7 +132,11 @@ def build_corpus(
     counts = Counter(one.kind for one in examples)
     card = CorpusCard(
         hash=_digest(json.dumps(hashes, sort_keys=True).encode()),
-        counts={**counts, "failures": len(failures), "documents": len(documents)},
+        counts={
+            **counts,
+            "failures": len(failures),
+            "documents": len(text) + len(held_out),
+        },
         duplicates=duplicates,
         hashes=hashes,
         train=by_family(tasks),

@@ -37,7 +37,7 @@ class BaseMemory:
 
     def __init__(self, base: Any, held_out: TextWindows) -> None:
         each = held_out.length * base.get_input_embeddings().weight.shape[0]
-        self._windows = held_out.first(max(1, min(WINDOWS, NUMBERS // each)))
+        self._windows = held_out.spread(max(1, min(WINDOWS, NUMBERS // each)))
         self._base = _predicted(base, self._windows)
         self._loss, _ = _read(self._base, self._windows)
 

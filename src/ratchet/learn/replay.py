@@ -37,9 +37,10 @@ class TextWindows:
         order = np.random.default_rng([seed, step]).integers(0, len(self._windows), size=count)
         return self._windows[torch.from_numpy(order)]
 
-    def first(self, count: int) -> Tensor:
-        """Return the first windows, [up to count, length]: those that are measured."""
-        return self._windows[:count]
+    def spread(self, count: int) -> Tensor:
+        """Return windows spread evenly over all, [up to count, length]: those that are measured."""
+        places = torch.linspace(0, len(self) - 1, min(count, len(self)))
+        return self._windows[places.long()]
 
 
 class ReplayDebt:

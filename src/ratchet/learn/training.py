@@ -122,7 +122,7 @@ def train(
     forgetting = next(
         (float(one["forgetting"]) for one in reversed(curve.rows) if "forgetting" in one), 0.0
     )
-    stopped, step_s = "done", 0.0
+    stopped, step_s, measured = "done", 0.0, -1
     model.train()
     with Trackers(folder, config) as trackers:
         for step in range(progress.step, config.steps):
@@ -136,7 +136,7 @@ def train(
             progress.step = step + 1
             if memory is not None and (progress.step % config.measure_every == 0 or step == 0):
                 kept = memory.measure(model)
-                forgetting = kept.forgetting
+                forgetting, measured = kept.forgetting, progress.step
                 row |= {
                     "forgetting": kept.forgetting,
                     "divergence": kept.divergence,
@@ -166,6 +166,8 @@ def train(
     if stopped == "budget":
         progress.replay, progress.owed, progress.notes = debt.share, debt.owed, objective.state()
         save_checkpoint(folder, model, optimizer, progress)
+    if memory is not None and measured != progress.step:
+        forgetting = memory.measure(model).forgetting  # of the weights that are kept
     model.eval()
     return Trained(
         steps=progress.step,
