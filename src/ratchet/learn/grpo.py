@@ -31,6 +31,9 @@ ADAPTER: Final = "disable_adapter"
 """What LoRA's models have: without the adapter they are the policy that GRPO began with."""
 HOTTER: Final = 1.3
 """Factor of the temperature when a dead group is drawn again."""
+REJECTED: Final = ("wrong", "cheating", "refused")
+"""Statuses of a full verdict that make a jump of the reward a hack. A busy machine's time-out does
+not."""
 SUSPECTS: Final = 3
 """Kernels that are judged in full after a jump of the reward."""
 
@@ -300,7 +303,7 @@ class Reinforcement:
             ]
             words = ", ".join(f"{key} for {name}: {status}" for key, name, status in said)
             self.alarms.append(f"step {step}: the reward jumped to {mean:.2f} ({words})")
-            if any(status not in ("proven", "correct", "unmeasured") for *_, status in said):
+            if any(status in REJECTED for *_, status in said):
                 raise LearnError(
                     f"the reward jumped to {mean:.2f} at step {step}, and a full verdict rejects "
                     f"kernels that made it ({words}): report them, or train without these problems"

@@ -59,7 +59,10 @@ def sample(
             max_new_tokens=most_tokens,
             num_return_sequences=count if temperature > 0 else 1,
             do_sample=temperature > 0,
-            **({"temperature": temperature, "top_k": 0} if temperature > 0 else {}),
+            # A model's own settings for generation would draw from other probabilities than those
+            # that `answer_logs` gives.
+            repetition_penalty=1.0,
+            **({"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else {}),
             **({"prefix_allowed_tokens_fn": next_tokens} if allowed else {}),
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,

@@ -83,7 +83,8 @@ class Answerer:
         prompt = "\n".join(one.content for one in call.messages)
         task = self._task(prompt)
         asked = sum(len(one.content) for one in call.messages) // 4
-        draw = policy_drawer(self._policy, temperature=call.temperature or 1.0)
+        temperature = 1.0 if call.temperature is None else call.temperature
+        draw = policy_drawer(self._policy, temperature=temperature)
         for _ in range(TRIES):
             (found,) = draw(task, 1, self._source.getrandbits(31))
             if found is not None and found.kernel.source not in prompt:
