@@ -6,20 +6,16 @@ answer that says anything else is invalid: it is never repaired.
 
 from __future__ import annotations
 
-import functools
-import math
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from ratchet.authors.author import Schedule
-from ratchet.authors.form.form import Fold, Map, Matmul, Scan
 from ratchet.authors.generator.schedule import OPTIONS
-from ratchet.authors.generator.space import GeneratedSpace
 from ratchet.authors.generator.triton.schedule import TILE_OPTIONS
 from ratchet.kernels.kernel import Kernel, Language
+from ratchet.learn.loops import loop_summary
 from ratchet.learn.tasks import LearnTask
 
 if TYPE_CHECKING:
@@ -200,37 +196,3 @@ def _spoken(language: str) -> Language:
     from ratchet.authors.result import LANGUAGES
 
     return next(one for one in LANGUAGES if one == language)
-
-
-@functools.lru_cache(maxsize=512)
-def loop_summary(task: LearnTask) -> str:
-    """Return what a problem's loops do, how large they are, and which choices they have."""
-    space = task.space
-    case = next((one for one in task.problem.cases if one.timed), task.problem.cases[0])
-    ops: Counter[str] = Counter()
-    for node in space.forms[0].nodes():
-        if isinstance(node, Map):
-            ops[node.op] += 1
-        elif isinstance(node, Fold):
-            ops[f"fold {node.op}"] += 1
-        elif isinstance(node, Scan):
-            ops[f"scan {node.op}"] += 1
-        elif isinstance(node, Matmul):
-            ops["product"] += 1
-    inputs = ", ".join(
-        f"{spec.dtype} {' '.join(str(_power(size)) for size in spec.shape)}"
-        for spec in case.inputs[:6]
-    )
-    done = ", ".join(f"{name} {count}" for name, count in sorted(ops.items())[:12])
-    outputs = len(space.forms[0].outputs)
-    words = f"{_language(space)}; in {inputs}; out {outputs}; {done}; {' '.join(space.options)}"
-    return words
-
-
-def _language(space: GeneratedSpace) -> str:
-    return "triton" if "num_warps" in space.options else "cpp"
-
-
-def _power(size: int) -> int:
-    """Return the nearest power of two's exponent."""
-    return round(math.log2(max(1, size)))
