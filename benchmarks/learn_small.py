@@ -42,7 +42,15 @@ from ratchet.learn.stages import grpo, pretrain, sft
 from ratchet.learn.tasks import TRAINED, UNSEEN, LearnTask, make_tasks, split_names
 from ratchet.ledger.verdicts import RecordedJudge
 
-SHARES = {"pretrain": 0.12, "sft": 0.1, "replay": 0.12, "grpo": 0.44, "eval": 0.12, "search": 0.1}
+SHARES = {
+    "pretrain": 0.12,
+    "sft": 0.08,
+    "grpo": 0.44,
+    "verdicts": 0.06,
+    "eval": 0.12,
+    "search": 0.08,
+    "replay": 0.1,
+}
 REPLAYS = (0.0, 0.01, 0.05)
 
 
@@ -66,7 +74,7 @@ def main() -> None:
     parser.add_argument("--size", default="1m")
     parser.add_argument("--per-family", type=int, default=16)
     parser.add_argument("--unseen", type=int, default=8, help="problems of unseen families")
-    parser.add_argument("--answers", type=int, default=6, help="answers to each unseen problem")
+    parser.add_argument("--answers", type=int, default=8, help="answers to each unseen problem")
     parser.add_argument("--replay-seeds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=None)
@@ -144,7 +152,29 @@ def main() -> None:
                 "grpo",
                 evaluate(policy_drawer(done.policy), unseen, bench, config, wanted),
             )
-            _tell(say, found, "random", evaluate(random_drawer, unseen, bench, config, wanted))
+            # As each round of the loop begins: every verdict of this run, by how kernels compare.
+            verdicts = build_corpus(
+                tasks, held, ScheduleLanguage(), ledger=judge.ledger, here=judge.fingerprint
+            )
+            say(f"verdicts to learn: {verdicts.card.counts}")
+            done = sft(
+                config.changed(steps=400, rate=1e-3),
+                verdicts,
+                start("grpo"),
+                base,
+                tasks,
+                out / "verdicts",
+                deadline=until("verdicts"),
+            )
+            _tell(
+                say,
+                found,
+                "verdicts",
+                evaluate(policy_drawer(done.policy), unseen, bench, config, wanted),
+            )
+            # Other schedules than those that chose the problems: they were partly luck.
+            other = Wanted(answers=given.answers, seed=given.seed + 7)
+            _tell(say, found, "random", evaluate(random_drawer, unseen, bench, config, other))
             found["search"] = _searches(done.policy, unseen, bench, given.seed, until("search"))
             say(f"search: {found['search']}")
             found["replay"] = _replays(

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from simulated_bench import SMALL, tasks
 
-from ratchet.learn.corpus import KNOWN_WELL, Corpus, build_corpus
+from ratchet.learn.corpus import COMPARED, KNOWN_WELL, Corpus, TaughtAnswer, build_corpus
 from ratchet.learn.forgetting import BaseMemory
-from ratchet.learn.languages import ScheduleLanguage
+from ratchet.learn.languages import ScheduleLanguage, schedule_text
 from ratchet.learn.models import load_policy
+from ratchet.learn.objectives import tokenized
 from ratchet.learn.replay import TextWindows
+from ratchet.learn.sampling import answer_logs
 from ratchet.learn.stages import sft
 
 
 def answers(judged: int, failed: int) -> list[dict[str, Any]]:
     """Rows of the first problem: kernels each faster than the one before, and wrong ones."""
     task = tasks()[0]
-    schedule = task.space.first()[0]
+    schedules = task.space.first()
     return [
         {
             "problem_hash": task.key,
@@ -28,10 +32,71 @@ def answers(judged: int, failed: int) -> list[dict[str, Any]]:
             "status": "screened" if place < judged else "wrong",
             "ratio": 1.0 + place if place < judged else None,
             "reason": f"case {place}",
-            "schedule": schedule,
+            "schedule": schedules[place % len(schedules)],
         }
         for place in range(judged + failed)
     ]
+
+
+@pytest.mark.parametrize("judged", [COMPARED - 1, COMPARED, 6])
+def test_judged_schedules_are_taught_by_how_they_compare(tmp_path: Path, judged: int) -> None:
+    found = corpus_of(tmp_path, answers(judged, 0))
+    worths = [one.worth for one in found.examples if one.kind == "screened"]
+    assert all(one.worth == 1.0 for one in found.examples if one.kind == "generated")
+    if judged < COMPARED:
+        assert worths == [1.0]  # the best alone
+    else:
+        assert sum(worths) == pytest.approx(0.0, abs=1e-3)
+        assert worths == sorted(worths)
+        assert worths[0] < -1.0 < 1.0 < worths[-1]
+
+
+def test_repeated_screenings_count_with_their_mean_and_equal_kernels_teach_nothing(
+    tmp_path: Path,
+) -> None:
+    rows = answers(4, 0)
+    for row, ratio in zip(rows, (1.0, 4.0, 2.0, 3.0), strict=True):
+        row["ratio"] = ratio
+    lucky = [row | {"ratio": 64.0} for row in rows[:1]]  # the mean of 1 and 64 is 8
+    worths = {e.kernel: e.worth for e in corpus_of(tmp_path, rows + lucky).examples}
+    assert max(worths, key=worths.__getitem__) == "k0"
+    assert worths["k1"] < worths["k0"]
+    for row in rows:
+        row["ratio"] = 2.0
+    assert {e.worth for e in corpus_of(tmp_path, rows).examples} == {1.0}
+
+
+def test_slow_answers_become_less_likely_and_fast_ones_more(
+    material: Corpus, base_folder: Path, tmp_path: Path
+) -> None:
+    task = tasks()[0]
+    schedules = list(dict.fromkeys(task.space.first()))[:2]
+    examples = tuple(
+        TaughtAnswer(
+            kind="screened",
+            problem=task.name,
+            family=task.family,
+            prompt=ScheduleLanguage().prompt(task),
+            answer=schedule_text(schedule),
+            kernel="",
+            worth=worth,
+        )
+        for schedule, worth in zip(schedules, (1.0, -1.0), strict=True)
+    )
+    start, base = load_policy(base_folder, training=True), load_policy(base_folder)
+    rows = [tokenized(base.tokenizer, one.prompt, one.answer) for one in examples]
+    pad = base.tokenizer.pad_token_id
+
+    def likely(model: Any) -> float:
+        with torch.no_grad():
+            logs, asked = answer_logs(model, rows, pad)
+        first, second = (logs * asked).sum(-1).tolist()
+        return float(first - second)
+
+    before = likely(base.model)
+    corpus = replace(material, examples=examples)
+    done = sft(SMALL.changed(steps=30), corpus, start, base, tasks(), tmp_path / "sft")
+    assert likely(done.policy.model) > before + 0.5
 
 
 def corpus_of(folder: Path, rows: list[dict[str, Any]]) -> Corpus:
@@ -45,7 +110,7 @@ def corpus_of(folder: Path, rows: list[dict[str, Any]]) -> Corpus:
 
 
 @pytest.mark.parametrize("judged", [KNOWN_WELL - 1, KNOWN_WELL])
-def test_a_problem_that_is_known_well_is_taught_by_its_best_alone(
+def test_a_problem_that_is_known_well_is_taught_by_what_was_judged_alone(
     tmp_path: Path, judged: int
 ) -> None:
     found = corpus_of(tmp_path, answers(judged, 0))

@@ -59,6 +59,10 @@ def test_a_model_that_learned_nothing_draws_among_the_choices(base: Policy) -> N
     per_token = (logs * asked)[asked.bool()].reshape(len(drawn), -1)
     assert torch.isfinite(per_token).all() and (per_token <= 0).all()
     assert (per_token[:, -1] == 0).all()  # only the end may stand at the end
+    hot = [replace(one, temperature=2.0) for one in drawn]
+    heated, _ = answer_logs(base.model, hot, base.tokenizer.pad_token_id, as_drawn=True)
+    unlikely = (logs == logs.where(asked.bool(), -torch.inf).amin()) & asked.bool()
+    assert (heated[unlikely] > logs[unlikely]).all()  # heat makes what is unlikely likelier
     free = [replace(one, allowed=()) for one in drawn]
     unshared, _ = answer_logs(base.model, free, base.tokenizer.pad_token_id)
     assert ((logs - unshared)[asked.bool()] >= 0).all()

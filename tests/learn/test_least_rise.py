@@ -39,7 +39,7 @@ def evaluation(rewards: list[float]) -> Evaluation:
     )
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0.01, 0.5))
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=12), st.floats(0.01, 0.5))
 def test_an_equal_rise_on_each_problem_is_sure(rewards: list[float], rise: float) -> None:
     after = evaluation([one + rise for one in rewards])
     assert abs(least_rise(evaluation(rewards), after) - rise) < 1e-9
@@ -48,6 +48,10 @@ def test_an_equal_rise_on_each_problem_is_sure(rewards: list[float], rise: float
 def test_a_rise_on_one_problem_alone_is_not_sure() -> None:
     before, after = [0.5] * 6, [0.9, 0.45, 0.48, 0.5, 0.49, 0.5]
     assert least_rise(evaluation(before), evaluation(after)) <= 0.0
+
+
+def test_one_problem_is_never_sure() -> None:
+    assert least_rise(evaluation([0.1]), evaluation([0.9])) == 0.0
 
 
 def test_a_rise_on_all_problems_of_different_size_is_sure() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from ratchet.authors.author import Schedule
 from ratchet.authors.court import RecordedCourt
@@ -81,6 +81,8 @@ class ScreeningBench:
         self._rival, self._device = rival, device
         self._runs: dict[str, str] = {}
         self._known: dict[tuple[str, str], JudgeOutcome] = {}
+        self._unsure: dict[str, dict[str, Any]] = {}
+        """By problem, what stands for torch.compile's gain where no verdict gave it."""
         self._thread = ThreadPoolExecutor(1)
         self._recall()
 
@@ -108,7 +110,11 @@ class ScreeningBench:
             self._screen(task, list(new.values()))
         compiled = self._rival == "compile" and task.key not in self.against_eager
         gain = self._compiled_gain(task, candidates) if compiled else 1.0
-        return [_against(self._known[task.key, one.kernel.hash], gain) for one in candidates]
+        found = [_against(self._known[task.key, one.kernel.hash], gain) for one in candidates]
+        for one in new.values():  # what could not be measured now may be later
+            if self._known[task.key, one.kernel.hash].status == "unmeasured":
+                del self._known[task.key, one.kernel.hash]
+        return found
 
     def _in_full(self, task: LearnTask, kernel: Kernel) -> str:
         terms = Terms(time_limit_s=FULL_S, device=self._device)
@@ -176,7 +182,7 @@ class ScreeningBench:
     def _compiled_gain(self, task: LearnTask, candidates: Sequence[PolicyKernel]) -> float:
         """Return eager's time over torch.compile's where that is more than 1; judged once."""
         ledger, here = self._judge.ledger, self._judge.fingerprint
-        known = ledger.recall(RIVAL, task.key, fingerprint=here)
+        known = ledger.recall(RIVAL, task.key, fingerprint=here) or self._unsure.get(task.key)
         if known is None:
             right = [one for one in candidates if self._known[task.key, one.kernel.hash].is_right]
             if not right:
@@ -187,7 +193,10 @@ class ScreeningBench:
             eager, compiled = speedup.get("vs_reference"), speedup.get("vs_compile")
             gain = eager["ratio"] / compiled["ratio"] if eager and compiled else 1.0
             known = {"gain": gain, "problem": task.name}
-            ledger.remember(RIVAL, task.key, known, fingerprint=here)
+            if eager and compiled:
+                ledger.remember(RIVAL, task.key, known, fingerprint=here)
+            else:  # no verdict: another run asks again
+                self._unsure[task.key] = known
         return max(1.0, float(known["gain"]))
 
 

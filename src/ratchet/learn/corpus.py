@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,9 @@ from ratchet.authors.knowledge.index import index_path, open_index
 from ratchet.errors import LearnError, WorkloadError
 from ratchet.files import why_not_new_folder, write_whole
 from ratchet.learn.datasets import dataset_documents
-from ratchet.learn.languages import AnswerLanguage, loop_summary, schedule_text
+from ratchet.learn.languages import AnswerLanguage, schedule_text
+from ratchet.learn.loops import loop_summary
+from ratchet.learn.rewards import SCATTER, advantages
 from ratchet.learn.tasks import LearnTask, by_family
 from ratchet.ledger.store import Ledger
 from ratchet.ledger.tables import Fingerprint
@@ -28,10 +32,12 @@ HELD_OUT: Final = 0.1
 """Share of the replayed documents that is held out, to measure forgetting on."""
 TEXT_BYTES: Final = 2_000_000
 NEAR_BEST: Final = 0.95
-"""Schedules within this share of a problem's best count as its best."""
+"""Sources within this share of a problem's best count as its best."""
+COMPARED: Final = 4
+"""Right kernels of a problem from which on each is taught by how it compares with the others."""
 KNOWN_WELL: Final = 8
-"""Judged kernels of a problem from which on its best ones alone are taught: schedules drawn at
-random would teach slow ones again."""
+"""Judged kernels of a problem from which on these alone are taught: schedules drawn at random would
+teach slow ones again."""
 FAILED: Final = ("wrong", "crashed", "timed_out", "refused", "cheating")
 SUFFIXES: Final = frozenset({".txt", ".md", ".rst", ".py", ".cpp", ".hip", ".cu", ".h", ".hpp"})
 
@@ -40,7 +46,7 @@ class TaughtAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One answer to learn, and where it comes from."""
 
     kind: str
-    """`proven`, `screened`: the best of the ledger; `generated`: a triple of the generator's."""
+    """`proven`, `screened`: judged, from the ledger; `generated`: a triple of the generator's."""
     problem: str
     family: str
     prompt: str
@@ -48,6 +54,9 @@ class TaughtAnswer(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str
     """Hash of the kernel."""
     weight: int = 1
+    """How often it is taught beside the other answers to its problem."""
+    worth: float = 1.0
+    """What it is taught with: below 0 it is made less likely, for it was slower than others."""
 
 
 class CorpusCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +95,7 @@ def build_corpus(
     draws: int = 24,
     seed: int = 0,
 ) -> Corpus:
-    """Return the corpus of these problems: their ledger's best, and `draws` triples of each.
+    """Return the corpus of these problems: what their ledger judged, and `draws` triples of each.
 
     Only what the device and software `here` measured counts. Whatever
     an unseen family's problem taught the ledger stays out.
@@ -101,7 +110,7 @@ def build_corpus(
     failures: list[str] = []
     for task in tasks:
         own = [row for row in known if row["problem_hash"] == task.key]
-        found = [*_best(task, own, language, ledger)]
+        found = [*_compared(task, own, language)] or [*_best(task, own, language, ledger)]
         judged = {row["kernel_hash"] for row in own}
         if language.name == "schedule" and (len(judged) < KNOWN_WELL or not found):
             found += _generated(task, language, draws, seed)
@@ -215,6 +224,42 @@ def _best(
                 answer=answer,
                 kernel=str(row["kernel_hash"]),
                 weight=4,
+            )
+
+
+def _compared(
+    task: LearnTask, rows: Sequence[dict[str, Any]], language: AnswerLanguage
+) -> Iterator[TaughtAnswer]:
+    """Yield schedules of right kernels with how much faster they were than a problem's others.
+
+    A kernel counts with the mean of the logarithms of its ratios. Nothing is yielded if there are
+    fewer than COMPARED kernels, or if they differ by no more than screenings scatter.
+    """
+    if language.name != "schedule":
+        return
+    ratios: dict[str, list[float]] = {}
+    row_of: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        key, ratio = str(row["kernel_hash"]), _number(row["ratio"])
+        if row["status"] in ("screened", "proven") and ratio > 0:
+            ratios.setdefault(key, []).append(math.log(ratio))
+            if row["status"] == "proven" or key not in row_of:
+                row_of[key] = row
+    if len(ratios) < COMPARED:
+        return
+    means = [statistics.fmean(own) for own in ratios.values()]
+    for key, worth in zip(ratios, advantages(means, [SCATTER] * len(means)), strict=True):
+        answer = _answer(task, row_of[key], language, None) if worth else None
+        if answer is not None:
+            yield TaughtAnswer(
+                kind=str(row_of[key]["status"]),
+                problem=task.name,
+                family=task.family,
+                prompt=language.prompt(task),
+                answer=answer,
+                kernel=key,
+                weight=4,
+                worth=round(worth, 4),
             )
 
 

@@ -70,6 +70,8 @@ class Group:
     rewards: tuple[float, ...]
     earned: tuple[float, ...]
     """The rewards, less what equal kernels split, and a share of what later turns made of them."""
+    dead: bool
+    """Whether the answers were worth the same before equal kernels split a share of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,14 +125,14 @@ class Reinforcement:
         figures = self._figures(groups, mean)
         self._watch(groups, mean, step)
         self._starved(rewards, len(groups))
-        alive = [group for group in groups if not is_dead(group.earned)]
+        alive = [group for group in groups if not group.dead]
         if not alive:
             return StepWork(tokens=0, loss=lambda: torch.zeros(()), updates=0, figures=figures)
         answers = [one for group in alive for one in group.answers]
         gains = torch.tensor([one for group in alive for one in self._gains(group)])
         pad = self._tokenizer.pad_token_id
         with torch.no_grad():
-            before, asked = answer_logs(model, answers, pad)
+            before, asked = answer_logs(model, answers, pad, as_drawn=True)
             start = self._start_logs(model, answers) if config.kl > 0 else None
         gains = gains.to(before.device)[:, None]
 
@@ -188,7 +190,7 @@ class Reinforcement:
             again: list[LearnTask] = []
             for task, drafts in asked:
                 own = self._judged(task, drafts)
-                if not all(is_dead(one.earned) for one in own):
+                if not all(one.dead for one in own):
                     found += own
                 elif attempt < self._config.resamples and time.monotonic() < self._deadline:
                     again.append(task)
@@ -257,6 +259,7 @@ class Reinforcement:
             for one, draft in zip(rewards, drafts, strict=True)
         ]
         rows = [credits(row, self._config.discount) for row in zip(*worth, strict=True)]
+        plain = [credits(row, self._config.discount) for row in zip(*rewards, strict=True)]
         found = []
         for turn, draft in enumerate(drafts):
             there = [place for place, one in enumerate(rewards[turn]) if one is not None]
@@ -269,6 +272,7 @@ class Reinforcement:
                 outcomes=tuple(outcomes[turn][place] for place in there),
                 rewards=tuple(rewards[turn][place] or 0.0 for place in there),
                 earned=tuple(rows[place][turn] or 0.0 for place in there),
+                dead=is_dead([plain[place][turn] or 0.0 for place in there]),
             )
             found.append(group)
         return found

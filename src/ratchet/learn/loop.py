@@ -56,7 +56,7 @@ ROUND: Final = "learn_round"
 """Kind of the evidence that the ledger keeps of each round."""
 FIRST: Final[dict[str, float]] = {"pretrain": 0.15, "sft": 0.1, "eval": 0.1}
 """Shares of the whole budget of the first policy's stages."""
-EACH: Final[dict[str, float]] = {"write": 0.25, "sft": 0.15}
+EACH: Final[dict[str, float]] = {"write": 0.35, "sft": 0.15}
 """Shares of a round's budget; GRPO takes what is left but for the evaluation."""
 LAST: Final = 0.95
 """Share of a round's budget at which its evaluation should end."""
@@ -240,7 +240,7 @@ class Loop:
         folder = self.out / f"round-{number}"
         start = load_policy(self.out / "policy", device=self.config.device, training=True)
         taught = sft(
-            self._within("sft", steps=max(1, self.config.steps // 2), number=number),
+            self._within("sft", steps=self.config.steps, number=number),
             corpus,
             start,
             base,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from ratchet.errors import LearnError
@@ -13,7 +15,7 @@ from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import TaughtAnswer
 from ratchet.learn.languages import AnswerLanguage
 from ratchet.learn.replay import TextWindows
-from ratchet.learn.sampling import Sampled, answer_logs, sample
+from ratchet.learn.sampling import Sampled, allowed_tokens, answer_logs, sample
 from ratchet.learn.tasks import LearnTask
 from ratchet.learn.training import StepWork, text_loss
 
@@ -44,8 +46,16 @@ class Pretraining:
         """Take back nothing."""
 
 
+LEAST_LIKELY: Final = -3.0
+"""Logarithm of a token's probability below which a slow answer is not made less likely."""
+
+
 class Imitation:
-    """Writing the answers of a corpus (SFT). The loss is on the answers, not on their prompts."""
+    """Writing the answers of a corpus (SFT). The loss is on the answers, not on their prompts.
+
+    Each problem comes equally often. An answer's part of the loss is multiplied by its worth; one
+    below 0 makes the answer less likely, among its problem's choices alone.
+    """
 
     stage = "sft"
     least = 100
@@ -56,25 +66,34 @@ class Imitation:
         tokenizer: Any,
         config: LearnConfig,
         *,
+        choices: Mapping[str, Sequence[Sequence[str]]] | None = None,
         skills: SkillTest | None = None,
     ) -> None:
+        """`choices`: by problem, the words that may stand at each place of an answer."""
         self._config, self._tokenizer, self._skills = config, tokenizer, skills
-        self._rows: list[Sampled] = []
+        self._rows: dict[str, list[tuple[Sampled, float]]] = {}
         for one in examples:
             row = tokenized(tokenizer, one.prompt, one.answer)
-            self._rows += [row] * one.weight
+            if one.worth < 0:
+                among = allowed_tokens(tokenizer, (choices or {}).get(one.problem, ()))
+                row = replace(row, allowed=among)
+            self._rows.setdefault(one.problem, []).extend([(row, one.worth)] * one.weight)
         if not self._rows:
             raise LearnError("the corpus has no example: run ratchet learn corpus again")
 
     def work(self, model: Any, step: int) -> StepWork:
         """Return a batch of examples."""
         source = random.Random(f"{self._config.seed} sft {step}")
-        batch = [source.choice(self._rows) for _ in range(self._config.batch)]
+        problems = list(self._rows.values())
+        drawn = [source.choice(source.choice(problems)) for _ in range(self._config.batch)]
+        batch = [one for one, _ in drawn]
         tokens = sum(len(one.prompt) + len(one.answer) for one in batch)
 
         def loss() -> Tensor:
             logs, asked = answer_logs(model, batch, self._tokenizer.pad_token_id)
-            return -(logs * asked).sum() / asked.sum()
+            worth = torch.tensor([one for _, one in drawn], device=logs.device)[:, None]
+            kept = torch.where(worth < 0, logs.clamp(min=LEAST_LIKELY), logs)
+            return -(worth * kept * asked).sum() / asked.sum()
 
         return StepWork(tokens=tokens, loss=loss)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ class Sampled:
     text: str
     allowed: tuple[tuple[int, ...], ...] = ()
     """The tokens that could stand at each place of the answer; empty if any could."""
+    temperature: float = 1.0
+    """At which it was drawn."""
 
 
 @torch.no_grad()
@@ -43,7 +45,7 @@ def sample(
     ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)["input_ids"]
     place = next(policy.parameters()).device
     ids = ids.to(place)
-    allowed = _allowed(tokenizer, choices)
+    allowed = allowed_tokens(tokenizer, choices)
     length = ids.shape[1]
 
     def next_tokens(_: int, so_far: Tensor) -> list[int]:
@@ -69,10 +71,11 @@ def sample(
         )
     policy.train(training)
     given = tuple(ids[0].tolist())
-    return [_read(tokenizer, given, row[len(given) :].tolist(), allowed) for row in drawn]
+    found = [_read(tokenizer, given, row[len(given) :].tolist(), allowed) for row in drawn]
+    return [replace(one, temperature=temperature) for one in found] if temperature > 0 else found
 
 
-def _allowed(tokenizer: Any, choices: Sequence[Sequence[str]]) -> tuple[tuple[int, ...], ...]:
+def allowed_tokens(tokenizer: Any, choices: Sequence[Sequence[str]]) -> tuple[tuple[int, ...], ...]:
     """Return the tokens of each place's words, and the end after them; none if words have many."""
     places = [
         [tokenizer(one, add_special_tokens=False)["input_ids"] for one in place]
@@ -100,10 +103,13 @@ def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
     return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows])
 
 
-def answer_logs(model: Any, answers: Sequence[Sampled], pad: int) -> tuple[Tensor, Tensor]:
+def answer_logs(
+    model: Any, answers: Sequence[Sampled], pad: int, *, as_drawn: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return each answer token's log-probability and which are tokens, [answers, length] both.
 
-    Where an answer was drawn among some tokens alone, these share the probability.
+    Where an answer was drawn among some tokens alone, these share the probability. `as_drawn`: at
+    the temperature that each answer was drawn at, in place of 1.
     """
     place = next(model.parameters()).device
     ids = padded([one.prompt + one.answer for one in answers], pad).to(place)
@@ -117,5 +123,8 @@ def answer_logs(model: Any, answers: Sequence[Sampled], pad: int) -> tuple[Tenso
             barred[row, at] = True
             barred[row, at, list(tokens)] = False
     logits = logits.masked_fill(barred, -torch.inf)
+    if as_drawn:
+        heat = torch.tensor([one.temperature for one in answers], device=place)
+        logits = logits / heat[:, None, None]
     logs = F.log_softmax(logits, dim=-1).gather(-1, ids[:, 1:, None])[..., 0]
     return logs, asked[:, 1:].to(place).float()

@@ -95,7 +95,8 @@ def sft(
     model = with_lora(start.model, config.lora)
     language = language_of(config.answers, config.language)
     skills = SkillTest(tasks, language, start.tokenizer)
-    objective = Imitation(corpus.examples, start.tokenizer, config, skills=skills)
+    choices = {one.name: language.choices(one) for one in tasks}
+    objective = Imitation(corpus.examples, start.tokenizer, config, choices=choices, skills=skills)
     trained = _trained(model, start, base, objective, config, corpus, folder, deadline, follow)
     return _kept(config, model, start.tokenizer, "sft", corpus, folder, trained)
 
