@@ -54,7 +54,7 @@ READING: Final = 0.15
 """Share of the budget that reading the problems may take."""
 ROUND: Final = "learn_round"
 """Kind of the evidence that the ledger keeps of each round."""
-FIRST: Final[dict[str, float]] = {"pretrain": 0.15, "sft": 0.1, "eval": 0.1}
+FIRST: Final[dict[str, float]] = {"pretrain": 0.1, "sft": 0.05, "eval": 0.1}
 """Shares of the whole budget of the first policy's stages."""
 EACH: Final[dict[str, float]] = {"write": 0.35, "sft": 0.15}
 """Shares of a round's budget; GRPO takes what is left but for the evaluation."""

@@ -316,14 +316,20 @@ template <typename T> R_INLINE bool r_before(T a, T b) { return a < b || (b != b
 template <typename T> R_INLINE bool r_after(T a, T b) { return a > b || (a != a && b == b); }
 //: stream
 #include <immintrin.h>
-// Copies a block past the caches, where it is aligned.
+// Copies the whole cache lines of a long block past the caches. A line that is written past them in
+// part is read from memory first, so short blocks and the ends of long ones are copied as usual.
 R_INLINE void r_stream(void* to, const void* from, size_t bytes) {
 #if defined(__AVX__)
     char* target = (char*)to;
     const char* source = (const char*)from;
-    if (((uintptr_t)target & 31) == 0) {
-        for (; bytes >= 32; bytes -= 32, target += 32, source += 32)
-            _mm256_stream_si256((__m256i*)target, _mm256_load_si256((const __m256i*)source));
+    const size_t head = -(uintptr_t)target & 63;
+    if (bytes >= head + 1024) {
+        memcpy(target, source, head);
+        bytes -= head, target += head, source += head;
+        for (; bytes >= 64; bytes -= 64, target += 64, source += 64)
+            for (int part = 0; part < 64; part += 32)
+                _mm256_stream_si256(
+                    (__m256i*)(target + part), _mm256_loadu_si256((const __m256i*)(source + part)));
     }
     memcpy(target, source, bytes);
 #else
