@@ -9,11 +9,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.evaluate import Evaluation
+from ratchet.learn.loop import Loop
+from ratchet.learn.models import PolicyCard, read_card
 from ratchet.learn.result import LearnReport, RoundRow
 from ratchet.report.learn_page import headline, render_learn_page
 
@@ -84,6 +88,29 @@ def test_the_headline_is_about_the_policy_that_is_kept() -> None:
     assert "round 1 is kept" in words
 
 
+@pytest.mark.parametrize(
+    ("said", "kept", "left"), [(2.0, True, "new"), (1.0, True, "old"), (2.0, False, "old")]
+)
+def test_a_new_policy_takes_its_place_once_its_round_is_noted(
+    tmp_path: Path, said: float, kept: bool, left: str
+) -> None:
+    for name, words, figures in (
+        ("policy", "old", {"round": 0.0}),
+        ("policy.new", "new", {"round": said}),
+    ):
+        (tmp_path / name).mkdir()
+        card = PolicyCard(
+            answers="schedule", language="cpp", stage=words, parameters=1, figures=figures
+        )
+        (tmp_path / name / "policy.json").write_bytes(msgspec.json.encode(card))
+    nothing: Any = None
+    loop = Loop(LearnConfig(), nothing, nothing, tmp_path, nothing)
+    loop.rows = [msgspec.structs.replace(one, kept=kept) for one in report(running=False).rounds]
+    loop._put_in_place()
+    assert read_card(tmp_path / "policy").stage == left
+    assert not (tmp_path / "policy.new").exists()
+
+
 def run(out: Path, ledger: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, "RATCHET_LEDGER": str(ledger)}
     command = [sys.executable, "-m", "ratchet.cli", *WORDS, "--out", str(out)]
@@ -106,7 +133,8 @@ def test_a_loop_that_is_killed_goes_on_to_a_policy(tmp_path: Path) -> None:
         while not (out / "loop.json").exists() and first.poll() is None:
             time.sleep(0.2)
         os.killpg(first.pid, signal.SIGKILL)
-    assert (out / "policy" / "policy.json").exists()
+    places = [out / name / "policy.json" for name in ("policy", "policy.new")]
+    assert any(one.exists() for one in places)
     with run(out, ledger) as second:
         text, errors = second.communicate()
     assert second.returncode == 0, errors
@@ -114,4 +142,5 @@ def test_a_loop_that_is_killed_goes_on_to_a_policy(tmp_path: Path) -> None:
     assert ["rival", "compile"] in found["config"]
     assert [row["number"] for row in found["rounds"]] == [0, 1]
     assert found["rounds"][0]["evaluation"]["answers"] > 0
+    assert places[0].exists() and not places[1].exists()
     assert (out / "report.html").read_text().count("<svg") >= 2

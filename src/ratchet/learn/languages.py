@@ -100,7 +100,7 @@ class ScheduleLanguage:
     most_tokens = 24
 
     def prompt(self, task: LearnTask) -> str:
-        """Return what a problem computes, its sizes and its choices, in about 60 words."""
+        """Return the sizes of a problem and of its loops, and its choices, in about 60 words."""
         return f"{TASK} {loop_summary(task)}\n{ANSWER}"
 
     def again(self, task: LearnTask, answer: str, said: str, *, right: bool) -> str:

@@ -34,7 +34,7 @@ from ratchet.learn.evaluate import (
 )
 from ratchet.learn.grpo import NoReward
 from ratchet.learn.languages import language_of
-from ratchet.learn.models import Policy, load_policy
+from ratchet.learn.models import Policy, load_policy, read_card
 from ratchet.learn.result import LearnReport, RoundRow
 from ratchet.learn.stages import (
     StageResult,
@@ -49,7 +49,7 @@ from ratchet.learn.tasks import LearnTask, Names, by_family, first_tasks, make_t
 from ratchet.learn.training import MOST_REPLAY
 from ratchet.ledger.verdicts import RecordedJudge
 
-STATE, PROBLEMS = "loop.json", "problems.json"
+STATE, PROBLEMS, FRESH = "loop.json", "problems.json", "policy.new"
 READING: Final = 0.15
 """Share of the budget that reading the problems may take."""
 ROUND: Final = "learn_round"
@@ -102,8 +102,6 @@ class Loop:
     rows: list[RoundRow] = field(default_factory=list)
     curves: dict[str, list[Row]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    kept: str = ""
-    """The kept policy's stage."""
     _began: float = field(default_factory=time.monotonic)
     _before_s: float = 0.0
     _told: float = 0.0
@@ -362,11 +360,8 @@ class Loop:
         )
         if kept:
             figures = {"round": float(row.number), "reward": found.reward, "fast": found.fast}
-            fresh = self.out / "policy.new"
-            shutil.rmtree(fresh, ignore_errors=True)
-            noted(fresh, done.policy, figures)
-            shutil.rmtree(self.out / "policy", ignore_errors=True)
-            fresh.rename(self.out / "policy")
+            shutil.rmtree(self.out / FRESH, ignore_errors=True)
+            noted(self.out / FRESH, done.policy, figures)
         self.rows.append(row)
         self.judge.ledger.remember(
             ROUND,
@@ -375,7 +370,19 @@ class Loop:
             fingerprint=self.judge.fingerprint,
         )
         self._save()
+        self._put_in_place()
         self._say(f"round {row.number}: {'kept' if kept else 'not kept'}, {why}", always=True)
+
+    def _put_in_place(self) -> None:
+        """Put the new policy where the kept one was, once its round is in the loop's state.
+
+        A loop killed before that goes through the round again, from the policy before it.
+        """
+        fresh, last = self.out / FRESH, self.rows[-1]
+        if is_whole(fresh) and last.kept and read_card(fresh).figures["round"] == last.number:
+            shutil.rmtree(self.out / "policy", ignore_errors=True)
+            fresh.rename(self.out / "policy")
+        shutil.rmtree(fresh, ignore_errors=True)
 
     # --- what the parts share
 
@@ -440,9 +447,6 @@ class Loop:
     def _restore(self) -> None:
         """Take up a loop that was killed or ended, from its finished rounds."""
         path = self.out / STATE
-        fresh, policy = self.out / "policy.new", self.out / "policy"
-        if is_whole(fresh) and not policy.exists():  # killed between two renames
-            fresh.rename(policy)
         if not path.exists():
             return
         try:
@@ -466,6 +470,7 @@ class Loop:
                 f"the loop in {str(self.out)!r} was begun with other options: give the same, or "
                 "another --out"
             )
+        self._put_in_place()
 
 
 def _answer(candidate: PolicyKernel, said: JudgeOutcome, author: str) -> Answer:

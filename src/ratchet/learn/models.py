@@ -200,15 +200,24 @@ def load_policy(folder: Path, *, device: str = "cpu", training: bool = False) ->
     Raises:
         LearnError: it is no such folder.
     """
+    card = read_card(folder)
+    model, tokenizer = load_model(str(folder), device=device, training=training)
+    return Policy(model=model, tokenizer=tokenizer, card=card)
+
+
+def read_card(folder: Path) -> PolicyCard:
+    """Return the card of a policy's folder.
+
+    Raises:
+        LearnError: it has none.
+    """
     try:
-        card = msgspec.json.decode((folder / CARD).read_bytes(), type=PolicyCard)
+        return msgspec.json.decode((folder / CARD).read_bytes(), type=PolicyCard)
     except (OSError, msgspec.DecodeError) as error:
         raise LearnError(
             f"{str(folder)!r} holds no policy: give a folder that ratchet learn sft, grpo or loop "
             "wrote"
         ) from error
-    model, tokenizer = load_model(str(folder), device=device, training=training)
-    return Policy(model=model, tokenizer=tokenizer, card=card)
 
 
 def count_parameters(model: Any) -> int:
