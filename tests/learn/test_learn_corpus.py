@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -109,14 +111,66 @@ def corpus_of(folder: Path, rows: list[dict[str, Any]]) -> Corpus:
     return build_corpus(tasks(), unseen, language, ledger=ledger, texts=[folder], draws=16)
 
 
-@pytest.mark.parametrize("judged", [KNOWN_WELL - 1, KNOWN_WELL])
-def test_a_problem_that_is_known_well_is_taught_by_what_was_judged_alone(
+@pytest.mark.parametrize("judged", [COMPARED - 1, COMPARED])
+def test_where_enough_problems_are_compared_only_what_was_judged_is_taught(
     tmp_path: Path, judged: int
 ) -> None:
     found = corpus_of(tmp_path, answers(judged, 0))
     kinds = {name: {e.kind for e in found.examples if e.problem == name} for name in NAMES}
-    assert kinds[NAMES[0]] == ({"screened"} if judged == KNOWN_WELL else {"screened", "generated"})
-    assert kinds[NAMES[1]] == {"generated"}
+    assert 1 / len(NAMES) >= KNOWN_WELL
+    if judged == COMPARED:
+        assert kinds[NAMES[0]] == {"screened"}
+        assert not any(kinds[name] for name in NAMES[1:])
+    else:
+        assert kinds[NAMES[0]] == {"screened", "generated"}
+        assert all(kinds[name] == {"generated"} for name in NAMES[1:])
+
+
+def test_a_soup_has_the_mean_weights_of_its_members_and_goes_on_after_a_kill(
+    material: Corpus, base_folder: Path, tmp_path: Path
+) -> None:
+    config = SMALL.changed(steps=4, soup=3)
+
+    def soup() -> dict[str, Any]:
+        start, base = load_policy(base_folder, training=True), load_policy(base_folder)
+        done = sft(config, material, start, base, tasks(), tmp_path / "sft")
+        assert done.trained.steps == 12
+        return weights(tmp_path / "sft")
+
+    whole = soup()
+    members = [weights(tmp_path / "sft" / f"member-{place}") for place in range(3)]
+    for name, one in whole.items():
+        each = torch.stack([member[name] for member in members])
+        assert torch.allclose(one, each.mean(0), atol=1e-6)
+    assert any(not torch.equal(members[0][name], members[1][name]) for name in whole)
+    shutil.rmtree(tmp_path / "sft" / "member-2")
+    (tmp_path / "sft" / "policy.json").unlink()
+    assert all(torch.equal(one, whole[name]) for name, one in soup().items())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_a_blurred_prompt_keeps_its_choices_and_moves_its_sizes_by_one(share: float) -> None:
+    prompt = ScheduleLanguage().prompt(tasks()[0])
+    facts, kept, moved = facts_of(prompt), 0, 0
+    for seed in range(300):
+        found = ScheduleLanguage().blurred(prompt, share, random.Random(seed))
+        assert found.split("; ")[2] == prompt.split("; ")[2]
+        blurred = facts_of(found)
+        assert all(abs(value - facts[name]) <= 1 and value >= 1 for name, value in blurred.items())
+        kept += len(blurred)
+        moved += sum(value != facts[name] for name, value in blurred.items())
+    assert kept / (300 * len(facts)) == pytest.approx(1 - share, abs=0.05)
+    assert (moved > 0) == (share > 0)
+    assert (found == prompt) == (share == 0)
+
+
+def facts_of(prompt: str) -> dict[str, int]:
+    words = prompt.split("; ")[1].split()
+    return {name: int(value) for name, value in zip(words[::2], words[1::2], strict=True)}
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(load_policy(folder).model.named_parameters())
 
 
 def test_what_is_held_out_stays_so_while_failures_grow(tmp_path: Path) -> None:

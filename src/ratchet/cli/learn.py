@@ -20,6 +20,7 @@ from ratchet.cli.learn_options import (
     Families,
     Fleet,
     Group,
+    Kl,
     LanguageName,
     Lora,
     MaxForgetting,
@@ -33,6 +34,7 @@ from ratchet.cli.learn_options import (
     RewardName,
     Seed,
     Size,
+    Soup,
     Steps,
     Target,
     Text,
@@ -158,6 +160,7 @@ def sft(
     language: LanguageName = "cpp",
     lora: Lora = 0,
     steps: Steps = 200,
+    soup: Soup = 1,
     batch: Batch = 16,
     context: Context = 128,
     rate: Rate = 2e-3,
@@ -172,8 +175,8 @@ def sft(
 ) -> None:
     """Teach a model the corpus's answers, and replay pretraining text meanwhile."""
     config = _config(
-        answers=answers, language=language, lora=lora, steps=steps, batch=batch, context=context,
-        rate=rate, replay=_share(replay), max_forgetting=max_forgetting,
+        answers=answers, language=language, lora=lora, steps=steps, soup=soup, batch=batch,
+        context=context, rate=rate, replay=_share(replay), max_forgetting=max_forgetting,
         on_forgetting=on_forgetting, device=device, seed=seed,
     )  # fmt: skip
     material, follow = _opened(out, corpus, config, "sft")
@@ -206,12 +209,7 @@ def grpo(
     reward: RewardName = "log",
     against_compile: AgainstCompile = None,
     target: Target = None,
-    kl: Annotated[
-        float,
-        typer.Option(
-            min=0, help="Weight of the divergence from POLICY; 0 spares a copy of the model."
-        ),
-    ] = 0.1,
+    kl: Kl = 0.1,
     context: Context = 128,
     replay: Replay = "1%",
     max_forgetting: MaxForgetting = 0.05,
@@ -344,19 +342,23 @@ def loop(
     answers: AnswerName = "schedule",
     language: LanguageName = "cpp",
     lora: Lora = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of SFT, at most.")] = 400,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of SFT, at most.")] = 100,
+    soup: Soup = 4,
     batch: Batch = 16,
     context: Context = 128,
-    rate: Rate = 2e-3,
-    problems: Annotated[int, typer.Option(min=1, help="Problems in a step of GRPO.")] = 2,
-    group: Group = 8,
+    rate: Annotated[
+        float, typer.Option(help="Learning rate; SFT takes half of it and GRPO a twentieth.")
+    ] = 2e-3,
+    problems: Annotated[int, typer.Option(min=1, help="Problems in a step of GRPO.")] = 4,
+    group: Group = 4,
+    kl: Kl = 0.3,
     turns: Turns = 1,
     discount: Discount = 0.4,
     repeats: Repeats = 0.25,
     reward: RewardName = "log",
     against_compile: AgainstCompile = None,
     target: Target = None,
-    replay: Replay = "1%",
+    replay: Replay = "10%",
     max_forgetting: MaxForgetting = 0.05,
     device: DeviceOf = "cpu",
     fleet: Fleet = "local",
@@ -373,8 +375,8 @@ def loop(
     budget_s = parse_budget_s(budget)
     machines = parse_fleet(fleet)
     config = _config(
-        model=model, size=size, answers=answers, lora=lora, steps=steps, batch=batch,
-        context=context, rate=rate, problems=problems, group=group, turns=turns,
+        model=model, size=size, answers=answers, lora=lora, steps=steps, soup=soup, batch=batch,
+        context=context, rate=rate, problems=problems, group=group, kl=kl, turns=turns,
         discount=discount, repeats=repeats, reward=reward,
         rival=_rival(against_compile, target),
         replay=_share(replay), max_forgetting=max_forgetting, device=device, seed=seed,

@@ -43,6 +43,15 @@ Steps = Annotated[int, typer.Option(min=1, help="Steps of training.")]
 Batch = Annotated[int, typer.Option(min=1, help="Windows or examples in a step.")]
 Rate = Annotated[float, typer.Option(help="Learning rate.")]
 Context = Annotated[int, typer.Option(help="Tokens in a window of text.")]
+Soup = Annotated[
+    int, typer.Option(min=1, max=16, help="Models that SFT trains, to average their weights.")
+]
+Kl = Annotated[
+    float,
+    typer.Option(
+        min=0, help="Weight of GRPO's divergence from its start; 0 spares a copy of the model."
+    ),
+]
 Lora = Annotated[int, typer.Option(min=0, help="Rank of LoRA; 0 trains all weights.")]
 Replay = Annotated[
     str, typer.Option(metavar="SHARE", help="Share of tokens that are replayed text: 1%.")

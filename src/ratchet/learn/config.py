@@ -54,6 +54,11 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Learning rate, after a warm-up of 20 updates."""
     clip: float = 1.0
     """Largest norm of the gradient."""
+    # SFT.
+    blur: float = 0.3
+    """Share of a short prompt's sizes that SFT leaves out, and of those that it moves by one."""
+    soup: int = 1
+    """Models that SFT trains in other orders, and whose weights it averages."""
     # GRPO.
     problems: int = 2
     """Problems in each step."""
@@ -127,6 +132,8 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise LearnError(
                 f"nothing is timed for target {self.target!r}: leave out --against-compile"
             )
+        _check(0 <= self.blur < 1, "blur", self.blur, "0 to below 1")
+        _check(1 <= self.soup <= 16, "soup", self.soup, "1 to 16 models")
         _check(self.lora >= 0, "lora", self.lora, "0 or more")
         for name in ("steps", "batch", "problems", "updates", "measure_every", "save_every"):
             _check(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")

@@ -35,9 +35,9 @@ NEAR_BEST: Final = 0.95
 """Sources within this share of a problem's best count as its best."""
 COMPARED: Final = 4
 """Right kernels of a problem from which on each is taught by how it compares with the others."""
-KNOWN_WELL: Final = 8
-"""Judged kernels of a problem from which on these alone are taught: schedules drawn at random would
-teach slow ones again."""
+KNOWN_WELL: Final = 0.25
+"""Share of the problems whose judged kernels can be compared from which on these alone are taught:
+schedules drawn at random would teach slow ones again."""
 FAILED: Final = ("wrong", "crashed", "timed_out", "refused", "cheating")
 SUFFIXES: Final = frozenset({".txt", ".md", ".rst", ".py", ".cpp", ".hip", ".cu", ".h", ".hpp"})
 
@@ -108,12 +108,15 @@ def build_corpus(
     examples: list[TaughtAnswer] = []
     duplicates = 0
     failures: list[str] = []
+    rows = {one.key: [row for row in known if row["problem_hash"] == one.key] for one in tasks}
+    compared = {one.key: [*_compared(one, rows[one.key], language)] for one in tasks}
+    well = sum(map(bool, compared.values())) >= KNOWN_WELL * len(tasks)
     for task in tasks:
-        own = [row for row in known if row["problem_hash"] == task.key]
-        found = [*_compared(task, own, language)] or [*_best(task, own, language, ledger)]
-        judged = {row["kernel_hash"] for row in own}
-        if language.name == "schedule" and (len(judged) < KNOWN_WELL or not found):
-            found += _generated(task, language, draws, seed)
+        own, found = rows[task.key], compared[task.key]
+        if not well:
+            found = found or [*_best(task, own, language, ledger)]
+            if language.name == "schedule":
+                found += _generated(task, language, draws, seed)
         for one in found:
             if one.prompt + one.answer in seen:
                 duplicates += 1

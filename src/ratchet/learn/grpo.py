@@ -213,7 +213,8 @@ class Reinforcement:
 
     def _draw(self, model: Any, task: LearnTask, step: int, attempt: int) -> Draft:
         place = f"{self._config.seed} {task.key} {step} {attempt}"
-        prompt = self._language.prompt(task)
+        source = random.Random(f"{place} blur")
+        prompt = self._language.blurred(self._language.prompt(task), self._config.blur, source)
         return self._asked(
             task, self._sampled(model, task, prompt, self._config.group, attempt, place)
         )

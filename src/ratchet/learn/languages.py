@@ -6,6 +6,7 @@ answer that says anything else is invalid: it is never repaired.
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from ratchet.authors.author import Schedule
 from ratchet.authors.generator.schedule import OPTIONS
 from ratchet.authors.generator.triton.schedule import TILE_OPTIONS
 from ratchet.kernels.kernel import Kernel, Language
-from ratchet.learn.loops import loop_summary
+from ratchet.learn.loops import blurred, loop_summary
 from ratchet.learn.tasks import LearnTask
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ class AnswerLanguage(Protocol):
 
     def again(self, task: LearnTask, answer: str, said: str, *, right: bool) -> str:
         """Return the prompt for another try after `answer`, of which the judge said `said`."""
+        ...
+
+    def blurred(self, prompt: str, share: float, source: random.Random) -> str:
+        """Return a prompt that says a little less, and less exactly, to teach with."""
         ...
 
     def read(self, task: LearnTask, answer: str) -> PolicyAnswer:
@@ -107,6 +112,11 @@ class ScheduleLanguage:
         """Return the problem again, with the last answer alone and the judge's words on it."""
         return f"{self.prompt(task)}{answer}\n{JUDGED} {said[:MOST_SAID]}\n{ANSWER}"
 
+    def blurred(self, prompt: str, share: float, source: random.Random) -> str:
+        """Return the prompt with a share of its sizes left out, and as many moved by one."""
+        summary = prompt.removeprefix(f"{TASK} ").removesuffix(f"\n{ANSWER}")
+        return f"{TASK} {blurred(summary, share, source)}\n{ANSWER}"
+
     def read(self, task: LearnTask, answer: str) -> PolicyAnswer:
         """Return the kernel that the generator makes of an answer."""
         schedule = read_schedule(answer, task.space.options)
@@ -142,6 +152,10 @@ class SourceLanguage:
         tried = Parent(source=source[:MOST_SOURCE], verdict=said, evidence=(), profile=())
         messages = agent_messages(task, self._language, tried, kind="improve" if right else "fix")
         return "\n".join(content for _, content in messages) + "\n"
+
+    def blurred(self, prompt: str, share: float, source: random.Random) -> str:
+        """Return the prompt as it is."""
+        return prompt
 
     def read(self, task: LearnTask, answer: str) -> PolicyAnswer:
         """Return the kernel of the answer's last fenced code block."""

@@ -30,6 +30,7 @@ from ratchet.learn.evaluate import (
     evaluate,
     least_rise,
     policy_drawer,
+    random_drawer,
     with_headroom,
 )
 from ratchet.learn.grpo import NoReward
@@ -56,15 +57,17 @@ ROUND: Final = "learn_round"
 """Kind of the evidence that the ledger keeps of each round."""
 FIRST: Final[dict[str, float]] = {"pretrain": 0.1, "sft": 0.05, "eval": 0.1}
 """Shares of the whole budget of the first policy's stages."""
-EACH: Final[dict[str, float]] = {"write": 0.35, "sft": 0.15}
+EACH: Final[dict[str, float]] = {"write": 0.5, "sft": 0.15}
 """Shares of a round's budget; GRPO takes what is left but for the evaluation."""
+RATES: Final[dict[str, float]] = {"base": 1.0, "sft": 0.5, "grpo": 0.05}
+"""Learning rate of each stage, in shares of the loop's."""
 LAST: Final = 0.95
 """Share of a round's budget at which its evaluation should end."""
-WRITTEN: Final = 6
-"""Kernels that the authors write for a problem in a turn."""
+WRITTEN: Final = 2
+"""Kernels that each author writes for a problem in a turn: the policy, the search, and chance."""
 HELD_OUT: Final = (12, 96)
 """Answers to held-out problems, at least and at most."""
-MOST_HELD_OUT: Final = 8
+MOST_HELD_OUT: Final = 10
 """Held-out problems."""
 CHOOSING: Final = 0.08
 """Share of the budget that choosing them may take."""
@@ -236,7 +239,7 @@ class Loop:
         self._write(share_s * EACH["write"], number)
         corpus = self._corpus()
         folder = self.out / f"round-{number}"
-        start = load_policy(self.out / "policy", device=self.config.device, training=True)
+        start = load_policy(self.out / "base", device=self.config.device, training=True)
         taught = sft(
             self._within("sft", steps=self.config.steps, number=number),
             corpus,
@@ -285,20 +288,23 @@ class Loop:
     def _moved_back(
         self, number: int, done: StageResult, base: Policy, corpus: Corpus
     ) -> StageResult:
-        """Return a policy that forgot too much with weights nearer to those before the round."""
+        """Return a policy that forgot too much with weights nearer to the base model's."""
         if done.trained.forgetting <= self.config.max_forgetting:
             return done
-        before = load_policy(self.out / "policy", device="cpu")
-        nearer, share = moved_back(done, before, base, corpus, self.config)
+        nearer, share = moved_back(done, base, base, corpus, self.config)
         if share < 1.0:
             self.notes.append(
                 f"round {number}: it had forgotten {done.trained.forgetting:.3f} nats, so it takes "
-                f"{share:.0%} of the round's change of weights"
+                f"{share:.0%} of its change from the base model's weights"
             )
         return nearer
 
     def _write(self, seconds: float, number: int) -> None:
-        """Have the policy and the search write for the problems where most can be won."""
+        """Have the policy, the search and chance write for problems where most can be won.
+
+        Kernels that the policy and the search write resemble each other more and more, and then
+        compare badly. Schedules drawn at random do not.
+        """
         until = time.monotonic() + seconds
         policy = load_policy(self.out / "policy", device=self.config.device)
         draw = policy_drawer(policy)
@@ -306,14 +312,15 @@ class Loop:
             if time.monotonic() > until:
                 return
             self._say(f"round {number}: writing for {task.name}")
-            own = [one for one in draw(task, WRITTEN // 2, number) if one is not None]
+            drawn = [*draw(task, WRITTEN, number), *random_drawer(task, WRITTEN, number)]
+            own = [one for one in drawn if one is not None]
             first = self._bench.outcomes(task, own) if own else []
             progress = Progress(problem=task.problem)
             author = SearchAuthor(task.space, seed=self.config.seed + number)
             progress.answers += [
                 _answer(one, said, author.name) for one, said in zip(own, first, strict=True)
             ]
-            proposals = author.propose(progress, WRITTEN - len(own))
+            proposals = author.propose(progress, WRITTEN)
             self._bench.outcomes(
                 task, [PolicyKernel(kernel=one.kernel, schedule=one.schedule) for one in proposals]
             )
@@ -411,9 +418,9 @@ class Loop:
     def _within(
         self, stage: str, *, steps: int, number: int = 0, replay: float | None = None
     ) -> LearnConfig:
-        """Return the config of a stage: GRPO's steps are smaller, and each round has its seed."""
+        """Return the config of a stage: each has its rate, and each round its seed."""
         config = self.config.in_training() if stage == "grpo" else self.config
-        rate = self.config.rate * {"grpo": 0.3}.get(stage, 1.0)
+        rate = self.config.rate * RATES[stage]
         share = self.config.replay if replay is None else replay
         return config.changed(steps=steps, rate=rate, seed=self.config.seed + number, replay=share)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
@@ -36,6 +37,21 @@ def loop_summary(task: LearnTask) -> str:
     words = " ".join(f"{name} {value}" for name, value in facts.items() if value)
     language = "triton" if "num_warps" in task.space.options else "cpp"
     return f"{language}; {words}; {' '.join(task.space.options)}"
+
+
+def blurred(summary: str, share: float, source: random.Random) -> str:
+    """Return a summary without a share of its facts, and with as many of the others off by one.
+
+    A policy that is taught with such summaries cannot tell one problem from another by a number.
+    """
+    language, facts, choices = summary.split("; ")
+    words, found = facts.split(), list[str]()
+    for name, value in zip(words[::2], words[1::2], strict=True):
+        if source.random() < share:
+            continue
+        moved = source.choice((-1, 1)) if source.random() < share else 0
+        found += [name, str(max(1, int(value) + moved))]
+    return f"{language}; {' '.join(found)}; {choices}"
 
 
 def loop_facts(form: LoopForm, case: Case) -> dict[str, int]:

@@ -66,18 +66,19 @@ class Imitation:
         tokenizer: Any,
         config: LearnConfig,
         *,
+        language: AnswerLanguage,
         choices: Mapping[str, Sequence[Sequence[str]]] | None = None,
         skills: SkillTest | None = None,
     ) -> None:
         """`choices`: by problem, the words that may stand at each place of an answer."""
         self._config, self._tokenizer, self._skills = config, tokenizer, skills
-        self._rows: dict[str, list[tuple[Sampled, float]]] = {}
+        self._language = language
+        self._rows: dict[str, list[TaughtAnswer]] = {}
         for one in examples:
-            row = tokenized(tokenizer, one.prompt, one.answer)
-            if one.worth < 0:
-                among = allowed_tokens(tokenizer, (choices or {}).get(one.problem, ()))
-                row = replace(row, allowed=among)
-            self._rows.setdefault(one.problem, []).extend([(row, one.worth)] * one.weight)
+            self._rows.setdefault(one.problem, []).extend([one] * one.weight)
+        self._among = {
+            problem: allowed_tokens(tokenizer, words) for problem, words in (choices or {}).items()
+        }
         if not self._rows:
             raise LearnError("the corpus has no example: run ratchet learn corpus again")
 
@@ -86,16 +87,22 @@ class Imitation:
         source = random.Random(f"{self._config.seed} sft {step}")
         problems = list(self._rows.values())
         drawn = [source.choice(source.choice(problems)) for _ in range(self._config.batch)]
-        batch = [one for one, _ in drawn]
+        batch = [self._row(one, source) for one in drawn]
         tokens = sum(len(one.prompt) + len(one.answer) for one in batch)
 
         def loss() -> Tensor:
             logs, asked = answer_logs(model, batch, self._tokenizer.pad_token_id)
-            worth = torch.tensor([one for _, one in drawn], device=logs.device)[:, None]
+            worth = torch.tensor([one.worth for one in drawn], device=logs.device)[:, None]
             kept = torch.where(worth < 0, logs.clamp(min=LEAST_LIKELY), logs)
             return -(worth * kept * asked).sum() / asked.sum()
 
         return StepWork(tokens=tokens, loss=loss)
+
+    def _row(self, one: TaughtAnswer, source: random.Random) -> Sampled:
+        prompt = self._language.blurred(one.prompt, self._config.blur, source)
+        row = tokenized(self._tokenizer, prompt, one.answer)
+        among = self._among.get(one.problem, ()) if one.worth < 0 else ()
+        return replace(row, allowed=among)
 
     def measure(self, model: Any) -> dict[str, float]:
         """Return the skills."""

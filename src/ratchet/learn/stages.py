@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -10,10 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from torch import Tensor
 
 from ratchet.errors import LearnError
+from ratchet.files import why_not_new_folder
 from ratchet.learn.bench import Bench
-from ratchet.learn.config import LearnConfig
+from ratchet.learn.config import LARGEST_SEED, LearnConfig
 from ratchet.learn.corpus import Corpus
 from ratchet.learn.forgetting import BaseMemory
 from ratchet.learn.grpo import Judging, Reinforcement
@@ -36,6 +39,8 @@ from ratchet.learn.tokens import train_tokenizer
 from ratchet.learn.training import Follow, Objective, Trained, train
 
 TOKENIZER = "tokenizer"
+MEMBER: Final = 1_000_003
+"""Distance between the seeds of a soup's members."""
 MOVED: Final = (0.75, 0.5, 0.25)
 """Shares of a change of weights that are tried where the whole of it forgets too much."""
 
@@ -91,14 +96,78 @@ def sft(
     deadline: float | None = None,
     follow: Follow | None = None,
 ) -> StageResult:
-    """Return a policy that learned the corpus's answers; it forgets little of `base`'s text."""
+    """Return a policy that learned the corpus's answers; it forgets little of `base`'s text.
+
+    With `config.soup`, it has the mean weights of so many policies, each taught in an order of its
+    own. Such a mean answers problems of other families better than its members (Wortsman et al.,
+    Model soups, ICML 2022).
+    """
+    if config.soup == 1:  # the members of a soup come here too
+        return _taught(config, corpus, start, base, tasks, folder, deadline, follow)
+    why = why_not_new_folder(folder)
+    if why:
+        raise LearnError(f"the folder {str(folder)!r} {why}: give another --out")
+    mean: dict[str, Tensor] = {}
+    ends: list[Trained] = []
+    for place in range(config.soup):
+        own = config.changed(seed=(config.seed + MEMBER * place) % LARGEST_SEED, soup=1)
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        done = _taught(
+            own,
+            corpus,
+            replace(start, model=copy.deepcopy(start.model)),
+            base,
+            tasks,
+            folder / f"member-{place}",
+            None if left is None else time.monotonic() + left / (config.soup - place),
+            _later(follow, place * config.steps),
+        )
+        for name, one in done.policy.model.state_dict().items():
+            if place == 0 or not one.is_floating_point():
+                mean[name] = one.clone()
+            else:
+                mean[name].lerp_(one, 1 / (place + 1))
+        ends.append(done.trained)
+    model = done.policy.model
+    model.load_state_dict(mean)
+    held_out = TextWindows(corpus.held_out, start.tokenizer, config.context)
+    trained = Trained(
+        steps=sum(one.steps for one in ends),
+        stopped=next((one.stopped for one in ends if one.stopped != "done"), "done"),
+        replay=max(one.replay for one in ends),
+        forgetting=BaseMemory(base.model, held_out).measure(model).forgetting,
+        spent_s=sum(one.spent_s for one in ends),
+    )
+    return _kept(config, model, start.tokenizer, "sft", corpus, folder, trained)
+
+
+def _taught(
+    config: LearnConfig,
+    corpus: Corpus,
+    start: Policy,
+    base: Policy,
+    tasks: Sequence[LearnTask],
+    folder: Path,
+    deadline: float | None,
+    follow: Follow | None,
+) -> StageResult:
     model = with_lora(start.model, config.lora)
     language = language_of(config.answers, config.language)
     skills = SkillTest(tasks, language, start.tokenizer)
     choices = {one.name: language.choices(one) for one in tasks}
-    objective = Imitation(corpus.examples, start.tokenizer, config, choices=choices, skills=skills)
+    objective = Imitation(
+        corpus.examples, start.tokenizer, config, language=language, choices=choices, skills=skills
+    )
     trained = _trained(model, start, base, objective, config, corpus, folder, deadline, follow)
     return _kept(config, model, start.tokenizer, "sft", corpus, folder, trained)
+
+
+def _later(follow: Follow | None, steps: int) -> Follow | None:
+    """Return `follow` for a run whose steps come after `steps` others."""
+    if follow is None or not steps:
+        return follow
+    told = follow
+    return lambda stage, row: told(stage, row | {"step": int(float(row["step"])) + steps})
 
 
 def grpo(
