@@ -1,10 +1,12 @@
-"""Measure `ratchet learn` at a small scale: what SFT and GRPO reach, and what replay keeps.
+"""Measure `ratchet learn` at a small scale: what each stage reaches, and what replay keeps.
 
 python benchmarks/learn_small.py --minutes 60
     python benchmarks/learn_small.py --minutes 20 --forgetting tiny,1m,2m --replay-seeds 3
 
 Every ratio is a screening's estimate on this machine's cores, against the faster of eager and
-torch.compile. The unseen problems are those on which random schedules differ most.
+torch.compile. The unseen problems are those on which random schedules differ most. SFT learns
+random schedules, GRPO goes on from it, and `verdicts` is SFT from the base model on what the judge
+said of GRPO's kernels and of random ones, as in each round of the loop.
 `--forgetting SIZES` judges nothing: it shows what 120 steps of SFT forget at each share of replay,
 by size of the model, and needs no idle machine. The last line is JSON.
 """
@@ -17,7 +19,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,9 @@ import msgspec
 
 from ratchet.authors.author import Answer, Progress, Proposal, Schedule
 from ratchet.authors.search.author import SearchAuthor
-from ratchet.learn.bench import Bench, PolicyKernel, ScreeningBench
+from ratchet.learn.bench import Bench, PolicyKernel, ScreeningBench, judge_answers
 from ratchet.learn.config import LearnConfig
-from ratchet.learn.corpus import build_corpus
+from ratchet.learn.corpus import Corpus, build_corpus
 from ratchet.learn.evaluate import (
     Evaluation,
     Wanted,
@@ -43,13 +45,14 @@ from ratchet.learn.tasks import TRAINED, UNSEEN, LearnTask, make_tasks, split_na
 from ratchet.ledger.verdicts import RecordedJudge
 
 SHARES = {
-    "pretrain": 0.12,
-    "sft": 0.08,
-    "grpo": 0.44,
-    "verdicts": 0.06,
-    "eval": 0.12,
-    "search": 0.08,
-    "replay": 0.1,
+    "pretrain": 0.09,
+    "sft": 0.04,
+    "grpo": 0.16,
+    "write": 0.2,
+    "verdicts": 0.07,
+    "eval": 0.2,
+    "search": 0.1,
+    "replay": 0.14,
 }
 REPLAYS = (0.0, 0.01, 0.05)
 
@@ -102,7 +105,7 @@ def main() -> None:
         try:
             train, held = split_names(TRAINED, UNSEEN, given.per_family, given.seed)
             config = LearnConfig(
-                seed=given.seed, size=given.size, measure_every=20, rival="compile"
+                seed=given.seed, size=given.size, measure_every=20, rival="compile", replay=0.1
             )
             tasks = make_tasks(train)
             unseen = with_headroom(
@@ -124,7 +127,7 @@ def main() -> None:
             def start(folder: str) -> Policy:
                 return load_policy(out / folder, training=True)
 
-            sft_config = config.changed(steps=400, rate=2e-3)
+            sft_config = config.changed(steps=100, rate=1e-3)
             taught = sft(
                 sft_config, corpus, start("base"), base, tasks, out / "sft", deadline=until("sft")
             )
@@ -134,7 +137,7 @@ def main() -> None:
             _tell(say, found, "sft", after_sft)
             before = bench.judged
             done = grpo(
-                config.in_training().changed(rate=6e-4, steps=10_000, group=8, problems=2),
+                config.in_training().changed(rate=1e-4, steps=10_000, group=4, problems=4, kl=0.3),
                 corpus,
                 start("sft"),
                 base,
@@ -152,33 +155,40 @@ def main() -> None:
                 "grpo",
                 evaluate(policy_drawer(done.policy), unseen, bench, config, wanted),
             )
-            # As each round of the loop begins: every verdict of this run, by how kernels compare.
+            before = bench.judged
+            _write(tasks, bench, given.seed, until("write"))
+            found["written"] = bench.judged - before
             verdicts = build_corpus(
                 tasks, held, ScheduleLanguage(), ledger=judge.ledger, here=judge.fingerprint
             )
             say(f"verdicts to learn: {verdicts.card.counts}")
-            done = sft(
-                config.changed(steps=400, rate=1e-3),
+            learned = sft(
+                sft_config.changed(soup=4),
                 verdicts,
-                start("grpo"),
+                start("base"),
                 base,
                 tasks,
                 out / "verdicts",
                 deadline=until("verdicts"),
             )
+            found["verdicts_forgetting"] = learned.trained.forgetting
             _tell(
                 say,
                 found,
                 "verdicts",
-                evaluate(policy_drawer(done.policy), unseen, bench, config, wanted),
+                evaluate(policy_drawer(learned.policy), unseen, bench, config, wanted),
             )
             # Other schedules than those that chose the problems: they were partly luck.
             other = Wanted(answers=given.answers, seed=given.seed + 7)
             _tell(say, found, "random", evaluate(random_drawer, unseen, bench, config, other))
-            found["search"] = _searches(done.policy, unseen, bench, given.seed, until("search"))
+            found["search"] = _searches(learned.policy, unseen, bench, given.seed, until("search"))
             say(f"search: {found['search']}")
+
+            def rewarded(policy: Policy) -> float:
+                return evaluate(policy_drawer(policy), unseen, bench, config, wanted).reward
+
             found["replay"] = _replays(
-                base, corpus, tasks, sft_config, out, given.replay_seeds, total_s, say
+                base, verdicts, tasks, sft_config, out, given.replay_seeds, total_s, say, rewarded
             )
         finally:
             bench.close()
@@ -196,6 +206,15 @@ def _tell(say: Any, found: dict[str, Any], name: str, one: Evaluation) -> None:
         f"fast {one.fast:.0%} ({one.fast_low:.0%} to {one.fast_high:.0%}), "
         f"reward {one.reward:.3f} ({one.reward_low:.3f} to {one.reward_high:.3f})"
     )
+
+
+def _write(tasks: Sequence[LearnTask], bench: Bench, seed: int, deadline: float) -> None:
+    """Have the judge screen random schedules of each problem in turn."""
+    for turn in itertools.count(1):
+        for task in tasks:
+            if time.monotonic() > deadline:
+                return
+            judge_answers(bench, task, random_drawer(task, 4, seed + 100 * turn))
 
 
 def _forgetting(
@@ -226,15 +245,16 @@ def _forgetting(
 
 def _replays(
     base: Policy,
-    corpus: Any,
+    corpus: Corpus,
     tasks: Sequence[LearnTask],
     config: LearnConfig,
     out: Path,
     seeds: int,
     total_s: float,
     say: Any,
+    rewarded: Callable[[Policy], float] | None = None,
 ) -> dict[str, Any]:
-    """Return what equal steps of SFT forget at each share of replay, seed by seed."""
+    """Return what equal steps of SFT forget and earn at each share of replay, seed by seed."""
     steps = 120
     found: dict[str, Any] = {}
     limit = time.monotonic() + total_s * SHARES["replay"]
@@ -248,6 +268,8 @@ def _replays(
             done = sft(own, corpus, start, base, tasks, out / f"replay-{share}-{seed}")
             row = found.setdefault(f"{share:.0%}", {"forgetting": []})
             row["forgetting"].append(round(done.trained.forgetting, 4))
+            if rewarded is not None:
+                row.setdefault("reward", []).append(round(rewarded(done.policy), 4))
     for share, row in found.items():
         say(f"replay {share}: forgot {statistics.fmean(row['forgetting']):.3f} nats, {row}")
     return found

@@ -6,6 +6,7 @@ policy before it on held-out problems, and must not forget more than the bound.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import Corpus, build_corpus, write_corpus
 from ratchet.learn.emulated import open_bench
 from ratchet.learn.evaluate import (
+    Drawer,
     Evaluation,
     Wanted,
     evaluate,
@@ -67,6 +69,8 @@ WRITTEN: Final = 2
 """Kernels that each author writes for a problem in a turn: the policy, the search, and chance."""
 HELD_OUT: Final = (12, 96)
 """Answers to held-out problems, at least and at most."""
+TURN: Final = 1000
+"""Distance between the seeds of a round's turns of writing."""
 MOST_HELD_OUT: Final = 10
 """Held-out problems."""
 CHOOSING: Final = 0.08
@@ -308,22 +312,29 @@ class Loop:
         until = time.monotonic() + seconds
         policy = load_policy(self.out / "policy", device=self.config.device)
         draw = policy_drawer(policy)
-        for task in self._by_promise(number):
-            if time.monotonic() > until:
+        for turn in itertools.count():
+            before = self._bench.judged
+            for task in self._by_promise(number):
+                if time.monotonic() > until:
+                    return
+                self._say(f"round {number}: writing for {task.name}")
+                self._write_for(task, draw, self.config.seed + number + TURN * turn)
+            if self._bench.judged == before:  # the ledger knows all that the authors can write
                 return
-            self._say(f"round {number}: writing for {task.name}")
-            drawn = [*draw(task, WRITTEN, number), *random_drawer(task, WRITTEN, number)]
-            own = [one for one in drawn if one is not None]
-            first = self._bench.outcomes(task, own) if own else []
-            progress = Progress(problem=task.problem)
-            author = SearchAuthor(task.space, seed=self.config.seed + number)
-            progress.answers += [
-                _answer(one, said, author.name) for one, said in zip(own, first, strict=True)
-            ]
-            proposals = author.propose(progress, WRITTEN)
-            self._bench.outcomes(
-                task, [PolicyKernel(kernel=one.kernel, schedule=one.schedule) for one in proposals]
-            )
+
+    def _write_for(self, task: LearnTask, draw: Drawer, seed: int) -> None:
+        drawn = [*draw(task, WRITTEN, seed), *random_drawer(task, WRITTEN, seed)]
+        own = [one for one in drawn if one is not None]
+        first = self._bench.outcomes(task, own) if own else []
+        progress = Progress(problem=task.problem)
+        author = SearchAuthor(task.space, seed=seed)
+        progress.answers += [
+            _answer(one, said, author.name) for one, said in zip(own, first, strict=True)
+        ]
+        proposals = author.propose(progress, WRITTEN)
+        self._bench.outcomes(
+            task, [PolicyKernel(kernel=one.kernel, schedule=one.schedule) for one in proposals]
+        )
 
     def _by_promise(self, number: int) -> list[LearnTask]:
         """Return the problems in the order of what may be won: those known least and slowest."""

@@ -135,6 +135,7 @@ class SkillTest:
                 1,
                 most_tokens=self._language.most_tokens,
                 temperature=0.0,
+                choices=self._language.choices(task),
             )
             valid += self._language.read(task, answer.text).kernel is not None
         return {"skills": valid / max(1, len(self._tasks))}
