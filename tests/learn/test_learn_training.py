@@ -196,7 +196,7 @@ def test_a_policy_that_forgot_too_much_takes_a_part_of_the_round(
     found: list[tuple[float, float]] = []
     for most in (whole * 0.9, whole * 0.3, whole * 0.1):
         config = SMALL.changed(max_forgetting=most)
-        nearer, share = moved_back(done, base, base, material, config)
+        nearer, share = moved_back(done, base, material, config)
         if share < 1.0:
             assert share in MOVED
             assert nearer.trained.forgetting <= most

@@ -54,9 +54,10 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Learning rate, after a warm-up of 20 updates."""
     clip: float = 1.0
     """Largest norm of the gradient."""
-    # SFT.
     blur: float = 0.3
-    """Share of a short prompt's sizes that SFT leaves out, and of those that it moves by one."""
+    """Share of a short prompt's sizes that training leaves out, and of those that it moves by
+    one."""
+    # SFT.
     soup: int = 1
     """Models that SFT trains in other orders, and whose weights it averages."""
     # GRPO.

@@ -295,7 +295,7 @@ class Loop:
         """Return a policy that forgot too much with weights nearer to the base model's."""
         if done.trained.forgetting <= self.config.max_forgetting:
             return done
-        nearer, share = moved_back(done, base, base, corpus, self.config)
+        nearer, share = moved_back(done, base, corpus, self.config)
         if share < 1.0:
             self.notes.append(
                 f"round {number}: it had forgotten {done.trained.forgetting:.3f} nats, so it takes "

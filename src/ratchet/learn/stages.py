@@ -14,7 +14,6 @@ import msgspec
 from torch import Tensor
 
 from ratchet.errors import LearnError
-from ratchet.files import why_not_new_folder
 from ratchet.learn.bench import Bench
 from ratchet.learn.config import LARGEST_SEED, LearnConfig
 from ratchet.learn.corpus import Corpus
@@ -36,7 +35,7 @@ from ratchet.learn.objectives import Imitation, Pretraining, SkillTest
 from ratchet.learn.replay import TextWindows
 from ratchet.learn.tasks import LearnTask
 from ratchet.learn.tokens import train_tokenizer
-from ratchet.learn.training import Follow, Objective, Trained, train
+from ratchet.learn.training import Follow, Objective, Trained, open_folder, train
 
 TOKENIZER = "tokenizer"
 MEMBER: Final = 1_000_003
@@ -102,11 +101,9 @@ def sft(
     own. Such a mean answers problems of other families better than its members (Wortsman et al.,
     Model soups, ICML 2022).
     """
-    if config.soup == 1:  # the members of a soup come here too
+    if config.soup == 1:
         return _taught(config, corpus, start, base, tasks, folder, deadline, follow)
-    why = why_not_new_folder(folder)
-    if why:
-        raise LearnError(f"the folder {str(folder)!r} {why}: give another --out")
+    open_folder(folder, config)
     mean: dict[str, Tensor] = {}
     ends: list[Trained] = []
     for place in range(config.soup):
@@ -203,18 +200,18 @@ def grpo(
 
 
 def moved_back(
-    done: StageResult, before: Policy, base: Policy, corpus: Corpus, config: LearnConfig
+    done: StageResult, base: Policy, corpus: Corpus, config: LearnConfig
 ) -> tuple[StageResult, float]:
-    """Return a policy with weights between `before` and its own, and the share of its own.
+    """Return a policy with weights between the base model's and its own, and the share of its own.
 
     The largest share that forgets no more than `max_forgetting`; the policy as it is, with 1, if
     none does. Weights on the line between a model and its fine-tuned one keep much of what each
     knows (Wortsman et al., Robust fine-tuning of zero-shot models, CVPR 2022). Only measured
     forgetting is known of them here: how good their answers are is for the judge to say.
     """
-    memory = BaseMemory(base.model, TextWindows(corpus.held_out, before.tokenizer, config.context))
+    memory = BaseMemory(base.model, TextWindows(corpus.held_out, base.tokenizer, config.context))
     after = done.policy.model.state_dict()
-    old = before.model.state_dict()
+    old = base.model.state_dict()
     model = copy.deepcopy(done.policy.model)
     for share in MOVED:
         model.load_state_dict(

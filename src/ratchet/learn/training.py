@@ -110,7 +110,7 @@ def train(
         LearnError: the folder has a run of another config, or cannot be written.
     """
     began = time.monotonic()
-    _open_folder(folder, config)
+    open_folder(folder, config)
     weights = [one for one in model.parameters() if one.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=config.rate, betas=(0.9, 0.95), weight_decay=0.01)
     found = load_checkpoint(folder, model, optimizer)
@@ -178,7 +178,12 @@ def train(
     )
 
 
-def _open_folder(folder: Path, config: LearnConfig) -> None:
+def open_folder(folder: Path, config: LearnConfig) -> None:
+    """Make a run's folder with its config, or take up one that has the same.
+
+    Raises:
+        LearnError: the folder has a run of another config, or cannot be written.
+    """
     from ratchet.files import why_not_new_folder
 
     why = why_not_new_folder(folder)
