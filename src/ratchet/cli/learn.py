@@ -32,6 +32,8 @@ from ratchet.cli.learn_options import (
     Repeats,
     Replay,
     RewardName,
+    RolloutMemory,
+    RolloutName,
     Seed,
     Size,
     Soup,
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from ratchet.learn.corpus import Corpus
     from ratchet.learn.models import Policy
     from ratchet.learn.result import LearnReport
+    from ratchet.learn.rollouts import Rollouts
     from ratchet.learn.stages import StageResult
     from ratchet.learn.tasks import LearnTask, Names
 
@@ -168,6 +171,8 @@ def sft(
     max_forgetting: MaxForgetting = 0.05,
     on_forgetting: OnForgetting = "raise",
     minutes: Annotated[float | None, typer.Option(help="Stop after this time.")] = None,
+    rollouts: RolloutName = "auto",
+    rollout_memory: RolloutMemory = 0.4,
     device: DeviceOf = "cpu",
     seed: Seed = 0,
     as_json: Json = False,
@@ -177,16 +182,22 @@ def sft(
     config = _config(
         answers=answers, language=language, lora=lora, steps=steps, soup=soup, batch=batch,
         context=context, rate=rate, replay=_share(replay), max_forgetting=max_forgetting,
-        on_forgetting=on_forgetting, device=device, seed=seed,
+        on_forgetting=on_forgetting, rollouts=rollouts, rollout_memory=rollout_memory,
+        device=device, seed=seed,
     )  # fmt: skip
     material, follow = _opened(out, corpus, config, "sft")
+    from contextlib import closing
+
+    from ratchet.learn.rollouts import open_rollouts
     from ratchet.learn.stages import sft as run
 
     policy, base = _start(start, start, config)
     tasks = _tasks_of(material, config)
-    done = run(
-        config, material, policy, base, tasks, out, deadline=_deadline(minutes), follow=follow
-    )
+    with closing(open_rollouts(config)) as engine:
+        done = run(
+            config, material, policy, base, tasks, out, deadline=_deadline(minutes),
+            follow=follow, rollouts=engine,
+        )  # fmt: skip
     _finished(done, config, out, as_json)
 
 
@@ -215,6 +226,8 @@ def grpo(
     max_forgetting: MaxForgetting = 0.05,
     on_forgetting: OnForgetting = "raise",
     minutes: Annotated[float | None, typer.Option(help="Stop after this time.")] = None,
+    rollouts: RolloutName = "auto",
+    rollout_memory: RolloutMemory = 0.4,
     device: DeviceOf = "cpu",
     fleet: Fleet = "local",
     seed: Seed = 0,
@@ -228,7 +241,8 @@ def grpo(
         turns=turns, discount=discount, repeats=repeats,
         rival=_rival(against_compile, target), kl=kl,
         context=context, replay=_share(replay), max_forgetting=max_forgetting,
-        on_forgetting=on_forgetting, device=device, seed=seed, **_emulated(target),
+        on_forgetting=on_forgetting, rollouts=rollouts, rollout_memory=rollout_memory,
+        device=device, seed=seed, **_emulated(target),
     )  # fmt: skip
     material, follow = _opened(out, corpus, config, "grpo")
     from ratchet.learn.stages import grpo as run
@@ -236,10 +250,10 @@ def grpo(
     policy, known = _start(start, base or start, config)
     config = config.changed(answers=policy.card.answers, language=policy.card.language)
     tasks = _tasks_of(material, config)
-    for bench in _bench(ledger, fleet, config):
+    for bench, engine in _bench(ledger, fleet, config):
         done = run(
             config, material, policy, known, tasks, bench, out, deadline=_deadline(minutes),
-            follow=follow,
+            follow=follow, rollouts=engine,
         )  # fmt: skip
         _finished(done, config, out, as_json)
 
@@ -254,6 +268,7 @@ def evaluate(
     random: Annotated[bool, typer.Option("--random", help="Also judge random schedules.")] = False,
     against_compile: AgainstCompile = None,
     target: Target = None,
+    rollouts: RolloutName = "auto",
     device: DeviceOf = "cpu",
     fleet: Fleet = "local",
     seed: Seed = 0,
@@ -263,8 +278,9 @@ def evaluate(
 ) -> None:
     """Show how good a policy's answers are on unseen families."""
     config = _config(
-        seed=seed, device=device, rival=_rival(against_compile, target), **_emulated(target)
-    )
+        seed=seed, device=device, rival=_rival(against_compile, target), rollouts=rollouts,
+        **_emulated(target),
+    )  # fmt: skip
     _, held = _split(None, unseen, per_family, seed)
     import msgspec
 
@@ -276,8 +292,8 @@ def evaluate(
     config = config.changed(answers=policy.card.answers, language=policy.card.language)
     tasks = make_tasks(held, language=config.language)
     wanted = judged.Wanted(answers=answers, seed=seed)
-    for bench in _bench(ledger, fleet, config):
-        drawers = {"policy": judged.policy_drawer(policy)}
+    for bench, engine in _bench(ledger, fleet, config):
+        drawers = {"policy": judged.policy_drawer(policy, rollouts=engine)}
         if random:
             drawers["random"] = judged.random_drawer
         found = {
@@ -360,6 +376,8 @@ def loop(
     target: Target = None,
     replay: Replay = "10%",
     max_forgetting: MaxForgetting = 0.05,
+    rollouts: RolloutName = "auto",
+    rollout_memory: RolloutMemory = 0.4,
     device: DeviceOf = "cpu",
     fleet: Fleet = "local",
     seed: Seed = 0,
@@ -379,7 +397,8 @@ def loop(
         context=context, rate=rate, problems=problems, group=group, kl=kl, turns=turns,
         discount=discount, repeats=repeats, reward=reward,
         rival=_rival(against_compile, target),
-        replay=_share(replay), max_forgetting=max_forgetting, device=device, seed=seed,
+        replay=_share(replay), max_forgetting=max_forgetting, rollouts=rollouts,
+        rollout_memory=rollout_memory, device=device, seed=seed,
         **({"language": language} | _emulated(target)),
     )  # fmt: skip
     train, held = _split(families, unseen, per_family, seed)
@@ -550,20 +569,25 @@ def _tasks_of(material: Corpus, config: LearnConfig) -> list[LearnTask]:
     return make_tasks(material.card.train, language=config.language)
 
 
-def _bench(ledger: str | None, fleet: str, config: LearnConfig) -> Iterator[ScreeningBench]:
-    """Yield the judge as a source of rewards, once, and close it."""
+def _bench(
+    ledger: str | None, fleet: str, config: LearnConfig
+) -> Iterator[tuple[ScreeningBench, Rollouts]]:
+    """Yield the judge as a source of rewards and what draws answers, once, and close both."""
+    from contextlib import closing
+
     from ratchet.authors.choices import parse_fleet
     from ratchet.authors.fleet import check_ledger, open_judge
     from ratchet.learn.emulated import open_bench
+    from ratchet.learn.rollouts import open_rollouts
 
     machines = parse_fleet(fleet)
     check_ledger(machines, ledger)
-    with open_judge(ledger, machines) as judge:
-        bench = open_bench(judge, config)
-        try:
-            yield bench
-        finally:
-            bench.close()
+    with (
+        open_judge(ledger, machines) as judge,
+        closing(open_rollouts(config)) as engine,
+        closing(open_bench(judge, config)) as bench,
+    ):
+        yield bench, engine
 
 
 def _deadline(minutes: float | None) -> float | None:

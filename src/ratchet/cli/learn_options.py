@@ -98,3 +98,13 @@ Dataset = Annotated[
     ),
 ]  # fmt: skip
 Fleet = Annotated[str, typer.Option(metavar="local|ray|ray://HOST:PORT", help="Where to judge.")]
+RolloutName = Annotated[
+    str,
+    typer.Option(
+        "--rollouts", metavar="auto|transformers|vllm",
+        help="What draws the answers to judge; auto: vLLM for sources on a GPU, if installed.",
+    ),
+]  # fmt: skip
+RolloutMemory = Annotated[
+    float, typer.Option("--rollout-memory", help="Share of the GPU's memory that vLLM takes.")
+]

@@ -14,6 +14,7 @@ Answers = Literal["schedule", "source"]
 Reward = Literal["milestones", "log", "raw"]
 OnForgetting = Literal["raise", "stop"]
 Rival = Literal["eager", "compile"]
+RolloutEngine = Literal["auto", "transformers", "vllm"]
 
 SIZES: Final[dict[str, tuple[int, int]]] = {
     "tiny": (64, 2),
@@ -92,6 +93,11 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Share of an answer's reward that the answer before it earns too."""
     repeats: float = 0.25
     """Share of a right answer's reward that equal kernels of its group split among them."""
+    rollouts: RolloutEngine = "auto"
+    """What draws the answers that are judged: transformers, or vLLM; `auto` takes vLLM for sources
+    on a GPU, where it is installed."""
+    rollout_memory: float = 0.4
+    """Share of the GPU's memory that vLLM takes beside the training."""
     # Forgetting.
     replay: float = 0.01
     """Share of tokens in the loss that are pretraining text."""
@@ -114,6 +120,7 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("language", ("cpp", "triton")),
             ("reward", get_args(Reward)),
             ("on_forgetting", get_args(OnForgetting)),
+            ("rollouts", get_args(RolloutEngine)),
         ):
             given = getattr(self, name)
             _check(given in known, name.replace("_", "-"), given, ", ".join(known))
@@ -135,6 +142,9 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         _check(0 <= self.blur < 1, "blur", self.blur, "0 to below 1")
         _check(1 <= self.soup <= 16, "soup", self.soup, "1 to 16 models")
+        _check(
+            0 < self.rollout_memory < 1, "rollout-memory", self.rollout_memory, "between 0 and 1"
+        )
         _check(self.lora >= 0, "lora", self.lora, "0 or more")
         for name in ("steps", "batch", "problems", "updates", "measure_every", "save_every"):
             _check(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")

@@ -21,7 +21,7 @@ from ratchet.learn.grpo import is_fast, read_candidate
 from ratchet.learn.languages import language_of
 from ratchet.learn.models import Policy
 from ratchet.learn.rewards import reward_of
-from ratchet.learn.sampling import sample
+from ratchet.learn.rollouts import DrawRequest, Rollouts, TransformersRollouts
 from ratchet.learn.tasks import LearnTask
 
 RESAMPLES: Final = 1000
@@ -152,21 +152,23 @@ def least_rise(before: Evaluation, after: Evaluation) -> float:
     return statistics.fmean(rises) - float(special.stdtrit(len(rises) - 1, SURE)) * error
 
 
-def policy_drawer(policy: Policy, *, temperature: float = 1.0) -> Drawer:
-    """Return what draws a policy's answers."""
+def policy_drawer(
+    policy: Policy, *, temperature: float = 1.0, rollouts: Rollouts | None = None
+) -> Drawer:
+    """Return what draws a policy's answers, with transformers unless `rollouts` is given."""
     language = language_of(policy.card.answers, policy.card.language)
+    engine = rollouts or TransformersRollouts()
 
     def draw(task: LearnTask, count: int, seed: int) -> list[PolicyKernel | None]:
-        found = sample(
-            policy.model,
-            policy.tokenizer,
-            language.prompt(task),
-            count,
+        request = DrawRequest(
+            prompt=language.prompt(task),
+            count=count,
             most_tokens=language.most_tokens,
             temperature=temperature,
             seed=random.Random(f"{seed} {task.key}").getrandbits(31),
             choices=language.choices(task),
         )
+        (found,) = engine.draw(policy.model, policy.tokenizer, [request])
         return [read_candidate(language, task, one.text) for one in found]
 
     return draw

@@ -23,7 +23,8 @@ from ratchet.learn.config import LearnConfig
 from ratchet.learn.languages import AnswerLanguage
 from ratchet.learn.objectives import SkillTest
 from ratchet.learn.rewards import advantages, credits, is_dead, is_jump, noise_of, reward_of, shared
-from ratchet.learn.sampling import Sampled, answer_logs, sample
+from ratchet.learn.rollouts import DrawRequest, Rollouts, TransformersRollouts
+from ratchet.learn.sampling import Sampled, answer_logs, drawn_logs
 from ratchet.learn.tasks import LearnTask
 from ratchet.learn.training import StepWork
 
@@ -100,12 +101,17 @@ class Reinforcement:
         *,
         skills: SkillTest | None = None,
         deadline: float | None = None,
+        rollouts: Rollouts | None = None,
     ) -> None:
-        """After `deadline`, on the clock of `time.monotonic`, no group is drawn again."""
+        """After `deadline`, on the clock of `time.monotonic`, no group is drawn again.
+
+        `rollouts` draws the answers; by default transformers does.
+        """
         if not tasks:
             raise LearnError("there is no problem to train on: name other families")
         self._tokenizer, self._tasks, self._language = tokenizer, list(tasks), language
         self._judging, self._config, self._skills = judging, config, skills
+        self._rollouts = rollouts or TransformersRollouts()
         self._deadline = math.inf if deadline is None else deadline
         with_copy = config.kl > 0 and not hasattr(model, ADAPTER)
         self._start = _frozen(model) if with_copy else None
@@ -133,6 +139,7 @@ class Reinforcement:
         pad = self._tokenizer.pad_token_id
         with torch.no_grad():
             before, asked = answer_logs(model, answers, pad, as_drawn=True)
+            before = drawn_logs(before, answers)
             start = self._start_logs(model, answers) if config.kl > 0 else None
         gains = gains.to(before.device)[:, None]
 
@@ -215,30 +222,29 @@ class Reinforcement:
         place = f"{self._config.seed} {task.key} {step} {attempt}"
         source = random.Random(f"{place} blur")
         prompt = self._language.blurred(self._language.prompt(task), self._config.blur, source)
-        return self._asked(
-            task, self._sampled(model, task, prompt, self._config.group, attempt, place)
-        )
+        request = self._request(task, prompt, self._config.group, attempt, place)
+        (answers,) = self._rollouts.draw(model, self._tokenizer, [request])
+        return self._asked(task, answers)
 
     def _draw_again(
         self, model: Any, task: LearnTask, step: int, attempt: int, before: Sequence[Draft]
     ) -> Draft:
         """Return another try at each answer of the last turn, with the judge's words on it."""
         place = f"{self._config.seed} {task.key} {step} {attempt} turn {len(before)}"
-        found: list[Sampled] = []
         last = before[-1]
+        requests = []
         for at, (one, said) in enumerate(zip(last.answers, last.future.result(), strict=True)):
             prompt = self._language.again(task, one.text, said_of(said), right=said.is_right)
-            found += self._sampled(model, task, prompt, 1, attempt, f"{place} {at}")
-        return self._asked(task, found)
+            requests.append(self._request(task, prompt, 1, attempt, f"{place} {at}"))
+        drawn = self._rollouts.draw(model, self._tokenizer, requests)
+        return self._asked(task, [one for (one,) in drawn])
 
-    def _sampled(
-        self, model: Any, task: LearnTask, prompt: str, count: int, attempt: int, place: str
-    ) -> list[Sampled]:
-        return sample(
-            model,
-            self._tokenizer,
-            prompt,
-            count,
+    def _request(
+        self, task: LearnTask, prompt: str, count: int, attempt: int, place: str
+    ) -> DrawRequest:
+        return DrawRequest(
+            prompt=prompt,
+            count=count,
             most_tokens=self._language.most_tokens,
             temperature=self._config.temperature * HOTTER**attempt,
             seed=random.Random(place).getrandbits(31),

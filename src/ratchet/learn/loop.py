@@ -39,6 +39,7 @@ from ratchet.learn.grpo import NoReward
 from ratchet.learn.languages import language_of
 from ratchet.learn.models import Policy, load_policy, read_card
 from ratchet.learn.result import LearnReport, RoundRow
+from ratchet.learn.rollouts import Rollouts, open_rollouts
 from ratchet.learn.stages import (
     StageResult,
     grpo,
@@ -113,6 +114,7 @@ class Loop:
     _before_s: float = 0.0
     _told: float = 0.0
     _bench: ScreeningBench = field(init=False)
+    _rollouts: Rollouts = field(init=False)
     _train: list[LearnTask] = field(default_factory=list)
     _unseen: list[LearnTask] = field(default_factory=list)
     _answers: int = 4
@@ -128,6 +130,7 @@ class Loop:
     def run(self) -> LearnReport:
         """Go through the rounds, or what is left of them; return the report."""
         self._restore()
+        self._rollouts = open_rollouts(self.config)
         self._bench = open_bench(self.judge, self.config)
         try:
             self._say("reading the problems")
@@ -148,6 +151,7 @@ class Loop:
                 self._round(number, base)
         finally:
             self._bench.close()
+            self._rollouts.close()
         return self.report(running=False)
 
     def report(self, *, running: bool) -> LearnReport:
@@ -232,6 +236,7 @@ class Loop:
             folder,
             deadline=self._until(FIRST["sft"] * self.options.budget_s),
             follow=self._follow("round 0: sft"),
+            rollouts=self._rollouts,
         )
         found = self._evaluate(done.policy)
         self._keep(done, "the first policy", found, corpus, began, before, kept=True)
@@ -253,6 +258,7 @@ class Loop:
             folder / "sft",
             deadline=self._until(share_s * EACH["sft"]),
             follow=self._follow(f"round {number}: sft"),
+            rollouts=self._rollouts,
         )
         try:
             done = grpo(
@@ -265,6 +271,7 @@ class Loop:
                 folder / "grpo",
                 deadline=self._until(LAST * share_s - (self.spent_s - began) - self._eval_s),
                 follow=self._follow(f"round {number}: grpo"),
+                rollouts=self._rollouts,
             )
         except NoReward as error:
             done = taught
@@ -311,7 +318,7 @@ class Loop:
         """
         until = time.monotonic() + seconds
         policy = load_policy(self.out / "policy", device=self.config.device)
-        draw = policy_drawer(policy)
+        draw = policy_drawer(policy, rollouts=self._rollouts)
         for turn in itertools.count():
             before = self._bench.judged
             for task in self._by_promise(number):
@@ -348,7 +355,8 @@ class Loop:
         self._say("evaluating on held-out problems")
         began = time.monotonic()
         wanted = Wanted(answers=self._answers, seed=self.config.seed)
-        found = evaluate(policy_drawer(policy), self._unseen, self._bench, self.config, wanted)
+        draw = policy_drawer(policy, rollouts=self._rollouts)
+        found = evaluate(draw, self._unseen, self._bench, self.config, wanted)
         self._eval_s = time.monotonic() - began
         return found
 

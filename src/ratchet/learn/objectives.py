@@ -15,7 +15,8 @@ from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import TaughtAnswer
 from ratchet.learn.languages import AnswerLanguage
 from ratchet.learn.replay import TextWindows
-from ratchet.learn.sampling import Sampled, allowed_tokens, answer_logs, sample
+from ratchet.learn.rollouts import DrawRequest, Rollouts, TransformersRollouts
+from ratchet.learn.sampling import Sampled, allowed_tokens, answer_logs
 from ratchet.learn.tasks import LearnTask
 from ratchet.learn.training import StepWork, text_loss
 
@@ -120,25 +121,36 @@ class SkillTest:
     """A test, unjudged, of whether a model still answers for the families it was trained on."""
 
     def __init__(
-        self, tasks: Sequence[LearnTask], language: AnswerLanguage, tokenizer: Any, most: int = 4
+        self,
+        tasks: Sequence[LearnTask],
+        language: AnswerLanguage,
+        tokenizer: Any,
+        rollouts: Rollouts | None = None,
+        *,
+        most: int = 4,
     ) -> None:
+        """`rollouts` draws the answers; by default transformers does."""
         self._tasks, self._language, self._tokenizer = tasks[:most], language, tokenizer
+        self._rollouts = rollouts or TransformersRollouts()
 
     def measure(self, model: Any) -> dict[str, float]:
         """Return the share of greedy answers that hold a kernel."""
-        valid = 0
-        for task in self._tasks:
-            (answer,) = sample(
-                model,
-                self._tokenizer,
-                self._language.prompt(task),
-                1,
+        requests = [
+            DrawRequest(
+                prompt=self._language.prompt(task),
+                count=1,
                 most_tokens=self._language.most_tokens,
                 temperature=0.0,
                 choices=self._language.choices(task),
             )
-            valid += self._language.read(task, answer.text).kernel is not None
-        return {"skills": valid / max(1, len(self._tasks))}
+            for task in self._tasks
+        ]
+        drawn = self._rollouts.draw(model, self._tokenizer, requests)
+        read = [
+            self._language.read(task, answer.text).kernel
+            for task, (answer,) in zip(self._tasks, drawn, strict=True)
+        ]
+        return {"skills": sum(one is not None for one in read) / max(1, len(self._tasks))}
 
 
 def tokenized(tokenizer: Any, prompt: str, answer: str) -> Sampled:

@@ -23,6 +23,9 @@ class Sampled:
     """The tokens that could stand at each place of the answer; empty if any could."""
     temperature: float = 1.0
     """At which it was drawn."""
+    logs: tuple[float, ...] = ()
+    """The answer's log-probabilities by the engine that drew it, at that temperature; empty if it
+    was drawn with the weights that are trained."""
 
 
 @torch.no_grad()
@@ -71,7 +74,7 @@ def sample(
         )
     policy.train(training)
     given = tuple(ids[0].tolist())
-    found = [_read(tokenizer, given, row[len(given) :].tolist(), allowed) for row in drawn]
+    found = [read_answer(tokenizer, given, row[len(given) :].tolist(), allowed) for row in drawn]
     return [replace(one, temperature=temperature) for one in found] if temperature > 0 else found
 
 
@@ -86,9 +89,13 @@ def allowed_tokens(tokenizer: Any, choices: Sequence[Sequence[str]]) -> tuple[tu
     return (*(tuple(ids[0] for ids in place) for place in places), (tokenizer.eos_token_id,))
 
 
-def _read(
-    tokenizer: Any, prompt: tuple[int, ...], answer: list[int], allowed: tuple[tuple[int, ...], ...]
+def read_answer(
+    tokenizer: Any,
+    prompt: tuple[int, ...],
+    answer: list[int],
+    allowed: tuple[tuple[int, ...], ...] = (),
 ) -> Sampled:
+    """Return an answer's tokens up to the end that the model wrote, with their text."""
     end = tokenizer.eos_token_id
     stop = answer.index(end) + 1 if end in answer else len(answer)
     kept = answer[:stop]
@@ -128,3 +135,17 @@ def answer_logs(
         logits = logits / heat[:, None, None]
     logs = F.log_softmax(logits, dim=-1).gather(-1, ids[:, 1:, None])[..., 0]
     return logs, asked[:, 1:].to(place).float()
+
+
+def drawn_logs(logs: Tensor, answers: Sequence[Sampled]) -> Tensor:
+    """Return `logs`, as `answer_logs` gives them, with those of the engine where one drew.
+
+    An engine in bfloat16 draws from other probabilities than the weights in float32 give. What an
+    update divides by are the probabilities that an answer was drawn with.
+    """
+    found = logs.clone()
+    for row, one in enumerate(answers):
+        if one.logs:
+            first = len(one.prompt) - 1
+            found[row, first : first + len(one.logs)] = torch.tensor(one.logs).to(found)
+    return found

@@ -33,6 +33,7 @@ from ratchet.learn.models import (
 )
 from ratchet.learn.objectives import Imitation, Pretraining, SkillTest
 from ratchet.learn.replay import TextWindows
+from ratchet.learn.rollouts import Rollouts
 from ratchet.learn.tasks import LearnTask
 from ratchet.learn.tokens import train_tokenizer
 from ratchet.learn.training import Follow, Objective, Trained, open_folder, train
@@ -94,6 +95,7 @@ def sft(
     *,
     deadline: float | None = None,
     follow: Follow | None = None,
+    rollouts: Rollouts | None = None,
 ) -> StageResult:
     """Return a policy that learned the corpus's answers; it forgets little of `base`'s text.
 
@@ -102,7 +104,7 @@ def sft(
     Model soups, ICML 2022).
     """
     if config.soup == 1:
-        return _taught(config, corpus, start, base, tasks, folder, deadline, follow)
+        return _taught(config, corpus, start, base, tasks, folder, deadline, follow, rollouts)
     open_folder(folder, config)
     mean: dict[str, Tensor] = {}
     ends: list[Trained] = []
@@ -118,6 +120,7 @@ def sft(
             folder / f"member-{place}",
             None if left is None else time.monotonic() + left / (config.soup - place),
             _later(follow, place * config.steps),
+            rollouts,
         )
         for name, one in done.policy.model.state_dict().items():
             if place == 0 or not one.is_floating_point():
@@ -147,10 +150,11 @@ def _taught(
     folder: Path,
     deadline: float | None,
     follow: Follow | None,
+    rollouts: Rollouts | None,
 ) -> StageResult:
     model = with_lora(start.model, config.lora)
     language = language_of(config.answers, config.language)
-    skills = SkillTest(tasks, language, start.tokenizer)
+    skills = SkillTest(tasks, language, start.tokenizer, rollouts)
     choices = {one.name: language.choices(one) for one in tasks}
     objective = Imitation(
         corpus.examples, start.tokenizer, config, language=language, choices=choices, skills=skills
@@ -178,11 +182,12 @@ def grpo(
     *,
     deadline: float | None = None,
     follow: Follow | None = None,
+    rollouts: Rollouts | None = None,
 ) -> StageResult:
     """Return a policy that learned from the judge's answers on its own kernels."""
     model = with_lora(start.model, config.lora)
     language = language_of(config.answers, config.language)
-    skills = SkillTest(tasks, language, start.tokenizer)
+    skills = SkillTest(tasks, language, start.tokenizer, rollouts)
     with ThreadPoolExecutor(1) as pool:
         judging = Judging(bench, pool)
         objective = Reinforcement(
@@ -194,6 +199,7 @@ def grpo(
             config,
             skills=skills,
             deadline=deadline,
+            rollouts=rollouts,
         )
         trained = _trained(model, start, base, objective, config, corpus, folder, deadline, follow)
     return _kept(config, model, start.tokenizer, "grpo", corpus, folder, trained)

@@ -1,0 +1,240 @@
+"""Who draws a policy's answers: transformers, or vLLM where it is installed.
+
+vLLM runs in this process and shares the GPU with the training. It takes the policy's weights
+before it draws, if they changed since.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+from torch import Tensor
+
+from ratchet.errors import LearnError
+from ratchet.learn.config import LearnConfig
+from ratchet.learn.sampling import Sampled, allowed_tokens, read_answer, sample
+
+IN_PROCESS: Final = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # so that it can read the policy's tensors
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the judge's processes would inherit its cores
+}
+ADAPTERS: Final = "peft_config"
+"""What a model with LoRA's adapters has."""
+QUIET: Final = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1"}
+"""Set unless the user did: no log but errors; on a CPU 1 GiB for keys and values."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrawRequest:
+    """A prompt to answer; see `sample` for what the parts mean."""
+
+    prompt: str
+    count: int
+    most_tokens: int
+    temperature: float = 1.0
+    seed: int = 0
+    choices: Sequence[Sequence[str]] = ()
+
+
+class Rollouts(Protocol):
+    """An engine that draws answers."""
+
+    def draw(
+        self, model: Any, tokenizer: Any, requests: Sequence[DrawRequest]
+    ) -> list[list[Sampled]]:
+        """Return the answers to each request, drawn with the model's weights of now."""
+        ...
+
+    def close(self) -> None:
+        """Give back the memory."""
+        ...
+
+
+class TransformersRollouts:
+    """Draws with the model itself, one request after the other."""
+
+    def draw(
+        self, model: Any, tokenizer: Any, requests: Sequence[DrawRequest]
+    ) -> list[list[Sampled]]:
+        """Return the answers to each request."""
+        return [
+            sample(
+                model,
+                tokenizer,
+                one.prompt,
+                one.count,
+                most_tokens=one.most_tokens,
+                temperature=one.temperature,
+                seed=one.seed,
+                choices=one.choices,
+            )
+            for one in requests
+        ]
+
+    def close(self) -> None:
+        """Give back nothing."""
+
+
+class VllmRollouts:
+    """Draws with vLLM, all requests of a call in one batch.
+
+    Requests whose tokens are limited to choices are drawn by transformers: such answers have a few
+    tokens.
+    """
+
+    def __init__(self, *, memory: float, seed: int = 0) -> None:
+        """`memory`: the share of the GPU's memory that vLLM takes."""
+        self._memory, self._seed = memory, seed
+        self._plain = TransformersRollouts()
+        self._engine: Any = None
+        self._model: Any = None
+        self._versions: tuple[int, ...] = ()
+
+    def draw(
+        self, model: Any, tokenizer: Any, requests: Sequence[DrawRequest]
+    ) -> list[list[Sampled]]:
+        """Return the answers to each request.
+
+        Raises:
+            LearnError: vLLM cannot run this model, or a prompt is longer than it can read.
+        """
+        if any(allowed_tokens(tokenizer, one.choices) for one in requests):
+            return self._plain.draw(model, tokenizer, requests)
+        try:
+            self._take(model)
+            return self._drawn(tokenizer, requests)
+        except Exception as error:  # the bases of its errors are others in each version
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise LearnError(
+                f"vLLM cannot draw this model's answers ({reason}): give --rollouts transformers"
+            ) from error
+
+    def close(self) -> None:
+        """Free the engine and its memory."""
+        if self._engine is None:
+            return
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        self._engine = self._model = None
+        cleanup_dist_env_and_memory()
+
+    def _take(self, model: Any) -> None:
+        """Give the engine the model's weights, if it has others.
+
+        Every change in place of a tensor raises its version, an optimizer's step too.
+        """
+        if self._engine is None:
+            self._engine = _engine(model, self._memory, self._seed)
+        versions = tuple(one._version for one in model.parameters())
+        held = None if self._model is None else self._model()
+        if held is model and versions == self._versions:
+            return
+        pairs = list(plain_weights(model))
+        self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": pairs})
+        self._engine.reset_prefix_cache()
+        self._model, self._versions = weakref.ref(model), versions
+
+    def _drawn(self, tokenizer: Any, requests: Sequence[DrawRequest]) -> list[list[Sampled]]:
+        from vllm import SamplingParams
+
+        prompts = [
+            {"prompt_token_ids": tokenizer(one.prompt, add_special_tokens=False)["input_ids"]}
+            for one in requests
+        ]
+        settings = [
+            SamplingParams(
+                n=one.count if one.temperature > 0 else 1,
+                temperature=one.temperature,
+                seed=one.seed,
+                max_tokens=one.most_tokens,
+                stop_token_ids=[tokenizer.eos_token_id],
+                logprobs=0,
+                detokenize=False,
+            )
+            for one in requests
+        ]
+        outputs = self._engine.generate(prompts, settings, use_tqdm=False)
+        found = []
+        for request, prompt, output in zip(requests, prompts, outputs, strict=True):
+            given, own = tuple(prompt["prompt_token_ids"]), []
+            for one in output.outputs:
+                tokens = list(one.token_ids)
+                rows = zip(one.logprobs, tokens, strict=True)
+                logs = tuple(float(row[token].logprob) for row, token in rows)
+                read = read_answer(tokenizer, given, tokens)
+                if request.temperature > 0:
+                    logs = logs[: len(read.answer)]
+                    read = replace(read, temperature=request.temperature, logs=logs)
+                own.append(read)
+            found.append(own)
+        return found
+
+
+def plain_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield a model's weights by the names of its checkpoint, LoRA's adapters merged into them."""
+    if not hasattr(model, ADAPTERS):
+        yield from model.state_dict().items()
+        return
+    base = model.get_base_model()
+    modules = dict(base.named_modules())
+    for name, one in base.state_dict().items():
+        if any(part.startswith("lora_") for part in name.split(".")):
+            continue
+        place, inner, _ = name.rpartition(".base_layer.")
+        if inner and name.endswith(".weight"):
+            delta = sum(modules[place].get_delta_weight(a) for a in modules[place].active_adapters)
+            one = one + delta
+        yield name.replace(".base_layer.", "."), one.detach()
+
+
+def open_rollouts(config: LearnConfig) -> Rollouts:
+    """Return what a config names; `auto` takes vLLM for sources on a GPU, where it is installed.
+
+    Raises:
+        LearnError: vLLM is asked for and not installed.
+    """
+    there = importlib.util.find_spec("vllm") is not None
+    wanted = config.rollouts
+    if wanted == "auto":
+        on_gpu = config.device != "cpu" and config.answers == "source"
+        wanted = "vllm" if there and on_gpu else "transformers"
+    if wanted == "transformers":
+        return TransformersRollouts()
+    if not there:
+        raise LearnError(
+            "--rollouts vllm needs vLLM, which is not installed: pip install vllm, or give "
+            "--rollouts transformers"
+        )
+    return VllmRollouts(memory=config.rollout_memory, seed=config.seed)
+
+
+def _engine(model: Any, memory: float, seed: int) -> Any:
+    """Return vLLM's engine for a model of this shape, without its weights yet."""
+    os.environ.update(IN_PROCESS)
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    from vllm import LLM
+
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    plain = model.get_base_model() if hasattr(model, ADAPTERS) else model
+    shape = copy.deepcopy(plain.config)
+    shape.architectures = [type(plain).__name__]
+    with tempfile.TemporaryDirectory() as folder:
+        shape.save_pretrained(folder)
+        return LLM(
+            model=folder,
+            load_format="dummy",
+            skip_tokenizer_init=True,  # it gets tokens and returns tokens
+            dtype="float32" if on_cpu else "bfloat16",
+            enforce_eager=on_cpu,
+            gpu_memory_utilization=memory,
+            logprobs_mode="processed_logprobs",  # those at the temperature that it draws with
+            seed=seed,
+        )
