@@ -99,10 +99,10 @@ def read_schedule(text: str, options: dict[str, tuple[str, ...]]) -> Schedule | 
 
 
 class ScheduleLanguage:
-    """Schedules of the generator, a few tokens long."""
+    """Schedules of the generator: a token for each choice, or several by another tokenizer."""
 
     name = "schedule"
-    most_tokens = 24
+    most_tokens = 160
 
     def prompt(self, task: LearnTask) -> str:
         """Return the sizes of a problem and of its loops, and its choices, in about 60 words."""

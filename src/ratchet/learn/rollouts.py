@@ -10,6 +10,7 @@ import copy
 import importlib.util
 import os
 import tempfile
+import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -220,13 +221,14 @@ def _engine(model: Any, memory: float, seed: int) -> Any:
     os.environ.update(IN_PROCESS)
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    from vllm import LLM
-
     on_cpu = next(model.parameters()).device.type == "cpu"
     plain = model.get_base_model() if hasattr(model, ADAPTERS) else model
     shape = copy.deepcopy(plain.config)
     shape.architectures = [type(plain).__name__]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what vLLM imports
+        from vllm import LLM
+
         shape.save_pretrained(folder)
         return LLM(
             model=folder,
