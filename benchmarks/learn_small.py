@@ -2,13 +2,18 @@
 
 python benchmarks/learn_small.py --minutes 60
     python benchmarks/learn_small.py --minutes 20 --forgetting tiny,1m,2m --replay-seeds 3
+    python benchmarks/learn_small.py --minutes 20 --policy ratchet-learn/policy
 
 Every ratio is a screening's estimate on this machine's cores, against the faster of eager and
 torch.compile. The unseen problems are those on which random schedules differ most. SFT learns
 random schedules, GRPO goes on from it, and `verdicts` is SFT from the base model on what the judge
 said of GRPO's kernels and of random ones, as in each round of the loop.
 `--forgetting SIZES` judges nothing: it shows what 120 steps of SFT forget at each share of replay,
-by size of the model, and needs no idle machine. The last line is JSON.
+by size of the model, and needs no idle machine. `--policy FOLDER` trains nothing: it measures that
+policy beside random schedules and the search. The last line is JSON.
+
+How soon a search comes near its own result is told by fresh screenings: three more of each kernel
+that was the best so far. The screening that made a kernel the best of many was partly luck.
 """
 
 from __future__ import annotations
@@ -16,10 +21,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +34,7 @@ import msgspec
 
 from ratchet.authors.author import Answer, Progress, Proposal, Schedule
 from ratchet.authors.search.author import SearchAuthor
-from ratchet.learn.bench import Bench, PolicyKernel, ScreeningBench, judge_answers
+from ratchet.learn.bench import Bench, JudgeOutcome, PolicyKernel, ScreeningBench, judge_answers
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import Corpus, build_corpus
 from ratchet.learn.evaluate import (
@@ -40,6 +47,7 @@ from ratchet.learn.evaluate import (
 )
 from ratchet.learn.languages import ScheduleLanguage
 from ratchet.learn.models import Policy, load_policy
+from ratchet.learn.rewards import reward_of
 from ratchet.learn.stages import grpo, pretrain, sft
 from ratchet.learn.tasks import TRAINED, UNSEEN, LearnTask, make_tasks, split_names
 from ratchet.ledger.verdicts import RecordedJudge
@@ -53,8 +61,13 @@ SHARES = {
     "eval": 0.2,
     "search": 0.1,
     "replay": 0.14,
+    "all": 1.0,
 }
 REPLAYS = (0.0, 0.01, 0.05)
+SEARCHED = 18
+"""Kernels of a search."""
+FRESH = 3
+"""Screenings that tell how fast a search's best kernels are."""
 
 
 class SeededSpace:
@@ -83,6 +96,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--ledger", default=None)
     parser.add_argument("--forgetting", metavar="SIZES", help="only this, for models like 1m,2m")
+    parser.add_argument("--policy", type=Path, metavar="FOLDER", help="measure this one alone")
     given = parser.parse_args()
     out = given.out or Path(tempfile.mkdtemp(prefix="learn-small-"))
     total_s, began = 60 * given.minutes, time.monotonic()
@@ -111,6 +125,16 @@ def main() -> None:
             unseen = with_headroom(
                 make_tasks(held), bench, config, most=given.unseen, seed=given.seed
             )
+            if given.policy is not None:
+                wanted = Wanted(answers=given.answers, seed=given.seed + 7)
+                policy = load_policy(given.policy)
+                for name, draw in (("policy", policy_drawer(policy)), ("random", random_drawer)):
+                    _tell(say, found, name, evaluate(draw, unseen, bench, config, wanted))
+                with _fresh(out) as others:
+                    found["search"] = _searches(policy, unseen, bench, config, others, until("all"))
+                say(f"search: {found['search']}")
+                print(json.dumps(found))
+                return
             bench.against_eager = frozenset(one.key for one in tasks)
             say(f"{len(tasks)} problems to train on, {len(unseen)} unseen")
             corpus = build_corpus(tasks, held, ScheduleLanguage(), ledger=None, seed=given.seed)
@@ -181,7 +205,10 @@ def main() -> None:
             # Other schedules than those that chose the problems: they were partly luck.
             other = Wanted(answers=given.answers, seed=given.seed + 7)
             _tell(say, found, "random", evaluate(random_drawer, unseen, bench, config, other))
-            found["search"] = _searches(learned.policy, unseen, bench, given.seed, until("search"))
+            with _fresh(out) as others:
+                found["search"] = _searches(
+                    learned.policy, unseen, bench, config, others, until("search")
+                )
             say(f"search: {found['search']}")
 
             def rewarded(policy: Policy) -> float:
@@ -276,52 +303,102 @@ def _replays(
 
 
 def _searches(
-    policy: Policy, unseen: Sequence[LearnTask], bench: Bench, seed: int, deadline: float
+    policy: Policy,
+    unseen: Sequence[LearnTask],
+    bench: Bench,
+    config: LearnConfig,
+    benches: Sequence[Bench],
+    deadline: float,
 ) -> dict[str, Any]:
     """Return how many kernels the search needs for its own result, alone and with seeds."""
-    most, rows = 18, []
+    rows = []
     draw = policy_drawer(policy, temperature=0.7)  # its likeliest answers
     for task in unseen:
         if time.monotonic() > deadline:
             break
-        alone = _climb(SearchAuthor(task.space, seed=seed), task, bench, most)
-        first = [one.schedule for one in draw(task, 6, seed) if one is not None]
+        alone = _climb(SearchAuthor(task.space, seed=config.seed), task, bench)
+        first = [one.schedule for one in draw(task, 6, config.seed) if one is not None]
         space: Any = SeededSpace(task.space, list(dict.fromkeys(first)))
-        seeded = _climb(SearchAuthor(space, seed=seed), task, bench, most)
-        goal = 0.98 * max(alone, default=0.0)
+        seeded = _climb(SearchAuthor(space, seed=config.seed), task, bench)
+        if not _leaders(alone) or not _leaders(seeded):
+            continue
+        known = _again(task, [*_leaders(alone), *_leaders(seeded)], benches)
+        goal = 0.98 * known[_leaders(alone)[-1][1].kernel.hash]
+        rewards = [reward_of(said, config) for _, said in alone]
         rows.append(
             {
                 "problem": task.name,
-                "alone": _reached(alone, goal),
-                "seeded": _reached(seeded, goal),
-                "best_alone": max(alone, default=None),
-                "best_seeded": max(seeded, default=None),
+                "alone": _reached(alone, known, goal),
+                "seeded": _reached(seeded, known, goal),
+                "result_alone": known[_leaders(alone)[-1][1].kernel.hash],
+                "result_seeded": known[_leaders(seeded)[-1][1].kernel.hash],
+                "mean_reward_alone": statistics.fmean([one for one in rewards if one is not None]),
             }
         )
-    return {"most": most, "problems": rows}
+    return {"most": SEARCHED, "problems": rows}
 
 
-def _climb(author: SearchAuthor, task: LearnTask, bench: Bench, most: int) -> list[float]:
-    """Return the best ratio after each kernel of a search."""
-    progress, best = Progress(problem=task.problem), list[float]()
-    while len(best) < most:
+Climb = list[tuple[PolicyKernel, JudgeOutcome]]
+
+
+def _climb(author: SearchAuthor, task: LearnTask, bench: Bench) -> Climb:
+    """Return the kernels of a search in their order, with the judge's answers."""
+    progress, found = Progress(problem=task.problem), Climb()
+    while len(found) < SEARCHED:
         proposals = author.propose(progress, 6)
         if not proposals:
             break
         asked = [PolicyKernel(kernel=one.kernel, schedule=one.schedule) for one in proposals]
-        for proposal, said in zip(proposals, bench.outcomes(task, asked), strict=True):
-            progress.answers.append(_answer(proposal, said.status, said.ratio))
-            ratio = said.ratio if said.is_right and said.ratio else 0.0
-            best.append(max([ratio, *best[-1:]]))
-    return best
+        said = bench.outcomes(task, asked)
+        for proposal, one in zip(proposals, said, strict=True):
+            progress.answers.append(_answer(proposal, one.status, one.ratio))
+        found += zip(asked, said, strict=True)
+    return found
+
+
+def _leaders(climb: Climb) -> list[tuple[int, PolicyKernel]]:
+    """Return the place and the kernel of each that was the best so far."""
+    found, best = list[tuple[int, PolicyKernel]](), 0.0
+    for place, (one, said) in enumerate(climb):
+        if said.is_right and said.ratio and said.ratio > best:
+            best = said.ratio
+            found.append((place, one))
+    return found
+
+
+def _again(
+    task: LearnTask, leaders: Sequence[tuple[int, PolicyKernel]], benches: Sequence[Bench]
+) -> dict[str, float]:
+    """Return each kernel's geometric mean ratio over fresh screenings, by its hash."""
+    kernels = list({one.kernel.hash: one for _, one in leaders}.values())
+    logs: dict[str, list[float]] = {one.kernel.hash: [] for one in kernels}
+    for bench in benches:
+        for one, said in zip(kernels, bench.outcomes(task, kernels), strict=True):
+            if said.is_right and said.ratio:
+                logs[one.kernel.hash].append(math.log(said.ratio))
+    return {key: math.exp(statistics.fmean(own)) if own else 0.0 for key, own in logs.items()}
+
+
+@contextmanager
+def _fresh(out: Path) -> Iterator[list[ScreeningBench]]:
+    """Yield benches that remember nothing of a kernel."""
+    with ExitStack() as stack:
+        found = []
+        for turn in range(FRESH):
+            judge = stack.enter_context(RecordedJudge(str(out / f"again-{turn}.db")))
+            found.append(stack.enter_context(closing(ScreeningBench(judge))))
+        yield found
 
 
 def _answer(proposal: Proposal, status: str, ratio: float | None) -> Answer:
     return Answer(proposal=proposal, stage="screened", status=status, reason="", ratio=ratio)
 
 
-def _reached(best: Sequence[float], goal: float) -> int | None:
-    return next((place for place, one in enumerate(best, 1) if one >= goal), None)
+def _reached(climb: Climb, known: dict[str, float], goal: float) -> int | None:
+    """Return after how many kernels the best so far was as fast as `goal`."""
+    return next(
+        (place + 1 for place, one in _leaders(climb) if known[one.kernel.hash] >= goal), None
+    )
 
 
 if __name__ == "__main__":

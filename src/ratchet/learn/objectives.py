@@ -47,6 +47,7 @@ class Pretraining:
         """Take back nothing."""
 
 
+LEAST_STEPS: Final = 100
 LEAST_LIKELY: Final = -3.0
 """Logarithm of a token's probability below which a slow answer is not made less likely."""
 
@@ -59,7 +60,6 @@ class Imitation:
     """
 
     stage = "sft"
-    least = 100
 
     def __init__(
         self,
@@ -70,8 +70,13 @@ class Imitation:
         language: AnswerLanguage,
         choices: Mapping[str, Sequence[Sequence[str]]] | None = None,
         skills: SkillTest | None = None,
+        least: int = LEAST_STEPS,
     ) -> None:
-        """`choices`: by problem, the words that may stand at each place of an answer."""
+        """`choices`: by problem, the words that may stand at each place of an answer.
+
+        `least`: steps that a deadline does not cut.
+        """
+        self.least = least
         self._config, self._tokenizer, self._skills = config, tokenizer, skills
         self._language = language
         self._rows: dict[str, list[TaughtAnswer]] = {}

@@ -31,7 +31,7 @@ from ratchet.learn.models import (
     small_llama,
     with_lora,
 )
-from ratchet.learn.objectives import Imitation, Pretraining, SkillTest
+from ratchet.learn.objectives import LEAST_STEPS, Imitation, Pretraining, SkillTest
 from ratchet.learn.replay import TextWindows
 from ratchet.learn.rollouts import Rollouts
 from ratchet.learn.tasks import LearnTask
@@ -121,6 +121,7 @@ def sft(
             None if left is None else time.monotonic() + left / (config.soup - place),
             _later(follow, place * config.steps),
             rollouts,
+            least=LEAST_STEPS // config.soup,
         )
         for name, one in done.policy.model.state_dict().items():
             if place == 0 or not one.is_floating_point():
@@ -151,13 +152,21 @@ def _taught(
     deadline: float | None,
     follow: Follow | None,
     rollouts: Rollouts | None,
+    *,
+    least: int = LEAST_STEPS,
 ) -> StageResult:
     model = with_lora(start.model, config.lora)
     language = language_of(config.answers, config.language)
     skills = SkillTest(tasks, language, start.tokenizer, rollouts)
     choices = {one.name: language.choices(one) for one in tasks}
     objective = Imitation(
-        corpus.examples, start.tokenizer, config, language=language, choices=choices, skills=skills
+        corpus.examples,
+        start.tokenizer,
+        config,
+        language=language,
+        choices=choices,
+        skills=skills,
+        least=least,
     )
     trained = _trained(model, start, base, objective, config, corpus, folder, deadline, follow)
     return _kept(config, model, start.tokenizer, "sft", corpus, folder, trained)
