@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ratchet.errors import MeasureError
@@ -111,6 +111,7 @@ def test_a_killed_run_measures_nothing_twice(tmp_path: Path) -> None:
     st.integers(2, 40),
     st.lists(st.tuples(st.integers(0, 39), st.floats(-1, 1)), min_size=1, max_size=30),
 )
+@example(2, [(0, 0.0)] * 5 + [(1, 0.0), (0, 0.0), (0, 0.0), (0, 0.75), (0, 0.0)])
 def test_the_posterior_is_a_distribution(count: int, probes: list[tuple[int, float]]) -> None:
     ends = [
         CommitPair(commit=count - 1, against=GOOD, value=0.1 + i / 100, reference=0.0)

@@ -35,6 +35,8 @@ SETTLED = 4
 """Times that pairs of an earlier run are weighed."""
 _CLIP = 4.0
 """Standard deviations beyond which a difference says no more."""
+_MOST_VARIANCE = 1e8
+"""Of a pair over that of most: it tells nothing then, and more of it ends in rounding."""
 _ROBUST_FROM = 8
 """Pairs from which the noise is known well enough to tell an outlier."""
 _SPEEDS = np.asarray([0.0, 0.02, 0.1, 0.5, 2.0, 10.0, 100.0, 1e4])
@@ -205,7 +207,7 @@ class CommitSearch:
         noise = 1.4826 * float(np.median(np.abs(difference - expected * mean)))
         limit = _CLIP * max(noise, _LEAST_NOISE * abs(mean), 1e-9)
         outside = difference - np.clip(difference, min(mean, 0.0), max(mean, 0.0))
-        return np.asarray(np.maximum(1.0, np.square(outside / limit)))
+        return np.asarray(np.clip(np.square(outside / limit), 1.0, _MOST_VARIANCE))
 
 
 def evidence(differences: Sequence[float], effect: Effect) -> float:
