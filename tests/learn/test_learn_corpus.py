@@ -14,6 +14,7 @@ import torch
 from simulated_bench import SMALL, tasks
 
 from ratchet.errors import LearnError
+from ratchet.learn.checkpoint import read_curve
 from ratchet.learn.corpus import COMPARED, KNOWN_WELL, Corpus, TaughtAnswer, build_corpus
 from ratchet.learn.forgetting import BaseMemory
 from ratchet.learn.languages import ScheduleLanguage, schedule_text
@@ -147,6 +148,8 @@ def test_a_soup_has_the_mean_weights_of_its_members_and_goes_on_after_a_kill(
     shutil.rmtree(tmp_path / "sft" / "member-2")
     (tmp_path / "sft" / "policy.json").unlink()
     assert all(torch.equal(one, whole[name]) for name, one in soup().items())
+    steps = [float(row["step"]) for row in read_curve(tmp_path / "sft")]
+    assert steps == [float(one) for one in range(12)]
     config = config.changed(soup=2)
     with pytest.raises(LearnError, match="has soup 3, and this one 2"):
         soup()

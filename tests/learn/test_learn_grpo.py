@@ -99,8 +99,10 @@ class RecordingLanguage(ScheduleLanguage):
     def __init__(self) -> None:
         self.again_prompts: list[str] = []
 
-    def again(self, task: LearnTask, answer: str, said: str, *, right: bool) -> str:
-        found = super().again(task, answer, said, right=right)
+    def again(
+        self, task: LearnTask, answer: str, said: str, *, right: bool, prompt: str = ""
+    ) -> str:
+        found = super().again(task, answer, said, right=right, prompt=prompt)
         self.again_prompts.append(found)
         return found
 
@@ -155,3 +157,46 @@ def test_a_jump_of_the_reward_is_judged_in_full(taught: Policy, full: str) -> No
         else:
             with pytest.raises(LearnError, match="a full verdict rejects"):
                 objective.work(taught.model, 0)
+
+
+def test_logs_of_a_few_answers_at_a_time_are_those_of_all(
+    taught: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of two lengths, limited and free answers: equal values, equal gradients."""
+    task, language = tasks()[0], ScheduleLanguage()
+    answers = [
+        one
+        for prompt in (language.prompt(task), "<task>\n<answer>")
+        for one in sample(
+            taught.model, taught.tokenizer, prompt, 3, most_tokens=9, choices=language.choices(task)
+        )
+    ]
+    answers[1] = replace(answers[1], allowed=())
+    pad = taught.tokenizer.pad_token_id
+
+    def told() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        taught.model.zero_grad()
+        logs, asked = answer_logs(taught.model, answers, pad)
+        assert float(asked.sum()) == sum(len(one.answer) for one in answers)
+        (logs * asked).sum().backward()
+        return logs * asked, [one.grad.clone() for one in taught.model.parameters()]
+
+    whole, slopes = told()
+    monkeypatch.setattr("ratchet.learn.sampling.MOST_LOGITS", 1)
+    few, own = told()
+    torch.testing.assert_close(few, whole)
+    for one, other in zip(own, slopes, strict=True):
+        torch.testing.assert_close(one, other)
+    with torch.no_grad():
+        torch.testing.assert_close(answer_logs(taught.model, answers, pad)[0] * (whole != 0), whole)
+
+
+def test_another_try_keeps_the_first_prompts_blur(taught: Policy) -> None:
+    language, config = RecordingLanguage(), CONFIG.changed(turns=2, problems=1, group=2, blur=0.6)
+    with ThreadPoolExecutor(1) as pool:
+        reinforcement(taught, SimulatedBench(), pool, language=language, config=config).work(
+            taught.model, 0
+        )
+    plain = {language.prompt(one) for one in tasks()}
+    begun = {one.rsplit("\n", 3)[0] for one in language.again_prompts}
+    assert begun and not begun & {one.rsplit("\n", 1)[0] for one in plain}

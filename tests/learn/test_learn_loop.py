@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+import torch
+from simulated_bench import SMALL, SimulatedBench, tasks
 
 from ratchet.learn.config import LearnConfig
+from ratchet.learn.corpus import Corpus
 from ratchet.learn.evaluate import Evaluation
-from ratchet.learn.loop import Loop
-from ratchet.learn.models import PolicyCard, read_card
+from ratchet.learn.grpo import NoReward
+from ratchet.learn.loop import Loop, LoopOptions
+from ratchet.learn.models import Policy, PolicyCard, load_policy, read_card
 from ratchet.learn.result import LearnReport, RoundRow
+from ratchet.learn.rollouts import TransformersRollouts
 from ratchet.report.learn_page import headline, render_learn_page
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
@@ -109,6 +116,47 @@ def test_a_new_policy_takes_its_place_once_its_round_is_noted(
     loop._put_in_place()
     assert read_card(tmp_path / "policy").stage == left
     assert not (tmp_path / "policy.new").exists()
+
+
+def test_a_round_whose_grpo_finds_no_reward_has_the_policy_of_its_sft(
+    material: Corpus, base_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil(config: LearnConfig, corpus: Corpus, start: Policy, *_: Any, **__: Any) -> None:
+        with torch.no_grad():
+            for one in start.model.parameters():
+                one.zero_()
+        raise NoReward("all rewards are zero")
+
+    seen: list[Policy] = []
+
+    def evaluated(self: Loop, policy: Policy) -> Evaluation:
+        seen.append(policy)
+        return evaluation(0.6)
+
+    monkeypatch.setattr("ratchet.learn.loop.grpo", spoil)
+    monkeypatch.setattr(Loop, "_write", lambda *_: None)
+    monkeypatch.setattr(Loop, "_corpus", lambda *_: material)
+    monkeypatch.setattr(Loop, "_evaluate", evaluated)
+    shutil.copytree(base_folder, tmp_path / "base")
+    options = LoopOptions(rounds=1, budget_s=60.0, train={}, unseen={})
+    judge: Any = SimpleNamespace(
+        ledger=SimpleNamespace(remember=lambda *_, **__: None), fingerprint=None
+    )
+    loop = Loop(
+        config=SMALL.changed(steps=4), options=options, judge=judge, out=tmp_path, show=show
+    )
+    loop._train, loop._bench = list(tasks()), SimulatedBench()  # type: ignore[assignment]
+    loop._rollouts = TransformersRollouts()
+    loop.rows = list(report(running=True).rounds[:1])
+    loop._round(1, load_policy(base_folder))
+    assert "GRPO stopped, all rewards are zero" in loop.notes[0]
+    kept = load_policy(tmp_path / "round-1" / "sft").model.state_dict()
+    found = seen[0].model.state_dict()
+    assert all(torch.equal(one, found[name]) for name, one in kept.items())
+
+
+def show(report: LearnReport, words: str) -> None:
+    """Show nothing."""
 
 
 def run(out: Path, ledger: Path) -> subprocess.Popen[str]:

@@ -214,7 +214,7 @@ def test_vllm_gives_one_greedy_answer(vllm: VllmRollouts, taught: Policy) -> Non
 @needs_vllm
 def test_a_prompt_that_vllm_cannot_read_is_one_line(vllm: VllmRollouts, taught: Policy) -> None:
     long = DrawRequest(prompt=PROMPTS[0] * 500, count=1, most_tokens=12)
-    with pytest.raises(LearnError, match="give --rollouts transformers") as told:
+    with pytest.raises(LearnError, match="or --rollouts transformers") as told:
         vllm.draw(taught.model, taught.tokenizer, [long])
     assert "\n" not in str(told.value)
 
@@ -237,3 +237,15 @@ def test_grpo_learns_from_what_vllm_draws(
     rewards = [float(row["reward"]) for row in read_curve(folder)]
     assert len(rewards) == 20
     assert sum(rewards[-5:]) > sum(rewards[:5])
+
+
+@needs_vllm
+def test_an_engine_with_other_weights_is_found_out(vllm: VllmRollouts, taught: Policy) -> None:
+    (drawn,) = vllm.draw(taught.model, taught.tokenizer, requests()[:1])
+    vllm._checked = False
+    with torch.no_grad():
+        for one in taught.model.parameters():
+            one.add_(0.5 * torch.randn_like(one))
+    with pytest.raises(LearnError, match="nats from the model's"):
+        vllm._check(taught.model, taught.tokenizer, drawn)
+    vllm._check(taught.model, taught.tokenizer, drawn)  # once is enough

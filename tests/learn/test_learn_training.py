@@ -13,7 +13,7 @@ from ratchet.errors import LearnError
 from ratchet.learn.checkpoint import STATE, read_curve
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import Corpus
-from ratchet.learn.models import Policy, load_policy
+from ratchet.learn.models import Policy, load_policy, with_lora
 from ratchet.learn.replay import TextWindows
 from ratchet.learn.stages import MOVED, StageResult, grpo, moved_back, sft
 
@@ -206,3 +206,37 @@ def test_a_policy_that_forgot_too_much_takes_a_part_of_the_round(
         found.append((most, share))
     assert found[0][1] < 1.0
     assert torch.equal(weights(done.policy), after)
+
+
+def test_a_run_goes_on_with_another_engine_but_not_with_another_seed(
+    material: Corpus, base_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(Killed):
+        run_sft(SMALL, folder, material, base_folder, killing(6))
+    done = run_sft(SMALL.changed(rollouts="transformers"), folder, material, base_folder)
+    assert done.trained.steps == SMALL.steps
+    assert SMALL.is_same_run(SMALL.changed(rollouts="vllm", rollout_memory=0.2))
+    assert not SMALL.is_same_run(SMALL.changed(seed=1))
+    with pytest.raises(LearnError, match="has seed 0, and this one 1"):
+        run_sft(SMALL.changed(seed=1), folder, material, base_folder)
+
+
+def test_a_device_that_is_not_there_is_one_line(base_folder: Path) -> None:
+    for name in ("gpu", "cuda:77"):
+        with pytest.raises(LearnError, match=f"device '{name}' cannot be used: give cpu"):
+            load_policy(base_folder, device=name)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+def test_the_seed_decides_the_adapters(base_folder: Path) -> None:
+    pytest.importorskip("peft")
+
+    def adapters(seed: int) -> list[torch.Tensor]:
+        torch.rand(seed + 3)  # whatever else drew before
+        model = with_lora(load_policy(base_folder).model, 2, seed=seed)
+        return [one for name, one in model.named_parameters() if "lora_A" in name]
+
+    first, again, other = adapters(1), adapters(1), adapters(2)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))

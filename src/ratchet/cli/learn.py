@@ -504,7 +504,7 @@ def _opened(
     from ratchet.report.learn_progress import told
 
     rows: list[dict[str, float | str]] = []
-    tell = told(stage, config.steps)
+    tell = told(stage, config.steps * (config.soup if stage == "sft" else 1))
 
     def follow(name: str, row: dict[str, float | str]) -> None:
         rows.append(row)
@@ -558,7 +558,7 @@ def _start(start: Path, base: Path, config: LearnConfig) -> tuple[Policy, Policy
     from ratchet.learn.models import load_policy
 
     return (
-        load_policy(start, device=config.device, training=True),
+        load_policy(start, device=config.device, training=True, lora=config.lora),
         load_policy(base, device=config.device),
     )
 

@@ -27,6 +27,8 @@ SIZES: Final[dict[str, tuple[int, int]]] = {
 """Width and layers of the small Llama; the name is about its number of parameters."""
 WIDE: Final = (0.25, 16.0)
 """Speed-ups between which rewards in training tell answers apart."""
+ENGINE: Final = ("rollouts", "rollout_memory")
+"""Settings that a run may go on with others of: who draws answers, not which."""
 LARGEST_SEED: Final = 2**32 - 1
 
 
@@ -169,6 +171,11 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
         """
         return self.changed(cap=WIDE[1], floor=WIDE[0]) if self.learns_against_eager else self
 
+    def is_same_run(self, other: LearnConfig) -> bool:
+        """Return whether a run of this config may go on with another one."""
+        engine = {name: getattr(self, name) for name in ENGINE}
+        return other.changed(**engine) == self
+
     def rows(self) -> list[tuple[str, str]]:
         """Return every setting with its value, for people."""
         return [(one, str(value)) for one, value in msgspec.to_builtins(self).items()]
@@ -216,7 +223,7 @@ def same_config(folder: Path, config: LearnConfig) -> None:
         kept = msgspec.convert(json.loads(path.read_text()), LearnConfig)
     except (ValueError, msgspec.ValidationError, OSError) as error:
         raise LearnError(f"{str(path)!r} is no config of a run: give another --out") from error
-    names = [field for field in kept.__struct_fields__ if field != "steps"]
+    names = [field for field in kept.__struct_fields__ if field not in ("steps", *ENGINE)]
     other = [one for one in names if getattr(kept, one) != getattr(config, one)]
     if other:
         name = other[0]

@@ -220,8 +220,7 @@ class Reinforcement:
 
     def _draw(self, model: Any, task: LearnTask, step: int, attempt: int) -> Draft:
         place = f"{self._config.seed} {task.key} {step} {attempt}"
-        source = random.Random(f"{place} blur")
-        prompt = self._language.blurred(self._language.prompt(task), self._config.blur, source)
+        prompt = self._first_prompt(task, place)
         request = self._request(task, prompt, self._config.group, attempt, place)
         (answers,) = self._rollouts.draw(model, self._tokenizer, [request])
         return self._asked(task, answers)
@@ -230,14 +229,20 @@ class Reinforcement:
         self, model: Any, task: LearnTask, step: int, attempt: int, before: Sequence[Draft]
     ) -> Draft:
         """Return another try at each answer of the last turn, with the judge's words on it."""
-        place = f"{self._config.seed} {task.key} {step} {attempt} turn {len(before)}"
+        begun = f"{self._config.seed} {task.key} {step} {attempt}"
+        place, first = f"{begun} turn {len(before)}", self._first_prompt(task, begun)
         last = before[-1]
         requests = []
         for at, (one, said) in enumerate(zip(last.answers, last.future.result(), strict=True)):
-            prompt = self._language.again(task, one.text, said_of(said), right=said.is_right)
+            words, right = said_of(said), said.is_right
+            prompt = self._language.again(task, one.text, words, right=right, prompt=first)
             requests.append(self._request(task, prompt, 1, attempt, f"{place} {at}"))
         drawn = self._rollouts.draw(model, self._tokenizer, requests)
         return self._asked(task, [one for (one,) in drawn])
+
+    def _first_prompt(self, task: LearnTask, place: str) -> str:
+        source = random.Random(f"{place} blur")
+        return self._language.blurred(self._language.prompt(task), self._config.blur, source)
 
     def _request(
         self, task: LearnTask, prompt: str, count: int, attempt: int, place: str

@@ -47,8 +47,13 @@ class AnswerLanguage(Protocol):
         """Return the text that a model continues."""
         ...
 
-    def again(self, task: LearnTask, answer: str, said: str, *, right: bool) -> str:
-        """Return the prompt for another try after `answer`, of which the judge said `said`."""
+    def again(
+        self, task: LearnTask, answer: str, said: str, *, right: bool, prompt: str = ""
+    ) -> str:
+        """Return the prompt for another try after `answer`, of which the judge said `said`.
+
+        `prompt`: the first one, if it was blurred.
+        """
         ...
 
     def blurred(self, prompt: str, share: float, source: random.Random) -> str:
@@ -108,9 +113,11 @@ class ScheduleLanguage:
         """Return the sizes of a problem and of its loops, and its choices, in about 60 words."""
         return f"{TASK} {loop_summary(task)}\n{ANSWER}"
 
-    def again(self, task: LearnTask, answer: str, said: str, *, right: bool) -> str:
+    def again(
+        self, task: LearnTask, answer: str, said: str, *, right: bool, prompt: str = ""
+    ) -> str:
         """Return the problem again, with the last answer alone and the judge's words on it."""
-        return f"{self.prompt(task)}{answer}\n{JUDGED} {said[:MOST_SAID]}\n{ANSWER}"
+        return f"{prompt or self.prompt(task)}{answer}\n{JUDGED} {said[:MOST_SAID]}\n{ANSWER}"
 
     def blurred(self, prompt: str, share: float, source: random.Random) -> str:
         """Return the prompt with a share of its sizes left out, and as many moved by one."""
@@ -143,7 +150,9 @@ class SourceLanguage:
         """Return the agent's prompt for a first draft, as one text."""
         return "\n".join(content for _, content in agent_messages(task, self._language)) + "\n"
 
-    def again(self, task: LearnTask, answer: str, said: str, *, right: bool) -> str:
+    def again(
+        self, task: LearnTask, answer: str, said: str, *, right: bool, prompt: str = ""
+    ) -> str:
         """Return the agent's prompt with the last try, and the judge's evidence on it."""
         from ratchet.authors.agent.prompt import MOST_SOURCE, Parent
 

@@ -10,7 +10,7 @@ import itertools
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +21,7 @@ from ratchet.authors.search.author import SearchAuthor
 from ratchet.errors import LearnError
 from ratchet.files import write_whole
 from ratchet.learn.bench import JudgeOutcome, PolicyKernel, ScreeningBench
+from ratchet.learn.checkpoint import STATE as CHECKPOINT
 from ratchet.learn.checkpoint import Row
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import Corpus, build_corpus, write_corpus
@@ -42,6 +43,7 @@ from ratchet.learn.result import LearnReport, RoundRow
 from ratchet.learn.rollouts import Rollouts, open_rollouts
 from ratchet.learn.stages import (
     StageResult,
+    finished,
     grpo,
     is_whole,
     moved_back,
@@ -226,7 +228,7 @@ class Loop:
         corpus = self._corpus()
         folder = self.out / "round-0" / "sft"
         # The base stays as it is: what is forgotten is measured against it.
-        start = load_policy(self.out / "base", device=self.config.device, training=True)
+        start = self._start()
         done = sft(
             self._within("sft", steps=self.config.steps),
             corpus,
@@ -248,18 +250,21 @@ class Loop:
         self._write(share_s * EACH["write"], number)
         corpus = self._corpus()
         folder = self.out / f"round-{number}"
-        start = load_policy(self.out / "base", device=self.config.device, training=True)
-        taught = sft(
-            self._within("sft", steps=self.config.steps, number=number),
-            corpus,
-            start,
-            base,
-            self._train,
-            folder / "sft",
-            deadline=self._until(share_s * EACH["sft"]),
-            follow=self._follow(f"round {number}: sft"),
-            rollouts=self._rollouts,
-        )
+        if (folder / "grpo" / CHECKPOINT).exists() and is_whole(folder / "sft"):
+            # A loop that was killed within GRPO goes on from the policy that GRPO began with.
+            taught = finished(folder / "sft", device=self.config.device)
+        else:
+            taught = sft(
+                self._within("sft", steps=self.config.steps, number=number),
+                corpus,
+                self._start(),
+                base,
+                self._train,
+                folder / "sft",
+                deadline=self._until(share_s * EACH["sft"]),
+                follow=self._follow(f"round {number}: sft"),
+                rollouts=self._rollouts,
+            )
         try:
             done = grpo(
                 self._within("grpo", steps=10_000, number=number, replay=self._replayed()),
@@ -274,7 +279,9 @@ class Loop:
                 rollouts=self._rollouts,
             )
         except NoReward as error:
-            done = taught
+            # GRPO has changed that model: take it as SFT wrote it.
+            kept = load_policy(folder / "sft", device=self.config.device)
+            done = replace(taught, policy=kept)
             self.notes.append(f"round {number}: GRPO stopped, {error}")
         done = self._moved_back(number, done, base, corpus)
         found = self._evaluate(done.policy)
@@ -295,6 +302,11 @@ class Loop:
         else:
             why = f"reward {found.reward:.3f} is above {standing.reward:.3f}"
             self._keep(done, why, found, corpus, began, before, kept=True)
+
+    def _start(self) -> Policy:
+        """Return the base model once more, to train."""
+        folder, config = self.out / "base", self.config
+        return load_policy(folder, device=config.device, training=True, lora=config.lora)
 
     def _moved_back(
         self, number: int, done: StageResult, base: Policy, corpus: Corpus
@@ -491,7 +503,7 @@ class Loop:
             raise LearnError(
                 f"{str(path)!r} is damaged: remove it, or give another --out"
             ) from error
-        if config != self.config:
+        if not config.is_same_run(self.config):
             raise LearnError(
                 f"the loop in {str(self.out)!r} was begun with other options: give the same, or "
                 "another --out"

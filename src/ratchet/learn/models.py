@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,24 +97,28 @@ def small_llama(config: LearnConfig, tokenizer: Any) -> Any:
                 eos_token_id=tokenizer.eos_token_id,
                 pad_token_id=tokenizer.pad_token_id,
             )
-        ).to(config.device)
+        ).to(check_device(config.device))
     fit_threads(model)
     return model
 
 
-def load_model(name: str, *, device: str = "cpu", training: bool = True) -> tuple[Any, Any]:
+def load_model(
+    name: str, *, device: str = "cpu", training: bool = False, lora: int = 0
+) -> tuple[Any, Any]:
     """Return a causal language model and its tokenizer, by name or folder.
 
     Raises:
-        LearnError: there is no such model, it does not fit in memory, or they do not match.
+        LearnError: there is no such model or device, it does not fit in memory, or model and
+            tokenizer do not match.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     quiet()
     what = f"the model {name!r}"
     try:
+        place = check_device(device)
         shape = AutoConfig.from_pretrained(name)
-        _check_memory(shape, what, device, training)
+        _check_memory(shape, what, place, training=training, lora=lora)
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
         model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
     except (OSError, ValueError, KeyError, ImportError) as error:
@@ -128,29 +133,56 @@ def load_model(name: str, *, device: str = "cpu", training: bool = True) -> tupl
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     fit_threads(model)
-    return model.to(device), tokenizer
+    return model.to(place), tokenizer
 
 
-def _check_memory(shape: Any, what: str, device: str, training: bool) -> None:
+def check_device(name: str) -> torch.device:
+    """Return the device of that name.
+
+    Raises:
+        LearnError: it is unknown, or not there.
+    """
+    try:
+        found = torch.device(name)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        there = torch.cuda.device_count()
+        rule = f"cpu, or cuda:0 to cuda:{there - 1}" if there else "cpu: torch sees no GPU here"
+        raise LearnError(f"device {name!r} cannot be used: give {rule}") from error
+    return found
+
+
+def _check_memory(
+    shape: Any, what: str, device: torch.device, *, training: bool, lora: int
+) -> None:
+    """Raise if the weights, and what training holds of each, do not fit; adapters are small."""
     import psutil
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         count = sum(one.numel() for one in AutoModelForCausalLM.from_config(shape).parameters())
-    needed = count * (TRAINED_BYTES if training else 4)
-    if device == "cpu":
+    needed = count * (TRAINED_BYTES if training and not lora else 4)
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()  # what torch holds and does not use counts as free
+        there = torch.cuda.mem_get_info(device)[0]
+    elif device.type == "cpu":
         there = psutil.virtual_memory().available
     else:
-        there = torch.cuda.mem_get_info(device)[0]
+        return
     if needed > there:
+        other = "" if lora or not training else ", or --lora 16"
         raise LearnError(
             f"{what} of {count / 1e9:.1f} billion parameters needs about {needed / 2**30:.0f} GiB "
-            f"and {there / 2**30:.0f} are free: give a smaller model, or --lora 16"
+            f"and {there / 2**30:.0f} are free: give a smaller model{other}"
         )
 
 
-def with_lora(model: Any, rank: int) -> Any:
-    """Return the model with LoRA's adapters on every linear layer, which alone are trained."""
+def with_lora(model: Any, rank: int, *, seed: int = 0) -> Any:
+    """Return the model with LoRA's adapters on every linear layer, which alone are trained.
+
+    The seed decides the adapters' first weights.
+    """
     if rank == 0:
         return model
     try:
@@ -162,7 +194,9 @@ def with_lora(model: Any, rank: int) -> Any:
     shape = LoraConfig(
         r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM"
     )
-    return get_peft_model(model, shape)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return get_peft_model(model, shape)
 
 
 def save_policy(folder: Path, policy: Policy) -> None:
@@ -194,14 +228,18 @@ def save_policy(folder: Path, policy: Policy) -> None:
         ) from error
 
 
-def load_policy(folder: Path, *, device: str = "cpu", training: bool = False) -> Policy:
+def load_policy(
+    folder: Path, *, device: str = "cpu", training: bool = False, lora: int = 0
+) -> Policy:
     """Return the policy of a folder that `ratchet learn` wrote.
+
+    `training`: there must be memory to train it, or adapters of rank `lora` on it.
 
     Raises:
         LearnError: it is no such folder.
     """
     card = read_card(folder)
-    model, tokenizer = load_model(str(folder), device=device, training=training)
+    model, tokenizer = load_model(str(folder), device=device, training=training, lora=lora)
     return Policy(model=model, tokenizer=tokenizer, card=card)
 
 

@@ -16,11 +16,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
+import torch
 from torch import Tensor
 
 from ratchet.errors import LearnError
 from ratchet.learn.config import LearnConfig
-from ratchet.learn.sampling import Sampled, allowed_tokens, read_answer, sample
+from ratchet.learn.sampling import (
+    Sampled,
+    allowed_tokens,
+    answer_logs,
+    drawn_logs,
+    read_answer,
+    sample,
+)
 
 IN_PROCESS: Final = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # so that it can read the policy's tensors
@@ -30,6 +38,10 @@ ADAPTERS: Final = "peft_config"
 """What a model with LoRA's adapters has."""
 QUIET: Final = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1"}
 """Set unless the user did: no log but errors; on a CPU 1 GiB for keys and values."""
+
+
+FAR: Final = 0.5
+"""Nats a token by which an engine that has the model's weights never differs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +109,7 @@ class VllmRollouts:
         self._engine: Any = None
         self._model: Any = None
         self._versions: tuple[int, ...] = ()
+        self._checked = False
 
     def draw(
         self, model: Any, tokenizer: Any, requests: Sequence[DrawRequest]
@@ -110,12 +123,15 @@ class VllmRollouts:
             return self._plain.draw(model, tokenizer, requests)
         try:
             self._take(model)
-            return self._drawn(tokenizer, requests)
+            found = self._drawn(tokenizer, requests)
         except Exception as error:  # the bases of its errors are others in each version
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise LearnError(
-                f"vLLM cannot draw this model's answers ({reason}): give --rollouts transformers"
+                f"vLLM cannot draw this model's answers ({reason}): give another "
+                "--rollout-memory, or --rollouts transformers"
             ) from error
+        self._check(model, tokenizer, [one for own in found for one in own if one.logs])
+        return found
 
     def close(self) -> None:
         """Free the engine and its memory."""
@@ -137,10 +153,27 @@ class VllmRollouts:
         held = None if self._model is None else self._model()
         if held is model and versions == self._versions:
             return
-        pairs = list(plain_weights(model))
-        self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": pairs})
+        weights = {"weights_iterator": plain_weights(model)}
+        self._engine.collective_rpc("reload_weights", kwargs=weights)
         self._engine.reset_prefix_cache()
         self._model, self._versions = weakref.ref(model), versions
+
+    def _check(self, model: Any, tokenizer: Any, answers: Sequence[Sampled]) -> None:
+        """Raise if the engine draws from other weights than the model's: tried once.
+
+        vLLM only warns of weights that it did not find.
+        """
+        if self._checked or not answers:
+            return
+        self._checked = True
+        with torch.no_grad():
+            own, asked = answer_logs(model, answers[:1], tokenizer.pad_token_id, as_drawn=True)
+        gap = float(((drawn_logs(own, answers[:1]) - own).abs() * asked).sum() / asked.sum())
+        if not gap < FAR:
+            raise LearnError(
+                f"vLLM's log-probabilities are {gap:.2f} nats from the model's: it does not read "
+                "this kind of model's weights, so give --rollouts transformers"
+            )
 
     def _drawn(self, tokenizer: Any, requests: Sequence[DrawRequest]) -> list[list[Sampled]]:
         from vllm import SamplingParams
@@ -221,7 +254,10 @@ def _engine(model: Any, memory: float, seed: int) -> Any:
     os.environ.update(IN_PROCESS)
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    on_cpu = next(model.parameters()).device.type == "cpu"
+    place = next(model.parameters()).device
+    if place.index:
+        raise ValueError(f"it takes the first GPU and not {place}: set CUDA_VISIBLE_DEVICES")
+    on_cpu = place.type == "cpu"
     plain = model.get_base_model() if hasattr(model, ADAPTERS) else model
     shape = copy.deepcopy(plain.config)
     shape.architectures = [type(plain).__name__]
@@ -236,6 +272,7 @@ def _engine(model: Any, memory: float, seed: int) -> Any:
             skip_tokenizer_init=True,  # it gets tokens and returns tokens
             dtype="float32" if on_cpu else "bfloat16",
             enforce_eager=on_cpu,
+            max_model_len=-1,  # as many tokens as fit
             gpu_memory_utilization=memory,
             logprobs_mode="processed_logprobs",  # those at the temperature that it draws with
             seed=seed,

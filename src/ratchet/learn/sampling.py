@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+MOST_LOGITS: Final = 1 << 28
+"""Logits that are in memory at once: 1 GiB in float32, and a few times that in the backward."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,26 +120,56 @@ def answer_logs(
 ) -> tuple[Tensor, Tensor]:
     """Return each answer token's log-probability and which are tokens, [answers, length] both.
 
-    Where an answer was drawn among some tokens alone, these share the probability. `as_drawn`: at
-    the temperature that each answer was drawn at, in place of 1.
+    The length is from the shortest prompt's end to the longest answer's. Where an answer was drawn
+    among some tokens alone, these share the probability. `as_drawn`: at the temperature that each
+    answer was drawn at, in place of 1. Answers whose logits would take much memory together go
+    through the model a few at a time, and again in the backward pass.
     """
     place = next(model.parameters()).device
     ids = padded([one.prompt + one.answer for one in answers], pad).to(place)
     whole = padded([[1] * (len(one.prompt) + len(one.answer)) for one in answers], 0).to(place)
+    first = min(len(one.prompt) for one in answers) - 1  # logits tell of the token after theirs
     asked = padded([[0] * len(one.prompt) + [1] * len(one.answer) for one in answers], 0)
-    logits = model(input_ids=ids, attention_mask=whole).logits[:, :-1].float()
-    barred = torch.zeros_like(logits, dtype=torch.bool)
-    for row, one in enumerate(answers):
-        first = len(one.prompt) - 1  # logits tell of the token after theirs
-        for at, tokens in enumerate(one.allowed[: len(one.answer)], start=first):
-            barred[row, at] = True
-            barred[row, at, list(tokens)] = False
-    logits = logits.masked_fill(barred, -torch.inf)
+    asked = asked[:, first + 1 :].to(place).float()
+
+    def part(rows: slice) -> Tensor:
+        logits = _last_logits(model, ids[rows], whole[rows], first)
+        return _token_logs(logits, ids[rows, first + 1 :], answers[rows], first, as_drawn)
+
+    each = max(1, MOST_LOGITS // max(1, (ids.shape[1] - first) * model.config.vocab_size))
+    if each >= len(answers):
+        return part(slice(None)), asked
+    parts = [slice(at, at + each) for at in range(0, len(answers), each)]
+    if torch.is_grad_enabled():
+        return torch.cat([checkpoint(part, one, use_reentrant=False) for one in parts]), asked
+    return torch.cat([part(one) for one in parts]), asked
+
+
+def _last_logits(model: Any, ids: Tensor, whole: Tensor, first: int) -> Tensor:
+    """Return the logits from place `first` on, but for the last one, [rows, places, words]."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    keep = ids.shape[1] - first
+    takes = "logits_to_keep" in inspect.signature(base.forward).parameters
+    more = {"logits_to_keep": keep} if takes else {}
+    logits: Tensor = model(input_ids=ids, attention_mask=whole, **more).logits
+    return logits[:, -keep:-1].float()
+
+
+def _token_logs(
+    logits: Tensor, tokens: Tensor, answers: Sequence[Sampled], first: int, as_drawn: bool
+) -> Tensor:
+    if any(one.allowed for one in answers):
+        barred = torch.zeros_like(logits, dtype=torch.bool)
+        for row, one in enumerate(answers):
+            begin = len(one.prompt) - 1 - first
+            for at, among in enumerate(one.allowed[: len(one.answer)], start=begin):
+                barred[row, at] = True
+                barred[row, at, list(among)] = False
+        logits = logits.masked_fill(barred, -torch.inf)
     if as_drawn:
-        heat = torch.tensor([one.temperature for one in answers], device=place)
+        heat = torch.tensor([one.temperature for one in answers], device=logits.device)
         logits = logits / heat[:, None, None]
-    logs = F.log_softmax(logits, dim=-1).gather(-1, ids[:, 1:, None])[..., 0]
-    return logs, asked[:, 1:].to(place).float()
+    return F.log_softmax(logits, dim=-1).gather(-1, tokens[..., None])[..., 0]
 
 
 def drawn_logs(logs: Tensor, answers: Sequence[Sampled]) -> Tensor:
@@ -144,8 +179,9 @@ def drawn_logs(logs: Tensor, answers: Sequence[Sampled]) -> Tensor:
     update divides by are the probabilities that an answer was drawn with.
     """
     found = logs.clone()
+    shortest = min(len(one.prompt) for one in answers)
     for row, one in enumerate(answers):
         if one.logs:
-            first = len(one.prompt) - 1
+            first = len(one.prompt) - shortest
             found[row, first : first + len(one.logs)] = torch.tensor(one.logs).to(found)
     return found

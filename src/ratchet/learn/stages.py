@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ratchet.errors import LearnError
 from ratchet.learn.bench import Bench
+from ratchet.learn.checkpoint import Curve, read_curve
 from ratchet.learn.config import LARGEST_SEED, LearnConfig
 from ratchet.learn.corpus import Corpus
 from ratchet.learn.forgetting import BaseMemory
@@ -64,7 +65,7 @@ def pretrain(
 ) -> StageResult:
     """Return a base model: the small Llama trained on the corpus's text, or the named one as is."""
     if config.model:
-        model, tokenizer = load_model(config.model, device=config.device)
+        model, tokenizer = load_model(config.model, device=config.device)  # nothing is trained
         trained = Trained(steps=0, stopped="done", replay=0.0, forgetting=0.0, spent_s=0.0)
         return _kept(config, model, tokenizer, "base", corpus, folder, trained)
     tokenizer = _tokenizer(config, corpus, folder)
@@ -108,9 +109,12 @@ def sft(
     open_folder(folder, config)
     mean: dict[str, Tensor] = {}
     ends: list[Trained] = []
+    curve = Curve(folder)
+    model: Any = None
     for place in range(config.soup):
         own = config.changed(seed=(config.seed + MEMBER * place) % LARGEST_SEED, soup=1)
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        model = None  # of the member before: a GPU need not hold both
         done = _taught(
             own,
             corpus,
@@ -123,13 +127,16 @@ def sft(
             rollouts,
             least=LEAST_STEPS // config.soup,
         )
-        for name, one in done.policy.model.state_dict().items():
+        model = done.policy.model
+        for name, one in model.state_dict().items():
             if place == 0 or not one.is_floating_point():
-                mean[name] = one.clone()
+                mean[name] = one.to("cpu", copy=True)
             else:
-                mean[name].lerp_(one, 1 / (place + 1))
+                mean[name].lerp_(one.cpu(), 1 / (place + 1))
         ends.append(done.trained)
-    model = done.policy.model
+        del done
+        for row in read_curve(folder / f"member-{place}"):
+            curve.add(row | {"step": place * config.steps + int(float(row["step"]))})
     model.load_state_dict(mean)
     held_out = TextWindows(corpus.held_out, start.tokenizer, config.context)
     trained = Trained(
@@ -155,7 +162,7 @@ def _taught(
     *,
     least: int = LEAST_STEPS,
 ) -> StageResult:
-    model = with_lora(start.model, config.lora)
+    model = with_lora(start.model, config.lora, seed=config.seed)
     language = language_of(config.answers, config.language)
     skills = SkillTest(tasks, language, start.tokenizer, rollouts)
     choices = {one.name: language.choices(one) for one in tasks}
@@ -194,7 +201,7 @@ def grpo(
     rollouts: Rollouts | None = None,
 ) -> StageResult:
     """Return a policy that learned from the judge's answers on its own kernels."""
-    model = with_lora(start.model, config.lora)
+    model = with_lora(start.model, config.lora, seed=config.seed)
     language = language_of(config.answers, config.language)
     skills = SkillTest(tasks, language, start.tokenizer, rollouts)
     with ThreadPoolExecutor(1) as pool:
@@ -305,6 +312,20 @@ def _kept(
     save_policy(folder, policy)
     if hasattr(model, "merge_and_unload"):  # what comes next starts from whole weights
         policy = load_policy(folder, device=config.device)
+    return StageResult(policy=policy, trained=trained, folder=folder)
+
+
+def finished(folder: Path, *, device: str) -> StageResult:
+    """Return the stage whose policy is in a folder, as its card tells of it."""
+    policy = load_policy(folder, device=device)
+    figures = policy.card.figures
+    trained = Trained(
+        steps=int(figures["steps"]),
+        stopped="done",
+        replay=figures["replay"],
+        forgetting=figures["forgetting"],
+        spent_s=figures["spent_s"],
+    )
     return StageResult(policy=policy, trained=trained, folder=folder)
 
 

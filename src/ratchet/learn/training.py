@@ -132,7 +132,13 @@ def train(
                 stopped = "budget"
                 break
             row: Row = {"step": step, "replay": debt.share}
-            row |= _step(model, optimizer, objective, config, step, text, debt)
+            try:
+                row |= _step(model, optimizer, objective, config, step, text, debt)
+            except torch.OutOfMemoryError as error:
+                raise LearnError(
+                    f"step {step} does not fit in the GPU's memory: give a smaller --batch, "
+                    "--group or --rollout-memory, or --lora 16; the last checkpoint is whole"
+                ) from error
             progress.step = step + 1
             if memory is not None and (progress.step % config.measure_every == 0 or step == 0):
                 kept = memory.measure(model)
