@@ -18,7 +18,7 @@ from ratchet.learn.evaluate import Wanted, evaluate, policy_drawer, random_drawe
 from ratchet.learn.grpo import Judging, Reinforcement
 from ratchet.learn.languages import ScheduleLanguage
 from ratchet.learn.models import Policy
-from ratchet.learn.sampling import answer_logs, sample
+from ratchet.learn.sampling import DrawRequest, answer_logs, sample
 from ratchet.learn.stages import grpo
 from ratchet.learn.tasks import LearnTask
 
@@ -44,15 +44,14 @@ def test_grpo_finds_what_is_fast(
 def test_a_model_that_learned_nothing_draws_among_the_choices(base: Policy) -> None:
     """Nothing but the choices of a problem can be drawn, and they share the probability."""
     task, language = tasks()[0], ScheduleLanguage()
-    drawn = sample(
-        base.model,
-        base.tokenizer,
-        language.prompt(task),
-        8,
+    request = DrawRequest(
+        prompt=language.prompt(task),
+        count=8,
         most_tokens=language.most_tokens,
         seed=1,
         choices=language.choices(task),
     )
+    drawn = sample(base.model, base.tokenizer, request)
     assert all(language.read(task, one.text).kernel is not None for one in drawn)
     assert len({one.text for one in drawn}) > 1
     logs, asked = answer_logs(base.model, drawn, base.tokenizer.pad_token_id)
@@ -168,7 +167,9 @@ def test_logs_of_a_few_answers_at_a_time_are_those_of_all(
         one
         for prompt in (language.prompt(task), "<task>\n<answer>")
         for one in sample(
-            taught.model, taught.tokenizer, prompt, 3, most_tokens=9, choices=language.choices(task)
+            taught.model,
+            taught.tokenizer,
+            DrawRequest(prompt=prompt, count=3, most_tokens=9, choices=language.choices(task)),
         )
     ]
     answers[1] = replace(answers[1], allowed=())

@@ -19,13 +19,12 @@ from ratchet.learn.languages import ScheduleLanguage
 from ratchet.learn.models import Policy, with_lora
 from ratchet.learn.objectives import SkillTest
 from ratchet.learn.rollouts import (
-    DrawRequest,
     TransformersRollouts,
     VllmRollouts,
     open_rollouts,
     plain_weights,
 )
-from ratchet.learn.sampling import Sampled, answer_logs, drawn_logs
+from ratchet.learn.sampling import DrawRequest, Sampled, answer_logs, drawn_logs
 from ratchet.learn.stages import grpo
 from ratchet.learn.tasks import LearnTask
 

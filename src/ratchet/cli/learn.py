@@ -92,7 +92,7 @@ def corpus(
     """Collect what to learn from: the ledger's kernels, the generator's triples, and text."""
     config = _config(answers=answers, language=language, seed=seed)
     train, held = _split(families, unseen, per_family, seed)
-    from ratchet.learn.files import check_out
+    from ratchet.learn.checkpoint import check_out
 
     check_out(out)
     import msgspec
@@ -402,7 +402,8 @@ def loop(
         **({"language": language} | _emulated(target)),
     )  # fmt: skip
     train, held = _split(families, unseen, per_family, seed)
-    from ratchet.learn.files import check_out, refresh_page, write_report
+    from ratchet.learn.checkpoint import check_out
+    from ratchet.learn.files import refresh_page, write_report
 
     check_out(out)
     from ratchet.authors.fleet import check_ledger, open_judge
@@ -494,8 +495,8 @@ def _opened(
     out: Path, corpus: Path | None, config: LearnConfig, stage: str
 ) -> tuple[Corpus, Callable[[str, dict[str, float | str]], None]]:
     """Return the corpus, and what follows the run: a line, and a page that is written again."""
+    from ratchet.learn.checkpoint import check_out
     from ratchet.learn.corpus import read_corpus
-    from ratchet.learn.files import check_out
 
     found = read_corpus(corpus or out.parent / "corpus")
     check_out(out)

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from ratchet.errors import LearnError
+from ratchet.files import why_not_new_folder
 
 STATE, CURVE = "checkpoint.pt", "curve.jsonl"
 Row = dict[str, float | str]
@@ -28,6 +29,22 @@ class RunState:
     owed: float = 0.0
     notes: dict[str, Any] = field(default_factory=dict)
     """Of the objective: plain data."""
+
+
+def check_out(folder: Path) -> None:
+    """Create a run's folder.
+
+    Raises:
+        LearnError: it cannot be.
+    """
+    why = why_not_new_folder(folder)
+    if not why:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return
+        except OSError as error:
+            why = f"cannot be created ({error.strerror})"
+    raise LearnError(f"the folder {str(folder)!r} {why}: give another --out")
 
 
 def save_checkpoint(folder: Path, model: Any, optimizer: Any, progress: RunState) -> None:
@@ -81,14 +98,7 @@ def load_checkpoint(folder: Path, model: Any, optimizer: Any) -> RunState | None
             owed=float(state["owed"]),
             notes=json.loads(state["notes"]),
         )
-    except (
-        OSError,
-        RuntimeError,
-        KeyError,
-        ValueError,
-        EOFError,
-        pickle.UnpicklingError,
-    ) as error:
+    except (OSError, RuntimeError, KeyError, ValueError, EOFError, pickle.PickleError) as error:
         raise LearnError(
             f"the checkpoint {str(path)!r} is damaged or another model's: remove it to start anew"
         ) from error

@@ -17,7 +17,8 @@ import msgspec
 
 from ratchet.authors.knowledge.index import index_path, open_index
 from ratchet.errors import LearnError, WorkloadError
-from ratchet.files import why_not_new_folder, write_whole
+from ratchet.files import write_whole
+from ratchet.learn.checkpoint import check_out
 from ratchet.learn.datasets import dataset_documents
 from ratchet.learn.languages import AnswerLanguage, schedule_text
 from ratchet.learn.loops import loop_summary
@@ -160,11 +161,8 @@ def build_corpus(
 
 def write_corpus(folder: Path, corpus: Corpus) -> None:
     """Write a corpus's folder; its card last."""
-    why = why_not_new_folder(folder)
-    if why:
-        raise LearnError(f"the folder {str(folder)!r} {why}: give another --out")
+    check_out(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         lines = b"".join(msgspec.json.encode(one) + b"\n" for one in corpus.examples)
         write_whole(folder / EXAMPLES, lines)
         rows = [

@@ -12,7 +12,6 @@ from typing import Final
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
 from ratchet.learn.bench import Bench, JudgeOutcome, PolicyKernel, judge_answers
@@ -21,7 +20,8 @@ from ratchet.learn.grpo import is_fast, read_candidate
 from ratchet.learn.languages import language_of
 from ratchet.learn.models import Policy
 from ratchet.learn.rewards import reward_of
-from ratchet.learn.rollouts import DrawRequest, Rollouts, TransformersRollouts
+from ratchet.learn.rollouts import Rollouts, TransformersRollouts
+from ratchet.learn.sampling import DrawRequest
 from ratchet.learn.tasks import LearnTask
 
 RESAMPLES: Final = 1000
@@ -209,12 +209,7 @@ def _interval(values: Sequence[float], seed: int) -> tuple[float, float]:
     """Return the 95 % interval of the mean, by drawing problems again."""
     if not values:
         return 0.0, 0.0
-    low, high = np.quantile(_resampled_means(values, seed), [0.025, 0.975])
-    return float(low), float(high)
-
-
-def _resampled_means(values: Sequence[float], seed: int) -> NDArray[np.float64]:
     own = np.asarray(values, dtype=np.float64)
     drawn = np.random.default_rng(seed).integers(0, len(own), size=(RESAMPLES, len(own)))
-    means: NDArray[np.float64] = own[drawn].mean(axis=1)
-    return means
+    low, high = np.quantile(own[drawn].mean(axis=1), [0.025, 0.975])
+    return float(low), float(high)

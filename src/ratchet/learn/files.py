@@ -8,27 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ratchet.errors import LearnError
-from ratchet.files import why_not_new_folder, write_whole
+from ratchet.files import write_whole
 from ratchet.learn.result import LearnReport
 
 Render = Callable[[LearnReport], str]
 RESULT, PAGE = "result.json", "report.html"
-
-
-def check_out(folder: Path) -> None:
-    """Create a run's folder.
-
-    Raises:
-        LearnError: it cannot be.
-    """
-    why = why_not_new_folder(folder)
-    if not why:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            return
-        except OSError as error:
-            why = f"cannot be created ({error.strerror})"
-    raise LearnError(f"the folder {str(folder)!r} {why}: give another --out")
 
 
 def write_report(report: LearnReport, folder: Path, render: Render) -> dict[str, str]:

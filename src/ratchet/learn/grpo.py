@@ -23,8 +23,8 @@ from ratchet.learn.config import LearnConfig
 from ratchet.learn.languages import AnswerLanguage
 from ratchet.learn.objectives import SkillTest
 from ratchet.learn.rewards import advantages, credits, is_dead, is_jump, noise_of, reward_of, shared
-from ratchet.learn.rollouts import DrawRequest, Rollouts, TransformersRollouts
-from ratchet.learn.sampling import Sampled, answer_logs, drawn_logs
+from ratchet.learn.rollouts import Rollouts, TransformersRollouts
+from ratchet.learn.sampling import DrawRequest, Sampled, answer_logs, drawn_logs
 from ratchet.learn.tasks import LearnTask
 from ratchet.learn.training import StepWork
 

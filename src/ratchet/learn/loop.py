@@ -10,7 +10,7 @@ import itertools
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -227,12 +227,10 @@ class Loop:
         began, before = self.spent_s, self._bench.judged
         corpus = self._corpus()
         folder = self.out / "round-0" / "sft"
-        # The base stays as it is: what is forgotten is measured against it.
-        start = self._start()
         done = sft(
             self._within("sft", steps=self.config.steps),
             corpus,
-            start,
+            self._start(),
             base,
             self._train,
             folder,
@@ -280,31 +278,24 @@ class Loop:
             )
         except NoReward as error:
             # GRPO has changed that model: take it as SFT wrote it.
-            kept = load_policy(folder / "sft", device=self.config.device)
-            done = replace(taught, policy=kept)
+            done = finished(folder / "sft", device=self.config.device)
             self.notes.append(f"round {number}: GRPO stopped, {error}")
         done = self._moved_back(number, done, base, corpus)
         found = self._evaluate(done.policy)
         standing = next(one.evaluation for one in reversed(self.rows) if one.kept)
-        forgot = done.trained.forgetting
-        if forgot > self.config.max_forgetting:
-            why = f"it forgot {forgot:.3f} nats, more than {self.config.max_forgetting:g}"
-            self._keep(done, why, found, corpus, began, before, kept=False)
+        kept, why = False, f"reward {found.reward:.3f} is above {standing.reward:.3f}"
+        if done.trained.forgetting > self.config.max_forgetting:
+            why = f"it forgot {done.trained.forgetting:.3f} nats, more than {self.config.max_forgetting:g}"
         elif found.reward <= standing.reward:
             why = f"reward {found.reward:.3f} is not above {standing.reward:.3f}"
-            self._keep(done, why, found, corpus, began, before, kept=False)
         elif least_rise(standing, found) <= 0.0:
-            why = (
-                f"reward {found.reward:.3f} is above {standing.reward:.3f}, but not on enough of "
-                "the problems to be sure"
-            )
-            self._keep(done, why, found, corpus, began, before, kept=False)
+            why += ", but not on enough of the problems to be sure"
         else:
-            why = f"reward {found.reward:.3f} is above {standing.reward:.3f}"
-            self._keep(done, why, found, corpus, began, before, kept=True)
+            kept = True
+        self._keep(done, why, found, corpus, began, before, kept=kept)
 
     def _start(self) -> Policy:
-        """Return the base model once more, to train."""
+        """Return the base model once more, to train: what is forgotten is measured against it."""
         folder, config = self.out / "base", self.config
         return load_policy(folder, device=config.device, training=True, lora=config.lora)
 
@@ -493,13 +484,7 @@ class Loop:
             self.rows = msgspec.convert(state["rows"], list[RoundRow])
             self.curves = state["curves"]
             self._before_s = float(state["spent_s"])
-        except (
-            OSError,
-            KeyError,
-            TypeError,
-            msgspec.DecodeError,
-            msgspec.ValidationError,
-        ) as error:
+        except (OSError, KeyError, TypeError, msgspec.DecodeError) as error:
             raise LearnError(
                 f"{str(path)!r} is damaged: remove it, or give another --out"
             ) from error

@@ -15,13 +15,24 @@ from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import TaughtAnswer
 from ratchet.learn.languages import AnswerLanguage
 from ratchet.learn.replay import TextWindows
-from ratchet.learn.rollouts import DrawRequest, Rollouts, TransformersRollouts
-from ratchet.learn.sampling import Sampled, allowed_tokens, answer_logs
+from ratchet.learn.rollouts import Rollouts, TransformersRollouts
+from ratchet.learn.sampling import DrawRequest, Sampled, allowed_tokens, answer_logs
 from ratchet.learn.tasks import LearnTask
 from ratchet.learn.training import StepWork, text_loss
 
 
-class Pretraining:
+class DrawnFromSeed:
+    """A part of an objective that keeps no state: every step is drawn anew from the seed."""
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take back nothing."""
+
+
+class Pretraining(DrawnFromSeed):
     """Predicting the next token of text."""
 
     stage = "pretrain"
@@ -39,20 +50,13 @@ class Pretraining:
         """Return nothing: the held-out loss is measured by the loop."""
         return {}
 
-    def state(self) -> dict[str, Any]:
-        """Return nothing: every step is drawn anew from the seed."""
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take back nothing."""
-
 
 LEAST_STEPS: Final = 100
 LEAST_LIKELY: Final = -3.0
 """Logarithm of a token's probability below which a slow answer is not made less likely."""
 
 
-class Imitation:
+class Imitation(DrawnFromSeed):
     """Writing the answers of a corpus (SFT). The loss is on the answers, not on their prompts.
 
     Each problem comes equally often. An answer's part of the loss is multiplied by its worth; one
@@ -113,13 +117,6 @@ class Imitation:
     def measure(self, model: Any) -> dict[str, float]:
         """Return the skills."""
         return {} if self._skills is None else self._skills.measure(model)
-
-    def state(self) -> dict[str, Any]:
-        """Return nothing: every step is drawn anew from the seed."""
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take back nothing."""
 
 
 class SkillTest:

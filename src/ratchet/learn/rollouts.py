@@ -13,7 +13,7 @@ import tempfile
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 from ratchet.errors import LearnError
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.sampling import (
+    DrawRequest,
     Sampled,
     allowed_tokens,
     answer_logs,
@@ -42,18 +43,6 @@ QUIET: Final = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1"}
 
 FAR: Final = 0.5
 """Nats a token by which an engine that has the model's weights never differs."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DrawRequest:
-    """A prompt to answer; see `sample` for what the parts mean."""
-
-    prompt: str
-    count: int
-    most_tokens: int
-    temperature: float = 1.0
-    seed: int = 0
-    choices: Sequence[Sequence[str]] = ()
 
 
 class Rollouts(Protocol):
@@ -77,19 +66,7 @@ class TransformersRollouts:
         self, model: Any, tokenizer: Any, requests: Sequence[DrawRequest]
     ) -> list[list[Sampled]]:
         """Return the answers to each request."""
-        return [
-            sample(
-                model,
-                tokenizer,
-                one.prompt,
-                one.count,
-                most_tokens=one.most_tokens,
-                temperature=one.temperature,
-                seed=one.seed,
-                choices=one.choices,
-            )
-            for one in requests
-        ]
+        return [sample(model, tokenizer, one) for one in requests]
 
     def close(self) -> None:
         """Give back nothing."""
@@ -105,7 +82,6 @@ class VllmRollouts:
     def __init__(self, *, memory: float, seed: int = 0) -> None:
         """`memory`: the share of the GPU's memory that vLLM takes."""
         self._memory, self._seed = memory, seed
-        self._plain = TransformersRollouts()
         self._engine: Any = None
         self._model: Any = None
         self._versions: tuple[int, ...] = ()
@@ -120,7 +96,7 @@ class VllmRollouts:
             LearnError: vLLM cannot run this model, or a prompt is longer than it can read.
         """
         if any(allowed_tokens(tokenizer, one.choices) for one in requests):
-            return self._plain.draw(model, tokenizer, requests)
+            return TransformersRollouts().draw(model, tokenizer, requests)
         try:
             self._take(model)
             found = self._drawn(tokenizer, requests)
@@ -235,11 +211,8 @@ def open_rollouts(config: LearnConfig) -> Rollouts:
         LearnError: vLLM is asked for and not installed.
     """
     there = importlib.util.find_spec("vllm") is not None
-    wanted = config.rollouts
-    if wanted == "auto":
-        on_gpu = config.device != "cpu" and config.answers == "source"
-        wanted = "vllm" if there and on_gpu else "transformers"
-    if wanted == "transformers":
+    fits = there and config.device != "cpu" and config.answers == "source"
+    if config.rollouts == "transformers" or (config.rollouts == "auto" and not fits):
         return TransformersRollouts()
     if not there:
         raise LearnError(

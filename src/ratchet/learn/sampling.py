@@ -33,27 +33,31 @@ class Sampled:
     was drawn with the weights that are trained."""
 
 
-@torch.no_grad()
-def sample(
-    policy: Any,
-    tokenizer: Any,
-    prompt: str,
-    count: int,
-    *,
-    most_tokens: int,
-    temperature: float = 1.0,
-    seed: int = 0,
-    choices: Sequence[Sequence[str]] = (),
-) -> list[Sampled]:
-    """Return `count` answers; the seed decides them. A temperature of 0 is greedy.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrawRequest:
+    """A prompt to answer `count` times; the seed decides the answers.
 
-    With `choices`, the words that may stand at each place, the model draws among these alone. A
-    tokenizer that has no token of its own for each word leaves the model free.
+    A temperature of 0 is greedy, and gives one answer. With `choices`, the words that may stand at
+    each place, the model draws among these alone. A tokenizer that has no token of its own for each
+    word leaves the model free.
     """
-    ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)["input_ids"]
+
+    prompt: str
+    count: int
+    most_tokens: int
+    temperature: float = 1.0
+    seed: int = 0
+    choices: Sequence[Sequence[str]] = ()
+
+
+@torch.no_grad()
+def sample(policy: Any, tokenizer: Any, request: DrawRequest) -> list[Sampled]:
+    """Return the answers to a request, drawn with transformers."""
+    temperature = request.temperature
+    ids = tokenizer(request.prompt, return_tensors="pt", add_special_tokens=False)["input_ids"]
     place = next(policy.parameters()).device
     ids = ids.to(place)
-    allowed = allowed_tokens(tokenizer, choices)
+    allowed = allowed_tokens(tokenizer, request.choices)
     length = ids.shape[1]
 
     def next_tokens(_: int, so_far: Tensor) -> list[int]:
@@ -62,12 +66,12 @@ def sample(
     training = policy.training
     policy.eval()
     with torch.random.fork_rng(devices=[] if place.type == "cpu" else [place]):
-        torch.manual_seed(seed)
+        torch.manual_seed(request.seed)
         drawn = policy.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
-            max_new_tokens=most_tokens,
-            num_return_sequences=count if temperature > 0 else 1,
+            max_new_tokens=request.most_tokens,
+            num_return_sequences=request.count if temperature > 0 else 1,
             do_sample=temperature > 0,
             # A model's own settings for generation would draw from other probabilities than those
             # that `answer_logs` gives.

@@ -22,7 +22,7 @@ from ratchet.errors import LearnError, RatchetError
 from ratchet.judge.api import as_problem
 from ratchet.learn.evaluate import policy_drawer
 from ratchet.learn.models import Policy
-from ratchet.learn.sampling import sample
+from ratchet.learn.sampling import DrawRequest, sample
 from ratchet.learn.tasks import LearnTask, task_of
 
 HOST: Final = "127.0.0.1"
@@ -119,15 +119,14 @@ class Answerer:
             )
         else:
             prompt = "\n".join(one.content for one in call.messages) + "\n"
-        (found,) = sample(
-            self._policy.model,
-            tokenizer,
-            prompt,
-            1,
+        request = DrawRequest(
+            prompt=prompt,
+            count=1,
             most_tokens=min(call.max_tokens or 2048, 8192),
             temperature=1.0 if call.temperature is None else call.temperature,
             seed=self._source.getrandbits(31) if call.seed is None else call.seed,
         )
+        (found,) = sample(self._policy.model, tokenizer, request)
         return ChatAnswer(
             text=found.text,
             prompt_tokens=len(found.prompt),

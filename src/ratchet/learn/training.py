@@ -21,6 +21,7 @@ from ratchet.learn.checkpoint import (
     Curve,
     Row,
     RunState,
+    check_out,
     load_checkpoint,
     save_checkpoint,
 )
@@ -190,13 +191,8 @@ def open_folder(folder: Path, config: LearnConfig) -> None:
     Raises:
         LearnError: the folder has a run of another config, or cannot be written.
     """
-    from ratchet.files import why_not_new_folder
-
-    why = why_not_new_folder(folder)
-    if why:
-        raise LearnError(f"the folder {str(folder)!r} {why}: give another --out")
+    check_out(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         same_config(folder, config)
         write_config(folder, config)
     except OSError as error:
