@@ -213,10 +213,9 @@ class Loop:
         folder = self.out / "base"
         if is_whole(folder):
             return load_policy(folder, device=self.config.device)
-        corpus = self._corpus()
         done = pretrain(
             self._within("base", steps=20_000),
-            corpus,
+            self._corpus(),
             folder,
             deadline=self._until(FIRST["pretrain"] * self.options.budget_s),
             follow=self._follow("base"),
@@ -283,9 +282,10 @@ class Loop:
         done = self._moved_back(number, done, base, corpus)
         found = self._evaluate(done.policy)
         standing = next(one.evaluation for one in reversed(self.rows) if one.kept)
+        forgot = done.trained.forgetting
         kept, why = False, f"reward {found.reward:.3f} is above {standing.reward:.3f}"
-        if done.trained.forgetting > self.config.max_forgetting:
-            why = f"it forgot {done.trained.forgetting:.3f} nats, more than {self.config.max_forgetting:g}"
+        if forgot > self.config.max_forgetting:
+            why = f"it forgot {forgot:.3f} nats, more than {self.config.max_forgetting:g}"
         elif found.reward <= standing.reward:
             why = f"reward {found.reward:.3f} is not above {standing.reward:.3f}"
         elif least_rise(standing, found) <= 0.0:
