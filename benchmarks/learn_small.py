@@ -323,14 +323,17 @@ def _searches(
         if not _leaders(alone) or not _leaders(seeded):
             continue
         known = _again(task, [*_leaders(alone), *_leaders(seeded)], benches)
-        goal = 0.98 * known[_leaders(alone)[-1][1].kernel.hash]
+        result = known[_leaders(alone)[-1][1].kernel.hash]
+        if not result:  # no screening of it gave a time
+            continue
+        goal = 0.98 * result
         rewards = [reward_of(said, config) for _, said in alone]
         rows.append(
             {
                 "problem": task.name,
                 "alone": _reached(alone, known, goal),
                 "seeded": _reached(seeded, known, goal),
-                "result_alone": known[_leaders(alone)[-1][1].kernel.hash],
+                "result_alone": result,
                 "result_seeded": known[_leaders(seeded)[-1][1].kernel.hash],
                 "mean_reward_alone": statistics.fmean([one for one in rewards if one is not None]),
             }

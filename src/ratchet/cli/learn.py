@@ -43,19 +43,19 @@ from ratchet.cli.learn_options import (
     Turns,
     Unseen,
 )
-from ratchet.errors import LearnError
+from ratchet.cli.learn_stage import (
+    corpus_tasks,
+    deadline,
+    finish,
+    open_bench_and_engine,
+    opened,
+    start_policies,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ratchet.learn.bench import ScreeningBench
     from ratchet.learn.config import LearnConfig
-    from ratchet.learn.corpus import Corpus
-    from ratchet.learn.models import Policy
     from ratchet.learn.result import LearnReport
-    from ratchet.learn.rollouts import Rollouts
-    from ratchet.learn.stages import StageResult
-    from ratchet.learn.tasks import LearnTask, Names
+    from ratchet.learn.tasks import Names
 
 OUT = Path("ratchet-learn")
 
@@ -146,11 +146,11 @@ def pretrain(
         model=model, size=size, steps=steps, batch=batch, context=context, rate=rate, seed=seed,
         device=device,
     )  # fmt: skip
-    material, follow = _opened(out, corpus, config, "pretrain")
+    material, follow = opened(out, corpus, config, "pretrain")
     from ratchet.learn.stages import pretrain as run
 
-    _finished(
-        run(config, material, out, deadline=_deadline(minutes), follow=follow), config, out, as_json
+    finish(
+        run(config, material, out, deadline=deadline(minutes), follow=follow), config, out, as_json
     )
 
 
@@ -185,20 +185,20 @@ def sft(
         on_forgetting=on_forgetting, rollouts=rollouts, rollout_memory=rollout_memory,
         device=device, seed=seed,
     )  # fmt: skip
-    material, follow = _opened(out, corpus, config, "sft")
+    material, follow = opened(out, corpus, config, "sft")
     from contextlib import closing
 
     from ratchet.learn.rollouts import open_rollouts
     from ratchet.learn.stages import sft as run
 
-    policy, base = _start(start, start, config)
-    tasks = _tasks_of(material, config)
+    policy, base = start_policies(start, start, config)
+    tasks = corpus_tasks(material, config)
     with closing(open_rollouts(config)) as engine:
         done = run(
-            config, material, policy, base, tasks, out, deadline=_deadline(minutes),
+            config, material, policy, base, tasks, out, deadline=deadline(minutes),
             follow=follow, rollouts=engine,
         )  # fmt: skip
-    _finished(done, config, out, as_json)
+    finish(done, config, out, as_json)
 
 
 @commands.command()
@@ -244,18 +244,18 @@ def grpo(
         on_forgetting=on_forgetting, rollouts=rollouts, rollout_memory=rollout_memory,
         device=device, seed=seed, **_emulated(target),
     )  # fmt: skip
-    material, follow = _opened(out, corpus, config, "grpo")
+    material, follow = opened(out, corpus, config, "grpo")
     from ratchet.learn.stages import grpo as run
 
-    policy, known = _start(start, base or start, config)
+    policy, known = start_policies(start, base or start, config)
     config = config.changed(answers=policy.card.answers, language=policy.card.language)
-    tasks = _tasks_of(material, config)
-    for bench, engine in _bench(ledger, fleet, config):
+    tasks = corpus_tasks(material, config)
+    with open_bench_and_engine(ledger, fleet, config) as (bench, engine):
         done = run(
-            config, material, policy, known, tasks, bench, out, deadline=_deadline(minutes),
+            config, material, policy, known, tasks, bench, out, deadline=deadline(minutes),
             follow=follow, rollouts=engine,
         )  # fmt: skip
-        _finished(done, config, out, as_json)
+        finish(done, config, out, as_json)
 
 
 @commands.command(name="eval")
@@ -292,7 +292,7 @@ def evaluate(
     config = config.changed(answers=policy.card.answers, language=policy.card.language)
     tasks = make_tasks(held, language=config.language)
     wanted = judged.Wanted(answers=answers, seed=seed)
-    for bench, engine in _bench(ledger, fleet, config):
+    with open_bench_and_engine(ledger, fleet, config) as (bench, engine):
         drawers = {"policy": judged.policy_drawer(policy, rollouts=engine)}
         if random:
             drawers["random"] = judged.random_drawer
@@ -301,8 +301,7 @@ def evaluate(
             for name, one in drawers.items()
         }
         if as_json:
-            print_json({name: msgspec.to_builtins(one) for name, one in found.items()})
-            continue
+            return print_json({name: msgspec.to_builtins(one) for name, one in found.items()})
         for name, one in found.items():
             print(
                 f"{name}: {one.answers} answers to {len(one.problems)} problems; "
@@ -489,113 +488,3 @@ def _split(
         given = TRAINED if families is None else tuple(one for one in families.split(",") if one)
         trained = tuple(one for one in given if families is not None or one not in held)
     return split_names(trained, held, per_family, seed)
-
-
-def _opened(
-    out: Path, corpus: Path | None, config: LearnConfig, stage: str
-) -> tuple[Corpus, Callable[[str, dict[str, float | str]], None]]:
-    """Return the corpus, and what follows the run: a line, and a page that is written again."""
-    from ratchet.learn.checkpoint import check_out
-    from ratchet.learn.corpus import read_corpus
-
-    found = read_corpus(corpus or out.parent / "corpus")
-    check_out(out)
-    from ratchet.learn.files import refresh_page
-    from ratchet.report.learn_page import render_learn_page
-    from ratchet.report.learn_progress import told
-
-    rows: list[dict[str, float | str]] = []
-    tell = told(stage, config.steps * (config.soup if stage == "sft" else 1))
-
-    def follow(name: str, row: dict[str, float | str]) -> None:
-        rows.append(row)
-        if tell(row):
-            report = _report(name, config, rows, running=True)
-            refresh_page(report, out, render_learn_page)
-
-    return found, follow
-
-
-def _report(
-    stage: str, config: LearnConfig, rows: list[dict[str, float | str]], *, running: bool
-) -> LearnReport:
-    from ratchet.cli.write import _command
-    from ratchet.learn.result import LearnReport
-
-    return LearnReport(
-        title=f"learn {stage}",
-        command=_command(),
-        running=running,
-        config=config.rows(),
-        curves={stage: rows},
-    )
-
-
-def _finished(done: StageResult, config: LearnConfig, out: Path, as_json: bool) -> None:
-    from ratchet.learn.checkpoint import read_curve
-    from ratchet.learn.files import write_report
-    from ratchet.report.learn_page import render_learn_page
-
-    stage, trained = done.policy.card.stage, done.trained
-    report = _report(stage, config, read_curve(out), running=False)
-    paths = write_report(report, out, render_learn_page)
-    if as_json:
-        from dataclasses import asdict
-
-        return print_json(
-            {"policy": str(out), "stage": stage, **asdict(trained), "paths": paths,
-             "config": dict(config.rows())}
-        )  # fmt: skip
-    print(" ".join(f"{name}={value}" for name, value in config.rows()))
-    ended = {"done": "all steps done", "budget": "its time is over"}
-    print(
-        f"{stage}: {trained.steps} steps, {ended.get(trained.stopped, 'it forgot too much')}; "
-        f"forgot {trained.forgetting:.3f} nats, replay {trained.replay:.1%}\n"
-        f"policy: {out}\npage:   {paths['page']}"
-    )
-
-
-def _start(start: Path, base: Path, config: LearnConfig) -> tuple[Policy, Policy]:
-    from ratchet.learn.models import load_policy
-
-    return (
-        load_policy(start, device=config.device, training=True, lora=config.lora),
-        load_policy(base, device=config.device),
-    )
-
-
-def _tasks_of(material: Corpus, config: LearnConfig) -> list[LearnTask]:
-    from ratchet.learn.tasks import make_tasks
-
-    return make_tasks(material.card.train, language=config.language)
-
-
-def _bench(
-    ledger: str | None, fleet: str, config: LearnConfig
-) -> Iterator[tuple[ScreeningBench, Rollouts]]:
-    """Yield the judge as a source of rewards and what draws answers, once, and close both."""
-    from contextlib import closing
-
-    from ratchet.authors.choices import parse_fleet
-    from ratchet.authors.fleet import check_ledger, open_judge
-    from ratchet.learn.emulated import open_bench
-    from ratchet.learn.rollouts import open_rollouts
-
-    machines = parse_fleet(fleet)
-    check_ledger(machines, ledger)
-    with (
-        open_judge(ledger, machines) as judge,
-        closing(open_rollouts(config)) as engine,
-        closing(open_bench(judge, config)) as bench,
-    ):
-        yield bench, engine
-
-
-def _deadline(minutes: float | None) -> float | None:
-    import time
-
-    if minutes is None:
-        return None
-    if minutes <= 0:
-        raise LearnError(f"--minutes {minutes:g} is no time: give more than 0")
-    return time.monotonic() + 60 * minutes
