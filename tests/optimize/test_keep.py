@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from ratchet.measure.estimate import Floor
 from ratchet.measure.samples import Sample
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn.baseline import Baseline
+from ratchet.optimize.turn.budget import ProofPlan
 from ratchet.optimize.turn.climb import Climb
 from ratchet.optimize.turn.keep import Found, keep, roles
-from ratchet.optimize.turn.prove import TWIN, Proof
+from ratchet.optimize.turn.prove import TWIN, Proof, prove
 from ratchet.optimize.turn.prove_kernels import ProvenKernels
 from ratchet.optimize.turn.result import Change, LossResult
 from ratchet.workloads.config import StepConfig
@@ -172,6 +174,41 @@ def test_an_arm_of_one_launch_is_undecided() -> None:
     found = replace(found, samples=tuple(late))
     assert found.speedup("as_written", "ratchet").answer == "undecided"
     assert found.speedup("best_compile", "ratchet").answer == "faster"
+
+
+def test_launches_of_a_killed_run_that_lack_an_arm_say_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The plan has room for all arms, and the remembered launches had fewer."""
+    arms = {
+        "as_written": WRITTEN,
+        "best_compile": BF16_RIVAL,
+        "best_compile_same": RIVAL,
+        "same_arithmetic": SAME,
+        "ratchet": BEST,
+    }
+    short = {"as_written": 1.5, "best_compile": 1.0, "ratchet": 0.5}
+    done = [
+        {
+            "samples": [asdict(one) for one in proof(arms, short).samples if one.launch == launch],
+            "descriptions": {},
+            "setup_s": {},
+        }
+        for launch in range(3)
+    ]
+    plan = ProofPlan(roles=tuple(arms), launches=3, omissions=())
+    monkeypatch.setattr("ratchet.optimize.turn.prove.plan_proof", lambda *_, **__: plan)
+    monkeypatch.setattr("ratchet.optimize.turn.prove._launches", lambda *_: done)
+    turn: Any = SimpleNamespace(
+        close_arms=lambda: None,
+        costs=None,
+        left_s=lambda: 100.0,
+        settings=SimpleNamespace(launches=3),
+    )
+    found = prove(turn, arms, rival="best_compile")
+    assert found is not None and set(found.arms) == set(short)
+    assert not found.is_faster("same_arithmetic", "best_compile_same")
+    assert found.is_faster("ratchet", "best_compile")
 
 
 def test_a_whole_turn_keeps_only_what_helps(tmp_path: Path) -> None:

@@ -122,8 +122,10 @@ def prove(turn: Turn, arms: dict[str, Candidate], *, rival: str) -> Proof | None
         what = f"{plan.launches - len(done)} of {turn.settings.launches} launches of the final run"
         turn.leave_out(what, "the budget ended before them")
     samples = [Sample(**sample) for payload in done for sample in payload["samples"]]
+    # Launches that the ledger remembers of a killed run may have had fewer arms, all of them.
+    seen = {sample.arm for sample in samples}
     return Proof(
-        arms=distinct,
+        arms={role: one for role, one in distinct.items() if role in seen},
         samples=tuple(samples),
         descriptions={role: told for one in done for role, told in one["descriptions"].items()},
         setup_s=done[0]["setup_s"],
