@@ -32,8 +32,9 @@ def summary(result: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of one turn as one flat object."""
     arms = {arm["key"]: arm for arm in result["arms"]}
 
-    def ratio(name: str) -> dict[str, float]:
-        return {key: round(result["speedup"][name][key], 4) for key in ("ratio", "low", "high")}
+    def ratio(name: str) -> dict[str, float] | None:
+        found = result["speedup"][name]
+        return found and {key: round(found[key], 4) for key in ("ratio", "low", "high")}
 
     return {
         "workload": result["workload"],
@@ -41,6 +42,7 @@ def summary(result: dict[str, Any]) -> dict[str, Any]:
         "vs_best_compile": ratio("vs_compile"),
         "vs_eager_fp32": ratio("vs_written"),
         "vs_best_compile_same_arithmetic": ratio("vs_compile_same_arithmetic"),
+        "not_measured": result["not_measured"],
         "best_compile": result["best_compile"],
         "hardware": result["device"],
         "versions": result["versions"],

@@ -139,12 +139,13 @@ def arm_bars(arms: Sequence[ArmResult]) -> tuple[Bar, ...]:
     )
 
 
-def forest(changes: Sequence[Change], floor: Mapping[str, float]) -> Forest | None:
+def forest(changes: Sequence[Change], floor: Mapping[str, float] | None) -> Forest | None:
     """Put each change's effect on a common logarithmic axis; None if none was timed alone."""
     timed = [change for change in changes if change.ratio is not None]
     if not timed:
         return None
-    floor_low, floor_high = floor.get("low", 1.0), floor.get("high", 1.0)
+    known = floor or {}
+    floor_low, floor_high = known.get("low", 1.0), known.get("high", 1.0)
     ends = [_ends(change) for change in timed]
     scale = around([1.0, floor_low, floor_high, *(e for pair in ends for e in pair)], log=True)
     return Forest(

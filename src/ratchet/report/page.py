@@ -78,8 +78,9 @@ class Tile:
 def tiles(result: OptimizeResult) -> tuple[Tile, ...]:
     """Return the tiles of the comparisons that were made."""
     found = []
-    for key, answer in words.answers_of(result).items():
-        speedup = result.speedup[key]
+    answers = words.answers_of(result)
+    for key, speedup in words.compared(result).items():
+        answer = answers[key]
         decided = answer in words.DECIDED
         interval = f"95 % interval {words.show_interval(speedup.low, speedup.high)}"
         measured = f"{words.show_ratio(speedup.ratio)}, {interval}"

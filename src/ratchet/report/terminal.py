@@ -21,6 +21,7 @@ from ratchet.report.words import (
     floor_words,
     headline,
     limit_words,
+    rival_words,
     show_bytes,
     show_rate,
     show_share,
@@ -97,15 +98,15 @@ def _turn_words(result: OptimizeResult) -> str:
 def _print_comparisons(out: Console, result: OptimizeResult) -> None:
     floor = result.floor
     out.print()
-    out.print(f"torch.compile's best here: {result.best_compile}.")
+    out.print(rival_words(result))
     rows = {
         "vs_written": "Ratchet",
         "vs_compile": "Ratchet",
         "vs_compile_same_arithmetic": "Ratchet, arithmetic kept",
     }
     for key, who in rows.items():
-        if key in result.speedup:
-            out.print(f"{who}: {speedup_words(result.speedup[key], AGAINST[key], floor)}.")
+        if (speedup := result.speedup.get(key)) is not None:
+            out.print(f"{who}: {speedup_words(speedup, AGAINST[key], floor)}.")
     out.print(floor_words(floor))
     if (drift := drift_words(result)) is not None:
         out.print(drift)

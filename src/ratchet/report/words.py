@@ -114,7 +114,7 @@ def _digits(value: float) -> str:
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
-def speedup_words(speedup: StepSpeedup, against: str, floor: Mapping[str, float]) -> str:
+def speedup_words(speedup: StepSpeedup, against: str, floor: Mapping[str, float] | None) -> str:
     """Describe one comparison as a clause that includes its interval."""
     answer = answer_of(speedup, floor)
     if answer == "same":
@@ -133,8 +133,8 @@ def headline(result: OptimizeResult) -> str:
             f"Nothing was proven faster than a step of {workload} as written, so it stays as it is."
         )
     clauses = {
-        key: _clause(result.speedup[key], answer, AGAINST[key])
-        for key, answer in answers.items()
+        key: _clause(speedup, answers[key], AGAINST[key])
+        for key, speedup in compared(result).items()
         if key in ("vs_compile", "vs_written")
     }
     if not clauses:
@@ -148,12 +148,24 @@ def headline(result: OptimizeResult) -> str:
 
 def answers_of(result: OptimizeResult) -> dict[str, str]:
     """Return the answers of the comparisons that were made, the one with torch.compile first."""
-    found, floor = result.speedup, result.floor
+    return {key: answer_of(one, result.floor) for key, one in compared(result).items()}
+
+
+def compared(result: OptimizeResult) -> dict[str, StepSpeedup]:
+    """Return the comparisons that were made, the one with torch.compile first."""
     order = ("vs_compile", "vs_written", "vs_compile_same_arithmetic")
-    return {key: answer_of(found[key], floor) for key in order if key in found}
+    found = ((key, result.speedup.get(key)) for key in order)
+    return {key: one for key, one in found if one is not None}
 
 
-def answer_of(speedup: StepSpeedup, floor: Mapping[str, float]) -> str:
+def rival_words(result: OptimizeResult) -> str:
+    """Name the rival, and the modes of torch.compile that were not timed."""
+    missing = [one.title for one in result.rivals if one.step_time_s is None]
+    said = f"torch.compile's best here: {result.best_compile}."
+    return f"{said} Not timed: {'; '.join(missing)}." if missing else said
+
+
+def answer_of(speedup: StepSpeedup, floor: Mapping[str, float] | None) -> str:
     """Return the comparison's answer: `same` for one step, `undecided` inside the floor."""
     if speedup.ratio == speedup.low == speedup.high == 1.0:
         return "same"
@@ -162,11 +174,16 @@ def answer_of(speedup: StepSpeedup, floor: Mapping[str, float]) -> str:
 
 
 def is_decided(
-    ratio: float | None, low: float | None, high: float | None, floor: Mapping[str, float]
+    ratio: float | None,
+    low: float | None,
+    high: float | None,
+    floor: Mapping[str, float] | None,
 ) -> bool:
     """Return True if the interval excludes 1 and the ratio is outside the A/A floor."""
     if ratio is None or low is None or high is None or low <= 1.0 <= high:
         return False
+    if floor is None:
+        return True
     return not floor.get("low", 1.0) <= ratio <= floor.get("high", 1.0)
 
 
@@ -183,9 +200,9 @@ def drift_words(result: OptimizeResult) -> str | None:
     """Describe drift if a step's own time varies far more than the measured ratios, else None."""
     answers = answers_of(result)
     widths = {
-        key: _width(result.speedup[key].low, result.speedup[key].high)
-        for key, answer in answers.items()
-        if answer != "same"
+        key: _width(one.low, one.high)
+        for key, one in compared(result).items()
+        if answers[key] != "same"
     }
     arms = {arm.key: arm for arm in result.arms}
     drifted: dict[float, str] = {}
@@ -252,9 +269,9 @@ def compile_words(cost: CompileCost) -> str:
     return f"{extra} and recovers that after {steps:,} step{'' if steps == 1 else 's'}."
 
 
-def floor_words(floor: Mapping[str, float]) -> str:
+def floor_words(floor: Mapping[str, float] | None) -> str:
     """Describe how much two runs of the same thing differ here."""
-    if "low" not in floor or "high" not in floor:
+    if floor is None or "low" not in floor or "high" not in floor:
         return "No A/A floor was measured."
     interval = show_interval(floor["low"], floor["high"])
     return (

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -64,6 +65,8 @@ class ArmProcess:
         self.paused = False
         self.steps = 0
         """Steps that this process was asked to run."""
+        self.identity = ""
+        """A name of this process that no other has, on any machine."""
         self._began_s = 0.0
         self._child: Child | None = None
         self._asked: dict[str, Any] = {}
@@ -94,7 +97,7 @@ class ArmProcess:
 
     def begin_start(self) -> None:
         """Start the worker and have it build the arm; `finish_start` waits for that."""
-        self._began_s = time.perf_counter()
+        self._began_s, self.identity = time.perf_counter(), uuid.uuid4().hex
         try:
             command = partial(worker_command, python=self.spec.python or sys.executable)
             self._child = Child(program(command, worker_environment(self.spec)))

@@ -1,6 +1,6 @@
-"""Climb from the best rival to the best proven config, one kept change after another.
+"""Climb from the rival: the bundle of all changes first, then one change after another.
 
-The bundle of all changes expected to help comes first, so that even a small budget ends with a good
+The bundle of all changes that may help comes first, so that even a small budget ends with a good
 recipe. Then each change is taken out in turn. A change without which the step is no slower is
 dropped; for the others, the report gives the measured difference. Changes with the most time to win
 come first, and those with almost none are skipped.
@@ -8,7 +8,7 @@ come first, and those with almost none are skipped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ratchet.errors import DeadlinePassed
@@ -17,10 +17,10 @@ from ratchet.optimize.levers import Lever, Situation
 from ratchet.optimize.levers.kernels import PREFIX
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.step.installed import AnyKernel
-from ratchet.optimize.turn.baseline import oracle_for
 from ratchet.optimize.turn.limit import SMALL_REGION_SHARE, SMALL_SHARE, ranked, too_small
 from ratchet.optimize.turn.result import Basis, Change, Decision
-from ratchet.optimize.turn.screen import LeverScreening, expect, fits, screen
+from ratchet.optimize.turn.rivals import oracle_for
+from ratchet.optimize.turn.screen import LeverScreening, expect, screen, screening_s
 from ratchet.optimize.turn.state import Turn
 from ratchet.workloads.config import StepConfig
 
@@ -31,7 +31,7 @@ NO_TIME = "the budget has no room for it"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Climb:
-    """The result of a climb: its best candidate and the decision on every lever."""
+    """Where a climb stands: its best candidate and the decision on every lever."""
 
     best: Candidate
     changes: tuple[Change, ...]
@@ -39,93 +39,129 @@ class Climb:
 
 @dataclass(kw_only=True)
 class Climber:
-    """One climb in one arithmetic."""
+    """One climb in one arithmetic, from a rival upward; each step is one screening."""
 
     turn: Turn
     situation: Situation
-    proven: dict[str, tuple[AnyKernel, ...]]
+    start: Candidate
+    proven: Mapping[str, tuple[AnyKernel, ...]]
     modes: frozenset[str] = frozenset()
     """The compile modes that were timed as rivals."""
-    worth: dict[str, float | None] = field(default_factory=dict)
+    worth: Mapping[str, float | None] = field(default_factory=dict)
     """Upper bound of the seconds of a step that each lever can win, by name; None if unknown."""
     step_time_s: float = 0.0
     """Time of the step that `worth` describes."""
+    inside: list[Lever] = field(default_factory=list)
+    """Levers of the bundle that were not tried alone yet."""
+    outside: list[Lever] = field(default_factory=list)
+    """Levers that are still to be tried on top."""
+    _changes: dict[str, Change] = field(default_factory=dict)
+    _by_mode: list[Lever] = field(default_factory=list)
+    """Levers that the choice of the rival decides: torch.compile's modes."""
+    _whole: LeverScreening | None = None
 
-    def climb(self, start: Candidate, levers: Sequence[Lever]) -> Climb:
-        """Try the bundle, then the bundle without each lever, then each other lever on top.
+    def __post_init__(self) -> None:
+        self.best = self.start
+        self._skipped: Sequence[Change] = ()
 
-        If the turn's stage ends early, so does the climb, and it lists the levers not tried.
-        """
-        changes: list[Change] = []
-        levers = self._decided_by_start(start, levers, changes)
-        levers = self._worth_trying(start, levers, changes)
-        bundle: Sequence[Lever] = [lever for lever in levers if lever.default]
-        best = self._climb_bundle(start, bundle, changes)
-        best = self._add(best, [lever for lever in levers if not lever.default], changes)
-        found = (one.model_copy(update={"winnable_s": self.worth.get(one.name)}) for one in changes)
-        return Climb(best=best, changes=tuple(found))
+    def prepare(self, levers: Sequence[Lever], skipped: Sequence[Change] = ()) -> None:
+        """Take in the levers: those of the bundle, and those to be tried on top of it."""
+        self._skipped = skipped
+        if self.start.config.compile_mode is not None:
+            self._by_mode = [one for one in levers if one.field == "compile_mode"]
+            levers = [one for one in levers if one.field != "compile_mode"]
+        chosen = self._worth_trying(levers)
+        self.inside = [one for one in chosen if one.default and not self._same(one)]
+        self.outside = [one for one in chosen if not one.default and not self._same(one)]
 
-    def _worth_trying(
-        self, start: Candidate, levers: Sequence[Lever], changes: list[Change]
-    ) -> list[Lever]:
+    def snapshot(self) -> Climb:
+        """Return where the climb stands; what was not tried is said so."""
+        changes = {one.name: self._mode_change(one) for one in self._by_mode} | self._changes
+        for lever in self.inside:
+            changes[lever.name] = _change(lever, "kept", IN_BUNDLE, basis="bundle")
+        for lever in self.outside:
+            changes.setdefault(lever.name, _change(lever, "not_tried", NO_TIME))
+        found = (
+            one.model_copy(update={"winnable_s": self.worth.get(one.name)})
+            for one in changes.values()
+        )
+        skipped = (one for one in self._skipped if one.name not in changes)
+        return Climb(best=self.best, changes=(*found, *skipped))
+
+    def _note(self, change: Change) -> None:
+        self._changes[change.name] = change
+
+    def _worth_trying(self, levers: Sequence[Lever]) -> list[Lever]:
         """Return the levers that have something to win, most first."""
         chosen = []
         for lever in ranked(levers, self.worth):
             share = SMALL_REGION_SHARE if _is_of_a_region(lever) else SMALL_SHARE
             reason = too_small(lever.name, self.worth, self.step_time_s, least_share=share)
-            if reason is not None and not self._same(lever, start):
-                changes.append(_change(lever, "not_tried", reason))
+            if reason is not None and not self._same(lever):
+                self._note(_change(lever, "not_tried", reason))
             else:
                 chosen.append(lever)
         return chosen
 
-    def _climb_bundle(
-        self, start: Candidate, bundle: Sequence[Lever], changes: list[Change]
-    ) -> Candidate:
-        """Try the whole bundle; if that fails, the same-arithmetic part; then single levers."""
-        careful = [lever for lever in bundle if not lever.changes_arithmetic]
-        whole = self._all_of(start, bundle)
-        if whole.key() == start.key():
-            return start
-        screening = self._screen(start, whole)
-        if screening is None:
-            changes += [
-                _change(lever, "not_tried", NO_TIME)
-                for lever in bundle
-                if not self._same(lever, start)
-            ]
-            return start
-        if screening.looks_faster:
-            return self._leave_out(start, whole, bundle, changes, screening)
-        self.turn.drop(whole)
-        if 0 < len(careful) < len(bundle):
-            same = self._all_of(start, careful)
-            found = self._screen(start, same) if same.key() != start.key() else None
-            if found is not None and found.looks_faster:
-                reason = screening.reason or "not faster with everything else"
-                decision: Decision = "dropped" if screening.passed else "refused"
-                for lever in bundle:
-                    if lever.changes_arithmetic:
-                        changes.append(_change(lever, decision, reason, screening))
-                return self._leave_out(start, same, careful, changes, found)
-            self.turn.drop(same)
-        return self._add(start, bundle, changes)
+    # The bundle.
 
-    def _all_of(self, start: Candidate, levers: Sequence[Lever]) -> Candidate:
-        config = start.config
+    def bundles(self) -> list[Candidate]:
+        """Return the bundle of all levers, then its part that keeps the start's arithmetic."""
+        careful = [one for one in self.inside if not one.changes_arithmetic]
+        found: list[Candidate] = []
+        for levers in (self.inside, careful):
+            candidate = self._all_of(levers)
+            if candidate.key() not in {self.start.key(), *(one.key() for one in found)}:
+                found.append(candidate)
+        return found
+
+    def try_bundle(self) -> LeverScreening | None:
+        """Time the bundle against the start, then its careful part if it failed.
+
+        Return the screening of the one that looks faster, which is the best from now on. Otherwise
+        its levers are to be tried alone.
+        """
+        bundles, failed = self.bundles(), None
+        for candidate in bundles:
+            screening = self._screen(self.start, candidate)
+            if screening is not None and screening.looks_faster:
+                self._adopt(candidate, screening, failed)
+                return screening
+            self.turn.drop(candidate)
+            failed = failed or screening
+            if screening is None:
+                break
+        self.outside, self.inside = [*self.inside, *self.outside], []
+        return None
+
+    def _adopt(
+        self, candidate: Candidate, screening: LeverScreening, failed: LeverScreening | None
+    ) -> None:
+        """Go on from a bundle; `failed` is the screening of the whole one, if this is a part."""
+        self.best, self._whole = candidate, screening
+        if failed is None:
+            return
+        reason = failed.reason or "not faster with everything else"
+        decision: Decision = "dropped" if failed.passed else "refused"
+        for lever in [one for one in self.inside if one.changes_arithmetic]:
+            self._note(_change(lever, decision, reason, failed))
+        self.inside = [one for one in self.inside if not one.changes_arithmetic]
+
+    def _all_of(self, levers: Sequence[Lever]) -> Candidate:
+        config = self.start.config
         for lever in levers:
             config = lever.set(config, self.situation)
         return self._candidate(config)
 
     def _candidate(self, config: StepConfig) -> Candidate:
-        return with_config(config, self.proven)
+        return with_config(config, dict(self.proven))
 
     def _screen(self, incumbent: Candidate, challenger: Candidate) -> LeverScreening | None:
-        """Return the screening, or None if the stage has no time for it."""
+        """Return the screening, or None if the stage ended first."""
         oracle = oracle_for(self._written(), challenger.config)
-        if not fits(self.turn, incumbent, challenger, oracle):
-            return None
         try:
+            if self.turn.left_s() <= 0:
+                return None
             return screen(self.turn, incumbent, challenger, oracle)
         except DeadlinePassed:
             return None
@@ -133,57 +169,126 @@ class Climber:
     def _written(self) -> Candidate:
         return with_config(self.situation.written, {})
 
-    def _leave_out(
-        self,
-        start: Candidate,
-        best: Candidate,
-        bundle: Sequence[Lever],
-        changes: list[Change],
-        whole: LeverScreening,
-    ) -> Candidate:
-        """Take each lever out of the bundle; drop those without which the step is no slower.
+    # One lever at a time.
 
-        `whole` is the bundle's screening. A kernel that served no call in it is kept only if the
-        step is clearly slower without it.
-        """
-        waiting = [lever for lever in bundle if not self._same(lever, start)]
-        for place, lever in enumerate(waiting):
-            without = self._candidate(self._without(lever, best.config, start.config))
-            if without.key() == best.key():
-                continue
-            self._expect(best, [without, *self._next_without(waiting[place + 1 :], best, start)])
-            screening = self._screen(best, without)
-            if screening is None:
-                changes.append(_change(lever, "kept", IN_BUNDLE, basis="bundle"))
-            elif screening.passed and (
-                screening.ratio >= 1.0 or (_is_unused(lever, whole) and screening.high >= 1.0)
-            ):
-                reason = UNUSED if _is_unused(lever, whole) else "the step is no slower without it"
-                changes.append(_change(lever, "dropped", reason, screening, inverted=True))
-                self.turn.drop(best)
-                best = without
+    def needed_s(self) -> float | None:
+        """Estimate the seconds of trying the next lever alone; None if none is left."""
+        found = self._next()
+        if found is None:
+            return None
+        _, candidate = found
+        oracle = oracle_for(self._written(), candidate.config)
+        return screening_s(self.turn, self.best, candidate, oracle)
+
+    def try_next(self) -> None:
+        """Take the next lever of the bundle out, or put the next other one on top."""
+        found = self._next()
+        if found is None:
+            return
+        lever, candidate = found
+        expect(
+            self.turn,
+            [(self.best, candidate)],
+            oracle_for(self._written(), candidate.config),
+        )
+        screening = self._screen(self.best, candidate)
+        if lever in self.inside:
+            self.inside.remove(lever)
+            self._take_out(lever, candidate, screening)
+        else:
+            self.outside.remove(lever)
+            self._put_on(lever, candidate, screening)
+
+    def _next(self) -> tuple[Lever, Candidate] | None:
+        while self.inside:
+            without = self._candidate(self._without(self.inside[0]))
+            if without.key() != self.best.key():
+                return self.inside[0], without
+            self.inside.pop(0)
+        while self.outside:
+            lever = self.outside[0]
+            candidate = self._candidate(lever.set(self.best.config, self.situation))
+            if candidate.key() == self.best.key():
+                self.outside.pop(0)
+            elif self._held(lever):
+                self.outside.pop(0)
+                self._note(_change(lever, "not_tried", "another lever holds this setting"))
             else:
-                changes.append(_kept(lever, screening))
-                self.turn.drop(without)
-        return best
+                return lever, candidate
+        return None
 
-    def _next_without(
-        self, levers: Sequence[Lever], best: Candidate, start: Candidate
-    ) -> list[Candidate]:
-        """Return the next candidate to try if this one changes nothing."""
-        for lever in levers:
-            candidate = self._candidate(self._without(lever, best.config, start.config))
-            if candidate.key() != best.key():
-                return [candidate]
-        return []
+    def _take_out(self, lever: Lever, without: Candidate, screening: LeverScreening | None) -> None:
+        """Drop a lever without which the step is no slower.
 
-    def _expect(self, incumbent: Candidate, challengers: Sequence[Candidate]) -> None:
-        oracle = oracle_for(self._written(), incumbent.config)
-        affordable = [one for one in challengers if fits(self.turn, incumbent, one, oracle)]
-        expect(self.turn, [(incumbent, one) for one in affordable], oracle)
+        A kernel that served no call in the bundle is kept only if the step is clearly slower
+        without it.
+        """
+        unused = self._whole is not None and _is_unused(lever, self._whole)
+        if screening is None:
+            self._note(_change(lever, "kept", IN_BUNDLE, basis="bundle"))
+        elif screening.passed and (screening.ratio >= 1.0 or (unused and screening.high >= 1.0)):
+            reason = UNUSED if unused else "the step is no slower without it"
+            self._note(_change(lever, "dropped", reason, screening, inverted=True))
+            self.turn.drop(self.best)
+            self.best = without
+        else:
+            self._note(_kept(lever, screening))
+            self.turn.drop(without)
 
-    def _without(self, lever: Lever, config: StepConfig, start: StepConfig) -> StepConfig:
-        """Return the config with this lever's changes set back to the climb's start."""
+    def _put_on(self, lever: Lever, candidate: Candidate, screening: LeverScreening | None) -> None:
+        """Keep a lever on top of the best if the step looks faster with it."""
+        if screening is None:
+            self._note(_change(lever, "not_tried", NO_TIME))
+        elif not screening.passed:
+            self._note(_change(lever, "refused", screening.reason))
+        elif screening.low > 1.0 and not _is_unused(lever, screening):
+            reason = "faster on top of the rest"
+            self._note(_change(lever, "kept", reason, screening, basis="alone"))
+            self.turn.drop(self.best)
+            self.best = candidate
+        else:
+            unused = _is_unused(lever, screening)
+            reason = UNUSED if unused else "not faster on top of the rest"
+            self._note(_change(lever, "dropped", reason, screening))
+            self.turn.drop(candidate)
+
+    def add(
+        self,
+        levers: Sequence[Lever],
+        proven: Mapping[str, tuple[AnyKernel, ...]],
+        worth: Mapping[str, float | None],
+    ) -> None:
+        """Take in further levers, such as kernels that were proven since: first of all others."""
+        self.proven, self.worth = {**self.proven, **proven}, {**self.worth, **worth}
+        known = {one.name for one in (*self.inside, *self.outside)}
+        fresh = [one for one in levers if one.name not in known and not self._same(one)]
+        self.outside = [*self._worth_trying(fresh), *self.outside]
+
+    def try_together(self, levers: Sequence[Lever]) -> None:
+        """Put several levers on top of the best at once; each is tried alone later if they help."""
+        chosen = [one for one in self.outside if one.name in {lever.name for lever in levers}]
+        config = self.best.config
+        for lever in chosen:
+            config = lever.set(config, self.situation)
+        candidate = self._candidate(config)
+        if candidate.key() == self.best.key():
+            return
+        screening = self._screen(self.best, candidate)
+        if screening is not None and screening.looks_faster:
+            self.turn.drop(self.best)
+            self.best, self._whole = candidate, screening
+            self.outside = [one for one in self.outside if one not in chosen]
+            self.inside = [*chosen, *self.inside]
+        else:
+            self.turn.drop(candidate)
+
+    def refuse(self, lever: Lever, reason: str) -> None:
+        """Note that this lever is not among the climb's, with the reason."""
+        self._note(_change(lever, "refused", reason))
+
+    def _without(self, lever: Lever) -> StepConfig:
+        """Return the best config with this lever's changes set back to the climb's start."""
+        start, config = self.start.config, self.best.config
         if lever.name.startswith(PREFIX):
             return lever.unset(config, self.situation)
         pulled = lever.set(start, self.situation)
@@ -191,72 +296,35 @@ class Climber:
         changed = {n: getattr(start, n) for n in names if getattr(pulled, n) != getattr(start, n)}
         return config.model_copy(update=changed)
 
-    def _decided_by_start(
-        self, start: Candidate, levers: Sequence[Lever], changes: list[Change]
-    ) -> list[Lever]:
-        """Skip the compile modes if the start is compiled, because the rivals decided them."""
-        mode = start.config.compile_mode
-        if mode is None:
-            return list(levers)
-        chosen = []
-        for lever in levers:
-            own = lever.set(StepConfig(), self.situation).compile_mode
-            if own is None:
-                chosen.append(lever)
-                continue
-            if own not in self.modes and own != mode:
-                changes.append(_change(lever, "not_tried", "it was not timed among the rivals"))
-                continue
-            kept = lever.set(start.config, self.situation) == start.config
-            reason = "the fastest of torch.compile's modes" if kept else "another mode was faster"
-            decision: Decision = "kept" if kept else "dropped"
-            changes.append(_change(lever, decision, reason, basis="rival" if kept else None))
-        return chosen
+    def _mode_change(self, lever: Lever) -> Change:
+        """Return the decision on a compile mode, which is that of the rivals."""
+        start = self.start.config
+        own = lever.set(start, self.situation).compile_mode
+        if own == start.compile_mode:
+            reason = "the fastest of torch.compile's modes"
+            return _change(lever, "kept", reason, basis="rival")
+        if own not in self.modes:
+            return _change(lever, "not_tried", "it was not timed among the rivals")
+        return _change(lever, "dropped", "another mode was faster")
 
-    def _held(self, lever: Lever, config: StepConfig, start: StepConfig) -> bool:
+    def _held(self, lever: Lever) -> bool:
         """Return True if the setting this lever changes already differs from the written one.
 
         A kernel may take the place of what the climb's start, a rival, has: its fused optimizer.
         """
-        written = start if lever.name.startswith(PREFIX) else self.situation.written
+        config = self.best.config
+        written = self.start.config if lever.name.startswith(PREFIX) else self.situation.written
         pulled = lever.set(config, self.situation)
         return any(
             getattr(pulled, name) != getattr(config, name)
             and getattr(config, name) != getattr(written, name)
-            and name != "kernels"
+            and name not in ("kernels", "compile_mode")
             for name in type(config).model_fields
         )
 
-    def _same(self, lever: Lever, start: Candidate) -> bool:
+    def _same(self, lever: Lever) -> bool:
         """Return True if the start already includes the lever: it belongs to the rival."""
-        return lever.set(start.config, self.situation) == start.config
-
-    def _add(self, best: Candidate, levers: Sequence[Lever], changes: list[Change]) -> Candidate:
-        """Pull each lever on top of the best; keep those that look faster."""
-        start = best.config
-        for lever in levers:
-            candidate = self._candidate(lever.set(best.config, self.situation))
-            if candidate.key() == best.key():
-                continue
-            if self._held(lever, best.config, start):
-                changes.append(_change(lever, "not_tried", "another lever holds this setting"))
-                continue
-            screening = self._screen(best, candidate)
-            if screening is None:
-                changes.append(_change(lever, "not_tried", NO_TIME))
-            elif not screening.passed:
-                changes.append(_change(lever, "refused", screening.reason))
-            elif screening.ratio > 1.0 and screening.low > 1.0 and not _is_unused(lever, screening):
-                reason = "faster on top of the rest"
-                changes.append(_change(lever, "kept", reason, screening, basis="alone"))
-                self.turn.drop(best)
-                best = candidate
-            else:
-                unused = _is_unused(lever, screening)
-                reason = UNUSED if unused else "not faster on top of the rest"
-                changes.append(_change(lever, "dropped", reason, screening))
-                self.turn.drop(candidate)
-        return best
+        return lever.set(self.start.config, self.situation) == self.start.config
 
 
 def applicable(

@@ -19,8 +19,7 @@ from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.step import allocators
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.step.signature import ModelSignature
-from ratchet.optimize.turn.baseline import Baseline, oracle_for
-from ratchet.optimize.turn.budget import MARGIN
+from ratchet.optimize.turn.costs import MARGIN
 from ratchet.optimize.turn.keep import Found, Kept, roles
 from ratchet.optimize.turn.prove import Proof
 from ratchet.optimize.turn.result import (
@@ -35,9 +34,16 @@ from ratchet.optimize.turn.result import (
     StepProfile,
     StepSpeedup,
 )
+from ratchet.optimize.turn.rivals import Baseline, oracle_for
 from ratchet.optimize.turn.screen import check_gradients, gradients_key
 from ratchet.optimize.turn.state import Turn
 
+COMPARED = {
+    "vs_written": ("as_written", "ratchet"),
+    "vs_compile": ("best_compile", "ratchet"),
+    "vs_compile_same_arithmetic": ("best_compile_same", "same_arithmetic"),
+}
+"""The two roles behind each comparison."""
 CEILINGS_S = 8.0
 """Time reserved for measuring the ceilings, which takes under 5 s on free cores."""
 TITLES = {
@@ -53,9 +59,9 @@ def compose(
     turn: Turn,
     *,
     description: dict[str, Any],
-    baseline: Baseline,
     kept: Kept,
     found: Found,
+    reserved_s: float,
     before: StepProfile | None,
     after: StepProfile | None,
     limit: StepLimit | None,
@@ -63,10 +69,11 @@ def compose(
 ) -> OptimizeResult:
     """Assemble the document from the results of the stages."""
     flops = float(description["flops_per_step"] or 0.0)
+    baseline, proof = found.baseline, kept.proof
     arms = roles(baseline, kept.same, kept.recipe)
     if not baseline.has_rival:
-        arms = {"as_written": baseline.written}
-    timed = _timed(turn, arms, kept.proof)
+        arms = dict.fromkeys(arms) | {"as_written": baseline.written}
+    timed = _timed(turn, arms, proof)
     if "ratchet" in timed:
         turn.ceilings = ceilings_above(turn, flops / timed["ratchet"].step_time_s)
     out = turn.settings.out
@@ -75,7 +82,8 @@ def compose(
         result=str(out / "result.json"),
         report=str(out / "report.html"),
     )
-    proof = kept.proof
+    speedup = {name: proof.speedup(*pair) for name, pair in COMPARED.items()}
+    floor = proof.floor
     return OptimizeResult(
         workload=turn.settings.title,
         source=str(description["source"]),
@@ -87,8 +95,9 @@ def compose(
         duration_s=turn.elapsed_s,
         resumed=turn.recalled > 0,
         arms=[_arm(turn, role, one, description) for role, one in timed.items()],
-        speedup=_speedups(proof) if proof is not None else {},
-        floor={"low": proof.floor.low, "high": proof.floor.high} if proof is not None else {},
+        speedup=speedup,
+        floor={"low": floor.low, "high": floor.high} if floor is not None else None,
+        not_measured=_not_measured(timed, speedup, found),
         best_compile=baseline.best.title if baseline.has_rival else "not timed",
         rivals=list(baseline.rivals),
         changes=list(kept.changes),
@@ -96,7 +105,7 @@ def compose(
         profile_after=after,
         gradients=_gradients(turn, baseline, kept.recipe),
         losses=found.losses,
-        samples=[asdict(sample) for sample in proof.samples] if proof is not None else [],
+        samples=[asdict(sample) for sample in proof.samples()],
         compile=_compile_cost(timed),
         paste=paste_lines(kept.recipe, paths.recipe),
         paths=paths,
@@ -108,22 +117,38 @@ def compose(
         budget=BudgetUse(
             budget_s=turn.settings.budget_s,
             spent_s=turn.spent_s,
-            reserved_for_proof_s=found.reserved_s,
-            launches=proof.launches if proof is not None else 0,
+            reserved_for_proof_s=reserved_s,
+            launches=proof.launches,
             launches_asked=turn.settings.launches,
             omissions=list(turn.omissions),
         ),
     )
 
 
-def _speedups(proof: Proof) -> dict[str, StepSpeedup]:
-    """Return the comparisons for which the final run timed both sides."""
-    pairs = {
-        "vs_written": ("as_written", "ratchet"),
-        "vs_compile": ("best_compile", "ratchet"),
-        "vs_compile_same_arithmetic": ("best_compile_same", "same_arithmetic"),
+def _not_measured(
+    timed: Mapping[str, _TimedArm], speedup: Mapping[str, StepSpeedup | None], found: Found
+) -> dict[str, str]:
+    """Return the reason for each figure that is null or absent, by its name in the result."""
+    no_room = "the budget had no room for it"
+    reasons = {
+        "as_written": "the budget ended before the step as written was timed beside another",
+        "best_compile": "the budget ended before torch.compile's step was timed",
+        "best_compile_same": f"torch.compile was not timed in the written arithmetic: {no_room}",
+        "same_arithmetic": f"no change was tried in the written arithmetic: {no_room}",
+        "ratchet": f"no recipe was timed: {no_room}",
     }
-    return {name: proof.speedup(*pair) for name, pair in pairs.items() if proof.timed(*pair)}
+    missing = {role: why for role, why in reasons.items() if role not in timed}
+    for name, pair in COMPARED.items():
+        if speedup[name] is None:
+            absent = [missing[role] for role in pair if role in missing]
+            missing[name] = absent[0] if absent else "too few launches timed both"
+    if found.losses is None:
+        best = found.best.best
+        kept = best.config.precision == found.baseline.written.config.precision
+        missing["losses"] = (
+            "the arithmetic was not changed" if kept else "the budget had no room to compare them"
+        )
+    return missing
 
 
 def ceilings_above(turn: Turn, flops_per_s: float) -> Ceilings | None:
@@ -159,7 +184,7 @@ def make_recipe(
         # Old ledgers describe neither.
         model=ModelSignature(**model) if (model := description.get("model")) else None,
         optimizer=str(description.get("optimizer", "")),
-        speedup={name: speedup.model_dump() for name, speedup in result.speedup.items()},
+        speedup={name: one.model_dump() for name, one in result.speedup.items() if one is not None},
         changes_arithmetic=best.config.precision != written.config.precision,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
     ).sealed()
@@ -212,14 +237,16 @@ class _TimedArm:
     peak_memory_bytes: int
 
 
-def _timed(turn: Turn, arms: dict[str, Candidate], proof: Proof | None) -> dict[str, _TimedArm]:
+def _timed(turn: Turn, arms: Mapping[str, Candidate | None], proof: Proof) -> dict[str, _TimedArm]:
     """Return the figures of each role; roles that were never timed are left out."""
     found = {}
     for role, candidate in arms.items():
+        if candidate is None:
+            continue
         cold_s = turn.costs.plain_s  # an eager step was seen ready late beside those that compile
         if candidate.config.compile_mode is not None:
             cold_s = turn.setup_s(candidate) or turn.costs.setup_s(candidate)
-        if proof is not None and proof.timed(role):
+        if proof.timed(role):
             summary = proof.summary(role)
             found[role] = _TimedArm(
                 candidate=candidate,
@@ -227,7 +254,9 @@ def _timed(turn: Turn, arms: dict[str, Candidate], proof: Proof | None) -> dict[
                 low_s=summary.low_s,
                 high_s=summary.high_s,
                 setup_s=cold_s,
-                peak_memory_bytes=int(proof.descriptions[role].get("peak_memory_bytes", 0)),
+                peak_memory_bytes=int(
+                    proof.descriptions.get(candidate.key(), {}).get("peak_memory_bytes", 0)
+                ),
             )
         elif step_s := turn.costs.steps_s.get(candidate.key()):
             found[role] = _TimedArm(

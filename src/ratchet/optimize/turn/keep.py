@@ -1,31 +1,44 @@
-"""Decide what to keep: the recipe that the final run proved, or its rival."""
+"""Decide what to keep: the recipe that the launches proved, or its rival."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ratchet.optimize.step.candidate import Candidate
-from ratchet.optimize.turn.baseline import Baseline
 from ratchet.optimize.turn.climb import Climb
-from ratchet.optimize.turn.prove import Proof
+from ratchet.optimize.turn.prove import Proof, Prover
 from ratchet.optimize.turn.prove_kernels import ProvenKernels
 from ratchet.optimize.turn.result import Basis, Change, Decision, LossResult, RecipeIs, StepSpeedup
-
-ROLES = ("as_written", "best_compile", "best_compile_same", "same_arithmetic", "ratchet")
+from ratchet.optimize.turn.rivals import Baseline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """Results of the search that enter the final run."""
+    """Results of the search."""
 
-    same: Climb
-    """The climb in the arithmetic of the step as written."""
+    baseline: Baseline
     best: Climb
+    """Where the climb in any arithmetic ended."""
+    earlier: tuple[Climb, ...] = ()
+    """Where it stood when an earlier result of it was proven."""
+    same: Climb | None = None
+    """The climb in the arithmetic of the step as written, if there was one."""
     kernels: ProvenKernels
-    losses: LossResult | None
-    reserved_s: float
-    """Seconds of the budget reserved for the final run."""
+    losses: LossResult | None = None
+    """Of the arithmetic of `best`; None if it is the written one, or if none were compared."""
+
+    def may_keep(self, candidate: Candidate) -> bool:
+        """Return True if a candidate's arithmetic is the written one, or learned as well.
+
+        Bf16 weights are rounded wherever autocast rounds them, so their losses speak for both.
+        """
+        if keeps_arithmetic(candidate, self.baseline.written):
+            return True
+        compared = self.best.best.config.precision
+        covered = {"bf16_master": ("bf16_master", "bf16_autocast")}.get(compared, (compared,))
+        passed = self.losses is not None and self.losses.passed
+        return passed and candidate.config.precision in covered
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,51 +46,56 @@ class Kept:
     """The recipe that the user gets, the reason, and the decision on each change."""
 
     recipe: Candidate
-    same: Candidate
-    """The best candidate in the arithmetic of the step as written."""
+    same: Candidate | None
+    """The best candidate in the arithmetic of the step as written, if that was looked for."""
     recipe_is: RecipeIs
     because: str
     changes: tuple[Change, ...]
-    proof: Proof | None
-    """The final run, with the roles of the kept candidates."""
+    proof: Proof
+    """What was timed, with the roles of the kept candidates."""
 
 
-def roles(baseline: Baseline, same: Candidate, best: Candidate) -> dict[str, Candidate]:
-    """Return the candidates that the final run compares, by role."""
-    found = (baseline.written, baseline.best, baseline.best_same, same, best)
-    return dict(zip(ROLES, found, strict=True))
+def roles(
+    baseline: Baseline, same: Candidate | None, best: Candidate
+) -> dict[str, Candidate | None]:
+    """Return the candidates that are compared, by role; those never looked for are None."""
+    return {
+        "as_written": baseline.written,
+        "best_compile": baseline.best if baseline.has_rival else None,
+        "best_compile_same": baseline.best_same,
+        "same_arithmetic": same,
+        "ratchet": best,
+    }
 
 
-def keep(baseline: Baseline, found: Found, proof: Proof | None) -> Kept:
-    """Keep what the final run calls faster than its rival; otherwise the rival is the recipe.
+def keep(found: Found, prover: Prover) -> Kept:
+    """Keep what the launches call faster than its rival; otherwise the rival is the recipe.
 
     The same-arithmetic climb must also beat the same-arithmetic rival. If the step as written is
     faster than what remains, it is the recipe.
     """
-    same, best = found.same, found.best
-    kept_same = same.best
-    if proof is None or not proof.is_faster("same_arithmetic", "best_compile_same"):
-        kept_same = baseline.best_same
-    climb = _proven(same, best, proof)
-    recipe = climb.best if climb is not None else _rival(baseline, found)
+    baseline = found.baseline
+    climb = _proven(found, prover)
+    shown = climb or found.best
+    proof = prover.proof(roles(baseline, _same(found), shown.best))
+    because = _because(found, shown, proof)
+    recipe = climb.best if climb is not None else _rival(found)
     recipe_is: RecipeIs = "proven" if climb is not None else "rival"
-    because = _because(baseline, best, proof)
-    if _written_is_faster(baseline, recipe, proof):
+    if _written_is_faster(found, recipe, prover):
         recipe, recipe_is = baseline.written, "as_written"
         because = f"{because}, and the step as written was faster than the rival"
     elif recipe.key() == baseline.written.key():
         recipe_is = "as_written"
-    elif climb is same and climb is not best:
+    elif climb is not None and climb is found.same:
         because = "only the part that keeps the arithmetic was proven faster than the rival"
-    changes = _changes(climb, best, recipe_is, because)
-    cast = roles(baseline, kept_same, recipe)
+    kept_same = _kept_same(found, prover)
     return Kept(
         recipe=recipe,
         same=kept_same,
         recipe_is=recipe_is,
         because=f"{because[0].upper()}{because[1:]}.",
-        changes=changes,
-        proof=proof.recast(cast) if proof is not None else None,
+        changes=_changes(climb, found.best, recipe_is, because),
+        proof=prover.proof(roles(baseline, kept_same, recipe)),
     )
 
 
@@ -87,66 +105,83 @@ def keeps_arithmetic(candidate: Candidate, written: Candidate) -> bool:
     return (ours.precision, ours.matmul_precision) == (theirs.precision, theirs.matmul_precision)
 
 
-def _rival(baseline: Baseline, found: Found) -> Candidate:
-    """Return the fastest rival that may be a recipe.
+def _same(found: Found) -> Candidate | None:
+    if found.same is not None:
+        return found.same.best
+    best = found.best.best
+    return best if keeps_arithmetic(best, found.baseline.written) else None
 
-    One in another arithmetic qualifies only if losses were compared in that arithmetic and passed,
-    or in one that rounds more: bf16 weights are rounded wherever autocast rounds them.
-    """
-    losses, compared = found.losses, found.best.best.config.precision
-    covered = {"bf16_master": ("bf16_master", "bf16_autocast")}.get(compared, (compared,))
-    passed = losses is not None and losses.passed and baseline.best.config.precision in covered
-    if passed or keeps_arithmetic(baseline.best, baseline.written):
+
+def _kept_same(found: Found, prover: Prover) -> Candidate | None:
+    """Return the best in the written arithmetic: proven there, or its rival."""
+    same, rival = _same(found), found.baseline.best_same
+    if same is None or rival is None:
+        return rival
+    proof = prover.proof({"same_arithmetic": same, "best_compile_same": rival})
+    return same if proof.is_faster("same_arithmetic", "best_compile_same") else rival
+
+
+def _proven(found: Found, prover: Prover) -> Climb | None:
+    """Return the climb that was proven faster than the rival, by the most if there are several."""
+    rival = found.baseline.best
+    climbs = [found.best, *found.earlier, *([found.same] if found.same is not None else [])]
+    proven: list[tuple[float, Climb]] = []
+    for climb in climbs:
+        proof = prover.proof({"best_compile": rival, "ratchet": climb.best})
+        speedup = proof.speedup("best_compile", "ratchet")
+        if found.may_keep(climb.best) and speedup is not None and speedup.answer == "faster":
+            proven.append((speedup.ratio, climb))
+    return max(proven, key=lambda one: one[0])[1] if proven else None
+
+
+def _rival(found: Found) -> Candidate:
+    """Return the fastest rival that may be a recipe: one in another arithmetic only with losses."""
+    baseline = found.baseline
+    if found.may_keep(baseline.best):
         return baseline.best
-    return baseline.best_same
+    return baseline.best_same or baseline.written
 
 
-def _proven(same: Climb, best: Climb, proof: Proof | None) -> Climb | None:
-    """Return the climb whose result the final run calls faster than the rival, the best first."""
-    if proof is None:
-        return None
-    for role, climb in (("ratchet", best), ("same_arithmetic", same)):
-        if proof.is_faster(role, "best_compile"):
-            return climb
-    return None
-
-
-def _written_is_faster(baseline: Baseline, recipe: Candidate, proof: Proof | None) -> bool:
+def _written_is_faster(found: Found, recipe: Candidate, prover: Prover) -> bool:
     """Return True if the step as written beats the proposed recipe.
 
-    The final run decides if it timed the step as written; otherwise the rivals' screening does.
+    The launches decide if they timed both often enough; otherwise the rivals' screening does.
     """
-    if proof is not None and proof.decides and proof.timed("as_written"):
-        for role, one in proof.arms.items():
-            if one.key() == recipe.key():
-                return proof.is_faster("as_written", role)
+    baseline = found.baseline
+    proof = prover.proof({"as_written": baseline.written, "ratchet": recipe})
+    speedup = proof.speedup("ratchet", "as_written")
+    if speedup is not None and speedup.answer in ("faster", "slower", "equivalent"):
+        return speedup.answer == "faster" and recipe.key() != baseline.written.key()
     return recipe is baseline.best and baseline.written_is_faster
 
 
-def _because(baseline: Baseline, best: Climb, proof: Proof | None) -> str:
+def _because(found: Found, shown: Climb, proof: Proof) -> str:
     """Explain the choice of recipe by the comparison with the rival, as a clause."""
+    baseline, best = found.baseline, shown.best
     if not baseline.has_rival:
         return "the budget ended before torch.compile's step was timed"
     rivals = (baseline.best, baseline.best_same, *baseline.alike)
-    proven = proof is not None and proof.is_faster("ratchet", "best_compile")
-    if not proven and best.best.key() in {one.key() for one in rivals}:
-        if not any(change.ratio is not None for change in best.changes):
+    if best.key() in {one.key() for one in rivals if one is not None}:
+        if not any(change.ratio is not None for change in shown.changes):
             return (
                 "the budget had no room to try a change, so the recipe is the rival, "
                 "torch.compile's best"
             )
         return "no change looked faster than the rival, torch.compile's best"
-    if proof is None:
+    if not found.may_keep(best):
+        detail = found.losses.detail if found.losses is not None else "they were not compared"
+        return f"its losses do not allow the changed arithmetic ({detail})"
+    speedup = proof.speedup("best_compile", "ratchet")
+    if speedup is None:
         return "the budget ended before anything could be proven, so the recipe is the rival"
-    found = proof.speedup("best_compile", "ratchet")
-    if found.answer == "faster":
-        return f"the final run proved it faster than the rival ({_figures(found)})"
-    if not proof.decides:
+    if speedup.answer == "faster":
+        return f"the final run proved it faster than the rival ({_figures(speedup)})"
+    if proof.launches < 2:
         return (
-            f"the budget had room for {proof.launches} of {proof.asked} launches of the final "
-            "run, too few for a proof, so the recipe is the rival"
+            "the budget had room for one launch of the recipe beside its rival, too few for a "
+            "proof, so the recipe is the rival"
         )
-    return f"the final run did not prove the recipe faster than the rival ({_figures(found)})"
+    return f"the final run did not prove the recipe faster than the rival ({_figures(speedup)})"
 
 
 def _figures(found: StepSpeedup) -> str:
@@ -169,8 +204,8 @@ def _changes(
 
 
 def _lost(best: Climb, climb: Climb, because: str) -> tuple[Change, ...]:
-    """Return the best climb's kept changes that this climb could not have, as dropped."""
-    own = {change.name for change in climb.changes if change.decision != "not_applicable"}
+    """Return the best climb's kept changes that this climb does not have, as dropped."""
+    own = {change.name for change in climb.changes if change.decision == "kept"}
     return tuple(
         _drop(change, because)
         for change in best.changes
@@ -181,3 +216,8 @@ def _lost(best: Climb, climb: Climb, because: str) -> tuple[Change, ...]:
 def _drop(change: Change, because: str) -> Change:
     decision: Decision = "dropped"
     return change.model_copy(update={"decision": decision, "reason": because, "basis": None})
+
+
+def arms_of(kept: Mapping[str, Candidate | None]) -> dict[str, Candidate]:
+    """Return the roles that have a candidate."""
+    return {role: one for role, one in kept.items() if one is not None}

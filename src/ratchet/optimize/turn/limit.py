@@ -8,7 +8,7 @@ of 0, because fusion could remove all of its time. The bound is therefore never 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ratchet.devices.ceilings import Ceilings
 from ratchet.optimize.levers import Lever, Situation
@@ -138,14 +138,14 @@ def _by_precision(lever: Lever, limit: StepLimit, ceilings: Ceilings) -> float:
     return won
 
 
-def ranked(levers: Sequence[Lever], worth: dict[str, float | None]) -> list[Lever]:
+def ranked(levers: Sequence[Lever], worth: Mapping[str, float | None]) -> list[Lever]:
     """Sort the levers by the time they can win, most first; unknown ones come last."""
     return sorted(levers, key=lambda lever: -(worth.get(lever.name) or 0.0))
 
 
 def too_small(
     name: str,
-    worth: dict[str, float | None],
+    worth: Mapping[str, float | None],
     step_time_s: float,
     *,
     least_share: float = SMALL_SHARE,

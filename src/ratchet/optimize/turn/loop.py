@@ -1,13 +1,11 @@
-"""Run one optimization turn: baseline, explain, kernels, climb, prove, write."""
+"""Run one optimization turn: describe, search, keep, write."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from ratchet import __version__
@@ -19,33 +17,20 @@ from ratchet.errors import DeadlinePassed, DeviceError, RatchetError
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.ledger import Ledger
 from ratchet.measure.samples import Sample
-from ratchet.optimize.levers import LEVERS, Lever, Situation, all_levers, kernel_levers
+from ratchet.optimize.levers import Lever, Situation
 from ratchet.optimize.levers.base import why_bf16_is_slow
-from ratchet.optimize.levers.kernels import PREFIX
-from ratchet.optimize.levers.operators import BF16_WEIGHTS
 from ratchet.optimize.recipe.recipe import Recipe
-from ratchet.optimize.step.candidate import Candidate, with_config
-from ratchet.optimize.turn.baseline import Baseline, find_baseline, search_ends_s
-from ratchet.optimize.turn.climb import Climb, Climber, applicable
+from ratchet.optimize.step.candidate import with_config
+from ratchet.optimize.turn.climb import applicable
 from ratchet.optimize.turn.compose import compose, make_folder, make_recipe
-from ratchet.optimize.turn.keep import Found, Kept, keep, keeps_arithmetic, roles
-from ratchet.optimize.turn.limit import ranked, too_small
-from ratchet.optimize.turn.losses import compare_losses, comparison_s
-from ratchet.optimize.turn.prove import prove
-from ratchet.optimize.turn.prove_kernels import ProvenKernels, prove_kernels
-from ratchet.optimize.turn.prove_regions import RegionTrials, never_called
-from ratchet.optimize.turn.result import Change, Decision, LossResult, OptimizeResult
-from ratchet.optimize.turn.screen import new_screening_s
+from ratchet.optimize.turn.keep import keep
+from ratchet.optimize.turn.prove_regions import never_called
+from ratchet.optimize.turn.result import Change, OptimizeResult
+from ratchet.optimize.turn.search import Search, chosen_levers
 from ratchet.optimize.turn.settings import Settings, check_settings
 from ratchet.optimize.turn.state import Listener, Turn
-from ratchet.optimize.turn.steer import Steering, Worth
+from ratchet.optimize.turn.steer import Steering
 from ratchet.workloads.config import StepConfig
-
-KERNELS_SHARE = 0.5
-"""Share of the time between rivals and final run; trying kernels in the step gets the rest."""
-
-AGAIN_SHARE = 0.05
-"""Share of the search's time up to which a second comparison of losses is reserved as well."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,276 +166,38 @@ def situation_of(turn: Turn, description: dict[str, Any]) -> Situation:
     )
 
 
-def chosen_levers(settings: Settings) -> list[Lever]:
-    """Return all levers, or only the one named by `--try`."""
-    if settings.try_lever is None:
-        return [*LEVERS, *kernel_levers()]
-    return [all_levers()[settings.try_lever]]
-
-
 def _run(turn: Turn, description: dict[str, Any], started_at: str) -> Outcome:
     situation = situation_of(turn, description)
     written = with_config(situation.written, {})
     turn.costs.note_setup(written, float(description.get("setup_s", 0.0)))
     turn.costs.note_step(written, float(description.get("step_time_s", 0.0)))
     steering = Steering(turn, situation)
-    baseline = find_baseline(turn, written, situation, steering.rule_out)
-    found = _search(turn, situation, baseline, steering)
-    kept = _prove(turn, baseline, found)
-    if kept.proof is not None and kept.proof.timed("ratchet"):
-        turn.warnings += never_called(kept.recipe, kept.proof.descriptions["ratchet"])
+    search = Search(turn=turn, situation=situation, steering=steering, written=written)
+    found = search.run()
+    kept = keep(found, search.prover)
+    told = kept.proof.descriptions.get(kept.recipe.key())
+    if told is not None:
+        for warning in never_called(kept.recipe, told):
+            turn.warn(warning)
     after = steering.profile(kept.recipe, "after")
     turn.close_arms()
+    turn.remember_scatter(search.sitting.scatter())
     result = compose(
         turn,
         description=description,
-        baseline=baseline,
         kept=kept,
         found=found,
+        reserved_s=search.reserved_s,
         before=steering.before(written),
         after=after,
-        limit=steering.limit_after(baseline, kept, after),
+        limit=steering.limit_after(found.baseline, kept, after),
         started_at=started_at,
     )
     return Outcome(
         result=result,
         recipe=make_recipe(turn, result, kept.recipe, written, description),
-        samples=kept.proof.samples if kept.proof is not None else (),
+        samples=tuple(kept.proof.samples()),
     )
-
-
-def _search(turn: Turn, situation: Situation, baseline: Baseline, steering: Steering) -> Found:
-    """Judge the kernels and climb, in the part of the budget that the final run leaves.
-
-    Changes of arithmetic require a comparison of losses, so time is reserved for it.
-    """
-    ends_s = search_ends_s(turn, baseline.written, baseline.best)
-    reserved_s = turn.ends_s - ends_s
-    trials = RegionTrials(turn=turn)
-    with turn.stage(ends_s):
-        worth = steering.worth(baseline)
-        compares_s = _comparison_s(turn, situation, baseline)
-        climbed_s = ends_s - (compares_s or 0.0)
-        if baseline.best.config.precision == "bf16_autocast" and compares_s is not None:
-            again_s = compares_s / 2
-            climbed_s -= again_s if again_s < AGAIN_SHARE * turn.left_s() else 0.0
-        kernels = _kernels(turn, situation, baseline, worth, climbed_s, trials)
-        climb = partial(_climb, turn, situation, worth, baseline.modes)
-        if compares_s is None:
-            same = climb(kernels, baseline.start_same, keep=True)
-            same, kernels = _with_written(trials, climb, kernels, same, worth, keep=True)
-            return Found(same=same, best=same, kernels=kernels, losses=None, reserved_s=reserved_s)
-        with turn.stage(climbed_s):
-            best = climb(kernels, baseline.start, keep=False)
-            best, kernels = _with_written(trials, climb, kernels, best, worth, keep=False)
-        if keeps_arithmetic(best.best, baseline.written):
-            return Found(same=best, best=best, kernels=kernels, losses=None, reserved_s=reserved_s)
-        losses = _losses(turn, baseline.written, best.best)
-        if losses is not None and not losses.passed:
-            best, losses = _in_autocast(turn, baseline, climb, kernels, best, losses, ends_s)
-        same = climb(kernels, baseline.start_same, keep=True)
-        if losses is None or not losses.passed:
-            best = _without_arithmetic(turn, same, best, losses)
-        return Found(same=same, best=best, kernels=kernels, losses=losses, reserved_s=reserved_s)
-
-
-def _with_written(
-    trials: RegionTrials,
-    climb: Callable[..., Climb],
-    kernels: ProvenKernels,
-    found: Climb,
-    worth: Worth,
-    *,
-    keep: bool,
-) -> tuple[Climb, ProvenKernels]:
-    """Have the authors write for the regions of the climb's best step; climb on with the winners.
-
-    The rest of the stage's time is theirs. Return the climb with what came of each region.
-    """
-    more = trials.write(kernels, found.best, worth.step_time_s)
-    precision = found.best.config.precision
-    known = {one.name for one in kernels.regions.get(precision, ())}
-    fresh = [one for one in more.regions.get(precision, ()) if one.name not in known]
-    if not fresh:
-        return found, kernels
-    above = climb(more, found.best, keep=keep, only=fresh)
-    return Climb(best=above.best, changes=(*found.changes, *above.changes)), more
-
-
-def _part(turn: Turn, ends_s: float, share: float) -> float:
-    """Return when this share of the time left until `ends_s` will be spent."""
-    return turn.spent_s + share * max(0.0, ends_s - turn.spent_s)
-
-
-def _comparison_s(turn: Turn, situation: Situation, baseline: Baseline) -> float | None:
-    """Return the seconds to reserve for comparing losses; None if there is nothing to compare.
-
-    That is the case if no lever may change the arithmetic, or if the budget has no room.
-    """
-    changing = not turn.settings.keep_precision and any(
-        lever.changes_arithmetic and lever.applies(situation) is None
-        for lever in chosen_levers(turn.settings)
-    )
-    if not changing:
-        return None
-    needed_s = comparison_s(turn, baseline.written, baseline.best)
-    if needed_s <= turn.left_s():
-        return needed_s
-    turn.leave_out("changes of the arithmetic", "the budget has no room to compare their losses")
-    return None
-
-
-def _kernels(
-    turn: Turn,
-    situation: Situation,
-    baseline: Baseline,
-    worth: Worth,
-    ends_s: float,
-    trials: RegionTrials,
-) -> ProvenKernels:
-    """Judge the library's kernels, those with the most time to win first, then the regions'."""
-    levers = [one for one in kernel_levers() if one.name in _wanted_kernels(turn, situation)]
-    names = [lever.name.removeprefix(PREFIX) for lever in ranked(levers, worth.by_lever)]
-    reasons = {name: too_small(PREFIX + name, worth.by_lever, worth.step_time_s) for name in names}
-    bundle_s = new_screening_s(turn, baseline.start)
-    kernels_end_s = min(_part(turn, ends_s, KERNELS_SHARE), ends_s - bundle_s)
-    steps = _to_capture(baseline, situation, turn.settings)
-    small = {name: reason for name, reason in reasons.items() if reason is not None}
-    with turn.stage(kernels_end_s):
-        return trials.recall(prove_kernels(turn, steps, names, small), steps)
-
-
-def _losses(turn: Turn, written: Candidate, best: Candidate) -> LossResult | None:
-    """Compare how well small copies learn; None if the budget ended before that was known."""
-    try:
-        return compare_losses(turn, written, best)
-    except DeadlinePassed:
-        turn.leave_out("the comparison of losses", "the budget ended during it")
-        return None
-
-
-def _in_autocast(
-    turn: Turn,
-    baseline: Baseline,
-    climb: Callable[..., Climb],
-    kernels: ProvenKernels,
-    best: Climb,
-    losses: LossResult,
-    ends_s: float,
-) -> tuple[Climb, LossResult]:
-    """Climb again from a rival in bf16 autocast, if it was bf16 weights whose losses differed.
-
-    The losses of the step as written are known, so comparing takes half as long. Without time for
-    that, or if these losses differ too, the climb and losses that were given come back.
-    """
-    tried = best.best.config.precision, baseline.best.config.precision
-    if tried != ("bf16_master", "bf16_autocast"):
-        return best, losses
-    with turn.stage(ends_s - comparison_s(turn, baseline.written, baseline.best) / 2):
-        found = climb(kernels, baseline.start, keep=False, weights=False)
-    again = _losses(turn, baseline.written, found.best)
-    if again is None or not again.passed:
-        return best, losses
-    turn.warnings.append(f"bf16 weights were dropped: {losses.detail}")
-    refused = [
-        one.model_copy(update={"decision": "refused", "reason": losses.detail, "basis": None})
-        for one in best.changes
-        if one.name == BF16_WEIGHTS.name
-    ]
-    return Climb(best=found.best, changes=(*found.changes, *refused)), again
-
-
-def _without_arithmetic(turn: Turn, same: Climb, best: Climb, losses: LossResult | None) -> Climb:
-    """Return the same-arithmetic climb, with the changes lost from the best climb noted."""
-    reason = losses.detail if losses else "the budget ended before its losses were compared"
-    turn.warnings.append(f"bf16 was dropped: {reason}")
-    decision: Decision = "refused" if losses else "not_tried"
-    lost = {
-        one.name: one.model_copy(update={"decision": decision, "reason": reason, "basis": None})
-        for one in best.changes
-        if one.changes_arithmetic and one.decision == "kept"
-    }
-    changes = [lost.get(one.name, one) for one in same.changes]
-    return Climb(best=same.best, changes=tuple(changes))
-
-
-def _prove(turn: Turn, baseline: Baseline, found: Found) -> Kept:
-    """Run the final comparison and decide what to keep."""
-    arms = roles(baseline, found.same.best, found.best.best)
-    proof = prove(turn, arms, rival="best_compile")
-    return keep(baseline, found, proof)
-
-
-def _climb(
-    turn: Turn,
-    situation: Situation,
-    worth: Worth,
-    modes: frozenset[str],
-    kernels: ProvenKernels,
-    start: Candidate,
-    *,
-    keep: bool,
-    only: Sequence[Lever] | None = None,
-    weights: bool = True,
-) -> Climb:
-    """Climb with all levers, those of the step's regions among them, or with `only` these.
-
-    Without `weights`, they stay in fp32.
-    """
-    keep = keep or turn.settings.keep_precision
-    precision = situation.written.precision
-    if not keep and _may_use_bf16_weights(situation):
-        precision = "bf16_master" if weights else start.config.precision
-    if only is None:
-        only = [*chosen_levers(turn.settings), *kernels.regions.get(precision, ())]
-    if not weights:
-        only = [lever for lever in only if lever.name != BF16_WEIGHTS.name]
-    levers, skipped = applicable(
-        only,
-        situation,
-        refused_kernels=kernels.why_not(precision),
-        keep_arithmetic=keep,
-    )
-    if turn.settings.try_lever is not None:
-        levers = [as_default(lever) for lever in levers]
-    climber = Climber(
-        turn=turn,
-        situation=situation,
-        proven=kernels.of(precision),
-        modes=modes,
-        worth={**worth.by_lever, **kernels.worth},
-        step_time_s=worth.step_time_s,
-    )
-    found = climber.climb(start, levers)
-    turn.close_arms()
-    return Climb(best=found.best, changes=(*found.changes, *skipped))
-
-
-def as_default(lever: Lever) -> Lever:
-    """Return the lever as part of the bundle, so that the lever named by `--try` is tried."""
-    return replace(lever, default=True)
-
-
-def _wanted_kernels(turn: Turn, situation: Situation) -> set[str]:
-    """Return the kernel levers that apply here; the others are not judged."""
-    return {
-        lever.name
-        for lever in chosen_levers(turn.settings)
-        if lever.name.startswith(PREFIX) and lever.applies(situation) is None
-    }
-
-
-def _to_capture(baseline: Baseline, situation: Situation, settings: Settings) -> list[Candidate]:
-    """Return the steps whose call sites matter: bf16 weights first, then the written precision."""
-    configs = [baseline.start_same.config]
-    if _may_use_bf16_weights(situation) and not settings.keep_precision:
-        precision = {"precision": "bf16_master"}
-        configs.insert(0, baseline.start_same.config.model_copy(update=precision))
-    return [with_config(config, {}) for config in configs]
-
-
-def _may_use_bf16_weights(situation: Situation) -> bool:
-    return situation.optimizer_is_adamw and situation.bf16_is_slow is None
 
 
 def _open(settings: Settings, listener: Listener) -> Turn:

@@ -9,7 +9,7 @@ from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.steps.numerics import judge_losses
 from ratchet.optimize.step.arm import SHRUNK_FACTORY
 from ratchet.optimize.step.candidate import Candidate
-from ratchet.optimize.turn.budget import together_s
+from ratchet.optimize.turn.costs import together_s
 from ratchet.optimize.turn.result import LossResult
 from ratchet.optimize.turn.state import Turn
 

@@ -1,245 +1,254 @@
-"""Run the final paired comparison of the recipe with every baseline, over several launches."""
+"""Prove the recipe: launches of it and its rival, timed side by side until they are told apart."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+import math
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ratchet.errors import DeadlinePassed
+from ratchet.errors import DeadlinePassed, MeasureError
 from ratchet.judge.steps.recipe_trial import time_arms
-from ratchet.measure.estimate import Floor, aa_floor, compare, summarise
+from ratchet.measure.estimate import ArmTime, Floor, summarise
 from ratchet.measure.rounds import FEWEST_ROUNDS
 from ratchet.measure.samples import Sample
+from ratchet.measure.sitting import FEWEST_LAUNCHES, Sitting, TimedTogether
 from ratchet.optimize.step.candidate import Candidate
-from ratchet.optimize.turn.budget import (
-    LEAST_LAUNCHES,
-    START_TOGETHER,
-    WARMUP_STEPS,
-    ProofPlan,
-    plan_proof,
-    sacrificed,
-    timed,
-    together_s,
-)
+from ratchet.optimize.turn.costs import MARGIN, START_TOGETHER, WARMUP_STEPS, together_s
 from ratchet.optimize.turn.result import StepSpeedup
+from ratchet.optimize.turn.schedule import HOPEFUL, MOST_ROUNDS
 from ratchet.optimize.turn.state import MEMORY_SHARE, Turn
 
 TWIN = "twin"
-"""A second process of the best rival; any difference between the two is noise."""
-EARLY = 0.93
-"""Part of its share by which a launch that others follow ends: it overruns by a round or two."""
+"""A second process of the rival; any difference between the two is noise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
-    """The samples of the final run and the answers drawn from them."""
+    """The answers that a sitting's launches give, by the roles that candidates have in it."""
 
-    arms: dict[str, Candidate]
-    """Candidates by role; roles without a sample are absent."""
-    samples: tuple[Sample, ...]
-    descriptions: dict[str, dict[str, Any]]
-    setup_s: dict[str, float]
-    floor: Floor
-    launches: int
-    asked: int
+    arms: Mapping[str, Candidate]
+    """Candidates by role; roles that were not timed are absent."""
+    sitting: Sitting
+    descriptions: Mapping[str, Mapping[str, Any]]
+    """What each candidate's arm last said of itself, by the candidate's key."""
 
     @property
-    def decides(self) -> bool:
-        """Return True if there were enough launches for a claim."""
-        return self.launches >= min(self.asked, LEAST_LAUNCHES)
+    def launches(self) -> int:
+        """Return the number of launches that timed the recipe beside its rival."""
+        return self.launches_of("best_compile", "ratchet")
 
     def launches_of(self, *roles: str) -> int:
         """Return the number of launches that timed all of these roles."""
-        timed = [{one.launch for one in self.samples if one.arm == role} for role in roles]
-        return len(set.intersection(*timed))
+        if not self.timed(*roles):
+            return 0
+        return self.sitting.launches_of(*(self.arms[role].key() for role in roles))
 
     def timed(self, *roles: str) -> bool:
         return all(role in self.arms for role in roles)
 
-    def speedup(self, baseline: str, new: str) -> StepSpeedup:
-        if self.arms[baseline].key() == self.arms[new].key():
+    def speedup(self, baseline: str, new: str) -> StepSpeedup | None:
+        """Compare two roles; None if no chain of pairs joins them."""
+        if not self.timed(baseline, new):
+            return None
+        old, now = self.arms[baseline].key(), self.arms[new].key()
+        if old == now:
             return StepSpeedup(ratio=1.0, low=1.0, high=1.0, answer="equivalent")
-        found = compare(self.samples, baseline=baseline, new=new, floor=self.floor)
-        enough = self.launches_of(baseline, new) >= min(self.asked, LEAST_LAUNCHES)
-        answer = found.answer if enough else "undecided"
-        return StepSpeedup(ratio=found.ratio, low=found.low, high=found.high, answer=answer)
+        try:
+            found = self.sitting.compare(old, now)
+        except MeasureError:
+            return None
+        if not math.isfinite(found.high) or found.high / found.low > MOST_WIDTH:
+            return None
+        return StepSpeedup(ratio=found.ratio, low=found.low, high=found.high, answer=found.answer)
+
+    @property
+    def floor(self) -> Floor | None:
+        """Return the range of ratios between two copies of the rival; None if it is unknown."""
+        if not self.timed("best_compile", "ratchet"):
+            return None
+        rival = self.arms["best_compile"].key()
+        floor = self.sitting.compare(rival, self.arms["ratchet"].key()).floor
+        return floor if floor is not None and floor.high < MOST_WIDTH else None
 
     def is_faster(self, new: str, than: str) -> bool:
-        """Return True if this run proves that `new` is faster than `than`."""
-        return self.timed(new, than) and self.speedup(than, new).answer == "faster"
+        """Return True if the launches prove that `new` is faster than `than`."""
+        found = self.speedup(than, new)
+        return found is not None and found.answer == "faster"
 
-    def summary(self, key: str) -> Any:
-        return summarise(self.samples, key)
+    def summary(self, role: str) -> ArmTime:
+        """Return a role's own step time, over all of its launches."""
+        return summarise(self._samples(role), role)
 
-    def recast(self, arms: dict[str, Candidate]) -> Proof:
-        """Return the same run with other roles for the candidates that it timed."""
-        owner = {candidate.key(): role for role, candidate in self.arms.items()}
-        known = {role: one for role, one in arms.items() if one.key() in owner}
-        source = {role: owner[candidate.key()] for role, candidate in known.items()}
-        twin = [sample for sample in self.samples if sample.arm == TWIN]
-        return replace(
-            self,
-            arms=known,
-            samples=tuple(twin + _under(self.samples, source)),
-            descriptions={r: self.descriptions.get(s, {}) for r, s in source.items()},
-            setup_s={r: self.setup_s.get(s, 0.0) for r, s in source.items()},
-        )
+    def samples(self) -> list[Sample]:
+        """Return every sample of the roles, each launch with a number of its own."""
+        found = [one for role in self.arms for one in self._samples(role)]
+        return sorted(found, key=lambda one: (one.launch, one.round, one.position))
 
-
-def _under(samples: Sequence[Sample], source: dict[str, str]) -> list[Sample]:
-    """Return the samples of each source role, renamed to the role."""
-    return [
-        Sample(**{**asdict(sample), "arm": role})
-        for role, other in source.items()
-        for sample in samples
-        if sample.arm == other
-    ]
+    def _samples(self, role: str) -> list[Sample]:
+        """Return one role's samples under its name; a second process of it is called the twin."""
+        key, found = self.arms[role].key(), []
+        for launch, timed in enumerate(self.sitting.timed):
+            own = [arm for arm, way in timed.ways.items() if way == key]
+            names = {arm: TWIN if place else role for place, arm in enumerate(sorted(own))}
+            found += [
+                replace(one, arm=names[one.arm], launch=launch)
+                for one in timed.samples
+                if one.arm in names
+            ]
+        return found
 
 
-def prove(turn: Turn, arms: dict[str, Candidate], *, rival: str) -> Proof | None:
-    """Time `arms` (role to candidate) and a twin of `rival`, adjacent and in random order.
-
-    Arms that run the same thing share one process. Each launch is remembered separately, so a
-    killed run resumes at its current launch. Returns None if the budget has no room for a launch.
-    """
-    turn.close_arms()
-    plan = plan_proof(
-        turn.costs, arms, rival=rival, left_s=turn.left_s(), launches=turn.settings.launches
-    )
-    if plan is None:
-        turn.leave_out("the final run", "the budget has no room for one")
-        return None
-    distinct = _distinct({role: arms[role] for role in plan.roles}, rival)
-    sets = [_distinct(some, rival) for some in sacrificed({r: arms[r] for r in plan.roles})]
-    done = _launches(turn, sets, rival, plan)
-    for omission in plan.omissions:
-        turn.leave_out(omission.what, omission.reason)
-    if not done:
-        turn.leave_out("the final run", "the budget ended during its first launch")
-        return None
-    if len(done) < plan.launches:
-        what = f"{plan.launches - len(done)} of {turn.settings.launches} launches of the final run"
-        turn.leave_out(what, "the budget ended before them")
-    samples = [Sample(**sample) for payload in done for sample in payload["samples"]]
-    # Launches that the ledger remembers of a killed run may have had fewer arms, all of them.
-    seen = {sample.arm for sample in samples}
-    return Proof(
-        arms={role: one for role, one in distinct.items() if role in seen},
-        samples=tuple(samples),
-        descriptions={role: told for one in done for role, told in one["descriptions"].items()},
-        setup_s=done[0]["setup_s"],
-        floor=aa_floor(samples, rival, TWIN),
-        launches=len(done),
-        asked=turn.settings.launches,
-    ).recast({role: arms[role] for role in arms})
+MOST_WIDTH = 100.0
+"""High end of an interval over its low end, from which it says nothing at all."""
 
 
-def _launches(
-    turn: Turn, sets: Sequence[dict[str, Candidate]], rival: str, plan: ProofPlan
-) -> list[dict[str, Any]]:
-    """Return the payload of each launch; fewer than planned if the budget ended.
+@dataclass(kw_only=True)
+class Prover:
+    """Runs launches one after another; each is remembered, so that a killed turn resumes."""
 
-    A launch that takes longer than planned leaves the later ones a smaller one of the `sets`.
-    """
-    done: list[dict[str, Any]] = []
-    place, least_s = 0, 0.0
-    for launch in range(plan.launches):
-        more = plan.launches - launch - 1
-        needed_s = _needed_s(turn, sets, rival, place, least_s)
-        known = [turn.holds("proof", _name(one, rival, launch)) for one in sets]
-        fitting = [index for index, one_s in needed_s if one_s * (more + 1) <= turn.left_s()]
-        place = known.index(True) if any(known) else min([*fitting, len(sets) - 1])
-        if not any(known) and dict(needed_s)[place] > turn.left_s():
-            break
-        arms = sets[place]
-        left_s = turn.left_s() / (more + 1) * (EARLY if more else 1.0)
-        ends_s = turn.spent_s + left_s
-        rounds = max(FEWEST_ROUNDS, turn.costs.rounds_in(left_s, timed(arms, tuple(arms), rival)))
+    turn: Turn
+    sitting: Sitting
+    descriptions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _count: dict[str, int] = field(default_factory=dict)
+    """Launches so far, by what they timed."""
+    _scale: float = 1.0
+    """Time of the last launch over its estimate."""
+
+    def launch_s(self, arms: Mapping[str, Candidate], rival: str = "best_compile") -> float:
+        """Estimate the seconds of the shortest launch of these arms, by role."""
+        costs = [*_distinct(arms, rival).values(), arms[rival]]
+        return self._scale * self.turn.costs.launch_s(costs, FEWEST_ROUNDS)
+
+    def fits(self, arms: Mapping[str, Candidate]) -> bool:
+        """Return True if another launch can be begun: its estimate is cautious."""
+        left_s = self.turn.left_s()
+        return left_s > 0 and HOPEFUL * self.launch_s(arms) <= left_s
+
+    def settle(self, rival: Candidate, new: Candidate, launches: int) -> bool:
+        """Launch both until they are told apart, at most so often; False if time ran out."""
+        arms = {"best_compile": rival, "ratchet": new}
+        while self.is_open(rival, new) and self.launches_of(rival, new) < launches:
+            if not self.fits(arms) or not self.launch(arms):
+                return False
+        return True
+
+    def is_open(self, rival: Candidate, new: Candidate) -> bool:
+        """Return True if more launches may still show that `new` is faster."""
+        if rival.key() == new.key():
+            return False
         try:
-            payload = turn.memo(
-                "proof",
-                _name(arms, rival, launch),
-                lambda: _launch(turn, arms, rival, rounds, launch, ends_s),  # noqa: B023
-            )
+            found = self.sitting.compare(rival.key(), new.key())
+        except MeasureError:
+            return True
+        return found.launches < FEWEST_LAUNCHES or found.answer == "undecided"
+
+    def launches_of(self, *candidates: Candidate) -> int:
+        """Return the number of launches that timed all of these candidates."""
+        return self.sitting.launches_of(*(one.key() for one in candidates))
+
+    def ratio(self, rival: Candidate, new: Candidate) -> float:
+        """Return the estimated ratio by now; 0 if there is none."""
+        try:
+            return self.sitting.compare(rival.key(), new.key()).ratio
+        except MeasureError:
+            return 0.0
+
+    def launch(self, arms: Mapping[str, Candidate], rival: str = "best_compile") -> bool:
+        """Time the arms and a twin of the rival in new processes; False if time ran out.
+
+        Roles that run the same thing share one process.
+        """
+        turn = self.turn
+        turn.close_arms()
+        distinct = _distinct(arms, rival)
+        name = ":".join(sorted(one.key() for one in distinct.values()))
+        number = self._count[name] = self._count.get(name, -1) + 1
+        key = f"{name}:{arms[rival].key()}:{number}"
+        try:
+            payload = turn.memo("proof", key, lambda: self._launch(distinct, rival, number))
         except DeadlinePassed:
-            break
-        if len(arms) < len(sets[0]):
-            what = f"some arms in launch {launch + 1} of the final run"
-            turn.leave_out(what, "an earlier launch took longer than planned")
-        done.append(payload)
-        least_s = payload.get("least_s", 0.0)  # older ledgers lack it
+            return False
+        self._learn(distinct, payload)
+        samples = tuple(Sample(**sample) for sample in payload["samples"])
+        ways = {role: arms[rival if role == TWIN else role].key() for role in payload["processes"]}
+        self.sitting.add(TimedTogether(samples=samples, processes=payload["processes"], ways=ways))
+        return True
+
+    def _learn(self, distinct: Mapping[str, Candidate], payload: Mapping[str, Any]) -> None:
+        costs = self.turn.costs
         for role, setup_s in payload["setup_s"].items():
-            if role in arms:
+            if role in distinct:
                 alone_s = float(setup_s) / together_s([1.0] * START_TOGETHER)
-                turn.costs.note_setup(arms[role], float(setup_s), alone_s=alone_s)
-    return done
+                costs.note_setup(distinct[role], float(setup_s), alone_s=alone_s)
+        for role, told in payload["descriptions"].items():
+            if role in distinct:
+                self.descriptions[distinct[role].key()] = told
+        if payload["estimate_s"] > 0:
+            self._scale *= max(0.5, min(2.0, payload["least_s"] / payload["estimate_s"]))
+
+    def _launch(self, distinct: Mapping[str, Candidate], rival: str, number: int) -> dict[str, Any]:
+        turn = self.turn
+        rounds = self._rounds(distinct, rival)
+        turn.tell("proof", launch=number, rounds=rounds)
+        estimate_s, began_s = self.launch_s(distinct, rival), turn.elapsed_s
+        specs = [turn.spec(candidate, name=role) for role, candidate in distinct.items()]
+        specs.append(turn.spec(distinct[rival], name=TWIN))
+        names = {role: uuid.uuid4().hex for role in (*distinct, TWIN)}
+        trial = time_arms(
+            specs,
+            launches=1,
+            rounds=rounds,
+            warmup=WARMUP_STEPS,
+            seed=turn.settings.seed + number,
+            concurrent=_fit_together(turn, distinct),
+            start_together=START_TOGETHER,
+            on_event=lambda event: turn.tell("trial", **asdict(event)),
+            enough=lambda: turn.left_s() <= 0,
+        )
+        further_s = sum(one.wall_time_s for one in trial.samples if one.round >= FEWEST_ROUNDS)
+        return {
+            "estimate_s": estimate_s,
+            "least_s": turn.elapsed_s - began_s - further_s,
+            "samples": [asdict(sample) for sample in trial.samples],
+            "processes": names,
+            "descriptions": trial.descriptions,
+            "setup_s": trial.setup_time_s,
+        }
+
+    def _rounds(self, distinct: Mapping[str, Candidate], rival: str) -> int:
+        """Return rounds that take about as long as the arms take to start, and fit the budget."""
+        costs, arms = self.turn.costs, [*distinct.values(), distinct[rival]]
+        round_s = MARGIN * sum(costs.step_s(one) for one in arms)
+        if not round_s:
+            return MOST_ROUNDS
+        started_s = self._scale * costs.launch_s(arms, 0)
+        most_s = min(started_s, max(0.0, self.turn.left_s() - started_s))
+        return max(FEWEST_ROUNDS, min(MOST_ROUNDS, math.floor(most_s / round_s)))
+
+    def proof(self, arms: Mapping[str, Candidate | None]) -> Proof:
+        """Return what was found of these roles; those that were never timed are left out."""
+        known = {way for one in self.sitting.timed for way in one.ways.values()}
+        timed = {role: one for role, one in arms.items() if one is not None and one.key() in known}
+        return Proof(arms=timed, sitting=self.sitting, descriptions=self.descriptions)
 
 
-def _needed_s(
-    turn: Turn, sets: Sequence[dict[str, Candidate]], rival: str, place: int, least_s: float
-) -> list[tuple[int, float]]:
-    """Return the least seconds of a launch of each set from `place` on, by the last launch's."""
-    estimates_s = [
-        turn.costs.launch_s(timed(one, tuple(one), rival), FEWEST_ROUNDS) for one in sets
-    ]
-    scale = least_s / estimates_s[place] if estimates_s[place] else 0.0
-    return [(index, scale * one) for index, one in enumerate(estimates_s) if index >= place]
-
-
-def _name(arms: dict[str, Candidate], rival: str, launch: int) -> str:
-    key = ":".join(sorted(candidate.key() for candidate in arms.values()))
-    return f"{key}:{rival}:{launch}"
-
-
-def _launch(
-    turn: Turn,
-    distinct: dict[str, Candidate],
-    rival: str,
-    rounds: int,
-    launch: int,
-    ends_s: float,
-) -> dict[str, Any]:
-    turn.tell("proof", launch=launch, rounds=rounds)
-    began_s = turn.elapsed_s
-    specs = [turn.spec(candidate, name=role) for role, candidate in distinct.items()]
-    specs.append(turn.spec(distinct[rival], name=TWIN))
-    trial = time_arms(
-        specs,
-        launches=1,
-        rounds=rounds,
-        warmup=WARMUP_STEPS,
-        seed=turn.settings.seed + launch,
-        concurrent=_fit_together(turn, distinct),
-        start_together=START_TOGETHER,
-        on_event=lambda event: turn.tell("trial", **asdict(event)),
-        enough=lambda: turn.spent_s >= ends_s,
-    )
-    further_s = sum(one.wall_time_s for one in trial.samples if one.round >= FEWEST_ROUNDS)
-    return {
-        "least_s": turn.elapsed_s - began_s - further_s,
-        "samples": [{**asdict(sample), "launch": launch} for sample in trial.samples],
-        "descriptions": trial.descriptions,
-        "setup_s": trial.setup_time_s,
-        "concurrent": trial.concurrent,
-    }
-
-
-def _fit_together(turn: Turn, distinct: dict[str, Candidate]) -> bool:
+def _fit_together(turn: Turn, distinct: Mapping[str, Candidate]) -> bool:
     """Return True if all arms and the twin fit in memory together, judging by one arm's usage."""
     if turn.device.kind != "cpu":
         return False
     needed_bytes = turn.peak_memory_bytes * (len(distinct) + 1)
     fit = needed_bytes < MEMORY_SHARE * turn.device.memory_bytes
     if not fit:
-        turn.warnings.append(
+        turn.warn(
             "the arms do not fit in memory together, so they were timed one after the other; the "
             "intervals lack the precision of adjacent pairs"
         )
     return fit
 
 
-def _distinct(arms: dict[str, Candidate], first: str) -> dict[str, Candidate]:
+def _distinct(arms: Mapping[str, Candidate], first: str) -> dict[str, Candidate]:
     """Return the first role of each different candidate, with `first` before all others."""
     found: dict[str, Candidate] = {}
     for role in sorted(arms, key=lambda role: role != first):
@@ -247,3 +256,8 @@ def _distinct(arms: dict[str, Candidate], first: str) -> dict[str, Candidate]:
         if candidate.key() not in {other.key() for other in found.values()}:
             found[role] = candidate
     return found
+
+
+def samples_of(proof: Proof | None) -> Sequence[Sample]:
+    """Return a proof's samples; none without a proof."""
+    return () if proof is None else proof.samples()

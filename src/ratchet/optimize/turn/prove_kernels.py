@@ -19,11 +19,9 @@ from ratchet.kernels.problem import Problem
 from ratchet.optimize.levers import Lever
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.step.installed import AnyKernel, InstalledKernel
+from ratchet.optimize.turn.schedule import LEAST_VERDICT_S, MOST_VERDICT_S
 from ratchet.optimize.turn.state import Turn
 
-KERNEL_LIMIT_S = 180.0
-LEAST_VERDICT_S = 5.0
-"""Minimum time left for a verdict to begin."""
 NO_TIME = "the budget ended before it was judged"
 
 
@@ -44,47 +42,58 @@ class ProvenKernels:
     def of(self, precision: str) -> dict[str, tuple[AnyKernel, ...]]:
         return self.proven.get(precision, {})
 
+    def left_out(self, precision: str) -> list[str]:
+        """Return the library kernels that the budget had no room to judge."""
+        return [name for name, why in self.refused.get(precision, {}).items() if why == NO_TIME]
+
+    def joined(self, more: ProvenKernels) -> ProvenKernels:
+        """Return both; for a precision that both know, `more` is what counts."""
+        said = {(one["kernel"], one["problem"]): one for one in (*self.verdicts, *more.verdicts)}
+        return ProvenKernels(
+            proven={**self.proven, **more.proven},
+            refused={**self.refused, **more.refused},
+            verdicts=tuple(said.values()),
+            regions={**self.regions, **more.regions},
+            worth={**self.worth, **more.worth},
+        )
+
     def why_not(self, precision: str) -> dict[str, str]:
         return self.refused.get(precision, dict.fromkeys(LIBRARY, "not judged in this precision"))
 
 
 def prove_kernels(
     turn: Turn,
-    candidates: list[Candidate],
+    step: Candidate,
     wanted: Sequence[str],
     too_small: Mapping[str, str],
+    *,
+    timed: bool,
 ) -> ProvenKernels:
-    """Judge the wanted library kernels on the call sites of the candidates' steps.
+    """Judge the wanted library kernels on the call sites of a step.
 
     Kernels are judged in the order of `wanted`, until the turn's stage ends. Those in `too_small`
-    are skipped for the reason given there. The first candidate's problems decide if a kernel is
-    faster. In other precisions a kernel need only be right, because the timing of the whole step
-    decides there.
+    are skipped for the reason given there. If it is not `timed`, a kernel that was proven elsewhere
+    need only be right, because the timing of the whole step decides.
     """
+    precision = step.config.precision
     if turn.device.kind != "cpu":
-        return _none(candidates, "the kernels of the library run on CPUs")
+        return _none(precision, "the kernels of the library run on CPUs")
     try:
         find_compiler()
     except CompilerMissing as error:
-        turn.warnings.append(str(error))
-        return _none(candidates, "there is no C++ compiler on this machine")
+        turn.warn(str(error))
+        return _none(precision, "there is no C++ compiler on this machine")
     court = KernelCourt(turn=turn, wanted=tuple(name for name in wanted if name not in too_small))
-    for place, candidate in enumerate(candidates):
-        precision = candidate.config.precision
-        court.refused[precision] = {name: too_small[name] for name in wanted if name in too_small}
-        try:
-            problems = _problems(turn, candidate)
-        except DeadlinePassed:
-            court.refused[precision] |= dict.fromkeys(court.wanted, NO_TIME)
-            continue
-        court.hear(precision, problems, timed=place == 0)
+    court.refused[precision] = {name: too_small[name] for name in wanted if name in too_small}
+    try:
+        court.hear(precision, _problems(turn, step), timed=timed)
+    except DeadlinePassed:
+        court.refused[precision] |= dict.fromkeys(court.wanted, NO_TIME)
     return ProvenKernels(proven=court.proven, refused=court.refused, verdicts=tuple(court.verdicts))
 
 
-def _none(candidates: list[Candidate], reason: str) -> ProvenKernels:
-    refused: dict[str, dict[str, str]] = {}
-    for candidate in candidates:
-        refused[candidate.config.precision] = dict.fromkeys(LIBRARY, reason)
+def _none(precision: str, reason: str) -> ProvenKernels:
+    refused = {precision: dict.fromkeys(LIBRARY, reason)}
     return ProvenKernels(proven={}, refused=refused, verdicts=())
 
 
@@ -213,10 +222,10 @@ class KernelCourt:
         """Judge it now; None if the stage ended before a verdict."""
         turn, place = self.turn, f"{kernel.hash}:{problem.hash}"
         turn.tell("judging", kernel=kernel.entry)
-        limit_s, began_s = min(KERNEL_LIMIT_S, turn.left_s()), turn.elapsed_s
+        limit_s, began_s = min(MOST_VERDICT_S, turn.left_s()), turn.elapsed_s
         judged = judge.judge(kernel, problem, time_limit_s=limit_s)
         turn.costs.verdict_s = turn.elapsed_s - began_s
-        if limit_s < KERNEL_LIMIT_S and judged.status in ("timed_out", "unmeasured"):
+        if limit_s < MOST_VERDICT_S and judged.status in ("timed_out", "unmeasured"):
             return None
         verdict: dict[str, Any] = judged.model_dump(mode="json")
         ledger, fingerprint = turn.ledger, turn.fingerprint

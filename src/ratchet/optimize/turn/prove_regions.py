@@ -30,22 +30,23 @@ from ratchet.optimize.step.candidate import AROUND_THE_GRAPH, Candidate
 from ratchet.optimize.step.installed import InstalledKernel, RegionKernel
 from ratchet.optimize.turn.limit import SMALL_REGION_SHARE
 from ratchet.optimize.turn.prove_kernels import NO_TIME, KernelCourt, ProvenKernels
+from ratchet.optimize.turn.schedule import (
+    KEEPS,
+    MEASURING_S,
+    MEASURING_SHARE,
+    MOST_WRITING_S,
+    WRITING_SHARE,
+)
 from ratchet.optimize.turn.screen import unused_regions
 from ratchet.optimize.turn.state import Turn
 
 OF_A_REGION = re.compile(r"_[0-9a-f]{8}$")
 """End of the name of a region's problem: the start of its key."""
-MEASURING_S, MEASURING_SHARE = 20.0, 0.05
-"""Time for measuring what regions take now, and its share of the stage's time at most."""
 MOST_WRITTEN = 10
 """Regions that the authors write for in one turn."""
 CANDIDATES = 5
 """Kernels that the search screens for one region. Its first schedules are seldom beaten by much, so
 the time is better spent on further regions: the step decides, not the region alone."""
-WRITING_SHARE = 0.5
-"""Part of the time after the climb that goes to the authors; trying their kernels gets the rest."""
-KEEPS = 0.8
-"""Part of that time they are told of: the last verdict of a search may take longer than planned."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,17 +85,16 @@ class RegionTrials:
             kernels = self._added(kernels, step, regions)
         return kernels
 
+    def may_write(self, best: Candidate) -> bool:
+        """Return True if kernels for the regions of this step could be installed."""
+        return self._may_install() and best.config.compile_mode is not None
+
     def write(self, kernels: ProvenKernels, best: Candidate, step_time_s: float) -> ProvenKernels:
         """Have the authors write for the regions of a step with the most to win, and add those.
 
         What the budget has no room for is left out, with the reason in the result.
         """
         turn, what = self.turn, "writing kernels for the step's own regions"
-        if not self._may_install() or best.config.compile_mode is None:
-            return kernels
-        if KEEPS * WRITING_SHARE * turn.left_s() < SHORTEST_S:
-            turn.leave_out(what, "the budget has no room for it")
-            return kernels
         try:
             regions = self._regions(best)
         except ArmFailure as error:
@@ -106,7 +106,7 @@ class RegionTrials:
             for one in sorted(regions, key=lambda one: -one.likely_s)
             if region_name(one.key) not in known and one.gain_s > SMALL_REGION_SHARE * step_time_s
         ][:MOST_WRITTEN]
-        budget_s = KEEPS * WRITING_SHARE * turn.left_s()
+        budget_s = KEEPS * min(MOST_WRITING_S, WRITING_SHARE * turn.left_s())
         if not chosen or budget_s < SHORTEST_S:
             none = f"no region has {SMALL_REGION_SHARE:.1%} of the step to win"
             reason = "the budget has no room for it" if chosen else none

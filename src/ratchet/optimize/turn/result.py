@@ -223,8 +223,14 @@ class OptimizeResult(_Result):
     duration_s: float
     resumed: bool
     arms: list[ArmResult]
-    speedup: dict[str, StepSpeedup]
-    floor: dict[str, float]
+    speedup: dict[str, StepSpeedup | None]
+    """`vs_written`, `vs_compile` and `vs_compile_same_arithmetic`; None for what was not measured.
+    """
+    floor: dict[str, float] | None
+    """`low` and `high` of the ratio between two copies of the rival; None if it was not measured.
+    """
+    not_measured: dict[str, str]
+    """The reason for each comparison that is None, each arm that is absent, and absent losses."""
     best_compile: str
     rivals: list[Rival]
     changes: list[Change]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +16,23 @@ from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.steps.numerics import judge_gradients
 from ratchet.measure.estimate import compare
 from ratchet.measure.rounds import FEWEST_ROUNDS, run_rounds
+from ratchet.measure.samples import Sample
+from ratchet.measure.sitting import TimedTogether
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.step.installed import RegionKernel
-from ratchet.optimize.turn.budget import MARGIN, WARMUP_STEPS, together_s
+from ratchet.optimize.turn.costs import MARGIN, WARMUP_STEPS, together_s
 from ratchet.optimize.turn.result import GradientResult
+from ratchet.optimize.turn.schedule import (
+    FEWEST_SETTLING,
+    MOST_SCREENED_ROUNDS,
+    SETTLING_SHARE,
+    SETTLING_STEPS,
+    screening_time_s,
+)
 from ratchet.optimize.turn.state import Turn
 
-METHOD = "restarted"
+METHOD = "pooled"
 """How arms are timed; another way to do it does not recall the screenings of this one."""
-SCREEN_S = 10.0
-"""Timing budget of one screening, or a sixtieth of the turn's budget if that is less."""
-MOST_ROUNDS = 25
-FEWEST_SETTLING, SETTLING_STEPS, SETTLING_SHARE = 2, 20, 0.35
-"""Steps of each arm before it is timed, in at most this share of the timing budget.
-
-The first 20 to 40 steps of a process are slower than later ones: a step of moe-42m against itself,
-in a new process, came out at 0.965x and 0.97x in two times 20 rounds, and at 1.00x after them.
-"""
 HOPELESS, HOPELESS_ROUNDS = 4.0, 2
 """Ratio of step times above which a challenger is timed for only this many rounds."""
 
@@ -55,10 +55,19 @@ class LeverScreening:
     incumbent_step_s: float = 0.0
     unused: Sequence[str] = ()
     """The challenger's region kernels, by name in its config, that served no call of its step."""
+    samples: Sequence[Mapping[str, Any]] = ()
+    processes: Mapping[str, str] = field(default_factory=dict)
+    """What was timed, and the name of the process behind each arm."""
 
     @property
     def looks_faster(self) -> bool:
         return self.passed and self.ratio > 1.0 and self.answer != "slower"
+
+    def as_timed(self) -> TimedTogether:
+        """Return its rounds; each arm's name says what it runs."""
+        samples = tuple(Sample(**one) for one in self.samples)
+        ways = {arm: arm for arm in self.processes}
+        return TimedTogether(samples=samples, processes=self.processes, ways=ways)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,7 +165,7 @@ def _timing_s(turn: Turn, incumbent: Candidate, challenger: Candidate) -> float:
 
 
 def _screen_time_s(turn: Turn) -> float:
-    return min(SCREEN_S, turn.settings.budget_s / 60)
+    return screening_time_s(turn.settings.budget_s)
 
 
 def _key(incumbent: Candidate, challenger: Candidate, oracle: Oracle | None) -> str:
@@ -215,6 +224,8 @@ def _screen(
         worst_parameter=worst[0],
         worst_ratio=worst[1],
         unused=unused_regions(challenger, arm.describe()),
+        samples=[asdict(one) for one in samples],
+        processes={one.name: one.identity for one in (base, arm)},
     )
 
 
@@ -251,7 +262,7 @@ def rounds_for(incumbent_s: float, challenger_s: float, budget_s: float) -> int:
     if challenger_s > HOPELESS * incumbent_s:
         return HOPELESS_ROUNDS
     round_s = max(incumbent_s + challenger_s, 1e-6)
-    return min(MOST_ROUNDS, max(FEWEST_ROUNDS, math.floor(budget_s / round_s)))
+    return min(MOST_SCREENED_ROUNDS, max(FEWEST_ROUNDS, math.floor(budget_s / round_s)))
 
 
 def _gradients(turn: Turn, candidate: Candidate) -> Path:

@@ -18,22 +18,24 @@ from ratchet.devices.probe import Device
 from ratchet.errors import DeadlinePassed, RatchetError
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.ledger import Fingerprint, Ledger
+from ratchet.measure.sitting import Scatter
 from ratchet.optimize.step import allocators
 from ratchet.optimize.step.arm import FACTORY
 from ratchet.optimize.step.candidate import Candidate
-from ratchet.optimize.turn.budget import WARMUP_STEPS, Costs, closing_s, crowding, together_s
+from ratchet.optimize.turn.costs import WARMUP_STEPS, Costs, crowding, together_s
 from ratchet.optimize.turn.result import Omission
+from ratchet.optimize.turn.schedule import SAME_END_S, closing_s
 from ratchet.optimize.turn.settings import Settings
 
 Listener = Callable[[str, dict[str, Any]], None]
 FOLDER_PREFIX = "ratchet-turn-"
 MOST_LIVE_ARMS = 4
 MEMORY_SHARE = 0.8
+SCATTER, MOST_KNOWN = "scatter", 20.0
+"""Evidence of how far starts differ, and the degrees of freedom that older turns keep in it."""
 MOST_NOISE = 1.5
 """Ratio of two copies of one step, at the end of its interval, from which a turn without proof
 leaves no timings."""
-SAME_END_S = 2.0
-"""Tolerance within which stages of turns with equal budgets count as ending together."""
 
 
 @dataclass(kw_only=True)
@@ -130,10 +132,38 @@ class Turn:
         if found not in self.omissions:
             self.omissions.append(found)
 
+    def warn(self, words: str) -> None:
+        """Record a warning once."""
+        if words not in self.warnings:
+            self.warnings.append(words)
+
     def tell(self, event: str, **details: Any) -> None:
         self.listener(event, details)
 
     # The memory.
+
+    def known_scatter(self) -> Scatter | None:
+        """Return how far starts of one step differed on this machine, as earlier turns found."""
+        found = self.ledger.recall(SCATTER, self._machine(), since=self.since)
+        return Scatter(**found) if found is not None else None
+
+    def remember_scatter(self, own: Scatter) -> None:
+        """Pool what this turn found with what was known, for later turns."""
+        if own.freedom <= 0:
+            return
+        known = self.known_scatter() or Scatter(variance=0.0, freedom=0.0)
+        kept = min(known.freedom, MOST_KNOWN)
+        freedom = own.freedom + kept
+        variance = (own.variance * own.freedom + known.variance * kept) / freedom
+        self.ledger.remember(
+            SCATTER,
+            self._machine(),
+            {"variance": variance, "freedom": freedom},
+            fingerprint=self.fingerprint,
+        )
+
+    def _machine(self) -> str:
+        return f"{self.device.fingerprint}:{self.software_fingerprint}"
 
     def memo(self, kind: str, key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the ledger's answer for this workload, device and software, or compute it.

@@ -8,20 +8,17 @@ from typing import Any
 from ratchet.errors import DeadlinePassed
 from ratchet.optimize.levers import Situation, all_levers
 from ratchet.optimize.step.candidate import Candidate
-from ratchet.optimize.turn.baseline import Baseline
-from ratchet.optimize.turn.budget import MARGIN
+from ratchet.optimize.turn.costs import MARGIN
 from ratchet.optimize.turn.explain import explain
 from ratchet.optimize.turn.keep import Kept
 from ratchet.optimize.turn.limit import limit_of, too_small, winnable_s
 from ratchet.optimize.turn.result import ArmKey, StepLimit, StepProfile
+from ratchet.optimize.turn.rivals import Baseline
+from ratchet.optimize.turn.schedule import PROFILE_SHARE, READ_S
 from ratchet.optimize.turn.state import Turn
 from ratchet.workloads.config import StepConfig
 
 PROFILED_STEPS = 2
-READ_S = 3.0
-"""Seconds for writing and reading a trace, until this turn has taken one."""
-PROFILE_SHARE = 0.1
-"""Share of the budget left that a profile may take."""
 AUTOTUNE = "compile-max-autotune"
 
 
@@ -118,7 +115,7 @@ class Steering:
         alike = baseline.best.config.precision == kept.recipe.config.precision
         least_s = rival.least_s if rival is not None and alike else 0.0
         step_time_s = None
-        if kept.proof is not None and kept.proof.timed("ratchet"):
+        if kept.proof.timed("ratchet"):
             step_time_s = float(kept.proof.summary("ratchet").median_s)
         return self._limit(kept.recipe, after, "ratchet", least_s, step_time_s)
 

@@ -1,0 +1,257 @@
+"""Find the rival, torch.compile's best version of the step: one mode at a time, cheapest first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ratchet.errors import ArmFailure, DeadlinePassed
+from ratchet.kernels.languages.cpp import find_compiler
+from ratchet.measure.sitting import Sitting
+from ratchet.optimize.levers import Situation
+from ratchet.optimize.step.candidate import Candidate, with_config
+from ratchet.optimize.turn.result import Rival
+from ratchet.optimize.turn.screen import LeverScreening, Oracle, screen, screening_s
+from ratchet.optimize.turn.state import Turn
+from ratchet.workloads.config import StepConfig
+
+MODES = ("default", "max-autotune")
+NO_ROOM = "not timed: the budget has no room for it"
+MOST_WORDS = 300
+"""Maximum number of characters of torch's own reason that are shown."""
+
+RuleOut = Callable[[Candidate, StepConfig], str | None]
+"""Returns the reason not to time a config beside the fastest rival so far, or None to time it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Baseline:
+    """The candidates that every claim is measured against, as far as they are known."""
+
+    written: Candidate
+    best: Candidate
+    """The fastest torch.compile candidate in any arithmetic; the step as written without one."""
+    best_same: Candidate | None
+    """The fastest in the arithmetic of the step as written; None if none was timed."""
+    rivals: tuple[Rival, ...]
+    written_is_faster: bool = False
+    """True if the screenings say that the step as written beats `best`."""
+    modes: frozenset[str] = frozenset()
+    """The compile modes that were timed."""
+    alike: tuple[Candidate, ...] = ()
+    """Rivals that compile faster and could not be told apart from `best` or `best_same`."""
+
+    @property
+    def start(self) -> Candidate:
+        """Where a climb in any arithmetic begins: `best`, or the one alike that compiles faster."""
+        return self._start(self.best)
+
+    @property
+    def start_same(self) -> Candidate | None:
+        """Where a climb in the arithmetic of the step as written begins."""
+        return None if self.best_same is None else self._start(self.best_same)
+
+    def _start(self, rival: Candidate) -> Candidate:
+        precision = rival.config.precision
+        return next((one for one in self.alike if one.config.precision == precision), rival)
+
+    @property
+    def has_rival(self) -> bool:
+        """Return True if any torch.compile candidate was timed."""
+        return self.best.key() != self.written.key()
+
+
+def rival_configs(
+    written: StepConfig, *, adamw: bool, precisions: Sequence[str]
+) -> Iterator[StepConfig]:
+    """Yield torch.compile's modes in these precisions, with the fused optimizer."""
+    optimizer = "fused" if adamw else "as_written"
+    for mode in MODES:
+        for precision in precisions:
+            yield written.model_copy(
+                update={"compile_mode": mode, "precision": precision, "optimizer": optimizer}
+            )
+
+
+@dataclass(kw_only=True)
+class Rivals:
+    """Torch.compile's modes: those timed, the fastest of them, and those still to be timed."""
+
+    turn: Turn
+    written: Candidate
+    situation: Situation
+    sitting: Sitting
+    rule_out: RuleOut = lambda best, config: None
+    waiting: list[StepConfig] = field(default_factory=list)
+    best: Candidate | None = None
+    _by_precision: dict[str, Candidate] = field(default_factory=dict)
+    _alike: dict[str, Candidate] = field(default_factory=dict)
+    _rows: list[Rival] = field(default_factory=list)
+    _slower: set[str] = field(default_factory=set)
+    _modes: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.waiting = list(
+            rival_configs(
+                self.written.config,
+                adamw=self.situation.optimizer_is_adamw,
+                precisions=self._precisions(),
+            )
+        )
+
+    def _precisions(self) -> list[str]:
+        """Return the precisions that may pay, the fastest to compute in first."""
+        own = self.written.config.precision
+        if own != "fp32" or self.turn.settings.keep_precision:
+            return [own]
+        if self.situation.bf16_is_slow is None:
+            return ["bf16_autocast", own]
+        reason = f"not timed: {self.situation.bf16_is_slow}"
+        hopeless = rival_configs(
+            self.written.config,
+            adamw=self.situation.optimizer_is_adamw,
+            precisions=["bf16_autocast"],
+        )
+        self._rows += [_not_timed(with_config(config, {}), reason) for config in hopeless]
+        return [own]
+
+    def first(self, beside: Sequence[Candidate] = ()) -> None:
+        """Time the cheapest rival that works; `beside` are arms to be started meanwhile.
+
+        Without time for one, there is none. Raises CompilerMissing if torch.compile lacks a
+        compiler it needs, and ArmFailure if it fails in every mode for another reason.
+        """
+        while self.waiting and self.best is None:
+            rival = with_config(self.waiting[0], {})
+            self.turn.start_together([self.written, rival, *beside])
+            try:
+                self.time_next()
+            except DeadlinePassed:
+                self._leave_out(rival)
+                return
+        if self.best is None:
+            self._raise_why()
+
+    def _raise_why(self) -> None:
+        if self.turn.device.kind == "cpu":
+            find_compiler()
+        first = " ".join(self._rows[-1].reason.split())[:MOST_WORDS]
+        raise ArmFailure(
+            f"torch.compile failed in every mode, so there is no rival to prove against: {first}"
+        )
+
+    def next_one(self) -> Candidate | None:
+        """Return the rival that is to be timed next, the cheapest; None if none is left."""
+        while self.best is not None and self.waiting:
+            self.waiting.sort(key=lambda one: self.turn.costs.compiled_s(with_config(one, {})))
+            config = self.waiting[0]
+            rival = with_config(config, {})
+            known = self._by_precision.get(config.precision, self.best)
+            reason = self.rule_out(known, config)
+            if reason is None:
+                return rival
+            self.waiting.pop(0)
+            self._rows.append(_not_timed(rival, f"not timed: {reason}"))
+            self.turn.leave_out(f"the rival {rival.title}", reason, for_want_of_budget=False)
+        return None
+
+    def needed_s(self) -> float | None:
+        """Estimate the seconds of timing the next rival; None if none is left."""
+        rival = self.next_one()
+        if rival is None:
+            return None
+        return screening_s(self.turn, self._incumbent(rival.config), rival, None)
+
+    def _incumbent(self, config: StepConfig) -> Candidate:
+        return self._by_precision.get(config.precision) or self.best or self.written
+
+    def time_next(self) -> None:
+        """Time the rival that waits first against the best of its precision, or of any."""
+        config = self.waiting[0]
+        rival, incumbent = with_config(config, {}), self._incumbent(config)
+        screening = screen(self.turn, incumbent, rival, None)
+        self.waiting.pop(0)
+        self._rows.append(_as_rival(rival, screening))
+        if screening.passed:
+            self.sitting.add(screening.as_timed())
+            self._modes.add(str(config.compile_mode))
+            self._rank(rival, incumbent, screening)
+        if self.best is None or self.best.key() != rival.key():
+            self.turn.drop(rival)
+
+    def _rank(self, rival: Candidate, incumbent: Candidate, screening: LeverScreening) -> None:
+        """Put a timed rival in its place.
+
+        A loser that compiles faster and is not clearly slower goes to `alike`: every change on top
+        of the winner would compile as long as that did. If the step as written beats the rival, its
+        key is noted.
+        """
+        precision, won = rival.config.precision, screening.ratio > 1.0
+        if incumbent is self.written and screening.high < 1.0:
+            self._slower.add(rival.key())
+        if incumbent.config.precision == precision and incumbent is not self.written:
+            if not won:
+                return
+            if screening.low <= 1.0:
+                self._alike[precision] = incumbent
+        self._by_precision[precision] = rival
+        faster = self.best is None or (won and incumbent is self.best)
+        if self.best is not None and won and not faster:
+            faster = self.turn.costs.step_s(rival) < self.turn.costs.step_s(self.best)
+        if faster:
+            self.best = rival
+
+    def _leave_out(self, rival: Candidate) -> None:
+        self.turn.leave_out(f"the rival {rival.title}", "the budget has no room for it")
+
+    def leave_rest(self) -> None:
+        """Name the rivals that the budget had no room for."""
+        while self.next_one() is not None:
+            rival = with_config(self.waiting.pop(0), {})
+            self._rows.append(_not_timed(rival, NO_ROOM))
+            self._leave_out(rival)
+
+    def baseline(self) -> Baseline:
+        """Return what is known by now."""
+        best = self.best or self.written
+        rows = [*self._rows, *(_not_timed(with_config(one, {}), NO_ROOM) for one in self.waiting)]
+        return Baseline(
+            written=self.written,
+            best=best,
+            best_same=self._by_precision.get(self.written.config.precision),
+            rivals=tuple(rows),
+            written_is_faster=best.key() in self._slower,
+            modes=frozenset(self._modes),
+            alike=tuple(self._alike.values()),
+        )
+
+
+def _as_rival(rival: Candidate, screening: LeverScreening) -> Rival:
+    if not screening.passed:
+        return _not_timed(rival, screening.reason)
+    return Rival(
+        title=rival.title,
+        precision=rival.config.precision,
+        step_time_s=screening.step_time_s,
+        setup_time_s=screening.setup_s,
+        reason=screening.reason,
+    )
+
+
+def _not_timed(rival: Candidate, reason: str) -> Rival:
+    return Rival(
+        title=rival.title,
+        precision=rival.config.precision,
+        step_time_s=None,
+        setup_time_s=None,
+        reason=reason,
+    )
+
+
+def oracle_for(written: Candidate, config: StepConfig) -> Oracle:
+    """Return whose gradient error a config may have: its own precision's, run eagerly by torch."""
+    reference = with_config(written.config.model_copy(update={"precision": "fp32"}), {})
+    if config.precision == written.config.precision:
+        return Oracle(reference=reference, allowed=written)
+    autocast = written.config.model_copy(update={"precision": "bf16_autocast"})
+    return Oracle(reference=reference, allowed=with_config(autocast, {}))

@@ -1,0 +1,547 @@
+"""Search in the order of the schedule: the critical path, then whatever may win most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from ratchet.authors.shares import SHORTEST_S
+from ratchet.errors import DeadlinePassed
+from ratchet.measure.sitting import FEWEST_LAUNCHES, Sitting
+from ratchet.optimize.levers import LEVERS, Lever, Situation, all_levers, kernel_levers
+from ratchet.optimize.levers.kernels import PREFIX
+from ratchet.optimize.levers.operators import BF16_WEIGHTS
+from ratchet.optimize.step.candidate import Candidate, with_config
+from ratchet.optimize.turn.climb import Climb, Climber, applicable
+from ratchet.optimize.turn.keep import Found, keeps_arithmetic, roles
+from ratchet.optimize.turn.limit import ranked, too_small
+from ratchet.optimize.turn.losses import compare_losses, comparison_s
+from ratchet.optimize.turn.prove import Prover
+from ratchet.optimize.turn.prove_kernels import ProvenKernels, prove_kernels
+from ratchet.optimize.turn.prove_regions import RegionTrials
+from ratchet.optimize.turn.result import LossResult
+from ratchet.optimize.turn.rivals import Rivals, oracle_for
+from ratchet.optimize.turn.schedule import (
+    HOPEFUL,
+    KEEPS,
+    KERNELS_SHARE,
+    LEAST_LAUNCHES,
+    MOST_LAUNCHES,
+    PLANNED_LAUNCHES,
+    WRITING_SHARE,
+)
+from ratchet.optimize.turn.screen import new_screening_s
+from ratchet.optimize.turn.settings import Settings
+from ratchet.optimize.turn.state import Turn
+from ratchet.optimize.turn.steer import Steering, Worth
+
+NO_ROOM = "the budget has no room for it"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Further:
+    """One thing that may be done once the critical path is walked."""
+
+    what: str
+    """A noun phrase, for the list of what the budget had no room for."""
+    needed_s: Callable[[], float | None]
+    """Seconds that it would take now; None if there is nothing left of it to do."""
+    run: Callable[[], None]
+    is_proof: bool = False
+    """True if it times what is to be proven, so that no proof is due after it."""
+
+
+@dataclass(kw_only=True)
+class Search:
+    """One turn's search: what was tried, and what may be kept."""
+
+    turn: Turn
+    situation: Situation
+    steering: Steering
+    written: Candidate
+    kernels: ProvenKernels = field(
+        default_factory=lambda: ProvenKernels(proven={}, refused={}, verdicts=())
+    )
+    reserved_s: float = 0.0
+    """Seconds that kernels left to the bundle and its proof."""
+    _climber: Climber | None = None
+    _same: Climb | None = None
+    _earlier: list[Climb] = field(default_factory=list)
+    _losses: dict[str, LossResult | None] = field(default_factory=dict)
+    """By precision; None if the budget ended before they were compared."""
+    _worth: Worth = field(default_factory=Worth)
+    _done: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.sitting = Sitting(prior=self.turn.known_scatter())
+        self.prover = Prover(turn=self.turn, sitting=self.sitting)
+        self.trials = RegionTrials(turn=self.turn)
+        self.rivals = Rivals(
+            turn=self.turn,
+            written=self.written,
+            situation=self.situation,
+            sitting=self.sitting,
+            rule_out=self.steering.rule_out,
+        )
+
+    def run(self) -> Found:
+        """Walk the critical path, then do what may win most, until the budget ends."""
+        oracles = self._oracles()
+        self.rivals.first(beside=[*oracles, *self._captured()])
+        for one in oracles:
+            self.turn.drop(one)
+        if self.rivals.best is not None:
+            self._worth = self.steering.worth(self.rivals.baseline())
+            self._judge_kernels()
+            self._climb(weights=True)
+            self._settle()
+            self._go_on()
+        self.rivals.leave_rest()
+        self.turn.close_arms()
+        return self.found()
+
+    def found(self) -> Found:
+        """Return the results by now."""
+        baseline = self.rivals.baseline()
+        unclimbed = Climb(best=baseline.best, changes=())
+        climber = self._climber
+        if climber is not None:
+            climber.modes = baseline.modes
+        best = climber.snapshot() if climber is not None else unclimbed
+        return Found(
+            baseline=baseline,
+            best=best,
+            earlier=tuple(self._earlier),
+            same=self._same,
+            kernels=self.kernels,
+            losses=self._losses.get(best.best.config.precision),
+        )
+
+    # The critical path.
+
+    @property
+    def _best(self) -> Candidate:
+        assert self._climber is not None, "no climb has begun"
+        return self._climber.best
+
+    @property
+    def _rival(self) -> Candidate:
+        assert self.rivals.best is not None, "no rival was timed"
+        return self.rivals.best
+
+    def _precision(self, *, weights: bool = True) -> str:
+        """Return the precision of the bundle."""
+        if weights and self._may_use_bf16_weights() and self._tries(BF16_WEIGHTS.name):
+            return "bf16_master"
+        start = self.rivals.baseline().start
+        return start.config.precision
+
+    def _tries(self, name: str) -> bool:
+        return name in {lever.name for lever in chosen_levers(self.turn.settings)}
+
+    def _may_use_bf16_weights(self) -> bool:
+        return (
+            not self.turn.settings.keep_precision
+            and self.situation.optimizer_is_adamw
+            and self.situation.bf16_is_slow is None
+        )
+
+    def _oracles(self) -> list[Candidate]:
+        """Return eager steps whose gradients will be asked for, to be started in passing."""
+        if not self._may_use_bf16_weights():
+            return []
+        config = self.written.config.model_copy(update={"precision": "bf16_master"})
+        oracle = oracle_for(self.written, config)
+        both = {one.key(): one for one in (oracle.reference, oracle.allowed)}
+        return [one for one in both.values() if not self.turn.gradients_path(one).exists()]
+
+    def _captured(self) -> list[Candidate]:
+        """Return the eager step that tells its call sites, to be started in passing too."""
+        if self.turn.device.kind != "cpu" or not self._may_use_bf16_weights():
+            return []
+        config = self.written.config.model_copy(update={"precision": "bf16_master"})
+        return [with_config(config, {})]
+
+    def _judge_kernels(self) -> None:
+        """Judge the library's kernels, those with the most time to win first, then the regions'."""
+        with self.turn.stage(self._kernels_end_s()):
+            self._judge(self._step_of(self._precision()))
+
+    def _step_of(self, precision: str) -> Candidate:
+        start = self.rivals.baseline().start
+        return with_config(start.config.model_copy(update={"precision": precision}), {})
+
+    def _judge(self, step: Candidate) -> None:
+        wanted = [
+            lever
+            for lever in chosen_levers(self.turn.settings)
+            if lever.name.startswith(PREFIX) and lever.applies(self.situation) is None
+        ]
+        worth = self._worth
+        ordered = ranked(wanted, worth.by_lever)
+        reasons = {
+            one.name.removeprefix(PREFIX): too_small(one.name, worth.by_lever, worth.step_time_s)
+            for one in ordered
+        }
+        small = {name: reason for name, reason in reasons.items() if reason is not None}
+        timed = not self.kernels.proven
+        found = prove_kernels(self.turn, step, list(reasons), small, timed=timed)
+        self.kernels = self.kernels.joined(self.trials.recall(found, [step]))
+
+    def _kernels_end_s(self) -> float:
+        """Return when the last kernel must be judged, in seconds spent: the rest has its needs."""
+        turn, start = self.turn, self.rivals.baseline().start
+        after_s = new_screening_s(turn, start)
+        if self._precision() != self.written.config.precision:
+            after_s += comparison_s(turn, self.written, start)
+        launch_s = self.prover.launch_s({"best_compile": start, "ratchet": start})
+        left_s = turn.ends_s - turn.spent_s - after_s
+        share_s = left_s - PLANNED_LAUNCHES * launch_s
+        if share_s < KERNELS_SHARE * left_s:
+            share_s = left_s - LEAST_LAUNCHES * launch_s
+        self.reserved_s = turn.ends_s - turn.spent_s - share_s
+        return turn.spent_s + max(0.0, share_s)
+
+    def _climb(self, *, weights: bool) -> None:
+        """Time the bundle; where its losses differ, one that rounds less; then the arithmetic kept.
+
+        Without `weights`, they stay in fp32.
+        """
+        self._begin(weights=weights)
+        climber = self._climber
+        assert climber is not None
+        screening = climber.try_bundle()
+        if screening is None:
+            return
+        self.sitting.add(screening.as_timed())
+        if self._accepts(climber.best):
+            return
+        losses = self._losses[climber.best.config.precision]
+        reason = losses.detail if losses else "the budget ended before its losses were compared"
+        rounds_less = self._rival.config.precision == "bf16_autocast"
+        if losses and weights and rounds_less and climber.best.config.precision == "bf16_master":
+            self.turn.warn(f"bf16 weights were dropped: {reason}")
+            self._climb(weights=False)
+            assert self._climber is not None
+            self._climber.refuse(BF16_WEIGHTS, reason)
+            return
+        self.turn.warn(f"bf16 was dropped: {reason}")
+        self._climb_same()
+
+    def _begin(self, *, weights: bool) -> None:
+        """Begin a climb from the rival with every lever that applies."""
+        precision = self._precision(weights=weights)
+        levers: Sequence[Lever] = [
+            *chosen_levers(self.turn.settings),
+            *self.kernels.regions.get(precision, ()),
+        ]
+        if not weights:
+            levers = [lever for lever in levers if lever.name != BF16_WEIGHTS.name]
+        self._climber = self._new_climber(self.rivals.baseline().start, precision, levers)
+
+    def _new_climber(
+        self, start: Candidate, precision: str, levers: Sequence[Lever], *, keep: bool = False
+    ) -> Climber:
+        applied, skipped = applicable(
+            levers,
+            self.situation,
+            refused_kernels=self.kernels.why_not(precision),
+            keep_arithmetic=keep or self.turn.settings.keep_precision,
+        )
+        if self.turn.settings.try_lever is not None:
+            applied = [as_default(lever) for lever in applied]
+        climber = Climber(
+            turn=self.turn,
+            situation=self.situation,
+            start=start,
+            proven=self.kernels.of(precision),
+            modes=self.rivals.baseline().modes,
+            worth={**self._worth.by_lever, **self.kernels.worth},
+            step_time_s=self._worth.step_time_s,
+        )
+        climber.prepare(applied, skipped)
+        return climber
+
+    def _accepts(self, candidate: Candidate) -> bool:
+        """Return True if the candidate's arithmetic is the written one, or learns as well."""
+        if keeps_arithmetic(candidate, self.written):
+            return True
+        precision = candidate.config.precision
+        if precision not in self._losses:
+            self._losses[precision] = self._compared(candidate)
+        found = self._losses[precision]
+        return found is not None and found.passed
+
+    def _compared(self, candidate: Candidate) -> LossResult | None:
+        """Compare how well small copies learn; None if the budget ended before that was known."""
+        turn = self.turn
+        needed_s = comparison_s(turn, self.written, candidate)
+        if turn.left_s() <= 0 or HOPEFUL * needed_s > turn.left_s():
+            turn.leave_out("the comparison of losses", NO_ROOM)
+            return None
+        try:
+            return compare_losses(turn, self.written, candidate)
+        except DeadlinePassed:
+            turn.leave_out("the comparison of losses", "the budget ended during it")
+            return None
+
+    def _may_keep(self, candidate: Candidate) -> bool:
+        """Return True if it is known by now that the candidate's arithmetic may be kept."""
+        return self.found().may_keep(candidate)
+
+    def _losses_s(self) -> float | None:
+        """Estimate the comparison of losses, where the best needs one that was not made."""
+        best = self._best
+        if keeps_arithmetic(best, self.written) or best.config.precision in self._losses:
+            return None
+        return comparison_s(self.turn, self.written, best)
+
+    def _settle(self) -> None:
+        """Launch the best and its rival until they are told apart, and note what is proven."""
+        climber, rival = self._climber, self._rival
+        if climber is None or climber.best.key() in {rival.key(), self.written.key()}:
+            return
+        if not self._accepts(climber.best):
+            return
+        if self.prover.ratio(rival, climber.best) > 1.0 or not self._timed(climber.best):
+            self.prover.settle(rival, climber.best, self.turn.settings.launches)
+        if self._is_proven(climber.best):
+            self._earlier.append(climber.snapshot())
+
+    def _timed(self, candidate: Candidate) -> bool:
+        return self.prover.ratio(self._rival, candidate) > 0.0
+
+    def _is_proven(self, candidate: Candidate) -> bool:
+        proof = self.prover.proof({"best_compile": self._rival, "ratchet": candidate})
+        return proof.is_faster("ratchet", "best_compile")
+
+    # What comes after it.
+
+    def _go_on(self) -> None:
+        """Do what may win most for its time, again and again; then prove what came of it."""
+        while (one := self._next_step()) is not None:
+            try:
+                one.run()
+            except DeadlinePassed:
+                self._done.add(one.what)
+        for one in self._steps():
+            if one.what not in self._done and one.needed_s() is not None:
+                self.turn.leave_out(one.what, NO_ROOM)
+        self._settle()
+
+    def _next_step(self) -> Further | None:
+        """Return the first thing that still fits, with a proof after it where one is due."""
+        for one in self._steps():
+            needed_s = None if one.what in self._done else one.needed_s()
+            if needed_s is None:
+                continue
+            if not one.is_proof:
+                needed_s += self._proof_s()
+            if needed_s <= self.turn.left_s():
+                return one
+        return None
+
+    def _steps(self) -> list[Further]:
+        climber = self._climber
+        assert climber is not None
+        steps = [
+            Further(
+                what="more launches of the final run",
+                needed_s=self._launches_s,
+                run=self._launch,
+                is_proof=True,
+            ),
+            Further(
+                what="the comparison of losses",
+                needed_s=self._losses_s,
+                run=lambda: (
+                    self._done.add("the comparison of losses")
+                    if self._accepts(self._best)
+                    else self._climb_same()
+                ),
+            ),
+            Further(
+                what="the step as written in the final run",
+                needed_s=partial(self._whole_s, ("as_written",)),
+                run=partial(self._launch_whole, ("as_written",)),
+                is_proof=True,
+            ),
+            Further(
+                what="further modes of torch.compile",
+                needed_s=self.rivals.needed_s,
+                run=self.rivals.time_next,
+            ),
+            Further(
+                what="kernels that were not judged",
+                needed_s=self._more_kernels_s,
+                run=self._more_kernels,
+            ),
+            Further(
+                what="single changes",
+                needed_s=climber.needed_s,
+                run=climber.try_next,
+            ),
+            Further(
+                what="the arithmetic kept",
+                needed_s=self._same_s,
+                run=self._climb_same,
+            ),
+            Further(
+                what="the arithmetic kept in the final run",
+                needed_s=partial(self._whole_s, ("best_compile_same", "same_arithmetic")),
+                run=partial(self._launch_whole, ("best_compile_same", "same_arithmetic")),
+                is_proof=True,
+            ),
+            Further(
+                what="writing kernels for the step's own regions",
+                needed_s=self._writing_s,
+                run=self._write,
+            ),
+        ]
+        return steps
+
+    def _proof_s(self) -> float:
+        """Return the seconds that proving a new best, or against a new rival, would take."""
+        arms = {"best_compile": self._rival, "ratchet": self._best}
+        return PLANNED_LAUNCHES * self.prover.launch_s(arms)
+
+    def _launches_s(self) -> float | None:
+        """Estimate one more launch, where the answer is open and may be a gain."""
+        rival, best = self._rival, self._best
+        if not self.prover.is_open(rival, best) or not self._may_keep(best):
+            return None
+        tried = self.prover.launches_of(rival, best)
+        if tried >= MOST_LAUNCHES or (tried and self.prover.ratio(rival, best) <= 1.0):
+            return None
+        if not tried and self._earlier:
+            return None  # changes are still being tried on top of what is proven
+        return self.prover.launch_s({"best_compile": rival, "ratchet": best})
+
+    def _launch(self) -> None:
+        arms = {"best_compile": self._rival, "ratchet": self._best}
+        if not self.prover.launch(arms):
+            self._done.add("more launches of the final run")
+        if self._is_proven(self._best):
+            assert self._climber is not None
+            self._earlier.append(self._climber.snapshot())
+
+    def _whole(self, names: Sequence[str]) -> dict[str, Candidate]:
+        """Return the recipe and its rival, with these roles beside them."""
+        found = self.found()
+        same = found.same.best if found.same is not None else None
+        best = self._earlier[-1].best if self._earlier else found.best.best
+        if same is not None and not found.may_keep(best):
+            best = same
+        known = roles(found.baseline, same, best)
+        wanted = ("best_compile", "ratchet", *names)
+        return {role: one for role in wanted if (one := known[role]) is not None}
+
+    def _whole_s(self, names: Sequence[str]) -> float | None:
+        """Estimate a launch with these roles, where they were not launched often enough."""
+        if self._losing():
+            return None
+        arms = self._whole(names)
+        if not all(name in arms for name in names):
+            return None
+        if self.prover.launches_of(*arms.values()) >= FEWEST_LAUNCHES:
+            return None
+        return self.prover.launch_s(arms)
+
+    def _losing(self) -> bool:
+        """Return True if there is no gain to be shown."""
+        return (
+            not self._earlier
+            and self._same is None
+            and self.prover.ratio(self._rival, self._best) <= 1.0
+        )
+
+    def _launch_whole(self, names: Sequence[str]) -> None:
+        if not self.prover.launch(self._whole(names)):
+            self._done.add(
+                "the step as written in the final run"
+                if "as_written" in names
+                else "the arithmetic kept in the final run"
+            )
+
+    def _more_kernels_s(self) -> float | None:
+        """Estimate the verdict on the next kernel that the budget had no room for."""
+        if not self.kernels.left_out(self._best.config.precision):
+            return None
+        costs = self.turn.costs
+        return 2 * costs.verdict_s + new_screening_s(self.turn, self._best)
+
+    def _more_kernels(self) -> None:
+        """Judge the kernels that had no time, and try those that are proven on top."""
+        assert self._climber is not None
+        what, precision = "kernels that were not judged", self._best.config.precision
+        known = set(self.kernels.of(precision))
+        ends_s = self.turn.spent_s + self.turn.left_s() - self._proof_s()
+        with self.turn.stage(ends_s - new_screening_s(self.turn, self._best)):
+            self._judge(self._step_of(precision))
+        self._done.add(what)
+        fresh = set(self.kernels.of(precision)) - known
+        levers = [one for one in kernel_levers() if one.name.removeprefix(PREFIX) in fresh]
+        self._try_with(levers)
+
+    def _try_with(self, levers: Sequence[Lever]) -> None:
+        """Put kernels that were proven since on top of the best, all at once."""
+        assert self._climber is not None
+        precision = self._best.config.precision
+        self._climber.add(levers, self.kernels.of(precision), self.kernels.worth)
+        self._climber.try_together(levers)
+
+    def _writing_s(self) -> float | None:
+        if not self.trials.may_write(self._best):
+            return None
+        return SHORTEST_S / (KEEPS * WRITING_SHARE) + new_screening_s(self.turn, self._best)
+
+    def _write(self) -> None:
+        """Have the authors write for the regions of the best step, and try what is proven."""
+        self._done.add("writing kernels for the step's own regions")
+        precision = self._best.config.precision
+        known = {one.name for one in self.kernels.regions.get(precision, ())}
+        ends_s = self.turn.spent_s + self.turn.left_s() - self._proof_s()
+        with self.turn.stage(ends_s - new_screening_s(self.turn, self._best)):
+            self.kernels = self.trials.write(self.kernels, self._best, self._worth.step_time_s)
+        regions = self.kernels.regions.get(precision, ())
+        self._try_with([one for one in regions if one.name not in known])
+
+    def _same_s(self) -> float | None:
+        """Estimate a climb in the written arithmetic, where the best has another."""
+        if self._same is not None or keeps_arithmetic(self._best, self.written):
+            return None
+        if self.rivals.baseline().start_same is None:
+            return None  # its rival is timed first
+        turn, start = self.turn, self.rivals.baseline().start_same
+        assert start is not None
+        return new_screening_s(turn, start) + self.turn.costs.plain_s + turn.costs.verdict_s
+
+    def _climb_same(self) -> None:
+        """Climb in the written arithmetic from its own rival, which is timed if it was not."""
+        self._done.add("the arithmetic kept")
+        while self.rivals.baseline().start_same is None and self.rivals.next_one() is not None:
+            self.rivals.time_next()
+        start = self.rivals.baseline().start_same
+        if start is None:
+            return
+        precision = start.config.precision
+        self._judge(with_config(start.config, {}))
+        levers = [*chosen_levers(self.turn.settings), *self.kernels.regions.get(precision, ())]
+        climber = self._new_climber(start, precision, levers, keep=True)
+        screening = climber.try_bundle()
+        if screening is not None:
+            self.sitting.add(screening.as_timed())
+        self._same = climber.snapshot()
+
+
+def chosen_levers(settings: Settings) -> list[Lever]:
+    """Return all levers, or only the one named by `--try`."""
+    if settings.try_lever is None:
+        return [*LEVERS, *kernel_levers()]
+    return [all_levers()[settings.try_lever]]
+
+
+def as_default(lever: Lever) -> Lever:
+    """Return the lever as part of the bundle, so that the lever named by `--try` is tried."""
+    return replace(lever, default=True)
