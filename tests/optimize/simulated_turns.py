@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,18 +16,23 @@ from typing import Any
 import pytest
 
 from ratchet.devices.ceilings import Ceilings
+from ratchet.devices.probe import probe
 from ratchet.errors import DeadlinePassed
 from ratchet.judge.steps import recipe_trial
 from ratchet.judge.steps.arms import ArmSpec
 from ratchet.judge.steps.numerics import GradientCheck
 from ratchet.measure.arm import Timing
-from ratchet.optimize.step.candidate import with_config
-from ratchet.optimize.turn import compose, loop, losses, screen, steer
+from ratchet.optimize.step.candidate import Candidate, wanted_libraries, with_config
+from ratchet.optimize.step.installed import InstalledKernel
+from ratchet.optimize.turn import compose, loop, losses, screen, search, steer
 from ratchet.optimize.turn import state as turn_module
 from ratchet.optimize.turn.loop import Outcome
-from ratchet.optimize.turn.prove_kernels import ProvenKernels
+from ratchet.optimize.turn.losses import SHRUNK_STEP_S
+from ratchet.optimize.turn.prove_kernels import NO_TIME, ProvenKernels
 from ratchet.optimize.turn.result import IdentityResult, OpTime, StepProfile
+from ratchet.optimize.turn.schedule import LEAST_VERDICT_S
 from ratchet.optimize.turn.settings import Settings
+from ratchet.optimize.turn.state import Listener
 from ratchet.workloads.config import StepConfig
 
 CEILINGS = Ceilings(
@@ -59,6 +67,11 @@ class World:
     wobble: float = 0.001
     """How far single steps lie from their time."""
     verdict_s: float = 20.0
+    kernels: Mapping[str, float] = field(default_factory=dict)
+    """What a library kernel that is right does to a step's time, by name; all others are wrong."""
+    starts: float = 0.0
+    """How far starts of one step differ, as a standard deviation of the logarithm."""
+    luck: random.Random = field(default_factory=lambda: random.Random(1))
     side_by_side: bool = True
     """Whether starting two arms together takes no longer than one."""
     categories: Mapping[str, tuple[float, float | None]] = field(
@@ -87,6 +100,8 @@ class World:
             own = getattr(config, name)
             if own != getattr(StepConfig(), name) and value in ("", own):
                 time_s *= factor
+        for name in wanted_libraries(config):
+            time_s *= self.kernels.get(name, 1.0)
         return time_s
 
     def is_cold(self, config: StepConfig) -> bool:
@@ -110,7 +125,8 @@ class MadeUpArm:
         self.config = StepConfig.model_validate(spec.arguments["config"] or {})
         self.pid: int | None = None
         self.setup_time_s = 0.0
-        self.steps, self._slower, self._compiled = 0, 1.0, False
+        self.steps, self._compiled = 0, False
+        self._slower, self.identity = 1.0, ""
         self._ready_s, self._answer = 0.0, None
 
     def __enter__(self) -> MadeUpArm:
@@ -138,6 +154,8 @@ class MadeUpArm:
     def begin_start(self) -> None:
         self.world.arms_started += 1
         self.pid = self.world.arms_started
+        self.identity = f"process {self.pid}"
+        self._slower = math.exp(self.world.luck.gauss(0.0, self.world.starts))
         self._begun_s = self.world.now_s
         self._begin(self.world.start_s)
 
@@ -149,7 +167,7 @@ class MadeUpArm:
         first_s = 0.0
         if not self.steps:
             self._compiled = self.world.is_cold(self.config)
-            self._slower += self.world.compiling_slows * self._compiled
+            self._slower *= 1 + self.world.compiling_slows * self._compiled
             first_s = self.world.compile_time_s(self.config)
         sign = 1 if (self.world.arms_started + self.steps) % 2 else -1
         step_s = self.world.step_time_s(self.config) * (1 + sign * self.world.wobble)
@@ -172,7 +190,7 @@ class MadeUpArm:
         if method == "gradients":
             Path(arguments["path"]).touch()
         elif method == "curve":
-            takes_s = 0.2 * arguments["steps"] * self.world.step_s
+            takes_s = arguments["steps"] * min(SHRUNK_STEP_S, 0.2 * self.world.step_s)
             worse = self.config.precision in self.world.learns_worse
             self._answer = [2.0 if worse else 1.0] * arguments["steps"]
         elif method == "profile":
@@ -249,18 +267,27 @@ def _profile(world: World, path: Path) -> StepProfile:
     )
 
 
-def _kernels(world: World, turn: Any, wanted: Any, too_small: Any) -> ProvenKernels:
-    """Each verdict takes its time, and none is begun without it: none is proven."""
-    refused = dict(too_small)
+def _kernels(
+    world: World, turn: Any, step: Candidate, wanted: Any, too_small: Any, *, timed: bool
+) -> ProvenKernels:
+    """Each verdict takes its time, and none is begun without it."""
+    refused, proven = dict(too_small), {}
     for name in wanted:
-        if name not in refused:
-            if turn.left_s() <= 5.0:
-                refused[name] = "the budget ended before it was judged"
-                continue
-            takes_s = min(world.verdict_s, turn.left_s())
-            turn.memo("judged", name, lambda: world.spend(takes_s))  # noqa: B023
+        if name in refused:
+            continue
+        if turn.left_s() <= LEAST_VERDICT_S:
+            refused[name] = NO_TIME
+            continue
+        takes_s = min(world.verdict_s, turn.left_s())
+        turn.memo("judged", name, lambda: world.spend(takes_s))  # noqa: B023
+        if takes_s < world.verdict_s:
+            refused[name] = NO_TIME
+        elif name in world.kernels:
+            proven[name] = (InstalledKernel(library=name, entry=name, hash=name, isa="any"),)
+        else:
             refused[name] = "wrong"
-    return ProvenKernels(proven={}, refused={"fp32": refused, "bf16_master": refused}, verdicts=())
+    precision = step.config.precision
+    return ProvenKernels(proven={precision: proven}, refused={precision: refused}, verdicts=())
 
 
 @contextmanager
@@ -276,19 +303,26 @@ def patched(world: World) -> Iterator[pytest.MonkeyPatch]:
         for module in (turn_module, loop, recipe_trial):
             patch.setattr(module, "time", clock)
         patch.setattr(loop, "_ceilings", lambda device: world.ceilings)
+        threads = 2 if world.side_by_side else 1
+        patch.setattr(loop, "probe", lambda name: replace(probe("cpu"), threads=threads))
         patch.setattr(compose.ceilings, "measure", lambda *a, **k: world.ceilings)
         patch.setattr(
             steer, "explain", lambda path, steps, device, ceilings, system_s: _profile(world, path)
         )
-        patch.setattr(
-            loop, "prove_kernels", lambda turn, found, *more: _kernels(world, turn, *more)
-        )
-        patch.setattr(loop.RegionTrials, "_may_install", lambda self: False)
+        patch.setattr(search, "prove_kernels", partial(_kernels, world))
+        patch.setattr(search.RegionTrials, "_may_install", lambda self: False)
         patch.setattr(screen, "judge_gradients", lambda **kind: right)
         yield patch
 
 
-def run(world: World, folder: Path, budget_s: float, **settings: Any) -> Outcome:
+def run(
+    world: World,
+    folder: Path,
+    budget_s: float,
+    *,
+    listener: Listener = lambda event, details: None,
+    **settings: Any,
+) -> Outcome:
     """One turn in this world; `world.now_s` moves on by what it took."""
     asked = Settings(
         workload="llama-tiny",
@@ -299,4 +333,4 @@ def run(world: World, folder: Path, budget_s: float, **settings: Any) -> Outcome
         **settings,
     )
     with patched(world):
-        return loop.optimize(asked)
+        return loop.optimize(asked, listener)

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ratchet.optimize.turn.baseline import find_baseline
 from simulated_turns import CEILINGS, World, run
 
 from ratchet.errors import ArmFailure, CompilerMissing
 from ratchet.optimize.levers import Situation
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn import baseline as baseline_module
-from ratchet.optimize.turn.baseline import find_baseline
-from ratchet.optimize.turn.budget import Costs
+from ratchet.optimize.turn.costs import Costs
 from ratchet.optimize.turn.screen import LeverScreening
 from ratchet.workloads.config import StepConfig
 

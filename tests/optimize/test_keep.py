@@ -8,14 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ratchet.optimize.turn.baseline import Baseline
 from simulated_turns import CEILINGS, World, run
 
 from ratchet.measure.estimate import Floor
 from ratchet.measure.samples import Sample
 from ratchet.optimize.step.candidate import Candidate, with_config
-from ratchet.optimize.turn.baseline import Baseline
-from ratchet.optimize.turn.budget import ProofPlan
 from ratchet.optimize.turn.climb import Climb
+from ratchet.optimize.turn.costs import ProofPlan
 from ratchet.optimize.turn.keep import Found, keep, roles
 from ratchet.optimize.turn.prove import TWIN, Proof, prove
 from ratchet.optimize.turn.prove_kernels import ProvenKernels

@@ -15,8 +15,8 @@ from simulated_turns import CEILINGS, World, run
 
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn import compose
-from ratchet.optimize.turn.baseline import Baseline
-from ratchet.optimize.turn.budget import Costs
+from ratchet.optimize.turn.costs import Costs
+from ratchet.optimize.turn.rivals import Baseline
 from ratchet.optimize.turn.screen import (
     FEWEST_ROUNDS,
     MOST_ROUNDS,

@@ -11,7 +11,7 @@ import pytest
 from ratchet.devices.probe import probe
 from ratchet.errors import DeadlinePassed
 from ratchet.ledger import Ledger
-from ratchet.optimize.turn.budget import closing_s
+from ratchet.optimize.turn.schedule import closing_s
 from ratchet.optimize.turn.settings import Settings
 from ratchet.optimize.turn.state import Turn
 

@@ -155,6 +155,8 @@ def _done(event: str, details: dict[str, Any]) -> str:
     """Return the line that stays, for a verdict or a screening; empty for other events."""
     if event == "judged":
         return f"kernel {details['kernel']}: {details['status']}"
+    if event == "proven":
+        return f"proven: {details['title']}, {show_ratio(float(details['ratio']))}"
     if event == "written":
         return f"region {details['problem']}: {details['status']}"
     if event == "screened" and details.get("ratio"):

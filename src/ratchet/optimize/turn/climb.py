@@ -9,7 +9,7 @@ come first, and those with almost none are skipped.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ratchet.errors import DeadlinePassed
 from ratchet.graph.regions.region import REGION
@@ -35,6 +35,10 @@ class Climb:
 
     best: Candidate
     changes: tuple[Change, ...]
+
+    def with_changes(self, newer: Mapping[str, Change]) -> Climb:
+        """Return it with newer decisions on some levers, by name."""
+        return replace(self, changes=tuple(newer.get(one.name, one) for one in self.changes))
 
 
 @dataclass(kw_only=True)
@@ -186,11 +190,7 @@ class Climber:
         if found is None:
             return
         lever, candidate = found
-        expect(
-            self.turn,
-            [(self.best, candidate)],
-            oracle_for(self._written(), candidate.config),
-        )
+        expect(self.turn, self.best, candidate, oracle_for(self._written(), candidate.config))
         screening = self._screen(self.best, candidate)
         if lever in self.inside:
             self.inside.remove(lever)

@@ -104,7 +104,7 @@ def compose(
         profile_before=before,
         profile_after=after,
         gradients=_gradients(turn, baseline, kept.recipe),
-        losses=found.losses,
+        losses=found.losses_of(found.best.best),
         samples=[asdict(sample) for sample in proof.samples()],
         compile=_compile_cost(timed),
         paste=paste_lines(kept.recipe, paths.recipe),
@@ -142,8 +142,8 @@ def _not_measured(
         if speedup[name] is None:
             absent = [missing[role] for role in pair if role in missing]
             missing[name] = absent[0] if absent else "too few launches timed both"
-    if found.losses is None:
-        best = found.best.best
+    best = found.best.best
+    if found.losses_of(best) is None:
         kept = best.config.precision == found.baseline.written.config.precision
         missing["losses"] = (
             "the arithmetic was not changed" if kept else "the budget had no room to compare them"
@@ -245,7 +245,7 @@ def _timed(turn: Turn, arms: Mapping[str, Candidate | None], proof: Proof) -> di
             continue
         cold_s = turn.costs.plain_s  # an eager step was seen ready late beside those that compile
         if candidate.config.compile_mode is not None:
-            cold_s = turn.setup_s(candidate) or turn.costs.setup_s(candidate)
+            cold_s = turn.costs.setup_s(candidate)
         if proof.timed(role):
             summary = proof.summary(role)
             found[role] = _TimedArm(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ratchet.optimize.step.candidate import Candidate
 
@@ -45,20 +45,29 @@ def together_s(setups_s: Iterable[float], at_a_time: int = START_TOGETHER) -> fl
 class Costs:
     """Seconds that arms took in this turn: starts by what they compile, steps by candidate."""
 
+    at_a_time: int = START_TOGETHER
+    """Arms that start side by side: one on a single core."""
     setups_s: dict[str, float] = field(default_factory=dict)
     """First starts of compiled arms: from process start to the end of the first step."""
     steps_s: dict[str, float] = field(default_factory=dict)
     profile_s: float = 0.0
     verdict_s: float = 0.0
     """The last verdict on a kernel. The first one also starts the judge's processes."""
-    _modes: dict[str, float] = field(default_factory=dict)
+    plain_s: float = 0.0
+    """Seconds of the shortest start that compiles nothing; 0 if none was seen."""
+    modes_s: dict[str, float] = field(default_factory=dict)
     """Seconds of a start that compiles from scratch, alone, by compile mode."""
-    _plain_s: float = math.inf
-    _restarts_s: dict[str, float] = field(default_factory=dict)
+    restarts_s: dict[str, float] = field(default_factory=dict)
     """Seconds of the latest start that was not the first."""
-    _warm: dict[bool, float] = field(default_factory=dict)
-    """Share of the compile time that a restart takes, by whether the step has kernels: the passes
-    that install them leave less to the caches."""
+    warm: dict[str, float] = field(default_factory=dict)
+    """Share of the compile time that a restart takes, `with` kernels in the step or `without`: the
+    passes that install them leave less to the caches."""
+
+    def learn(self, seen: Mapping[str, Any]) -> None:
+        """Take over what these costs were (`asdict`) when a recalled measurement ended."""
+        for name, value in seen.items():
+            old = getattr(self, name)
+            setattr(self, name, {**old, **value} if isinstance(old, dict) else value)
 
     def note_plain(self, start_s: float) -> None:
         """Record the seconds until an arm could run its first step; the shortest counts.
@@ -66,7 +75,7 @@ class Costs:
         A start is slower beside arms that compile, or before the files are in memory.
         """
         if start_s > 0:
-            self._plain_s = min(start_s, self._plain_s)
+            self.plain_s = min(start_s, self.plain_s or start_s)
 
     def note_setup(
         self,
@@ -90,34 +99,29 @@ class Costs:
         if key in self.setups_s:
             self._note_restart(candidate, alone_s or setup_s)
         elif not compiled:
-            self._restarts_s[key] = alone_s or setup_s
+            self.restarts_s[key] = alone_s or setup_s
         else:
             self.setups_s[key] = setup_s
-            self._modes[mode] = max(alone_s or setup_s, self._modes.get(mode, 0.0))
+            self.modes_s[mode] = max(alone_s or setup_s, self.modes_s.get(mode, 0.0))
 
     def is_cold(self, candidate: Candidate) -> bool:
         """Return True if its start would compile code that no start in this turn has compiled."""
         key = candidate.graph_key()
-        seen = key in self.setups_s or key in self._restarts_s
+        seen = key in self.setups_s or key in self.restarts_s
         return candidate.config.compile_mode is not None and not seen
 
     def _note_restart(self, candidate: Candidate, setup_s: float) -> None:
         """Learn from a second start and its share of a long first start's compile time."""
-        key, kind = candidate.graph_key(), bool(candidate.kernels)
-        self._restarts_s[key] = setup_s
+        key, kind = candidate.graph_key(), _kind(candidate)
+        self.restarts_s[key] = setup_s
         compiled_s = self.setups_s[key] - self.plain_s
         if compiled_s > self.plain_s:
             share = min(1.0, (setup_s - self.plain_s) / compiled_s)
-            self._warm[kind] = max(self._warm.get(kind, 0.0), share)
+            self.warm[kind] = max(self.warm.get(kind, 0.0), share)
 
     def note_step(self, candidate: Candidate, step_s: float) -> None:
         if step_s > 0:
             self.steps_s[candidate.key()] = step_s
-
-    @property
-    def plain_s(self) -> float:
-        """Seconds of a start that compiles nothing; 0 if none was seen."""
-        return self._plain_s if math.isfinite(self._plain_s) else 0.0
 
     def setup_s(self, candidate: Candidate) -> float:
         """Return its first start's seconds, or a guess from similar starts; 0 if none was seen."""
@@ -128,10 +132,10 @@ class Costs:
         mode = candidate.config.compile_mode
         if mode is None:
             return self.plain_s
-        if mode in self._modes:
-            return self._modes[mode]
-        if mode != "default" and "default" in self._modes:
-            return AUTOTUNED_START * self._modes["default"]
+        if mode in self.modes_s:
+            return self.modes_s[mode]
+        if mode != "default" and "default" in self.modes_s:
+            return AUTOTUNED_START * self.modes_s["default"]
         return COMPILED_START * self.plain_s
 
     def restart_s(self, candidate: Candidate) -> float:
@@ -141,11 +145,11 @@ class Costs:
     def warm_s(self, candidate: Candidate) -> float:
         """Return the seconds of a start whose code is in the compile cache."""
         key, setup_s = candidate.graph_key(), self.setup_s(candidate)
-        if key in self._restarts_s:
-            return self._restarts_s[key]
+        if key in self.restarts_s:
+            return self.restarts_s[key]
         if setup_s <= self.plain_s:
             return setup_s
-        warm = self._warm.get(bool(candidate.kernels), WARM)
+        warm = self.warm.get(_kind(candidate), WARM)
         return self.plain_s + warm * (setup_s - self.plain_s)
 
     def step_s(self, candidate: Candidate) -> float:
@@ -155,5 +159,9 @@ class Costs:
     def launch_s(self, candidates: Sequence[Candidate], rounds: int) -> float:
         """Return the seconds of one launch of these arms: starts, warm-ups and rounds."""
         steps_s = sum(self.step_s(one) for one in candidates)
-        started_s = together_s(self.restart_s(one) for one in candidates)
+        started_s = together_s((self.restart_s(one) for one in candidates), self.at_a_time)
         return MARGIN * (started_s + (WARMUP_STEPS - 1 + rounds) * steps_s)
+
+
+def _kind(candidate: Candidate) -> str:
+    return "with" if candidate.kernels else "without"

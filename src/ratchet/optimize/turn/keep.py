@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.turn.climb import Climb
@@ -25,20 +25,24 @@ class Found:
     same: Climb | None = None
     """The climb in the arithmetic of the step as written, if there was one."""
     kernels: ProvenKernels
-    losses: LossResult | None = None
-    """Of the arithmetic of `best`; None if it is the written one, or if none were compared."""
+    losses: Mapping[str, LossResult | None] = field(default_factory=dict)
+    """By precision; None if the budget ended before they were compared."""
 
-    def may_keep(self, candidate: Candidate) -> bool:
-        """Return True if a candidate's arithmetic is the written one, or learned as well.
+    def losses_of(self, candidate: Candidate) -> LossResult | None:
+        """Return the comparison that speaks for a candidate's precision, if there is one.
 
         Bf16 weights are rounded wherever autocast rounds them, so their losses speak for both.
         """
-        if keeps_arithmetic(candidate, self.baseline.written):
-            return True
-        compared = self.best.best.config.precision
-        covered = {"bf16_master": ("bf16_master", "bf16_autocast")}.get(compared, (compared,))
-        passed = self.losses is not None and self.losses.passed
-        return passed and candidate.config.precision in covered
+        precision, weights = candidate.config.precision, self.losses.get("bf16_master")
+        if precision == "bf16_autocast" and weights is not None and weights.passed:
+            return weights
+        return self.losses.get(precision)
+
+    def may_keep(self, candidate: Candidate) -> bool:
+        """Return True if a candidate's arithmetic is the written one, or learned as well."""
+        losses = self.losses_of(candidate)
+        learns = losses is not None and losses.passed
+        return learns or keeps_arithmetic(candidate, self.baseline.written)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,7 +173,8 @@ def _because(found: Found, shown: Climb, proof: Proof) -> str:
             )
         return "no change looked faster than the rival, torch.compile's best"
     if not found.may_keep(best):
-        detail = found.losses.detail if found.losses is not None else "they were not compared"
+        losses = found.losses_of(best)
+        detail = losses.detail if losses is not None else "they were not compared"
         return f"its losses do not allow the changed arithmetic ({detail})"
     speedup = proof.speedup("best_compile", "ratchet")
     if speedup is None:

@@ -47,7 +47,7 @@ def comparison_s(turn: Turn, baseline: Candidate, candidate: Candidate) -> float
     settings, costs = turn.settings, turn.costs
     step_s = min(SHRUNK_STEP_S, costs.step_s(candidate))
     curves_s = settings.loss_seeds * settings.loss_steps * step_s
-    at_a_time = min(2, turn.device.threads)
+    at_a_time = costs.at_a_time
     plain_s = costs.plain_s
     compiled_s = plain_s + SHRUNK_COMPILE * (costs.compiled_s(candidate) - plain_s)
     started_s = together_s([costs.restart_s(baseline), compiled_s], at_a_time)

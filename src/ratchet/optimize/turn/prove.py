@@ -166,8 +166,9 @@ class Prover:
         name = ":".join(sorted(one.key() for one in distinct.values()))
         number = self._count[name] = self._count.get(name, -1) + 1
         key = f"{name}:{arms[rival].key()}:{number}"
+        place = sum(self._count.values()) + len(self._count) - 1
         try:
-            payload = turn.memo("proof", key, lambda: self._launch(distinct, rival, number))
+            payload = turn.memo("proof", key, lambda: self._launch(distinct, rival, place))
         except DeadlinePassed:
             return False
         self._learn(distinct, payload)
@@ -188,10 +189,10 @@ class Prover:
         if payload["estimate_s"] > 0:
             self._scale *= max(0.5, min(2.0, payload["least_s"] / payload["estimate_s"]))
 
-    def _launch(self, distinct: Mapping[str, Candidate], rival: str, number: int) -> dict[str, Any]:
+    def _launch(self, distinct: Mapping[str, Candidate], rival: str, place: int) -> dict[str, Any]:
         turn = self.turn
         rounds = self._rounds(distinct, rival)
-        turn.tell("proof", launch=number, rounds=rounds)
+        turn.tell("proof", launch=place, rounds=rounds)
         estimate_s, began_s = self.launch_s(distinct, rival), turn.elapsed_s
         specs = [turn.spec(candidate, name=role) for role, candidate in distinct.items()]
         specs.append(turn.spec(distinct[rival], name=TWIN))
@@ -201,7 +202,7 @@ class Prover:
             launches=1,
             rounds=rounds,
             warmup=WARMUP_STEPS,
-            seed=turn.settings.seed + number,
+            seed=turn.settings.seed + place,
             concurrent=_fit_together(turn, distinct),
             start_together=START_TOGETHER,
             on_event=lambda event: turn.tell("trial", **asdict(event)),

@@ -11,7 +11,7 @@ from ratchet.measure.sitting import Sitting
 from ratchet.optimize.levers import Situation
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn.result import Rival
-from ratchet.optimize.turn.screen import LeverScreening, Oracle, screen, screening_s
+from ratchet.optimize.turn.screen import LeverScreening, Oracle, expect, screen, screening_s
 from ratchet.optimize.turn.state import Turn
 from ratchet.workloads.config import StepConfig
 
@@ -123,7 +123,7 @@ class Rivals:
         """
         while self.waiting and self.best is None:
             rival = with_config(self.waiting[0], {})
-            self.turn.start_together([self.written, rival, *beside])
+            expect(self.turn, self.written, rival, None, beside=beside)
             try:
                 self.time_next()
             except DeadlinePassed:

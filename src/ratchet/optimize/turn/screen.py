@@ -115,19 +115,23 @@ def screen(
         "screening", key, lambda: asdict(_screen(turn, incumbent, challenger, oracle))
     )
     screening = LeverScreening(**payload)
-    if not turn.is_live(challenger):
-        turn.learn_setup(challenger)
     turn.costs.note_step(challenger, screening.step_time_s)
     turn.costs.note_step(incumbent, screening.incumbent_step_s)
     turn.tell("screened", title=challenger.title, **payload)
     return screening
 
 
-def expect(turn: Turn, pairs: Sequence[tuple[Candidate, Candidate]], oracle: Oracle | None) -> None:
-    """Start, at the same time, the (incumbent, challenger) pairs that will be screened next."""
-    unknown = [pair for pair in pairs if not turn.holds("screening", _key(*pair, oracle))]
-    wanted = {one.key(): one for pair in unknown for one in pair}
-    turn.start_together(list(wanted.values()))
+def expect(
+    turn: Turn,
+    incumbent: Candidate,
+    challenger: Candidate,
+    oracle: Oracle | None,
+    *,
+    beside: Sequence[Candidate] = (),
+) -> None:
+    """Start, at the same time, the arms of the next screening, and others beside them."""
+    if not turn.holds("screening", _key(incumbent, challenger, oracle)):
+        turn.start_together([incumbent, challenger, *beside])
 
 
 def fits(turn: Turn, incumbent: Candidate, challenger: Candidate, oracle: Oracle | None) -> bool:
@@ -143,9 +147,11 @@ def screening_s(
     if turn.holds("screening", _key(incumbent, challenger, oracle)):
         return 0.0
     both = (incumbent, challenger)
-    started_s = together_s(turn.costs.restart_s(one) for one in both if not turn.is_live(one))
+    costs, arms = turn.costs, [one for one in both if not turn.is_live(one)]
+    started_s = together_s(map(costs.restart_s, arms), costs.at_a_time)
     if oracle is not None:
-        started_s += together_s(turn.costs.warm_s(one) for one in both if turn.will_restart(one))
+        again = [one for one in both if turn.will_restart(one)]
+        started_s += together_s(map(costs.warm_s, again), costs.at_a_time)
     return MARGIN * started_s + _timing_s(turn, incumbent, challenger)
 
 
@@ -155,7 +161,8 @@ def new_screening_s(turn: Turn, incumbent: Candidate) -> float:
     starts_s = [costs.compiled_s(incumbent)]
     if not turn.is_live(incumbent):
         starts_s.append(costs.restart_s(incumbent))
-    started_s = together_s(starts_s) + together_s([costs.warm_s(incumbent)] * 2)
+    started_s = together_s(starts_s, costs.at_a_time)
+    started_s += together_s([costs.warm_s(incumbent)] * 2, costs.at_a_time)
     return MARGIN * started_s + _timing_s(turn, incumbent, incumbent)
 
 
@@ -188,7 +195,9 @@ def _screen(
             if not check.passed:
                 turn.drop(challenger)
                 reason = f"gradients: {check.detail}"
-                return LeverScreening(passed=False, reason=reason, setup_s=turn.setup_s(challenger))
+                return LeverScreening(
+                    passed=False, reason=reason, setup_s=turn.costs.setup_s(challenger)
+                )
             worst = (check.worst_parameter, check.worst_ratio)
     except DeadlinePassed:
         raise
@@ -220,7 +229,7 @@ def _screen(
         answer=found.answer,
         step_time_s=median_s(arm.name),
         incumbent_step_s=median_s(base.name),
-        setup_s=turn.setup_s(challenger),
+        setup_s=turn.costs.setup_s(challenger),
         worst_parameter=worst[0],
         worst_ratio=worst[1],
         unused=unused_regions(challenger, arm.describe()),

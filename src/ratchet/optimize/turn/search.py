@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,7 +12,7 @@ from ratchet.errors import DeadlinePassed
 from ratchet.measure.sitting import FEWEST_LAUNCHES, Sitting
 from ratchet.optimize.levers import LEVERS, Lever, Situation, all_levers, kernel_levers
 from ratchet.optimize.levers.kernels import PREFIX
-from ratchet.optimize.levers.operators import BF16_WEIGHTS
+from ratchet.optimize.levers.operators import BF16_WEIGHTS, COMPILE
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn.climb import Climb, Climber, applicable
 from ratchet.optimize.turn.keep import Found, keeps_arithmetic, roles
@@ -109,13 +110,14 @@ class Search:
         if climber is not None:
             climber.modes = baseline.modes
         best = climber.snapshot() if climber is not None else unclimbed
+        modes = {one.name: one for one in best.changes if one.name.startswith(COMPILE.name)}
         return Found(
             baseline=baseline,
             best=best,
-            earlier=tuple(self._earlier),
+            earlier=tuple(one.with_changes(modes) for one in self._earlier),
             same=self._same,
             kernels=self.kernels,
-            losses=self._losses.get(best.best.config.precision),
+            losses=dict(self._losses),
         )
 
     # The critical path.
@@ -268,10 +270,9 @@ class Search:
         if keeps_arithmetic(candidate, self.written):
             return True
         precision = candidate.config.precision
-        if precision not in self._losses:
+        if not self._may_keep(candidate) and precision not in self._losses:
             self._losses[precision] = self._compared(candidate)
-        found = self._losses[precision]
-        return found is not None and found.passed
+        return self._may_keep(candidate)
 
     def _compared(self, candidate: Candidate) -> LossResult | None:
         """Compare how well small copies learn; None if the budget ended before that was known."""
@@ -293,7 +294,7 @@ class Search:
     def _losses_s(self) -> float | None:
         """Estimate the comparison of losses, where the best needs one that was not made."""
         best = self._best
-        if keeps_arithmetic(best, self.written) or best.config.precision in self._losses:
+        if self._may_keep(best) or best.config.precision in self._losses:
             return None
         return comparison_s(self.turn, self.written, best)
 
@@ -306,8 +307,15 @@ class Search:
             return
         if self.prover.ratio(rival, climber.best) > 1.0 or not self._timed(climber.best):
             self.prover.settle(rival, climber.best, self.turn.settings.launches)
-        if self._is_proven(climber.best):
-            self._earlier.append(climber.snapshot())
+        self._note_proven()
+
+    def _note_proven(self) -> None:
+        """Keep where the climb stands if that is proven."""
+        assert self._climber is not None
+        if self._is_proven(self._best):
+            self._earlier.append(self._climber.snapshot())
+            ratio = self.prover.ratio(self._rival, self._best)
+            self.turn.tell("proven", title=self._best.title, ratio=ratio)
 
     def _timed(self, candidate: Candidate) -> bool:
         return self.prover.ratio(self._rival, candidate) > 0.0
@@ -422,9 +430,7 @@ class Search:
         arms = {"best_compile": self._rival, "ratchet": self._best}
         if not self.prover.launch(arms):
             self._done.add("more launches of the final run")
-        if self._is_proven(self._best):
-            assert self._climber is not None
-            self._earlier.append(self._climber.snapshot())
+        self._note_proven()
 
     def _whole(self, names: Sequence[str]) -> dict[str, Candidate]:
         """Return the recipe and its rival, with these roles beside them."""
@@ -520,6 +526,10 @@ class Search:
     def _climb_same(self) -> None:
         """Climb in the written arithmetic from its own rival, which is timed if it was not."""
         self._done.add("the arithmetic kept")
+        with contextlib.suppress(DeadlinePassed):
+            self._climb_in_written_arithmetic()
+
+    def _climb_in_written_arithmetic(self) -> None:
         while self.rivals.baseline().start_same is None and self.rivals.next_one() is not None:
             self.rivals.time_next()
         start = self.rivals.baseline().start_same

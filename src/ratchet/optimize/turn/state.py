@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from ratchet.measure.sitting import Scatter
 from ratchet.optimize.step import allocators
 from ratchet.optimize.step.arm import FACTORY
 from ratchet.optimize.step.candidate import Candidate
-from ratchet.optimize.turn.costs import WARMUP_STEPS, Costs, crowding, together_s
+from ratchet.optimize.turn.costs import START_TOGETHER, WARMUP_STEPS, Costs, crowding, together_s
 from ratchet.optimize.turn.result import Omission
 from ratchet.optimize.turn.schedule import SAME_END_S, closing_s
 from ratchet.optimize.turn.settings import Settings
@@ -62,12 +62,17 @@ class Turn:
     """End of the current stage, in seconds spent."""
     _skipped_s: float = 0.0
     """Original time of recalled evidence, beyond the time this turn took to recall it."""
+    _noted_s: float = 0.0
+    """When the latest evidence was found or recalled, in seconds spent."""
     _own: set[str] = field(default_factory=set)
     """Keys that this turn put into the ledger itself; finding them again is not a recall."""
     _live: dict[str, ArmProcess] = field(default_factory=dict)
     _compiled: set[str] = field(default_factory=set)
     """Keys of candidates whose process compiled graphs itself and was not started anew since."""
     _folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __post_init__(self) -> None:
+        self.costs.at_a_time = max(1, min(START_TOGETHER, self.device.threads))
 
     def __enter__(self) -> Turn:
         clear_folders_of_the_dead()
@@ -144,14 +149,19 @@ class Turn:
 
     def known_scatter(self) -> Scatter | None:
         """Return how far starts of one step differed on this machine, as earlier turns found."""
-        found = self.ledger.recall(SCATTER, self._machine(), since=self.since)
-        return Scatter(**found) if found is not None else None
+
+        def known() -> dict[str, Any]:
+            return self.ledger.recall(SCATTER, self._machine()) or {}
+
+        found = self.memo("prior", SCATTER, known)  # a second turn decides as the first did
+        return Scatter(**found) if found else None
 
     def remember_scatter(self, own: Scatter) -> None:
         """Pool what this turn found with what was known, for later turns."""
         if own.freedom <= 0:
             return
-        known = self.known_scatter() or Scatter(variance=0.0, freedom=0.0)
+        newest = self.ledger.recall(SCATTER, self._machine())
+        known = Scatter(**(newest or {"variance": 0.0, "freedom": 0.0}))
         kept = min(known.freedom, MOST_KNOWN)
         freedom = own.freedom + kept
         variance = (own.variance * own.freedom + known.variance * kept) / freedom
@@ -183,11 +193,13 @@ class Turn:
             self._remember("cut", f"{kind}:{key}", {"until_s": min(self.ends_s, self._until_s)})
             raise
         self._remember(kind, key, payload)
+        self._noted_s = self.spent_s
         return payload
 
     def _remember(self, kind: str, key: str, payload: dict[str, Any]) -> None:
         self._own.add(f"{kind}:{key}")
-        evidence = {"answer": payload, "spent_s": self.spent_s}
+        took_s = self.spent_s - self._noted_s
+        evidence = {"answer": payload, "took_s": took_s, "costs": asdict(self.costs)}
         self.ledger.remember(kind, self._full_key(key), evidence, fingerprint=self.fingerprint)
 
     def _check_cut(self, kind: str, key: str) -> None:
@@ -198,15 +210,17 @@ class Turn:
             raise DeadlinePassed(f"an earlier turn had no time for this {kind} either")
 
     def known(self, kind: str, key: str) -> dict[str, Any] | None:
-        """Return the ledger's answer and advance the clock to the time at which it was found.
+        """Return the ledger's answer and advance the clock by the time that it took.
 
-        The clock stops at the end of the current stage. Evidence that a turn with a larger budget
-        found late therefore leaves the final run its share.
+        That is the time since the evidence before it. The clock stops at the end of the stage.
         """
         found = self._recall(kind, key)
         if found is None:
             return None
-        self._move_to(min(float(found["spent_s"]), self.ends_s, self._until_s))
+        took_s = float(found.get("took_s", 0.0))  # older ledgers lack it
+        self._move_to(min(self._noted_s + took_s, self.ends_s, self._until_s))
+        self._noted_s = self.spent_s
+        self.costs.learn(found.get("costs", {}))
         answer: dict[str, Any] = found["answer"]
         return answer
 
@@ -359,40 +373,14 @@ class Turn:
                 arm.finish_run()
                 setup_s = time.monotonic() - begun
                 compiled = int(arm.describe().get("compiled_graphs", 0)) > 0
-                self._note_setup(candidate, setup_s, crowd, compiled)
+                self.costs.note_setup(
+                    candidate, setup_s, alone_s=setup_s / crowd, compiled=compiled
+                )
                 (self._compiled.add if compiled else self._compiled.discard)(candidate.key())
             for arm in arms:
                 arm.run(WARMUP_STEPS - 1)
             stack.pop_all()
         self._live |= {one.key(): arm for one, arm in zip(candidates, arms, strict=True)}
-
-    def setup_s(self, candidate: Candidate) -> float:
-        """Return the seconds from the candidate's process start to the end of its first step.
-
-        This is the first start on this machine, before compile caches were warm, perhaps with
-        another arm starting beside it; 0 if unknown.
-        """
-        known = self.known("setup", candidate.key())
-        return float(known["setup_s"]) if known else 0.0
-
-    def learn_setup(self, candidate: Candidate) -> None:
-        """Learn from a start recorded in the ledger, like the turn that saw it."""
-        known = self.known("setup", candidate.key())
-        if known is not None:
-            self.costs.note_setup(
-                candidate,
-                float(known["setup_s"]),
-                alone_s=known.get("alone_s"),
-                compiled=bool(known.get("compiled", True)),
-            )
-
-    def _note_setup(
-        self, candidate: Candidate, setup_s: float, crowd: float, compiled: bool
-    ) -> None:
-        alone_s = setup_s / crowd
-        self.costs.note_setup(candidate, setup_s, alone_s=alone_s, compiled=compiled)
-        found = {"setup_s": setup_s, "alone_s": alone_s, "compiled": compiled}
-        self.memo("setup", candidate.key(), lambda: found)
 
     def gradients_path(self, candidate: Candidate) -> Path:
         return self.folder / f"{candidate.key()}.safetensors"

@@ -1,0 +1,112 @@
+"""The schedule, in drawn worlds: nothing starves the proof, and more budget never gives less."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulated_turns import CEILINGS, NO_BF16, World, run
+
+from ratchet.errors import RatchetError
+from ratchet.optimize.turn.result import OptimizeResult
+from ratchet.optimize.turn.schedule import closing_s
+
+SEEDS = 10_000 if os.environ.get("RATCHET_TEST") == "all" else 60
+IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+"""Ledgers on a disk would take most of the time."""
+SLACK = 1.45
+"""A budget over the shortest time to a proof, from which there must be one: kernels are judged in
+between, estimates are cautious, and a launch is begun only if it fits."""
+
+
+def drawn(seed: int) -> World:
+    """A machine and a workload whose bundle is faster: costs over two orders of magnitude."""
+    luck = random.Random(seed)
+
+    def between(low: float, high: float) -> float:
+        return math.exp(luck.uniform(math.log(low), math.log(high)))
+
+    return World(
+        start_s=between(1.0, 20.0),
+        compile_s=between(2.0, 120.0),
+        autotune_s=between(10.0, 600.0),
+        warm=between(0.03, 0.3),
+        step_s=between(0.01, 2.0),
+        compiled=luck.uniform(0.4, 1.1),
+        compiling_slows=luck.choice([0.0, 0.05]),
+        factors={"allocator": luck.uniform(0.6, 0.85), "precision": luck.uniform(0.5, 1.0)},
+        kernels={"attention": luck.uniform(0.7, 0.95), "adamw": luck.uniform(0.7, 0.95)},
+        verdict_s=between(1.0, 40.0),
+        starts=luck.choice([0.0, 0.01, 0.03]),
+        luck=random.Random(seed),
+        side_by_side=luck.random() < 0.5,
+        ceilings=luck.choice([CEILINGS, NO_BF16]),
+    )
+
+
+def turn(world: World, budget_s: float, **more: Any) -> tuple[OptimizeResult, float, float | None]:
+    """Run one turn; its result, the time it took, and the time of the first proof."""
+    began_s, proven_s = world.now_s, []
+
+    def listen(event: str, details: dict[str, Any]) -> None:
+        if event == "proven":
+            proven_s.append(world.now_s - began_s)
+
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
+        result = run(world, Path(folder), budget_s, listener=listen, **more).result
+    return result, world.now_s - began_s, proven_s[0] if proven_s else None
+
+
+def fresh(world: World, seed: int, **changed: Any) -> World:
+    luck = random.Random(seed)
+    begun = {"now_s": 1000.0, "busy_until_s": 0.0, "compiled_before": set(), "luck": luck}
+    return replace(world, **begun, **changed)
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 20))
+def test_no_plan_starves_the_proof(first: int) -> None:
+    """If the bundle can be proven in half the budget without kernels, it is proven with them."""
+    for seed in range(first, first + 20):
+        world = drawn(seed)
+        _, _, shortest_s = turn(fresh(world, seed, verdict_s=0.0, kernels={}), 20_000.0)
+        if shortest_s is None:
+            continue  # its starts scatter too much for what it wins
+        budget_s = SLACK * shortest_s
+        budget_s += closing_s(budget_s)
+        world = fresh(world, seed)
+        result, took_s, _ = turn(world, budget_s)
+        assert took_s <= 1.1 * budget_s, seed
+        said = f"seed {seed}: {result.recipe_because} {result.budget}"
+        assert result.recipe_is == "proven", said
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 20))
+def test_twice_the_budget_never_gives_less(first: int) -> None:
+    for seed in range(first, first + 20):
+        world = replace(drawn(seed), starts=0.0, compiling_slows=0.0)
+        budget_s = random.Random(seed).choice([60.0, 150.0, 300.0, 600.0])
+        found = []
+        for budget in (budget_s, 2 * budget_s):
+            try:
+                found.append(turn(fresh(world, seed), budget)[0])
+            except RatchetError as error:
+                assert "give a larger --budget" in str(error)
+                found.append(None)
+        once, twice = found
+        if once is None or once.recipe_is != "proven":
+            continue
+        assert twice is not None and twice.recipe_is == "proven", seed
+        one, two = once.speedup["vs_compile"], twice.speedup["vs_compile"]
+        assert one is not None and two is not None
+        ours, before = arm(twice, "ratchet"), arm(once, "ratchet")
+        assert ours <= 1.02 * before, f"seed {seed}: {before} then {ours}"
+
+
+def arm(result: OptimizeResult, key: str) -> float:
+    return next(one.step_time_s for one in result.arms if one.key == key)
