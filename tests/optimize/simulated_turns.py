@@ -21,6 +21,7 @@ from ratchet.errors import DeadlinePassed
 from ratchet.judge.steps import recipe_trial
 from ratchet.judge.steps.arms import ArmSpec
 from ratchet.judge.steps.numerics import GradientCheck
+from ratchet.ledger import Ledger
 from ratchet.measure.arm import Timing
 from ratchet.optimize.step.candidate import Candidate, wanted_libraries, with_config
 from ratchet.optimize.step.installed import InstalledKernel
@@ -84,10 +85,19 @@ class World:
     """By category: its share of the step, and the roofline's share."""
     ceilings: Ceilings = NO_BF16
     system: float = 0.1
+    evidence: dict[tuple[str, str], str] = field(default_factory=dict)
     now_s: float = 1000.0
     arms_started: int = 0
     busy_until_s: float = 0.0
     compiled_before: set[str] = field(default_factory=set)
+
+    def remember(self, kind: str, key: str, evidence: dict[str, Any], **more: Any) -> None:
+        """Keep evidence as a ledger does; a real one would take most of a drawn turn's time."""
+        self.evidence[kind, key] = json.dumps(evidence)
+
+    def recall(self, kind: str, key: str, **more: Any) -> dict[str, Any] | None:
+        found = self.evidence.get((kind, key))
+        return None if found is None else dict(json.loads(found))
 
     def spend(self, takes_s: float) -> dict[str, Any]:
         self.now_s += takes_s
@@ -302,6 +312,8 @@ def patched(world: World) -> Iterator[pytest.MonkeyPatch]:
             patch.setattr(module, "ArmProcess", lambda spec: MadeUpArm(world, spec))
         for module in (turn_module, loop, recipe_trial):
             patch.setattr(module, "time", clock)
+        patch.setattr(Ledger, "remember", world.remember)
+        patch.setattr(Ledger, "recall", world.recall)
         patch.setattr(loop, "_ceilings", lambda device: world.ceilings)
         threads = 2 if world.side_by_side else 1
         patch.setattr(loop, "probe", lambda name: replace(probe("cpu"), threads=threads))

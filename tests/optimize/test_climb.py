@@ -101,13 +101,25 @@ def climb(
     start: StepConfig | None = None,
 ) -> climb_module.Climb:
     monkeypatch.setattr(climb_module, "screen", fake.screen)
-    monkeypatch.setattr(climb_module, "expect", lambda turn, pairs, oracle: None)
-    monkeypatch.setattr(climb_module, "fits", lambda *asked: fake.screened < fits)
-    turn: Any = SimpleNamespace(drop=lambda candidate: None)
-    climber = Climber(
-        turn=turn, situation=situation(), proven={}, worth=worth or {}, step_time_s=1.0
+    monkeypatch.setattr(climb_module, "expect", lambda *asked: None)
+    monkeypatch.setattr(climb_module, "screening_s", lambda *asked: 1.0)
+    turn: Any = SimpleNamespace(
+        drop=lambda candidate: None, left_s=lambda: float(fits - fake.screened)
     )
-    return climber.climb(with_config(start or StepConfig(), {}), tried)
+    climber = Climber(
+        turn=turn,
+        situation=situation(),
+        start=with_config(start or StepConfig(), {}),
+        proven={},
+        worth=worth or {},
+        step_time_s=1.0,
+    )
+    climber.prepare(tried)
+    if climber.inside:
+        climber.try_bundle()
+    while fake.screened < fits and climber.needed_s() is not None:
+        climber.try_next()
+    return climber.snapshot()
 
 
 @pytest.fixture

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ratchet.optimize.turn.baseline import Baseline
 from simulated_turns import CEILINGS, World, run
 
-from ratchet.measure.estimate import Floor
 from ratchet.measure.samples import Sample
+from ratchet.measure.sitting import Sitting, TimedTogether
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn.climb import Climb
-from ratchet.optimize.turn.costs import ProofPlan
 from ratchet.optimize.turn.keep import Found, keep, roles
-from ratchet.optimize.turn.prove import TWIN, Proof, prove
+from ratchet.optimize.turn.prove import TWIN, Prover
 from ratchet.optimize.turn.prove_kernels import ProvenKernels
 from ratchet.optimize.turn.result import Change, LossResult
+from ratchet.optimize.turn.rivals import Baseline
 from ratchet.workloads.config import StepConfig
 
 WRITTEN = with_config(StepConfig(), {})
@@ -27,6 +26,9 @@ RIVAL = with_config(StepConfig(compile_mode="default"), {})
 BF16_RIVAL = with_config(StepConfig(compile_mode="default", precision="bf16_autocast"), {})
 SAME = with_config(StepConfig(compile_mode="default", allocator="mallopt"), {})
 BEST = with_config(StepConfig(compile_mode="default", precision="bf16_master"), {})
+BEST_FP32 = with_config(
+    StepConfig(compile_mode="default", allocator="mallopt", huge_pages=True), {}
+)
 KERNELS = ProvenKernels(proven={}, refused={}, verdicts=())
 
 
@@ -48,39 +50,48 @@ BEST_CLIMB = Climb(
 )
 
 
-def proof(arms: dict[str, Candidate], times_s: dict[str, float], *, launches: int = 3) -> Proof:
-    """A proof in which the step of each role takes the time given, give or take a thousandth."""
+def timed(
+    arms: dict[str, Candidate], times_s: dict[str, float], *, launches: int = 3
+) -> list[TimedTogether]:
+    """Launches in which the step of each role takes the time given, give or take a thousandth."""
     times_s = {**times_s, TWIN: times_s["best_compile"]}
-    samples = [
-        Sample(
-            arm=role,
-            launch=launch,
-            round=index,
-            position=place,
-            iterations=1,
-            wall_time_s=time_s * (1 + 1e-3 * ((index + place + launch) % 3)),
-            cpu_time_s=time_s,
+    own = {**arms, TWIN: arms["best_compile"]}
+    found = []
+    for launch in range(launches):
+        samples = tuple(
+            Sample(
+                arm=role,
+                launch=0,
+                round=index,
+                position=place,
+                iterations=1,
+                wall_time_s=time_s * (1 + 1e-3 * ((index + place + launch) % 3)),
+                cpu_time_s=time_s,
+            )
+            for index in range(6)
+            for place, (role, time_s) in enumerate(times_s.items())
         )
-        for launch in range(launches)
-        for index in range(6)
-        for place, (role, time_s) in enumerate(times_s.items())
-    ]
-    return Proof(
-        arms={role: one for role, one in arms.items() if role in times_s},
-        samples=tuple(samples),
-        descriptions={},
-        setup_s={},
-        floor=Floor(low=0.99, high=1.01, pairs=18),
-        launches=launches,
-        asked=3,
-    )
+        found.append(
+            TimedTogether(
+                samples=samples,
+                processes={role: f"{role} {launch}" for role in times_s},
+                ways={role: own[role].key() for role in times_s},
+            )
+        )
+    return found
+
+
+def prover_of(launches: Sequence[TimedTogether]) -> Prover:
+    turn: Any = SimpleNamespace()
+    return Prover(turn=turn, sitting=Sitting(launches))
 
 
 def decide(
     times_s: dict[str, float] | None,
     *,
-    same: Climb = SAME_CLIMB,
+    same: Climb | None = None,
     best: Climb = SAME_CLIMB,
+    earlier: tuple[Climb, ...] = (),
     rival: Candidate = RIVAL,
     launches: int = 3,
     losses: bool | None = None,
@@ -94,10 +105,19 @@ def decide(
         written_is_faster=written_is_faster,
     )
     compared = LossResult(passed=losses, detail="") if losses is not None else None
-    found = Found(same=same, best=best, kernels=KERNELS, losses=compared, reserved_s=1.0)
-    arms = roles(baseline, same.best, best.best)
-    ran = proof(arms, times_s, launches=launches) if times_s is not None else None
-    return keep(baseline, found, ran)
+    precision = best.best.config.precision
+    found = Found(
+        baseline=baseline,
+        best=best,
+        same=same,
+        earlier=earlier,
+        kernels=KERNELS,
+        losses={precision: compared} if precision != "fp32" else {},
+    )
+    same_one = same.best if same is not None else SAME
+    arms = {role: one for role, one in roles(baseline, same_one, best.best).items() if one}
+    ran = timed(arms, times_s, launches=launches) if times_s is not None else []
+    return keep(found, prover_of(ran))
 
 
 def decisions(kept: Any) -> dict[str, str]:
@@ -128,7 +148,7 @@ def test_what_is_not_proven_faster_goes_and_the_rival_is_the_recipe(ratchet: flo
 def test_one_launch_of_three_proves_nothing() -> None:
     kept = decide(times_s(0.5), launches=1)
     assert kept.recipe is RIVAL
-    assert "1 of 3 launches" in kept.because
+    assert "one launch" in kept.because
 
 
 def test_without_a_proof_the_rival_is_the_recipe_or_the_step_as_written() -> None:
@@ -145,7 +165,7 @@ def test_where_the_step_as_written_is_faster_it_is_the_recipe() -> None:
 
 
 def test_the_part_that_keeps_the_arithmetic_may_be_what_is_proven() -> None:
-    kept = decide(times_s(1.1, same_arithmetic=0.8), best=BEST_CLIMB, losses=True)
+    kept = decide(times_s(1.1, same_arithmetic=0.8), same=SAME_CLIMB, best=BEST_CLIMB, losses=True)
     assert kept.recipe is SAME and kept.recipe_is == "proven"
     assert decisions(kept) == {"compile": "kept", "mallopt": "kept", "bf16-weights": "dropped"}
 
@@ -169,46 +189,23 @@ def test_losses_with_bf16_weights_speak_for_autocast() -> None:
 
 def test_an_arm_of_one_launch_is_undecided() -> None:
     arms = {"as_written": WRITTEN, "best_compile": RIVAL, "ratchet": BEST}
-    found = proof(arms, {"as_written": 2.0, "best_compile": 1.0, "ratchet": 0.5})
-    late = [one for one in found.samples if one.arm != "as_written" or one.launch == 0]
-    found = replace(found, samples=tuple(late))
+    whole = timed(arms, {"as_written": 2.0, "best_compile": 1.0, "ratchet": 0.5}, launches=1)
+    more = timed(arms, {"best_compile": 1.0, "ratchet": 0.5}, launches=3)[1:]
+    found = prover_of([*whole, *more]).proof(arms)
     assert found.speedup("as_written", "ratchet").answer == "undecided"
     assert found.speedup("best_compile", "ratchet").answer == "faster"
 
 
-def test_launches_of_a_killed_run_that_lack_an_arm_say_nothing_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The plan has room for all arms, and the remembered launches had fewer."""
-    arms = {
-        "as_written": WRITTEN,
-        "best_compile": BF16_RIVAL,
-        "best_compile_same": RIVAL,
-        "same_arithmetic": SAME,
-        "ratchet": BEST,
-    }
-    short = {"as_written": 1.5, "best_compile": 1.0, "ratchet": 0.5}
-    done = [
-        {
-            "samples": [asdict(one) for one in proof(arms, short).samples if one.launch == launch],
-            "descriptions": {},
-            "setup_s": {},
-        }
-        for launch in range(3)
-    ]
-    plan = ProofPlan(roles=tuple(arms), launches=3, omissions=())
-    monkeypatch.setattr("ratchet.optimize.turn.prove.plan_proof", lambda *_, **__: plan)
-    monkeypatch.setattr("ratchet.optimize.turn.prove._launches", lambda *_: done)
-    turn: Any = SimpleNamespace(
-        close_arms=lambda: None,
-        costs=None,
-        left_s=lambda: 100.0,
-        settings=SimpleNamespace(launches=3),
+def test_what_was_proven_before_a_later_change_stays_if_that_was_not() -> None:
+    """A bundle was proven, a lever more was put on top, and the budget ended before its proof."""
+    later = Climb(best=BEST_FP32, changes=(*SAME_CLIMB.changes, change("huge-pages", "alone")))
+    kept = decide(
+        {"as_written": 1.5, "best_compile": 1.0, "same_arithmetic": 0.7},
+        best=later,
+        earlier=(SAME_CLIMB,),
     )
-    found = prove(turn, arms, rival="best_compile")
-    assert found is not None and set(found.arms) == set(short)
-    assert not found.is_faster("same_arithmetic", "best_compile_same")
-    assert found.is_faster("ratchet", "best_compile")
+    assert kept.recipe is SAME and kept.recipe_is == "proven"
+    assert decisions(kept) == {"compile": "kept", "mallopt": "kept", "huge-pages": "dropped"}
 
 
 def test_a_whole_turn_keeps_only_what_helps(tmp_path: Path) -> None:

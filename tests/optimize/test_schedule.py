@@ -17,7 +17,7 @@ from ratchet.errors import RatchetError
 from ratchet.optimize.turn.result import OptimizeResult
 from ratchet.optimize.turn.schedule import closing_s
 
-SEEDS = 10_000 if os.environ.get("RATCHET_TEST") == "all" else 60
+SEEDS = 10_000 if os.environ.get("RATCHET_TEST") == "all" else 40
 IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Ledgers on a disk would take most of the time."""
 SLACK = 1.45
@@ -65,7 +65,8 @@ def turn(world: World, budget_s: float, **more: Any) -> tuple[OptimizeResult, fl
 
 def fresh(world: World, seed: int, **changed: Any) -> World:
     luck = random.Random(seed)
-    begun = {"now_s": 1000.0, "busy_until_s": 0.0, "compiled_before": set(), "luck": luck}
+    begun = {"now_s": 1000.0, "busy_until_s": 0.0, "luck": luck}
+    begun |= {"compiled_before": set(), "evidence": {}}
     return replace(world, **begun, **changed)
 
 

@@ -38,6 +38,8 @@ SHOWN: Final = 0.95
 """Confidence of the interval that is reported."""
 FEWEST_LAUNCHES: Final = 2
 """One launch cannot tell a way from the luck of its start, whatever is known of the machine."""
+LEAST_REACH: Final = 1.01
+"""The floor reaches at least so far: a gain under 1 % is none, however still the machine was."""
 MOST_PRIOR: Final = 4.0
 """Degrees of freedom that earlier sittings on this machine count for at most."""
 OF_A_MEDIAN: Final = math.pi / 2
@@ -133,7 +135,7 @@ class Sitting:
         difference, share = fit.contrast(baseline, new)
         scatter = fit.scatter.with_prior(self.prior)
         launches = self.launches_of(baseline, new)
-        reach = _exp(scatter.half_width(2 / max(1, launches), SHOWN))
+        reach = max(LEAST_REACH, _exp(scatter.half_width(2 / max(1, launches), SHOWN)))
         floor = Floor(low=1 / reach, high=reach, pairs=self._pairs(baseline, new))
         shown, decides = (scatter.half_width(share, level) for level in (SHOWN, DECIDES))
         ratio, low, high = map(_exp, (difference, difference - shown, difference + shown))

@@ -9,14 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ratchet.optimize.turn.baseline import find_baseline
 from simulated_turns import CEILINGS, World, run
 
 from ratchet.errors import ArmFailure, CompilerMissing
+from ratchet.measure.sitting import Sitting
 from ratchet.optimize.levers import Situation
 from ratchet.optimize.step.candidate import Candidate, with_config
-from ratchet.optimize.turn import baseline as baseline_module
+from ratchet.optimize.turn import rivals as rivals_module
 from ratchet.optimize.turn.costs import Costs
+from ratchet.optimize.turn.rivals import Baseline, Rivals
 from ratchet.optimize.turn.screen import LeverScreening
 from ratchet.workloads.config import StepConfig
 
@@ -39,6 +40,14 @@ def situation(bf16_is_slow: str | None = None) -> Situation:
     )
 
 
+def costs() -> Costs:
+    """Starts that were seen: max-autotune compiles longer."""
+    seen = Costs()
+    for mode, setup_s in ((None, 1.0), ("default", 10.0), ("max-autotune", 30.0)):
+        seen.note_setup(with_config(StepConfig(compile_mode=mode), {}), setup_s)
+    return seen
+
+
 def turn(keep_precision: bool = False) -> Any:
     return SimpleNamespace(
         settings=SimpleNamespace(keep_precision=keep_precision, budget_s=1000.0, launches=3),
@@ -48,10 +57,19 @@ def turn(keep_precision: bool = False) -> Any:
         is_live=lambda candidate: False,
         holds=lambda kind, key: True,
         leave_out=lambda *what, **more: None,
-        costs=Costs(),
+        costs=costs(),
         ends_s=1000.0,
         spent_s=0.0,
     )
+
+
+def find_baseline(turn: Any, written: Candidate, situation: Situation) -> Baseline:
+    """Time every rival, the cheapest first."""
+    found = Rivals(turn=turn, written=written, situation=situation, sitting=Sitting())
+    found.first()
+    while found.next_one() is not None:
+        found.time_next()
+    return found.baseline()
 
 
 def screening(ratio: float, *, passed: bool = True) -> LeverScreening:
@@ -84,8 +102,8 @@ def rivals(monkeypatch: pytest.MonkeyPatch, times_s: dict[tuple[str, str], float
             return screening(0.0, passed=False)
         return screening(time_s(incumbent) / time_s(challenger))
 
-    monkeypatch.setattr(baseline_module, "screen", screen)
-    monkeypatch.setattr(baseline_module, "expect", lambda turn, pairs, oracle: None)
+    monkeypatch.setattr(rivals_module, "screen", screen)
+    monkeypatch.setattr(rivals_module, "expect", lambda *asked, beside: None)
 
 
 def test_the_fastest_of_all_modes_is_the_rival(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +121,7 @@ def test_the_fastest_of_all_modes_is_the_rival(monkeypatch: pytest.MonkeyPatch) 
         "default",
         "bf16_autocast",
     )
+    assert found.best_same is not None
     assert (found.best_same.config.compile_mode, found.best_same.config.precision) == (
         "max-autotune",
         "fp32",
@@ -124,9 +143,10 @@ def test_a_climb_begins_with_what_compiles_faster_if_the_two_cannot_be_told_apar
             ratio = ratios[str(challenger.config.compile_mode)]
             return dataclasses.replace(screening(ratio), low=ratio - half, high=ratio + half)
 
-        monkeypatch.setattr(baseline_module, "screen", screen)
-        monkeypatch.setattr(baseline_module, "expect", lambda turn, pairs, oracle: None)
+        monkeypatch.setattr(rivals_module, "screen", screen)
+        monkeypatch.setattr(rivals_module, "expect", lambda *asked, beside: None)
         found = find_baseline(turn(keep_precision=True), WRITTEN, situation())
+        assert found.best_same is not None and found.start_same is not None
         assert found.best.config.compile_mode == found.best_same.config.compile_mode
         assert found.best.config.compile_mode == "max-autotune"
         assert found.start.config.compile_mode == found.start_same.config.compile_mode == mode
@@ -135,7 +155,7 @@ def test_a_climb_begins_with_what_compiles_faster_if_the_two_cannot_be_told_apar
 def test_changes_on_what_compiles_faster_are_proven_against_the_fastest(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    timed = baseline_module.screen
+    timed = rivals_module.screen
 
     def screen(turn: Any, incumbent: Candidate, challenger: Candidate, oracle: Any) -> Any:
         found = timed(turn, incumbent, challenger, oracle)
@@ -143,7 +163,7 @@ def test_changes_on_what_compiles_faster_are_proven_against_the_fastest(
             return found
         return dataclasses.replace(found, ratio=1.01, low=0.97, high=1.05, answer="undecided")
 
-    monkeypatch.setattr(baseline_module, "screen", screen)
+    monkeypatch.setattr(rivals_module, "screen", screen)
     world = World(factors={"attention": 0.9}, ceilings=CEILINGS)
     found = run(world, tmp_path, 1800.0, keep_precision=True)
     assert found.result.best_compile.startswith("torch.compile max-autotune")
