@@ -24,6 +24,7 @@ from ratchet.cli.learn_options import (
     LanguageName,
     Lora,
     MaxForgetting,
+    Minutes,
     ModelName,
     OnForgetting,
     Out,
@@ -51,6 +52,7 @@ from ratchet.cli.learn_stage import (
     opened,
     start_policies,
 )
+from ratchet.cli.options import finite
 
 if TYPE_CHECKING:
     from ratchet.learn.config import LearnConfig
@@ -135,7 +137,7 @@ def pretrain(
     batch: Batch = 16,
     context: Context = 128,
     rate: Rate = 2e-3,
-    minutes: Annotated[float | None, typer.Option(help="Stop after this time.")] = None,
+    minutes: Minutes = None,
     device: DeviceOf = "cpu",
     seed: Seed = 0,
     as_json: Json = False,
@@ -170,7 +172,7 @@ def sft(
     replay: Replay = "1%",
     max_forgetting: MaxForgetting = 0.05,
     on_forgetting: OnForgetting = "raise",
-    minutes: Annotated[float | None, typer.Option(help="Stop after this time.")] = None,
+    minutes: Minutes = None,
     rollouts: RolloutName = "auto",
     rollout_memory: RolloutMemory = 0.4,
     device: DeviceOf = "cpu",
@@ -225,7 +227,7 @@ def grpo(
     replay: Replay = "1%",
     max_forgetting: MaxForgetting = 0.05,
     on_forgetting: OnForgetting = "raise",
-    minutes: Annotated[float | None, typer.Option(help="Stop after this time.")] = None,
+    minutes: Minutes = None,
     rollouts: RolloutName = "auto",
     rollout_memory: RolloutMemory = 0.4,
     device: DeviceOf = "cpu",
@@ -362,7 +364,12 @@ def loop(
     batch: Batch = 16,
     context: Context = 128,
     rate: Annotated[
-        float, typer.Option(help="Learning rate; SFT takes half of it and GRPO a twentieth.")
+        float,
+        typer.Option(
+            parser=finite(),
+            metavar="NUMBER",
+            help="Learning rate; SFT takes half of it and GRPO a twentieth.",
+        ),
     ] = 2e-3,
     problems: Annotated[int, typer.Option(min=1, help="Problems in a step of GRPO.")] = 4,
     group: Group = 4,

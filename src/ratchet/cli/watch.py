@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, Json, LedgerUrl, app, print_json
+from ratchet.cli.app import Debug, Json, LedgerUrl, app, print_error, print_json
 
 if TYPE_CHECKING:
     from ratchet.guard.watch.result import WatchReport
@@ -96,6 +96,8 @@ def watch(
         if not advisory or debug:
             raise
         typer.echo(f"ratchet: {error} (advisory: exit code 0)", err=True)
+        if as_json:
+            print_error(str(error), 0)
         return
     if markdown is not None:
         files.write_whole(markdown, watch_report.markdown(report).encode())

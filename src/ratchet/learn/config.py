@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -115,6 +116,11 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Judge the kernels behind a jump of the reward in full."""
 
     def __post_init__(self) -> None:
+        for name, value in msgspec.to_builtins(self).items():
+            if isinstance(value, float):
+                _check(math.isfinite(value), name.replace("_", "-"), value, "a finite number")
+        _check(self.rate > 0, "rate", self.rate, "more than 0")
+        _check(self.kl >= 0, "kl", self.kl, "0 or more")
         _check(0 <= self.seed <= LARGEST_SEED, "seed", self.seed, f"0 to {LARGEST_SEED}")
         _check(self.size in SIZES, "size", self.size, ", ".join(SIZES))
         for name, known in (
