@@ -187,7 +187,7 @@ def sft(
         on_forgetting=on_forgetting, rollouts=rollouts, rollout_memory=rollout_memory,
         device=device, seed=seed,
     )  # fmt: skip
-    material, follow = opened(out, corpus, config, "sft")
+    material, follow = opened(out, corpus, config, "sft", start)
     from contextlib import closing
 
     from ratchet.learn.rollouts import open_rollouts
@@ -246,7 +246,7 @@ def grpo(
         on_forgetting=on_forgetting, rollouts=rollouts, rollout_memory=rollout_memory,
         device=device, seed=seed, **_emulated(target),
     )  # fmt: skip
-    material, follow = opened(out, corpus, config, "grpo")
+    material, follow = opened(out, corpus, config, "grpo", start)
     from ratchet.learn.stages import grpo as run
 
     policy, known = start_policies(start, base or start, config)
@@ -439,6 +439,8 @@ def loop(
     if as_json:
         return print_json(result.to_json() | {"paths": paths})
     print(headline(result))
+    for name, value in result.figures:
+        print(f"  {name}: {value}")
     for row in result.rounds:
         one = row.evaluation
         print(
