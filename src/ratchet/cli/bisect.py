@@ -95,7 +95,12 @@ def bisect(
         shutil.rmtree(place, ignore_errors=True)
     with PairProgress(len(commits.after)) as progress:
         result = bisect_commits(
-            repository, commits, options, place=place, on_pair=progress.measured
+            repository,
+            commits,
+            options,
+            place=place,
+            on_pair=progress.measured,
+            on_work=progress.working,
         )
     if not keep:
         shutil.rmtree(place, ignore_errors=True)

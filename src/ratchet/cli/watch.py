@@ -73,6 +73,7 @@ def watch(
     asked = read_suite(suite, here)
 
     from ratchet.guard.watch.gate import GateQuestion, run_gate
+    from ratchet.guard.watch.run import pairs_of
     from ratchet.optimize.turn.settings import parse_duration_s
     from ratchet.report import watch_report
     from ratchet.report.progress import RunProgress
@@ -90,7 +91,8 @@ def watch(
         ledger=ledger,
     )
     try:
-        with RunProgress() as progress:
+        runs = {one.name: pairs_of(one, asked, pairs) for one in asked.benchmark}
+        with RunProgress(runs) as progress:
             report: WatchReport = run_gate(question, progress.ran)
     except RatchetError as error:
         if not advisory or debug:
