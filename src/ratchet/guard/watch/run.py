@@ -58,9 +58,9 @@ def watch_pairs(
 ) -> list[WatchedResult]:
     """Time each benchmark at both commits, in pairs of random order."""
     places = {}
-    for name, one in (("base", base), ("head", head)):
+    for name, commit in (("base", base), ("head", head)):
         on_run(f"building the {name}", 0)
-        places[name] = checkouts.get(one)
+        places[name] = checkouts.get(commit)
     deadline = time.monotonic() + limits.time_s
     results = []
     for one in suite.benchmark:
