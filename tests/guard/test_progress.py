@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-WATCH = 'pairs = 3\n[[benchmark]]\nname = "quick"\ncommand = "sleep 0.4"\n'
+WATCH = 'pairs = 3\n[[benchmark]]\nname = "quick"\ncommand = "sleep 1.2"\n'
 BUILD = "sleep 1.2"
 """The line is drawn once a second: what takes longer is on it."""
 CALLS = {
@@ -20,8 +20,8 @@ CALLS = {
         ("building the base", "building the head", "quick: 2 of 3 done"),
     ),
     "compare": (
-        ("compare", "--budget", "20s", "--rev-a", "HEAD~1", "--setup", BUILD, "--", "sleep 0.3"),
-        ("preparing both sides", "pair ", "of 20.0 s"),
+        ("compare", "--budget", "30s", "--rev-a", "HEAD~1", "--setup", BUILD, "--", "sleep 0.3"),
+        ("preparing both sides", "pair ", "of 30.0 s"),
     ),
     "bisect": (
         ("bisect", "HEAD~1", "HEAD", "--build", BUILD, "--", "sh", "-c", "sleep 0.$(cat file)"),
