@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import pickle
+import queue
 import socket
+import threading
 import time
 
 import openai_server as server
@@ -209,6 +211,13 @@ def test_a_url_is_shown_without_its_secrets() -> None:
     assert shown_url("https://me:pass@host:8/v1?key=abc#x") == "https://host:8/v1"
 
 
+def test_a_redirect_is_not_followed_and_told() -> None:
+    with server.serving(server.error(302, "", location="http://127.0.0.1:1/")) as served:
+        reply = client(served.url).ask(question())
+    assert reply.status == "rejected" and len(served.requests) == 1
+    assert reply.reason == "HTTP 302: a redirect to http://127.0.0.1:1/"
+
+
 # Asking again.
 
 
@@ -233,6 +242,75 @@ def test_a_rate_limit_is_waited_for_as_the_endpoint_wishes() -> None:
     assert [one.reply.status for one in told] == ["rate_limited", "answered"]
     assert [one.question.attempt for one in told] == [0, 1]
     assert replies[0].text == "now"
+
+
+@pytest.mark.parametrize("wish", ["601", "100000"])
+def test_an_endpoint_that_wishes_for_too_long_a_rest_is_not_asked_again(wish: str) -> None:
+    with server.serving(server.error(429, "slow", retry_after=wish)) as served:
+        replies, told, _ = ask(served.url)
+    assert [one.reply.status for one in told] == ["rate_limited"] and len(served.requests) == 1
+    assert replies[0].reason == "HTTP 429: slow"
+
+
+def test_a_rest_that_the_budget_has_no_room_for_is_not_taken() -> None:
+    with server.serving(server.error(429, "slow", retry_after="60")) as served:
+        _, told, _ = ask(served.url, budget=AgentBudget(seconds=30.0))
+    assert len(told) == len(served.requests) == 1
+
+
+class Timed:
+    """A client that takes down the time that each question has."""
+
+    model = "m"
+
+    def __init__(self) -> None:
+        self.limits_s: list[float] = []
+
+    def ask(self, question: ChatRequest) -> Reply:
+        self.limits_s.append(question.time_limit_s)
+        return Reply(status="server_error", reason="oops")
+
+
+@pytest.mark.parametrize(("budget_s", "turn_s"), [(600.0, 40.0), (40.0, 600.0), (None, 40.0)])
+def test_no_question_has_more_time_than_budget_and_turn(
+    budget_s: float | None, turn_s: float
+) -> None:
+    timed, purse = Timed(), Purse(AgentBudget(seconds=budget_s))
+    purse.turn(turn_s)
+    prompt = Prompt(messages=MESSAGES, problem_hash="p", turn=0, sample=0)
+    Asker(timed, purse, AskTerms(first_wait_s=0.01)).ask([prompt], lambda _: None, lambda _: False)
+    assert len(timed.limits_s) == ATTEMPTS["server_error"]
+    assert all(0 < one <= 40.0 for one in timed.limits_s)
+
+
+def test_an_answer_that_never_ends_is_given_up_when_the_turn_does() -> None:
+    """The grace that an answer has beyond its limit does not reach beyond the turn."""
+    over = threading.Event()
+
+    class Stuck:
+        model = "m"
+
+        def ask(self, question: ChatRequest) -> Reply:
+            over.wait(120)
+            return Reply(status="answered")
+
+    purse = Purse(AgentBudget())
+    purse.turn(0.2)
+    prompt = Prompt(messages=MESSAGES, problem_hash="p", turn=0, sample=0)
+    waits: list[float | None] = []
+    got = queue.Queue.get
+
+    def get(self: queue.Queue[object], block: bool = True, timeout: float | None = None) -> object:
+        if timeout is not None:
+            waits.append(timeout)
+        return got(self, block, timeout)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(queue.Queue, "get", get)
+        [reply] = Asker(Stuck(), purse, AskTerms()).ask([prompt], lambda _: None, lambda _: False)
+    over.set()
+    assert reply.status == "timed_out"
+    assert waits and all(one is not None and one <= 0.2 for one in waits)
 
 
 @pytest.mark.parametrize("name", ["429", "500", "cut", "empty", "nothing", "401", "400", "refusal"])

@@ -102,6 +102,51 @@ def test_a_file_that_changed_replaces_its_text(index: KnowledgeIndex, folder: Pa
     assert [one.path for one in index.documents() if not one.shipped] == [str(file)]
 
 
+EMPTY = {
+    "nothing": b"",
+    "blank": b"  \n\n",
+    "mark": b"\xef\xbb\xbf",
+    "short": b"hi\n",
+    "rule": b"-" * 30,
+    "invisible": "\u200b".encode() * 30,
+    "headings.md": b"# T\n\n## U\n",
+    "script.html": b"<body><script>var a = 12345678901234567890</script></body>",
+    "comments.py": b"#\n#\n",
+    "blank.pdf": pdf(""),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_an_empty_document_is_no_passage_and_takes_its_earlier_text_along(
+    name: str, index: KnowledgeIndex, folder: Path
+) -> None:
+    file = folder / name
+    file.write_bytes(EMPTY[name])
+    [left] = index.add(file)
+    assert isinstance(left, LeftOut) and left.why.startswith(("is empty", "holds no"))
+    earlier = "the quick aardvark is here, and stays a while"
+    file.write_bytes(pdf(earlier) if name.endswith("pdf") else earlier.encode())
+    assert add(index, file) == {name: "added"}
+    file.write_bytes(EMPTY[name])
+    [left] = index.add(file)
+    assert isinstance(left, LeftOut) and left.why.endswith("its earlier text is no longer indexed")
+    assert index.search("aardvark") == []
+    assert all(one.shipped for one in index.documents())
+
+
+def test_a_document_that_may_not_be_read_keeps_its_earlier_text(
+    index: KnowledgeIndex, folder: Path
+) -> None:
+    file = folder / "a.txt"
+    file.write_text("The quick aardvark is here.\n")
+    assert add(index, file) == {"a.txt": "added"}
+    file.unlink()
+    os.mkfifo(file)
+    [left] = index.add(file)
+    assert isinstance(left, LeftOut) and left.why == "is a FIFO"
+    assert len(index.search("aardvark")) == 1
+
+
 def test_what_cannot_be_read_is_left_out_and_the_rest_goes_on(
     index: KnowledgeIndex, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from commands import needs_judge
 from made_up_space import MadeUpCourt, MadeUpSpace, made_up_problem
@@ -16,12 +18,12 @@ from ratchet.authors import roster, shares, write
 from ratchet.authors.author import Author, Progress, Proposal
 from ratchet.authors.form.form import UnsupportedOp
 from ratchet.authors.outcome import failed_result
-from ratchet.authors.result import WritingRequest, WritingResult
+from ratchet.authors.result import AgentChoice, WritingRequest, WritingResult
 from ratchet.authors.roster import Setting
-from ratchet.authors.run import RunEvent
+from ratchet.authors.run import TURN_SHARE, RunEvent
 from ratchet.authors.search.author import SearchAuthor
 from ratchet.authors.shares import Asked, write_all
-from ratchet.errors import KernelError, LedgerError, RatchetError
+from ratchet.errors import EndpointError, KernelError, LedgerError, RatchetError
 from ratchet.judge.revision import revision
 from ratchet.kernels.problem import Problem
 from ratchet.kernels.suites import find_problem
@@ -232,6 +234,116 @@ def test_an_author_that_repeats_itself_ends_the_run(
     monkeypatch.setattr(roster, "_make", lambda name, setting: [Parrot()])
     result = write.write(made_up_problem(), WritingRequest(authors=("agent",)), judge=judge)
     assert result.stopped == "no more proposals" and result.screened == 1
+
+
+class Unreachable:
+    """An agent whose model cannot be asked."""
+
+    name = "agent:tiny"
+
+    def __init__(self) -> None:
+        self.left_s: list[float] = []
+
+    def propose(self, progress: Progress, count: int) -> list[Proposal]:
+        self.left_s.append(progress.left_s)
+        raise EndpointError("the model 'tiny' cannot be asked: nobody answers")
+
+
+def with_agent(monkeypatch: pytest.MonkeyPatch, court: MadeUpCourt) -> Unreachable:
+    """Have the roster make an agent that fails, beside the made-up search."""
+    agent = Unreachable()
+
+    def make(name: str, setting: Setting) -> list[Author]:
+        return [agent] if name == "agent" else [SearchAuthor(court.space)]
+
+    monkeypatch.setattr(roster, "_make", make)
+    return agent
+
+
+def test_a_run_goes_on_without_a_model_that_cannot_be_asked(
+    made_up: MadeUpCourt, judge: RecordedJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, events = with_agent(monkeypatch, made_up), []
+    request = msgspec.structs.replace(REQUEST, authors=("search", "agent"), candidates=8)
+    result = write.write(
+        made_up_problem(), request, judge=judge, follow=lambda event, _: events.append(event)
+    )
+    assert result.status == "proven" and result.screened == 8 and result.notes == ()
+    [told] = [one.detail for one in events if one.kind == "dropped"]
+    assert told == "agent:tiny: the model 'tiny' cannot be asked: nobody answers"
+    assert [one.note for one in result.authors if one.name == "agent:tiny"] == [
+        "the model 'tiny' cannot be asked: nobody answers"
+    ]
+    [left_s] = agent.left_s
+    assert 0 < left_s <= TURN_SHARE * 40.0, "the others need time too"
+
+
+def test_the_only_author_s_model_that_cannot_be_asked_ends_the_command(
+    made_up: MadeUpCourt, judge: RecordedJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = with_agent(monkeypatch, made_up)
+    request = msgspec.structs.replace(REQUEST, authors=("agent",))
+    with pytest.raises(EndpointError, match="nobody answers"):
+        write.write(made_up_problem(), request, judge=judge, spent_s=7.0)
+    [left_s] = agent.left_s
+    assert 0 < left_s <= 33.0, "of 60 s, 20 are kept for the verdict and 7 are gone"
+    asked = [Asked(problem=made_up_problem(f"p{at}"), gain_s=1.0) for at in range(3)]
+    with pytest.raises(EndpointError, match="nobody answers"):
+        write_all(
+            "made-up",
+            asked,
+            request,
+            judge=judge,
+            follow=lambda problem: lambda event, result: None,
+            done=lambda result: None,
+        )
+    assert len(agent.left_s) == 2, "no other problem asks it again"
+
+
+def test_an_agent_that_cannot_be_made_is_a_mistake_in_the_call(
+    judge: RecordedJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    request = msgspec.structs.replace(
+        REQUEST, authors=("search", "agent"), agent=AgentChoice(model="tiny")
+    )
+    with pytest.raises(EndpointError, match="no key in OPENAI_API_KEY"):
+        write.write(made_up_problem(), request, judge=judge)
+
+
+@pytest.mark.parametrize(("budget_s", "spent_s"), [(20.0, 19.0), (60.0, 50.0), (60.0, 300.0)])
+def test_a_run_that_screened_nothing_says_why_and_which_budget_would_do(
+    budget_s: float, spent_s: float, made_up: MadeUpCourt, judge: RecordedJudge
+) -> None:
+    request = msgspec.structs.replace(REQUEST, budget_s=budget_s)
+    result = write.write(made_up_problem(), request, judge=judge, spent_s=spent_s)
+    assert result.status == "none" and result.screened == 0 and result.stopped == "budget"
+    [why] = result.notes
+    assert f"within the budget of {budget_s:.0f} s: {spent_s:.0f} s went into starting" in why
+    enough = re.search(r"--budget (\d+)s should do", why)
+    assert enough is not None
+    assert [one.note for one in result.authors] == ["the budget ended before its turn"]
+    request = msgspec.structs.replace(REQUEST, budget_s=float(enough[1]))
+    again = write.write(made_up_problem(), request, judge=judge, spent_s=spent_s)
+    assert again.screened > 0 and again.notes == ()
+
+
+def test_a_run_whose_authors_propose_nothing_says_why(
+    made_up: MadeUpCourt, judge: RecordedJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Tired:
+        name, ended = "search", "it has said it all"
+
+        def propose(self, progress: Progress, count: int) -> list[Proposal]:
+            return []
+
+    monkeypatch.setattr(roster, "_make", lambda name, setting: [Tired()])
+    result = write.write(made_up_problem(), REQUEST, judge=judge)
+    assert result.stopped == "no more proposals"
+    assert result.notes == (
+        "no kernel was screened: nobody proposed one (search: it has said it all)",
+    )
 
 
 def test_only_the_wanted_language_is_screened(made_up: MadeUpCourt, judge: RecordedJudge) -> None:

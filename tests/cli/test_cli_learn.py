@@ -45,6 +45,8 @@ def test_learn_alone_shows_its_stages(capsys: pytest.CaptureFixture[str]) -> Non
         (("corpus", "--answers", "poems"), "answers 'poems' is out of range"),
         (("pretrain",), "holds no corpus: run ratchet learn corpus"),
         (("pretrain", "--size", "7b"), "size '7b' is out of range"),
+        (("pretrain", "--rate", "0"), "rate 0.0 is out of range: give more than 0"),
+        (("pretrain", "--minutes", "nan"), "'nan' is no finite number"),
         (("pretrain", "--context", "4"), "context 4 is out of range"),
         (("sft", "nothing-here"), "holds no corpus"),
         (("sft", "x", "--replay", "much"), "replay 'much' is no share"),
@@ -91,3 +93,26 @@ def test_source_without_a_proven_kernel_says_what_to_do(mistake: Mistake) -> Non
         "learn", "corpus", "--answers", "source", "--families", "activations", "--per-family", "1"
     )
     assert "holds no proven kernel" in said
+
+
+def test_each_stage_names_the_size_of_the_model_that_it_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_LEDGER", str(tmp_path / "ledger.db"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b", "c"):
+        lines = (f"document {name}, line {line} of many words\n" for line in range(90))
+        (tmp_path / f"{name}.md").write_text("".join(lines))
+    words = ("--families", "activations", "--per-family", "1", "--text", str(tmp_path))
+    assert main(["learn", "corpus", *words]) == 0
+    capsys.readouterr()
+    assert main(["learn", "pretrain", "--size", "tiny", "--steps", "2", "--json"]) == 0
+    base = json.loads(capsys.readouterr().out)
+    assert base["config"]["size"] == "tiny" and base["parameters"] > 100_000
+    policy = base["policy"]
+    assert main(["learn", "sft", policy, "--steps", "2"]) == 0
+    said = capsys.readouterr().out
+    assert f"sft: {base['parameters']:,} parameters, 2 steps" in said
+    assert "size=" not in said and "vocabulary=" not in said, "those of another model"
+    page = (tmp_path / "ratchet-learn" / "sft" / "report.html").read_text()
+    assert f"{base['parameters']:,} parameters" in page and "<dt>size</dt>" not in page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from commands import needs_judge
 
+from ratchet.authors.agent.ask import AskTerms
 from ratchet.cli import main
 
 sys.path.append(str(Path(__file__).parents[1] / "authors"))  # where the server stands
@@ -91,23 +93,52 @@ def test_a_model_s_kernel_is_judged_and_its_run_replayed_without_it(
     assert again["status"] in ("proven", "correct")
 
 
-@pytest.mark.compiler
-def test_a_wrong_key_is_told_and_the_run_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    with server.serving(server.error(401, f"Incorrect API key: {KEY}")) as served:
-        code, document = written(capsys, "--model", "tiny", "--base-url", served.url)
-    assert code == 1 and document["status"] == "none"
-    assert "check the key" in agent_note(document)
+FAULTS = {
+    "401": (server.error(401, f"bad key Bearer {KEY}"), "HTTP 401: bad key Bearer [key]; check"),
+    "404": (server.error(404, "model not found"), "HTTP 404: model not found; check --model"),
+    "429": (server.error(429, "slow down"), "HTTP 429: slow down; wait"),
+    "429r": (server.error(429, "slow down", retry_after="100000"), "HTTP 429: slow down; wait"),
+    "500": (server.error(500, "oops"), "HTTP 500: oops; check the endpoint"),
+    "badjson": (server.raw('{"choices": [ {"mess', "application/json"), "breaks the protocol"),
+    "notjson": (server.raw("hello", "text/plain"), "breaks the protocol"),
+    "slow": (server.silent(), "give it more time with --budget"),
+    "drip": (server.dripping("a "), "give it more time with --budget"),
+    "redirect": (server.error(302, "", location="http://127.0.0.1:1/"), "a redirect to http"),
+}
+ASKED = {"429": 6, "500": 4, "badjson": 2, "notjson": 2, "slow": 2, "drip": 2}
 
 
 @pytest.mark.compiler
-def test_an_endpoint_that_is_down_is_told_and_the_run_ends(
+@pytest.mark.parametrize(
+    "fault", [pytest.param(one, marks=[pytest.mark.slow] * (one != "401")) for one in FAULTS]
+)
+def test_a_model_that_cannot_be_asked_ends_a_run_without_other_authors(
+    fault: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = functools.partial(AskTerms, time_limit_s=1.0, first_wait_s=0.01)
+    monkeypatch.setattr("ratchet.authors.agent.author.AskTerms", quick)
+    behaviour, words = FAULTS[fault]
+    with server.serving(behaviour) as served:
+        usual = ("--authors", "agent", "--budget", "240s", "--samples", "1", "--json")
+        options = ("--model", "tiny", "--base-url", served.url)
+        code = main(["write", f"{NAME}.py", *usual, *options])
+        captured = capsys.readouterr()
+        asked = len(served.requests)
+    error = json.loads(captured.out)["error"]
+    assert code == error["exit_code"] == 2
+    assert "the model 'tiny' cannot be asked" in error["message"] and words in error["message"]
+    assert captured.err == f"ratchet: {error['message']}\n" and KEY not in captured.err
+    assert asked == ASKED.get(fault, 1)
+
+
+@pytest.mark.compiler
+def test_an_endpoint_that_is_down_ends_a_run_without_other_authors(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with server.serving(server.answer("")) as served:
         url = served.url
     code, document = written(capsys, "--model", "tiny", "--base-url", url)
-    assert code == 1 and document["status"] == "none"
-    assert "start the server" in agent_note(document)
+    assert code == 2 and "start the server" in document["error"]["message"]
 
 
 @pytest.mark.compiler

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
@@ -64,6 +65,8 @@ class Progress:
 
     problem: Problem
     answers: list[Answer] = field(default_factory=list)
+    left_s: float = math.inf
+    """Seconds that an author may take for its next proposals."""
 
     @property
     def best(self) -> Answer | None:
@@ -74,6 +77,7 @@ class Progress:
 
 SEARCH: Final = "search"
 COMPILER: Final = "compiler"
+AGENT: Final = "agent"
 """Names of authors that a run treats by name."""
 
 RIGHT = ("proven", "correct", "screened")

@@ -18,6 +18,7 @@ from ratchet.authors.result import (
 from ratchet.authors.roster import Roster
 from ratchet.authors.run import ProblemRun
 from ratchet.authors.search.confirmation import planned_verdicts
+from ratchet.authors.shortfall import why_nothing
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
 from ratchet.ledger.verdicts import JudgedKernel, RecordedJudge, judged_on
@@ -74,11 +75,18 @@ def result_of(state: Writing, *, running: bool) -> WritingResult:
         versions=versions,
         command=state.command,
         started_at=state.started_at,
-        notes=state.judge.fleet.notes,
+        notes=_notes(state, running=running),
         static=next(
             (one.verdict.get("static") for one in verdicts if one.verdict.get("static")), None
         ),
     )
+
+
+def _notes(state: Writing, *, running: bool) -> tuple[str, ...]:
+    """Return what else there is to say: why nothing was screened first."""
+    work = None if running or state.recalled else state.work
+    why = "" if work is None else why_nothing(work)
+    return (*([why] if why else []), *state.judge.fleet.notes)
 
 
 def _best(
@@ -115,7 +123,7 @@ def _author_rows(state: Writing, answers: Sequence[Answer]) -> tuple[AuthorRow, 
         own = found.setdefault(one.proposal.author, {})
         own[one.proposal.kernel.hash] = one.status in RIGHT
     notes = {} if state.roster is None else dict(state.roster.absent)
-    notes |= {} if state.work is None else state.work.dropped
+    notes |= {} if state.work is None else _no_turn(state.work) | state.work.dropped
     models = {name.partition(":")[0] for name in [*found, *notes] if ":" in name}
     asked = [name for name in state.request.authors if name not in models]
     names = list(dict.fromkeys([*asked, *found, *notes]))
@@ -128,6 +136,14 @@ def _author_rows(state: Writing, answers: Sequence[Answer]) -> tuple[AuthorRow, 
         )
         for name in names
     )
+
+
+def _no_turn(work: ProblemRun) -> dict[str, str]:
+    """Return a note for each author that the budget left no turn."""
+    if work.stopped != "budget":
+        return {}
+    names = (one.name for one in work.authors if one.name not in work.spent_by)
+    return {name: "the budget ended before its turn" for name in names}
 
 
 def _sources(answers: Sequence[Answer], best: WrittenKernel | None) -> dict[str, str]:

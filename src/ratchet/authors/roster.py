@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ratchet.authors.author import SEARCH, Author
+from ratchet.authors.author import AGENT, SEARCH, Author
 from ratchet.authors.compiler import Backend, CompilerAuthor
 from ratchet.authors.library import GivenAuthor, library_author
 from ratchet.authors.result import WritingRequest
@@ -48,6 +48,7 @@ def make_roster(
 ) -> Roster:
     """Return the authors that a request names, as far as they can write for this problem.
 
+    An agent that cannot be made, for want of a key say, is a mistake in the call, and is raised.
     `proven` are kernels that the ledger holds as proven; they are proposed first. `guests` are
     authors of a higher room, which stand in for their names.
     """
@@ -60,9 +61,9 @@ def make_roster(
         try:
             own = [one for one in guests if one.name == name]
             authors += own or _make(name, setting)
-        except LedgerError:
-            raise
         except RatchetError as error:
+            if name == AGENT or isinstance(error, LedgerError):  # a mistake in the call
+                raise
             absent[name] = str(error)
     return Roster(authors=tuple(authors), absent=absent)
 
@@ -72,7 +73,7 @@ def _make(name: str, setting: Setting) -> list[Author]:
         return [library_author(setting.problem)]
     if name == "compiler":
         return [CompilerAuthor(_backend(setting.device))]
-    if name == "agent":
+    if name == AGENT:
         return [_agent(setting)]
     return _searches(setting)
 

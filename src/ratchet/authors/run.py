@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from ratchet.authors.author import (
+    AGENT,
     COMPILER,
     FAILED,
     RIGHT,
@@ -23,7 +24,7 @@ from ratchet.authors.result import Stopped, WritingRequest
 from ratchet.authors.search.confirmation import LARGEST_SHARE, kept_s, planned_verdicts
 from ratchet.authors.search.halving import Rungs
 from ratchet.authors.search.roofline import NEAR
-from ratchet.errors import LedgerError, RatchetError
+from ratchet.errors import EndpointError, LedgerError, RatchetError
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
 from ratchet.ledger.verdicts import JudgedKernel, Terms
@@ -49,7 +50,13 @@ MOST_BARREN: Final = 16
 SHORTEST_VERDICT_S: Final = 8.0
 """With less time than this no further verdict begins, but the first always does."""
 LEAST_VERDICT_S: Final = 15.0
-"""Time limit that the first verdict has, however little of the budget is left."""
+"""Time limit that the first verdict has, as far as OVERRUN allows it."""
+OVERRUN: Final = 0.1
+"""Share of the budget that a run may take beyond it."""
+END_S: Final = 2.0
+"""What the result and its page take after the last verdict."""
+TURN_SHARE: Final = 0.75
+"""Of the search's time that is left, what one author may take to propose beside others."""
 STARTS: Final = 4
 """Processes of a verdict that each compile a kernel of the compiler's anew."""
 UNTIMED: Final = ("unmeasured", "timed_out")
@@ -60,7 +67,7 @@ class RunEvent:
     """A moment of a run, for a progress line and a page that follow it."""
 
     kind: str
-    """`proposing`, `screening`, `screened`, `judging` or `judged`."""
+    """`proposing`, `dropped`, `screening`, `screened`, `judging` or `judged`."""
     detail: str
     spent_s: float
     screened: int
@@ -120,6 +127,11 @@ class ProblemRun:
         return self.before_s + self.clock() - self._began
 
     @property
+    def spent_by(self) -> Mapping[str, float]:
+        """Seconds that went to each author's turns, their screenings among them."""
+        return self._spent_s
+
+    @property
     def screened(self) -> int:
         """Kernels that were screened, each counted once."""
         return len(self._seen)
@@ -161,7 +173,10 @@ class ProblemRun:
             if not batch:
                 return
             limit_s = LEAST_VERDICT_S if all(map(self._is_no_gain, batch)) else left_s
-            answers = self._judge(batch, max(limit_s, LEAST_VERDICT_S), planned)
+            most_s = left_s + OVERRUN * self.request.budget_s - END_S
+            if most_s < SHORTEST_SCREEN_S:
+                return
+            answers = self._judge(batch, min(max(limit_s, LEAST_VERDICT_S), most_s), planned)
             judged |= {one.proposal.kernel.hash: one for one in answers}
             counted += sum(one.ratio is not None for one in answers)
             found = {one.status for one in answers}
@@ -249,6 +264,8 @@ class ProblemRun:
             began = self.clock()
             self._say("proposing", author.name)
             self._asked = author.name
+            alone = len(self.authors) == 1
+            self.progress.left_s = self._left_s() * (1.0 if alone else TURN_SHARE)
             found = self._propose(author, self._count(author.name, room_for))
             self._charge(author.name, self.clock() - began)
             if found is None:
@@ -307,13 +324,21 @@ class ProblemRun:
         self._spent_s[author] = self._spent_s.get(author, 0.0) + max(time_s, 1e-6)
 
     def _propose(self, author: Author, count: int) -> list[Proposal] | None:
-        """Return an author's new proposals; None if it has nothing left to say, or failed."""
+        """Return an author's new proposals; None if it has nothing left to say, or failed.
+
+        Raises:
+            EndpointError: the model of the only author cannot be asked.
+        """
         try:
             proposed = author.propose(self.progress, count)
         except LedgerError:
             raise
         except RatchetError as error:
+            alone = self.request.authors == (AGENT,) and not self._known
+            if alone and isinstance(error, EndpointError):
+                raise
             self.dropped[author.name] = str(error)
+            self._say("dropped", f"{author.name}: {error}")
             return None
         if not proposed or self._barren.get(author.name, 0) >= MOST_BARREN:
             why = str(getattr(author, "ended", ""))

@@ -12,7 +12,7 @@ from ratchet.authors.author import Author
 from ratchet.authors.outcome import failed_result
 from ratchet.authors.result import Reuse, WritingRequest, WritingResult
 from ratchet.authors.write import Follow, write
-from ratchet.errors import LedgerError, RatchetError
+from ratchet.errors import EndpointError, LedgerError, RatchetError
 from ratchet.judge.revision import revision
 from ratchet.kernels.problem import Problem
 from ratchet.ledger.verdicts import RecordedJudge, Terms
@@ -167,7 +167,7 @@ def _written(
         if own.reuse == "always":
             _prove_known(one.problem, judge, own)
         return write(one.problem, own, judge=judge, follow=follow, command=command, guests=guests)
-    except LedgerError:
+    except (LedgerError, EndpointError):  # the other problems' runs would fail so too
         raise
     except RatchetError as error:
         return failed_result(one.problem, own, str(error), command=command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,6 +51,7 @@ def write(
         RatchetError: a problem that cannot be judged, `resume` without an unfinished run, a ledger
             that fails.
     """
+    began_s = time.monotonic() - spent_s
     if problem.fault:
         raise RatchetError(f"problem {problem.name!r} cannot be judged: {problem.fault}")
     book = WritingBook(judge.ledger, judge.fingerprint)
@@ -81,7 +83,7 @@ def write(
         state.run_id = book.start(problem, options)
     else:
         state.run_id, state.started_at = earlier.run, earlier.started_at
-    return _run(state, book, [kernel for kernel, _ in proven], follow, spent_s, guests)
+    return _run(state, book, [kernel for kernel, _ in proven], follow, began_s, guests)
 
 
 def _is_enough(request: WritingRequest, book: WritingBook, problem_hash: str) -> bool:
@@ -96,10 +98,10 @@ def _run(
     book: WritingBook,
     proven: Sequence[Kernel],
     follow: Follow | None,
-    spent_s: float,
+    began_s: float,
     guests: Sequence[Author],
 ) -> WritingResult:
-    """Search, confirm, and note the end of the run."""
+    """Search, confirm, and note the end of the run. Getting ready counts too."""
     request, run_id = state.request, state.run_id
     before = [read_back(one, book) for one in book.answers(run_id)]
     fleet = state.judge.fleet
@@ -136,8 +138,9 @@ def _run(
         floor_s=state.floor_s,
         on_gpu=on_gpu,
         target=target,
-        before_s=spent_s + max((one.after_s for one in before), default=0.0),
+        before_s=max((one.after_s for one in before), default=0.0),
     )
+    work.before_s += time.monotonic() - began_s
     work.restore(before, [one for one in map(recall, before) if one is not None])
     try:
         work.search()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ratchet.cli.streams import LostOutput, fill_closed, forget_stdout, standing_in
+from ratchet.cli.streams import LostOutput, fill_closed, forget_stdout, has_written, standing_in
 
 __all__ = ["main", "run"]
 
@@ -21,7 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     `--debug` may stand anywhere before a `--`; words after `--` belong to the recorded command.
 
     Exit codes: 0 done, 2 a mistake in the call or a stdout that cannot be written (one line says
-    which), 70 an internal error, 130 interrupted, 141 the reader of stdout went away.
+    which), 70 an internal error, 130 interrupted, 141 the reader of stdout went away. With
+    `--json`, the line is also an error object on stdout.
     """
     began_s = time.monotonic()
     if not fill_closed():
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(words: list[str], began_s: float) -> int:
     ours = words.index("--") if "--" in words else len(words)
     debug = "--debug" in words[:ours]
+    as_json = "--json" in words[:ours]
     words = [word for word in words[:ours] if word != "--debug"] + words[ours:]
     import typer
 
@@ -53,26 +55,26 @@ def _main(words: list[str], began_s: float) -> int:
     except LostOutput:
         raise
     except typer.Abort:
-        return _interrupted(words)
+        return _ended(_interrupted(words), INTERRUPTED, as_json)
     except usage_error as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "ratchet"
         text = " ".join(error.format_message().split())
-        return _say(f"ratchet: {text} ({command} --help shows the options)", MISTAKE)
+        return _ended(f"{text} ({command} --help shows the options)", MISTAKE, as_json)
     except RatchetError as error:
         if debug:
             raise
-        return _say(f"ratchet: {error}", MISTAKE)
+        return _ended(str(error), MISTAKE, as_json)
     except KeyboardInterrupt:
-        return _interrupted(words)
+        return _ended(_interrupted(words), INTERRUPTED, as_json)
     except Exception as error:  # the outermost boundary: print an internal error in one line
         if debug:
             raise
         text = " ".join(str(error).split())[:300]
-        fault = f"ratchet: internal error, {type(error).__name__}: {text} (--debug shows where)"
-        return _say(fault, INTERNAL)
+        fault = f"internal error, {type(error).__name__}: {text} (--debug shows where)"
+        return _ended(fault, INTERNAL, as_json)
     if code == INTERRUPTED:  # newer versions of typer make an interrupt this exit code
-        return _interrupted(words)
+        return _ended(_interrupted(words), INTERRUPTED, as_json)
     return code if isinstance(code, int) else 0
 
 
@@ -81,8 +83,8 @@ def run() -> None:
     sys.exit(main())
 
 
-def _interrupted(words: Sequence[str]) -> int:
-    """Print what the interrupted command has kept, and return the exit code."""
+def _interrupted(words: Sequence[str]) -> str:
+    """Return what the interrupted command has kept."""
     left = {
         "optimize": "; the ledger holds its results so far (--resume continues)",
         "bench": "; the ledger holds its results so far",
@@ -92,7 +94,7 @@ def _interrupted(words: Sequence[str]) -> int:
         "learn": "; the same command goes on from its last checkpoint",
         "write": "; the ledger holds its answers so far (--resume continues)",
     }
-    return _say(f"ratchet: interrupted{left.get(words[0], '') if words else ''}", INTERRUPTED)
+    return f"interrupted{left.get(words[0], '') if words else ''}"
 
 
 def _lost(lost: LostOutput) -> int:
@@ -101,6 +103,16 @@ def _lost(lost: LostOutput) -> int:
     if lost.number == errno.EPIPE:
         return PIPE_CLOSED
     return _say(f"ratchet: stdout cannot be written ({lost}): send it elsewhere", MISTAKE)
+
+
+def _ended(message: str, code: int, as_json: bool) -> int:
+    """Print why a command ended, with `--json` also as its one document; return the exit code."""
+    _say(f"ratchet: {message}", code)
+    if as_json and not has_written():
+        from ratchet.cli.app import print_error
+
+        print_error(message, code)
+    return code
 
 
 def _say(line: str, code: int) -> int:

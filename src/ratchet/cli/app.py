@@ -44,6 +44,11 @@ def print_json(document: dict[str, Any]) -> None:
     print(json.dumps(document, indent=2, sort_keys=False))
 
 
+def print_error(message: str, exit_code: int) -> None:
+    """Print the JSON document of a command that ended without its own."""
+    print_json({"error": {"message": message, "exit_code": exit_code}})
+
+
 def _version(value: bool) -> None:
     if value:
         print(f"ratchet {__version__}")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ratchet.cli.app import Debug, Json, app, print_json
+from ratchet.cli.options import finite
 from ratchet.cli.trace_record import COMMAND, RecordCommand
 
 
@@ -38,7 +39,8 @@ def bisect(
         str, typer.Option("--at-least", metavar="SHARE", help="Smaller differences do not count.")
     ] = "0.5%",
     time_limit: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="For one run of COMMAND.")
+        float,
+        typer.Option(parser=finite(least=0.1), metavar="SECONDS", help="For one run of COMMAND."),
     ] = 600.0,
     repository: Annotated[
         Path, typer.Option(metavar="FOLDER", help="The git repository. Default: here.")
@@ -93,7 +95,12 @@ def bisect(
         shutil.rmtree(place, ignore_errors=True)
     with PairProgress(len(commits.after)) as progress:
         result = bisect_commits(
-            repository, commits, options, place=place, on_pair=progress.measured
+            repository,
+            commits,
+            options,
+            place=place,
+            on_pair=progress.measured,
+            on_work=progress.working,
         )
     if not keep:
         shutil.rmtree(place, ignore_errors=True)

@@ -13,7 +13,7 @@ from ratchet.cli.trace_record import COMMAND, RecordCommand
 from ratchet.errors import GuardError
 
 if TYPE_CHECKING:
-    from ratchet.guard.compare.request import CompareRequest, Sides
+    from ratchet.guard.compare.request import CompareRequest
 
 
 class CompareCommand(RecordCommand):
@@ -120,15 +120,18 @@ def compare(
         folder=Path.cwd(),
     )
     _ = request.allowed, request.budget_s  # mistakes in them are answered before any work
-    with make_sides(request) as sides:
-        if numerics:
-            raise typer.Exit(_numerics(request, sides, out, ledger, as_json=as_json))
-        # numpy is imported from here on: mistakes in the call are already answered.
-        from ratchet.guard.compare.ask import compare_sides
-        from ratchet.report.compare_terminal import CompareProgress, print_comparison
+    from ratchet.report.progress import BudgetLine
 
-        with CompareProgress() as progress:
-            outcome = compare_sides(request, sides, ledger=ledger, on_progress=progress.move)
+    if numerics:
+        raise typer.Exit(_numerics(request, out, ledger, as_json=as_json))
+    with BudgetLine(request.budget_s) as progress:
+        progress.spend("preparing both sides")
+        with make_sides(request) as sides:
+            # numpy is imported from here on: mistakes in the call are already answered.
+            from ratchet.guard.compare.ask import compare_sides
+            from ratchet.report.compare_terminal import print_comparison
+
+            outcome = compare_sides(request, sides, ledger=ledger, on_progress=progress.spend)
     if as_json:
         print_json(outcome.as_json())
     else:
@@ -136,18 +139,17 @@ def compare(
     raise typer.Exit(outcome.exit_code)
 
 
-def _numerics(
-    request: CompareRequest, sides: Sides, out: Path, ledger: str | None, *, as_json: bool
-) -> int:
+def _numerics(request: CompareRequest, out: Path, ledger: str | None, *, as_json: bool) -> int:
     """Compare numerics, print the report, and return the exit code."""
-    if sides.commands:
+    if request.command is not None:
         raise GuardError("--numerics compares two workloads, or one in two modes: give A and B")
+    from ratchet.guard.compare.request import make_sides
     from ratchet.guard.numerics.ask import check_out, compare_numerics
     from ratchet.report.compare_terminal import CompareProgress
     from ratchet.report.numerics_terminal import print_numerics
 
-    check_out(out)
-    with CompareProgress() as progress:
+    with CompareProgress() as progress, make_sides(request) as sides:
+        check_out(out)
         report = compare_numerics(
             sides.a,
             sides.b,

@@ -24,6 +24,7 @@ from ratchet.cli.learn_options import (
     LanguageName,
     Lora,
     MaxForgetting,
+    Minutes,
     ModelName,
     OnForgetting,
     Out,
@@ -51,6 +52,7 @@ from ratchet.cli.learn_stage import (
     opened,
     start_policies,
 )
+from ratchet.cli.options import finite
 
 if TYPE_CHECKING:
     from ratchet.learn.config import LearnConfig
@@ -135,7 +137,7 @@ def pretrain(
     batch: Batch = 16,
     context: Context = 128,
     rate: Rate = 2e-3,
-    minutes: Annotated[float | None, typer.Option(help="Stop after this time.")] = None,
+    minutes: Minutes = None,
     device: DeviceOf = "cpu",
     seed: Seed = 0,
     as_json: Json = False,
@@ -170,7 +172,7 @@ def sft(
     replay: Replay = "1%",
     max_forgetting: MaxForgetting = 0.05,
     on_forgetting: OnForgetting = "raise",
-    minutes: Annotated[float | None, typer.Option(help="Stop after this time.")] = None,
+    minutes: Minutes = None,
     rollouts: RolloutName = "auto",
     rollout_memory: RolloutMemory = 0.4,
     device: DeviceOf = "cpu",
@@ -185,7 +187,7 @@ def sft(
         on_forgetting=on_forgetting, rollouts=rollouts, rollout_memory=rollout_memory,
         device=device, seed=seed,
     )  # fmt: skip
-    material, follow = opened(out, corpus, config, "sft")
+    material, follow = opened(out, corpus, config, "sft", start)
     from contextlib import closing
 
     from ratchet.learn.rollouts import open_rollouts
@@ -225,7 +227,7 @@ def grpo(
     replay: Replay = "1%",
     max_forgetting: MaxForgetting = 0.05,
     on_forgetting: OnForgetting = "raise",
-    minutes: Annotated[float | None, typer.Option(help="Stop after this time.")] = None,
+    minutes: Minutes = None,
     rollouts: RolloutName = "auto",
     rollout_memory: RolloutMemory = 0.4,
     device: DeviceOf = "cpu",
@@ -244,7 +246,7 @@ def grpo(
         on_forgetting=on_forgetting, rollouts=rollouts, rollout_memory=rollout_memory,
         device=device, seed=seed, **_emulated(target),
     )  # fmt: skip
-    material, follow = opened(out, corpus, config, "grpo")
+    material, follow = opened(out, corpus, config, "grpo", start)
     from ratchet.learn.stages import grpo as run
 
     policy, known = start_policies(start, base or start, config)
@@ -362,7 +364,12 @@ def loop(
     batch: Batch = 16,
     context: Context = 128,
     rate: Annotated[
-        float, typer.Option(help="Learning rate; SFT takes half of it and GRPO a twentieth.")
+        float,
+        typer.Option(
+            parser=finite(),
+            metavar="NUMBER",
+            help="Learning rate; SFT takes half of it and GRPO a twentieth.",
+        ),
     ] = 2e-3,
     problems: Annotated[int, typer.Option(min=1, help="Problems in a step of GRPO.")] = 4,
     group: Group = 4,
@@ -432,6 +439,8 @@ def loop(
     if as_json:
         return print_json(result.to_json() | {"paths": paths})
     print(headline(result))
+    for name, value in result.figures:
+        print(f"  {name}: {value}")
     for row in result.rounds:
         one = row.evaluation
         print(

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ratchet.cli.options import finite
+
 Out = Annotated[Path, typer.Option("--out", help="Folder of the run.")]
 CorpusFolder = Annotated[
     Path | None,
@@ -41,7 +43,10 @@ LanguageName = Annotated[
 ]
 Steps = Annotated[int, typer.Option(min=1, help="Steps of training.")]
 Batch = Annotated[int, typer.Option(min=1, help="Windows or examples in a step.")]
-Rate = Annotated[float, typer.Option(help="Learning rate.")]
+Rate = Annotated[float, typer.Option(parser=finite(), metavar="NUMBER", help="Learning rate.")]
+Minutes = Annotated[
+    float | None, typer.Option(parser=finite(), metavar="NUMBER", help="Stop after this time.")
+]
 Context = Annotated[int, typer.Option(help="Tokens in a window of text.")]
 Soup = Annotated[
     int, typer.Option(min=1, max=16, help="Models that SFT trains, to average their weights.")
@@ -49,15 +54,22 @@ Soup = Annotated[
 Kl = Annotated[
     float,
     typer.Option(
-        min=0, help="Weight of GRPO's divergence from its start; 0 spares a copy of the model."
+        parser=finite(least=0), metavar="NUMBER",
+        help="Weight of GRPO's divergence from its start; 0 spares a copy of the model.",
     ),
-]
+]  # fmt: skip
 Lora = Annotated[int, typer.Option(min=0, help="Rank of LoRA; 0 trains all weights.")]
 Replay = Annotated[
     str, typer.Option(metavar="SHARE", help="Share of tokens that are replayed text: 1%.")
 ]
 MaxForgetting = Annotated[
-    float, typer.Option("--max-forgetting", help="Nats a token that may be forgotten.")
+    float,
+    typer.Option(
+        "--max-forgetting",
+        parser=finite(),
+        metavar="NUMBER",
+        help="Nats a token that may be forgotten.",
+    ),
 ]
 OnForgetting = Annotated[
     str, typer.Option("--on-forgetting", metavar="raise|stop", help="Beyond that: raise or stop.")
@@ -84,11 +96,20 @@ Turns = Annotated[
     int, typer.Option(help="Answers in a row: each later one sees the judge's words.")
 ]
 Discount = Annotated[
-    float, typer.Option(help="Share of a later answer's reward that the one before it earns.")
+    float,
+    typer.Option(
+        parser=finite(),
+        metavar="SHARE",
+        help="Share of a later answer's reward that the one before it earns.",
+    ),
 ]
 Repeats = Annotated[
     float,
-    typer.Option(help="Share of the reward that equal kernels of a group split."),
+    typer.Option(
+        parser=finite(),
+        metavar="SHARE",
+        help="Share of the reward that equal kernels of a group split.",
+    ),
 ]
 Dataset = Annotated[
     list[str] | None,
@@ -106,5 +127,11 @@ RolloutName = Annotated[
     ),
 ]  # fmt: skip
 RolloutMemory = Annotated[
-    float, typer.Option("--rollout-memory", help="Share of the GPU's memory that vLLM takes.")
+    float,
+    typer.Option(
+        "--rollout-memory",
+        parser=finite(),
+        metavar="SHARE",
+        help="Share of the GPU's memory that vLLM takes.",
+    ),
 ]

@@ -21,11 +21,17 @@ if TYPE_CHECKING:
     from ratchet.learn.stages import StageResult
     from ratchet.learn.tasks import LearnTask
 
+MAKES_MODEL = ("pretrain", "base")
+"""Stages that begin with a new model, unless one is named."""
+
 
 def opened(
-    out: Path, corpus: Path | None, config: LearnConfig, stage: str
+    out: Path, corpus: Path | None, config: LearnConfig, stage: str, start: Path | None = None
 ) -> tuple[Corpus, Callable[[str, dict[str, float | str]], None]]:
-    """Return the corpus, and what follows the run: a line, and a page that is written again."""
+    """Return the corpus, and what follows the run: a line, and a page that is written again.
+
+    `start` is the folder of the policy that is trained on; without one a model is made.
+    """
     from ratchet.learn.checkpoint import check_out
     from ratchet.learn.corpus import read_corpus
 
@@ -35,8 +41,13 @@ def opened(
     from ratchet.report.learn_page import render_learn_page
     from ratchet.report.learn_progress import told
 
+    size = f"size {config.size}"
+    if start is not None:
+        from ratchet.learn.models import read_card
+
+        size = show_parameters(read_card(start).parameters)
     rows: list[dict[str, float | str]] = []
-    tell = told(stage, config.steps * (config.soup if stage == "sft" else 1))
+    tell = told(f"{stage} ({size})", config.steps * (config.soup if stage == "sft" else 1))
 
     def follow(name: str, row: dict[str, float | str]) -> None:
         rows.append(row)
@@ -48,7 +59,12 @@ def opened(
 
 
 def _report(
-    stage: str, config: LearnConfig, rows: list[dict[str, float | str]], *, running: bool
+    stage: str,
+    config: LearnConfig,
+    rows: list[dict[str, float | str]],
+    *,
+    running: bool,
+    parameters: int | None = None,
 ) -> LearnReport:
     from ratchet.cli.write import _command
     from ratchet.learn.result import LearnReport
@@ -57,9 +73,15 @@ def _report(
         title=f"learn {stage}",
         command=_command(),
         running=running,
-        config=config.rows(),
+        config=config.rows(makes_model=stage in MAKES_MODEL),
         curves={stage: rows},
+        figures=[] if parameters is None else [("model", show_parameters(parameters))],
     )
+
+
+def show_parameters(count: int) -> str:
+    """Return the size of a model: `1,115,648 parameters`."""
+    return f"{count:,} parameters"
 
 
 def finish(done: StageResult, config: LearnConfig, out: Path, as_json: bool) -> None:
@@ -68,19 +90,21 @@ def finish(done: StageResult, config: LearnConfig, out: Path, as_json: bool) -> 
     from ratchet.report.learn_page import render_learn_page
 
     stage, trained = done.policy.card.stage, done.trained
-    report = _report(stage, config, read_curve(out), running=False)
+    parameters = done.policy.card.parameters
+    report = _report(stage, config, read_curve(out), running=False, parameters=parameters)
     paths = write_report(report, out, render_learn_page)
     if as_json:
         from dataclasses import asdict
 
         return print_json(
-            {"policy": str(out), "stage": stage, **asdict(trained), "paths": paths,
-             "config": dict(config.rows())}
+            {"policy": str(out), "stage": stage, "parameters": parameters, **asdict(trained),
+             "paths": paths, "config": dict(report.config)}
         )  # fmt: skip
-    print(" ".join(f"{name}={value}" for name, value in config.rows()))
+    print(" ".join(f"{name}={value}" for name, value in report.config))
     ended = {"done": "all steps done", "budget": "its time is over"}
+    why = ended.get(trained.stopped, "it forgot too much")
     print(
-        f"{stage}: {trained.steps} steps, {ended.get(trained.stopped, 'it forgot too much')}; "
+        f"{stage}: {show_parameters(parameters)}, {trained.steps} steps, {why}; "
         f"forgot {trained.forgetting:.3f} nats, replay {trained.replay:.1%}\n"
         f"policy: {out}\npage:   {paths['page']}"
     )

@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
+
+
+def finite(*, least: float | None = None) -> Callable[[str], float]:
+    """Return the parser of a float option, which refuses nan and infinity, at least `least`.
+
+    Every option that takes a float has it; typer's own takes nan for a number in any range.
+    """
+
+    def parse(text: str | float) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise typer.BadParameter(f"{text!r} is no finite number: give one such as 0.5")
+        if least is not None and value < least:
+            raise typer.BadParameter(f"{value:g} is below {least:g}: give {least:g} or more")
+        return value
+
+    return parse
+
 
 BatchSize = Annotated[
     int | None, typer.Option("--batch-size", min=1, help="Sequences (or images) per batch.")

@@ -39,3 +39,5 @@ def repro(
     print(made.title)
     for name in made.written:
         print(f"wrote: {made.folder / name}")
+    for need in made.needs:
+        print(f"needs: {need}")

@@ -32,12 +32,14 @@ class Output:
     def __init__(self, stream: TextIO, *, needed: bool) -> None:
         self._stream = stream
         self._needed = needed
+        self.has_written = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         """Write text, and replace characters that the encoding lacks with ASCII."""
+        self.has_written = self.has_written or bool(text)
         with self._told_apart():
             try:
                 return self._stream.write(text)
@@ -70,6 +72,11 @@ def standing_in() -> Iterator[None]:
         yield
     finally:
         sys.stdout, sys.stderr = streams
+
+
+def has_written() -> bool:
+    """Return whether the command has printed something on stdout."""
+    return bool(getattr(sys.stdout, "has_written", False))
 
 
 def fill_closed() -> bool:

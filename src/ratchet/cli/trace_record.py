@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from ratchet.cli.app import Debug, DeviceName, Json, print_json
+from ratchet.cli.app import Debug, DeviceName, Json, print_error, print_json
 from ratchet.cli.options import (
     BatchSize,
     PrecisionName,
@@ -96,6 +96,8 @@ def record(
     except CommandFailed as failed:
         if workload is None or failed.code != MISTAKE:  # else its line is on stderr
             typer.echo(f"ratchet: {failed}", err=True)
+        if as_json:
+            print_error(str(failed), failed.exit_code)
         raise typer.Exit(failed.exit_code) from None
     if as_json:
         print_json(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet.cli.app import Debug, Json, LedgerUrl, app, print_json
+from ratchet.cli.app import Debug, Json, LedgerUrl, app, print_error, print_json
 
 if TYPE_CHECKING:
     from ratchet.guard.watch.result import WatchReport
@@ -73,6 +73,7 @@ def watch(
     asked = read_suite(suite, here)
 
     from ratchet.guard.watch.gate import GateQuestion, run_gate
+    from ratchet.guard.watch.run import pairs_of
     from ratchet.optimize.turn.settings import parse_duration_s
     from ratchet.report import watch_report
     from ratchet.report.progress import RunProgress
@@ -90,12 +91,15 @@ def watch(
         ledger=ledger,
     )
     try:
-        with RunProgress() as progress:
+        runs = {one.name: pairs_of(one, asked, pairs) for one in asked.benchmark}
+        with RunProgress(runs) as progress:
             report: WatchReport = run_gate(question, progress.ran)
     except RatchetError as error:
         if not advisory or debug:
             raise
         typer.echo(f"ratchet: {error} (advisory: exit code 0)", err=True)
+        if as_json:
+            print_error(str(error), 0)
         return
     if markdown is not None:
         files.write_whole(markdown, watch_report.markdown(report).encode())

@@ -197,11 +197,12 @@ def _write_one(
     check_ledger(fleet, ledger)
     guests = _guests(request)
     problem = as_problem(given, time_limit_s=max(60.0, request.budget_s))
-    spent_s = time.monotonic() - began  # finding a fleet's machines is not the budget's
+    opening = time.monotonic()
     with (
         open_judge(ledger, fleet, device=request.device) as judge,
         WriteProgress(request.budget_s) as progress,
     ):
+        spent_s = _spent_s(began, opening, fleet)
         result = write_kernels(
             problem,
             request,
@@ -251,7 +252,7 @@ def _write_all(
         Asked(problem=one.problem, gain_s=one.gain_s, likely_s=one.likely_s)
         for one in found.regions
     ]
-    spent_s = time.monotonic() - began  # finding a fleet's machines is not the budget's
+    opening = time.monotonic()
     with (
         open_judge(ledger, fleet, device=request.device) as judge,
         WriteProgress(request.budget_s) as progress,
@@ -266,6 +267,7 @@ def _write_all(
             own = folder / default_out(result.problem).name
             write_files(result, own, render_write_page)
 
+        spent_s = _spent_s(began, opening, fleet)
         result = write_all(
             workload,
             asked,
@@ -298,6 +300,11 @@ def _guests(request: WritingRequest) -> Sequence[Author]:
     from ratchet.learn.policy import policy_authors
 
     return policy_authors(request.authors, seed=request.seed)
+
+
+def _spent_s(began: float, opening: float, fleet: str) -> float:
+    """Return what the start took; finding a fleet's machines is not the budget's."""
+    return (time.monotonic() if fleet == "local" else opening) - began
 
 
 def _following(folder: Path, progress: WriteProgress) -> Follow:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -29,6 +30,8 @@ WIDE: Final = (0.25, 16.0)
 """Speed-ups between which rewards in training tell answers apart."""
 ENGINE: Final = ("rollouts", "rollout_memory")
 """Settings that a run may go on with others of: who draws answers, not which."""
+OF_SMALL_LLAMA: Final = ("size", "vocabulary")
+"""Settings of the model that is made here, if one is."""
 LARGEST_SEED: Final = 2**32 - 1
 
 
@@ -115,6 +118,11 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Judge the kernels behind a jump of the reward in full."""
 
     def __post_init__(self) -> None:
+        for name, value in msgspec.to_builtins(self).items():
+            if isinstance(value, float):
+                _check(math.isfinite(value), name.replace("_", "-"), value, "a finite number")
+        _check(self.rate > 0, "rate", self.rate, "more than 0")
+        _check(self.kl >= 0, "kl", self.kl, "0 or more")
         _check(0 <= self.seed <= LARGEST_SEED, "seed", self.seed, f"0 to {LARGEST_SEED}")
         _check(self.size in SIZES, "size", self.size, ", ".join(SIZES))
         for name, known in (
@@ -176,9 +184,15 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
         engine = {name: getattr(self, name) for name in ENGINE}
         return other.changed(**engine) == self
 
-    def rows(self) -> list[tuple[str, str]]:
-        """Return every setting with its value, for people."""
-        return [(one, str(value)) for one, value in msgspec.to_builtins(self).items()]
+    def rows(self, *, makes_model: bool = True) -> list[tuple[str, str]]:
+        """Return every setting with its value, for people.
+
+        Without those of the small Llama where none is made: a run that goes on from a policy, or
+        takes a model by name, has another size.
+        """
+        left_out = () if makes_model and not self.model else OF_SMALL_LLAMA
+        values = msgspec.to_builtins(self).items()
+        return [(one, str(value)) for one, value in values if one not in left_out]
 
     def changed(self, **values: Any) -> LearnConfig:
         """Return a copy with other values."""

@@ -121,6 +121,8 @@ class Loop:
     _unseen: list[LearnTask] = field(default_factory=list)
     _answers: int = 4
     """To each held-out problem."""
+    _parameters: int = 0
+    """Of the model that is trained; 0 until it is there."""
     _eval_s: float = 0.0
     """Seconds that the last evaluation took."""
 
@@ -144,6 +146,7 @@ class Loop:
             if self.config.learns_against_eager:
                 self._bench.against_eager = frozenset(one.key for one in self._train)
             base = self._base()
+            self._parameters = base.card.parameters
             if not self.rows:
                 self._first(base)
             for number in range(len(self.rows), self.options.rounds + 1):
@@ -165,6 +168,7 @@ class Loop:
             config=self.config.rows(),
             curves=self.curves,
             rounds=tuple(self.rows),
+            figures=[("model", f"{self._parameters:,} parameters")] if self._parameters else [],
             notes=tuple(self.notes),
             policy=str(self.out / "policy"),
         )

@@ -8,6 +8,7 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ratchet.report import breakdown, words
+from ratchet.report.narrow import stacked
 
 
 @cache
@@ -30,6 +31,7 @@ def page_environment() -> Environment:
         "gave": words.change_gave,
         "plain": plain,
     }
+    environment.filters["stacked"] = stacked
     environment.filters.update({f"show_{name}": show for name, show in shown.items()})
     said = {
         "interval": words.show_interval,

@@ -9,8 +9,11 @@ from collections.abc import Callable, Mapping
 EVERY_S = 2.0
 
 
-def told(stage: str, steps: int) -> Callable[[Mapping[str, float | str]], bool]:
-    """Return what tells of a step on a terminal; it returns whether it was time to."""
+def told(what: str, steps: int) -> Callable[[Mapping[str, float | str]], bool]:
+    """Return what tells of a step on a terminal; it returns whether it was time to.
+
+    `what` is trained: a stage, and the size of its model.
+    """
     last = 0.0
 
     def tell(row: Mapping[str, float | str]) -> bool:
@@ -25,7 +28,7 @@ def told(stage: str, steps: int) -> Callable[[Mapping[str, float | str]], bool]:
                 if name in row
             )
             print(
-                f"{stage}, step {int(float(row['step'])) + 1} of {steps}: {shown}", file=sys.stderr
+                f"{what}, step {int(float(row['step'])) + 1} of {steps}: {shown}", file=sys.stderr
             )
         return True
 

@@ -172,17 +172,31 @@ class PairProgress(MovingLine):
     def __init__(self, commits: int, *, console: Console | None = None) -> None:
         super().__init__(f"{commits} commits: the endpoints", 1.0, BarColumn(), console=console)
 
+        self._so_far = f"{commits} commits"
+
     def measured(self, phase: str, pairs: int, best: float) -> None:
         """Show a measured pair, and how sure the search is."""
-        self.move(f"{phase}: {pairs} pairs, the best commit {best:.0%}", best)
+        self._so_far = f"{phase}: {pairs} pairs, the best commit {best:.0%}"
+        self.move(self._so_far, best)
+
+    def working(self, words: str) -> None:
+        """Show which commit is built or run."""
+        self.move(f"{self._so_far}; {words}")
 
 
 class RunProgress(MovingLine):
     """A progress line for a suite of commands; silent when piped."""
 
-    def __init__(self, *, console: Console | None = None) -> None:
-        super().__init__("building", 1.0, console=console)
+    def __init__(self, runs: Mapping[str, int], *, console: Console | None = None) -> None:
+        """`runs` are the pairs or runs of each benchmark."""
+        total = sum(runs.values())
+        super().__init__("starting", total, BarColumn(bar_width=24), console=console)
+        self._runs, self._done = runs, dict.fromkeys(runs, 0)
 
     def ran(self, name: str, runs: int) -> None:
-        """Show what has run."""
-        self.move(f"{name}: {runs} done")
+        """Show how far a benchmark is, or what is built."""
+        if name not in self._runs:
+            self.move(name)
+            return
+        self._done[name] = runs
+        self.move(f"{name}: {runs} of {self._runs[name]} done", sum(self._done.values()))

@@ -31,6 +31,8 @@ def print_writing(
     out = console or make_console()
     out.print(headline(result))
     out.print(stop_words(result))
+    for note in result.notes:
+        out.print(note[:1].upper() + note[1:])
     if result.best is not None:
         heading(out, "Verdict")
         for title, ratio in measured_speedups(result.best.verdict):
@@ -98,7 +100,9 @@ class WriteProgress(BudgetLine):
         """Show one event."""
         best = event.best_ratio or 0.0
         lines: list[str] = []
-        if event.kind == "judged":
+        if event.kind == "dropped":
+            lines.append(f"goes on without {event.detail}")
+        elif event.kind == "judged":
             lines.append(f"verdict on {event.detail}")
         elif best > self._best * 1.01:
             self._best = best

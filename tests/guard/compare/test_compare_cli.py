@@ -77,6 +77,76 @@ def test_what_repro_writes_for_timed_commands_runs(
     assert "A / B" in done.stdout
 
 
+def reproduction(capsys: pytest.CaptureFixture[str], found: dict, out: Path) -> dict:
+    """Return what `ratchet repro` says of a comparison."""
+    capsys.readouterr()
+    assert main(["repro", found["id"], "--out", str(out), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_repro_pins_commits_folder_and_budget_and_says_what_it_needs(
+    capsys: pytest.CaptureFixture[str],
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(repository)
+    first, second = git(repository, "rev-parse", "HEAD~1", "HEAD").split()
+    words = ("--printed", "--rev-a", "HEAD~1", "--", "cat", "sub/value")
+    _, found = said(capsys, *words)
+    git(repository, "commit", "--allow-empty", "-m", "later")  # HEAD~1 is another commit now
+    made = reproduction(capsys, found, tmp_path / "out")
+    needs = "\n".join(made["needs"])
+    assert f"the folder {repository}, at commit {second}" in needs
+    assert f"commit {first} in" in needs and "torch-ratchet" in needs
+    script = tmp_path / "out" / "reproduce.py"
+    pinned = ("'--rev-a', '" + first, "'--rev-b', '" + second, "'--budget', '30s'")
+    assert all(one in script.read_text() for one in (*pinned, *made["needs"]))
+    assert all(one in (tmp_path / "out" / "issue.md").read_text() for one in made["needs"])
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert f"({first[:10]})" in done.stdout and f"({second[:10]})" in done.stdout
+    assert f"is at {git(repository, 'rev-parse', 'HEAD')}, and was at {second}" in done.stderr
+    gone = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "gone")], capture_output=True, text=True
+    )
+    assert gone.returncode == 1 and gone.stderr.count("\n") == 1
+    assert "this needs the folder" in gone.stderr
+
+
+def test_repro_says_that_changes_of_your_files_cannot_be_pinned(
+    capsys: pytest.CaptureFixture[str],
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(repository)
+    (repository / "sub" / "value").write_text("90\n")
+    _, found = said(capsys, "--printed", "--rev-a", "HEAD", "--", "cat", "sub/value")
+    made = reproduction(capsys, found, tmp_path / "out")
+    assert any("no commit holds them" in one for one in made["needs"])
+    assert "--rev-b" not in (tmp_path / "out" / "reproduce.py").read_text()
+
+
+def test_a_repro_of_two_commands_has_their_pairs_whatever_its_folder_is_called(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = tmp_path / 'a \\x "quoted" """ folder'
+    odd.mkdir()
+    monkeypatch.chdir(odd)
+    _, found = said(capsys, "--", "true", "true")
+    made = reproduction(capsys, found, tmp_path / "out")
+    assert made["needs"][0].startswith("Python 3.9")
+    text = (tmp_path / "out" / "reproduce.py").read_text()
+    assert f"else {max(one['pairs'] for one in found['metrics'])}\n" in text
+    compile(text, "reproduce.py", "exec")
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "out" / "reproduce.py"), "2"],
+        capture_output=True,
+        text=True,
+    )
+    assert "A / B" in done.stdout, done.stderr
+
+
 def test_slower_is_exit_code_1_and_a_budget_allows_it(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--printed", "--", "echo 100", "echo 104")
     code, found = said(capsys, *words)

@@ -18,8 +18,12 @@ from ratchet.ledger.exchanges import Message, Usage
 
 FIRST_WAIT_S: Final = 1.0
 MOST_WAIT_S: Final = 60.0
+LONGEST_WISH_S: Final = 600.0
+"""An endpoint that wishes for more rest than this is not asked again."""
+LEAST_ASK_S: Final = 2.0
+"""With less time than this after a rest, a question is not asked again."""
 GRACE_S: Final = 5.0
-"""Time that an answer may take beyond its limit until it is given up."""
+"""Time that an answer may take beyond its limit until it is given up, if there is that much."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +121,8 @@ class Asker:
                 if number + 1 >= ATTEMPTS.get(reply.status, 1) or suffices(reply):
                     return
                 wait_s = self._wait_s(number, reply)
-                if wait_s >= self._purse.left_s or over.wait(wait_s):
+                late = wait_s + LEAST_ASK_S > self._purse.left_s
+                if late or wait_s > LONGEST_WISH_S or over.wait(wait_s):
                     return
         except Exception as error:  # the thread's boundary: `ask` raises it
             told.put((place, error))
@@ -166,8 +171,9 @@ class Asker:
                 found.put(error)
 
         threading.Thread(target=work, daemon=True).start()
+        limit_s = min(question.time_limit_s + GRACE_S, self._purse.left_s)
         try:
-            reply = found.get(timeout=min(question.time_limit_s + GRACE_S, threading.TIMEOUT_MAX))
+            reply = found.get(timeout=min(max(limit_s, 0.0), threading.TIMEOUT_MAX))
         except queue.Empty:
             return Reply(
                 status="timed_out",
@@ -183,7 +189,7 @@ class Asker:
         if not self._waits:
             return 0.0
         if reply.retry_after_s is not None:
-            return min(reply.retry_after_s, MOST_WAIT_S)
+            return reply.retry_after_s
         return min(self._terms.first_wait_s * 2.0**number, MOST_WAIT_S) * random.uniform(0.75, 1.25)
 
 

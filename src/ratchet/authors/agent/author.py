@@ -37,8 +37,8 @@ BARREN_TURNS: Final = 5
 
 
 _REMEDIES: Final[Mapping[str, str]] = {
-    "rate_limited": "wait, or ask for fewer samples",
-    "timed_out": "check the endpoint, or allow it more time",
+    "rate_limited": "wait, or ask for fewer --samples",
+    "timed_out": "check the endpoint, or give it more time with --budget",
     "unreachable": "start the server, or check --base-url",
     "server_error": "check the endpoint",
     "denied": "check the key and what it may do",
@@ -69,7 +69,7 @@ class AgentAuthor:
         self._asker = Asker(client, purse, terms, waits=self._replay is None)
         self._sessions: dict[str, Session | None] = {}
         self._reached = False
-        self._over = ""
+        self._over = self._fault = ""
         self.ended = ""
         """Why it has nothing left to say on the last problem; empty while it has."""
         if self._replay is None:
@@ -88,10 +88,13 @@ class AgentAuthor:
         None if the budget is used up, the endpoint went away, or several turns in a row brought
         nothing new; `ended` then says why.
 
+        No question outlasts the seconds that the progress leaves.
+
         Raises:
             EndpointError: the model could not be asked even once.
             LedgerError: the ledger failed.
         """
+        self._purse.turn(progress.left_s)
         if count < 1 or self._over or progress.problem.fault:
             return []
         session = self._session(progress.problem)
@@ -106,7 +109,8 @@ class AgentAuthor:
                 break
             found = self._turn(session, progress, min(count, self._samples))
             if barren == BARREN_TURNS and not found:
-                session.ended = f"{barren} turns in a row brought no new kernel"
+                why = f": {self._fault}" if self._fault else ""
+                session.ended = f"{barren} turns in a row brought no new kernel{why}"
         self.ended = self._over or session.ended
         if self.ended and not found:
             LOG.info("%s stops: %s", self.name, self.ended)
@@ -143,9 +147,10 @@ class AgentAuthor:
         if all(one.status == "no_budget" for one in replies):
             self._over = replies[0].reason
         unheard = [one for one in replies if one.status in NEVER_ASKED]
+        self._fault = "" if heard or not unheard else unheard[0].reason
         if heard or not unheard:
             return
-        worst = min(unheard, key=lambda one: one.status != "denied")
+        worst = min(unheard, key=lambda one: (one.status != "denied", one.status == "timed_out"))
         if not self._reached and self._replay is None:
             raise EndpointError(
                 f"the model {self._client.model!r} cannot be asked at {self._place}: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ class Purse:
         self.tokens, self.usd = 0, 0.0
         self._held_tokens, self._held_usd = 0, 0.0
         self._began_s: float | None = None
+        self._until_s = math.inf
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -68,13 +70,22 @@ class Purse:
         if self._began_s is None:
             self._began_s = time.monotonic()
 
+    def turn(self, left_s: float) -> None:
+        """Let what is asked from now on take so many seconds, whatever the budget has left."""
+        self._until_s = time.monotonic() + left_s
+
     @property
     def left_s(self) -> float:
-        """Return the seconds that are left; infinity without a limit."""
+        """Return the seconds that are left, of the budget and of the turn; infinity without both.
+
+        No request, and no rest before one, may take longer.
+        """
+        now_s = time.monotonic()
+        left_s = self._until_s - now_s
         if self.budget.seconds is None:
-            return float("inf")
-        gone_s = 0.0 if self._began_s is None else time.monotonic() - self._began_s
-        return self.budget.seconds - gone_s
+            return left_s
+        gone_s = 0.0 if self._began_s is None else now_s - self._began_s
+        return min(left_s, self.budget.seconds - gone_s)
 
     def hold(self, prompt_tokens: int, wanted: int) -> int:
         """Set aside one answer; return how many tokens its completion may have, 0 for none."""

@@ -58,7 +58,8 @@ class OpenAIClient:
         try:
             with _openai(self._base_url, self._key) as client:
                 streaming = client.chat.completions.with_streaming_response
-                with streaming.create(**self._request(question)) as response:
+                left_s = began_s + question.time_limit_s - time.monotonic()
+                with streaming.create(**self._request(question, left_s)) as response:
                     text.read(response)
             return text.reply()
         except openai.APITimeoutError:
@@ -67,6 +68,8 @@ class OpenAIClient:
             status, reason = _lost(text, _first_cause(error))
         except openai.APIStatusError as error:
             said = _message(error.body) or error.message
+            if 300 <= error.status_code < 400:
+                said = f"a redirect to {error.response.headers.get('location', 'nowhere')}"
             status, reason = _status_of(error.status_code, error.code, said)
             wish = _retry_after(error.response.headers.get("retry-after"))
         except EventError as error:
@@ -79,8 +82,8 @@ class OpenAIClient:
             status, reason = "garbled", f"the answer breaks the protocol ({type(error).__name__})"
         return replace(text.reply(), status=status, reason=reason, retry_after_s=wish)
 
-    def _request(self, question: ChatRequest) -> dict[str, Any]:
-        wait_s = max(0.1, min(SILENCE_LIMIT_S, question.time_limit_s))
+    def _request(self, question: ChatRequest, left_s: float) -> dict[str, Any]:
+        wait_s = max(0.1, min(SILENCE_LIMIT_S, left_s))
         request: dict[str, Any] = {
             "model": self.model,
             "messages": [{"role": one.role, "content": one.content} for one in question.messages],
@@ -207,7 +210,12 @@ def _openai(base_url: str, key: Secret) -> OpenAI:
     faults += (openai.OpenAIError, ValueError)
     try:
         return openai.OpenAI(
-            api_key=key.reveal(), base_url=base_url, max_retries=0, organization="", project=""
+            api_key=key.reveal(),
+            base_url=base_url,
+            max_retries=0,
+            organization="",
+            project="",
+            http_client=openai.DefaultHttpxClient(follow_redirects=False),
         )
     except faults as error:
         said = key.hide(" ".join(str(error).split()))

@@ -14,8 +14,8 @@ from typing import Final
 from sqlalchemy.engine import URL
 
 from ratchet import files
-from ratchet.authors.knowledge.passages import Passage, cut
-from ratchet.authors.knowledge.read import Document, digest_of, read_document
+from ratchet.authors.knowledge.passages import LEAST_CHARACTERS, Passage, cut
+from ratchet.authors.knowledge.read import Document, NoText, digest_of, read_document
 from ratchet.authors.knowledge.walk import LeftOut, printable, walk
 from ratchet.errors import KnowledgeError
 from ratchet.ledger.connect import utc_now
@@ -121,7 +121,8 @@ class KnowledgeIndex:
     def add(self, start: Path) -> Iterator[Added | LeftOut]:
         """Index a file, or every file below a folder; yield what became of each path.
 
-        A document that changed replaces its earlier text. What cannot be indexed is left out.
+        A document that changed replaces its earlier text. What cannot be indexed is left out, and
+        so is its earlier text.
         """
         for found in walk(start):
             yield found if isinstance(found, LeftOut) else self._add_file(found)
@@ -130,14 +131,22 @@ class KnowledgeIndex:
         place = str(path.resolve())
         if place != printable(Path(place)):
             return LeftOut.of(path, "has a name that is no plain text: rename it")
+        known, count = self._digest(place), self._count(place)
+        current = ""
         try:
-            known = self._digest(place)
-            if known is not None and known == digest_of(path):
-                return Added(path=place, passages=self._count(place), change="unchanged")
+            current = "" if known is None else digest_of(path)
+            if count and current == known:
+                return Added(path=place, passages=count, change="unchanged")
             document = read_document(path)
+            pieces = _pieces(document)
         except KnowledgeError as error:
-            return LeftOut.of(path, str(error))
-        count = self._store(place, document)
+            why = str(error)
+            if known is not None and (current or isinstance(error, NoText)):
+                with self._writing():
+                    self._delete(place)
+                why += "; its earlier text is no longer indexed"
+            return LeftOut.of(path, why)
+        count = self._store(place, document, pieces)
         return Added(path=place, passages=count, change="added" if known is None else "replaced")
 
     def add_notes(self) -> None:
@@ -151,7 +160,8 @@ class KnowledgeIndex:
                 if self._digest(place) == digest_of(path):
                     continue
                 try:
-                    self._store(place, read_document(path))
+                    document = read_document(path)
+                    self._store(place, document, _pieces(document))
                 except KnowledgeError as error:
                     if "read-only" not in str(error):
                         raise
@@ -242,8 +252,7 @@ class KnowledgeIndex:
     def _number(self, pragma: str) -> int:
         return int(self._connection.execute(f"PRAGMA {pragma}").fetchone()[0])
 
-    def _store(self, place: str, document: Document) -> int:
-        pieces = [(section.place, piece) for section in document.sections for piece in cut(section)]
+    def _store(self, place: str, document: Document, pieces: Sequence[tuple[str, str]]) -> int:
         with self._writing():
             self._delete(place)
             row = self._connection.execute(
@@ -297,6 +306,17 @@ class KnowledgeIndex:
             yield
         except sqlite3.Error as error:
             raise KnowledgeError(f"the index {self._path or 'in memory'} {_why(error)}") from error
+
+
+def _pieces(document: Document) -> list[tuple[str, str]]:
+    """Return a document's passages, each with its place; a NoText if it has none."""
+    found = [(section.place, piece) for section in document.sections for piece in cut(section)]
+    if not found:
+        raise NoText(
+            f"holds no passage: one has {LEAST_CHARACTERS} characters or more, with letters or "
+            "digits among them"
+        )
+    return found
 
 
 def _why_not(path: Path) -> str:

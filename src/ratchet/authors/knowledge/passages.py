@@ -36,7 +36,8 @@ class Passage:
 def cut(section: Section, most: int = MOST_CHARACTERS) -> Iterator[str]:
     """Yield a section's text in pieces of at most `most` characters.
 
-    Pieces end between paragraphs if they can, else between lines, else between words.
+    Pieces end between paragraphs if they can, else between lines, else between words. A piece of
+    fewer than LEAST_CHARACTERS, or without a letter or digit, is left out: nobody could find it.
     """
     piece = ""
     for part in _parts(section.text, most):
@@ -49,7 +50,7 @@ def cut(section: Section, most: int = MOST_CHARACTERS) -> Iterator[str]:
 
 def _kept(piece: str) -> Iterator[str]:
     text = piece.strip("\n").rstrip()
-    if len(text.strip()) >= LEAST_CHARACTERS:
+    if len(text.strip()) >= LEAST_CHARACTERS and any(one.isalnum() for one in text):
         yield text
 
 

@@ -38,6 +38,10 @@ _DEFINITION = re.compile(
 """The first line of a function or class in Python or C++, at the left margin."""
 
 
+class NoText(KnowledgeError):
+    """A file that can be read and holds nothing to index."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
     """A document's text in sections, each with its place."""
@@ -55,6 +59,7 @@ def read_document(path: Path) -> Document:
     """Read one file.
 
     Raises:
+        NoText: it holds nothing to index.
         KnowledgeError: the reason why it cannot be indexed, to print after its path.
     """
     kind = KINDS.get(path.suffix.lower(), "text")
@@ -67,7 +72,7 @@ def read_document(path: Path) -> Document:
         if one.text.strip()
     )
     if not sections:
-        raise KnowledgeError("holds no text")
+        raise NoText("holds no text")
     return Document(
         path=str(path),
         title=_title(path, kind, sections),
@@ -102,7 +107,7 @@ def _read(path: Path, most_bytes: int) -> bytes:
         except OSError as error:
             raise KnowledgeError(f"cannot be read ({error.strerror})") from error
     if not raw:
-        raise KnowledgeError("is empty")
+        raise NoText("is empty")
     if len(raw) > most_bytes:
         raise KnowledgeError(f"is too large (the limit is {most_bytes >> 20} MiB)")
     return raw

@@ -72,8 +72,11 @@ def bisect_commits(
     *,
     place: Path,
     on_pair: OnPair = lambda phase, pairs, best: None,
+    on_work: Callable[[str], None] = lambda words: None,
 ) -> BisectResult:
     """Bisect in checkouts under `place`, where a killed run has left its pairs and builds.
+
+    `on_work` hears which commit is built or run.
 
     Raises:
         MeasureError: an endpoint cannot be built or measured.
@@ -85,9 +88,11 @@ def bisect_commits(
 
         def measure(commit: int) -> CommandRun:
             revision = commits.good if commit == GOOD else commits.after[commit].revision
+            on_work(f"building {revision[:10]}")
             checkout = checkouts.get(revision)
             if checkout.why:
                 return CommandRun(value=None, why=checkout.why)
+            on_work(f"running {revision[:10]}")
             return options.command.run(checkout.folder, RATCHET_COMMIT=revision)
 
         notes = []

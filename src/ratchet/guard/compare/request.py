@@ -15,7 +15,7 @@ from typing import Any
 
 from ratchet.errors import GuardError
 from ratchet.files import why_not_file
-from ratchet.git import has_changes, resolve
+from ratchet.git import has_changes, resolve, stamp
 from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.compare.commands import CommandSide, run_command
 from ratchet.guard.compare.modes import Mode, parse_mode
@@ -65,16 +65,21 @@ class CompareRequest:
         return share
 
     def as_json(self) -> dict[str, Any]:
+        """Return the request, and the commits that its names stand for now."""
         return {
             "workloads": list(self.workloads),
             "command": None if self.command is None else list(self.command),
             "modes": list(self.modes),
             "revisions": list(self.revisions),
+            "commits": [one and resolve(self.folder, one) for one in self.revisions],
+            "commit": stamp(self.folder).revision,
             "pythons": list(self.pythons),
             "setup": self.setup,
             "printed": self.printed,
             "higher": list(self.higher),
             "fail_if_slower": self.fail_if_slower,
+            "budget": self.budget,
+            "instructions": self.instructions,
             "options": {
                 name: getattr(self, name)
                 for name in ("batch_size", "sequence", "precision", "text", "seed", "device")

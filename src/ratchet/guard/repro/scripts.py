@@ -1,11 +1,15 @@
 """The texts of the scripts that `repro` writes."""
 
-COMMAND_SCRIPT = '''"""Time two commands in adjacent pairs, in random order. Needs only Python.
+COMMAND_SCRIPT = '''"""Time two commands in adjacent pairs, in random order.
 
-python reproduce.py [PAIRS]
+python reproduce.py [PAIRS] [FOLDER]
+
+It needs:
+{needs}
 """
 
 import math
+import os
 import random
 import statistics
 import subprocess
@@ -13,7 +17,24 @@ import sys
 import time
 
 COMMANDS = {commands!r}
-FOLDER = {folder!r}
+FOLDER = sys.argv[2] if len(sys.argv) > 2 else {folder!r}
+PAIRS = int(sys.argv[1]) if len(sys.argv) > 1 else {pairs}
+COMMIT = {commit!r}
+COMMITS = []
+
+
+def check():
+    """End with a line if the folder or a commit is not there."""
+    if not os.path.isdir(FOLDER):
+        sys.exit(f"this needs the folder {{FOLDER}}: give it with python reproduce.py PAIRS FOLDER")
+    for commit in COMMITS:
+        asked = ["git", "-C", FOLDER, "cat-file", "-e", commit + "^{{commit}}"]
+        if subprocess.run(asked, stderr=subprocess.DEVNULL).returncode:
+            sys.exit(f"this needs commit {{commit}} in {{FOLDER}}: fetch it first")
+    asked = ["git", "-C", FOLDER, "rev-parse", "HEAD"]
+    said = COMMIT and subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+    if said != COMMIT:
+        print(f"{{FOLDER}} is at {{said or 'no commit'}}, and was at {{COMMIT}}", file=sys.stderr)
 
 
 def run(command):
@@ -23,7 +44,8 @@ def run(command):
 
 
 def main():
-    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 30
+    check()
+    pairs = PAIRS
     random.seed(0)
     for command in COMMANDS:
         run(command)  # fills caches
@@ -46,20 +68,48 @@ if __name__ == "__main__":
     main()
 '''
 
-RATCHET_SCRIPT = '''"""Run the comparison again. Needs torch-ratchet."""
+RATCHET_SCRIPT = '''"""Run the comparison again.
 
+python reproduce.py [FOLDER]
+
+It needs:
+{needs}
+"""
+
+import os
 import subprocess
 import sys
 
 WORDS = {words!r}
-FOLDER = {folder!r}
+FOLDER = sys.argv[1] if len(sys.argv) > 1 else {folder!r}
+COMMIT = {commit!r}
+COMMITS = {commits!r}
 
+
+def check():
+    """End with a line if the folder or a commit is not there."""
+    if not os.path.isdir(FOLDER):
+        sys.exit(f"this needs the folder {{FOLDER}}: give it with python reproduce.py FOLDER")
+    for commit in COMMITS:
+        asked = ["git", "-C", FOLDER, "cat-file", "-e", commit + "^{{commit}}"]
+        if subprocess.run(asked, stderr=subprocess.DEVNULL).returncode:
+            sys.exit(f"this needs commit {{commit}} in {{FOLDER}}: fetch it first")
+    asked = ["git", "-C", FOLDER, "rev-parse", "HEAD"]
+    said = COMMIT and subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+    if said != COMMIT:
+        print(f"{{FOLDER}} is at {{said or 'no commit'}}, and was at {{COMMIT}}", file=sys.stderr)
+
+
+check()
 sys.exit(subprocess.run([sys.executable, "-m", "ratchet.cli", *WORDS], cwd=FOLDER).returncode)
 '''
 
-VERDICT_SCRIPT = '''"""Judge {title} again, in the sandbox. Needs torch-ratchet.
+VERDICT_SCRIPT = '''"""Judge {title} again, in the sandbox.
 
 The verdict was: {status}.
+
+It needs:
+{needs}
 """
 
 import json
@@ -69,10 +119,11 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
 
 DOCUMENT = json.loads({document!r})
+TERMS = {terms!r}
 
 if __name__ == "__main__":
     problem = Problem.from_json(DOCUMENT["problem"])
     kernel = Kernel.from_json(DOCUMENT["kernel"])
     print(kernel.source)
-    print(judge(kernel, problem).model_dump_json(indent=2))
+    print(judge(kernel, problem, **TERMS).model_dump_json(indent=2))
 '''

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,23 @@ from ratchet.devices.probe import probe
 from ratchet.errors import GuardError
 from ratchet.files import why_not_new_folder
 from ratchet.guard.repro.environment import environment_lines, environment_report
+from ratchet.guard.repro.needs import (
+    CHANGES,
+    comparison_needs,
+    numerics_needs,
+    pinned_words,
+    revisions,
+    verdict_needs,
+)
 from ratchet.guard.repro.scripts import COMMAND_SCRIPT, RATCHET_SCRIPT, VERDICT_SCRIPT
 from ratchet.ledger import Ledger, RecordedTurn
 
 LEAST_ID = 6
 SCRIPT, ISSUE, ENVIRONMENT = "reproduce.py", "issue.md", "environment.json"
+LEAST_PAIRS = 30
+"""Pairs of a script whose comparison measured none."""
+TERMS = ("time_limit_s", "against_compile", "device", "target")
+"""Of a verdict's trial: what it is given again under."""
 NUMERICS_FILES = ("*.pt", "*.py", "*.json")
 
 
@@ -33,6 +45,8 @@ class Reproduction:
     title: str
     folder: Path
     written: tuple[str, ...]
+    needs: tuple[str, ...]
+    """What the script needs beside itself."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -40,6 +54,7 @@ class Reproduction:
             "title": self.title,
             "folder": str(self.folder),
             "files": list(self.written),
+            "needs": list(self.needs),
         }
 
 
@@ -52,6 +67,8 @@ class _Finding:
     facts: tuple[str, ...]
     """Lines of Markdown: what was expected and what happened."""
     texts: Mapping[str, str]
+    needs: tuple[str, ...] = ()
+    """Lines: what the script needs beside itself."""
     copied: tuple[Path, ...] = ()
 
 
@@ -81,9 +98,15 @@ def repro(named: str, out: Path, *, ledger: str | os.PathLike[str] | None = None
         if path.resolve() != (out / path.name).resolve():
             shutil.copy(path, out)
     for name, text in texts.items():
-        files.write_whole(out / name, text.encode())
+        files.write_whole(out / name, text.encode(errors="backslashreplace"))
     written = sorted({*texts, *(path.name for path in found.copied)})
-    return Reproduction(kind=found.kind, title=found.title, folder=out, written=tuple(written))
+    return Reproduction(
+        kind=found.kind,
+        title=found.title,
+        folder=out,
+        written=tuple(written),
+        needs=found.needs,
+    )
 
 
 def _find(book: Ledger, named: str) -> _Finding:
@@ -121,29 +144,37 @@ def _timed(turn: RecordedTurn, result: Mapping[str, Any]) -> _Finding:
             f"{row['new_s'] * 1e3:.3f} ms a step"
         )
     plain = asked["command"] and not any((*asked["revisions"], *asked["pythons"]))
-    if plain and not asked["printed"]:
-        text = COMMAND_SCRIPT.format(commands=list(asked["command"]), folder=asked["folder"])
+    alone = bool(plain and not asked["printed"])
+    needs = comparison_needs(asked, plain=alone, spent_s=result["spent_s"])
+    where = {
+        "folder": asked["folder"],
+        "commit": asked.get("commit", "").removesuffix(CHANGES),
+        "needs": _quoted(needs),
+    }
+    if alone:
+        pairs = max((one["pairs"] for one in result["metrics"]), default=LEAST_PAIRS)
+        text = COMMAND_SCRIPT.format(commands=list(asked["command"]), pairs=pairs, **where)
     else:
-        text = RATCHET_SCRIPT.format(words=_words(asked), folder=asked["folder"])
+        commits = [one for one in dict.fromkeys(revisions(asked)) if one]
+        text = RATCHET_SCRIPT.format(words=pinned_words(asked), commits=commits, **where)
     percent = (1 / result["metrics"][0]["ratio"] - 1) if result["metrics"] else 0.0
     title = f"{result['answer']}: {result['new']} against {result['baseline']} ({percent:+.1%})"
-    return _Finding(kind="comparison", title=title, facts=tuple(facts), texts={SCRIPT: text})
+    return _Finding(
+        kind="comparison",
+        title=title,
+        facts=tuple(facts),
+        texts={SCRIPT: text},
+        needs=tuple(needs),
+    )
 
 
-def _words(asked: Mapping[str, Any]) -> list[str]:
-    """Return the words of the command that was asked."""
-    words = ["compare", *asked["workloads"]]
-    pairs = (("", asked["modes"]), ("rev-", asked["revisions"]), ("python-", asked["pythons"]))
-    for start, both in pairs:
-        for side, value in zip("ab", both, strict=True):
-            words += [f"--{start}{side}", value] if value else []
-    words += ["--setup", asked["setup"]] if asked["setup"] else []
-    words += ["--printed"] if asked["printed"] else []
-    words += [word for name in asked["higher"] for word in ("--higher", name)]
-    words += ["--fail-if-slower", asked["fail_if_slower"]]
-    for name, value in asked["options"].items():
-        words += [f"--{name.replace('_', '-')}", str(value)]
-    return words + (["--", *asked["command"]] if asked["command"] else [])
+def _quoted(lines: Sequence[str]) -> str:
+    """Return a list for a script's docstring, whatever a path holds."""
+    return _listed(lines).replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _listed(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {one}" for one in lines)
 
 
 def _numerics(result: Mapping[str, Any]) -> _Finding:
@@ -170,7 +201,12 @@ def _numerics(result: Mapping[str, Any]) -> _Finding:
     texts = {} if any(path.name == SCRIPT for path in copied) else {"numerics.json": json.dumps(
         result, indent=2)}  # fmt: skip
     return _Finding(
-        kind="numerics", title=title, facts=tuple(facts), texts=texts, copied=tuple(copied)
+        kind="numerics",
+        title=title,
+        facts=tuple(facts),
+        texts=texts,
+        needs=tuple(numerics_needs([path.name for path in copied if path.name != SCRIPT])),
+        copied=tuple(copied),
     )
 
 
@@ -179,7 +215,11 @@ def _judged(book: Ledger, verdict: Mapping[str, Any]) -> _Finding:
     if kernel is None or problem is None:
         raise GuardError(f"the ledger lacks the source of kernel {verdict['kernel_hash'][:12]}")
     document = {"kernel": kernel, "problem": problem}
+    trial = verdict.get("trial") or {}
+    needs = verdict_needs(kernel, trial)
     text = VERDICT_SCRIPT.format(
+        needs=_quoted(needs),
+        terms={name: trial[name] for name in TERMS if trial.get(name) is not None},
         title=f"{kernel['name']} for {problem['name']}",
         status=verdict["status"],
         document=json.dumps(document),
@@ -191,7 +231,13 @@ def _judged(book: Ledger, verdict: Mapping[str, Any]) -> _Finding:
         *([f"- why: {verdict['reason']}"] if verdict.get("reason") else []),
     ]
     title = f"{kernel['name']} is {verdict['status']} for {problem['name']}"
-    return _Finding(kind="verdict", title=title, facts=tuple(facts), texts={SCRIPT: text})
+    return _Finding(
+        kind="verdict",
+        title=title,
+        facts=tuple(facts),
+        texts={SCRIPT: text},
+        needs=tuple(needs),
+    )
 
 
 def _issue(found: _Finding, environment: list[str]) -> str:
@@ -200,7 +246,8 @@ def _issue(found: _Finding, environment: list[str]) -> str:
     code = ["", "```python", source.rstrip(), "```"] if source else []
     parts = [
         f"# {found.title}", "", "## What was measured", *found.facts, "", "## To reproduce",
-        *(script or ["The report lies beside this file."]), *code, "", "## Environment",
+        *(script or ["The report lies beside this file."]), *code, "", "## What it needs",
+        _listed(found.needs), "", "## Environment",
         *environment, "",
     ]  # fmt: skip
     return "\n".join(parts)

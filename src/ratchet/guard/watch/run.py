@@ -23,7 +23,8 @@ LEAST_HISTORY = 5
 """Results of the newest level that a history needs to be a baseline."""
 _LEAST_RUNS = 3
 OnRun = Callable[[str, int], None]
-"""Called with a benchmark's name and how many of its pairs or runs are done."""
+"""Called with a benchmark's name and how many of its pairs or runs are done; with 0 as it begins.
+Also with what is built, and 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,11 @@ class WatchLimits:
     time_s: float = math.inf
     """After this no benchmark starts another pair; the answer does not depend on what was seen."""
     seed: int = 0
+
+
+def pairs_of(one: WatchedCommand, suite: WatchSuite, pairs: int | None) -> int:
+    """Return how many pairs or runs a benchmark has; `pairs` stands in for the suite's."""
+    return pairs or one.pairs or suite.pairs
 
 
 def confidence_for(benchmarks: int) -> float:
@@ -51,15 +57,19 @@ def watch_pairs(
     on_run: OnRun,
 ) -> list[WatchedResult]:
     """Time each benchmark at both commits, in pairs of random order."""
-    places = {name: checkouts.get(one) for name, one in (("base", base), ("head", head))}
+    places = {}
+    for name, commit in (("base", base), ("head", head)):
+        on_run(f"building the {name}", 0)
+        places[name] = checkouts.get(commit)
     deadline = time.monotonic() + limits.time_s
     results = []
     for one in suite.benchmark:
         started_s = time.monotonic()
+        on_run(one.name, 0)
         why = {name: place.why for name, place in places.items() if place.why}
         values: dict[str, list[float]] = {"base": [], "head": []}
         rng = random.Random(f"{limits.seed} {one.name}")
-        for count in range(limits.pairs or one.pairs or suite.pairs):
+        for count in range(pairs_of(one, suite, limits.pairs)):
             late = count >= _LEAST_RUNS and time.monotonic() > deadline
             if late or "head" in why:
                 break
@@ -101,9 +111,10 @@ def watch_history(
     results = []
     for one in suite.benchmark:
         started_s = time.monotonic()
+        on_run(one.name, 0)
         values: list[float] = []
         why = ""
-        for count in range(limits.pairs or one.pairs or suite.pairs):
+        for count in range(pairs_of(one, suite, limits.pairs)):
             if count >= _LEAST_RUNS and time.monotonic() > deadline:
                 break
             run = one.measured().run(folder)

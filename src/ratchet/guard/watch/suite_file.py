@@ -23,7 +23,7 @@ _STEP_TIME = r'"step_time_s": ([-+.\deE]+)'
 class WatchedCommand(BaseModel):
     """One benchmark: a command or a workload."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     name: str = Field(min_length=1)
     command: str | list[str] = ""
@@ -63,7 +63,7 @@ class WatchedCommand(BaseModel):
 class WatchSuite(BaseModel):
     """The file: what to run, how often, and what is too slow."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     build: str = ""
     """Shell command that builds a checkout."""

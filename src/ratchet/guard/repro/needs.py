@@ -1,0 +1,92 @@
+"""What a reproduction needs beside its script, one line each: for the script and for the issue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ratchet import __version__
+from ratchet.workloads.names import is_user_spec
+
+CHANGES = "+changes"
+RATCHET = f"torch-ratchet {__version__} (pip install torch-ratchet)"
+
+
+def comparison_needs(asked: Mapping[str, Any], *, plain: bool, spent_s: float) -> list[str]:
+    """Return what a comparison needs; `plain` needs no Ratchet."""
+    first = "Python 3.9 or later, and a shell" if plain else RATCHET
+    words = (f"the interpreter {one}" for one in dict.fromkeys(asked["pythons"]) if one is not None)
+    return [first, *_folder(asked), *_commits(asked), *words, *_files(asked), *_time(spent_s)]
+
+
+def numerics_needs(files: Sequence[str]) -> list[str]:
+    """Return what the script of a divergence needs: the files beside it."""
+    beside = [f"the files beside it: {', '.join(sorted(files))}"] if files else []
+    return ["torch, in the version below", *beside]
+
+
+def verdict_needs(kernel: Mapping[str, Any], trial: Mapping[str, Any]) -> list[str]:
+    """Return what judging a kernel again needs."""
+    where = trial.get("target") and f"no GPU: {trial['target']} is emulated"
+    compiler = ["a C++ compiler"] if kernel["language"] == "cpp" else []
+    device = where or f"the device below ({trial.get('device', 'auto')})"
+    return [RATCHET, *compiler, device, *_time(trial.get("time_limit_s"))]
+
+
+def pinned_words(asked: Mapping[str, Any]) -> list[str]:
+    """Return the words of a comparison, with commits in place of names that move."""
+    words = ["compare", *asked["workloads"]]
+    pairs = (("", asked["modes"]), ("rev-", revisions(asked)), ("python-", asked["pythons"]))
+    for start, both in pairs:
+        for side, value in zip("ab", both, strict=True):
+            words += [f"--{start}{side}", value] if value else []
+    words += ["--setup", asked["setup"]] if asked["setup"] else []
+    words += ["--printed"] if asked["printed"] else []
+    words += ["--instructions"] if asked.get("instructions") else []
+    words += [word for name in asked["higher"] for word in ("--higher", name)]
+    words += ["--fail-if-slower", asked["fail_if_slower"]]
+    words += ["--budget", asked["budget"]] if asked.get("budget") else []
+    for name, value in asked["options"].items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
+    return words + (["--", *asked["command"]] if asked["command"] else [])
+
+
+def revisions(asked: Mapping[str, Any]) -> list[str | None]:
+    """Return the commit of each side; files without changes of their own are a commit too."""
+    found = [
+        commit or name
+        for commit, name in zip(asked.get("commits", (None,) * 2), asked["revisions"], strict=True)
+    ]
+    here = asked.get("commit", "")
+    if any(found) and here and not here.endswith(CHANGES):
+        found = [one or here for one in found]
+    return found
+
+
+def _folder(asked: Mapping[str, Any]) -> list[str]:
+    here, folder = asked.get("commit", ""), f"the folder {asked['folder']}"
+    if not here:
+        return [f"{folder}, as it was: it is in no repository"]
+    if not here.endswith(CHANGES):
+        return [f"{folder}, at commit {here}"]
+    hash = here.removesuffix(CHANGES)
+    return [f"{folder}, at commit {hash} with the changes that it had: no commit holds them"]
+
+
+def _commits(asked: Mapping[str, Any]) -> list[str]:
+    return [f"commit {one} in its repository" for one in dict.fromkeys(revisions(asked)) if one]
+
+
+def _files(asked: Mapping[str, Any]) -> list[str]:
+    recipes = [mode for mode in asked["modes"] if mode.endswith(".json")]
+    own = [one.rpartition(":")[0] for one in asked["workloads"] if is_user_spec(one)]
+    text = asked["options"].get("text")
+    named = dict.fromkeys([*recipes, *own, *([text] if text else [])])
+    return [
+        *(f"the file {one}, as it was" for one in named),
+        *(["valgrind"] if asked.get("instructions") else []),
+    ]
+
+
+def _time(seconds: float | None) -> list[str]:
+    return [] if seconds is None else [f"about {seconds:.0f} s, on a machine like the one below"]

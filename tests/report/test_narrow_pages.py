@@ -1,0 +1,102 @@
+"""Every page at the width of a phone: no column lies beyond the edge or loses its name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from html_pages import CHROMIUM, in_chromium
+from made_up_result import as_result, make_result
+from made_up_trace import made_up_cpu_trace, made_up_diff, made_up_ranks, made_up_trace
+from made_up_verdict import make_judged
+
+sys.path += [str(Path(__file__).parents[1] / room) for room in ("learn", "history")]
+
+import test_learn_loop as learning
+import test_suite_page as suites
+import test_verdict_page as verdicts
+import test_write_page as writing
+from history_rows import noisy, rows
+
+from ratchet.history.analysis import analyse
+from ratchet.history.incidents import incidents
+from ratchet.history.series import gather
+from ratchet.report.history_page import render_history_page
+from ratchet.report.learn_page import render_learn_page
+from ratchet.report.narrow import stacked
+from ratchet.report.page import render_page
+from ratchet.report.suite_page import render_suite_page
+from ratchet.report.trace_page import render_diff_page, render_trace_page
+from ratchet.report.verdict_page import render_verdict_page
+from ratchet.report.write_page import render_write_page
+
+PHONE = 420
+LOST = """(page) => {
+  const width = page.documentElement.clientWidth;
+  for (const one of page.querySelectorAll("details")) one.open = true;
+  const all = [...page.querySelectorAll("tbody th, tbody td")];
+  const cells = all.filter(one => one.textContent.trim());
+  const shown = cells.filter(one => one.getBoundingClientRect().height > 0);
+  const beyond = shown.filter(one => one.getBoundingClientRect().right > width + 1);
+  const unnamed = shown.filter(one => {
+    const heads = one.closest("table").tHead;
+    if (!heads || !one.cellIndex || one.colSpan > 1) return false;
+    const named = heads.rows[0].cells[one.cellIndex].textContent.trim();
+    const said = page.defaultView.getComputedStyle(one, "::before").content;
+    return named && said !== JSON.stringify(named);
+  });
+  const text = (one) => one.textContent.trim().slice(0, 40);
+  return {cells: cells.length, hidden: cells.length - shown.length,
+          beyond: beyond.map(text), unnamed: unnamed.map(text),
+          scrolled: [...page.querySelectorAll(".scroll")].filter(
+            one => one.scrollWidth > one.clientWidth + 1).map(one => one.ariaLabel)};
+}"""
+
+
+def history_page(_: Path) -> str:
+    analysed = analyse(gather(rows(noisy(0, factor=1.4))))
+    return render_history_page(analysed, incidents(analysed))
+
+
+PAGES: dict[str, Callable[[Path], str]] = {
+    "optimize": lambda _: render_page(as_result(make_result())),
+    "write": lambda _: render_write_page(writing.RESULT),
+    "verdict": lambda _: render_verdict_page(make_judged()),
+    "emulated": lambda _: render_verdict_page(make_judged(emulated=[verdicts.emulated_case()])),
+    "suite": lambda _: render_suite_page(suites.document(interrupted=False), {}),
+    "learn": lambda _: render_learn_page(learning.report(running=False)),
+    "history": history_page,
+    "trace": lambda folder: render_trace_page(made_up_trace(folder)),
+    "cpu trace": lambda folder: render_trace_page(made_up_cpu_trace(folder)),
+    "ranks": lambda folder: render_trace_page(made_up_ranks(folder / "ranks")),
+    "diff": lambda folder: render_diff_page(made_up_diff(folder)),
+}
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here")
+@pytest.mark.parametrize("name", PAGES)
+def test_a_phone_shows_every_column_with_its_name(name: str, tmp_path: Path) -> None:
+    found, messages = in_chromium(PAGES[name](tmp_path), tmp_path, PHONE, LOST)
+    probed: dict[str, Any] = found["probed"]
+    assert probed["cells"] > 3 and probed["hidden"] == 0
+    assert (probed["beyond"], probed["unnamed"], probed["scrolled"]) == ([], [], [])
+    assert found["scroll"] <= found["client"]
+    assert "Refused" not in messages
+
+
+def test_every_table_of_a_page_names_its_columns() -> None:
+    for name in ("optimize", "write", "verdict", "suite", "learn"):
+        page = PAGES[name](Path())
+        assert page.count("<table") == page.count("<table data-stack=") > 0, name
+
+
+def test_a_column_s_name_cannot_leave_its_style_rule() -> None:
+    name = '"; } </style><script>x</script> \\\\ &amp; é'
+    head = "".join(f"<th>{one}</th>" for one in ("case", name.replace("<", "&lt;")))
+    page = stacked(f'<table class="a"><thead><tr>{head}</tr></thead></table>')
+    rules, _, rest = page.partition("</style>")
+    assert rules.count('"') == 4 and "<script" not in rules and rules.count("}") == 1
+    assert rest.strip().startswith('<table data-stack="0" class="a"><thead>')
