@@ -257,6 +257,7 @@ def _report_one(judged: JudgedKernel, out: Path, as_json: bool) -> int:
                 "kernel": judged.kernel["name"],
                 "problem": judged.problem["name"],
                 "judged_at": judged.judged_at,
+                "recalled": judged.recalled,
                 "paths": document["paths"],
             }
         )
