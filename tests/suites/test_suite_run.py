@@ -16,7 +16,7 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Case, Problem, TensorSpec
 from ratchet.kernels.problem_file import Describe
 from ratchet.ledger import verdicts
-from ratchet.ledger.verdicts import JudgedKernel, RecordedJudge, Terms
+from ratchet.ledger.verdicts import LEAST_S, JudgedKernel, RecordedJudge, Terms
 from ratchet.suites.candidates import find_answer, kernelbench_suite, level_folder
 from ratchet.suites.run import Question, Suite, SuiteRun, all_right
 from ratchet.suites.score import SuiteRow
@@ -140,6 +140,16 @@ def test_what_noise_left_open_is_asked_again(
     assert FakeJudge.asked == ["a", "a"] and not again.rows[0].recalled
     third = run(court(), suite("a")).result()  # now its speed is known
     assert FakeJudge.asked == ["a", "a"] and third.rows[0].recalled
+
+
+def test_how_long_a_verdict_took_is_remembered_for_the_next(
+    court: Callable[[], RecordedJudge],
+) -> None:
+    judge, terms = court(), Terms()
+    assert judge.expected_s(kernel("a"), problem("a"), terms) == LEAST_S["cpp"]
+    judge.judge(kernel("a"), problem("a"), terms, spent_s=300.0)
+    assert judge.expected_s(kernel("other"), problem("a"), terms) >= 300.0
+    assert judge.expected_s(kernel("a"), problem("b"), terms) == LEAST_S["cpp"]
 
 
 def test_fresh_judges_anew(court: Callable[[], RecordedJudge]) -> None:
