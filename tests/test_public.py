@@ -175,7 +175,7 @@ def batch(index: int) -> torch.Tensor:
 
 @pytest.mark.slow
 def test_an_object_is_built_in_the_processes_of_a_turn(tmp_path: Path) -> None:
-    with as_spec(make_workload(), prefix="ratchet-test-") as spec:
+    with as_spec(make_workload()) as spec:
         ledger = f"sqlite:///{tmp_path / 'ledger.db'}"
         settings = make_settings(spec, budget="60s", out=tmp_path, device="cpu", ledger=ledger)
         found = plan(settings).workload

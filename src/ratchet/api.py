@@ -10,7 +10,7 @@ from ratchet.optimize.turn.compose import write
 from ratchet.optimize.turn.loop import Outcome
 from ratchet.optimize.turn.loop import optimize as run_turn
 from ratchet.optimize.turn.settings import Settings, make_settings
-from ratchet.optimize.turn.state import FOLDER_PREFIX, Listener
+from ratchet.optimize.turn.state import Listener
 from ratchet.report.page import render_page
 from ratchet.workloads.saved import as_spec
 from ratchet.workloads.user import importing
@@ -54,7 +54,7 @@ def optimize(
             'step imports it: put the call under `if __name__ == "__main__":`'
         )
     own = workload.device.split(":")[0] if isinstance(workload, Workload) else "auto"
-    with as_spec(workload, prefix=FOLDER_PREFIX) as spec:
+    with as_spec(workload) as spec:
         settings = make_settings(
             spec,
             budget=budget,

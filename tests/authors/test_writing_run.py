@@ -58,7 +58,7 @@ def made_up(judge: RecordedJudge, monkeypatch: pytest.MonkeyPatch) -> MadeUpCour
             yield judged
 
     monkeypatch.setattr(court, "judge", keep)
-    monkeypatch.setattr(write, "RecordedCourt", lambda judge, target: court)
+    monkeypatch.setattr(write, "RecordedCourt", lambda judge, target, fresh: court)
 
     def make(name: str, setting: Setting) -> list[Author]:
         return [SearchAuthor(court.space, seed=setting.request.seed)]

@@ -75,6 +75,14 @@ def test_endpoints_that_are_alike_are_not_reproduced(tmp_path: Path, noise: floa
     assert result.pairs["search"] == 0
 
 
+def test_endpoints_are_not_called_alike_where_noise_could_hide_anything(tmp_path: Path) -> None:
+    calm = _bisect(MadeUpCommits(2, 99, 0.05, 0.02), tmp_path / "calm")
+    assert "too noisy" not in calm.reason
+    wild = _bisect(MadeUpCommits(2, 99, 0.05, 2.0), tmp_path / "wild")
+    assert wild.answer == "not reproduced" and "alike" not in wild.reason
+    assert wild.reason.endswith("the machine was too noisy: bisect again")
+
+
 def test_commits_that_cannot_be_built_are_skipped(tmp_path: Path) -> None:
     result = _bisect(MadeUpCommits(3, 20, 0.1, 0.02, broken=(15, 7)), tmp_path / "journal")
     assert result.found is not None and result.found.revision == "20"

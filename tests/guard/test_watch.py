@@ -113,6 +113,15 @@ def test_the_newest_level_of_a_history_is_the_baseline(head: float, answer: str)
     assert _against("machine", values, head=head).answer == answer
 
 
+def test_an_undecided_benchmark_names_its_cause() -> None:
+    calm = _against("machine", noisy(3), head=0.102)
+    assert calm.why == "the interval holds what is allowed (2%): add pairs"
+    wild = _against("machine", [0.1, 0.2, 0.4] * 10, head=0.2)
+    assert wild.answer == "undecided"
+    assert wild.why.startswith("the machine was too noisy (interval ")
+    assert wild.why.endswith("): add pairs")
+
+
 def test_a_quiet_history_says_not_slower() -> None:
     assert _against("machine", [0.1, 0.1001] * 20, head=0.1).answer == "not slower"
 

@@ -1,14 +1,17 @@
-"""`auto` fits a problem's time as well as its operations and bytes; no outcome hangs on a clock."""
+"""`auto` fits a problem's operations, bytes and slow work, by counting: no clock is asked."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
+import torch
 
 from ratchet.kernels import model_scale
-from ratchet.kernels.model_scale import AUTO_CASE_BYTES, LEAST_SHARE, Cost
+from ratchet.kernels.model_problem import model_problem
+from ratchet.kernels.model_scale import AUTO_CASE_BYTES, Cost
 
 TEXT = """
 import torch
@@ -31,6 +34,29 @@ def get_init_inputs():
     return []
 """
 ELEMENTWISE = TEXT.format(forward="x = torch.relu(x)")
+CONVOLUTION = """
+import torch
+
+batch_size = 8
+length = 64
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Conv2d(16, 16, 3)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def get_inputs():
+    return [torch.rand(batch_size, 16, length, length)]
+
+
+def get_init_inputs():
+    return []
+"""
 MANY_OPERATORS = TEXT.format(forward="for at in range(length): x = x + 1.0")
 
 
@@ -40,42 +66,54 @@ def cost_of(text: str) -> Cost:
     return found
 
 
-def elements(text: str) -> int:
-    found = {size.name: size.value for size in model_scale.sizes(text)}
-    return found["batch_size"] * found["length"]
+def fitted(text: str, threads: int = 2) -> tuple[str, Cost]:
+    most = model_scale.MOST_OPERATORS
+    return model_scale.fit(text, cost_of(text), model_scale.auto_budget(threads), most)
 
 
-def test_a_call_that_is_slow_is_made_smaller_by_powers_of_two(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_the_sizes_do_not_hang_on_how_fast_the_machine_is_now(
+    monkeypatch: pytest.MonkeyPatch, scale: float
 ) -> None:
-    asked: list[int] = []
-
-    def slowness(text: str) -> float:
-        asked.append(elements(text))
-        return 6.0 * elements(text) / elements(ELEMENTWISE)
-
-    monkeypatch.setattr(model_scale, "slowness", slowness)
-    text, cost, over = model_scale.fit_time(ELEMENTWISE, cost_of(ELEMENTWISE))
-    assert over <= model_scale.SLOW
-    assert elements(ELEMENTWISE) // elements(text) == 8
-    assert cost.bytes == cost_of(text).bytes
-    assert asked == [elements(ELEMENTWISE), elements(text)]
+    text = CONVOLUTION.replace("length = 64", "length = 256")
+    quiet = model_problem(text, "p", scale="auto", threads=2)
+    clocks = {name: getattr(time, name) for name in ("perf_counter", "process_time", "monotonic")}
+    for name, clock in clocks.items():
+        monkeypatch.setattr(time, name, lambda clock=clock: scale * clock())
+    assert model_problem(text, "p", scale="auto", threads=2).hash == quiet.hash
+    assert any("shrunk to fit" in note for note in quiet.notes)
 
 
-@pytest.mark.parametrize("noise", [0.8, 1.0, 1.25])
-def test_a_little_noise_gives_the_same_sizes(monkeypatch: pytest.MonkeyPatch, noise: float) -> None:
-    monkeypatch.setattr(
-        model_scale, "slowness", lambda text: 4 * noise * elements(text) / (1 << 18)
+def test_a_convolution_counts_as_slow_in_float64_and_one_in_groups_as_slower() -> None:
+    dense = cost_of(CONVOLUTION)
+    grouped = cost_of(CONVOLUTION.replace("16, 3)", "16, 3, groups=16)"))
+    assert cost_of(ELEMENTWISE).slow_s == 0
+    assert dense.flops > 10 * grouped.flops
+    assert 0 < dense.slow_s / dense.flops < grouped.slow_s / grouped.flops
+    _, less = fitted(CONVOLUTION.replace("length = 64", "length = 512"))
+    assert 0 < less.slow_s <= model_scale.auto_budget(2).slow_s
+
+
+def test_sorting_counts_as_slow() -> None:
+    text = ELEMENTWISE.replace("torch.relu(x)", "torch.sort(x, 1)[0]")
+    assert cost_of(text).slow_s == pytest.approx(64 * 4096 * model_scale.SORTED_S)
+
+
+def test_a_network_of_many_steps_has_no_more_of_them_than_can_be_waited_for() -> None:
+    lstm = (
+        TEXT.replace("length", "steps")
+        .replace("4096", "2048")
+        .format(forward="x = torch.nn.LSTM(1, 8, batch_first=True)(x.unsqueeze(-1))[0]")
     )
-    text, _, _ = model_scale.fit_time(ELEMENTWISE, cost_of(ELEMENTWISE))
-    assert elements(text) == 1 << 16
+    text, less = fitted(lstm)
+    assert less.bytes < float("inf")
+    assert "steps = 32\n" in text
 
 
-def test_what_stays_slow_is_left_where_no_size_helps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_scale, "slowness", lambda text: 1000.0)
-    text, _, over = model_scale.fit_time(ELEMENTWISE, cost_of(ELEMENTWISE))
-    assert over == 1000.0
-    assert elements(text) >= elements(ELEMENTWISE) * LEAST_SHARE**model_scale.MOST_TIMED / 2
+def test_a_model_that_refuses_float64_has_no_slow_work() -> None:
+    refuses = TEXT.format(forward="assert x.dtype == torch.float32")
+    assert cost_of(refuses).slow_s == 0
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_a_case_of_auto_is_at_most_so_large() -> None:
@@ -113,9 +151,3 @@ def test_a_cost_is_known_without_an_import_of_dynamo() -> None:
         "sys.exit('torch._dynamo' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
-
-
-def test_both_precisions_are_called() -> None:
-    assert model_scale.slowness(ELEMENTWISE) > 0
-    refuses = TEXT.format(forward="assert x.dtype == torch.float32")
-    assert model_scale.slowness(refuses) > 0

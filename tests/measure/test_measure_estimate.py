@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratchet.errors import MeasureError
-from ratchet.measure import Comparison, Floor, Sample, aa_floor, compare, summarise
-from ratchet.measure.estimate import answer_of, bootstrap_medians
+from ratchet.measure import WIDEST, Comparison, Floor, Sample, aa_floor, compare, summarise
+from ratchet.measure.estimate import answer_of, bootstrap_medians, noise_of, why_undecided
 
 TIMES_S = st.floats(min_value=1e-6, max_value=1e3)
 RESAMPLES = 200
@@ -185,6 +185,44 @@ def test_rounds_that_lack_an_arm_are_left_out() -> None:
 def test_the_four_answers(ratio: float, low: float, high: float, answer: str) -> None:
     floor = Floor(low=1 / 1.02, high=1.02, pairs=60)
     assert answer_of(ratio, low, high, floor) == answer
+
+
+@pytest.mark.parametrize(
+    ("ratio", "low", "high", "reach", "answer", "why"),
+    [
+        (1.0, 0.54, 1.74, 2.0, "undecided", "too noisy (interval 0.54 to 1.74, A/A 0.50 to 2.00)"),
+        (1.0, 0.95, 1.12, 1.61, "undecided", "too noisy (A/A 0.62 to 1.61)"),
+        (1.3, 1.25, 1.35, 6.7, "undecided", "too noisy (A/A 0.15 to 6.70)"),
+        (1.2, 0.8, 1.8, 1.02, "undecided", "too noisy (interval 0.80 to 1.80, A/A 0.98 to 1.02)"),
+        (1.0, 1 / WIDEST, WIDEST, 1.61, "equivalent", ""),
+        (1.01, 0.97, 1.05, 1.02, "undecided", "within the noise (A/A 0.98 to 1.02)"),
+        (1.04, 0.99, 1.09, 1.02, "undecided", "the interval holds 1 (0.99 to 1.09)"),
+        (1.3, 1.1, 1.6, 1.02, "faster", ""),
+    ],
+)
+def test_a_noisy_answer_is_no_answer(
+    ratio: float, low: float, high: float, reach: float, answer: str, why: str
+) -> None:
+    floor = Floor(low=1 / reach, high=reach, pairs=60)
+    assert answer_of(ratio, low, high, floor) == answer
+    if answer == "undecided":
+        said = why_undecided(ratio, low, high, floor)
+        assert why in said
+        assert bool(noise_of(low, high, floor)) is ("too noisy" in said)
+
+
+@settings(max_examples=60, deadline=None)
+@given(paired_samples(arms=("a", "twin", "b")))
+def test_whatever_the_times_equivalence_is_narrow_and_an_undecided_answer_says_why(
+    samples: list[Sample],
+) -> None:
+    floor = aa_floor(samples, "a", "twin", resamples=RESAMPLES)
+    found = compare(samples, baseline="a", new="b", floor=floor, resamples=RESAMPLES)
+    assert bool(found.why) is (found.answer == "undecided")
+    if found.answer == "equivalent":
+        assert 1 / WIDEST <= found.low <= found.high <= WIDEST
+    if found.noise:
+        assert found.answer == "undecided" and found.noise in found.why
 
 
 def test_without_a_floor_nothing_is_equivalent() -> None:

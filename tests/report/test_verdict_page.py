@@ -258,6 +258,22 @@ def test_a_verdict_on_the_terminal() -> None:
     assert max(len(line) for line in said.splitlines()) <= 80
 
 
+def test_a_verdict_of_the_ledger_is_marked_wherever_it_is_shown() -> None:
+    words = "from the ledger, judged 2026-01-31 09:14 UTC; not judged again"
+    moment = "2026-01-31T09:14:15.926535+00:00"
+    judged = make_judged() | {"recalled": True, "judged_at": moment}
+    out, text = console()
+    print_verdict(judged, out)
+    assert words in text.getvalue()
+    assert "from the ledger, not judged again" in render_verdict_page(judged)
+    assert "from the ledger" not in render_verdict_page(make_judged())
+    page = render_suite_page(make_suite(ROWS), {})
+    assert page.count("(from the ledger)") == 1 and "correct (from the ledger)" in page
+    out, text = console(120)
+    print_suite(make_suite(ROWS), out)
+    assert text.getvalue().count("(from the ledger)") == 1
+
+
 def test_what_failed_stands_out_on_the_terminal() -> None:
     out, file = console()
     evidence = [{"check": "correct on cpu_0", "passed": False, "detail": "input 0 was changed"}]

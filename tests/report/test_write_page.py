@@ -176,10 +176,40 @@ def test_a_kernel_that_nothing_could_time_says_so(capsys: pytest.CaptureFixture[
 def test_a_kernel_that_nothing_could_time_is_written(tmp_path: Path) -> None:
     paths = write_files(without_gpu(), tmp_path, render_write_page)
     assert Path(paths["kernel"]).read_text() == BEST.source
-    slow = msgspec.structs.replace(BEST, status="correct")
-    assert "kernel" not in write_files(
-        changed(best=slow, status="correct"), tmp_path, render_write_page
+
+
+def test_a_right_kernel_that_is_not_proven_is_written_and_named_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proven = write_files(RESULT, tmp_path, render_write_page)
+    why = "right, but its speed is undecided: the machine was too noisy (A/A 0.15 to 6.70)"
+    slow = changed(
+        best=msgspec.structs.replace(BEST, status="correct", source="// slow", reason=why),
+        status="correct",
     )
+    paths = write_files(slow, tmp_path, render_write_page)
+    assert "kernel" not in paths
+    assert Path(paths["kernel_not_proven"]) == tmp_path / "kernel-not-proven.cpp"
+    assert Path(paths["kernel_not_proven"]).read_text() == "// slow"
+    assert Path(proven["kernel"]).read_text() == BEST.source, "of an earlier run"
+    print_writing(slow, paths)
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith(f"Not proven. Correct: {why}") and "kernel-not-proven.cpp" in text
+    assert "Not proven. Correct" in render_write_page(slow)
+    again = write_files(RESULT, tmp_path, render_write_page)
+    assert "kernel_not_proven" not in again and not Path(paths["kernel_not_proven"]).exists()
+
+
+def test_a_verdict_of_the_ledger_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    best = msgspec.structs.replace(BEST, recalled=True, judged_at="2026-01-02T03:04:05+00:00")
+    result = changed(best=best)
+    words = "from the ledger, judged 2026-01-02 03:04 UTC; not judged again"
+    print_writing(result, {})
+    assert words in " ".join(capsys.readouterr().out.split())
+    assert words in render_write_page(result)
+    assert result.to_json()["best"]["recalled"] is True
+    print_writing(RESULT, {})
+    assert "from the ledger" not in capsys.readouterr().out + render_write_page(RESULT)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium")

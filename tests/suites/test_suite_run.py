@@ -16,7 +16,7 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Case, Problem, TensorSpec
 from ratchet.kernels.problem_file import Describe
 from ratchet.ledger import verdicts
-from ratchet.ledger.verdicts import JudgedKernel, RecordedJudge, Terms
+from ratchet.ledger.verdicts import LEAST_S, JudgedKernel, RecordedJudge, Terms
 from ratchet.suites.candidates import find_answer, kernelbench_suite, level_folder
 from ratchet.suites.run import Question, Suite, SuiteRun, all_right
 from ratchet.suites.score import SuiteRow
@@ -32,6 +32,7 @@ class FakeJudge:
     asked: ClassVar[list[str]] = []
     raises: BaseException | None = None
     revision = revision()
+    not_timed = ""
 
     def __init__(self, *, threads: int | None = None) -> None:
         self.threads = threads
@@ -44,6 +45,7 @@ class FakeJudge:
         return Verdict(
             status=FakeJudge.said,
             reason=f"it is {FakeJudge.said}",
+            not_timed=FakeJudge.not_timed,
             speedup=Speedups(vs_reference=ratio),
             isolation="none",
             environment={"judge": FakeJudge.revision},
@@ -125,6 +127,29 @@ def test_what_another_judge_said_is_asked_again(
     again = run(court(), suite("a")).result()
     assert FakeJudge.asked == ["a", "a"]
     assert not again.rows[0].recalled
+
+
+def test_what_noise_left_open_is_asked_again(
+    court: Callable[[], RecordedJudge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeJudge, "said", "correct")
+    with monkeypatch.context() as noisy:
+        noisy.setattr(FakeJudge, "not_timed", "the machine was too noisy (A/A 0.15 to 6.7)")
+        run(court(), suite("a"))
+    again = run(court(), suite("a")).result()
+    assert FakeJudge.asked == ["a", "a"] and not again.rows[0].recalled
+    third = run(court(), suite("a")).result()  # now its speed is known
+    assert FakeJudge.asked == ["a", "a"] and third.rows[0].recalled
+
+
+def test_how_long_a_verdict_took_is_remembered_for_the_next(
+    court: Callable[[], RecordedJudge],
+) -> None:
+    judge, terms = court(), Terms()
+    assert judge.expected_s(kernel("a"), problem("a"), terms) == LEAST_S["cpp"]
+    judge.judge(kernel("a"), problem("a"), terms, spent_s=300.0)
+    assert judge.expected_s(kernel("other"), problem("a"), terms) >= 300.0
+    assert judge.expected_s(kernel("a"), problem("b"), terms) == LEAST_S["cpp"]
 
 
 def test_fresh_judges_anew(court: Callable[[], RecordedJudge]) -> None:

@@ -77,7 +77,7 @@ def test_a_script_s_own_classes_are_found_by_its_path(tmp_path: Path) -> None:
 
 def test_an_object_keeps_its_weights_and_its_name() -> None:
     workload = own()
-    with as_spec(workload, prefix="ratchet-test-") as spec:
+    with as_spec(workload) as spec:
         loaded = load(spec)
         assert Settings(workload=spec).title == "a/b c"
         folder = Path(spec).parent
@@ -88,13 +88,13 @@ def test_an_object_keeps_its_weights_and_its_name() -> None:
 def test_the_same_object_is_the_same_turn_and_other_weights_are_another() -> None:
     workload, keys = own(), []
     for one in (workload, workload, own()):
-        with as_spec(one, prefix="ratchet-test-") as spec:
+        with as_spec(one) as spec:
             keys.append(Settings(workload=spec).key())
     assert keys[0] == keys[1] != keys[2]
 
 
 def test_a_built_in_workload_is_an_object_too() -> None:
-    with as_spec(load("llama-tiny"), prefix="ratchet-test-") as spec:
+    with as_spec(load("llama-tiny")) as spec:
         loaded = load(spec)
     assert loaded.shrink is not None
     assert loaded.shrink(1).name == "llama-tiny"
@@ -128,11 +128,11 @@ def test_what_no_other_process_can_find_is_one_line(
 
 
 def test_the_function_that_makes_a_workload_is_its_place() -> None:
-    with as_spec(own, prefix="x") as spec:
+    with as_spec(own) as spec:
         assert spec == f"{__file__}:own"
-    with pytest.raises(WorkloadError, match="a lambda"), as_spec(lambda: own(), prefix="x"):
+    with pytest.raises(WorkloadError, match="a lambda"), as_spec(lambda: own()):
         pass
-    with pytest.raises(WorkloadError, match="workload is int"), as_spec(3, prefix="x"):  # type: ignore[arg-type]
+    with pytest.raises(WorkloadError, match="workload is int"), as_spec(3):  # type: ignore[arg-type]
         pass
 
 

@@ -67,10 +67,16 @@ class Court(Protocol):
 class RecordedCourt:
     """A court that keeps its verdicts in the ledger."""
 
-    def __init__(self, judge: RecordedJudge, *, target: str | None = None) -> None:
-        """`target` is a GPU that is not here: the machine code of kernels in Triton is emulated."""
+    def __init__(
+        self, judge: RecordedJudge, *, target: str | None = None, fresh: bool = False
+    ) -> None:
+        """`target` is a GPU that is not here: the machine code of kernels in Triton is emulated.
+
+        With `fresh` no verdict of the ledger is taken for an answer.
+        """
         self._judge = judge
         self._target = target
+        self._fresh = fresh
 
     @property
     def width(self) -> int:
@@ -83,7 +89,7 @@ class RecordedCourt:
         """Give each kernel a verdict: one that the ledger holds, if it answers, or a new one."""
         unknown = []
         for kernel in kernels:
-            known = self._judge.known(kernel, problem, terms)
+            known = None if self._fresh else self._judge.known(kernel, problem, terms)
             if known is None:
                 unknown.append(kernel)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 ENDINGS: Final = {"cpp": ".cpp", "hip": ".hip"}
 """Every other language is Python's."""
+NOT_PROVEN: Final = "kernel-not-proven"
 Render = Callable[[WritingResult], str]
 
 
@@ -55,13 +57,18 @@ def write_page(result: WritingResult, out: Path, render: Render) -> Path:
 def write_files(result: WritingResult, out: Path, render: Render) -> dict[str, str]:
     """Write the files of a run that has ended; return the paths by kind.
 
-    The kernel is written only if it is proven, or right where nothing can time it. One of an
-    earlier run stays otherwise.
+    A kernel that is proven, or right where nothing can time it, is `kernel.*`; one that is right
+    and not proven is `kernel-not-proven.*`. A proven one of an earlier run stays beside the latter.
     """
     paths: dict[str, Path] = {}
-    if result.best is not None and (result.status == "proven" or untimed(result.best)):
-        paths["kernel"] = out / f"kernel{ENDINGS.get(result.best.language, '.py')}"
-        _replace(paths["kernel"], result.best.source)
+    with contextlib.suppress(OSError):  # the writes below say what is wrong with the folder
+        for old in out.glob(f"{NOT_PROVEN}.*"):
+            old.unlink()
+    if result.best is not None:
+        stands = result.status == "proven" or untimed(result.best)
+        kind, stem = ("kernel", "kernel") if stands else ("kernel_not_proven", NOT_PROVEN)
+        paths[kind] = out / f"{stem}{ENDINGS.get(result.best.language, '.py')}"
+        _replace(paths[kind], result.best.source)
     paths["result"] = out / "result.json"
     _replace(paths["result"], json.dumps(result.to_json(), indent=1))
     paths["page"] = write_page(result, out, render)
@@ -78,7 +85,7 @@ def write_summary(result: WorkloadWriting, out: Path) -> dict[str, str]:
     """Write result.json of a workload's run beside its problems' folders; return its path."""
     path = out / "result.json"
     _replace(path, json.dumps(msgspec.to_builtins(result), indent=1))
-    return {"result": str(path), "kernels": str(out / "*" / "kernel.*")}
+    return {"result": str(path), "kernels": str(out / "*" / "kernel*.*")}
 
 
 def _replace(path: Path, text: str) -> None:

@@ -114,6 +114,8 @@ def _best(
             for name, value in judged.verdict.items()
             if name not in ("samples", "static")
         },
+        judged_at=judged.judged_at,
+        recalled=judged.recalled,
     )
 
 

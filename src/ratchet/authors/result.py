@@ -89,6 +89,9 @@ class WrittenKernel(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     verdict: dict[str, Any]
     """As the judge gave it, without its raw samples, which the ledger holds."""
+    judged_at: str = ""
+    recalled: bool = False
+    """The verdict is one that the ledger held before this run, and was not given again."""
 
 
 class AuthorRow(msgspec.Struct, frozen=True, kw_only=True):

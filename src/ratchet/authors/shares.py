@@ -200,7 +200,7 @@ def _row(one: Asked, result: WritingResult) -> RegionRow:
         kernel_hash=None if best is None else best.kernel_hash,
         screened=result.screened,
         spent_s=result.spent_s,
-        recalled=result.stopped == "recalled",
+        recalled=best is not None and best.recalled,
         reason=best.reason if best else "; ".join(result.notes) or "no kernel was right",
     )
 

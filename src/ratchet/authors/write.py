@@ -132,7 +132,7 @@ def _run(
         problem=state.problem,
         request=request,
         authors=list(state.roster.authors),
-        court=RecordedCourt(state.judge, target=target),
+        court=RecordedCourt(state.judge, target=target, fresh=request.reuse == "never"),
         keep=keep,
         listen=listen,
         floor_s=state.floor_s,

@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ratchet import scratch
+from ratchet.cli.signals import Ending, ending_by_signal
 from ratchet.cli.streams import LostOutput, fill_closed, forget_stdout, has_written, standing_in
 
 __all__ = ["main", "run"]
@@ -21,22 +23,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     `--debug` may stand anywhere before a `--`; words after `--` belong to the recorded command.
 
     Exit codes: 0 done, 2 a mistake in the call or a stdout that cannot be written (one line says
-    which), 70 an internal error, 130 interrupted, 141 the reader of stdout went away. With
-    `--json`, the line is also an error object on stdout.
+    which), 70 an internal error, 130 interrupted, 141 the reader of stdout went away, 128 + N
+    ended by signal N (143 is SIGTERM). With `--json`, the line is also an error object on stdout.
     """
     began_s = time.monotonic()
     if not fill_closed():
         return _say("ratchet: stdout is closed: leave it open, or send it to a file", MISTAKE)
-    with standing_in():
+    with standing_in(), ending_by_signal() as ending:
+        scratch.clear_abandoned()
         try:
-            code = _main(list(sys.argv[1:] if arguments is None else arguments), began_s)
+            code = _main(list(sys.argv[1:] if arguments is None else arguments), began_s, ending)
             sys.stdout.flush()
         except LostOutput as lost:
             return _lost(lost)
-        return code
+        return ending.code(code)
 
 
-def _main(words: list[str], began_s: float) -> int:
+def _main(words: list[str], began_s: float, ending: Ending) -> int:
     ours = words.index("--") if "--" in words else len(words)
     debug = "--debug" in words[:ours]
     as_json = "--json" in words[:ours]
@@ -55,7 +58,7 @@ def _main(words: list[str], began_s: float) -> int:
     except LostOutput:
         raise
     except typer.Abort:
-        return _ended(_interrupted(words), INTERRUPTED, as_json)
+        return _ended(_interrupted(words, ending), INTERRUPTED, as_json)
     except usage_error as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "ratchet"
@@ -66,7 +69,7 @@ def _main(words: list[str], began_s: float) -> int:
             raise
         return _ended(str(error), MISTAKE, as_json)
     except KeyboardInterrupt:
-        return _ended(_interrupted(words), INTERRUPTED, as_json)
+        return _ended(_interrupted(words, ending), INTERRUPTED, as_json)
     except Exception as error:  # the outermost boundary: print an internal error in one line
         if debug:
             raise
@@ -74,7 +77,7 @@ def _main(words: list[str], began_s: float) -> int:
         fault = f"internal error, {type(error).__name__}: {text} (--debug shows where)"
         return _ended(fault, INTERNAL, as_json)
     if code == INTERRUPTED:  # newer versions of typer make an interrupt this exit code
-        return _ended(_interrupted(words), INTERRUPTED, as_json)
+        return _ended(_interrupted(words, ending), INTERRUPTED, as_json)
     return code if isinstance(code, int) else 0
 
 
@@ -83,8 +86,8 @@ def run() -> None:
     sys.exit(main())
 
 
-def _interrupted(words: Sequence[str]) -> str:
-    """Return what the interrupted command has kept."""
+def _interrupted(words: Sequence[str], ending: Ending) -> str:
+    """Return how the command ended, and what it has kept."""
     left = {
         "optimize": "; the ledger holds its results so far (--resume continues)",
         "bench": "; the ledger holds its results so far",
@@ -94,7 +97,8 @@ def _interrupted(words: Sequence[str]) -> str:
         "learn": "; the same command goes on from its last checkpoint",
         "write": "; the ledger holds its answers so far (--resume continues)",
     }
-    return f"interrupted{left.get(words[0], '') if words else ''}"
+    how = "interrupted" if ending.by is None else f"ended by {ending.by.name}"
+    return f"{how}{left.get(words[0], '') if words else ''}"
 
 
 def _lost(lost: LostOutput) -> int:

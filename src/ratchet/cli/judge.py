@@ -171,6 +171,7 @@ def judge(
         read = check_texts(problem, kernel, entry=entry)
 
     # numpy, the ledger and torch are imported from here on: mistakes in the call are answered.
+    from ratchet.judge.process.time_limits import ends_within
     from ratchet.ledger.verdicts import RecordedJudge, Terms
     from ratchet.suites.candidates import kernelbench_suite, training_suite
     from ratchet.suites.verdict_files import check_out
@@ -186,7 +187,7 @@ def judge(
             device=device,
             target=target,
         )
-        with RecordedJudge(ledger) as court:
+        with RecordedJudge(ledger) as court, ends_within(limit_s):
             if read is not None and device in ("auto", "cpu") and target is None:
                 court.begin(read.language)  # beside the problem's own process
             asked = as_problem(
@@ -202,6 +203,8 @@ def judge(
                 raise RatchetError(
                     f"--target is for kernels in Triton or HIP: this is {given.language}"
                 )
+            if (expected_s := court.expected_s(given, asked, terms)) > limit_s and not target:
+                _say_what_will_not_fit(expected_s, limit_s)
             judged = court.judge(given, asked, terms, spent_s=time.monotonic() - began)
             code = _report_one(judged, out, as_json)
         raise typer.Exit(code)
@@ -217,6 +220,14 @@ def judge(
     with RecordedJudge(ledger) as court:
         code = _judge_suite(questions, court, terms, fresh, out, as_json)
     raise typer.Exit(code)
+
+
+def _say_what_will_not_fit(expected_s: float, limit_s: float) -> None:
+    typer.echo(
+        f"ratchet: a whole verdict takes some {expected_s:.0f} s here: with --time-limit "
+        f"{limit_s:.3g}s a right kernel may not be timed, or not every output checked",
+        err=True,
+    )
 
 
 def _check_form(
@@ -246,6 +257,7 @@ def _report_one(judged: JudgedKernel, out: Path, as_json: bool) -> int:
                 "kernel": judged.kernel["name"],
                 "problem": judged.problem["name"],
                 "judged_at": judged.judged_at,
+                "recalled": judged.recalled,
                 "paths": document["paths"],
             }
         )

@@ -89,7 +89,7 @@ def write(
     ] = False,
     fresh: Annotated[
         bool,
-        typer.Option("--fresh", help="Search again, whatever kernels the ledger holds."),
+        typer.Option("--fresh", help="Search and judge again, whatever the ledger holds."),
     ] = False,
     against_compile: Annotated[
         bool,

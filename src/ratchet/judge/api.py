@@ -64,6 +64,7 @@ def judge(
         RatchetError: a file that cannot be read or is not what it should be, an unknown name, a
             value that an argument cannot have.
     """
+    from ratchet.judge.process.time_limits import ends_within
     from ratchet.judge.trial.kernel_trial import KernelJudge
 
     began = time.monotonic()
@@ -72,7 +73,7 @@ def judge(
     target = None if target is None else parse_target(target)
     tiers = None if tier is None else (parse_tier(tier),)
     read = check_texts(problem, kernel, entry=entry)
-    with KernelJudge(threads=threads) as court:
+    with KernelJudge(threads=threads) as court, ends_within(limit_s):
         if read is not None and device in ("auto", "cpu") and target is None:
             court.begin(read.language)  # beside the problem's own process
         asked = as_problem(

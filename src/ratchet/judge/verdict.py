@@ -170,7 +170,8 @@ class Verdict(_Frozen):
     evidence: list[Evidence] = Field(default_factory=list)
     speedup: Speedups = Field(default_factory=Speedups)
     not_timed: str = ""
-    """Why the speed of a `correct` kernel was not measured, where it was to be."""
+    """Why the speed of a `correct` kernel is not known, where it was to be: it was not timed, or
+    the machine was too noisy. Another verdict may tell."""
     static: dict[str, Any] | None = None
     """What a Triton or HIP kernel compiles to for AMD targets, as `inspect_kernel` gives it."""
     emulated: list[EmulatedCase] = Field(default_factory=list)

@@ -85,9 +85,6 @@ def _scaled(text: str, scale: float | str | None, threads: int) -> tuple[str, li
         text, cost = model_scale.fit(text, cost, budget, most)
         over = cost.over(budget)
         check_room(COPIES * cost.held_bytes, ROOM_REMEDY)
-        if share is None:
-            text, cost, slow = model_scale.fit_time(text, cost)
-            over = max(cost.over(budget), slow if slow > model_scale.SLOW else 0.0)
         changed = model_scale.changes(old, text)
         if changed:
             notes.append(f"shrunk to fit: {', '.join(changed)}")

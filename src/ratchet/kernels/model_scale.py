@@ -2,8 +2,9 @@
 
 Sizes are integers assigned to names at the top of the file. They are changed in its text. Fake
 tensors, which have shapes but no values, show the cost of a change and whether it breaks the model.
-`auto` then also calls the model, in its own precision and in float64, and shrinks it further while
-that is slow. Operations and bytes do not predict many small operators, nor a float64 convolution.
+No clock is asked: the same file has the same sizes on the same number of cores, however busy they
+are. Operations and bytes do not tell the time of many small operators, of a convolution in float64
+or of sorting, so these are counted apart, at nominal rates.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import math
 import operator
 import re
 import sys
-import time
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from ratchet.kernels.flop_count import FlopCount
 from ratchet.kernels.model_state import flatten
@@ -37,18 +38,20 @@ AUTO_BYTES = 32 << 20
 """Budget of `auto` for each core: some three milliseconds of one call."""
 AUTO_CASE_BYTES = 8 << 20
 """Budget for a case's inputs, state and outputs: a verdict fills memory for some 70 calls."""
-AUTO_CALL_S, AUTO_WIDE_S = 0.006, 0.024
-"""Longest call, and longest call in float64, of which a verdict has some 30."""
-SLOW = 1.5
-"""Excess over the budget from which a call is shrunk; a little more does not matter."""
-MOST_TIMED, MOST_STEPS = 5, 40
-"""Most rounds of timing and shrinking, and most sizes to try."""
-LEAST_SHARE = 1 / 8
-"""Largest shrink in one round: a large problem's time may grow faster than its size."""
-PATIENCE_S, LONG_S = 0.3, 1.0
-"""A short call is repeated once, and again for no longer than the first."""
-MOST_OPERATORS = 2000
-"""Most operators of a call: each takes a fraction of a millisecond."""
+AUTO_SLOW_S = 0.036
+"""Budget of each core for the slow work of a call in float64, of which a verdict has some 30."""
+MOST_STEPS = 40
+"""Most sizes to try."""
+MOST_OPERATORS, MOST_WIDE_OPERATORS = 2000, 4000
+"""Most operators of a call, and of one in float64, where a network of many steps has no operator of
+its own: each takes some microseconds."""
+CONVOLVED_S, GROUP_S = 5e-10, 1e-4
+"""Nominal seconds of one core for an operation of a convolution in float64, and for each group of
+each sample: torch has a plain loop over matrix products there (1.7 to 4.6 Gflop/s on two Zen cores,
+where float32 reaches 80 to 190)."""
+SORTED_S = 1e-7
+SORTING = re.compile(r"sort|argsort|msort|median|nanmedian|kthvalue|topk|mode|_?unique\w*|bincount")
+"""Operators that take some SORTED_S for each element of their input."""
 FIRST_STEP = 8
 """What a size is divided by while a call has more operators: to count them takes over a second."""
 RANDOM_FACTORIES = (torch.rand, torch.randn, torch.randint)
@@ -71,6 +74,8 @@ class Cost:
     """Inputs, state, and twice the largest result."""
     case_bytes: float
     """Inputs, state and outputs."""
+    slow_s: float = 0.0
+    """Nominal seconds of one core for convolutions and sorting in float64."""
 
     def over(self, budget: Cost) -> float:
         """Return the cost as a multiple of the budget."""
@@ -78,6 +83,7 @@ class Cost:
             self.flops / budget.flops,
             self.bytes / budget.bytes,
             self.case_bytes / budget.case_bytes,
+            self.slow_s / budget.slow_s,
         )
 
 
@@ -99,6 +105,7 @@ def auto_budget(threads: int) -> Cost:
         bytes=AUTO_BYTES * threads,
         held_bytes=0.0,
         case_bytes=AUTO_CASE_BYTES,
+        slow_s=AUTO_SLOW_S * threads,
     )
 
 
@@ -109,6 +116,7 @@ def share_of(cost: Cost, factor: float) -> Cost:
         bytes=cost.bytes * factor,
         held_bytes=0.0,
         case_bytes=math.inf,
+        slow_s=math.inf,
     )
 
 
@@ -118,21 +126,23 @@ def measure(text: str, most_operators: float = MOST_OPERATORS) -> Cost | None:
     It is infinite if the call has too many operators.
     """
     for shapes_only in (_fake,) if NOT_META.search(text) else (_meta, _fake):
-        counter = _Bytes(most_operators)
         try:
             with shapes_only(), on_cores(text):
-                module = run_source(text)
-                model = module.Model(*module.get_init_inputs())
-                inputs = module.get_inputs()
-                with torch.no_grad(), FlopCount() as flops, counter:
-                    outputs = flatten(model(*inputs))
+                return _cost_of_call(run_source(text), most_operators)
         except _TooManyOperators:
             return Cost(flops=math.inf, bytes=math.inf, held_bytes=0.0, case_bytes=math.inf)
         except Exception:  # any error of the file; real tensors will report it
             continue
-        break
-    else:
-        return None
+    return None
+
+
+def _cost_of_call(module: types.ModuleType, most_operators: float) -> Cost:
+    """Return the cost of a call in the model's own precision, with its slow work in float64."""
+    model = module.Model(*module.get_init_inputs())
+    inputs = module.get_inputs()
+    counter = _Bytes(most_operators)
+    with torch.no_grad(), FlopCount() as flops, counter:
+        outputs = flatten(model(*inputs))
     given = [one for one in inputs if isinstance(one, Tensor)]
     fixed = sum(_bytes(one) for one in (*given, *model.state_dict().values()))
     return Cost(
@@ -140,7 +150,26 @@ def measure(text: str, most_operators: float = MOST_OPERATORS) -> Cost | None:
         bytes=float(fixed + counter.total + sum(_bytes(one) for one in outputs)),
         held_bytes=float(fixed + 2 * counter.largest),
         case_bytes=float(fixed + sum(_bytes(one) for one in outputs)),
+        slow_s=_slow_s(module, most_operators),
     )
+
+
+def _slow_s(module: types.ModuleType, most_operators: float) -> float:
+    """Return the slow work of a call in float64; 0 if the model fails there, as the judge says."""
+    counter = _SlowWork(max(most_operators, MOST_WIDE_OPERATORS))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # fake tensors cannot take another type for their own
+    try:
+        model = module.Model(*module.get_init_inputs())
+        with torch.no_grad(), counter:
+            model(*map(_wide, module.get_inputs()))
+    except _TooManyOperators:
+        raise
+    except Exception:  # whatever a file raises
+        return 0.0
+    finally:
+        torch.set_default_dtype(before)
+    return counter.total_s
 
 
 @contextlib.contextmanager
@@ -263,46 +292,6 @@ def _fake() -> contextlib.AbstractContextManager[Any]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
-
-
-def fit_time(text: str, cost: Cost) -> tuple[str, Cost, float]:
-    """Shrink the text while its calls are slow; return it, its cost and the remaining excess.
-
-    Each step divides the cost by a power of two, so that noise rarely changes the sizes.
-    """
-    over = slowness(text)
-    for _ in range(MOST_TIMED):
-        if over <= SLOW:
-            break
-        share = max(LEAST_SHARE, 0.5 ** math.ceil(math.log2(over) - 0.5))
-        smaller, less = fit(text, cost, share_of(cost, share))
-        if smaller == text:
-            break
-        text, cost, over = smaller, less, slowness(smaller)
-    return text, cost, over
-
-
-def slowness(text: str) -> float:
-    """Return a call's time as a multiple of its limit, in its own precision or in float64."""
-    with on_cores(text), torch.no_grad():
-        module = run_source(text)
-        model, given = module.Model(*module.get_init_inputs()), module.get_inputs()
-        over = _call_s(model, given) / AUTO_CALL_S
-        if over > SLOW:
-            return over
-        with contextlib.suppress(Exception):  # the model fails in float64: the judge reports it
-            over = max(over, _call_s(model.double(), [_wide(one) for one in given]) / AUTO_WIDE_S)
-    return over
-
-
-def _call_s(model: Any, given: Sequence[Any]) -> float:
-    """Time a warm call of a model. On a busy machine its CPU time is below the wall clock's."""
-    times: list[float] = []
-    while len(times) < 3 and sum(times) < (LONG_S if len(times) == 1 else PATIENCE_S):
-        began, worked = time.perf_counter(), time.process_time()
-        model(*given)
-        times.append(min(time.perf_counter() - began, time.process_time() - worked))
-    return min(times)
 
 
 def _wide(one: Any) -> Any:
@@ -432,13 +421,13 @@ class _TooManyOperators(Exception):
     """A model calls too many operators."""
 
 
-class _Bytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that counts the bytes that every operator writes."""
+class _Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that counts operators, up to the most that can be waited for."""
 
     def __init__(self, most_operators: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._most = most_operators
-        self.total = self.largest = self.operators = 0
+        self.operators = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -451,11 +440,45 @@ class _Bytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.operators > self._most:
             raise _TooManyOperators
         results = operator(*args, **(kwargs or {}))
+        self.add(operator, args, results)
+        return results
+
+    def add(self, operator: Any, args: Sequence[Any], results: Any) -> None:
+        """Count what an operator did."""
+        raise NotImplementedError
+
+
+class _Bytes(_Counted):  # type: ignore[no-untyped-call]
+    """A mode that counts the bytes that every operator writes."""
+
+    def __init__(self, most_operators: float) -> None:
+        super().__init__(most_operators)
+        self.total = self.largest = 0
+
+    def add(self, operator: Any, args: Sequence[Any], results: Any) -> None:
+        """Add the bytes of all results but views."""
         for one in tree_leaves(results):
             if isinstance(one, Tensor) and not operator.is_view:
                 self.total += _bytes(one)
                 self.largest = max(self.largest, _bytes(one))
-        return results
+
+
+class _SlowWork(_Counted):  # type: ignore[no-untyped-call]
+    """A mode that adds up the nominal time of what operations and bytes do not tell."""
+
+    def __init__(self, most_operators: float) -> None:
+        super().__init__(most_operators)
+        self.total_s = 0.0
+
+    def add(self, operator: Any, args: Sequence[Any], results: Any) -> None:
+        """Add the time of a convolution, or of sorting."""
+        packet = operator._overloadpacket
+        if packet is torch.ops.aten.convolution:
+            samples, groups = args[0].shape[0], args[8]
+            flops = flop_registry[packet](*args, out_val=results)
+            self.total_s += CONVOLVED_S * flops + GROUP_S * samples * groups
+        elif SORTING.fullmatch(packet.__name__):
+            self.total_s += SORTED_S * args[0].numel()
 
 
 def _bytes(tensor: Tensor) -> int:

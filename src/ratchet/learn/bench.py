@@ -193,9 +193,9 @@ class ScreeningBench:
             eager, compiled = speedup.get("vs_reference"), speedup.get("vs_compile")
             gain = eager["ratio"] / compiled["ratio"] if eager and compiled else 1.0
             known = {"gain": gain, "problem": task.name}
-            if eager and compiled:
+            if eager and compiled and not found.verdict.get("not_timed"):
                 ledger.remember(RIVAL, task.key, known, fingerprint=here)
-            else:  # no verdict: another run asks again
+            else:  # no verdict, or noise: another run asks again
                 self._unsure[task.key] = known
         return max(1.0, float(known["gain"]))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import importlib.util
 import os
-import tempfile
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
+from ratchet import scratch
 from ratchet.errors import LearnError
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.sampling import (
@@ -234,13 +234,13 @@ def _engine(model: Any, memory: float, seed: int) -> Any:
     plain = model.get_base_model() if hasattr(model, ADAPTERS) else model
     shape = copy.deepcopy(plain.config)
     shape.architectures = [type(plain).__name__]
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+    with scratch.folder("model") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what vLLM imports
         from vllm import LLM
 
         shape.save_pretrained(folder)
         return LLM(
-            model=folder,
+            model=str(folder),
             load_format="dummy",
             skip_tokenizer_init=True,  # it gets tokens and returns tokens
             dtype="float32" if on_cpu else "bfloat16",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from ratchet import __version__
 from ratchet.devices.probe import describe_device
@@ -21,6 +22,13 @@ from ratchet.ledger.connect import utc_now
 from ratchet.ledger.fleet import Fleet, LocalFleet, Terms, verdict_under
 
 __all__ = ["JudgedKernel", "RecordedJudge", "Terms", "judged_on"]
+
+TOOK: Final = "verdict_took"
+"""Kind of the evidence that holds how long a whole verdict took."""
+LEAST_S: Final[dict[Language, float]] = {"cpp": 3.0, "torch": 6.0, "triton": 6.0, "hip": 6.0}
+"""What a verdict takes at least before anything was seen: its processes start, and import torch."""
+COMPILE_S = 10.0
+"""What torch.compile takes on top, at least."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,12 +119,24 @@ class RecordedJudge:
 
         `spent_s` of the time limit went into reading the problem.
         """
+        began_s = time.monotonic() - spent_s
         if isinstance(self.fleet, LocalFleet):
             court = self.fleet.court
             verdict = verdict_under(terms, court, kernel, problem, then=then, spent_s=spent_s)
         else:
             ((_, verdict),) = self.fleet.judge([kernel], problem, terms)
+        if verdict.speedup.vs_reference is not None:  # it went through every step
+            took = {"took_s": time.monotonic() - began_s}
+            here = self.fingerprint_for(kernel, terms)
+            self.ledger.remember(TOOK, _took_key(kernel, problem, terms), took, fingerprint=here)
         return self._kept(kernel, problem, terms, verdict)
+
+    def expected_s(self, kernel: Kernel, problem: Problem, terms: Terms) -> float:
+        """Return how long a whole verdict takes here: as the last one did, or at the very least."""
+        here = self.fingerprint_for(kernel, terms)
+        known = self.ledger.recall(TOOK, _took_key(kernel, problem, terms), fingerprint=here)
+        least_s = LEAST_S[kernel.language] + (COMPILE_S if terms.against_compile else 0.0)
+        return least_s if known is None else float(known["took_s"])
 
     def judge_all(
         self, kernels: Sequence[Kernel], problem: Problem, terms: Terms
@@ -146,6 +166,10 @@ class RecordedJudge:
         if trial is None or untimed or not _answers(found["status"], trial, terms):
             return None
         return _judged(found, kernel, problem, trial["judged_at"], recalled=True)
+
+
+def _took_key(kernel: Kernel, problem: Problem, terms: Terms) -> str:
+    return f"{problem.hash}:{kernel.language}:{terms.against_compile}:{terms.device}"
 
 
 def _answers(status: str, trial: dict[str, Any], terms: Terms) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ratchet.measure.arm import Arm, Timing
 from ratchet.measure.estimate import (
+    WIDEST,
     Answer,
     ArmTime,
     Comparison,
@@ -18,6 +19,7 @@ from ratchet.measure.rounds import run_rounds
 from ratchet.measure.samples import Sample
 
 __all__ = [
+    "WIDEST",
     "Answer",
     "Arm",
     "ArmTime",

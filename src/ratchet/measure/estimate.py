@@ -28,6 +28,13 @@ from ratchet.measure.samples import FloatArray, Sample, log_ratios, of_arm
 Answer = Literal["faster", "slower", "equivalent", "undecided"]
 
 MIN_PAIRS = 2
+WIDEST = 1.1
+"""An interval that reaches further than this factor from its middle, or an A/A floor that reaches
+further from 1, is too wide to tell anything. `equivalent` needs an interval between 1 / WIDEST and
+WIDEST: most of what Ratchet keeps wins 3 to 50 %, and floors on shared machines that work as they
+should reach 1.01 to 1.1, so a narrower width would refuse most answers there, and a wider one would
+call a gain of a tenth no difference."""
+_WIDE = 2 * math.log(WIDEST) * (1 + 1e-9)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +66,13 @@ class Comparison:
     holds for that launch alone."""
     confidence: float
     floor: Floor | None
+    why: str = ""
+    """The cause of an `undecided` answer; empty for every other."""
+
+    @property
+    def noise(self) -> str:
+        """Return what shows that noise kept an answer from being found, or an empty text."""
+        return noise_of(self.low, self.high, self.floor) if self.answer == "undecided" else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +100,8 @@ def compare(
     """Compare two arms over the rounds that hold both.
 
     `faster` and `slower` need an interval that excludes 1, and a ratio outside the floor if there
-    is one. `equivalent` needs a floor that holds the whole interval. All else is `undecided`.
+    is one. `equivalent` needs a floor that holds the whole interval, and an interval within WIDEST.
+    All else is `undecided`, and `Comparison.why` names the cause.
     MeasureError for fewer than two pairs.
     """
     launches = log_ratios(samples, baseline=baseline, new=new)
@@ -98,24 +113,26 @@ def compare(
         )
     centre, half_width = interval(launches, confidence, resamples, seed)
     ratio, low, high = (_exp(centre + sign * half_width) for sign in (0, -1, 1))
+    answer = answer_of(ratio, low, high, floor)
     return Comparison(
         baseline=baseline,
         new=new,
         ratio=ratio,
         low=low,
         high=high,
-        answer=answer_of(ratio, low, high, floor),
+        answer=answer,
         pairs=pairs,
         launches=len(launches),
         confidence=confidence,
         floor=floor,
+        why=why_undecided(ratio, low, high, floor) if answer == "undecided" else "",
     )
 
 
 def answer_of(ratio: float, low: float, high: float, floor: Floor | None) -> Answer:
     """Return the answer that an interval gives against the A/A floor."""
     if floor is not None and floor.contains(low, high):
-        return "equivalent"
+        return "equivalent" if max(high, 1 / low) <= WIDEST else "undecided"
     if floor is not None and floor.contains(ratio, ratio):
         return "undecided"
     if low > 1:
@@ -123,6 +140,27 @@ def answer_of(ratio: float, low: float, high: float, floor: Floor | None) -> Ans
     if high < 1:
         return "slower"
     return "undecided"
+
+
+def noise_of(low: float, high: float, floor: Floor | None) -> str:
+    """Return what shows that a sitting was too noisy for an answer, or an empty text.
+
+    An undecided answer says nothing about the arms then, and another sitting may decide.
+    """
+    shown = [f"interval {_span(low, high)}"] if _width(low, high) > _WIDE else []
+    if floor is not None and (shown or floor.high > WIDEST):
+        shown.append(f"A/A {_span(floor.low, floor.high)}")
+    return f"the machine was too noisy ({', '.join(shown)})" if shown else ""
+
+
+def why_undecided(ratio: float, low: float, high: float, floor: Floor | None) -> str:
+    """Return the cause of an undecided answer, from the interval and the floor that gave it."""
+    noise = noise_of(low, high, floor)
+    if noise:
+        return noise
+    if floor is not None and floor.contains(ratio, ratio):
+        return f"the difference is within the noise (A/A {_span(floor.low, floor.high)})"
+    return f"the interval holds 1 ({_span(low, high)})"
 
 
 def aa_floor(
@@ -219,6 +257,14 @@ def _degrees_of_freedom(between: float, within: float, counts: Sequence[int]) ->
     parts = [(between, launches - 1), (within, pairs - launches)]
     spread = sum(part**2 / freedom for part, freedom in parts if freedom > 0)
     return (between + within) ** 2 / spread if spread > 0 else float(max(pairs - 1, 1))
+
+
+def _width(low: float, high: float) -> float:
+    return math.log(high) - math.log(max(low, 1e-300))
+
+
+def _span(low: float, high: float) -> str:
+    return f"{low:.2f} to {high:.2f}" if high < 1000 else f"{low:.2g} to {high:.2g}"
 
 
 def _exp(value: float) -> float:

@@ -24,6 +24,8 @@ def print_bisect(result: BisectResult) -> None:
         console.print(table(("commit", "probability", "why"), rows))
     counts = ", ".join(f"{count} {_PHASES[name]}" for name, count in result.pairs.items() if count)
     console.print(f"pairs measured: {counts or 'none'}; commits: {result.commits}")
+    if result.resumed_pairs:
+        console.print(f"{result.resumed_pairs} of these pairs are from an earlier run")
     for note in result.notes:
         console.print(f"note: {note}", soft_wrap=True)
 

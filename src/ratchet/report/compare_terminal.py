@@ -68,7 +68,8 @@ def headline(outcome: CompareOutcome) -> str:
     if answer == "undecided":
         limit = f" by more than {100 * outcome.allowed:.3g}%" if outcome.allowed else ""
         text = f"undecided{what}: B may or may not be slower{limit}"
-        return f"{text} (between {worst.low:.3f} and {worst.high:.3f} times A's speed)"
+        cause = f": {worst.why}" if worst.why else ""
+        return f"{text} (between {worst.low:.3f} and {worst.high:.3f} times A's speed){cause}"
     if answer == "equivalent":
         return f"equivalent{what}: B differs from A by less than the noise or the budget"
     return f"{answer}{what}: B is {percent:.1%} {'worse' if worst.ratio < 1 else 'better'} than A"

@@ -7,8 +7,14 @@ from typing import Any
 
 from ratchet.report.environment import page_environment
 from ratchet.report.page import device_rows
-from ratchet.report.suite_table import against_compile, definitions, score_tables, suite_headline
-from ratchet.report.verdict_words import show_speedup, show_status, tone
+from ratchet.report.suite_table import (
+    against_compile,
+    definitions,
+    score_tables,
+    status_words,
+    suite_headline,
+)
+from ratchet.report.verdict_words import show_speedup, tone
 
 
 def render_suite_page(document: Mapping[str, Any], links: Mapping[str, str]) -> str:
@@ -29,5 +35,5 @@ def render_suite_page(document: Mapping[str, Any], links: Mapping[str, str]) -> 
         left=sum(row["status"] == "not_reached" for row in document["rows"]),
         tone=tone,
         show_speedup=show_speedup,
-        show_status=show_status,
+        status_words=status_words,
     )

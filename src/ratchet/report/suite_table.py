@@ -117,10 +117,15 @@ def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
     speedup = row["speedup"]
     return (
         row["name"],
-        show_status(row["status"]),
+        status_words(row),
         show_speedup(speedup["vs_reference"]),
         show_speedup(speedup["vs_compile"]),
     )
+
+
+def status_words(row: Mapping[str, Any]) -> str:
+    """Return a row's status, with a mark if its verdict was not given in this run."""
+    return f"{show_status(row['status'])}{' (from the ledger)' if row['recalled'] else ''}"
 
 
 def _print_reasons(out: Console, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -40,6 +40,7 @@ def render_verdict_page(judged: Mapping[str, Any]) -> str:
         kernel=kernel,
         problem=problem,
         judged_at=judged["judged_at"],
+        recalled=judged["recalled"],
         status=show_status(verdict["status"]),
         meaning=MEANING[verdict["status"]],
         tone=tone(verdict["status"]),

@@ -13,6 +13,7 @@ from ratchet.report.static_table import print_static
 from ratchet.report.verdict_words import (
     MEANING,
     measured_speedups,
+    recalled_words,
     show_confidence,
     show_speedup,
     show_status,
@@ -29,6 +30,8 @@ def print_verdict(judged: Mapping[str, Any], console: Console | None = None) -> 
     verdict, status = judged["verdict"], judged["verdict"]["status"]
     out.print(f"{show_status(status)}: {verdict['reason']}")
     out.print(f"({MEANING[status]})")
+    if judged["recalled"]:
+        out.print(f"({recalled_words(judged['judged_at'])})")
     heading(out, "Evidence")
     if verdict["evidence"]:
         out.print(table(("", "check", "detail"), map(_row, verdict["evidence"]), left=3))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ratchet.report.words import ABSENT, show_interval, show_ratio
+from ratchet.report.words import ABSENT, show_interval, show_moment, show_ratio
 
 MEANING = {
     "proven": "right on every case, and faster than the reference",
@@ -51,6 +51,11 @@ def measured_speedups(verdict: Mapping[str, Any]) -> list[tuple[str, Mapping[str
     """Return each rival that the kernel was timed against, with the ratio."""
     speedup = verdict.get("speedup") or {}
     return [(title, speedup[key]) for key, title in RIVALS.items() if speedup.get(key)]
+
+
+def recalled_words(judged_at: str) -> str:
+    """Say that a verdict is not of this run."""
+    return f"from the ledger, judged {show_moment(judged_at)}; not judged again"
 
 
 def short_hash(hash: str) -> str:

@@ -18,7 +18,13 @@ from ratchet.report.environment import page_environment, plain
 from ratchet.report.page import device_rows
 from ratchet.report.scale import Scale, around
 from ratchet.report.static_table import static_tables
-from ratchet.report.verdict_words import measured_speedups, short_hash, show_confidence, tone
+from ratchet.report.verdict_words import (
+    measured_speedups,
+    recalled_words,
+    short_hash,
+    show_confidence,
+    tone,
+)
 from ratchet.report.words import show_ratio
 from ratchet.report.write_words import author_words, headline, show_row_status, stop_words
 
@@ -68,6 +74,7 @@ def render_write_page(result: WritingResult) -> str:
         environment=[] if best is None else _facts(best.verdict.get("environment", {})),
         short_hash=short_hash,
         show_confidence=show_confidence,
+        recalled_words=recalled_words,
         show_row_status=show_row_status,
     )
 

@@ -16,6 +16,7 @@ from ratchet.report.progress import BudgetLine
 from ratchet.report.static_table import print_static
 from ratchet.report.verdict_words import (
     measured_speedups,
+    recalled_words,
     show_confidence,
     show_speedup,
     show_status,
@@ -39,6 +40,8 @@ def print_writing(
             out.print(f"against {title}: {show_speedup(ratio)}, {show_confidence(ratio)}")
         out.print(f"{result.best.reason}")
         out.print(f"{result.best.name}, {result.best.language}, by {result.best.author}")
+        if result.best.recalled:
+            out.print(recalled_words(result.best.judged_at))
         if untimed(result.best):
             out.print(UNTIMED)
             print_static(out, result.static)
@@ -69,7 +72,7 @@ def print_workload(
             show_ratio(row.ratio),
             show_time(row.gain_s),
             str(row.screened),
-            row.reason,
+            f"from the ledger: {row.reason}" if row.recalled else row.reason,
         )
         for row in result.rows
         if row.status != "not_reached"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from ratchet.authors.files import untimed
 from ratchet.authors.result import WritingResult, WrittenRow
 from ratchet.report.verdict_words import show_status
 from ratchet.report.words import show_interval, show_ratio, show_time
@@ -44,7 +45,8 @@ def headline(result: WritingResult) -> str:
             f"Proven: a kernel for {result.problem} runs {show_ratio(ratio['ratio'])} as fast as "
             f"the reference ({interval})"
         )
-    return f"{show_status(result.status).capitalize()}: {best.reason}"
+    said = f"{show_status(result.status).capitalize()}: {best.reason}"
+    return said if untimed(best) else f"Not proven. {said}"
 
 
 def stop_words(result: WritingResult) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ratchet.errors import RatchetError
+from ratchet.judge.process.time_limits import ends_within
 from ratchet.judge.verdict import Speedups
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
@@ -111,20 +112,21 @@ class SuiteRun:
             reason = f"{self.suite.candidate} has no kernel for it"
             return SuiteRow(name=question.name, status="unanswered", reason=reason), None
         try:
-            judged = self._known(kernel, problem) or self.judge.judge(
-                kernel,
-                problem,
-                self.terms,
-                then=self._kernel_of(following),
-                spent_s=self._spent_s[question.name],
-            )
+            judged = self._known(kernel, problem)
+            if judged is None:
+                then, spent_s = self._kernel_of(following), self._spent_s[question.name]
+                with ends_within(self.terms.time_limit_s - spent_s):
+                    judged = self.judge.judge(
+                        kernel, problem, self.terms, then=then, spent_s=spent_s
+                    )
         except RatchetError as error:
             return SuiteRow(name=question.name, status="unmeasured", reason=str(error)), None
         return _row(question.name, judged), judged
 
     def _read(self, question: Question) -> Asked:
         began = time.monotonic()
-        asked = question.read(self.judge.describe)
+        with ends_within(self.terms.time_limit_s):
+            asked = question.read(self.judge.describe)
         self._spent_s[question.name] = time.monotonic() - began
         return asked
 

@@ -13,7 +13,6 @@ import io
 import os
 import pickle
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -26,6 +25,7 @@ from urllib.parse import quote
 
 import torch
 
+from ratchet import scratch
 from ratchet.errors import WorkloadError
 from ratchet.workloads.blame import blamed_on, is_users_file
 from ratchet.workloads.names import SAVED_SUFFIX, title_of
@@ -38,18 +38,17 @@ REMEDY = 'or pass the function that makes the workload, or "file.py:function"'
 
 
 @contextmanager
-def as_spec(workload: Workload | Callable[[], Workload] | str, *, prefix: str) -> Iterator[str]:
+def as_spec(workload: Workload | Callable[[], Workload] | str) -> Iterator[str]:
     """Yield text that names the workload in any process: a name, `file.py:function`, or a file.
 
-    A Workload object is saved in a temporary folder, which is named after `prefix` and this
-    process's id and removed at the end. Raises WorkloadError, in one line, if no other process
-    could load it.
+    A Workload object is saved in a temporary folder, which is removed at the end. Raises
+    WorkloadError, in one line, if no other process could load it.
     """
     if isinstance(workload, str):
         yield workload
     elif isinstance(workload, Workload):
-        with tempfile.TemporaryDirectory(prefix=f"{prefix}{os.getpid()}-") as folder:
-            path = Path(folder, quote(workload.name, safe="") + SAVED_SUFFIX)
+        with scratch.folder("workload") as folder:
+            path = folder / (quote(workload.name, safe="") + SAVED_SUFFIX)
             save(workload, path)
             yield str(path)
     elif isinstance(workload, FunctionType):

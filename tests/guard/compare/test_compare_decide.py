@@ -126,6 +126,26 @@ def test_an_undecided_answer_says_how_many_pairs_it_lacks() -> None:
     assert decided is not None and decided.answer == "slower"
 
 
+def test_a_noisy_comparison_is_undecided_and_says_so() -> None:
+    rng = np.random.default_rng(5)
+    found = decide(
+        readings_of(np.exp(rng.normal(0, 1.0, (3, 4, 10)))), TIME, allowed=0, confidence=0.99
+    )
+    assert found is not None and found.answer == "undecided"
+    assert found.why.startswith("the machine was too noisy (interval ")
+    assert found.as_json()["why"] == found.why and not found.settled
+    assert code_of([found]) == 3
+
+
+def test_an_answer_at_the_edge_of_the_budget_says_so() -> None:
+    rng = np.random.default_rng(5)
+    times = np.exp(rng.normal(0, 0.02, (3, 4, 10)))
+    times[1] *= 1.02
+    found = decide(readings_of(times), TIME, allowed=0.02, confidence=0.99)
+    assert found is not None and found.answer == "undecided"
+    assert "the budget's edge" in found.why
+
+
 def rate(speedup: float, experiments: int, answers: set[str]) -> float:
     """Share of simulated comparisons with one of these answers, at the default looks."""
     plan = make_plan(300, setup_s=1.5, round_s=0.3)

@@ -18,8 +18,9 @@ from answers import assert_right
 from ratchet.errors import JudgeError
 from ratchet.judge.process import families
 from ratchet.judge.process.channel import close_descriptors
+from ratchet.judge.process.time_limits import OutOfTime, ends_within
 from ratchet.judge.sandbox import isolation
-from ratchet.judge.trial import kernel_checks
+from ratchet.judge.trial import kernel_checks, stages
 from ratchet.judge.trial.kernel_trial import KernelJudge, judge_kernel
 from ratchet.judge.trial.processes.reference import ReferenceProcess
 from ratchet.judge.trial.stages import layout_seed
@@ -479,6 +480,30 @@ def test_a_time_limit_that_is_over_leaves_a_right_kernel_correct(judge: KernelJu
     assert verdict.speedup.vs_reference is None
     wrong = judge.judge(given.cpp(WRONG["one percent"]), small(), time_limit_s=1e-3)
     assert wrong.status == "wrong"
+
+
+def test_the_users_limit_ends_every_wait(judge: KernelJudge) -> None:
+    endless = given.cpp("ENTRY { for (volatile int i = 0;; ) i = 1; }")
+    began = time.monotonic()
+    with ends_within(6.0):
+        verdict = judge.judge(endless, small(), time_limit_s=6.0)
+    assert verdict.status == "unmeasured", verdict.reason
+    assert "the time limit of 6 s is over" in verdict.reason and "raise it" in verdict.reason
+    assert time.monotonic() - began < 60.0, "without the limit the kernel has its own, of work"
+    assert judge.judge(given.cpp(given.HONEST), small()).status in ("proven", "correct")
+
+
+def test_where_the_limit_ends_the_timing_a_kernel_is_right(
+    judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def over(*_: object) -> None:
+        raise OutOfTime("the time ran out during 'go'")
+
+    monkeypatch.setattr(stages, "time_until_answered", over)
+    verdict = judge.judge(given.cpp(given.HONEST), small(), time_limit_s=30.0)
+    assert verdict.status == "correct", verdict.reason
+    assert "the time limit of 30 s is over" in verdict.not_timed
+    assert verdict.speedup.vs_reference is None
 
 
 def test_a_library_call_is_found_where_nothing_can_be_timed(judge: KernelJudge) -> None:

@@ -18,9 +18,10 @@ from ratchet.git import has_changes
 from ratchet.guard.bisect.commits import CommitRange
 from ratchet.guard.bisect.journal import Journal, JournalLine
 from ratchet.guard.bisect.result import BisectAnswer, BisectResult, Suspect
-from ratchet.guard.bisect.search import GOOD, STOP, CommitSearch, evidence
+from ratchet.guard.bisect.search import GOOD, STOP, CommitSearch, Effect, evidence
 from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.command import CommandRun, MeasuredCommand
+from ratchet.measure.estimate import WIDEST
 
 LEAST_ENDS, MOST_ENDS, ALIKE_AFTER = 4, 128, 8
 DIFFERENT = 0.2
@@ -38,6 +39,8 @@ OnPair = Callable[[str, int, float], None]
 """Called with the phase, the pairs so far, and the highest probability of a commit."""
 Measure = Callable[[int], CommandRun]
 """Measures a commit of the range once."""
+CERTAIN = 2.5
+"""Standard errors of the effect within which it surely lies."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,8 +136,7 @@ class BisectRun:
                 reason = "the most probable commit could not be confirmed against its parent"
                 break
         if search.unchanged > DIFFERENT:
-            alike = f"GOOD and BAD are alike with a probability of {search.unchanged:.0%}"
-            return self._result("not reproduced", alike, search, notes)
+            return self._result("not reproduced", _unchanged(search), search, notes)
         return self._result("narrowed", reason, search, notes)
 
     def _confirm_ends(self, search: CommitSearch) -> str:
@@ -143,7 +145,7 @@ class BisectRun:
             count, effect = self._of_ends(), search.effect
             if count >= LEAST_ENDS and search.unchanged < DIFFERENT:
                 break
-            reach = abs(effect.mean) + 2.5 * effect.error
+            reach = abs(effect.mean) + CERTAIN * effect.error
             if count >= ALIKE_AFTER and reach < math.log1p(self._options.at_least):
                 return (
                     f"GOOD and BAD are alike: they differ by less than {self._options.at_least:.1%}"
@@ -152,6 +154,7 @@ class BisectRun:
                 return (
                     f"{count} pairs show no clear difference between GOOD and BAD "
                     f"({math.expm1(effect.mean):+.2%}, one pair varies by {effect.noise:.1%})"
+                    f"{_too_noisy(effect)}"
                 )
             line = self._pair("ends", self._last, GOOD)
             if line is None:
@@ -298,3 +301,18 @@ def _locked(place: Path) -> Iterator[None]:
                 "another ratchet bisect asks the same right now: wait for it, or stop it"
             ) from error
         yield
+
+
+def _unchanged(search: CommitSearch) -> str:
+    """Say that the endpoints do not differ, unless noise could hide a difference that matters."""
+    noisy = _too_noisy(search.effect)
+    if noisy:
+        varies = f"one pair varies by {search.effect.noise:.1%}"
+        return f"GOOD and BAD do not differ clearly ({varies}){noisy}"
+    return f"GOOD and BAD are alike with a probability of {search.unchanged:.0%}"
+
+
+def _too_noisy(effect: Effect) -> str:
+    """Return what to do if the pairs leave room for a difference of WIDEST, or an empty text."""
+    room = abs(effect.mean) + CERTAIN * effect.error
+    return ": the machine was too noisy: bisect again" if room > math.log(WIDEST) else ""

@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 
 from ratchet.errors import GuardError
-from ratchet.measure.estimate import Answer, Floor, answer_of, interval
+from ratchet.measure.estimate import (
+    Answer,
+    Floor,
+    answer_of,
+    interval,
+    noise_of,
+    why_undecided,
+)
 from ratchet.measure.samples import FloatArray
 
 BASELINE, NEW, TWIN = "a", "b", "twin"
@@ -106,6 +113,8 @@ class MetricAnswer:
     confidence: float
     more_pairs: int | None
     """How many more pairs would decide, about; None if decided, or if it can hardly be decided."""
+    why: str = ""
+    """The cause of an undecided answer; empty for every other."""
 
     @property
     def settled(self) -> bool:
@@ -153,6 +162,7 @@ def decide(
         launches=len(launches),
         confidence=confidence,
         more_pairs=None if decided else _more_pairs(pairs, centre, half, floor, allowed),
+        why=_why(ratio, low, high, floor, allowed) if answer == "undecided" else "",
     )
 
 
@@ -182,6 +192,15 @@ def _answer(ratio: float, low: float, high: float, floor: Floor, allowed: float)
     if limit <= low and high <= 1 + allowed:
         return "equivalent" if low <= 1 else answer_of(ratio, low, high, floor)
     return "faster" if low > 1 and not floor.contains(ratio, ratio) else "undecided"
+
+
+def _why(ratio: float, low: float, high: float, floor: Floor, allowed: float) -> str:
+    """Return the cause of an undecided answer; with a budget, its edge takes the place of 1."""
+    noise = noise_of(low, high, floor)
+    limit = 1 / (1 + allowed)
+    if not noise and allowed > 0 and low < limit <= high:
+        return f"the interval holds the budget's edge ({low:.3f} to {high:.3f}, edge {limit:.3f})"
+    return noise or why_undecided(ratio, low, high, floor)
 
 
 def _more_pairs(pairs: int, centre: float, half: float, floor: Floor, allowed: float) -> int | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ratchet import scratch
 from ratchet.guard.compare.commands import CommandSide, run_command
 
 STEPS = 2
@@ -42,14 +42,14 @@ def _command(side: Any) -> CommandSide:
 
 def _count(side: CommandSide) -> int:
     """Return the instructions of a command with all of its children."""
-    with tempfile.TemporaryDirectory(prefix="ratchet-callgrind-") as folder:
+    with scratch.folder("callgrind") as folder:
         tool = [
             "valgrind", "--tool=callgrind", "--trace-children=yes", "--quiet",
             f"--callgrind-out-file={folder}/%p.out",
         ]  # fmt: skip
         counted = f"{shlex.join(tool)} /bin/sh -c {shlex.quote(side.command)}"
         run_command(replace(side, command=counted), printed=False, limit_s=LIMIT_S)
-        files = list(Path(folder).glob("*.out*"))
+        files = list(folder.glob("*.out*"))
         return sum(_total(path.read_text(errors="replace")) for path in files)
 
 

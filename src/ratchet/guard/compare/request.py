@@ -7,12 +7,12 @@ import os
 import re
 import shlex
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ratchet import scratch
 from ratchet.errors import GuardError
 from ratchet.files import why_not_file
 from ratchet.git import has_changes, resolve, stamp
@@ -175,8 +175,8 @@ def _places(request: CompareRequest, stack: contextlib.ExitStack) -> tuple[_Plac
     checkouts = None
     commits = [one and resolve(request.folder, one) for one in request.revisions]
     if any(commits):
-        place = stack.enter_context(tempfile.TemporaryDirectory(prefix="ratchet-compare-"))
-        checkouts = Checkouts(request.folder, Path(place), "", 0.0)
+        place = stack.enter_context(scratch.folder("compare"))
+        checkouts = Checkouts(request.folder, place, "", 0.0)
     found = []
     for side in (0, 1):
         python, more = _python(request.pythons[side])

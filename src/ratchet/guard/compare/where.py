@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from ratchet import scratch
 from ratchet.errors import RatchetError
 from ratchet.guard.compare.plan import LEAST_ROUNDS
 from ratchet.guard.compare.sides import WARMUP, WorkloadSide
@@ -23,9 +23,9 @@ def traces_difference(a: WorkloadSide, b: WorkloadSide) -> dict[str, Any]:
 
     The answer stands without it, so a failure is told in `failed` and not raised.
     """
-    with tempfile.TemporaryDirectory(prefix="ratchet-traces-") as folder:
+    with scratch.folder("traces") as folder:
         try:
-            found = diff(*(analyse(read(_record(side, Path(folder)))) for side in (a, b)))
+            found = diff(*(analyse(read(_record(side, folder))) for side in (a, b)))
         except RatchetError as error:
             return {"failed": str(error)}
     rows = [

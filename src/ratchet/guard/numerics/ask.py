@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ratchet import scratch
 from ratchet.devices.probe import probe
 from ratchet.errors import GuardError
 from ratchet.files import why_not_new_folder
@@ -46,10 +46,8 @@ def compare_numerics(
     with Ledger.open(ledger) as book:
         here = book.here(probe("cpu"))
         turn = book.start_turn(f"{a.title} : {b.title}", asked, fingerprint=here, command=COMMAND)
-        with book.failing(turn), tempfile.TemporaryDirectory(prefix="ratchet-numerics-") as scratch:
-            finder = Finder(
-                a, b, Path(scratch), open_recorder=open_recorder, on_progress=on_progress
-            )
+        with book.failing(turn), scratch.folder("numerics") as place:
+            finder = Finder(a, b, place, open_recorder=open_recorder, on_progress=on_progress)
             report = replace(finder.find(), turn=turn)
             if report.exit_code:
                 side = b if report.divergence is None or report.divergence.side == "B" else a

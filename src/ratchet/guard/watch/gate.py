@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ratchet import git
+from ratchet import git, scratch
 from ratchet.devices.probe import probe
 from ratchet.errors import RepositoryError
 from ratchet.guard.checkouts import Checkouts
@@ -64,10 +63,10 @@ def run_gate(question: GateQuestion, on_run: OnRun) -> WatchReport:
             notes.append("uncommitted changes were not measured")
         if base == head:
             notes.append("the head is the base: what differs is noise")
-        with tempfile.TemporaryDirectory(prefix="ratchet-watch-") as place:
+        with scratch.folder("watch") as place:
             checkouts = Checkouts(
                 question.folder,
-                Path(place),
+                place,
                 question.suite.build,
                 question.suite.build_time_limit_s,
             )

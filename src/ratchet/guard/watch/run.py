@@ -17,7 +17,7 @@ from ratchet.guard.watch.result import WatchAnswer, WatchedResult
 from ratchet.guard.watch.suite_file import WatchedCommand, WatchSuite
 from ratchet.history.analysis import analyse_one
 from ratchet.history.series import HistorySeries
-from ratchet.measure.estimate import interval
+from ratchet.measure.estimate import interval, noise_of
 
 LEAST_HISTORY = 5
 """Results of the newest level that a history needs to be a baseline."""
@@ -196,7 +196,7 @@ def _answered(
         unit=one.unit,
         better=one.better,
         answer=answer,
-        why="",
+        why=_why_undecided(low, high, margin) if answer == "undecided" else "",
         base=base,
         head=float(np.median(head)),
         worse=worse,
@@ -204,6 +204,13 @@ def _answered(
         high=high,
         runs=len(head),
     )
+
+
+def _why_undecided(low: float, high: float, margin: float) -> str:
+    """Return the cause of an undecided answer from the interval of the change, and the remedy."""
+    noise = noise_of(1 + low, 1 + high, None)
+    cause = noise or f"the interval holds what is allowed ({100 * margin:.3g}%)"
+    return f"{cause}: add pairs"
 
 
 def _newest_level(series: HistorySeries) -> list[float]:

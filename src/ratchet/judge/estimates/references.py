@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ratchet import scratch
 from ratchet.errors import JudgeError
 from ratchet.judge.estimates.bound import estimate
 from ratchet.judge.estimates.told import read_told
@@ -85,8 +85,8 @@ def _works(
     places = {one.name: place for place, one in enumerate(problem.cases)}
     own = {"RATCHET_IMPORT_PATH": import_path(), **arm_environment(1)}
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="inductor-"))
-        environment = {**os.environ, **own, "TORCHINDUCTOR_CACHE_DIR": folder}
+        folder = stack.enter_context(scratch.folder("inductor"))
+        environment = {**os.environ, **own, "TORCHINDUCTOR_CACHE_DIR": str(folder)}
         child = stack.enter_context(contextlib.closing(Child(program(_command, environment))))
         units = compute_units(target)
         message = {"do": "open", "problem": problem.as_json(), "target": target, "units": units}

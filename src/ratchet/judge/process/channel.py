@@ -105,7 +105,7 @@ class Channel:
 
         The wait ends after `timeout_s` on the wall clock, or when `left_s` gives nothing more.
         """
-        deadline = left_s or (None if timeout_s is None else _until(time.monotonic() + timeout_s))
+        deadline = left_s or (None if timeout_s is None else until(time.monotonic() + timeout_s))
         head, descriptors = self._receive_head(deadline)
         try:
             (length,) = LENGTH.unpack(head)
@@ -210,8 +210,8 @@ def close_descriptors(descriptors: Sequence[int]) -> None:
             os.close(descriptor)
 
 
-def _until(end: float) -> Deadline:
-    """The seconds left until a moment of the wall clock."""
+def until(end: float) -> Deadline:
+    """Return what gives the seconds left until a moment of the wall clock."""
     return lambda: end - time.monotonic()
 
 

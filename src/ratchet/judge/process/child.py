@@ -23,7 +23,9 @@ from ratchet.judge.process.channel import (
     ChannelTimeout,
     close_descriptors,
     open_pair,
+    until,
 )
+from ratchet.judge.process.time_limits import OutOfTime, until_the_end_s, within_the_end
 from ratchet.kernels.at_work import WorkLimit
 
 Failure = Literal["died", "timed_out", "nonsense", "greedy", "woke"]
@@ -172,8 +174,9 @@ class Child:
     def receive(self, what: str, *, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
         """Wait for one answer and its descriptors; `what` names the request in a failure."""
         limit = WorkLimit(timeout_s, self._members) if self._counts_work else None
+        left_s = limit.left_s if limit else until(time.monotonic() + timeout_s)
         try:
-            return self.channel.receive(timeout_s=timeout_s, left_s=limit.left_s if limit else None)
+            return self.channel.receive(left_s=within_the_end(left_s))
         except JudgeError as error:
             self._fail(error, what, timeout_s)
         finally:
@@ -259,6 +262,9 @@ class Child:
     def _fail(self, error: JudgeError, what: str, timeout_s: float) -> NoReturn:
         if isinstance(error, ChannelShortage):
             self._end_for("greedy", f"was ended during '{what}': {error}")
+        if isinstance(error, ChannelTimeout) and until_the_end_s() <= 0:
+            self.close()
+            raise OutOfTime(f"the time ran out during '{what}'") from error
         how: Failure = "died"
         words = "died while it was idle" if what == "idle" else f"died during '{what}'"
         if isinstance(error, ChannelTimeout):

@@ -41,6 +41,7 @@ _CONFINED: Final = (
 """What any of them needs: the channel, the limits and a kernel's form."""
 _CPP: Final = (
     *_CONFINED,
+    "ratchet.scratch",
     "ratchet.judge.workers.candidate.cpp",
     "ratchet.judge.workers.memory",
     "ratchet.judge.workers.memory.mapping",

@@ -13,7 +13,7 @@ from ratchet.errors import CompilerMissing, JudgeError, RatchetError
 from ratchet.judge.decided import CandidateFault, Decided
 from ratchet.judge.estimates.references import CompiledReferences
 from ratchet.judge.options import LANGUAGES, WITH_TORCH
-from ratchet.judge.process.time_limits import Clock
+from ratchet.judge.process.time_limits import Clock, OutOfTime
 from ratchet.judge.sandbox.accelerator import Accelerator, may_use_gpu
 from ratchet.judge.sandbox.isolation import bubblewrap
 from ratchet.judge.sandbox.zygote import CandidateZygote
@@ -150,6 +150,9 @@ class KernelJudge:
             decided = fault.decided
         except CompilerMissing:
             raise
+        except OutOfTime as error:
+            decided = trial.out_of_time(error)
+            self.close()
         except (RatchetError, OSError) as error:  # never a win, and it says what happened
             LOG.warning("the judge could not finish: %s", error)
             decided = Decided("unmeasured", f"the judge could not do its work: {error}")

@@ -20,7 +20,7 @@ from ratchet.judge.integrity.device_work import facts, judge_own
 from ratchet.judge.integrity.library_ops import judge_census, read_census
 from ratchet.judge.integrity.own_work import places_of, watch_for
 from ratchet.judge.options import LANGUAGES
-from ratchet.judge.process.time_limits import Clock
+from ratchet.judge.process.time_limits import Clock, OutOfTime
 from ratchet.judge.revision import revision
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.isolation import arm_environment, isolation_name
@@ -98,6 +98,8 @@ class KernelTrial:
         self._references = references
         self.accelerator: Accelerator | None = None
         self.zygote: CandidateZygote | None = None
+        self._is_right = False
+        """Whether every output was checked."""
         self.evidence += [Evidence(check="sizes", passed=True, detail=one) for one in problem.notes]
 
     @property
@@ -142,6 +144,7 @@ class KernelTrial:
             wrong = self._keep(self._check(candidate, opened, places))
             if isinstance(wrong, Decided):
                 return wrong
+            self._is_right = True
             if self.against_compile and opened.timed:
                 self.evidence.append(opened.compile_rival())
             timings = self._time(launches, opened, places)
@@ -156,6 +159,13 @@ class KernelTrial:
             return concluded
         doubtful = self._keep(check_clocks(timings, opened, won=concluded.status == "proven"))
         return doubtful or concluded
+
+    def out_of_time(self, error: OutOfTime) -> Decided:
+        """Return the answer where the time limit ended a step: what is known by then."""
+        why = f"the time limit of {self.clock.limit_s:.3g} s is over ({error}); raise it"
+        if self._is_right:
+            return Decided.untimed(why)
+        return Decided("unmeasured", f"not every output could be checked: {why}")
 
     def _keep(self, outcome: Ok[T] | Decided) -> T | Decided:
         """Keep the evidence of a stage, and go on with its value or the answer."""

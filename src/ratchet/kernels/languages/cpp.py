@@ -14,11 +14,10 @@ import platform
 import re
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Final, cast
 
-from ratchet import watchdog
+from ratchet import scratch, watchdog
 from ratchet.errors import CompilerMissing, KernelError
 from ratchet.kernels.abi import Entry
 from ratchet.kernels.kernel import Kernel
@@ -194,8 +193,7 @@ def _build(
 ) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as name:
-            folder = Path(name)
+        with scratch.folder("build", place=target.parent) as folder:
             source = folder / "kernel.cpp"
             source.write_text(kernel.source, encoding="utf-8")
             library = folder / "kernel.so"

@@ -14,11 +14,10 @@ import re
 import shutil
 import stat
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Final
 
-from ratchet import watchdog
+from ratchet import scratch, watchdog
 from ratchet.errors import RatchetError
 from ratchet.kernels.languages import cpp
 
@@ -109,8 +108,8 @@ def _as_lines(comment: re.Match[str]) -> str:
 def _build(names: tuple[str, ...], compiler: Path, folder: Path) -> None:
     """Precompile into a new folder, then move it into place; another process may be first."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="build-") as name:
-        made = Path(name) / "made"
+    with scratch.folder("build", place=folder.parent) as place:
+        made = place / "made"
         made.mkdir()
         header = made / NAME
         header.write_text("".join(f"#include <{one}>\n" for one in names), encoding="ascii")
@@ -132,7 +131,7 @@ def _build(names: tuple[str, ...], compiler: Path, folder: Path) -> None:
 def _keep_few(parent: Path) -> None:
     """Remove the oldest sets beyond MOST_KEPT."""
     sets = sorted(
-        (one for one in parent.iterdir() if not one.name.startswith("build-")),
+        (one for one in parent.iterdir() if not one.name.startswith(scratch.PREFIX)),
         key=lambda one: one.stat().st_mtime_ns,
     )
     for old in sets[:-MOST_KEPT]:

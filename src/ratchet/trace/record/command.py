@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
@@ -15,6 +16,8 @@ from ratchet.files import why_not_new_folder
 
 INJECTED = Path(__file__).with_name("inject")
 SUFFIX = ".json.gz"
+GRACE_S = 10.0
+"""What a command has to end in, once we are asked to."""
 FOLDER, SCHEDULE = "RATCHET_TRACE_FOLDER", "RATCHET_TRACE_SCHEDULE"
 
 
@@ -71,11 +74,11 @@ def record(
     own[SCHEDULE] = f"{schedule.wait},{schedule.warmup},{schedule.active},{int(schedule.memory)}"
     said = shlex.join(command)
     try:
-        done = subprocess.run(list(command), env=own, stdout=stdout, check=False)
+        code = _run(command, own, stdout)
     except OSError as error:
         raise TraceError(f"{said} cannot start ({error.strerror}): check the command") from None
-    if done.returncode != 0:
-        raise CommandFailed(said, done.returncode)
+    if code != 0:
+        raise CommandFailed(said, code)
     made = sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIX))
     if not made:
         steps = 1 + schedule.wait + schedule.warmup
@@ -83,6 +86,20 @@ def record(
             f"{said} left no trace: step an optimizer more than {steps} times, or lower --wait"
         )
     return tuple(made)
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], stdout: IO[Any] | None) -> int:
+    """Run the command and return its exit code; one that is interrupted ends the command too."""
+    with subprocess.Popen(list(command), env=environment, stdout=stdout) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:  # a signal to this process alone has not reached the command
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=GRACE_S)
+            raise
+        finally:
+            process.kill()
 
 
 def _prepare(folder: Path) -> None:

@@ -118,6 +118,46 @@ def test_the_reference_is_beaten_where_it_is_faster_on_one_thread_too(
     assert found.status == status, found.reason
 
 
+@pytest.mark.parametrize("ratio", [1.0, 2.4])
+def test_noise_is_no_answer_and_is_named(ratio: float) -> None:
+    found = conclude([timing(ratio, noise=1.6)], opened(SLOW_ENOUGH))
+    assert found.status == "correct"
+    assert "undecided" in found.reason and "equivalent" not in found.reason
+    assert "the machine was too noisy (" in found.reason and "A/A" in found.reason
+    assert found.reason.endswith(": judge again")
+    assert found.not_timed.startswith("the machine was too noisy")
+
+
+@pytest.mark.parametrize(("ratio", "word"), [(0.5, "slower"), (2.0, "faster")])
+def test_what_is_known_is_not_noise(ratio: float, word: str) -> None:
+    found = conclude([timing(ratio, noise=0.005)], opened(SLOW_ENOUGH))
+    assert word in found.reason and not found.not_timed
+
+
+def test_an_undecided_answer_names_the_start_that_it_rests_on() -> None:
+    base = timing(2.0, noise=0.002)
+    again = timing(1.2, noise=0.5)
+    alone = [replace(s, arm=ONE_THREAD) for s in again.samples if s.arm == REFERENCE]
+    slow = [replace(s, wall_time_s=s.wall_time_s / 1.9) for s in alone]
+    found = conclude([replace(base, samples=base.samples + slow)], opened(SLOW_ENOUGH))
+    assert "undecided" in found.reason
+    assert "beside the reference on one thread it is" in found.reason
+
+
+def test_of_several_cases_the_noisy_one_is_named() -> None:
+    quiet = replace(timing(2.0, noise=0.002), name="quiet")
+    noisy = replace(timing(1.5, noise=1.5, seed=3), name="noisy")
+    found = conclude([quiet, noisy], opened(SLOW_ENOUGH))
+    assert "; on noisy the machine was too noisy" in found.reason, found.reason
+    assert found.not_timed
+
+
+def test_a_gain_within_the_judges_own_error_says_so_and_is_an_answer() -> None:
+    found = conclude([timing(1.04, noise=0.002)], opened(SLOW_ENOUGH))
+    assert "undecided" in found.reason and "the judge's own error" in found.reason
+    assert not found.not_timed
+
+
 SHORT_S, LONG_S = 0.5 * SHORTEST_IN_PYTHON_S, 2 * SHORTEST_IN_PYTHON_S
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from ratchet.errors import JudgeError
 from ratchet.judge.process.channel import close_descriptors, inherited
 from ratchet.judge.process.child import Child, error_words, program
+from ratchet.judge.process.time_limits import until_the_end_s
 from ratchet.judge.sandbox.isolation import TORCH_FIRST, arm_environment, fixed_layout
 from ratchet.judge.sandbox.zygote import IMPORT_S, Forks
 from ratchet.judge.steps.arms import import_path
@@ -77,7 +78,7 @@ class ReferenceProcess:
             fork = zygote.fork([answer], file=request, limit_s=limit_s)
             watch = os.pidfd_open(fork.pid)
             try:
-                in_time = _ends_within(watch, longest_wait_s(limit_s))
+                in_time = _ends_within(watch, min(longest_wait_s(limit_s), until_the_end_s()))
             finally:
                 _end_keeper(watch)
                 os.close(watch)
@@ -103,7 +104,7 @@ def _ends_within(watch: int, limit_s: float) -> bool:
     """Wait for a process, by its descriptor; return True once it has ended."""
     poller = select.poll()
     poller.register(watch, select.POLLIN)
-    return bool(poller.poll(1e3 * limit_s))
+    return bool(poller.poll(1e3 * max(0.0, limit_s)))
 
 
 def _end_keeper(watch: int) -> None:

@@ -16,9 +16,19 @@ from typing import Any, Literal
 
 from ratchet.errors import JudgeError
 from ratchet.judge.process import families
-from ratchet.judge.process.channel import Channel, close_descriptors, open_pair
+from ratchet.judge.process.channel import (
+    Channel,
+    ChannelTimeout,
+    close_descriptors,
+    open_pair,
+)
 from ratchet.judge.process.child import SEND_TIMEOUT_S
-from ratchet.judge.process.time_limits import Clock
+from ratchet.judge.process.time_limits import (
+    Clock,
+    OutOfTime,
+    until_the_end_s,
+    within_the_end,
+)
 from ratchet.judge.sandbox.zygote import START_S, Fork, Forks
 from ratchet.judge.trial.processes.reference import ReferenceProcess, raise_fault
 from ratchet.kernels.at_work import WorkLimit
@@ -104,7 +114,12 @@ class RivalProcess:
 
     def _receive(self) -> tuple[dict[str, Any], list[int]]:
         limit = WorkLimit(self._clock.reference_s, self._members)
-        return self._channel.receive(left_s=limit.left_s)
+        try:
+            return self._channel.receive(left_s=within_the_end(limit.left_s))
+        except ChannelTimeout as error:
+            if until_the_end_s() > 0:
+                raise
+            raise OutOfTime("the time ran out while the reference was at work") from error
 
     def _members(self) -> list[int]:
         return list(families.family(self.pid, enclosed=True))

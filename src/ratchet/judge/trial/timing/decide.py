@@ -25,6 +25,7 @@ only where the whole interval lies above this."""
 SHORTEST_IN_PYTHON_S = 0.0002
 """A Python kernel can replace the worker's loop over the calls of a batch and make one call of
 them. What it saves is dispatch, 5 to 10 us an operation and call: a few per cent of longer ones."""
+AGAIN = ": judge again"
 CEILING_SLACK = 4.0
 """A time is impossible when it needs this many times the rates that were measured here with torch's
 own GEMM and copies: those are reachable rates, not peaks, and first-level caches are faster."""
@@ -52,7 +53,7 @@ def conclude(
         vs_reference=_together(comparisons),
         vs_compile=_together([one for _, one in compiled]) if compiled else None,
     )
-    status, reason = _answer(comparisons, speedup)
+    status, reason = _answer(timings, comparisons, speedup)
     try:
         physics = _physics(timings, opened)
     except RatchetError as error:
@@ -65,7 +66,8 @@ def conclude(
     if physics[-1].passed is False:
         why = f"a time that this machine cannot reach: {physics[-1].detail}"
         return Decided("unmeasured", why, tuple(evidence))
-    found = Decided(status, reason, tuple(evidence), speedup=speedup)
+    noise = _noise(comparisons) if status == "correct" else ""
+    found = Decided(status, reason, tuple(evidence), not_timed=noise, speedup=speedup)
     if status != "proven":
         return found
     unseen = next((one.unseen for one in timings if one.unseen), "")
@@ -118,7 +120,9 @@ def compare_case(timing: CaseTiming) -> Comparison:
     no gain.
     """
     found = _compare_with_rivals(timing)
-    return found if found.low > SYSTEMATIC else _undecided(found)
+    if found.low > SYSTEMATIC:
+        return found
+    return _undecided(found, f"up to {SYSTEMATIC:g}x may be the judge's own error")
 
 
 def _compare_with_rivals(timing: CaseTiming) -> Comparison:
@@ -129,22 +133,33 @@ def _compare_with_rivals(timing: CaseTiming) -> Comparison:
         return found
     alone = _against(samples, ONE_THREAD, timing.among)
     if alone.ratio >= found.ratio:
-        return found if alone.answer == "faster" else _undecided(found)
+        return found if alone.answer == "faster" else _undecided(found, _beside(alone))
     low, ratio = min(alone.low, found.low), max(1.0, alone.ratio)
     both = replace(found, ratio=ratio, low=low, high=max(alone.high, ratio))
-    return both if alone.answer == "faster" else _undecided(both)
+    return both if alone.answer == "faster" else _undecided(both, _beside(alone))
 
 
 def _agreed(beside: Sequence[Comparison]) -> Comparison:
     """The first, undecided where the others do not find it faster, or slower, too."""
     found = beside[0]
-    agreed = found.answer == "equivalent" or all(one.answer == found.answer for one in beside)
-    return found if agreed else replace(found, answer="undecided")
+    other = next((one for one in beside if one.answer != found.answer), None)
+    if other is None or found.answer in ("equivalent", "undecided"):
+        return found
+    return replace(found, answer="undecided", why=_beside(other))
 
 
-def _undecided(found: Comparison) -> Comparison:
+def _undecided(found: Comparison, why: str) -> Comparison:
     """Return a `faster` answer as undecided."""
-    return replace(found, answer="undecided") if found.answer == "faster" else found
+    return replace(found, answer="undecided", why=why) if found.answer == "faster" else found
+
+
+def _beside(rival: Comparison) -> str:
+    """Say that one start of the reference gives another answer than all of them."""
+    name = "on one thread" if rival.baseline == ONE_THREAD else f"in one process ({rival.baseline})"
+    return (
+        f"beside the reference {name} it is {rival.answer}: {rival.ratio:.2f}x "
+        f"({rival.low:.2f} to {rival.high:.2f})"
+    )
 
 
 def _against(samples: Sequence[Sample], rival: str, among: int) -> Comparison:
@@ -183,7 +198,7 @@ def _speed(timing: CaseTiming, found: Comparison) -> Evidence:
         passed=found.answer == "faster",
         detail=f"{found.answer}: {found.ratio:.3f} ({found.low:.3f} to {found.high:.3f}), "
         f"A/A floor {found.floor.low:.3f} to {found.floor.high:.3f}, {found.pairs} pairs in "
-        f"{found.launches} launches, at {found.confidence:.1%}",
+        f"{found.launches} launches, at {found.confidence:.1%}{_because(found)}",
     )
 
 
@@ -200,8 +215,13 @@ def _speed_against_compile(timing: CaseTiming, found: Comparison) -> Evidence:
     return Evidence(
         check=f"speed against torch.compile on {timing.name}",
         passed=found.answer == "faster",
-        detail=f"{found.answer}: {found.ratio:.3f} ({found.low:.3f} to {found.high:.3f})",
+        detail=f"{found.answer}: {found.ratio:.3f} ({found.low:.3f} to {found.high:.3f})"
+        f"{_because(found)}",
     )
+
+
+def _because(found: Comparison) -> str:
+    return f"; {found.why}" if found.why else ""
 
 
 def _together(comparisons: Sequence[Comparison]) -> Ratio:
@@ -218,7 +238,9 @@ def _together(comparisons: Sequence[Comparison]) -> Ratio:
     )
 
 
-def _answer(comparisons: Sequence[Comparison], speedup: Speedups) -> tuple[Status, str]:
+def _answer(
+    timings: Sequence[CaseTiming], comparisons: Sequence[Comparison], speedup: Speedups
+) -> tuple[Status, str]:
     answers = {one.answer for one in comparisons}
     ratio = speedup.vs_reference
     assert ratio is not None
@@ -227,8 +249,33 @@ def _answer(comparisons: Sequence[Comparison], speedup: Speedups) -> tuple[Statu
         return "proven", f"right on every case, and faster: {shown}"
     if "slower" in answers:
         return "correct", f"right, but slower: {shown}"
-    word = "equivalent" if answers <= {"equivalent", "faster"} else "undecided"
-    return "correct", f"right, but its speed is {word}: {shown}"
+    if answers == {"equivalent"}:
+        return "correct", f"right, but its speed is equivalent: {shown}"
+    cause = _cause(timings, comparisons)
+    return "correct", f"right, but its speed is undecided: {shown}; {cause}"
+
+
+def _cause(timings: Sequence[CaseTiming], comparisons: Sequence[Comparison]) -> str:
+    """Return why the speed is undecided, of the noisiest case; and what to do if it was noise."""
+    pairs = zip(timings, comparisons, strict=True)
+    undecided = [(timing, one) for timing, one in pairs if one.answer == "undecided"]
+    if not undecided:
+        return "faster on some cases only, and over all of them the interval holds 1"
+    timing, worst = max(undecided, key=lambda pair: (bool(pair[1].noise), _width(pair[1])))
+    place = f"on {timing.name} " if len(timings) > 1 else ""
+    causes = "; ".join(dict.fromkeys(text for text in (worst.why, worst.noise) if text))
+    return f"{place}{causes}{AGAIN if worst.noise else ''}"
+
+
+def _noise(comparisons: Sequence[Comparison]) -> str:
+    """Return how noise kept the speed from being known, or nothing where it is known."""
+    if any(one.answer == "slower" for one in comparisons):
+        return ""
+    return next((one.noise for one in comparisons if one.noise), "")
+
+
+def _width(found: Comparison) -> float:
+    return math.log(found.high) - math.log(found.low)
 
 
 def _physics(timings: Sequence[CaseTiming], opened: OpenProblem) -> list[Evidence]:

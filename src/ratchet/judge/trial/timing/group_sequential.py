@@ -23,16 +23,13 @@ from ratchet.judge.trial.timing.decide import SYSTEMATIC, compare_case, reachabl
 from ratchet.judge.trial.timing.plan import budgets_s
 from ratchet.judge.trial.timing.sample import CaseTiming, Launch, time_case
 from ratchet.judge.verdict import Evidence
-from ratchet.measure.estimate import Comparison
+from ratchet.measure.estimate import WIDEST, Comparison
 from ratchet.measure.samples import Sample
 
 FUTILE: Final = (0.1, 0.2)
 """The next look narrows the interval to a third, the last to about half. A kernel whose logarithm
 of the ratio lies less than this part of the half width above that of SYSTEMATIC, which `proven`
 needs, would then have to lie well over a standard error above its estimate."""
-
-LOW_FLOOR: Final = 1.1
-"""An A/A floor over this hides more than a small difference: the next look may lower it."""
 
 
 def time_until_answered(
@@ -126,7 +123,7 @@ def _unreachable(timing: CaseTiming, opened: OpenProblem) -> str:
 def _answered(found: Comparison) -> bool:
     """True if no further look is needed; as fast as the reference only if the floor is low."""
     if found.answer == "equivalent":
-        return found.floor is not None and found.floor.high <= LOW_FLOOR
+        return found.floor is not None and found.floor.high <= WIDEST
     return found.answer != "undecided"
 
 
