@@ -35,7 +35,7 @@ from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.recipe.reproof import ReadyKernels, ready_kernels
 from ratchet.optimize.step.candidate import with_config
 from ratchet.optimize.step.installed import RegionKernel
-from ratchet.optimize.turn import loop, prove_regions
+from ratchet.optimize.turn import prove_regions, search
 from ratchet.optimize.turn.prove_kernels import KernelCourt, ProvenKernels
 from ratchet.optimize.turn.prove_regions import RegionTrials, WorkloadRegion, never_called
 from ratchet.workloads.config import StepConfig
@@ -355,7 +355,7 @@ def writes(status: str) -> Callable[..., ProvenKernels]:
 def test_what_the_authors_wrote_is_tried_in_the_step_and_kept_if_it_is_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str
 ) -> None:
-    monkeypatch.setattr(loop.RegionTrials, "write", writes(status))
+    monkeypatch.setattr(search.RegionTrials, "write", writes(status))
     outcome = run(World(factors={"kernels": 0.7}), tmp_path, 1800.0)
     (change,) = [one for one in outcome.result.changes if one.name == f"kernel:{problem().name}"]
     if status == "wrong":

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +16,11 @@ from ratchet.optimize.turn.costs import Costs
 from ratchet.optimize.turn.rivals import Baseline
 from ratchet.optimize.turn.screen import (
     FEWEST_ROUNDS,
-    MOST_ROUNDS,
+    MOST_SCREENED_ROUNDS,
     Oracle,
     check_gradients,
     rounds_for,
 )
-from ratchet.optimize.turn.state import FOLDER_PREFIX, clear_folders_of_the_dead
 from ratchet.workloads.config import StepConfig
 
 WRITTEN = with_config(StepConfig(), {})
@@ -83,27 +79,9 @@ def test_a_recipe_that_fell_back_to_its_rival_is_checked_too(tmp_path: Path) -> 
     assert set(turn.started) == {WRITTEN.key(), COMPILED.key()}
 
 
-def test_folders_of_killed_turns_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    dead = tmp_path / f"{FOLDER_PREFIX}{ended.pid}-a"
-    alive = tmp_path / f"{FOLDER_PREFIX}{os.getpid()}-b"
-    strange = tmp_path / f"{FOLDER_PREFIX}x"
-    for folder in (dead, alive, strange):
-        folder.mkdir()
-        (folder / "g.safetensors").write_bytes(b"")
-    clear_folders_of_the_dead()
-    assert not dead.exists()
-    assert alive.exists()
-    assert strange.exists()
-
-
 def test_the_rounds_of_a_screening_fit_its_time() -> None:
     assert rounds_for(0.25, 0.25, 5.0) == 10
-    assert rounds_for(0.01, 0.01, 5.0) == MOST_ROUNDS
+    assert rounds_for(0.01, 0.01, 5.0) == MOST_SCREENED_ROUNDS
     assert rounds_for(2.0, 2.0, 5.0) == FEWEST_ROUNDS
 
 

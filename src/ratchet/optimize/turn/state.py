@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ratchet import scratch
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.probe import Device
 from ratchet.errors import DeadlinePassed, RatchetError
@@ -28,7 +26,6 @@ from ratchet.optimize.turn.schedule import SAME_END_S, closing_s
 from ratchet.optimize.turn.settings import Settings
 
 Listener = Callable[[str, dict[str, Any]], None]
-FOLDER_PREFIX = "ratchet-turn-"
 MOST_LIVE_ARMS = 4
 MEMORY_SHARE = 0.8
 SCATTER, MOST_KNOWN = "scatter", 20.0
@@ -69,27 +66,26 @@ class Turn:
     _live: dict[str, ArmProcess] = field(default_factory=dict)
     _compiled: set[str] = field(default_factory=set)
     """Keys of candidates whose process compiled graphs itself and was not started anew since."""
-    _folder: tempfile.TemporaryDirectory[str] | None = None
+    _folder: Path | None = None
 
     def __post_init__(self) -> None:
         self.costs.at_a_time = max(1, min(START_TOGETHER, self.device.threads))
 
     def __enter__(self) -> Turn:
-        clear_folders_of_the_dead()
-        self._folder = tempfile.TemporaryDirectory(prefix=f"{FOLDER_PREFIX}{os.getpid()}-")
+        self._folder = scratch.make("turn")
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close_arms()
         self.ledger.close()
         if self._folder is not None:
-            self._folder.cleanup()
+            scratch.remove(self._folder)
 
     @property
     def folder(self) -> Path:
         """Return a private folder for gradients, which is deleted when the turn ends."""
         assert self._folder is not None, "the turn was not entered"
-        return Path(self._folder.name)
+        return self._folder
 
     # The clock.
 
@@ -401,11 +397,3 @@ class Turn:
         while self._live and len(self._live) + count > self.most_live:
             oldest = next(iter(self._live))
             self._live.pop(oldest).close()
-
-
-def clear_folders_of_the_dead() -> None:
-    """Remove gradients left behind by killed turns; each folder's name holds its process id."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
-        owner = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
-        if owner.isdigit() and not Path("/proc", owner).exists():
-            shutil.rmtree(folder, ignore_errors=True)
