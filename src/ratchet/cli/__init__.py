@@ -39,19 +39,31 @@ def _main(words: list[str], began_s: float) -> int:
     ours = words.index("--") if "--" in words else len(words)
     debug = "--debug" in words[:ours]
     words = [word for word in words[:ours] if word != "--debug"] + words[ours:]
+    try:
+        return _command(words, began_s)
+    except LostOutput:
+        raise
+    except KeyboardInterrupt:
+        return _interrupted(words)
+    except Exception as error:  # the outermost boundary: one line for whatever went wrong
+        if debug:
+            raise
+        return _say(*_explained(error))
+
+
+def _command(words: list[str], began_s: float) -> int:
     import typer
 
     from ratchet.cli.app import app
-    from ratchet.errors import RatchetError
 
     # typer may carry its own copy of click, so its base class is reached through what it exports.
     usage_error: Any = typer.BadParameter.__mro__[1]
+    if unreadable := next((one for one in words if not _is_utf8(one)), None):
+        return _say(_not_utf8(unreadable), MISTAKE)
     try:
         code = app(
             args=words or ["--help"], prog_name="ratchet", standalone_mode=False, obj=began_s
         )
-    except LostOutput:
-        raise
     except typer.Abort:
         return _interrupted(words)
     except usage_error as error:
@@ -59,21 +71,45 @@ def _main(words: list[str], began_s: float) -> int:
         command = context.command_path if context is not None else "ratchet"
         text = " ".join(error.format_message().split())
         return _say(f"ratchet: {text} ({command} --help shows the options)", MISTAKE)
-    except RatchetError as error:
-        if debug:
-            raise
-        return _say(f"ratchet: {error}", MISTAKE)
-    except KeyboardInterrupt:
-        return _interrupted(words)
-    except Exception as error:  # the outermost boundary: print an internal error in one line
-        if debug:
-            raise
-        text = " ".join(str(error).split())[:300]
-        fault = f"ratchet: internal error, {type(error).__name__}: {text} (--debug shows where)"
-        return _say(fault, INTERNAL)
     if code == INTERRUPTED:  # newer versions of typer make an interrupt this exit code
         return _interrupted(words)
     return code if isinstance(code, int) else 0
+
+
+def _explained(error: Exception) -> tuple[str, int]:
+    """Return the line and the exit code for an error that ended a command.
+
+    A disk, a folder or a permission is nobody's fault in here, even where no room explained it.
+    """
+    from ratchet.errors import OF_THE_WORLD, FileError, RatchetError
+
+    if isinstance(error, RatchetError):
+        return f"ratchet: {error}", MISTAKE
+    if isinstance(error, OSError) and error.errno in OF_THE_WORLD:
+        return f"ratchet: {FileError.of(error)}", MISTAKE
+    if isinstance(error, UnicodeEncodeError) and not _is_utf8(error.object):
+        return _not_utf8(error.object[max(0, error.start - 40) : error.end + 40]), MISTAKE
+    text = " ".join(str(error).split())[:300]
+    return (
+        f"ratchet: internal error, {type(error).__name__}: {text} (--debug shows where)",
+        INTERNAL,
+    )
+
+
+def _is_utf8(text: str) -> bool:
+    """Return whether a text can be written; a file's name that is not UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _not_utf8(name: str) -> str:
+    shown = " ".join(
+        name.encode("utf-8", "surrogateescape").decode(errors="backslashreplace").split()
+    )
+    return f"ratchet: the name {shown!r} is not UTF-8: rename the file or folder"
 
 
 def run() -> None:

@@ -26,9 +26,10 @@ def opened(
     out: Path, corpus: Path | None, config: LearnConfig, stage: str
 ) -> tuple[Corpus, Callable[[str, dict[str, float | str]], None]]:
     """Return the corpus, and what follows the run: a line, and a page that is written again."""
-    from ratchet.learn.checkpoint import check_out
+    from ratchet.learn.checkpoint import check_out, check_place
     from ratchet.learn.corpus import read_corpus
 
+    check_place(out)
     found = read_corpus(corpus or out.parent / "corpus")
     check_out(out)
     from ratchet.learn.files import refresh_page
