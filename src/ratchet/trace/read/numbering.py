@@ -73,6 +73,11 @@ class Parts:
         self._held[self._count : end] = values
         self._count = end
 
+    @property
+    def held(self) -> NDArray[Any]:
+        """The column so far; do not change it."""
+        return self._held[: self._count]
+
     def join(self, order: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return the whole column, in `order` if given, and drop it here."""
         whole = self._held[: self._count]
