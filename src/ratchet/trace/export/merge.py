@@ -231,7 +231,7 @@ class _Lanes:
         what = bytes(event.get("name", b"")).strip(b'"').decode("utf-8", "replace")
         try:
             given = json.loads(bytes(event.get("args", b"{}")))
-        except ValueError:
+        except (ValueError, RecursionError):
             given = {}
         name = given.get("name", given.get("labels", "")) if isinstance(given, dict) else ""
         pid, tid = bytes(event.get("pid", b"")), bytes(event.get("tid", b""))

@@ -34,7 +34,7 @@ class Written(dict[bytes, int]):
 
     def __missing__(self, raw: bytes) -> int:
         text = raw.decode("utf-8", "replace")
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             text = json.dumps(json.loads(text))
         number = self[raw] = self.strings[text]
         return number
