@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from full_disk import full_disk
 
 from ratchet import files
 from ratchet.errors import (
+    FileError,
     KernelError,
     LedgerError,
     RatchetError,
@@ -123,3 +126,54 @@ def test_every_folder_is_asked_for_its_kind(name: str) -> None:
 
 def test_a_workload_s_file_is_no_folder(place: Path) -> None:
     assert files.why_not_file(user_file("folder.py:make")) == "is a folder"
+
+
+def test_what_takes_no_file_is_told(tmp_path: Path) -> None:
+    for why in (files.why_not_new_folder(Path("/proc/x")), files.why_not_new_file(Path("/proc/x"))):
+        assert why == "cannot be written (No such file or directory)"
+    with full_disk(0):
+        assert files.why_not_new_folder(tmp_path / "x") == "cannot be written (File too large)"
+        assert files.why_not_new_file(tmp_path / "x") == "cannot be written (File too large)"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    old, other = tmp_path / "old", tmp_path / "other"
+    old.write_bytes(b"old")
+    old.chmod(0o640)
+    with full_disk(8192), pytest.raises(FileError, match="make room there") as caught:
+        files.write_whole(old, bytes(20_000))
+    assert isinstance(caught.value, OSError) and caught.value.filename == old
+    with full_disk(8192), pytest.raises(FileError):
+        files.write_all({old: b"new", other: bytes(20_000)})
+    assert old.read_bytes() == b"old" and [one.name for one in tmp_path.iterdir()] == ["old"]
+    files.write_all({old: b"new", other: b"too"})
+    assert (old.read_bytes(), other.read_bytes()) == (b"new", b"too")
+    assert stat.S_IMODE(old.stat().st_mode) == 0o640
+
+
+def test_a_block_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "old"
+    path.write_bytes(b"old")
+    with pytest.raises(ValueError, match="no"), files.whole_file(path) as file:
+        file.write(b"new")
+        raise ValueError("no")
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_links_and_devices_stay_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("target")
+    (tmp_path / "null").symlink_to("/dev/null")
+    for name in ("link", "null"):
+        files.write_whole(tmp_path / name, b"new")
+        assert (tmp_path / name).is_symlink()
+    assert (tmp_path / "target").read_bytes() == b"new"
+    assert Path("/dev/null").is_char_device()
+    with pytest.raises(FileError, match="No space left on device"):
+        files.write_whole(Path("/dev/full"), b"new")
+
+
+def test_a_name_as_long_as_a_name_can_be(tmp_path: Path) -> None:
+    files.write_whole(tmp_path / ("n" * 255), b"new")
+    files.copy_whole(tmp_path / ("n" * 255), tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == b"new"

@@ -2,6 +2,7 @@
 
 RatchetError                 one line: the value, the rule, the remedy; the CLI exits with 2
 ├── WorkloadError            an unknown workload, a user's script that raises, a loss that is NaN
+├── FileError                a file or folder that cannot be written: no room, no permission
 ├── DeviceError              a device that is not there, a batch that does not fit its memory
 ├── MeasureError             too few samples, an arm that reported no time
 ├── KernelError              a kernel source that cannot be compiled or loaded
@@ -24,12 +25,48 @@ RatchetError                 one line: the value, the rule, the remedy; the CLI 
 
 from __future__ import annotations
 
+import errno
+import os
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+OF_THE_WORLD = (
+    *_NO_ROOM,
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EEXIST, errno.ENOTDIR),
+    *(errno.EISDIR, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG, errno.EIO, errno.ESTALE),
+    *(errno.EBUSY, errno.EMFILE, errno.ENFILE, errno.ETXTBSY, errno.EOPNOTSUPP),
+)
+"""Codes of an OSError that tell about files, disks and permissions, not about a fault of ours."""
+
 
 class RatchetError(Exception):
     """A mistake that the user can fix. `str(error)` is one line."""
 
     def __str__(self) -> str:
         return " ".join(super().__str__().split())
+
+
+class FileError(RatchetError, OSError):
+    """A file cannot be read or written: no room, no permission, nothing of that name.
+
+    It is an OSError too: who can go on without the file catches that.
+    """
+
+    action = "used"
+
+    @classmethod
+    def of(
+        cls, error: OSError, path: str | os.PathLike[str] | None = None, action: str = "used"
+    ) -> FileError:
+        """Return the system's error about a path as a line with its remedy."""
+        found = cls(error.errno, error.strerror or str(error), path or error.filename)
+        found.action = action
+        return found
+
+    def __str__(self) -> str:
+        if self.filename is None:
+            return " ".join(str(self.strerror or self.args[0]).split())
+        room = "make room there, or name another" if self.errno in _NO_ROOM else "name another"
+        return f"{self.filename} cannot be {self.action} ({self.strerror}): {room}"
 
 
 class WorkloadError(RatchetError):

@@ -91,6 +91,8 @@ def test_mistakes_are_told_in_a_line(
         (["import", str(tmp_path / "bad.csv")], "bad.csv:3: 'fast' is no number"),
         (["import", str(tmp_path / "bad.csv"), "--time", "soon"], "is no time"),
         (["show", "--only", "("], "no regular expression"),
+        (["show", "--only", "zz"], "'zz' matches none of 2 series"),
+        (["export", "x.csv", "--only", "zz"], "'zz' matches none of 2 series"),
         (["show", "--at-least", "lots"], "is no share"),
         (["show", "--out", str(tmp_path / "x" / "page.html")], "folder"),
         (["export", str(tmp_path / "x" / "y.csv")], "folder"),
@@ -99,6 +101,29 @@ def test_mistakes_are_told_in_a_line(
         assert said in mistake(capsys, "history", *words, *filled)
     assert main(["history", "export", str(tmp_path / "all.csv"), "--json", *filled]) == 0
     assert json.loads(capsys.readouterr().out)["exported"] == 200  # of bad.csv nothing was kept
+
+
+def test_a_file_that_is_imported_again_counts_once(
+    filled: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["history", "show", "--json", *filled])
+    before = json.loads(capsys.readouterr().out)
+    assert main(["history", "import", str(tmp_path / "results.csv"), "--json", *filled]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["imported"], said["skipped"]) == (0, 200)
+    main(["history", "show", "--json", *filled])
+    assert json.loads(capsys.readouterr().out) == before
+    assert main(["history", "import", str(tmp_path / "results.csv"), *filled]) == 0
+    assert "200 that it held already were skipped" in capsys.readouterr().out
+
+
+def test_an_export_that_cannot_hold_all_says_so(
+    filled: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["history", "export", str(tmp_path / "g.json"), *filled]) == 0
+    assert "left out: 198 results, and 0 of 2 series altogether" in capsys.readouterr().out
+    assert main(["history", "export", str(tmp_path / "g.json"), "--json", *filled]) == 0
+    assert json.loads(capsys.readouterr().out)["left_out"] == {"results": 198, "series": 0}
 
 
 @pytest.mark.parametrize("command", ["show", "import", "export", "acknowledge", "resolve"])

@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from full_disk import full_disk
 from history_rows import noisy, revision_of, rows
 
-from ratchet.errors import HistoryError
+from ratchet.errors import FileError, HistoryError
 from ratchet.history.formats.choose import read_results, write_results
 from ratchet.history.formats.csv_file import ImportDefaults
 from ratchet.ledger.observations import Observation
+from ratchet.report.history_words import left_out_words
 
 DEFAULTS = ImportDefaults()
 
@@ -22,8 +24,8 @@ def _read(path: Path, defaults: ImportDefaults = DEFAULTS) -> list[Observation]:
 
 
 def test_csv_comes_back(tmp_path: Path) -> None:
-    written = [replace(one, low=0.5, high=2.0) for one in rows(noisy(0))]
-    assert write_results(tmp_path / "a.csv", written) == 100
+    written = [replace(one, low=0.05, high=2.0) for one in rows(noisy(0))]
+    assert write_results(tmp_path / "a.csv", written).results == 100
     again = [replace(one, source="test") for one in _read(tmp_path / "a.csv")]
     assert again == written
 
@@ -44,6 +46,21 @@ def test_csv_with_a_column_for_each_metric(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("", "is empty"),
+        ("benchmark,metric,value\na,m,1\nb\n", "bad.csv:3: the line has 1 of 3 fields"),
+        ("benchmark,value\na,1,2,3\n", "bad.csv:2: the line has 4 of 2 fields"),
+        ("benchmark,value\na,1\n\nb,\n", "bad.csv:4: the line has no value"),
+        ("commit,speed\nabc,\n", "bad.csv:2: the line has no value"),
+        ("benchmark,value,low,high\na,3,1,2\n", "bad.csv:2: the value 3.0 lies outside"),
+        ("benchmark,value,low,high\na,0.5,1,\n", "low 1.0 to high None"),
+        ("benchmark,value,value\na,1,2\n", "bad.csv:1: the columns 'value' and 'value'"),
+        ("commit,sha,value\na,b,1\n", "bad.csv:1: the columns 'commit' and 'sha' are both"),
+        ("commit,speed,speed\na,1,2\n", "'speed' and 'speed'"),
+        ("benchmark;value\na;1\n", "separated by ';': write commas"),
+        ("benchmark\tvalue\na\t1\n", "write commas"),
+        ("benchmark,value,\na,1,\n", "column 3 has no name"),
+        ("benchmark,value\n", "holds no figure"),
+        ('benchmark,value\n"a,1\n', "cannot be read as CSV"),
+        ("benchmark,value,time\nx,1,0001-01-01T00:00:00+14:00\n", "is no time"),
         ("time,commit\n", "no column 'value'"),
         ("benchmark,value\nx,fast\n", "bad.csv:2: 'fast' is no number"),
         ("benchmark,value,better\nx,1,more\n", "write lower or higher"),
@@ -58,7 +75,7 @@ def test_csv_that_is_wrong(tmp_path: Path, text: str, said: str) -> None:
 
 def test_an_asv_folder_comes_back(tmp_path: Path) -> None:
     written = rows(noisy(1, count=5), benchmark="suite.Step", metric="run")
-    assert write_results(tmp_path / "results", written) == 5
+    assert write_results(tmp_path / "results", written).results == 5
     again = _read(tmp_path / "results")
     assert sorted(one.value for one in again) == sorted(one.value for one in written)
     assert {one.benchmark for one in again} == {"suite_Step.time_run"}
@@ -88,7 +105,7 @@ def test_an_asv_folder_with_parameters_and_failures(tmp_path: Path) -> None:
 
 def test_google_benchmark_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "g.json"
-    assert write_results(path, rows(noisy(2, count=4))) == 1
+    assert write_results(path, rows(noisy(2, count=4))).results == 1
     found = _read(path)
     assert {one.revision for one in found} == {revision_of(3)}
     assert found[0].value == pytest.approx(noisy(2, count=4)[3])
@@ -106,6 +123,54 @@ def test_google_benchmark_repetitions(tmp_path: Path) -> None:
     (one,) = _read(path, ImportDefaults(revision="abc"))
     assert (one.value, one.low, one.high) == pytest.approx((2e-6, 1e-6, 3e-6))
     assert (one.revision, one.device) == ("abc", "h")
+
+
+def test_what_a_format_cannot_hold_is_counted(tmp_path: Path) -> None:
+    many = [one for at in range(18) for one in rows([1.0, 2.0], benchmark=f"b{at}", unit="B")]
+    newest = replace(rows([3.0] * 3)[-1], benchmark="newest")
+    found = write_results(tmp_path / "g.json", [*many, newest])
+    assert (found.results, found.series) == (1, 1)
+    assert (found.left_out_results, found.left_out_series) == (36, 18)
+    assert "18 of 19 series" in left_out_words(found) and "one commit" in left_out_words(found)
+    whole = write_results(tmp_path / "all.csv", [*many, newest])
+    assert (whole.results, whole.left_out_results, left_out_words(whole)) == (37, 0, "")
+
+
+def test_names_that_asv_cannot_tell_apart_stay_apart(tmp_path: Path) -> None:
+    names = ("mm[1,2]", "mm(1, 2)", "mm 1 2")
+    written = [one for name in names for one in rows([1.0, 2.0], benchmark=name)]
+    found = write_results(tmp_path / "results", written)
+    assert (found.series, found.left_out_series, found.why) == (3, 0, "")
+    assert len({one.benchmark for one in _read(tmp_path / "results")}) == 3
+
+
+def test_nothing_to_write_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(HistoryError, match="no results to write"):
+        write_results(tmp_path / "a.csv", [])
+    assert not (tmp_path / "a.csv").exists()
+
+
+@pytest.mark.parametrize("name", ["old.csv", "old.json", "old"])
+def test_a_disk_that_fills_leaves_what_was_there(tmp_path: Path, name: str) -> None:
+    written = [one for at in range(500) for one in rows([1.0], benchmark=f"b{at}")]
+    path = tmp_path / name
+    write_results(path, written)
+    before = {one: one.read_bytes() for one in tmp_path.rglob("*") if one.is_file()}
+    changed = [replace(one, value=2.0) for one in written]
+    with full_disk(8192), pytest.raises(FileError, match=r"cannot be written .*: make room"):
+        write_results(path, changed)
+    assert {one: one.read_bytes() for one in tmp_path.rglob("*") if one.is_file()} == before
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"context": ' + "[" * 100_000, "\xff", "null"])
+def test_json_that_is_damaged(tmp_path: Path, content: str) -> None:
+    (tmp_path / "g.json").write_text(content, encoding="latin-1")
+    with pytest.raises(HistoryError, match="is not Google-benchmark's JSON"):
+        _read(tmp_path / "g.json")
+    (tmp_path / "asv" / "m").mkdir(parents=True)
+    (tmp_path / "asv" / "m" / "abc.json").write_text(content, encoding="latin-1")
+    with pytest.raises(HistoryError, match="is not a file of asv results"):
+        _read(tmp_path / "asv")
 
 
 def test_paths_that_are_wrong(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,6 +54,8 @@ class FakeArm:
 
 
 class FakeJudge:
+    speedup = SimpleNamespace(vs_reference=None)
+
     def judge(self, kernel: Kernel, problem: Any, **_: object) -> FakeJudge:
         self.verdict = {"kernel_hash": kernel.hash, "problem_hash": problem.hash}
         return self

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from ratchet import files
 from ratchet.authors.result import WritingResult, WrittenKernel
 from ratchet.errors import RatchetError
-from ratchet.files import why_not_new_folder
 
 if TYPE_CHECKING:
     from ratchet.authors.shares import WorkloadWriting
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 ENDINGS: Final = {"cpp": ".cpp", "hip": ".hip"}
 """Every other language is Python's."""
 NOT_PROVEN: Final = "kernel-not-proven"
+PAGE = "report.html"
 Render = Callable[[WritingResult], str]
 
 
@@ -37,20 +37,15 @@ def check_out(out: Path) -> None:
     Raises:
         RatchetError: it cannot be made.
     """
-    if why := why_not_new_folder(out):
+    if why := files.why_not_new_folder(out):
         raise RatchetError(f"--out {out} {why}: name a folder")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RatchetError(
-            f"{str(out)!r} cannot be created ({error.strerror}): give another folder with --out"
-        ) from error
+    files.make_folder(out)
 
 
 def write_page(result: WritingResult, out: Path, render: Render) -> Path:
     """Write report.html; a browser that reloads it meanwhile sees the old one or the new one."""
-    path = out / "report.html"
-    _replace(path, render(result))
+    path = out / PAGE
+    files.write_whole(path, render(result).encode())
     return path
 
 
@@ -60,18 +55,20 @@ def write_files(result: WritingResult, out: Path, render: Render) -> dict[str, s
     A kernel that is proven, or right where nothing can time it, is `kernel.*`; one that is right
     and not proven is `kernel-not-proven.*`. A proven one of an earlier run stays beside the latter.
     """
-    paths: dict[str, Path] = {}
+    paths = {"result": out / "result.json", "page": out / PAGE}
+    texts = {
+        paths["result"]: json.dumps(result.to_json(), indent=1),
+        paths["page"]: render(result),
+    }
     with contextlib.suppress(OSError):  # the writes below say what is wrong with the folder
         for old in out.glob(f"{NOT_PROVEN}.*"):
             old.unlink()
     if result.best is not None:
         stands = result.status == "proven" or untimed(result.best)
         kind, stem = ("kernel", "kernel") if stands else ("kernel_not_proven", NOT_PROVEN)
-        paths[kind] = out / f"{stem}{ENDINGS.get(result.best.language, '.py')}"
-        _replace(paths[kind], result.best.source)
-    paths["result"] = out / "result.json"
-    _replace(paths["result"], json.dumps(result.to_json(), indent=1))
-    paths["page"] = write_page(result, out, render)
+        kernel = out / f"{stem}{ENDINGS.get(result.best.language, '.py')}"
+        paths, texts = {kind: kernel, **paths}, {kernel: result.best.source, **texts}
+    files.write_all({path: text.encode() for path, text in texts.items()})
     return {kind: str(path) for kind, path in paths.items()}
 
 
@@ -84,18 +81,5 @@ def untimed(kernel: WrittenKernel) -> bool:
 def write_summary(result: WorkloadWriting, out: Path) -> dict[str, str]:
     """Write result.json of a workload's run beside its problems' folders; return its path."""
     path = out / "result.json"
-    _replace(path, json.dumps(msgspec.to_builtins(result), indent=1))
+    files.write_whole(path, json.dumps(msgspec.to_builtins(result), indent=1).encode())
     return {"result": str(path), "kernels": str(out / "*" / "kernel*.*")}
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file whole: it never exists half written."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise RatchetError(
-            f"{str(path)!r} cannot be written ({error.strerror}): give another folder with --out"
-        ) from error

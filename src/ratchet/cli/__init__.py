@@ -44,19 +44,31 @@ def _main(words: list[str], began_s: float, ending: Ending) -> int:
     debug = "--debug" in words[:ours]
     as_json = "--json" in words[:ours]
     words = [word for word in words[:ours] if word != "--debug"] + words[ours:]
+    try:
+        return _command(words, began_s, ending, as_json)
+    except LostOutput:
+        raise
+    except KeyboardInterrupt:
+        return _ended(_interrupted(words, ending), INTERRUPTED, as_json)
+    except Exception as error:  # the outermost boundary: one line for whatever went wrong
+        if debug:
+            raise
+        return _ended(*_explained(error), as_json)
+
+
+def _command(words: list[str], began_s: float, ending: Ending, as_json: bool) -> int:
     import typer
 
     from ratchet.cli.app import app
-    from ratchet.errors import RatchetError
 
     # typer may carry its own copy of click, so its base class is reached through what it exports.
     usage_error: Any = typer.BadParameter.__mro__[1]
+    if unreadable := next((one for one in words if not _is_utf8(one)), None):
+        return _ended(_not_utf8(unreadable), MISTAKE, as_json)
     try:
         code = app(
             args=words or ["--help"], prog_name="ratchet", standalone_mode=False, obj=began_s
         )
-    except LostOutput:
-        raise
     except typer.Abort:
         return _ended(_interrupted(words, ending), INTERRUPTED, as_json)
     except usage_error as error:
@@ -64,21 +76,45 @@ def _main(words: list[str], began_s: float, ending: Ending) -> int:
         command = context.command_path if context is not None else "ratchet"
         text = " ".join(error.format_message().split())
         return _ended(f"{text} ({command} --help shows the options)", MISTAKE, as_json)
-    except RatchetError as error:
-        if debug:
-            raise
-        return _ended(str(error), MISTAKE, as_json)
-    except KeyboardInterrupt:
-        return _ended(_interrupted(words, ending), INTERRUPTED, as_json)
-    except Exception as error:  # the outermost boundary: print an internal error in one line
-        if debug:
-            raise
-        text = " ".join(str(error).split())[:300]
-        fault = f"internal error, {type(error).__name__}: {text} (--debug shows where)"
-        return _ended(fault, INTERNAL, as_json)
     if code == INTERRUPTED:  # newer versions of typer make an interrupt this exit code
         return _ended(_interrupted(words, ending), INTERRUPTED, as_json)
     return code if isinstance(code, int) else 0
+
+
+def _explained(error: Exception) -> tuple[str, int]:
+    """Return the line and the exit code for an error that ended a command.
+
+    A disk, a folder or a permission is nobody's fault in here, even where no room explained it.
+    """
+    from ratchet.errors import OF_THE_WORLD, FileError, RatchetError
+
+    if isinstance(error, RatchetError):
+        return str(error), MISTAKE
+    if isinstance(error, OSError) and error.errno in OF_THE_WORLD:
+        return str(FileError.of(error)), MISTAKE
+    if isinstance(error, UnicodeEncodeError) and not _is_utf8(error.object):
+        return _not_utf8(error.object[max(0, error.start - 40) : error.end + 40]), MISTAKE
+    text = " ".join(str(error).split())[:300]
+    return (
+        f"internal error, {type(error).__name__}: {text} (--debug shows where)",
+        INTERNAL,
+    )
+
+
+def _is_utf8(text: str) -> bool:
+    """Return whether a text can be written; a file's name that is not UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _not_utf8(name: str) -> str:
+    shown = " ".join(
+        name.encode("utf-8", "surrogateescape").decode(errors="backslashreplace").split()
+    )
+    return f"the name {shown!r} is not UTF-8: rename the file or folder"
 
 
 def run() -> None:

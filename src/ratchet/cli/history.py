@@ -49,7 +49,7 @@ def show(
     from ratchet.guard.share import parse_share
     from ratchet.history.analysis import analyse
     from ratchet.history.incidents import follow, incidents
-    from ratchet.history.series import compiled, gather
+    from ratchet.history.series import check_matched, compiled, gather
     from ratchet.ledger import Ledger
     from ratchet.ledger.observations import ObservationBook
     from ratchet.report.console import working
@@ -66,6 +66,7 @@ def show(
         every = analyse(gather(book.observations()))
         found = follow(book, incidents(every), [one.series.key for one in every])
     analysed = [one.at_least(least) for one in every if pattern.search(one.series.key)]
+    check_matched(only, analysed, [one.series.key for one in every])
     found = [one for one in found if one.shown(least, pattern)]
     if out is not None:
         from ratchet.report.history_page import render_history_page
@@ -104,7 +105,7 @@ def import_(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Add results from a file to the ledger, all or none."""
+    """Add results from a file to the ledger, all or none; what it holds already is skipped."""
     from ratchet.history.formats.choose import read_results
     from ratchet.history.formats.csv_file import ImportDefaults, as_utc
     from ratchet.ledger import Ledger
@@ -119,9 +120,14 @@ def import_(
         better="higher" if higher_is_better else "lower",
     )
     with working(f"reading {path}"), Ledger.open(ledger) as opened:
-        count = ObservationBook(opened).record(read_results(path, defaults))
+        found = ObservationBook(opened).record(read_results(path, defaults))
         place = opened.place
-    _say({"imported": count, "ledger": place}, f"{count} results from {path} in {place}", as_json)
+    there = f"; {found.known} that it held already were skipped" if found.known else ""
+    _say(
+        {"imported": found.added, "skipped": found.known, "ledger": place},
+        f"{found.added} results from {path} in {place}{there}",
+        as_json,
+    )
 
 
 @commands.command()
@@ -141,16 +147,20 @@ def export(
 ) -> None:
     """Write results of the ledger to a file."""
     from ratchet.history.formats.choose import write_results
-    from ratchet.history.series import compiled
+    from ratchet.history.series import check_matched, compiled, key_of
     from ratchet.ledger import Ledger
     from ratchet.ledger.observations import ObservationBook
+    from ratchet.report.history_json import export_document
+    from ratchet.report.history_words import left_out_words
 
     pattern = compiled(only)
     with Ledger.open(ledger) as opened:
         rows = ObservationBook(opened).observations()
-    kept = (r for r in rows if pattern.search(f"{r.benchmark} | {r.metric} | {r.device}"))
-    count = write_results(path, kept, format)
-    _say({"exported": count, "path": str(path)}, f"{count} results in {path}", as_json)
+    kept = [one for one in rows if pattern.search(key_of(one))]
+    check_matched(only, kept, sorted({key_of(one) for one in rows}))
+    found = write_results(path, kept, format)
+    words = f"{found.results} results in {path}{left_out_words(found)}"
+    _say(export_document(found, str(path)), words, as_json)
 
 
 @commands.command()

@@ -32,9 +32,10 @@ def opened(
 
     `start` is the folder of the policy that is trained on; without one a model is made.
     """
-    from ratchet.learn.checkpoint import check_out
+    from ratchet.learn.checkpoint import check_out, check_place
     from ratchet.learn.corpus import read_corpus
 
+    check_place(out)
     found = read_corpus(corpus or out.parent / "corpus")
     check_out(out)
     from ratchet.learn.files import refresh_page

@@ -65,6 +65,7 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Account for all of a trace's time, and show what could be won."""
+    from ratchet.files import write_whole
     from ratchet.report.console import working
     from ratchet.report.trace_terminal import print_trace
     from ratchet.trace.compare.ranks import Ranks
@@ -80,7 +81,7 @@ def report(
     if out is not None:
         from ratchet.report.trace_page import render_trace_page
 
-        _write_page(out, render_trace_page(plain))
+        write_whole(out, render_trace_page(plain).encode())
     if parquet is not None:
         from ratchet.trace.export.parquet import write_parquet
 
@@ -105,6 +106,7 @@ def diff(
     debug: Debug = False,
 ) -> None:
     """Show what got slower, what is new and what is gone; the parts add up to the whole change."""
+    from ratchet.files import write_whole
     from ratchet.report.console import working
     from ratchet.report.trace_terminal import print_diff
     from ratchet.trace.compare.runs import diff_runs
@@ -118,7 +120,7 @@ def diff(
     if out is not None:
         from ratchet.report.trace_page import render_diff_page
 
-        _write_page(out, render_diff_page(plain))
+        write_whole(out, render_diff_page(plain).encode())
     if parquet is not None:
         from ratchet.trace.export.parquet import write_parquet
 
@@ -156,17 +158,6 @@ def _check_outputs(out: Path | None, parquet: Path | None) -> None:
         from ratchet.trace.export.parquet import check_parquet
 
         check_parquet(parquet)
-
-
-def _write_page(path: Path, page: str) -> None:
-    from ratchet.errors import TraceError
-
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise TraceError(
-            f"--out {path} cannot be written ({error.strerror}): name another"
-        ) from None
 
 
 def _say_written(out: Path | None, parquet: Path | None) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ratchet.errors import RepositoryError
-from ratchet.files import write_whole
+from ratchet.files import make_folder, write_whole
 from ratchet.git import git
 from ratchet.guard.command import run_words
 
@@ -36,7 +36,7 @@ class Checkouts:
         self._own = place / "repository"
         if not (self._own / "ready").exists():
             shutil.rmtree(self._own, ignore_errors=True)
-            self._own.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self._own.parent)
             self._borrow(repository)
 
     def get(self, commit: str) -> Checkout:

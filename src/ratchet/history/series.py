@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,7 +36,12 @@ class HistorySeries:
     @property
     def key(self) -> str:
         """Return what names the series in a ledger."""
-        return f"{self.benchmark} | {self.metric} | {self.device}"
+        return key_of(self)
+
+
+def key_of(one: Observation | HistorySeries) -> str:
+    """Return what names the series of a figure in a ledger."""
+    return f"{one.benchmark} | {one.metric} | {one.device}"
 
 
 def gather(observations: Iterable[Observation]) -> list[HistorySeries]:
@@ -57,6 +62,14 @@ def compiled(only: str) -> re.Pattern[str]:
         return re.compile(only)
     except re.error as error:
         raise HistoryError(f"--only {only!r} is no regular expression: {error}") from error
+
+
+def check_matched(only: str, matched: Sized, every: Sequence[str]) -> None:
+    """Raise a HistoryError if a regular expression matches none of the series that there are."""
+    if every and not matched:
+        raise HistoryError(
+            f"--only {only!r} matches none of {len(every)} series; the first is {every[0]!r}"
+        )
 
 
 def _series(rows: Sequence[Observation]) -> HistorySeries:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from ratchet.errors import LearnError
-from ratchet.files import why_not_new_folder
+from ratchet.files import make_folder, whole_file, why_not_new_folder
 
 STATE, CURVE = "checkpoint.pt", "curve.jsonl"
 Row = dict[str, float | str]
@@ -31,20 +30,20 @@ class RunState:
     """Of the objective: plain data."""
 
 
+def check_place(folder: Path) -> None:
+    """Raise the LearnError that `check_out` would, and create nothing."""
+    if why := why_not_new_folder(folder):
+        raise LearnError(f"the folder {str(folder)!r} {why}: give another --out")
+
+
 def check_out(folder: Path) -> None:
     """Create a run's folder.
 
     Raises:
         LearnError: it cannot be.
     """
-    why = why_not_new_folder(folder)
-    if not why:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            return
-        except OSError as error:
-            why = f"cannot be created ({error.strerror})"
-    raise LearnError(f"the folder {str(folder)!r} {why}: give another --out")
+    check_place(folder)
+    make_folder(folder)
 
 
 def save_checkpoint(folder: Path, model: Any, optimizer: Any, progress: RunState) -> None:
@@ -54,7 +53,6 @@ def save_checkpoint(folder: Path, model: Any, optimizer: Any, progress: RunState
         LearnError: it cannot be written; the last one stays.
     """
     weights = {name: one for name, one in model.named_parameters() if one.requires_grad}
-    partial = folder / f"{STATE}.{os.getpid()}.partial"
     state = {
         "weights": {name: one.detach().cpu() for name, one in weights.items()},
         "optimizer": optimizer.state_dict(),
@@ -64,16 +62,14 @@ def save_checkpoint(folder: Path, model: Any, optimizer: Any, progress: RunState
         "notes": json.dumps(progress.notes),
     }
     try:
-        torch.save(state, partial)
-        partial.replace(folder / STATE)
+        with whole_file(folder / STATE) as file:
+            torch.save(state, file)
     except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError for a full disk
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:120]
         raise LearnError(
             f"the checkpoint in {str(folder)!r} cannot be written ({reason}): make room there, "
             "and run the same command again; it goes on from the last whole checkpoint"
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def load_checkpoint(folder: Path, model: Any, optimizer: Any) -> RunState | None:

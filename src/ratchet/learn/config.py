@@ -235,7 +235,7 @@ def same_config(folder: Path, config: LearnConfig) -> None:
         return
     try:
         kept = msgspec.convert(json.loads(path.read_text()), LearnConfig)
-    except (ValueError, msgspec.ValidationError, OSError) as error:
+    except (ValueError, RecursionError, msgspec.ValidationError, OSError) as error:
         raise LearnError(f"{str(path)!r} is no config of a run: give another --out") from error
     names = [field for field in kept.__struct_fields__ if field not in ("steps", *ENGINE)]
     other = [one for one in names if getattr(kept, one) != getattr(config, one)]

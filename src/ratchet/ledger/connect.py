@@ -7,7 +7,18 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, func, insert, inspect, select, text
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Table,
+    create_engine,
+    event,
+    func,
+    insert,
+    inspect,
+    select,
+    text,
+)
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import CreateIndex, CreateTable
@@ -16,7 +27,7 @@ from ratchet import files
 from ratchet.errors import LedgerError
 from ratchet.ledger import payload, schema
 from ratchet.ledger.faults import BUSY_TIMEOUT_S, code_of, explained
-from ratchet.ledger.place import file_of, shown
+from ratchet.ledger.place import file_of, shown, why_no_database
 
 _CREATING = 0x7261_7463
 """Key of PostgreSQL's advisory lock for creating the tables."""
@@ -45,6 +56,14 @@ def connect(url: URL) -> Engine:
     return engine
 
 
+def alone(connection: Connection, table: Table) -> None:
+    """Begin a transaction that no other one of `alone` runs beside: read, then write what lacks."""
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    else:
+        connection.exec_driver_sql(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE")
+
+
 def _make_folder(url: URL) -> None:
     file = file_of(url)
     if file is None:
@@ -59,6 +78,11 @@ def _make_folder(url: URL) -> None:
         ) from error
     if why := files.why_not_new_file(file):
         raise LedgerError(f"the ledger {file} {why}; point --ledger or RATCHET_LEDGER at a file")
+    if why := why_no_database(file):
+        raise LedgerError(
+            f"the ledger {file} is not a ledger ({why.removeprefix('is ')}); move it away, or "
+            "point --ledger or RATCHET_LEDGER at another file"
+        )
 
 
 def _engine(url: URL) -> Engine:
@@ -115,8 +139,14 @@ def _version(engine: Engine) -> int | None:
         names = set(inspect(connection).get_table_names())
         if schema.schema_version.name in names:
             newest = select(func.max(schema.schema_version.c.version))
-            version: int | None = connection.execute(newest).scalar()
-            return version
+            version: object = connection.execute(newest).scalar()
+            if version is None or isinstance(version, int):
+                return version
+            raise LedgerError(
+                f"the ledger {shown(engine.url)} is damaged (its schema version is {version!r}, "
+                "and must be a whole number); move it away and start again, or point --ledger at "
+                "another file"
+            )
     if names and engine.dialect.name == "sqlite":
         raise LedgerError(
             f"{shown(engine.url)} is another program's database (it holds {min(names)!r}); "

@@ -12,6 +12,8 @@ from sqlalchemy.exc import ArgumentError
 from ratchet.errors import LedgerError
 
 ENVIRONMENT = "RATCHET_LEDGER"
+SQLITE = b"SQLite format 3\0"
+"""The first bytes of a database's file."""
 _DATABASES = ("sqlite", "postgresql")
 
 
@@ -52,6 +54,18 @@ def shown(url: URL) -> str:
     if url.get_backend_name() == "sqlite" and url.database:
         return url.database
     return url.render_as_string(hide_password=True)
+
+
+def why_no_database(file: Path) -> str:
+    """Return why a file that exists is no database. SQLite would overwrite one of a few bytes."""
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(len(SQLITE))
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return "" if head in (b"", SQLITE) else "is not an SQLite file"
 
 
 def file_of(url: URL) -> Path | None:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ratchet.history.analysis import AnalysedSeries, Shift
+from ratchet.history.formats.figures import Exported
 from ratchet.history.incidents import Incident
 
 
@@ -27,6 +28,17 @@ def history_document(
             for one in incidents
         ],
         "series": [_series(one) for one in analysed],
+    }
+
+
+def export_document(found: Exported, path: str) -> dict[str, Any]:
+    """Return how much an export holds, and what it left out."""
+    return {
+        "exported": found.results,
+        "series": found.series,
+        "left_out": {"results": found.left_out_results, "series": found.left_out_series},
+        "why": found.why,
+        "path": path,
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ratchet.history.analysis import AnalysedSeries
+from ratchet.history.formats.figures import Exported
 from ratchet.history.incidents import Incident
 
 _PREFIXES = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
@@ -28,6 +29,17 @@ def show_value(value: float | None, unit: str) -> str:
 def show_change(change: float) -> str:
     """Return a relative change with its sign: +2.1%."""
     return f"{change:+.1%}" if math.isfinite(change) else "from 0"
+
+
+def left_out_words(found: Exported) -> str:
+    """Say what an export could not hold, and why; empty if it holds all."""
+    if not found.why:
+        return ""
+    every = found.series + found.left_out_series
+    return (
+        f"; left out: {found.left_out_results} results, and {found.left_out_series} of {every} "
+        f"series altogether, since {found.why} (--format csv holds all)"
+    )
 
 
 def short_revision(revision: str) -> str:

@@ -173,7 +173,7 @@ def short_shapes(text: str) -> str:
     """Format `Input Dims` as [2, 3] × [3, 4], without scalars and absent inputs."""
     try:
         found = json.loads(text) if text else []
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return " × ".join(_shape_words(found)) if isinstance(found, list) else text
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ratchet import files
 from ratchet.errors import RatchetError
-from ratchet.files import why_not_new_folder
 from ratchet.ledger.verdicts import JudgedKernel
 from ratchet.suites.score import SuiteResult
 
@@ -22,14 +22,9 @@ SuitePage = Callable[[Mapping[str, Any], Mapping[str, str]], str]
 
 def check_out(out: Path) -> None:
     """Refuse an unusable output folder before anything is judged."""
-    if why := why_not_new_folder(out):
+    if why := files.why_not_new_folder(out):
         raise RatchetError(f"--out {out} {why}: name a folder")
-    try:
-        (out / VERDICTS).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RatchetError(
-            f"{str(out)!r} cannot be created ({error.strerror}): give another folder with --out"
-        ) from error
+    files.make_folder(out / VERDICTS)
 
 
 def write_verdict(judged: JudgedKernel, out: Path, render: VerdictPage) -> dict[str, str]:
@@ -37,8 +32,7 @@ def write_verdict(judged: JudgedKernel, out: Path, render: VerdictPage) -> dict[
     document = judged.to_json()
     stem = _stem(judged)
     paths = {"verdict": out / VERDICTS / f"{stem}.json", "page": out / VERDICTS / f"{stem}.html"}
-    _write(paths["verdict"], json.dumps(document, indent=1))
-    _write(paths["page"], render(document))
+    _write(paths, document, render(document))
     return {kind: str(path) for kind, path in paths.items()}
 
 
@@ -50,8 +44,7 @@ def write_suite(
     stem = _slug(f"{result.suite}-{result.candidate}")
     paths = {"table": out / f"{stem}.json", "page": out / f"{stem}.html"}
     relative = {name: Path(path).relative_to(out).as_posix() for name, path in links.items()}
-    _write(paths["table"], json.dumps(document, indent=1))
-    _write(paths["page"], render(document, relative))
+    _write(paths, document, render(document, relative))
     return {kind: str(path) for kind, path in paths.items()}
 
 
@@ -65,10 +58,8 @@ def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.")[:_LONGEST_STEM] or "unnamed"
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RatchetError(
-            f"{str(path)!r} cannot be written ({error.strerror}): give another folder with --out"
-        ) from error
+def _write(paths: Mapping[str, Path], document: Mapping[str, Any], page: str) -> None:
+    """Write a document and its page; the page's path comes second."""
+    texts = (json.dumps(document, indent=1), page)
+    named = zip(paths.values(), texts, strict=True)
+    files.write_all({path: text.encode() for path, text in named})

@@ -209,6 +209,7 @@ MISTAKES = [
     (("--a", "compile", "--", "true", "true"), "modes of a workload"),
     (("--printed", "--", "true", "true"), "printed no number"),
     (("--printed", "--", "echo 1", "echo 1 2"), "printed the metrics"),
+    (("--printed", "--higher", "zz", "--", "echo a=1", "echo a=3"), "'zz' is no metric"),
     (("--printed", "--", "echo 0", "echo 1"), "needs values above 0"),
     (("--", "false", "true"), "ended with code 1"),
     (("--higher", "x", "--", "true", "true"), "add --printed"),

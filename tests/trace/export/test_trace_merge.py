@@ -13,7 +13,7 @@ import made_traces as mt
 import pytest
 from made_rocprof import rocpd
 
-from ratchet.errors import TraceError
+from ratchet.errors import FileError, TraceError
 from ratchet.trace.answers.report import report
 from ratchet.trace.export.merge import Merged, merge
 from ratchet.trace.read.file import read
@@ -134,7 +134,7 @@ def test_what_cannot_be_merged(tmp_path: Path) -> None:
     folder = write_ranks(tmp_path / "ranks", 0)
     with pytest.raises(TraceError, match="would be taken for a rank"):
         merge(folder, folder / "all.json.gz")
-    with pytest.raises(TraceError, match="cannot be written"):
+    with pytest.raises(FileError, match="cannot be written"):
         merge(folder, tmp_path / "nowhere" / "all.json.gz")
     second = mt.text(rank_events(3), distributedInfo={"rank": 1})
     (folder / "r1.json").write_text(second[: len(second) // 2])
@@ -145,4 +145,4 @@ def test_what_cannot_be_merged(tmp_path: Path) -> None:
     assert any("r2.json" in fault for fault in found.faults)
     assert any("cut off" in fault for fault in found.faults)
     assert merged_events(found.path)
-    assert list(tmp_path.glob(".*part")) == []
+    assert list(tmp_path.glob("*.partial")) == []

@@ -19,7 +19,7 @@ from ratchet.authors.knowledge.read import Document, NoText, digest_of, read_doc
 from ratchet.authors.knowledge.walk import LeftOut, printable, walk
 from ratchet.errors import KnowledgeError
 from ratchet.ledger.connect import utc_now
-from ratchet.ledger.place import default_path, file_of, resolve
+from ratchet.ledger.place import default_path, file_of, resolve, why_no_database
 
 FORMAT: Final = 1
 APPLICATION: Final = 0x72_6B_6E_77
@@ -326,7 +326,7 @@ def _why_not(path: Path) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         return f"is in a folder that cannot be created ({error.strerror})"
-    return files.why_not_new_file(path)
+    return files.why_not_new_file(path) or why_no_database(path)
 
 
 _REMEDIES: Final[Sequence[tuple[int, str]]] = (

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from ratchet.files import make_folder, write_whole
 from ratchet.guard.bisect.search import CommitPair
 
 
@@ -31,7 +32,7 @@ class Journal:
     """The lines of one bisection; a line cut off by a kill is dropped."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         self._path = path
         self.lines: list[JournalLine] = []
         if not path.exists():
@@ -40,7 +41,7 @@ class Journal:
         whole = content[: content.rfind(b"\n") + 1]
         self.lines = [msgspec.json.decode(one, type=JournalLine) for one in whole.splitlines()]
         if whole != content:
-            path.write_bytes(whole)
+            write_whole(path, whole)
 
     def add(self, line: JournalLine) -> None:
         """Append a line; it is on the disk when this returns."""

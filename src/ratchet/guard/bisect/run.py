@@ -14,6 +14,7 @@ import numpy as np
 
 from ratchet.devices.fingerprint import short_hash
 from ratchet.errors import MeasureError, RepositoryError
+from ratchet.files import make_folder
 from ratchet.git import has_changes
 from ratchet.guard.bisect.commits import CommitRange
 from ratchet.guard.bisect.journal import Journal, JournalLine
@@ -292,7 +293,7 @@ class BisectRun:
 
 @contextmanager
 def _locked(place: Path) -> Iterator[None]:
-    place.mkdir(parents=True, exist_ok=True)
+    make_folder(place)
     with (place / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

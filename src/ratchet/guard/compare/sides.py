@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ratchet.errors import GuardError
 from ratchet.guard.compare.commands import CommandArm, CommandSide, Ran, check_same_metrics
 from ratchet.guard.compare.decide import (
     BASELINE,
@@ -124,6 +125,7 @@ class CommandContest:
                 arm.run(1)
                 arm.limit_s = max(1.0, limit_s - (time.monotonic() - began_s))
                 self._check(arm)
+            self._check_named()
         yield arms
 
     def iterations(self) -> Mapping[str, int]:
@@ -145,6 +147,16 @@ class CommandContest:
                 readings.add(PEAK_MEMORY.name, *key, ran.peak_memory_bytes)
             for name, value in ran.printed.items():
                 readings.add(name, *key, value)
+
+    def _check_named(self) -> None:
+        """Raise GuardError if --higher names a metric that the commands do not print."""
+        printed = self._names or {}
+        for name in self._higher:
+            if name not in printed:
+                raise GuardError(
+                    f"--higher {name!r} is no metric that the commands print: they print "
+                    f"{', '.join(printed)}"
+                )
 
     def _check(self, arm: CommandArm) -> Ran:
         assert arm.last is not None

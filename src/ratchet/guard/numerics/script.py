@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -123,7 +122,7 @@ def write_script(finder: Finder, report: NumericsReport, side: WorkloadSide, fol
     Without a divergence in one module, or if the module cannot be pickled, only the report is
     written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make_folder(folder)
     found = report.divergence
     alone = found is not None and found.part in ("forward", "backward", "parameters")
     if found is None or not alone or side.recipe is not None:
@@ -144,7 +143,8 @@ def write_script(finder: Finder, report: NumericsReport, side: WorkloadSide, fol
         return _written(replace(report, warnings=(*report.warnings, said)), folder)
     own = is_user_spec(side.workload)
     if own:
-        shutil.copy(user_file(side.workload), folder)
+        source = user_file(side.workload)
+        files.copy_whole(source, folder / source.name)
     text = TEMPLATE.format(
         title=headline(report),
         needs=_needs(side.workload),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,12 +92,12 @@ def repro(named: str, out: Path, *, ledger: str | os.PathLike[str] | None = None
         ENVIRONMENT: f"{json.dumps(environment, indent=2)}\n",
         ISSUE: _issue(found, environment_lines(environment)),
     }
-    out.mkdir(parents=True, exist_ok=True)
+    files.make_folder(out)
     for path in found.copied:
         if path.resolve() != (out / path.name).resolve():
-            shutil.copy(path, out)
-    for name, text in texts.items():
-        files.write_whole(out / name, text.encode(errors="backslashreplace"))
+            files.copy_whole(path, out / path.name)
+    encoded = {name: text.encode(errors="backslashreplace") for name, text in texts.items()}
+    files.write_all({out / name: content for name, content in encoded.items()})
     written = sorted({*texts, *(path.name for path in found.copied)})
     return Reproduction(
         kind=found.kind,

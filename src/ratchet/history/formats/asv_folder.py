@@ -10,15 +10,17 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from ratchet import files
 from ratchet.errors import HistoryError
-from ratchet.git import utc_of
+from ratchet.history.formats.csv_file import as_utc
+from ratchet.history.formats.figures import Exported, check_interval, exported, series_of
 from ratchet.ledger.observations import Observation
 
 _UNITS = {"seconds": "s", "bytes": "B"}
@@ -29,6 +31,7 @@ class AsvResults(msgspec.Struct, kw_only=True):
 
     commit_hash: str
     date: float
+    """Unix time in milliseconds."""
     result_columns: list[str]
     results: dict[str, list[Any]]
     env_name: str = ""
@@ -45,76 +48,102 @@ def read_asv(folder: Path) -> Iterator[Observation]:
         HistoryError: the folder holds no results, or a file is not as asv writes it.
     """
     units = _units(folder / "benchmarks.json")
-    files = sorted(
+    found = sorted(
         path
         for path in folder.glob("*/*.json")
         if path.name not in ("machine.json", "benchmarks.json")
     )
-    if not files:
+    if not found:
         raise HistoryError(
             f"{folder} holds no asv results: give the folder that has benchmarks.json and one "
             "folder for each machine"
         )
-    for path in files:
+    for path in found:
         yield from _of_file(path, units)
 
 
-def write_asv(folder: Path, observations: Iterable[Observation]) -> int:
-    """Write figures as an asv results folder, for `asv publish`; return how many.
+def write_asv(folder: Path, observations: Iterable[Observation]) -> Exported:
+    """Write figures as an asv results folder, for `asv publish`: all of its files, or none.
 
-    A benchmark's name is made a Python name, its metric the last part.
+    A benchmark's name is made a Python name, its metric the last part. asv holds one figure of a
+    benchmark at a commit: of several, the last is written.
     """
-    by_file: dict[tuple[str, str, str], list[Observation]] = defaultdict(list)
-    units: dict[str, dict[str, Any]] = {}
-    count = 0
-    for one in observations:
-        if not one.revision:
-            continue
-        by_file[one.device, one.revision, one.software].append(one)
-        name = _asv_name(one)
-        unit = {"s": "seconds", "B": "bytes"}.get(one.unit, one.unit or "unit")
-        units[name] = {
-            "code": "",
-            "name": name,
-            "param_names": [],
-            "params": [],
-            "type": "time" if one.unit == "s" else "track",
-            "unit": unit,
-            "version": "1",
-        }
-        count += 1
-    if not by_file:
+    given = list(observations)
+    kept = {
+        (one.device, one.revision, one.software, series_of(one)): one
+        for one in given
+        if one.revision
+    }
+    if not kept:
         raise HistoryError("no figure has a commit, and asv's files need one: nothing to write")
+    names = _asv_names(kept.values())
+    by_file: dict[tuple[str, str, str], list[Observation]] = defaultdict(list)
+    for (device, revision, software, _), one in kept.items():
+        by_file[device, revision, software].append(one)
+    units = {names[series_of(one)]: _described(names[series_of(one)], one) for one in kept.values()}
+    documents: dict[Path, dict[str, Any]] = {folder / "benchmarks.json": {**units, "version": 2}}
     revisions = {revision for _, revision, _ in by_file}
-    try:
-        for (device, revision, software), rows in by_file.items():
-            machine = folder / _safe(device)
-            machine.mkdir(parents=True, exist_ok=True)
-            _write(machine / "machine.json", {"machine": _safe(device), "version": 1})
-            environment = _safe(software) or "existing"
-            document = {
-                "commit_hash": revision,
-                "env_name": environment,
-                "date": int(_milliseconds(rows[-1].committed_at)),
-                "params": {"machine": _safe(device)},
-                "python": "",
-                "requirements": {},
-                "env_vars": {},
-                "result_columns": ["result", "params", "version", "stats_ci_99_a", "stats_ci_99_b"],
-                "results": {
-                    _asv_name(one): [[one.value], [], "1", [one.low], [one.high]] for one in rows
-                },
-                "durations": {},
-                "version": 2,
-            }
-            # asv names files by 8 digits; names that would be one file keep all of theirs.
-            alike = sum(other[:8] == revision[:8] for other in revisions)
-            name = revision[:8] if alike == 1 else _safe(revision)
-            _write(machine / f"{name}-{environment}.json", document)
-        _write(folder / "benchmarks.json", {**units, "version": 2})
-    except OSError as error:
-        raise HistoryError(f"{folder} cannot be written: {error.strerror}") from error
-    return count
+    for (device, revision, software), rows in by_file.items():
+        machine, environment = folder / _safe(device), _safe(software) or "existing"
+        documents[machine / "machine.json"] = {"machine": _safe(device), "version": 1}
+        # asv names files by 8 digits; names that would be one file keep all of theirs.
+        alike = sum(other[:8] == revision[:8] for other in revisions)
+        name = revision[:8] if alike == 1 else _safe(revision)
+        documents[machine / f"{name}-{environment}.json"] = _results(rows, environment, names)
+    files.make_folder(folder)
+    for path in documents:
+        files.make_folder(path.parent)
+    files.write_all({path: _encoded(document) for path, document in documents.items()})
+    return exported(given, list(kept.values()), "asv's files hold one figure of each commit")
+
+
+def _results(
+    rows: Sequence[Observation], environment: str, names: Mapping[tuple[str, str, str], str]
+) -> dict[str, Any]:
+    """Return the file of one commit on one machine."""
+    return {
+        "commit_hash": rows[0].revision,
+        "env_name": environment,
+        "date": int(_milliseconds(rows[-1].committed_at)),
+        "params": {"machine": _safe(rows[0].device)},
+        "python": "",
+        "requirements": {},
+        "env_vars": {},
+        "result_columns": ["result", "params", "version", "stats_ci_99_a", "stats_ci_99_b"],
+        "results": {
+            names[series_of(one)]: [[one.value], [], "1", [one.low], [one.high]] for one in rows
+        },
+        "durations": {},
+        "version": 2,
+    }
+
+
+def _described(name: str, one: Observation) -> dict[str, Any]:
+    """Return a benchmark's entry in benchmarks.json."""
+    return {
+        "code": "",
+        "name": name,
+        "param_names": [],
+        "params": [],
+        "type": "time" if one.unit == "s" else "track",
+        "unit": {"s": "seconds", "B": "bytes"}.get(one.unit, one.unit or "unit"),
+        "version": "1",
+    }
+
+
+def _asv_names(rows: Iterable[Observation]) -> dict[tuple[str, str, str], str]:
+    """Name each series; those of one machine whose names would be one are numbered."""
+    found: dict[tuple[str, str, str], str] = {}
+    taken: dict[tuple[str, str], str] = {}
+    for one in sorted(rows, key=series_of):
+        plain = (one.benchmark, one.metric)
+        if plain not in taken:
+            name, count = _asv_name(one), 1
+            while (numbered := f"{name}_{count}" if count > 1 else name) in taken.values():
+                count += 1
+            taken[plain] = numbered
+        found[series_of(one)] = taken[plain]
+    return found
 
 
 def _of_file(path: Path, units: dict[str, str]) -> Iterator[Observation]:
@@ -127,26 +156,38 @@ def _of_file(path: Path, units: dict[str, str]) -> Iterator[Observation]:
     for name, row in found.results.items():
         values = _listed(_cell(row, at, "result"))
         params = _cell(row, at, "params") or []
-        combinations = [", ".join(one) for one in itertools.product(*params)] if params else [""]
+        combinations = _combinations(params, path)
         lows, highs = (_listed(_cell(row, at, f"stats_ci_99_{end}")) for end in "ab")
         for place, value in enumerate(values):
             if not isinstance(value, int | float) or not math.isfinite(value):
                 continue
             which = combinations[place] if place < len(combinations) else str(place)
+            benchmark = f"{name}({which})" if which else name
+            low, high = _finite(lows, place), _finite(highs, place)
+            check_interval(float(value), low, high, f"{path}: {benchmark}")
             yield Observation(
-                benchmark=f"{name}({which})" if which else name,
+                benchmark=benchmark,
                 metric="value",
                 unit=_UNITS.get(units.get(name, ""), units.get(name, "")),
                 better="lower",
                 revision=found.commit_hash,
-                committed_at=utc_of(found.date / 1000),
+                committed_at=as_utc(str(found.date / 1000), str(path)),
                 value=float(value),
-                low=_finite(lows, place),
-                high=_finite(highs, place),
+                low=low,
+                high=high,
                 device=machine,
                 software=environment,
                 source=str(path.parent.parent),
             )
+
+
+def _combinations(params: Any, path: Path) -> list[str]:
+    """Name the combinations of a benchmark's parameters, in the order of its results."""
+    if not params:
+        return [""]
+    if not isinstance(params, list) or not all(isinstance(one, list) for one in params):
+        raise HistoryError(f"{path} is not a file of asv results: params are not lists of texts")
+    return [", ".join(map(str, one)) for one in itertools.product(*params)]
 
 
 def _units(path: Path) -> dict[str, str]:
@@ -160,7 +201,7 @@ def _decoded(path: Path, kind: type[Any]) -> Any:
     # asv writes NaN, which Python's reader alone takes.
     try:
         return msgspec.convert(json.loads(path.read_text(encoding="utf-8")), kind)
-    except (OSError, ValueError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise HistoryError(f"{path} is not a file of asv results: {error}") from error
 
 
@@ -192,5 +233,5 @@ def _safe(name: str) -> str:
     return re.sub(r"[^\w.+-]+", "_", name)
 
 
-def _write(path: Path, document: dict[str, Any]) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1))
+def _encoded(document: dict[str, Any]) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(document), indent=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 
 import msgspec
 
+from ratchet import files
 from ratchet.errors import HistoryError
 from ratchet.history.formats.csv_file import ImportDefaults, as_utc
+from ratchet.history.formats.figures import Exported, exported
 from ratchet.ledger.observations import Observation
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -48,7 +51,7 @@ def read_google(path: Path, defaults: ImportDefaults) -> Iterator[Observation]:
     """
     try:
         found = msgspec.json.decode(path.read_bytes(), type=GoogleFile)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise HistoryError(f"{path} is not Google-benchmark's JSON: {error}") from error
     context = found.context
     named = (context.get(key) for key in ("revision", "commit", "git_hash"))
@@ -76,16 +79,23 @@ def read_google(path: Path, defaults: ImportDefaults) -> Iterator[Observation]:
             )
 
 
-def write_google(path: Path, observations: Iterable[Observation]) -> int:
-    """Write the times of the newest commit as Google-benchmark JSON; return how many.
+def write_google(path: Path, observations: Iterable[Observation]) -> Exported:
+    """Write the times of the newest commit as Google-benchmark JSON.
 
-    Its `compare.py` reads the file. Figures that are no time are left out.
+    Its `compare.py` reads the file. Figures that are no time, and those of other commits and
+    machines than the newest, are left out.
     """
-    times = [one for one in observations if one.unit == "s"]
+    given = list(observations)
+    times = [one for one in given if one.unit == "s" and math.isfinite(one.value)]
     if not times:
         raise HistoryError("no figure is a time in seconds: Google-benchmark's JSON holds no other")
     newest = max(times, key=lambda one: one.committed_at)
-    rows = [one for one in times if one.revision == newest.revision]
+    at = (newest.revision, newest.device, newest.committed_at if not newest.revision else "")
+    rows = [
+        one
+        for one in times
+        if at == (one.revision, one.device, one.committed_at if not one.revision else "")
+    ]
     document = {
         "context": {
             "date": newest.committed_at,
@@ -106,11 +116,9 @@ def write_google(path: Path, observations: Iterable[Observation]) -> int:
             for one in rows
         ],
     }
-    try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1))
-    except OSError as error:
-        raise HistoryError(f"{path} cannot be written: {error.strerror}") from error
-    return len(rows)
+    files.write_whole(path, msgspec.json.format(msgspec.json.encode(document), indent=1))
+    why = "Google-benchmark's JSON holds only the times of one commit on one machine"
+    return exported(given, rows, why)
 
 
 def _by_name(rows: Iterable[GoogleRow]) -> dict[str, list[GoogleRow]]:

@@ -57,7 +57,7 @@ class Recipe(BaseModel):
 
     def save(self, path: Path) -> None:
         """Write the sealed recipe as JSON, atomically."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        files.make_folder(path.parent)
         files.write_whole(path, f"{self.sealed().model_dump_json(indent=2)}\n".encode())
 
     @classmethod

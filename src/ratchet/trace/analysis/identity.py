@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ratchet.trace.analysis.intervals import Spans, union
-from ratchet.trace.analysis.links import STEP, Links
-from ratchet.trace.read.columns import DEVICE_KINDS, Bool, Int64, Kind, Trace
+from ratchet.trace.analysis.links import Links
+from ratchet.trace.read.columns import DEVICE_KINDS, STEP, Bool, Int64, Kind, Trace
 
 DEVICE_WINDOW = "first to last device work that the recording launched"
 CPU_WINDOW = "first to last operator"

@@ -13,7 +13,6 @@ from ratchet.trace.analysis.nesting import Nest, nest
 from ratchet.trace.read.columns import DEVICE_KINDS, Bool, Int64, Kind, Trace
 
 MODULE = re.compile(r"^nn\.Module: ")
-STEP = re.compile(r"^ProfilerStep\s*#")
 BACKWARD = re.compile(r"^autograd::engine::evaluate_function: ")
 CHECKPOINT = re.compile(
     r"CheckpointFunctionBackward|utils/checkpoint\.py\(\d+\): (unpack|recompute)"

@@ -75,7 +75,7 @@ def compiled(trace: Trace, links: Links) -> Compiled | None:
 def _notes(trace: Trace) -> dict[str, dict[str, int]]:
     try:
         value = json.loads(trace.metadata.get(NOTES_KEY, "{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

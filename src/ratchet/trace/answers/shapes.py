@@ -49,7 +49,7 @@ def parse_shapes(text: str) -> list[Any]:
     """Parse `Input Dims` into nested lists; empty if there is nothing to parse."""
     try:
         value = json.loads(text) if text else []
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     return value if isinstance(value, list) else []
 
@@ -138,7 +138,7 @@ def _shape(entry: Any) -> Shape:
 def _numbers(entry: Any) -> list[int]:
     try:
         value = json.loads(entry) if isinstance(entry, str) else entry
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     ok = isinstance(value, list) and all(isinstance(n, int) for n in value)
     return value if ok else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import numpy as np
 from msgspec import Raw
 
 from ratchet.errors import TraceError
+from ratchet.files import whole_file
 from ratchet.trace.analysis.analyse import analyse
 from ratchet.trace.compare.ranks import each_rank
 from ratchet.trace.read.columns import DEVICE_KINDS, EPOCH, Kind, Trace
@@ -72,7 +74,7 @@ def merge(folder: Path, out: Path) -> Merged:
     Each rank becomes a process; its threads and streams keep their names. If the ranks' windows
     overlap, their clocks count as one. If not, the ranks are moved so that their windows begin
     together. Times stay exact to the nanosecond. TraceError if nothing can be read, or if `out`
-    cannot be written or lies in the folder of traces.
+    lies in the folder of traces; FileError if it cannot be written.
     """
     if out.resolve().parent == folder.resolve():
         raise TraceError(f"--out {out} would be taken for a rank of {folder}: choose another")
@@ -81,17 +83,8 @@ def merge(folder: Path, out: Path) -> Merged:
         _source(rank, path, trace, faults) for rank, path, trace in each_rank(folder, faults)
     ]
     shifts, aligned = _shifts(sources)
-    part = out.with_name(f".{out.name}.part")
-    try:
-        with _opened(part, packed=out.suffix == ".gz") as file:
-            written = _write(file, sources, shifts, faults.append)
-        part.replace(out)
-    except OSError as error:
-        raise TraceError(
-            f"--out {out} cannot be written ({error.strerror}): name another"
-        ) from None
-    finally:
-        part.unlink(missing_ok=True)
+    with whole_file(out) as whole, _packed(whole, packed=out.suffix == ".gz") as file:
+        written = _write(file, sources, shifts, faults.append)
     return Merged(
         path=out,
         ranks=tuple(
@@ -127,10 +120,10 @@ def _shifts(sources: list[_Source]) -> tuple[list[int], bool]:
     return [sources[0].start - source.start for source in sources], False
 
 
-def _opened(path: Path, *, packed: bool) -> AbstractContextManager[BinaryIO]:
+def _packed(file: BinaryIO, *, packed: bool) -> AbstractContextManager[BinaryIO]:
     if packed:
-        return cast("AbstractContextManager[BinaryIO]", gzip.open(path, "wb", _PACKED))
-    return path.open("wb")
+        return cast("AbstractContextManager[BinaryIO]", gzip.open(file, "wb", _PACKED))
+    return contextlib.nullcontext(file)
 
 
 def _write(
@@ -238,7 +231,7 @@ class _Lanes:
         what = bytes(event.get("name", b"")).strip(b'"').decode("utf-8", "replace")
         try:
             given = json.loads(bytes(event.get("args", b"{}")))
-        except ValueError:
+        except (ValueError, RecursionError):
             given = {}
         name = given.get("name", given.get("labels", "")) if isinstance(given, dict) else ""
         pid, tid = bytes(event.get("pid", b"")), bytes(event.get("tid", b""))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
 
 from ratchet.errors import TraceError
-from ratchet.files import why_not_new_folder
+from ratchet.files import make_folder, whole_file, why_not_new_folder
 from ratchet.trace.export.tables import Table
 
 UNITS = b"times in ns, sizes in bytes, rates in units a second"
@@ -16,7 +17,7 @@ UNITS = b"times in ns, sizes in bytes, rates in units a second"
 def write_parquet(tables: Iterable[Table], folder: Path) -> list[Path]:
     """Write each table to FOLDER/NAME.parquet; an empty one keeps its columns.
 
-    TraceError without pyarrow, or if the folder cannot be written.
+    TraceError without pyarrow, FileError if the folder cannot be written.
     """
     arrow, parquet = _pyarrow()
     cells = {int: arrow.int64(), float: arrow.float64(), str: arrow.string(), bool: arrow.bool_()}
@@ -24,21 +25,19 @@ def write_parquet(tables: Iterable[Table], folder: Path) -> list[Path]:
     def cell(kind: Any) -> Any:
         return cells[kind] if kind in cells else arrow.list_(cell(get_args(kind)[0]))
 
+    make_folder(folder)
     written = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:  # all of them, or none
         for table in tables:
             schema = arrow.schema(
                 [(name, cell(kind)) for name, kind in table.columns.items()],
                 metadata={b"units": UNITS},
             )
             path = folder / f"{table.name}.parquet"
-            parquet.write_table(arrow.Table.from_pylist(list(table.rows), schema=schema), path)
+            file = stack.enter_context(whole_file(path))
+            parquet.write_table(arrow.Table.from_pylist(list(table.rows), schema=schema), file)
+            file.flush()
             written.append(path)
-    except OSError as error:
-        raise TraceError(
-            f"--parquet {folder} cannot be written ({error.strerror or error}): name another folder"
-        ) from None
     return written
 
 

@@ -76,6 +76,8 @@ CATEGORIES = {
 Kineto's own list (libkineto/include/ActivityType.h) treats each accelerator's categories as aliases
 of runtime, driver and kernel.
 """
+STEP = re.compile(r"^ProfilerStep\s*#")
+"""Name of the profiler's mark around a step."""
 DEVICE_KINDS = (Kind.KERNEL, Kind.COPY, Kind.FILL)
 
 

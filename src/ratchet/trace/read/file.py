@@ -88,7 +88,7 @@ def _around(text: bytes) -> dict[str, Any]:
     for closing in (b"}", b"}}", b"]}", b"}]}"):
         try:
             value = json.loads(b"{" + inner + closing)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
             return value
@@ -96,7 +96,8 @@ def _around(text: bytes) -> dict[str, Any]:
 
 
 def _devices(value: Any) -> tuple[DeviceProperties, ...]:
-    devices = [entry for entry in value if isinstance(entry, dict)] if value else []
+    given = value if isinstance(value, list) else []
+    devices = [entry for entry in given if isinstance(entry, dict)]
     return tuple(
         DeviceProperties(
             index=_whole(device.get("id")),

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ratchet.trace.read.columns import (
     DEVICE_KINDS,
+    STEP,
     Collectives,
     Fault,
     Int64,
@@ -20,6 +21,7 @@ from ratchet.trace.read.columns import (
     MemoryEvents,
     Ops,
 )
+from ratchet.trace.read.damage import CLIPPED, FAR, clipped, far_outside
 from ratchet.trace.read.digits import MISSING, nanoseconds
 from ratchet.trace.read.events import NO_ARGUMENTS, NOTHING, AnyEvent, Unused, WorkEvent
 from ratchet.trace.read.numbering import Kinds, Numbers, Parts, Written, integers, numbered
@@ -60,6 +62,8 @@ class Gatherer:
         self.collective = {name: Parts(np.int64) for name in Collectives.__slots__}
         self.memory = {name: Parts(np.int64) for name in MemoryEvents.__slots__}
         self.open: dict[int, list[Any]] = {}
+        self.streams_known = True
+        """False if all streams of a device may share one number: what overlaps is then right."""
 
     def note(self, what: str) -> None:
         """Count one fault."""
@@ -275,6 +279,18 @@ class Gatherer:
         self.count += about["count"]
         self.faults.update(about["faults"])
 
+    def _near(
+        self, start: Int64, duration: Int64, kind: NDArray[Any], order: NDArray[np.int32]
+    ) -> NDArray[np.int32]:
+        """Return the order without the events that lie far outside every step."""
+        is_step = np.array([STEP.match(str(key)) is not None for key in self.strings], dtype=bool)
+        step = is_step[self.main["text"].held[order]] & (kind[order] == Kind.ANNOTATION)
+        begins = start[order]
+        far = far_outside(begins, begins + duration[order], kind[order], step)
+        if far.any():
+            self.faults[FAR] += int(far.sum())
+        return order[~far]
+
     def _tables(self) -> tuple[dict[str, Parts], ...]:
         return self.main, self.op, self.collective, self.memory
 
@@ -284,8 +300,13 @@ class Gatherer:
         if left:
             self.faults["a begin event without its end was left out"] += left
         start, duration = self.main["start"].join(), self.main["duration"].join()
-        order = _in_order(start, duration)
-        place = np.empty_like(order)
+        kind = self.main["kind"].held
+        if self.streams_known:
+            lane, stream = self.main["lane"].held, self.main["stream"].held
+            duration, cut = clipped(start, duration, kind, lane, stream)
+            self.faults.update({CLIPPED: cut} if cut else {})
+        order = self._near(start, duration, kind, _in_order(start, duration))
+        place = np.full(start.size, -1, dtype=np.int32)
         place[order] = np.arange(order.size, dtype=np.int32)
         columns: dict[str, Any] = {"start": start[order], "duration": duration[order]}
         del start, duration
@@ -318,9 +339,10 @@ def _narrow(values: Int64) -> Int64:
 
 
 def _placed(parts: dict[str, Parts], place: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
-    """Sort the columns of a part table by the events that its rows point at."""
+    """Sort the columns of a part table by the events that its rows point at, if they are kept."""
     row = place[parts["row"].join()]
     order = np.argsort(row, kind="stable")
+    order = order[row[order] >= 0]
     columns = {"row": row[order]}
     for name, part in parts.items():
         if name != "row":

@@ -34,7 +34,7 @@ class Written(dict[bytes, int]):
 
     def __missing__(self, raw: bytes) -> int:
         text = raw.decode("utf-8", "replace")
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             text = json.dumps(json.loads(text))
         number = self[raw] = self.strings[text]
         return number
@@ -72,6 +72,11 @@ class Parts:
             self._held = grown
         self._held[self._count : end] = values
         self._count = end
+
+    @property
+    def held(self) -> NDArray[Any]:
+        """The column so far; do not change it."""
+        return self._held[: self._count]
 
     def join(self, order: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return the whole column, in `order` if given, and drop it here."""

@@ -10,12 +10,13 @@ from typing import Any
 from urllib.parse import quote
 
 from ratchet.errors import TraceError
+from ratchet.ledger.place import SQLITE
 from ratchet.trace.read.columns import DeviceProperties, Kind, Trace
 from ratchet.trace.read.gather import Gatherer
 from ratchet.trace.read.numbering import integers
 from ratchet.trace.read.rocprof import kernel_kinds
 
-MAGIC = b"SQLite format 3\0"
+MAGIC = SQLITE
 _WANTED = ("name", "start", "end", "pid", "tid", "stack_id", "stream_id", "agent_type_index",
            "dst_agent_type_index", "size", "category")  # fmt: skip
 _PIECE = 100_000
@@ -60,6 +61,7 @@ def read_database(path: Path) -> Trace:
             f"{path.name} holds no rocpd kernels, copies or regions: record it with rocprofv3 "
             "--output-format rocpd"
         )
+    gatherer.streams_known = bool(gatherer.main["stream"].held.max(initial=0) > 0)
     return Trace(name=path.name, platform="rocm", devices=devices, **gatherer.finish())
 
 

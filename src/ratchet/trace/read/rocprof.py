@@ -161,6 +161,7 @@ def read_rocprof(path: Path) -> Trace:
             f"{path.name} holds no kernel, copy or HIP call: record with --kernel-trace "
             "--memory-copy-trace --hip-trace"
         )
+    gatherer.streams_known = bool(gatherer.main["stream"].held.max(initial=0) > 0)
     columns = gatherer.finish()
     return Trace(name=path.name, platform="rocm", devices=tuple(devices), **columns)
 

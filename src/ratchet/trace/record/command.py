@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ratchet.errors import TraceError
-from ratchet.files import why_not_new_folder
+from ratchet.files import make_folder, why_not_new_folder
 
 INJECTED = Path(__file__).with_name("inject")
 SUFFIX = ".json.gz"
@@ -106,9 +106,6 @@ def _prepare(folder: Path) -> None:
     """Make the folder. It must hold no traces: they would be taken for ranks of this run."""
     if why := why_not_new_folder(folder):
         raise TraceError(f"--out {folder} {why}: name a folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(path.name.endswith(SUFFIX) for path in folder.iterdir()):
-            raise TraceError(f"{folder} already holds traces: name another folder, or remove them")
-    except OSError as error:
-        raise TraceError(f"{folder} cannot be written ({error.strerror}): name another") from None
+    make_folder(folder)
+    if any(path.name.endswith(SUFFIX) for path in folder.iterdir()):
+        raise TraceError(f"{folder} already holds traces: name another folder, or remove them")

@@ -133,7 +133,7 @@ def _on_device(found: Analysis, rows: np.ndarray[Any, np.dtype[np.intp]]) -> Int
 def _entries(text: bytes) -> tuple[Any, ...] | None:
     try:
         value = json.loads(text) if text else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return tuple(value) if isinstance(value, list) else None
 
