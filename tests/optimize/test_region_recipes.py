@@ -356,6 +356,7 @@ def test_what_the_authors_wrote_is_tried_in_the_step_and_kept_if_it_is_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str
 ) -> None:
     monkeypatch.setattr(search.RegionTrials, "write", writes(status))
+    monkeypatch.setattr(search.RegionTrials, "may_write", lambda self, best: True)
     outcome = run(World(factors={"kernels": 0.7}), tmp_path, 1800.0)
     (change,) = [one for one in outcome.result.changes if one.name == f"kernel:{problem().name}"]
     if status == "wrong":

@@ -257,8 +257,11 @@ class Climber:
         levers: Sequence[Lever],
         proven: Mapping[str, tuple[AnyKernel, ...]],
         worth: Mapping[str, float | None],
+        refused: Sequence[Change] = (),
     ) -> None:
         """Take in further levers, such as kernels that were proven since: first of all others."""
+        for change in refused:
+            self._note(change)
         self.proven, self.worth = {**self.proven, **proven}, {**self.worth, **worth}
         known = {one.name for one in (*self.inside, *self.outside)}
         fresh = [one for one in levers if one.name not in known and not self._same(one)]

@@ -481,21 +481,26 @@ class Search:
         """Judge the kernels that had no time, and try those that are proven on top."""
         assert self._climber is not None
         what, precision = "kernels that were not judged", self._best.config.precision
-        known = set(self.kernels.of(precision))
+        waiting = self.kernels.left_out(precision)
         ends_s = self.turn.spent_s + self.turn.left_s() - self._proof_s()
         with self.turn.stage(ends_s - new_screening_s(self.turn, self._best)):
             self._judge(self._step_of(precision))
         self._done.add(what)
-        fresh = set(self.kernels.of(precision)) - known
-        levers = [one for one in kernel_levers() if one.name.removeprefix(PREFIX) in fresh]
-        self._try_with(levers)
+        heard = set(waiting) - set(self.kernels.left_out(precision))
+        self._try_with([one for one in kernel_levers() if one.name.removeprefix(PREFIX) in heard])
 
     def _try_with(self, levers: Sequence[Lever]) -> None:
         """Put kernels that were proven since on top of the best, all at once."""
         assert self._climber is not None
         precision = self._best.config.precision
-        self._climber.add(levers, self.kernels.of(precision), self.kernels.worth)
-        self._climber.try_together(levers)
+        applied, refused = applicable(
+            levers,
+            self.situation,
+            refused_kernels=self.kernels.why_not(precision),
+            keep_arithmetic=False,
+        )
+        self._climber.add(applied, self.kernels.of(precision), self.kernels.worth, refused)
+        self._climber.try_together(applied)
 
     def _writing_s(self) -> float | None:
         if not self.trials.may_write(self._best):
