@@ -118,6 +118,23 @@ def test_a_second_turn_decides_as_the_first_did(tmp_path: Path) -> None:
     assert world.now_s - began_s < 5.0
 
 
+def test_a_recalled_turn_writes_its_own_traces(tmp_path: Path) -> None:
+    """A second turn in another folder names no path of the first; a lost trace is taken anew."""
+    world = World(factors={"allocator": 0.7})
+    for name in ("first", "second", "third"):
+        if name == "third":
+            for path in tmp_path.glob("*/out/trace_*"):
+                path.unlink()
+        folder = tmp_path / name
+        folder.mkdir()
+        result = run(world, folder, 900.0).result
+        profiles = (result.profile_before, result.profile_after)
+        traces = [Path(one.trace) for one in profiles if one is not None]
+        assert result.resumed == (name != "first")
+        assert traces and all(path.is_file() for path in traces)
+        assert all(path.is_relative_to(folder) for path in traces)
+
+
 def test_what_a_longer_turn_found_leaves_a_short_one_its_proof(tmp_path: Path) -> None:
     world = World(factors={"allocator": 0.7, "huge_pages": 1.2})
     run(world, tmp_path, 1800.0)

@@ -192,6 +192,14 @@ class Turn:
         self._noted_s = self.spent_s
         return payload
 
+    def renew(self, kind: str, key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Compute what the ledger knows once more, because a file that belongs to it is gone."""
+        if self.left_s() <= 0:
+            raise DeadlinePassed(f"no time is left to repeat this {kind}")
+        payload = compute()
+        self._remember(kind, key, payload)
+        return payload
+
     def _remember(self, kind: str, key: str, payload: dict[str, Any]) -> None:
         self._own.add(f"{kind}:{key}")
         took_s = self.spent_s - self._noted_s

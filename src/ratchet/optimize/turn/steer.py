@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ratchet.errors import DeadlinePassed
+from ratchet.files import copy_whole
 from ratchet.optimize.levers import Situation, all_levers
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.turn.costs import MARGIN
@@ -50,11 +52,10 @@ class Steering:
         return self._profiles.get(written.key())
 
     def _profile(self, candidate: Candidate, when: str) -> StepProfile | None:
-        turn = self.turn
+        turn, path = self.turn, self.turn.settings.out.resolve() / f"trace_{when}.json.gz"
 
         def compute() -> dict[str, Any]:
             turn.tell("profile", title=candidate.title)
-            path = turn.settings.out.resolve() / f"trace_{when}.json.gz"
             arm, began_s = turn.live(candidate), turn.elapsed_s
             told = arm.call("profile", path=str(path), steps=PROFILED_STEPS)
             system_s = float(told.get("system_s", 0.0))
@@ -66,7 +67,10 @@ class Steering:
             turn.leave_out(f"a profile of {candidate.title}", "the budget has no room for it")
             return None
         try:
-            return StepProfile.model_validate(turn.memo("explain", candidate.key(), compute))
+            found = StepProfile.model_validate(turn.memo("explain", candidate.key(), compute))
+            if _has_trace(found, path):
+                return found.model_copy(update={"trace": str(path)})
+            return StepProfile.model_validate(turn.renew("explain", candidate.key(), compute))
         except DeadlinePassed:
             turn.leave_out(f"a profile of {candidate.title}", "the budget ended during it")
             return None
@@ -139,3 +143,15 @@ class Steering:
             ceilings=self.turn.ceilings,
             least_s=least_s,
         )
+
+
+def _has_trace(found: StepProfile, path: Path) -> bool:
+    """Put the trace of a recalled profile where this turn's own would be, if there is one."""
+    kept = Path(found.trace)
+    if kept == path:
+        return path.is_file()
+    try:
+        copy_whole(kept, path)
+    except OSError:
+        return False
+    return True
