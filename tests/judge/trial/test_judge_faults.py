@@ -23,7 +23,7 @@ from ratchet.errors import CompilerMissing
 from ratchet.judge.process import families
 from ratchet.judge.process.channel import open_pair
 from ratchet.judge.process.child import Child, ChildFailure, program
-from ratchet.judge.sandbox import headroom, isolation
+from ratchet.judge.sandbox import bubblewrap, headroom, identity, isolation, scratch
 from ratchet.judge.trial import kernel_checks
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.timing import plan
@@ -300,10 +300,10 @@ def outside(folder: Path) -> list[Path]:
 def left_files(judge: int) -> list[str]:
     """What a judge's candidates have left in the folders where everybody may write."""
     found: list[str] = []
-    for folder in isolation.OPEN_FOLDERS:
+    for folder in scratch.OPEN_FOLDERS:
         if folder.is_dir():
             found += [str(path) for path in folder.glob(f"{OWN_FILES}-*")]
-            found += [str(path) for path in folder.glob(f"{isolation.SCRATCH_PREFIX}{judge}-*")]
+            found += [str(path) for path in folder.glob(f"{scratch.SCRATCH_PREFIX}{judge}-*")]
     return found
 
 
@@ -373,7 +373,7 @@ def test_a_fault_gets_a_verdict_and_does_no_harm(
 def test_a_fault_does_no_harm_where_there_is_no_namespace(
     judge: KernelJudge, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolation, "bubblewrap", lambda: None)
+    monkeypatch.setattr(bubblewrap, "program", lambda: None)
     judged(judge, how, tmp_path)
 
 
@@ -406,13 +406,13 @@ def test_the_folders_of_killed_judges_are_cleared(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     gone = subprocess.Popen(["true"])
     gone.wait()
-    here = isolation.pid_namespace()
-    left = tmp_path / f"{isolation.SCRATCH_PREFIX}{gone.pid}-{here}-x"
-    kept = tmp_path / f"{isolation.SCRATCH_PREFIX}{os.getpid()}-{here}-x"
-    foreign = tmp_path / f"{isolation.SCRATCH_PREFIX}{gone.pid}-{here}1-x"
+    here = scratch.pid_namespace()
+    left = tmp_path / f"{scratch.SCRATCH_PREFIX}{gone.pid}-{here}-x"
+    kept = tmp_path / f"{scratch.SCRATCH_PREFIX}{os.getpid()}-{here}-x"
+    foreign = tmp_path / f"{scratch.SCRATCH_PREFIX}{gone.pid}-{here}1-x"
     for folder in (left, kept, foreign):
         folder.mkdir()
-    isolation._clear_abandoned()
+    scratch.clear_abandoned()
     assert not left.exists()
     assert kept.exists()
     assert foreign.exists()
@@ -491,8 +491,8 @@ def test_a_killed_judge_leaves_no_process_and_a_whole_ledger(
     while any(_runs(pid) for pid in family) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert [pid for pid in family if _runs(pid)] == []
-    if isolation.bubblewrap() is None:
-        isolation._clear_abandoned()  # as the next judge does: no private /tmp vanished by itself
+    if bubblewrap.program() is None:
+        scratch.clear_abandoned()  # as the next judge does: no private /tmp vanished by itself
     assert left_files(program.pid) == []
     _assert_whole(place, judged_before)
 
@@ -503,7 +503,7 @@ ENTRY {
     for (;;) sleep(1);
 }
 """
-UNENCLOSED = "from ratchet.judge.sandbox import isolation\nisolation.bubblewrap = lambda: None\n"
+UNENCLOSED = "from ratchet.judge.sandbox import bubblewrap\nbubblewrap.program = lambda: None\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: others' candidates have no uid to tell")
@@ -531,7 +531,7 @@ def test_a_killed_judge_leaves_no_daemon_where_there_is_no_namespace(
     while any(families.of_user(uid) for uid in found) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert [pid for uid in found for pid in families.of_user(uid)] == []
-    isolation._clear_abandoned()
+    scratch.clear_abandoned()
 
 
 def _uids_with_daemons(root: int) -> set[int]:
@@ -539,7 +539,7 @@ def _uids_with_daemons(root: int) -> set[int]:
     sessions: dict[int, set[int]] = {}
     for pid in _descendants(root):
         state, uid = families.read_state(pid), _uid(pid)
-        if state is not None and uid >= isolation.FIRST_UID:
+        if state is not None and uid >= identity.FIRST_UID:
             sessions.setdefault(uid, set()).add(state.session)
     return {uid for uid, found in sessions.items() if len(found) > 1}
 

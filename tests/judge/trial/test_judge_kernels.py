@@ -18,10 +18,11 @@ from answers import assert_right
 from ratchet.errors import JudgeError
 from ratchet.judge.process import families
 from ratchet.judge.process.channel import close_descriptors
-from ratchet.judge.sandbox import isolation
+from ratchet.judge.sandbox import bubblewrap, isolation
 from ratchet.judge.trial import kernel_checks
 from ratchet.judge.trial.kernel_trial import KernelJudge, judge_kernel
 from ratchet.judge.trial.processes.reference import ReferenceProcess
+from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.trial.stages import layout_seed
 from ratchet.judge.trial.timing import decide, group_sequential
 from ratchet.judge.verdict import Verdict
@@ -32,10 +33,8 @@ pytestmark = pytest.mark.compiler
 PIDS_OF_A_SANDBOX = 50
 """It counts its own processes from 1."""
 python_sandbox = pytest.mark.skipif(
-    isolation.bubblewrap() is None
-    and os.geteuid() == 0
-    and not isolation._enterable(sys.base_prefix),
-    reason="no bubblewrap, and this Python lies where a candidate's uid may not read",
+    why_no_kernels() is not None,
+    reason="no kernel can be tried on this machine",
 )
 
 
@@ -368,7 +367,7 @@ def test_a_time_under_the_floor_is_measured_again_and_then_no_win(
 
 
 def test_a_candidate_sees_neither_the_machine_nor_root(judge: KernelJudge) -> None:
-    if isolation.bubblewrap() is None:
+    if bubblewrap.program() is None:
         pytest.skip("bubblewrap does not work on this machine")
     body = r"""
     #include <fcntl.h>
@@ -403,7 +402,7 @@ def test_a_candidate_sees_neither_the_machine_nor_root(judge: KernelJudge) -> No
 def test_without_bubblewrap_the_verdict_says_so_and_faults_are_still_caught(
     monkeypatch: pytest.MonkeyPatch, others: Callable[[], set[int]]
 ) -> None:
-    monkeypatch.setattr(isolation, "bubblewrap", lambda: None)
+    monkeypatch.setattr(bubblewrap, "program", lambda: None)
     with KernelJudge() as judge:
         verdict = judge.judge(given.cpp(given.HONEST), small())
         assert_right(verdict)

@@ -19,7 +19,8 @@ from typing import Any
 from ratchet.errors import JudgeError, KernelError, RatchetError
 from ratchet.judge.process.child import Child, ChildFailure, program
 from ratchet.judge.process.time_limits import Clock
-from ratchet.judge.sandbox.isolation import Sandbox, isolation_name, make_sandbox
+from ratchet.judge.sandbox.isolation import Sandbox, make_sandbox
+from ratchet.judge.sandbox.mechanism import isolation_name
 from ratchet.judge.sandbox.worker_modules import PROFILE_WORKER
 from ratchet.judge.static_profile import bound, kernel_facts, nvidia
 from ratchet.judge.static_profile.answers import CompiledKernel, Launch, Profile, read_profile

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
-from ratchet.errors import JudgeError
+from ratchet.errors import JudgeError, KernelError
 from ratchet.judge.decided import fault
 from ratchet.judge.integrity.late_writes import OutputSpots, Read
 from ratchet.judge.integrity.returned_outputs import ReturnedOutputs, Unreadable, readable
@@ -32,9 +32,12 @@ from ratchet.judge.trial.processes import built_extensions
 from ratchet.judge.verdict import Status
 from ratchet.judge.workers.memory.mapping import seal
 from ratchet.judge.workers.memory.packed_files import SEALS, PackedFiles
+from ratchet.judge.workers.serving import READY
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.precompiled_headers import NAME
 
+NOT_STARTED = "a process for the kernel did not start on this machine"
+REMEDY = "to fix it: let a sandbox read Python, Ratchet and the compiler (docs/install.md says how)"
 MAX_LIBRARY_BYTES = 64 << 20
 MAX_ANSWER_BYTES = 1 << 20
 MOST_SECONDS = 1e9
@@ -83,6 +86,7 @@ class CandidateProcess:
             forked=zygote is not None and zygote.able,
         )
         self._headers = headers
+        self._is_ready = False
         self._spots = OutputSpots({"calls": []}, ())
         self._returned: ReturnedOutputs | None = None
         self._layout: Mapping[str, Any] = {}
@@ -127,7 +131,9 @@ class CandidateProcess:
     @property
     def has_answered(self) -> bool:
         """Return whether it has sent an answer that was not fetched yet, or is gone."""
-        return self._child.has_answer
+        if not self._is_ready and self._child.has_answer:
+            self._await_ready()
+        return self._is_ready and self._child.has_answer
 
     def run_under(self, clock: Clock) -> None:
         """Let this clock limit it from now on."""
@@ -141,11 +147,29 @@ class CandidateProcess:
                 message["included"] = str(self._headers / NAME)
             self._child.send(message, timeout_s=self._clock.step_s)
 
+    def _await_ready(self) -> None:
+        """Wait for the worker's first word. CandidateFault `unmeasured` where it has none.
+
+        No candidate code has run before it, so whatever went wrong is the machine's fault.
+        """
+        if self._is_ready:
+            return
+        try:
+            reply, extra = self._child.receive("start", timeout_s=self._clock.step_s)
+        except ChildFailure as error:
+            raise fault("unmeasured", f"{NOT_STARTED}: it {error}; {REMEDY}") from error
+        close_descriptors(extra)
+        if reply != READY:
+            raise fault("unmeasured", f"{NOT_STARTED}: it said {str(reply)[:100]}; {REMEDY}")
+        self._is_ready = True
+
     def library(self) -> int:
         """The compiled library, copied into sealed memory that the candidate cannot change."""
+        self._await_ready()
         with _decides():
             reply, handed = self._child.receive("compile", timeout_s=self._clock.step_s)
         try:
+            _raise_if_machine_s(reply)
             _raise_refusal(reply, "does not compile")
             if len(handed) != 1:
                 raise fault("crashed", "the compiler's process handed out no library")
@@ -163,7 +187,11 @@ class CandidateProcess:
             message["files"] = {what: packed.files for what, packed in self._given.items()}
             handed += [packed.descriptor for packed in self._given.values()]
         with _decides():
-            reply = self._child.ask(message, handed, timeout_s=self._clock.step_s)
+            self._child.send(message, handed, timeout_s=self._clock.step_s)
+        self._await_ready()
+        with _decides():
+            reply, extra = self._child.receive("load", timeout_s=self._clock.step_s)
+        close_descriptors(extra)
         if "error" in reply and built_extensions.uses_extensions(kernel):
             words = f"{error_words(reply['error'])}; {built_extensions.REMEDY}"
             raise fault("refused", f"the kernel cannot be loaded: {words}")
@@ -325,6 +353,13 @@ def _are_codes(codes: Any, calls: int) -> bool:
 def _is_time(claimed: Any) -> bool:
     """True if a claim is a time in seconds; a whole number may be too large for any float."""
     return type(claimed) in (int, float) and 0 <= claimed < MOST_SECONDS
+
+
+def _raise_if_machine_s(reply: Mapping[str, Any]) -> None:
+    """Raise `unmeasured` where the compiler's worker failed otherwise than by what it compiles."""
+    error = reply.get("error")
+    if isinstance(error, dict) and error.get("kind") != KernelError.__name__:
+        raise fault("unmeasured", f"nothing can be compiled here: {error_words(error)}; {REMEDY}")
 
 
 def _raise_refusal(reply: Mapping[str, Any], what: str, *, status: Status = "refused") -> None:
