@@ -12,6 +12,8 @@ from typing import Final
 FIRST_UID: Final = 1_000_000_000
 UID_COUNT: Final = 1_000_000_000
 """Uids that no account has: a fresh one for each process, so that RLIMIT_NPROC counts it alone."""
+SETGID, SETUID, SYS_PTRACE = 6, 7, 19
+"""Capabilities of linux/capability.h."""
 LEAST_MAPPED: Final = 10_000
 """In a user namespace the uids are few: the upper half of those it has, if it has so many."""
 
@@ -28,9 +30,18 @@ def fresh_uid() -> int | None:
 
 
 @functools.cache
+def has_capability(number: int) -> bool:
+    """Return whether this process has a capability now (capabilities(7))."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> number & 1)
+    return False
+
+
+@functools.cache
 def fresh_uids() -> range | None:
     """The uids, and gids, that are drawn from: none of them has an account. None if not root."""
-    if not is_root():
+    if not (is_root() and has_capability(SETUID) and has_capability(SETGID)):
         return None
     wanted = range(FIRST_UID, FIRST_UID + UID_COUNT)
     maps = [list(_mapped(name)) for name in ("uid_map", "gid_map")]

@@ -1,12 +1,11 @@
-"""Isolate a candidate from the machine, as strongly as works here.
+"""The sandbox of one worker: its command line, environment and limits.
 
-With bubblewrap a candidate has PID, network, IPC and mount namespaces of its own, a read-only view
-of the system's libraries and a small private /tmp; as root it also gets a fresh uid without
-capabilities, because plain bubblewrap keeps root's. Without bubblewrap: a fresh uid when root, with
-a guard that ends it when the judge is killed; a subreaper and rlimits otherwise. rlimits and
-no_new_privs hold always, and a filter of system calls where `confine` knows their numbers. A
-verdict carries the name of what was in force. Where a candidate in Python is forked from a zygote
-in bubblewrap's sandbox, the fork takes the same for itself (`workers.zygote`).
+`mechanism` decides what isolates a candidate. With bubblewrap it has PID, network, IPC and mount
+namespaces of its own, a read-only view of the system's libraries and a small private /tmp
+(`bubblewrap`). Without namespaces a `keeper` stands between it and the judge, and Landlock closes
+the file system to it (`landlock`). rlimits and no_new_privs hold always, and a filter of system
+calls where `confine` knows their numbers. Where a candidate is forked from a zygote in bubblewrap's
+sandbox, the fork takes the same for itself (`workers.zygote`).
 """
 
 from __future__ import annotations
@@ -15,18 +14,19 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ratchet.errors import CompilerMissing, JudgeError
+from ratchet import watchdog
+from ratchet.errors import CompilerMissing
 from ratchet.judge.process import families
-from ratchet.judge.sandbox import bubblewrap, identity, system_calls, view
+from ratchet.judge.sandbox import bubblewrap, identity, mechanism, system_calls, view
 from ratchet.judge.sandbox.accelerator import Accelerator, groups_of
 from ratchet.judge.sandbox.confine import EXTENSIONS
-from ratchet.judge.sandbox.mechanism import isolation_name
+from ratchet.judge.sandbox.keeper import Orders
+from ratchet.judge.sandbox.landlock import Opened
 from ratchet.judge.sandbox.scratch import OPEN_FOLDERS, left_by, private_folder, remove
 from ratchet.judge.sandbox.worker_modules import ZYGOTE
 from ratchet.kernels.languages.cpp import find_compiler
@@ -34,7 +34,7 @@ from ratchet.kernels.languages.cpp import find_compiler
 MALLOC = (("mmap_max", 0), ("trim_threshold", 1 << 30), ("tcache_count", 0))
 ROOM_FOR_OTHERS = 1024
 """What the user may start meanwhile, where the candidate has no uid of its own."""
-GUARD = "ratchet.judge.sandbox.guard"
+KEEPER = "ratchet.judge.sandbox.keeper"
 TORCH_FIRST = "import ctypes, torch; "
 """Both arms of a trial load torch's libraries first of all, so that they lie at the same places."""
 
@@ -51,8 +51,8 @@ class Limits:
     file_bytes: int = bubblewrap.TMP_BYTES
     uid: int | None = None
     """To be taken by the worker itself, where no other program has done it before."""
-    parent: int | None = None
-    """The parent whose death the worker must not survive, where bubblewrap does not see to it."""
+    among_others: bool = False
+    """Whether it has no process namespace of its own."""
     filtered: bool = True
     """Whether system calls that no kernel needs are denied."""
     groups: tuple[int, ...] = ()
@@ -74,13 +74,11 @@ class Sandbox:
     """A private folder of this process, where no private /tmp could be made; remove it after."""
     uid: int | None = None
     """The fresh uid, where there is one."""
-    guard: int | None = None
-    """The process that ends what that uid runs, should the judge be killed."""
 
     @property
-    def enclosed(self) -> bool:
-        """True if it has a process namespace of its own, so that all it starts is below it."""
-        return self.scratch is None
+    def kept(self) -> bool:
+        """True if its first process is a `keeper`; else it has namespaces of its own."""
+        return self.scratch is not None
 
     @property
     def shares_user(self) -> bool:
@@ -96,12 +94,10 @@ class Sandbox:
 
     def clean(self) -> None:
         """End what still runs under the fresh uid, and remove what the process left on the disk."""
-        if self.uid is not None and not self.enclosed:
+        if self.uid is not None and self.kept:
             families.end_user(self.uid)
             for path in left_by(self.uid):
                 remove(path)
-        if self.guard is not None:
-            _end_guard(self.guard)
         if self.scratch is not None:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
@@ -127,56 +123,62 @@ def make_sandbox(
     in a sandbox of `zygote_sandbox`, and takes its uid itself.
     """
     wrapped = bubblewrap.program()
-    uid = identity.fresh_uid()
+    if wrapped is None:
+        mechanism.check_walls()
+    uid = identity.fresh_uid() if wrapped else mechanism.uid_among_others()
     limits = Limits(
         address_space_bytes=None if accelerator else memory_bytes,
         cpu_time_s=int(time_limit_s * threads) + 5,
-        processes=_most_processes(threads),
-        uid=uid if forked or not wrapped else None,
-        parent=None if wrapped else os.getpid(),
+        processes=_most_processes(threads, uid),
+        uid=uid if forked else None,
+        among_others=wrapped is None,
         filtered=system_calls.known(),
         groups=tuple(groups_of(accelerator.nodes)) if accelerator else (),
         local_sockets=accelerator is not None and wrapped is not None,
     )
+    name = mechanism.isolation_name(accelerator)
     if forked:
-        return Sandbox(
-            isolation=isolation_name(), program=(), environment={}, limits=limits, uid=limits.uid
-        )
-    if not wrapped and identity.is_root():
-        _check_readable(with_torch)
-    program = [*_program(module, with_torch), json.dumps(asdict(limits))]
-    if wrapped:
-        binds = [] if with_torch else view.compiler_folders()
-        if headers is not None:
-            binds.append(str(headers))
-        if accelerator is not None:
-            binds += [*accelerator.folders, *view.compiler_if_any()]
+        return Sandbox(isolation=name, program=(), environment={}, limits=limits, uid=uid)
+    folders = [] if with_torch else view.compiler_folders()
+    if headers is not None:
+        folders.append(str(headers))
+    if accelerator is not None:
+        folders += [*accelerator.folders, *view.compiler_if_any()]
+    scratch = None if wrapped else private_folder(uid)
+    if scratch is None:
+        assert wrapped is not None
         walls = bubblewrap.around(
-            wrapped, module, with_torch=with_torch, folders=binds, accelerator=accelerator
+            wrapped, module, with_torch=with_torch, folders=folders, accelerator=accelerator
         )
-        program = [*walls, *bubblewrap.privileges(uid, limits.groups), *program]
-    scratch = None if wrapped else private_folder(limits.uid)
+        walls += bubblewrap.privileges(uid, limits.groups)
+    else:
+        opened = view.opened(
+            module, scratch, with_torch=with_torch, folders=folders, accelerator=accelerator
+        )
+        walls = _keeper(uid, limits.groups, scratch, opened)
     return Sandbox(
-        isolation=isolation_name(accelerator),
-        program=tuple(program),
+        isolation=name,
+        program=(*walls, *_program(module, with_torch), json.dumps(asdict(limits))),
         environment=_environment(threads, with_torch, scratch or Path("/tmp"))
         | (accelerator.environment() if accelerator else {}),
         limits=limits,
         scratch=scratch,
         uid=uid,
-        guard=_start_guard(limits.uid) if limits.uid is not None else None,
     )
 
 
-def _check_readable(with_torch: bool) -> None:
-    """Raise JudgeError where a fresh uid cannot read what its worker needs."""
-    needed = [*(view.python_folders(True) if with_torch else []), str(view.package_folder())]
-    closed = view.closed_to_others(needed)
-    if closed is not None:
-        raise JudgeError(
-            f"a candidate's uid cannot enter {closed}, where Python or Ratchet is installed: "
-            "allow namespaces, so that bubblewrap works, or install both outside of it"
-        )
+def _keeper(uid: int | None, groups: tuple[int, ...], scratch: Path, opened: Opened) -> list[str]:
+    """The command before one that runs among the machine's other processes."""
+    orders = Orders(
+        judge=os.getpid(),
+        folder=str(scratch),
+        mark=watchdog.mark(),
+        uid=uid,
+        groups=groups,
+        opened=asdict(opened) if mechanism.mechanism() == "landlock" else None,
+    )
+    boot = view.BOOT.format(folder=view.code_folder(), module=KEEPER)
+    return [*view.python(with_torch=False), "-c", boot, json.dumps(asdict(orders))]
 
 
 def zygote_program(
@@ -206,26 +208,10 @@ def _program(module: str, with_torch: bool) -> list[str]:
     return [*view.python(with_torch), "-c", TORCH_FIRST + boot if with_torch else boot]
 
 
-def _start_guard(uid: int) -> int:
-    """A process that ends what a uid runs when this one dies."""
-    boot = view.BOOT.format(folder=view.code_folder(), module=GUARD)
-    command = [*view.python(with_torch=False), "-c", boot, str(os.getpid()), str(uid)]
-    silent = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
-    return os.posix_spawn(command[0], command, {"PATH": os.defpath}, file_actions=silent)
-
-
-def _end_guard(guard: int) -> None:
-    with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it was ended before
-        os.kill(guard, signal.SIGKILL)
-        os.waitpid(guard, 0)
-
-
-def _most_processes(threads: int) -> int:
+def _most_processes(threads: int, uid: int | None) -> int:
     """The limit for a uid: its own where it is fresh, else beside what the user runs already."""
     own = 64 + 8 * threads
-    return (
-        own if identity.fresh_uids() else own + ROOM_FOR_OTHERS + families.threads_of(os.getuid())
-    )
+    return own if uid is not None else own + ROOM_FOR_OTHERS + families.threads_of(os.getuid())
 
 
 def arm_environment(threads: int) -> dict[str, str]:

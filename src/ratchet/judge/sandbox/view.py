@@ -18,6 +18,9 @@ from typing import Final
 
 import ratchet
 from ratchet.errors import CompilerMissing
+from ratchet.judge.sandbox.accelerator import Accelerator
+from ratchet.judge.sandbox.landlock import Opened
+from ratchet.judge.sandbox.worker_modules import package_files
 from ratchet.kernels.languages.cpp import find_compiler
 
 SYSTEM_FOLDERS: Final = (
@@ -30,6 +33,12 @@ SYSTEM_FOLDERS: Final = (
     "/opt/rocm",
 )
 SYSTEM_FILES: Final = ("/etc/ld.so.cache",)
+SYSTEM_FACTS: Final = (
+    *("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/version", "/proc/filesystems"),
+    *("/proc/sys/vm/overcommit_memory", "/sys/devices/system/cpu", "/sys/devices/system/node"),
+)
+"""What libraries ask of the machine. A worker also sees its own folder in /proc, and no other's."""
+DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 PROBE_TIMEOUT_S: Final = 10.0
 BOOT: Final = "import sys; sys.path.insert(0, {folder!r}); from {module} import main; main()"
 
@@ -86,9 +95,35 @@ def installed_in(folder: str) -> Path | None:
     return Path(folder) / installed.relative_to(real)
 
 
-def closed_to_others(folders: Sequence[str]) -> str | None:
-    """Return the first folder on the way to one of these that not every user may enter and list."""
-    return next((str(one) for one in _ways(folders) if not _is_open(one)), None)
+def opened(
+    module: str,
+    scratch: Path,
+    *,
+    with_torch: bool,
+    folders: Sequence[str] = (),
+    accelerator: Accelerator | None = None,
+) -> Opened:
+    """What Landlock leaves open to the worker `module`, whose own folder is `scratch`."""
+    files = [str(path) for path, _ in package_files(module)]
+    system = accelerator.system_folders if accelerator is not None else ()
+    return Opened(
+        read=(
+            *(*SYSTEM_FOLDERS, *SYSTEM_FILES, *python_folders(with_torch), *folders, *files),
+            *(*SYSTEM_FACTS, *system),
+        ),
+        listed=(code_folder(),),
+        written=(str(scratch),),
+        used=(*DEVICES, *(accelerator.nodes if accelerator is not None else ())),
+        hidden=str(package_folder().resolve()),
+    )
+
+
+@functools.cache
+def closed_to_others() -> str | None:
+    """Return the first folder that not every user may enter, of those that a worker needs."""
+    needed = [*python_folders(with_torch=True), code_folder(), str(package_folder())]
+    ways = _ways([*needed, *compiler_if_any()])
+    return next((str(folder) for folder in ways if not _is_open(folder)), None)
 
 
 def _ways(folders: Sequence[str]) -> Iterator[Path]:

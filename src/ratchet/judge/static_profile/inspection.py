@@ -315,7 +315,7 @@ class _Workers:
                 with_torch=True,
             )
             self._child = Child(
-                program(self._sandbox.command, self._sandbox.environment),
+                program(self._sandbox.command, self._sandbox.environment, kept=self._sandbox.kept),
                 max_bytes=MAX_ANSWER_BYTES,
             )
         return self._child

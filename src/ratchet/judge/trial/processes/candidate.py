@@ -100,19 +100,25 @@ class CandidateProcess:
         """Where it is a list, a Python kernel's batches are counted: the layout, what it tells."""
         if self.sandbox.shares_user:
             families.hide_memory()  # it holds the batches that this candidate must not see yet
+        headroom = Headroom(
+            self.sandbox.shared_folders,
+            most_threads=self.sandbox.limits.processes if self.sandbox.kept else None,
+        )
         try:
             self._child = Child(
-                program(self.sandbox.command, self.sandbox.environment)
+                program(self.sandbox.command, self.sandbox.environment, kept=self.sandbox.kept)
                 if zygote is None or self.sandbox.program
                 else zygote.start(self.sandbox),
                 max_bytes=MAX_ANSWER_BYTES,
-                shortage=Headroom(self.sandbox.shared_folders).shortage,
-                enclosed=self.sandbox.enclosed,
+                shortage=headroom.shortage,
+                enclosed=True,
+                kept=self.sandbox.kept,
                 counts_work=True,
             )
         except (OSError, JudgeError):
             self.sandbox.clean()
             raise
+        headroom.watch(self._child.pid)
 
     @property
     def _fate(self) -> str:

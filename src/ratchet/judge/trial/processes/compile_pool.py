@@ -161,5 +161,5 @@ class CompilePool:
 
 
 def _limit(process: CandidateProcess, limit_s: float) -> WorkLimit:
-    family = partial(families.family, process.pid, enclosed=process.sandbox.enclosed)
+    family = partial(families.family, process.pid, enclosed=True)
     return WorkLimit(limit_s, family)
