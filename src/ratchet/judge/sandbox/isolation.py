@@ -208,9 +208,14 @@ def _program(module: str, with_torch: bool) -> list[str]:
     return [*view.python(with_torch), "-c", TORCH_FIRST + boot if with_torch else boot]
 
 
+def most_threads(threads: int) -> int:
+    """How many processes and threads a candidate may have in all."""
+    return 64 + 8 * threads
+
+
 def _most_processes(threads: int, uid: int | None) -> int:
     """The limit for a uid: its own where it is fresh, else beside what the user runs already."""
-    own = 64 + 8 * threads
+    own = most_threads(threads)
     return own if uid is not None else own + ROOM_FOR_OTHERS + families.threads_of(os.getuid())
 
 

@@ -38,6 +38,11 @@ def has_namespaces() -> bool:
     return mechanism() == "bubblewrap"
 
 
+def shows_own_files() -> bool:
+    """Return whether a candidate can be shown a file out of the user's own folders."""
+    return has_namespaces() or (mechanism() == "landlock" and uid_among_others() is None)
+
+
 def uid_among_others() -> int | None:
     """Draw the uid of a candidate without namespaces; None where it has the judge's own.
 

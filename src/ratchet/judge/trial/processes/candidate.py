@@ -25,6 +25,7 @@ from ratchet.judge.sandbox.headroom import Headroom
 from ratchet.judge.sandbox.isolation import (
     Sandbox,
     make_sandbox,
+    most_threads,
 )
 from ratchet.judge.sandbox.worker_modules import CPP_WORKER, TORCH_WORKER
 from ratchet.judge.sandbox.zygote import CandidateZygote
@@ -102,7 +103,7 @@ class CandidateProcess:
             families.hide_memory()  # it holds the batches that this candidate must not see yet
         headroom = Headroom(
             self.sandbox.shared_folders,
-            most_threads=self.sandbox.limits.processes if self.sandbox.kept else None,
+            most_threads=most_threads(threads) if self.sandbox.kept else None,
         )
         try:
             self._child = Child(
