@@ -18,10 +18,28 @@ OPEN_FOLDERS: Final = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 def private_folder(uid: int | None) -> Path:
     """A new folder, given to a uid; one whose judge was killed goes when the next is made."""
     clear_abandoned()
-    folder = Path(tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-{pid_namespace()}-"))
+    prefix = f"{SCRATCH_PREFIX}{os.getpid()}-{pid_namespace()}-"
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=_base()))
     if uid is not None:
         os.chown(folder, uid, uid)
     return folder
+
+
+def _bases() -> list[Path]:
+    return list(dict.fromkeys((Path(tempfile.gettempdir()), *OPEN_FOLDERS)))
+
+
+def _base() -> Path:
+    """The first of these that takes files whose code may run: what a candidate builds, it loads."""
+    return next((base for base in _bases() if _takes_code(base)), _bases()[0])
+
+
+def _takes_code(folder: Path) -> bool:
+    try:
+        is_open = os.access(folder, os.W_OK | os.X_OK)
+        return is_open and not os.statvfs(folder).f_flag & os.ST_NOEXEC
+    except OSError:
+        return False
 
 
 def clear_abandoned() -> None:
@@ -29,7 +47,8 @@ def clear_abandoned() -> None:
 
     Containers may share a folder for temporary files: another's process ids say nothing here.
     """
-    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH_PREFIX}*-*-*"):
+    abandoned = [one for base in _bases() for one in base.glob(f"{SCRATCH_PREFIX}*-*-*")]
+    for folder in abandoned:
         pid, namespace, _ = folder.name.removeprefix(SCRATCH_PREFIX).split("-", 2)
         if namespace == pid_namespace() and not Path("/proc", pid).exists():
             shutil.rmtree(folder, ignore_errors=True)

@@ -148,10 +148,10 @@ class CandidateProcess:
 
     def start_compiling(self, kernel: Kernel) -> None:
         """Send the source to be compiled; the answer is fetched by `library`."""
-        with _decides():
-            message: dict[str, Any] = {"do": "compile", "kernel": kernel.as_json()}
-            if self._headers is not None:
-                message["included"] = str(self._headers / NAME)
+        message: dict[str, Any] = {"do": "compile", "kernel": kernel.as_json()}
+        if self._headers is not None:
+            message["included"] = str(self._headers / NAME)
+        with _starts():
             self._child.send(message, timeout_s=self._clock.step_s)
 
     def _await_ready(self) -> None:
@@ -161,10 +161,8 @@ class CandidateProcess:
         """
         if self._is_ready:
             return
-        try:
+        with _starts():
             reply, extra = self._child.receive("start", timeout_s=self._clock.step_s)
-        except ChildFailure as error:
-            raise fault("unmeasured", f"{NOT_STARTED}: it {error}; {REMEDY}") from error
         close_descriptors(extra)
         if reply != READY:
             raise fault("unmeasured", f"{NOT_STARTED}: it said {str(reply)[:100]}; {REMEDY}")
@@ -193,7 +191,7 @@ class CandidateProcess:
         if self._given:
             message["files"] = {what: packed.files for what, packed in self._given.items()}
             handed += [packed.descriptor for packed in self._given.values()]
-        with _decides():
+        with _starts():
             self._child.send(message, handed, timeout_s=self._clock.step_s)
         self._await_ready()
         with _decides():
@@ -340,6 +338,15 @@ def _decides() -> Iterator[None]:
     except ChildFailure as error:
         status = STATUS_OF_FAILURE.get(error.how, "crashed")
         raise fault(status, f"the candidate's process {error}") from error
+
+
+@contextlib.contextmanager
+def _starts() -> Iterator[None]:
+    """Turn the failure of a process that has not read a kernel yet into the machine's fault."""
+    try:
+        yield
+    except ChildFailure as error:
+        raise fault("unmeasured", f"{NOT_STARTED}: it {error}; {REMEDY}") from error
 
 
 @contextlib.contextmanager
