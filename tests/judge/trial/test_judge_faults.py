@@ -23,7 +23,7 @@ from ratchet.errors import CompilerMissing
 from ratchet.judge.process import families
 from ratchet.judge.process.channel import open_pair
 from ratchet.judge.process.child import Child, ChildFailure, program
-from ratchet.judge.sandbox import bubblewrap, headroom, isolation, landlock, scratch
+from ratchet.judge.sandbox import bubblewrap, headroom, isolation, landlock, mechanism, scratch
 from ratchet.judge.trial import kernel_checks
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.timing import plan
@@ -342,7 +342,7 @@ def _command(pid: int) -> bytes:
 def judged(judge: KernelJudge, how: str, folder: Path) -> Verdict:
     """The verdict on a fault, which must come in time and leave nothing."""
     quoted = ", ".join(f'"{place}"' for place in outside(folder))
-    denied = "1" if "system calls filtered" in isolation.isolation_name() else "0"
+    denied = "1" if "system calls filtered" in mechanism.isolation_name() else "0"
     body = FAULTS[how].body.replace("OUTSIDE", quoted).replace("DENIED", denied)
     began = time.monotonic()
     verdict = judge.judge(given.cpp(body), small(), time_limit_s=LIMIT_S)

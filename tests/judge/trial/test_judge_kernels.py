@@ -18,7 +18,7 @@ from answers import assert_right
 from ratchet.errors import JudgeError
 from ratchet.judge.process import families
 from ratchet.judge.process.channel import close_descriptors
-from ratchet.judge.sandbox import bubblewrap, isolation
+from ratchet.judge.sandbox import bubblewrap, isolation, mechanism
 from ratchet.judge.trial import kernel_checks
 from ratchet.judge.trial.kernel_trial import KernelJudge, judge_kernel
 from ratchet.judge.trial.processes.reference import ReferenceProcess
@@ -103,7 +103,7 @@ def test_an_honest_kernel_is_right_and_its_samples_are_kept(judge: KernelJudge) 
     # One thread where a call took under a millisecond, which a test cannot know.
     assert arms - {"reference on one thread"} == {"reference", "reference again", "candidate"}
     assert len(verdict.samples) == 2 * 4 * len(arms)
-    assert verdict.isolation == isolation.isolation_name()
+    assert verdict.isolation == mechanism.isolation_name()
     assert "correct on hidden" in {entry.check for entry in verdict.evidence}
     assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
 
