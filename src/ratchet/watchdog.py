@@ -32,6 +32,11 @@ def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**own, MARK: os.environ.get(MARK) or _watched(os.getpid())}
 
 
+def mark() -> tuple[str, str]:
+    """Return that mark: the name of a variable and its value."""
+    return MARK, environment({})[MARK]
+
+
 @functools.cache
 def _watched(pid: int) -> str:
     """Start this process's watchdog and return the mark that it looks for."""

@@ -17,9 +17,9 @@ import torch
 
 from ratchet.errors import RatchetError
 from ratchet.judge.options import EMULATED
-from ratchet.judge.sandbox import isolation
 from ratchet.judge.static_profile import inspection
 from ratchet.judge.trial.kernel_trial import KernelJudge
+from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.trial.timing import arms
 from ratchet.kernels.library import LIBRARY
 from ratchet.kernels.library_triton import ENTRIES, source_path, triton_kernels
@@ -39,10 +39,8 @@ needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"
 )
 needs_sandbox = pytest.mark.skipif(
-    isolation.bubblewrap() is None
-    and os.geteuid() == 0
-    and not isolation._enterable(sys.base_prefix),
-    reason="no bubblewrap, and this Python lies where a candidate's uid may not read",
+    why_no_kernels() is not None,
+    reason="no kernel can be tried on this machine",
 )
 needs_compiler = pytest.mark.skipif(
     shutil.which("g++") is None, reason="no C++ compiler for the emulator"

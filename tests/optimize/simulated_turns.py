@@ -67,6 +67,8 @@ class World:
     """Precisions whose losses end twice as high."""
     wobble: float = 0.001
     """How far single steps lie from their time."""
+    no_kernels: str | None = None
+    """Why this machine can try no kernel."""
     verdict_s: float = 20.0
     kernels: Mapping[str, float] = field(default_factory=dict)
     """What a library kernel that is right does to a step's time, by name; all others are wrong."""
@@ -315,6 +317,7 @@ def patched(world: World) -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(Ledger, "remember", world.remember)
         patch.setattr(Ledger, "recall", world.recall)
         patch.setattr(loop, "_ceilings", lambda device: world.ceilings)
+        patch.setattr(loop, "why_no_kernels", lambda: world.no_kernels)
         threads = 2 if world.side_by_side else 1
         patch.setattr(loop, "probe", lambda name: replace(probe("cpu"), threads=threads))
         patch.setattr(compose.ceilings, "measure", lambda *a, **k: world.ceilings)

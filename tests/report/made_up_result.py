@@ -83,6 +83,7 @@ def make_result(**changes: Any) -> dict[str, Any]:
         "duration_s": 1634.2,
         "resumed": False,
         "arms": [_arm(key, *figures) for key, figures in ARMS.items()],
+        "not_measured": {},
         "speedup": {
             "vs_written": _speedup(7.22, 7.05, 7.40),
             "vs_compile": _speedup(1.83, 1.78, 1.88),

@@ -172,6 +172,7 @@ def judge(
 
     # numpy, the ledger and torch are imported from here on: mistakes in the call are answered.
     from ratchet.judge.process.time_limits import ends_within
+    from ratchet.judge.trial.readiness import check_kernels
     from ratchet.ledger.verdicts import RecordedJudge, Terms
     from ratchet.suites.candidates import kernelbench_suite, training_suite
     from ratchet.suites.verdict_files import check_out
@@ -208,6 +209,7 @@ def judge(
             judged = court.judge(given, asked, terms, spent_s=time.monotonic() - began)
             code = _report_one(judged, out, as_json)
         raise typer.Exit(code)
+    check_kernels()
     if kernelbench is not None:
         questions = kernelbench_suite(
             kernelbench, level=level, scale=factor, candidate=who, time_limit_s=limit_s

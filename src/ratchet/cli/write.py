@@ -234,8 +234,11 @@ def _write_all(
 ) -> int:
     from ratchet.authors.files import check_out, default_out, write_files, write_summary
     from ratchet.authors.fleet import check_ledger, open_judge
+    from ratchet.judge.trial.readiness import check_kernels
 
     check_ledger(fleet, ledger)
+    if fleet == "local" and not listed:
+        check_kernels()  # before minutes are spent on what to write for
     measuring_s = min(MEASURED_S, MEASURED_SHARE * request.budget_s)
     found = _captured(workload, options, measuring_s)
     if listed:

@@ -153,6 +153,8 @@ class TurnProgress(BudgetLine):
 
 def _done(event: str, details: dict[str, Any]) -> str:
     """Return the line that stays, for a verdict or a screening; empty for other events."""
+    if event == "warning":
+        return f"warning: {details['text']}"
     if event == "judged":
         return f"kernel {details['kernel']}: {details['status']}"
     if event == "proven":

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +12,9 @@ import pytest
 from ratchet.errors import KernelError
 from ratchet.judge.hip.code_objects import one_kernel
 from ratchet.judge.options import EMULATED
-from ratchet.judge.sandbox import isolation
 from ratchet.judge.static_profile.tools import find_tool
 from ratchet.judge.trial.kernel_trial import KernelJudge
+from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.suites import find_problem
@@ -110,10 +108,8 @@ needs_clang = pytest.mark.skipif(
     find_tool("clang") is None or shutil.which("ld") is None, reason="clang is not installed"
 )
 needs_sandbox = pytest.mark.skipif(
-    isolation.bubblewrap() is None
-    and os.geteuid() == 0
-    and not isolation._enterable(sys.base_prefix),
-    reason="no bubblewrap, and this Python lies where a candidate's uid may not read",
+    why_no_kernels() is not None,
+    reason="no kernel can be tried on this machine",
 )
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,8 +13,8 @@ from ratchet.judge.estimates import references
 from ratchet.judge.estimates.inductor import check_version
 from ratchet.judge.estimates.references import CompiledReferences, ReferenceWork, said
 from ratchet.judge.process.time_limits import Clock
-from ratchet.judge.sandbox import isolation
 from ratchet.judge.trial.kernel_trial import KernelJudge
+from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.verdict import EmulatedBound, EmulatedCase
 from ratchet.kernels.library_triton import triton_kernels
 from ratchet.kernels.suites import find_problem
@@ -112,12 +110,7 @@ def test_a_torch_that_is_known_is_taken(version: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None
-    or (
-        isolation.bubblewrap() is None
-        and os.geteuid() == 0
-        and not isolation._enterable(sys.base_prefix)
-    ),
+    importlib.util.find_spec("triton") is None or (why_no_kernels() is not None),
     reason="triton is not installed, or a candidate's uid may not read this Python",
 )
 @pytest.mark.parametrize(

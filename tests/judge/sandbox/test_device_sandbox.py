@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ratchet.errors import RatchetError
-from ratchet.judge.sandbox import accelerator, isolation, system_calls
+from ratchet.judge.sandbox import accelerator, bubblewrap, isolation, system_calls
 from ratchet.judge.sandbox.accelerator import Accelerator, groups_of, may_use_gpu
 from ratchet.judge.sandbox.system_calls import AF_UNIX, NUMBERS, Instruction
 from ratchet.judge.sandbox.worker_modules import TORCH_WORKER
@@ -42,7 +42,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def words_of(gpu: Accelerator | None) -> list[str]:
-    if isolation.bubblewrap() is None:
+    if bubblewrap.program() is None:
         pytest.skip("bubblewrap does not work on this machine")
     made = isolation.make_sandbox(
         TORCH_WORKER,

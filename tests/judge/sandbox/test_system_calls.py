@@ -17,7 +17,9 @@ def test_the_numbers_of_the_filtered_calls_are_the_kernels() -> None:
         pytest.skip("no header with the numbers of x86-64 on this machine")
     lines = [line.split() for line in header.read_text().splitlines() if "__NR_" in line]
     known = {words[1].removeprefix("__NR_"): int(words[2]) for words in lines if len(words) == 3}
-    assert {name: known[name] for name in system_calls.NUMBERS} == system_calls.NUMBERS
+    newer = {name for name, number in system_calls.NUMBERS.items() if number > max(known.values())}
+    told = {name: number for name, number in system_calls.NUMBERS.items() if name not in newer}
+    assert {name: known[name] for name in told} == told
     asked = {*system_calls.DENIED, *system_calls.DENIED_AMONG_OTHERS}
     asked |= {*system_calls.OF_ITSELF_AMONG_OTHERS}
     assert asked <= set(system_calls.NUMBERS)

@@ -17,7 +17,7 @@ import pytest
 import ratchet
 from ratchet.judge.decided import CandidateFault
 from ratchet.judge.process.time_limits import Clock
-from ratchet.judge.sandbox import isolation
+from ratchet.judge.sandbox import bubblewrap
 from ratchet.judge.sandbox.worker_modules import (
     CPP_WORKER,
     CPP_ZYGOTE,
@@ -61,7 +61,7 @@ SECRET = (
     "ratchet.judge.workers.reference.soundness",
 )
 needs_bubblewrap = pytest.mark.skipif(
-    isolation.bubblewrap() is None, reason="bubblewrap does not work on this machine"
+    bubblewrap.program() is None, reason="bubblewrap does not work on this machine"
 )
 LOOKS_ABOUT = """
 import importlib, importlib.util, os, pathlib, sys
@@ -201,10 +201,10 @@ def test_a_compiled_candidate_finds_none_of_the_others() -> None:
     for module in SECRET:
         place = str(path_of(module).relative_to(PACKAGE.parent))
         assert place not in allowed
-        for path in (f"{isolation.CODE_FOLDER}/{place}", str(path_of(module))):
+        for path in (f"{bubblewrap.CODE_FOLDER}/{place}", str(path_of(module))):
             assert compiled(f'#include "{path}"\n').count("No such file")
     held = path_of("ratchet.kernels.abi").relative_to(PACKAGE.parent)
-    assert "No such file" not in compiled(f'#include "{isolation.CODE_FOLDER}/{held}"\n')
+    assert "No such file" not in compiled(f'#include "{bubblewrap.CODE_FOLDER}/{held}"\n')
 
 
 def compiled(source: str) -> str:

@@ -14,7 +14,7 @@ from answers import assert_right
 
 from ratchet.judge.decided import CandidateFault
 from ratchet.judge.process.time_limits import Clock
-from ratchet.judge.sandbox import isolation
+from ratchet.judge.sandbox import bubblewrap
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.candidate import CandidateProcess
@@ -22,7 +22,7 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
 
 pytestmark = pytest.mark.skipif(
-    isolation.bubblewrap() is None, reason="bubblewrap does not work here"
+    bubblewrap.program() is None, reason="bubblewrap does not work here"
 )
 STATE = """
 import gc, json, os, random, resource, signal, sys

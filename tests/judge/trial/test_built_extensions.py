@@ -11,7 +11,7 @@ import pytest
 from answers import assert_right
 
 from ratchet.errors import CompilerMissing
-from ratchet.judge.sandbox import isolation
+from ratchet.judge.sandbox import bubblewrap
 from ratchet.judge.sandbox.confine import EXTENSIONS
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.built_extensions import NoFiles, checked
@@ -24,7 +24,7 @@ from ratchet.kernels.problem_file import load_problem
 
 RELU = Path(__file__).parents[1] / "kernelbench_like" / "level1" / "1_relu.py"
 needs_bubblewrap = pytest.mark.skipif(
-    isolation.bubblewrap() is None, reason="bubblewrap does not work here"
+    bubblewrap.program() is None, reason="bubblewrap does not work here"
 )
 
 

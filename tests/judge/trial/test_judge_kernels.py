@@ -19,10 +19,11 @@ from ratchet.errors import JudgeError
 from ratchet.judge.process import families
 from ratchet.judge.process.channel import close_descriptors
 from ratchet.judge.process.time_limits import OutOfTime, ends_within
-from ratchet.judge.sandbox import isolation
+from ratchet.judge.sandbox import bubblewrap, isolation, mechanism
 from ratchet.judge.trial import kernel_checks, stages
 from ratchet.judge.trial.kernel_trial import KernelJudge, judge_kernel
 from ratchet.judge.trial.processes.reference import ReferenceProcess
+from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.trial.stages import layout_seed
 from ratchet.judge.trial.timing import decide, group_sequential
 from ratchet.judge.verdict import Verdict
@@ -33,10 +34,8 @@ pytestmark = pytest.mark.compiler
 PIDS_OF_A_SANDBOX = 50
 """It counts its own processes from 1."""
 python_sandbox = pytest.mark.skipif(
-    isolation.bubblewrap() is None
-    and os.geteuid() == 0
-    and not isolation._enterable(sys.base_prefix),
-    reason="no bubblewrap, and this Python lies where a candidate's uid may not read",
+    why_no_kernels() is not None,
+    reason="no kernel can be tried on this machine",
 )
 
 
@@ -105,7 +104,7 @@ def test_an_honest_kernel_is_right_and_its_samples_are_kept(judge: KernelJudge) 
     # One thread where a call took under a millisecond, which a test cannot know.
     assert arms - {"reference on one thread"} == {"reference", "reference again", "candidate"}
     assert len(verdict.samples) == 2 * 4 * len(arms)
-    assert verdict.isolation == isolation.isolation_name()
+    assert verdict.isolation == mechanism.isolation_name()
     assert "correct on hidden" in {entry.check for entry in verdict.evidence}
     assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
 
@@ -369,7 +368,7 @@ def test_a_time_under_the_floor_is_measured_again_and_then_no_win(
 
 
 def test_a_candidate_sees_neither_the_machine_nor_root(judge: KernelJudge) -> None:
-    if isolation.bubblewrap() is None:
+    if bubblewrap.program() is None:
         pytest.skip("bubblewrap does not work on this machine")
     body = r"""
     #include <fcntl.h>
@@ -404,11 +403,11 @@ def test_a_candidate_sees_neither_the_machine_nor_root(judge: KernelJudge) -> No
 def test_without_bubblewrap_the_verdict_says_so_and_faults_are_still_caught(
     monkeypatch: pytest.MonkeyPatch, others: Callable[[], set[int]]
 ) -> None:
-    monkeypatch.setattr(isolation, "bubblewrap", lambda: None)
+    monkeypatch.setattr(bubblewrap, "program", lambda: None)
     with KernelJudge() as judge:
         verdict = judge.judge(given.cpp(given.HONEST), small())
         assert_right(verdict)
-        assert verdict.isolation.startswith("no namespaces")
+        assert "no namespaces" in verdict.isolation
         body, statuses, _ = MISBEHAVING["loop"]
         assert judge.judge(given.cpp(body), small()).status in statuses
     assert others() == set()

@@ -16,7 +16,7 @@ import judge_problems as given
 import pytest
 
 from ratchet.judge.process import families
-from ratchet.judge.sandbox import isolation
+from ratchet.judge.sandbox import view
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.candidate import CandidateProcess
@@ -138,7 +138,7 @@ def test_rivals_are_forked_where_the_reference_s_imports_are_done(
     assert families.read_state(parents[0]) is None, "it ends with the verdict"
 
 
-@pytest.mark.skipif(not isolation.fixed_layout(), reason="setarch is missing, or may not be used")
+@pytest.mark.skipif(not view.fixed_layout(), reason="setarch is missing, or may not be used")
 def test_both_arms_have_their_libraries_at_the_same_places(
     judge: KernelJudge, few_rounds: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

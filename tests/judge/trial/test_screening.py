@@ -22,7 +22,7 @@ from answers import assert_right
 import ratchet
 from ratchet.errors import CompilerMissing
 from ratchet.judge.process import families
-from ratchet.judge.sandbox import isolation
+from ratchet.judge.sandbox import bubblewrap, system_calls
 from ratchet.judge.trial.kernel_checks import CaseFacts
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes import building, candidate, compile_pool
@@ -105,7 +105,7 @@ ENTRY {  // returns which of a sandbox's limits it misses
 }
 """
 needs_bubblewrap = pytest.mark.skipif(
-    isolation.bubblewrap() is None, reason="bubblewrap does not work here"
+    bubblewrap.program() is None, reason="bubblewrap does not work here"
 )
 
 
@@ -333,7 +333,7 @@ def test_when_time_is_over_the_rest_is_unmeasured(
 
 @needs_bubblewrap
 def test_every_candidate_is_hemmed_in_alone(judge: KernelJudge) -> None:
-    root, filtered = int(os.geteuid() == 0), int(isolation.system_calls.known())
+    root, filtered = int(os.geteuid() == 0), int(system_calls.known())
     body = HEMMED_IN.replace("AS_ROOT", str(root)).replace("FILTERED", str(filtered))
     kernels = [given.cpp(f"{body}// {at}") for at in range(2)]
     for answer in judge.screen(given.problem(), kernels):
@@ -343,7 +343,7 @@ def test_every_candidate_is_hemmed_in_alone(judge: KernelJudge) -> None:
 def test_without_namespaces_each_process_starts_anew(
     judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolation, "bubblewrap", lambda: None)
+    monkeypatch.setattr(bubblewrap, "program", lambda: None)
     bodies = (given.HONEST, WRONG)
     kernels = [given.cpp(f"{body}// anew") for body in bodies]
     assert statuses(judge.screen(given.problem(), kernels)) == ["screened", "wrong"]

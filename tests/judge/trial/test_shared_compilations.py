@@ -11,7 +11,7 @@ from answers import assert_right
 
 from ratchet.errors import CompilerMissing
 from ratchet.judge.decided import Ok
-from ratchet.judge.sandbox import isolation
+from ratchet.judge.sandbox import bubblewrap
 from ratchet.judge.trial import kernel_checks, shared_compilations
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.kernel_trial import KernelJudge
@@ -26,7 +26,7 @@ from ratchet.kernels.problem_file import built_in_kernel, load_problem
 SOFTMAX = Path(__file__).parents[1] / "kernelbench_like" / "level1" / "3_softmax.py"
 pytestmark = [
     pytest.mark.compiler,
-    pytest.mark.skipif(isolation.bubblewrap() is None, reason="bubblewrap does not work here"),
+    pytest.mark.skipif(bubblewrap.program() is None, reason="bubblewrap does not work here"),
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ratchet.authors.fleet.ray_cluster import RayCluster
 from ratchet.authors.fleet.ray_fleet import ClusterFleet
 from ratchet.errors import LedgerError
+from ratchet.judge.trial.readiness import check_kernels
 from ratchet.ledger.place import resolve, shown
 from ratchet.ledger.verdicts import RecordedJudge
 
@@ -28,9 +29,10 @@ def open_judge(ledger: str | None, fleet: str = "local", *, device: str = "auto"
 
     Raises:
         RatchetError: no cluster, none of its machines can judge, versions that differ, a ledger
-            that is no fleet's or fails.
+            that is no fleet's or fails; no kernel can be tried on this machine.
     """
     if fleet == "local":
+        check_kernels()
         return RecordedJudge(ledger)
     check_ledger(fleet, ledger)
     machines = ClusterFleet(RayCluster(fleet, device=device))

@@ -52,7 +52,10 @@ def build_hip(kernel: Kernel, target: str, clock: Clock) -> HipBuild:
     }
     with contextlib.ExitStack() as stack:
         stack.callback(sandbox.clean)
-        child = Child(program(sandbox.command, sandbox.environment), max_bytes=MAX_ANSWER_BYTES)
+        child = Child(
+            program(sandbox.command, sandbox.environment, kept=sandbox.kept),
+            max_bytes=MAX_ANSWER_BYTES,
+        )
         stack.callback(child.close)
         reply = child.ask(message, timeout_s=clock.left_s)
     if "error" in reply:

@@ -45,17 +45,18 @@ class WatchedFamily:
     """The processes under one, as they are looked at."""
 
     def __init__(self, root: int, *, wrapped: bool) -> None:
-        """Make it while they stand; `wrapped`: the first two are bubblewrap's and only wait.
+        """Make it while they stand; the first only waits, a keeper.
 
-        `worker` is the process that the judge started in it: the others are the candidate's.
+        `wrapped`: the first two do, bubblewrap's or a zygote's. `worker` is the process that the
+        judge started in it: the others are the candidate's.
         """
         self._root = root
-        found = families.family(root, enclosed=wrapped)
+        found = families.family(root, enclosed=True)
         first = {pid for pid, one in found.items() if one.parent == root}
-        self._guards = {root, *first} if wrapped else set[int]()
+        self._guards = {root, *first} if wrapped else {root}
         self._members = set(found) - self._guards
         below = [pid for pid in self._members if found[pid].parent in self._guards]
-        # Only bubblewrap's second has the worker as its child; a worker adopts its own orphans.
+        # Only the last of these has the worker as its child; a worker adopts its own orphans.
         self.worker = min(below, default=root)
 
     def look(self, read: Callable[[list[Stand]], None]) -> bool:
@@ -95,7 +96,7 @@ class WatchedFamily:
         try:
             found = {child for pid in known for child in _children_of(pid)}
         except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
-            found = set(families.family(self._root))
+            found = set(families.family(self._root, enclosed=True))
         return found - known
 
 

@@ -19,7 +19,7 @@ from typing import Final
 from ratchet.judge.decided import Decided, Ok
 from ratchet.judge.integrity.code_places import CodePlace, CodePlaces, Mapping, Owner, read_mappings
 from ratchet.judge.integrity.looks import Stand, Unseen, WatchedFamily, watch
-from ratchet.judge.sandbox.isolation import compiler_folders
+from ratchet.judge.sandbox.view import compiler_folders
 from ratchet.judge.verdict import Evidence
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.kernels.problem import Problem

@@ -86,11 +86,16 @@ class Program:
         self._process.wait()
 
 
-def program(command: Callable[[int], Sequence[str]], environment: Mapping[str, str]) -> Start:
+def program(
+    command: Callable[[int], Sequence[str]],
+    environment: Mapping[str, str],
+    *,
+    kept: bool = False,
+) -> Start:
     """Start a program; `command` is given the number of the channel's descriptor.
 
     It and all that it starts end with this process, even by SIGKILL (`ratchet.watchdog`), and with
-    the thread that started it where it asks for that.
+    the thread that started it where it asks for that. A `kept` one sees to that itself.
     """
 
     def start(channel: int, output: int) -> Program:
@@ -101,7 +106,7 @@ def program(command: Callable[[int], Sequence[str]], environment: Mapping[str, s
                 stdout=output,
                 stderr=output,
                 pass_fds=(channel,),
-                env=watchdog.environment(environment),
+                env=dict(environment) if kept else watchdog.environment(environment),
                 start_new_session=True,
             )
         )
@@ -123,9 +128,12 @@ class Child:
         max_bytes: int = MAX_MESSAGE_BYTES,
         shortage: Callable[[], str | None] | None = None,
         enclosed: bool = False,
+        kept: bool = False,
         counts_work: bool = False,
     ) -> None:
         """Start it; raises what `start` does. `enclosed`: see `families.family`.
+
+        With `kept` its first process is a trusted keeper of the others, which is never stopped.
 
         With `counts_work` the limit of an answer is one of work (`WorkLimit`), not of the wall
         clock: a busy machine does not shorten it.
@@ -145,6 +153,7 @@ class Child:
         self._watch = os.pidfd_open(self._process.pid)
         self.channel = Channel(ours, watch=self._watch, max_bytes=max_bytes, shortage=shortage)
         self._enclosed = enclosed
+        self._kept = kept
         self._counts_work = counts_work
         self.worked_s = 0.0
         """How long it was at work while an answer was awaited, as far as that was looked at."""
@@ -218,7 +227,8 @@ class Child:
         if self.has_ended:
             self._fail(JudgeError("died"), "idle", 0.0)
         self._check_rest()
-        stopped = families.stop(self.pid, enclosed=self._enclosed)
+        spared = [self.pid] if self._kept else []
+        stopped = families.stop(self.pid, enclosed=self._enclosed, spared=spared)
         if stopped is None:
             self._end_for("nonsense", "cannot be stopped")
         self._stopped, self._rest = stopped, families.work_done(stopped)

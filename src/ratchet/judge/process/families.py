@@ -14,7 +14,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 PR_SET_PDEATHSIG = 1
@@ -149,23 +149,37 @@ def of_user(uid: int) -> list[int]:
     return [state.pid for state in states if state is not None and state.alive]
 
 
+def threads_below(root: int) -> int:
+    """Return the number of threads of a process and its descendants."""
+    return sum(state.threads for state in family(root, enclosed=True).values())
+
+
 def threads_of(uid: int) -> int:
     """Return the number of threads that a user has now."""
     states = [read_state(pid) for pid in of_user(uid)]
     return sum(state.threads for state in states if state is not None)
 
 
-def stop(root: int, *, settle_s: float = STANDING_S, enclosed: bool = False) -> list[int] | None:
+def stop(
+    root: int,
+    *,
+    settle_s: float = STANDING_S,
+    enclosed: bool = False,
+    spared: Collection[int] = (),
+) -> list[int] | None:
     """SIGSTOP the whole family until all threads stand; its pids, or None if one still runs.
 
+    Those that are `spared` go on: they must be trusted, and start nothing.
     A thread that has called vfork(2) (as posix_spawn does) stands only once its child has called
     execve, which a stopped child never does: that child is let run for EXEC_S at a time.
     """
     deadline = time.monotonic() + settle_s
     while True:
         found = family(root, enclosed=enclosed)
+        for pid in spared:
+            found.pop(pid, None)
         running = [pid for pid in found if not _stands(pid)]
-        if not running and set(family(root, enclosed=enclosed)) <= set(found):
+        if not running and set(family(root, enclosed=enclosed)) <= {*found, *spared}:
             return list(found)  # none was born between the listing and the last one's standing
         if time.monotonic() > deadline:
             return None
@@ -273,21 +287,35 @@ def _read(path: str) -> bytes:
 def end(root: int, *, enclosed: bool = False) -> None:
     """SIGKILL the whole family, stopped first so that it cannot grow meanwhile.
 
-    `root` must not have been reaped: its number then stays its own.
+    `root` must not have been reaped: its number then stays its own. It goes last, so that nobody's
+    parent is lost.
     """
+    end_below(root, enclosed=enclosed)
     for _ in range(SWEEPS):
-        members = list(family(root, enclosed=enclosed))
-        if not members:
+        if not family(root, enclosed=enclosed):
             return
+        _signal_each([root], signal.SIGKILL)
+        end_below(root, enclosed=enclosed)
+        time.sleep(0.002)
+
+
+def end_below(root: int, *, enclosed: bool = True) -> None:
+    """SIGKILL all of a family but its head, which may be this process."""
+    for _ in range(SWEEPS):
+        members = _below(root, enclosed)
         _signal_each(members, signal.SIGSTOP)
-        if set(family(root, enclosed=enclosed)) <= set(members):
+        if set(_below(root, enclosed)) <= set(members):
             break
     for _ in range(SWEEPS):
-        members = list(family(root, enclosed=enclosed))
+        members = _below(root, enclosed)
         if not members:
             return
         _signal_each(members, signal.SIGKILL)
         time.sleep(0.002)
+
+
+def _below(root: int, enclosed: bool) -> list[int]:
+    return [pid for pid in family(root, enclosed=enclosed) if pid != root]
 
 
 def end_user(uid: int) -> None:

@@ -37,11 +37,9 @@ def confine(limits_json: str) -> None:
         os.setresuid(limits["uid"], limits["uid"], limits["uid"])
     families.prctl(families.PR_SET_NO_NEW_PRIVS, 1)
     families.adopt_orphans()
-    if limits["parent"] is not None:
-        families.die_with_parent(limits["parent"])  # after the uid: a change of it clears this
     if limits["filtered"]:
         system_calls.deny_needless(
-            among_others=limits["parent"] is not None, local_sockets=limits["local_sockets"]
+            among_others=limits["among_others"], local_sockets=limits["local_sockets"]
         )
 
 

@@ -1,6 +1,7 @@
-"""Reserves of the machine while a candidate runs: memory, and the disk where it may write.
+"""Reserves of the machine while a candidate runs: memory, the disk where it may write, processes.
 
-No rlimit bounds a family of processes as a whole, and a file of memory belongs to no process.
+No rlimit bounds a family of processes as a whole, a file of memory belongs to no process, and the
+number of root's processes is not limited at all (RLIMIT_NPROC, getrlimit(2)).
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from ratchet.judge.process import families
+
 KEPT_SHARE: Final = 0.05
 """Of the whole, as long as half of what was free at the start may still be used."""
 
@@ -17,13 +20,26 @@ KEPT_SHARE: Final = 0.05
 class Headroom:
     """The floors of one candidate's run, set when it begins."""
 
-    def __init__(self, folders: Sequence[Path] = ()) -> None:
+    def __init__(self, folders: Sequence[Path] = (), *, most_threads: int | None = None) -> None:
+        """`most_threads` is how many the family may have that is named by `watch`."""
+        self._most_threads = most_threads
+        self._root: int | None = None
+        self._threads = _threads()
         self._folders = list(folders)
         self._memory_floor = _floor(*_memory_bytes())
         self._disk_floors = [_floor(*_disk_bytes(folder)) for folder in self._folders]
 
+    def watch(self, root: int) -> None:
+        """Count the threads of a process and its descendants from now on."""
+        self._root = root
+
     def shortage(self) -> str | None:
         """Return what has run short, in words; None while nothing has."""
+        if self._root is not None and self._most_threads is not None:
+            # The machine's own count is one line to read; a family's is many files.
+            more = _threads() - self._threads
+            if more > self._most_threads < families.threads_below(self._root):
+                return f"it had started more than {self._most_threads} processes and threads"
         free, _ = _memory_bytes()
         if free < self._memory_floor:
             return f"the machine had {free >> 20} MiB of memory left while it ran"
@@ -36,6 +52,12 @@ class Headroom:
 
 def _floor(free: int, total: int) -> float:
     return min(KEPT_SHARE * total, free / 2)
+
+
+def _threads() -> int:
+    """Return how many threads the machine has, from /proc/loadavg."""
+    with open("/proc/loadavg", encoding="ascii") as file:
+        return int(file.read().split()[3].partition("/")[2])
 
 
 def _memory_bytes() -> tuple[int, int]:

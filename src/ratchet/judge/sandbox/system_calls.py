@@ -1,8 +1,8 @@
 """A filter of system calls for a candidate: what no kernel needs is denied. Imports no torch.
 
-Signals to others and changes of a process's place in its family are denied only where no namespace
-keeps the candidate among its own. Numbers: Linux's arch/x86/entry/syscalls/syscall_64.tbl; on
-another architecture there is no filter, and the isolation's name does not mention one.
+What reaches other processes, or files that Landlock does not guard, is denied only where no
+namespace keeps the candidate among its own. Numbers: Linux's arch/x86/entry/syscalls/
+syscall_64.tbl; on another architecture there is no filter, and the isolation's name mentions none.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ ARCHITECTURE: Final = 0xC000003E
 FOREIGN_CALLS: Final = 0x4000_0000
 """From here on numbers are those of the x32 interface."""
 NUMBERS: Final = {
+    "ioctl": 16,
     "shmget": 29,
     "socket": 41,
     "clone": 56,
@@ -29,8 +30,15 @@ NUMBERS: Final = {
     "semget": 64,
     "msgget": 68,
     "fcntl": 72,
+    "truncate": 76,
+    "chmod": 90,
+    "fchmod": 91,
+    "chown": 92,
+    "fchown": 93,
+    "lchown": 94,
     "ptrace": 101,
     "rt_sigqueueinfo": 129,
+    "utime": 132,
     "setpriority": 141,
     "sched_setparam": 142,
     "sched_setscheduler": 144,
@@ -39,11 +47,25 @@ NUMBERS: Final = {
     "chroot": 161,
     "mount": 165,
     "umount2": 166,
+    "setxattr": 188,
+    "lsetxattr": 189,
+    "fsetxattr": 190,
+    "removexattr": 197,
+    "lremovexattr": 198,
+    "fremovexattr": 199,
     "tkill": 200,
     "sched_setaffinity": 203,
     "timer_create": 222,
     "timerfd_create": 283,
     "tgkill": 234,
+    "utimes": 235,
+    "inotify_init": 253,
+    "fchownat": 260,
+    "futimesat": 261,
+    "fchmodat": 268,
+    "utimensat": 280,
+    "inotify_init1": 294,
+    "fanotify_init": 300,
     "mq_open": 240,
     "add_key": 248,
     "request_key": 249,
@@ -70,6 +92,10 @@ NUMBERS: Final = {
     "clone3": 435,
     "pidfd_getfd": 438,
     "process_madvise": 440,
+    "fchmodat2": 452,
+    "setxattrat": 463,
+    "removexattrat": 466,
+    "file_setattr": 469,
 }
 DENIED: Final = (
     # Other processes, and more of the kernel than arithmetic needs.
@@ -86,6 +112,12 @@ DENIED: Final = (
 DENIED_AMONG_OTHERS: Final = (
     *("pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "tkill"),
     *("setpriority", "ioprio_set"),
+    # Files of its user whatever Landlock says: their modes, owners, times and attributes, their
+    # length before ABI 3, and what happens to them.
+    *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat"),
+    *("utime", "utimes", "futimesat", "utimensat", "setxattr", "lsetxattr", "fsetxattr"),
+    *("setxattrat", "removexattr", "lremovexattr", "fremovexattr", "removexattrat"),
+    *("file_setattr", "truncate", "inotify_init", "inotify_init1", "fanotify_init"),
 )
 OF_ITSELF_AMONG_OTHERS: Final = (
     *("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"),
@@ -94,7 +126,11 @@ OF_ITSELF_AMONG_OTHERS: Final = (
 rival) could be given a limit that ends them, or the cores and the priority that make them slow."""
 NEW_NAMESPACES: Final = 0x7E02_0000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET of linux/sched.h."""
-F_SETSIG: Final = 10
+F_SETOWN, F_SETSIG, F_SETOWN_EX = 8, 10, 15
+"""Whom a descriptor sends signals: SIGIO ends a process of the same user."""
+FILE_IOCTLS: Final = (0x8901, 0x8902, 0x4008_6602, 0x4004_6602, 0x401C_5820, 0x4080_6685)
+"""FIOSETOWN and SIOCSPGRP, the same; FS_IOC_SETFLAGS, its form of 32 bits, FS_IOC_FSSETXATTR and
+FS_IOC_ENABLE_VERITY of linux/fs.h, which change a file that is open to be read."""
 AF_UNIX: Final = 1
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -148,8 +184,10 @@ def program(own_pid: int, among_others: bool, local_sockets: bool = False) -> li
     # Its flags lie in memory, where no filter can look; libraries then use clone.
     found += [(IF_EQUAL, 0, 1, NUMBERS["clone3"]), (RETURN, 0, 0, NOT_THERE)]
     found += _deny_if("clone", 0, [(IF_ANY_BIT, NEW_NAMESPACES)])
-    found += _deny_if("fcntl", 1, [(IF_EQUAL, F_SETSIG)])
+    owners = (F_SETSIG, F_SETOWN, F_SETOWN_EX) if among_others else (F_SETSIG,)
+    found += _deny_if("fcntl", 1, [(IF_EQUAL, what) for what in owners])
     if among_others:
+        found += _deny_if("ioctl", 1, [(IF_EQUAL, what) for what in FILE_IOCTLS])
         places = [(IF_EQUAL, PR_SET_PDEATHSIG), (IF_EQUAL, PR_SET_CHILD_SUBREAPER)]
         found += _deny_if("prctl", 0, places)
         found += _allow_only("kill", 0, own_pid) + _allow_only("tgkill", 0, own_pid)

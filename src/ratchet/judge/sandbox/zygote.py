@@ -17,9 +17,8 @@ from typing import Any, Final
 from ratchet.errors import JudgeError
 from ratchet.judge.process.channel import Channel, close_descriptors
 from ratchet.judge.process.child import Child, ChildFailure, Start, program
+from ratchet.judge.sandbox.bubblewrap import SHARED_MEMORY_BYTES, TMP_BYTES
 from ratchet.judge.sandbox.isolation import (
-    SHARED_MEMORY_BYTES,
-    TMP_BYTES,
     Sandbox,
     make_sandbox,
     zygote_environment,

@@ -19,7 +19,8 @@ from typing import Any
 from ratchet.errors import JudgeError, KernelError, RatchetError
 from ratchet.judge.process.child import Child, ChildFailure, program
 from ratchet.judge.process.time_limits import Clock
-from ratchet.judge.sandbox.isolation import Sandbox, isolation_name, make_sandbox
+from ratchet.judge.sandbox.isolation import Sandbox, make_sandbox
+from ratchet.judge.sandbox.mechanism import isolation_name
 from ratchet.judge.sandbox.worker_modules import PROFILE_WORKER
 from ratchet.judge.static_profile import bound, kernel_facts, nvidia
 from ratchet.judge.static_profile.answers import CompiledKernel, Launch, Profile, read_profile
@@ -314,7 +315,7 @@ class _Workers:
                 with_torch=True,
             )
             self._child = Child(
-                program(self._sandbox.command, self._sandbox.environment),
+                program(self._sandbox.command, self._sandbox.environment, kept=self._sandbox.kept),
                 max_bytes=MAX_ANSWER_BYTES,
             )
         return self._child

@@ -15,7 +15,7 @@ from ratchet.judge.estimates.references import CompiledReferences
 from ratchet.judge.options import LANGUAGES, WITH_TORCH
 from ratchet.judge.process.time_limits import Clock, OutOfTime
 from ratchet.judge.sandbox.accelerator import Accelerator, may_use_gpu
-from ratchet.judge.sandbox.isolation import bubblewrap
+from ratchet.judge.sandbox.mechanism import has_namespaces
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.trial.processes.building import Ahead
 from ratchet.judge.trial.processes.reference import ReferenceProcess
@@ -237,7 +237,7 @@ class KernelJudge:
         self, language: Language, accelerator: Accelerator | None
     ) -> CandidateZygote | None:
         """Return the zygote of a candidate's processes; None if each starts anew."""
-        if accelerator is not None or bubblewrap() is None:
+        if accelerator is not None or not has_namespaces():
             return None
         if language == "cpp":
             return self._tools.kernels()

@@ -12,7 +12,8 @@ import shutil
 from pathlib import Path
 
 from ratchet.judge.decided import Ok
-from ratchet.judge.sandbox.isolation import bubblewrap, private_folder
+from ratchet.judge.sandbox.mechanism import has_namespaces
+from ratchet.judge.sandbox.scratch import private_folder
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.processes.reference import ReferenceFault
 from ratchet.judge.verdict import Evidence
@@ -43,7 +44,7 @@ class SharedCompilations:
 
         None for other kernels, and where candidates have no private /tmp.
         """
-        if opened.accelerator is not None or bubblewrap() is None:
+        if opened.accelerator is not None or not has_namespaces():
             return Ok(None)
         if not is_compiled_reference(kernel, opened.problem):
             return Ok(None)

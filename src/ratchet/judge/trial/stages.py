@@ -23,7 +23,8 @@ from ratchet.judge.options import LANGUAGES
 from ratchet.judge.process.time_limits import Clock, OutOfTime
 from ratchet.judge.revision import revision
 from ratchet.judge.sandbox.accelerator import Accelerator
-from ratchet.judge.sandbox.isolation import arm_environment, isolation_name
+from ratchet.judge.sandbox.isolation import arm_environment
+from ratchet.judge.sandbox.mechanism import isolation_name
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.trial.emulated import (
     emulated,

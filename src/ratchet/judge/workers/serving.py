@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from ratchet.errors import RatchetError
 from ratchet.judge.process.channel import Channel, ChannelClosed, close_descriptors
 
+READY: Final = {"ready": True}
 Reply = tuple[dict[str, Any], list[int]]
 """An answer, and the descriptors that go with it."""
 
@@ -32,6 +33,15 @@ def serve(channel: Channel, answer: Callable[[dict[str, Any], list[int]], Reply]
         close_descriptors(handed)
         if message["do"] != "load":  # a loaded library may be looked up again by its descriptor
             close_descriptors(descriptors)
+
+
+def serve_candidate(channel: Channel, answer: Callable[[dict[str, Any], list[int]], Reply]) -> None:
+    """Tell the judge that the worker stands, before any candidate code, then answer messages.
+
+    What goes wrong before is the machine's fault, and no kernel's.
+    """
+    channel.send(READY)
+    serve(channel, answer)
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from ratchet.judge.process.channel import Channel
 from ratchet.judge.workers.candidate.with_torch import TorchWorker
 from ratchet.judge.workers.enclosed_forks import serve_enclosed
-from ratchet.judge.workers.serving import serve
+from ratchet.judge.workers.serving import serve_candidate
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def _work(order: dict[str, Any], channel: int) -> None:
     torch.default_generator.seed()  # by the system's entropy, as in a new process
     torch.set_num_threads(order["threads"])
     if channel >= 0:
-        serve(Channel(socket.socket(fileno=channel)), TorchWorker().answer)
+        serve_candidate(Channel(socket.socket(fileno=channel)), TorchWorker().answer)
 
 
 if __name__ == "__main__":

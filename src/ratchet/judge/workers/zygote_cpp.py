@@ -14,7 +14,7 @@ from ratchet.errors import CompilerMissing
 from ratchet.judge.process.channel import Channel
 from ratchet.judge.workers.candidate.cpp import CppWorker
 from ratchet.judge.workers.enclosed_forks import serve_enclosed
-from ratchet.judge.workers.serving import serve
+from ratchet.judge.workers.serving import serve_candidate
 from ratchet.kernels.languages import cpp
 
 
@@ -30,7 +30,7 @@ def main() -> None:
 
 def _work(_: dict[str, Any], channel: int) -> None:
     if channel >= 0:
-        serve(Channel(socket.socket(fileno=channel)), CppWorker().answer)
+        serve_candidate(Channel(socket.socket(fileno=channel)), CppWorker().answer)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import Device, probe
 from ratchet.errors import DeadlinePassed, DeviceError, RatchetError
 from ratchet.judge.steps.arms import ArmProcess
+from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.ledger import Ledger
 from ratchet.measure.samples import Sample
 from ratchet.optimize.levers import Lever, Situation
@@ -81,6 +82,7 @@ def optimize(settings: Settings, listener: Listener = lambda event, details: Non
     with _open(settings, listener) as turn:
         _check_resume(turn)
         turn.forget_fruitless()
+        _say_without_kernels(turn)
         identity = turn.ledger.start_turn(
             settings.key(), {"workload": settings.title}, fingerprint=turn.fingerprint
         )
@@ -89,8 +91,17 @@ def optimize(settings: Settings, listener: Listener = lambda event, details: Non
         turn.ledger.record_measurements(identity, outcome.samples, purpose="proof")
         turn.ledger.record_recipe(identity, outcome.recipe.model_dump(mode="json"))
         found = {name: getattr(outcome.result, name) for name in ("floor", "recipe_is")}
+        found["without_kernels"] = turn.without_kernels
         turn.ledger.finish_turn(identity, {"speedup": outcome.recipe.speedup, **found})
         return outcome
+
+
+def _say_without_kernels(turn: Turn) -> None:
+    """Say first, before anything is measured, that this machine can try no kernel."""
+    if turn.device.kind == "cpu" and (reason := why_no_kernels()) is not None:
+        turn.without_kernels = reason
+        turn.warn(reason)
+        turn.tell("warning", text=reason)
 
 
 def plan(settings: Settings, listener: Listener = lambda event, details: None) -> Plan:

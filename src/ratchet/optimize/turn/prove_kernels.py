@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ratchet.errors import CompilerMissing, DeadlinePassed
+from ratchet.errors import DeadlinePassed
 from ratchet.graph.capture import CapturedSite, problems_for
 from ratchet.judge.revision import revision
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.languages.cpp import find_compiler
 from ratchet.kernels.library import LIBRARY
 from ratchet.kernels.problem import Problem
 from ratchet.optimize.levers import Lever
@@ -78,11 +77,8 @@ def prove_kernels(
     precision = step.config.precision
     if turn.device.kind != "cpu":
         return _none(precision, "the kernels of the library run on CPUs")
-    try:
-        find_compiler()
-    except CompilerMissing as error:
-        turn.warn(str(error))
-        return _none(precision, "there is no C++ compiler on this machine")
+    if turn.without_kernels:
+        return _none(precision, turn.without_kernels)
     court = KernelCourt(turn=turn, wanted=tuple(name for name in wanted if name not in too_small))
     court.refused[precision] = {name: too_small[name] for name in wanted if name in too_small}
     try:

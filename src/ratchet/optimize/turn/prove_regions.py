@@ -14,13 +14,12 @@ from typing import Any
 from ratchet.authors.result import WritingRequest
 from ratchet.authors.shares import SHORTEST_S, Asked, write_all
 from ratchet.authors.write import Follow
-from ratchet.errors import ArmFailure, CompilerMissing, DeadlinePassed
+from ratchet.errors import ArmFailure, DeadlinePassed
 from ratchet.graph.regions.region import REGION, region_name
 from ratchet.judge.revision import revision
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.languages.cpp import find_compiler
 from ratchet.kernels.problem import Problem
 from ratchet.ledger.verdicts import RecordedJudge
 from ratchet.ledger.writing import WritingBook
@@ -123,13 +122,8 @@ class RegionTrials:
     def _may_install(self) -> bool:
         """Return True if a kernel could be installed here at all."""
         turn = self.turn
-        if turn.settings.try_lever is not None or turn.device.kind != "cpu":
-            return False
-        try:
-            find_compiler()
-        except CompilerMissing:
-            return False
-        return True
+        alone = turn.settings.try_lever is not None
+        return not alone and turn.device.kind == "cpu" and not turn.without_kernels
 
     def _proven_problems(self) -> Mapping[str, Sequence[str]]:
         return self.turn.ledger.proven_problems(self.turn.fingerprint)

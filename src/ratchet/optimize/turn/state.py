@@ -50,6 +50,8 @@ class Turn:
     warnings: list[str] = field(default_factory=list)
     omissions: list[Omission] = field(default_factory=list)
     costs: Costs = field(default_factory=Costs)
+    without_kernels: str = ""
+    """The reason why no kernel can be tried on this machine; empty where kernels can be."""
     peak_memory_bytes: int = 0
     """Peak memory of one arm of the step as written, once known."""
     recalled: int = 0
@@ -245,8 +247,8 @@ class Turn:
     def forget_fruitless(self) -> None:
         """Forget the timings of earlier turns if the last one to finish had a bad hour.
 
-        That is one that compared nothing, or that proved nothing and whose noise floor reached
-        `MOST_NOISE`. It may have run on loaded cores: with its timings the budget would be too
+        That is one that compared nothing, that proved nothing and whose noise floor reached
+        `MOST_NOISE`, or that could try no kernel on this machine. It may have run on loaded cores: with its timings the budget would be too
         short again. Verdicts on kernels stay, and so does what an unfinished turn has found since.
         """
         last = self.ledger.last_finish(self.settings.key(), fingerprint=self.fingerprint)
@@ -255,7 +257,7 @@ class Turn:
         ended_at, found = last
         noise = (found.get("floor") or {}).get("high", 1.0)
         is_noisy = noise >= MOST_NOISE and found.get("recipe_is") != "proven"
-        if is_noisy or not found.get("speedup"):
+        if is_noisy or not found.get("speedup") or found.get("without_kernels"):
             self.since = ended_at
 
     @property

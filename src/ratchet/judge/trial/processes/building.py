@@ -10,7 +10,7 @@ import os
 
 from ratchet.judge.decided import CandidateFault
 from ratchet.judge.process.time_limits import Clock
-from ratchet.judge.sandbox import isolation
+from ratchet.judge.sandbox.mechanism import shows_own_files
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.toolchain import Toolchain
 from ratchet.kernels.kernel import Kernel
@@ -40,7 +40,7 @@ class Library:
             self._descriptor = tools.kept.copy(kernel.build_hash)
         if kernel.language == "cpp" and self._descriptor is None:
             zygote = tools.compilers()
-            headers = tools.headers.folder_for(kernel.source) if isolation.bubblewrap() else None
+            headers = tools.headers.folder_for(kernel.source) if shows_own_files() else None
             self._process = CandidateProcess(
                 kernel,
                 threads=threads,

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
-from ratchet.errors import JudgeError
+from ratchet.errors import JudgeError, KernelError
 from ratchet.judge.decided import fault
 from ratchet.judge.integrity.late_writes import OutputSpots, Read
 from ratchet.judge.integrity.returned_outputs import ReturnedOutputs, Unreadable, readable
@@ -25,6 +25,7 @@ from ratchet.judge.sandbox.headroom import Headroom
 from ratchet.judge.sandbox.isolation import (
     Sandbox,
     make_sandbox,
+    most_threads,
 )
 from ratchet.judge.sandbox.worker_modules import CPP_WORKER, TORCH_WORKER
 from ratchet.judge.sandbox.zygote import CandidateZygote
@@ -32,9 +33,12 @@ from ratchet.judge.trial.processes import built_extensions
 from ratchet.judge.verdict import Status
 from ratchet.judge.workers.memory.mapping import seal
 from ratchet.judge.workers.memory.packed_files import SEALS, PackedFiles
+from ratchet.judge.workers.serving import READY
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.precompiled_headers import NAME
 
+NOT_STARTED = "a process for the kernel did not start on this machine"
+REMEDY = "to fix it: let a sandbox read Python, Ratchet and the compiler (docs/install.md says how)"
 MAX_LIBRARY_BYTES = 64 << 20
 MAX_ANSWER_BYTES = 1 << 20
 MOST_SECONDS = 1e9
@@ -83,6 +87,7 @@ class CandidateProcess:
             forked=zygote is not None and zygote.able,
         )
         self._headers = headers
+        self._is_ready = False
         self._spots = OutputSpots({"calls": []}, ())
         self._returned: ReturnedOutputs | None = None
         self._layout: Mapping[str, Any] = {}
@@ -96,19 +101,25 @@ class CandidateProcess:
         """Where it is a list, a Python kernel's batches are counted: the layout, what it tells."""
         if self.sandbox.shares_user:
             families.hide_memory()  # it holds the batches that this candidate must not see yet
+        headroom = Headroom(
+            self.sandbox.shared_folders,
+            most_threads=most_threads(threads) if self.sandbox.kept else None,
+        )
         try:
             self._child = Child(
-                program(self.sandbox.command, self.sandbox.environment)
+                program(self.sandbox.command, self.sandbox.environment, kept=self.sandbox.kept)
                 if zygote is None or self.sandbox.program
                 else zygote.start(self.sandbox),
                 max_bytes=MAX_ANSWER_BYTES,
-                shortage=Headroom(self.sandbox.shared_folders).shortage,
-                enclosed=self.sandbox.enclosed,
+                shortage=headroom.shortage,
+                enclosed=True,
+                kept=self.sandbox.kept,
                 counts_work=True,
             )
         except (OSError, JudgeError):
             self.sandbox.clean()
             raise
+        headroom.watch(self._child.pid)
 
     @property
     def _fate(self) -> str:
@@ -127,7 +138,9 @@ class CandidateProcess:
     @property
     def has_answered(self) -> bool:
         """Return whether it has sent an answer that was not fetched yet, or is gone."""
-        return self._child.has_answer
+        if not self._is_ready and self._child.has_answer:
+            self._await_ready()
+        return self._is_ready and self._child.has_answer
 
     def run_under(self, clock: Clock) -> None:
         """Let this clock limit it from now on."""
@@ -135,17 +148,33 @@ class CandidateProcess:
 
     def start_compiling(self, kernel: Kernel) -> None:
         """Send the source to be compiled; the answer is fetched by `library`."""
-        with _decides():
-            message: dict[str, Any] = {"do": "compile", "kernel": kernel.as_json()}
-            if self._headers is not None:
-                message["included"] = str(self._headers / NAME)
+        message: dict[str, Any] = {"do": "compile", "kernel": kernel.as_json()}
+        if self._headers is not None:
+            message["included"] = str(self._headers / NAME)
+        with _starts():
             self._child.send(message, timeout_s=self._clock.step_s)
+
+    def _await_ready(self) -> None:
+        """Wait for the worker's first word. CandidateFault `unmeasured` where it has none.
+
+        No candidate code has run before it, so whatever went wrong is the machine's fault.
+        """
+        if self._is_ready:
+            return
+        with _starts():
+            reply, extra = self._child.receive("start", timeout_s=self._clock.step_s)
+        close_descriptors(extra)
+        if reply != READY:
+            raise fault("unmeasured", f"{NOT_STARTED}: it said {str(reply)[:100]}; {REMEDY}")
+        self._is_ready = True
 
     def library(self) -> int:
         """The compiled library, copied into sealed memory that the candidate cannot change."""
+        self._await_ready()
         with _decides():
             reply, handed = self._child.receive("compile", timeout_s=self._clock.step_s)
         try:
+            _raise_if_machine_s(reply)
             _raise_refusal(reply, "does not compile")
             if len(handed) != 1:
                 raise fault("crashed", "the compiler's process handed out no library")
@@ -162,8 +191,12 @@ class CandidateProcess:
         if self._given:
             message["files"] = {what: packed.files for what, packed in self._given.items()}
             handed += [packed.descriptor for packed in self._given.values()]
+        with _starts():
+            self._child.send(message, handed, timeout_s=self._clock.step_s)
+        self._await_ready()
         with _decides():
-            reply = self._child.ask(message, handed, timeout_s=self._clock.step_s)
+            reply, extra = self._child.receive("load", timeout_s=self._clock.step_s)
+        close_descriptors(extra)
         if "error" in reply and built_extensions.uses_extensions(kernel):
             words = f"{error_words(reply['error'])}; {built_extensions.REMEDY}"
             raise fault("refused", f"the kernel cannot be loaded: {words}")
@@ -308,6 +341,15 @@ def _decides() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _starts() -> Iterator[None]:
+    """Turn the failure of a process that has not read a kernel yet into the machine's fault."""
+    try:
+        yield
+    except ChildFailure as error:
+        raise fault("unmeasured", f"{NOT_STARTED}: it {error}; {REMEDY}") from error
+
+
+@contextlib.contextmanager
 def _tells_outputs() -> Iterator[None]:
     """Turn what a candidate told of its outputs, and is not so, into its verdict."""
     try:
@@ -325,6 +367,13 @@ def _are_codes(codes: Any, calls: int) -> bool:
 def _is_time(claimed: Any) -> bool:
     """True if a claim is a time in seconds; a whole number may be too large for any float."""
     return type(claimed) in (int, float) and 0 <= claimed < MOST_SECONDS
+
+
+def _raise_if_machine_s(reply: Mapping[str, Any]) -> None:
+    """Raise `unmeasured` where the compiler's worker failed otherwise than by what it compiles."""
+    error = reply.get("error")
+    if isinstance(error, dict) and error.get("kind") != KernelError.__name__:
+        raise fault("unmeasured", f"nothing can be compiled here: {error_words(error)}; {REMEDY}")
 
 
 def _raise_refusal(reply: Mapping[str, Any], what: str, *, status: Status = "refused") -> None:

@@ -91,7 +91,12 @@ class CompilePool:
             return
         shortage = self._headroom.shortage() if self._running else None
         for one in tuple(self._running):
-            if one.has_answered:
+            try:
+                has_answered = one.has_answered
+            except CandidateFault as error:  # it never started
+                self._end(one, error.decided)
+                continue
+            if has_answered:
                 self._take(one)
             elif one.limit.left_s() <= 0:
                 self._end(one, Decided("timed_out", f"its compiler worked for {COMPILE_S:.0f} s"))
@@ -156,5 +161,5 @@ class CompilePool:
 
 
 def _limit(process: CandidateProcess, limit_s: float) -> WorkLimit:
-    family = partial(families.family, process.pid, enclosed=process.sandbox.enclosed)
+    family = partial(families.family, process.pid, enclosed=True)
     return WorkLimit(limit_s, family)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from ratchet.judge.decided import CandidateFault, Decided
 from ratchet.judge.process.time_limits import Clock
 from ratchet.judge.sandbox.accelerator import Accelerator
-from ratchet.judge.sandbox.isolation import bubblewrap
+from ratchet.judge.sandbox.mechanism import has_namespaces
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.trial.processes.built_extensions import uses_extensions
 from ratchet.judge.trial.processes.candidate import CandidateProcess
@@ -48,7 +48,7 @@ class Launches:
         self._given = {} if compilations is None else {"compilations": compilations}
         self.built: PackedFiles | None = None
         """What the first process has built (`load_inline`), for those after it."""
-        self._builds = uses_extensions(kernel) and accelerator is None and bubblewrap() is not None
+        self._builds = uses_extensions(kernel) and accelerator is None and has_namespaces()
         self._library: int | None = None
         self._standing: list[CandidateProcess] = []
         in_turn = accelerator is not None or self._builds or (zygote is not None and zygote.able)

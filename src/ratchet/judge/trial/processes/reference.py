@@ -14,7 +14,8 @@ from ratchet.errors import JudgeError
 from ratchet.judge.process.channel import close_descriptors, inherited
 from ratchet.judge.process.child import Child, error_words, program
 from ratchet.judge.process.time_limits import until_the_end_s
-from ratchet.judge.sandbox.isolation import TORCH_FIRST, arm_environment, fixed_layout
+from ratchet.judge.sandbox.isolation import TORCH_FIRST, arm_environment
+from ratchet.judge.sandbox.view import fixed_layout
 from ratchet.judge.sandbox.zygote import IMPORT_S, Forks
 from ratchet.judge.steps.arms import import_path
 from ratchet.kernels.problem_file import KEEPER_GRACE_S, longest_wait_s, read_answer

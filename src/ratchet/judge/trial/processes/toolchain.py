@@ -11,7 +11,8 @@ import os
 from collections import OrderedDict
 from typing import Final
 
-from ratchet.judge.sandbox import isolation
+from ratchet.judge.sandbox import view
+from ratchet.judge.sandbox.mechanism import has_namespaces
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.workers.memory.mapping import seal
 from ratchet.judge.workers.memory.packed_files import SEALS
@@ -69,7 +70,7 @@ class Toolchain:
 
     def compilers(self) -> CandidateZygote | None:
         """Return what compilers are forked from; None if each starts anew."""
-        if isolation.bubblewrap() is None:
+        if not has_namespaces():
             return None
         if self._compilers is None or _has_ended(self._compilers):
             shared = PrecompiledHeaders.shared_folder()
@@ -79,7 +80,7 @@ class Toolchain:
 
     def kernels(self) -> CandidateZygote | None:
         """Return what compiled kernels are forked from; None if each starts anew."""
-        if isolation.bubblewrap() is None:
+        if not has_namespaces():
             return None
         if self._kernels is None or _has_ended(self._kernels):
             self._kernels = self._started([])
@@ -94,7 +95,7 @@ class Toolchain:
         self._compilers = self._kernels = None
 
     def _started(self, more: list[str]) -> CandidateZygote:
-        folders = [*isolation.compiler_folders(), *more]
+        folders = [*view.compiler_folders(), *more]
         return CandidateZygote(threads=self._threads, with_torch=False, folders=folders)
 
 

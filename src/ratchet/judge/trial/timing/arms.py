@@ -285,7 +285,7 @@ class CandidateArm:
         order: CallOrder | None = None,
     ) -> tuple[float, float, list[int]]:
         limit_s = self._opened.cases[self._case].limit_s(iterations)
-        family = WatchedFamily(self._candidate.pid, wrapped=self._candidate.sandbox.enclosed)
+        family = WatchedFamily(self._candidate.pid, wrapped=not self._candidate.sandbox.kept)
         meanwhile = None
         if watch is not None:
             meanwhile = watch.looks(family, self.batch_s, iterations)

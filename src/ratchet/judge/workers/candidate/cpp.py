@@ -18,7 +18,7 @@ from typing import Any
 from ratchet.judge.process.channel import inherited
 from ratchet.judge.sandbox.confine import confine
 from ratchet.judge.workers.memory.mapping import MappedRegion, shift_heap
-from ratchet.judge.workers.serving import Reply, serve
+from ratchet.judge.workers.serving import Reply, serve_candidate
 from ratchet.kernels.abi import Entry, pack_scalars, pack_tensors, words
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
@@ -115,7 +115,7 @@ def main() -> None:
     channel = inherited(int(sys.argv[2]))
     confine(sys.argv[1])
     shift_heap()
-    serve(channel, CppWorker().answer)
+    serve_candidate(channel, CppWorker().answer)
     os._exit(0)
 
 

@@ -38,7 +38,7 @@ from ratchet.judge.workers.memory.device import Host, WorkerDevice, open_device
 from ratchet.judge.workers.memory.driver_memory import DriverRefusal
 from ratchet.judge.workers.memory.mapping import shift_heap
 from ratchet.judge.workers.memory.packed_files import PackedFiles
-from ratchet.judge.workers.serving import Reply, serve
+from ratchet.judge.workers.serving import Reply, serve_candidate
 from ratchet.kernels.abi import DTYPE_CODES
 from ratchet.kernels.kernel import Kernel
 
@@ -252,7 +252,7 @@ def main() -> None:
     confine(sys.argv[1])
     shift_heap()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    serve(channel, TorchWorker().answer)
+    serve_candidate(channel, TorchWorker().answer)
     os._exit(0)
 
 

@@ -1,0 +1,117 @@
+"""Stands between the judge and a candidate without namespaces, as PID 1 does in one of its own.
+
+It takes the judge's privileges from the candidate, closes the file system to it where Landlock can,
+and starts it. What a candidate leaves behind becomes this process's child, and ends with it: when
+the candidate's worker ends, and when the judge does, however that happens. The judge stops all of
+the family but this one. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from ratchet.judge.process import families
+from ratchet.judge.sandbox import landlock, namespaces
+
+WAKES = (signal.SIGCHLD, signal.SIGTERM)
+"""A child has ended; the judge has."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Orders:
+    """What the judge wants of a keeper."""
+
+    judge: int
+    """Its process id."""
+    folder: str
+    """The candidate's own folder, in which it stands."""
+    mark: tuple[str, str]
+    """The name and value in the environment by which the judge's watchdog tells its processes.
+    The keeper itself carries none: the watchdog would end it before it has ended the others."""
+    uid: int | None
+    groups: tuple[int, ...]
+    opened: dict[str, Any] | None
+    """The fields of `landlock.Opened`; None without Landlock."""
+
+
+def main() -> None:
+    """Start a command and keep its family: arguments are the orders, then the command."""
+    orders, command = Orders(**json.loads(sys.argv[1])), sys.argv[2:]
+    signal.pthread_sigmask(signal.SIG_BLOCK, WAKES)
+    families.prctl(families.PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != orders.judge:
+        os._exit(1)
+    families.adopt_orphans()
+    families.hide_memory()
+    keeper = os.getpid()
+    child = os.fork()
+    if not child:
+        _become(orders, command, keeper)
+    _let_go()
+    # As long as it is held, rules that name it hold: the kernel may make a new one otherwise.
+    os.open(f"/proc/{child}", os.O_PATH)
+    code = _wait_for(child)
+    families.end_below(keeper)
+    os._exit(code)
+
+
+def _become(orders: Orders, command: list[str], keeper: int) -> NoReturn:
+    """Turn into the candidate's worker."""
+    try:
+        ruleset = None
+        if orders.opened is not None:
+            own = [*orders.opened["read"], f"/proc/{os.getpid()}"]
+            ruleset = landlock.make_ruleset(landlock.Opened(**{**orders.opened, "read": own}))
+        os.chdir(orders.folder)
+        if orders.uid is not None:
+            os.setgroups(orders.groups)
+            os.setresgid(orders.uid, orders.uid, orders.uid)
+            os.setresuid(orders.uid, orders.uid, orders.uid)
+        else:
+            with contextlib.suppress(OSError):  # an ordinary user has no others to give up
+                os.setgroups(orders.groups)
+        namespaces.drop_bounding()
+        namespaces.drop_capabilities()
+        families.prctl(families.PR_SET_NO_NEW_PRIVS, 1)
+        families.die_with_parent(keeper)  # after the uid: a change of it clears this
+        if ruleset is not None:
+            landlock.restrict(ruleset)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WAKES)
+        name, value = orders.mark
+        os.execve(command[0], command, {**os.environ, name: value})
+    except OSError as error:
+        print(f"{command[0]} cannot be started in its sandbox: {error}", file=sys.stderr)
+    finally:
+        os._exit(1)
+
+
+def _let_go() -> None:
+    """Close what is the worker's: its channel must end with it, and so must its output."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(nowhere, number)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+
+
+def _wait_for(child: int) -> int:
+    """Reap whatever ends until the child does; its exit code, as a shell tells it.
+
+    1 where the judge ended first.
+    """
+    while signal.sigwait(WAKES) != signal.SIGTERM:
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == child:
+                    code = os.waitstatus_to_exitcode(ended[1])
+                    return code if code >= 0 else 128 - code
+    return 1
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Whether kernels can be tried on this machine at all: asked once, before anything waits for it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Final
+
+from ratchet.errors import JudgeError, RatchetError
+from ratchet.judge.decided import CandidateFault
+from ratchet.judge.process.time_limits import Clock
+from ratchet.judge.trial.processes.candidate import CandidateProcess
+from ratchet.kernels.kernel import Kernel
+
+LIMIT_S: Final = 60.0
+MEMORY_BYTES: Final = 8 << 30
+TRIED: Final = Kernel(
+    name="readiness",
+    language="cpp",
+    source='#include "ratchet_abi.h"\nextern "C" int64_t answer(...) { return 0; }\n',
+    entry="answer",
+)
+
+
+@functools.cache
+def why_no_kernels() -> str | None:
+    """Return why no kernel can be tried here, with the remedy, in one line; None where one can.
+
+    A kernel of one line is compiled and loaded in the sandbox that every candidate gets, which
+    takes a fraction of a second, once for each process.
+    """
+    try:
+        library = _compiled()
+        try:
+            _load(library)
+        finally:
+            os.close(library)
+    except (CandidateFault, RatchetError, OSError) as error:
+        return f"no kernel can be tried on this machine: {error}"
+    return None
+
+
+def check_kernels() -> None:
+    """Raise JudgeError with that line where no kernel can be tried here."""
+    reason = why_no_kernels()
+    if reason is not None:
+        raise JudgeError(reason)
+
+
+def _compiled() -> int:
+    process = _started()
+    try:
+        process.start_compiling(TRIED)
+        return process.library()
+    finally:
+        process.close()
+
+
+def _load(library: int) -> None:
+    process = _started()
+    try:
+        process.load(TRIED, library)
+    finally:
+        process.close()
+
+
+def _started() -> CandidateProcess:
+    return CandidateProcess(TRIED, threads=1, memory_bytes=MEMORY_BYTES, clock=Clock.of(LIMIT_S))
