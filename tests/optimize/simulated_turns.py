@@ -134,7 +134,7 @@ class MadeUpArm:
     def __init__(self, world: World, spec: ArmSpec) -> None:
         self.world, self.spec = world, spec
         self.name, self.deadline_s = spec.name, spec.deadline_s
-        self.config = StepConfig.model_validate(spec.arguments["config"] or {})
+        self.config = StepConfig.model_validate(spec.arguments.get("config") or {})
         self.pid: int | None = None
         self.setup_time_s = 0.0
         self.steps, self._compiled = 0, False
@@ -201,6 +201,8 @@ class MadeUpArm:
         takes_s = self.world.step_time_s(self.config)
         if method == "gradients":
             Path(arguments["path"]).touch()
+        elif method in ("probe", "sites"):
+            takes_s = 0.0
         elif method == "curve":
             takes_s = arguments["steps"] * min(SHRUNK_STEP_S, 0.2 * self.world.step_s)
             worse = self.config.precision in self.world.learns_worse

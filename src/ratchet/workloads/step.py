@@ -127,16 +127,20 @@ def compiled_loss(
     autocast = config.precision != "fp32"
     device_type = workload.device.split(":")[0]
 
-    def loss(model: nn.Module, batch: Any) -> Tensor:
-        if not autocast:
-            return workload.loss(model, batch)
-        with torch.autocast(device_type, torch.bfloat16):
-            return workload.loss(model, batch)
+    computed: Callable[[nn.Module, Any], Tensor] = workload.loss
+    if config.compile_mode is not None:
+        # torch.compile takes a mode or options, not both; a mode is shorthand for options.
+        compile_options = {**mode_options(config.compile_mode), **(options or {})}
+        computed = BoundedCompile(workload.loss, compile_options)
+    if not autocast:
+        return computed
 
-    if config.compile_mode is None:
-        return loss
-    # torch.compile takes a mode or options, not both; a mode is shorthand for options.
-    return BoundedCompile(loss, {**mode_options(config.compile_mode), **(options or {})})
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        # Outside of the graph: torch's cache of differentiated graphs takes none that enters it.
+        with torch.autocast(device_type, torch.bfloat16):
+            return computed(model, batch)
+
+    return loss
 
 
 def mode_options(mode: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from ratchet.optimize.step.installed import activate_proven
 from ratchet.workloads.config import StepConfig
 
 FACTORY = "ratchet.optimize.step.arm:make_arm"
+PROBE_FACTORY = "ratchet.optimize.step.arm:make_probe"
 SHRUNK_FACTORY = "ratchet.optimize.step.arm:make_shrunk_arm"
 BATCHES = 8
 """Distinct batches that an arm cycles through: real data, tokenised before the clock starts."""
@@ -53,6 +54,11 @@ def make_shrunk_arm(
     return ShrunkArm(workload, options, StepConfig.model_validate(config))
 
 
+def make_probe() -> VectorProbe:
+    """Prepare to probe the CPU's vector instructions."""
+    return VectorProbe()
+
+
 class StepArm:
     """A training step behind the judge's protocol."""
 
@@ -89,15 +95,21 @@ class StepArm:
 
         return {**describe_workload(self._workload), "warnings": self._warnings}
 
-    def gradients(self, path: str) -> dict[str, Any]:
-        """Write the first step's gradients (fp32, by parameter name) as safetensors to `path`."""
+    def gradients(self, path: str, autocast: bool = False) -> dict[str, Any]:
+        """Write the first step's gradients (fp32, by parameter name) as safetensors to `path`.
+
+        With `autocast`, they are those of a step that is uncompiled, in bf16 autocast.
+        """
+        import torch
+
         from ratchet.optimize.step.gradients import write_gradients
 
         if self._next:
             raise WorkloadError(
                 "gradients are available only before the first step: start a new arm"
             )
-        loss = self._step.forward_backward(self._batches[0])
+        with torch.random.fork_rng(enabled=autocast):  # the step's own draws stay as they are
+            loss = self._backward(autocast)
         found = self._step.gradients()
         write_gradients(found, Path(path))
         count = len(found)
@@ -106,6 +118,19 @@ class StepArm:
             if parameter.grad is not None:  # freeing it would change the heap (see gradients.py)
                 parameter.grad.zero_()
         return {"loss": float(loss.detach()), "parameters": count}
+
+    def _backward(self, autocast: bool) -> Any:
+        if not autocast:
+            return self._step.forward_backward(self._batches[0])
+        import torch
+
+        from ratchet.workloads.step import compiled_loss
+
+        update = {"precision": "bf16_autocast", "compile_mode": None}
+        compute = compiled_loss(self._workload, self._config.model_copy(update=update))
+        loss = compute(self._step.model, self._batches[0])
+        torch.autograd.backward(loss)
+        return loss
 
     def profile(self, path: str, steps: int = 2) -> dict[str, Any]:
         """Write a Chrome trace of `steps` steps to `path`, with a mark around each step (JSON)."""
@@ -131,13 +156,17 @@ class StepArm:
             "loss": float(self._loss.detach()) if self._loss is not None else None,
         }
 
-    def sites(self) -> list[dict[str, Any]]:
-        """Return the call sites that the library's kernels could take, with their real shapes."""
+    def sites(self, precision: str) -> list[dict[str, Any]]:
+        """Return the call sites that the library's kernels could take in a precision (JSON).
+
+        They have their real shapes. The arm must not have changed its model's dtypes.
+        """
         from dataclasses import asdict
 
         from ratchet.graph.capture import capture
 
-        return [asdict(site) for site in capture(self._workload, self._config)]
+        config = self._config.model_copy(update={"precision": precision})
+        return [asdict(site) for site in capture(self._workload, config)]
 
     def regions(self, measuring_s: float) -> list[dict[str, Any]]:
         """Return the regions of the step's graphs, the most time to win first (JSON)."""
@@ -145,6 +174,28 @@ class StepArm:
 
         found = capture_regions(self._workload, self._config, measuring_s=measuring_s)
         return [one.as_json() for one in found]
+
+
+class VectorProbe:
+    """Compiles torch's tests of the CPU's vector instructions, which every first compile needs.
+
+    Their results are kept in the compile cache. They take a core for a dozen seconds where a
+    machine has AMX, so this runs beside what computes nothing that is timed.
+    """
+
+    calls = ("probe",)
+
+    def step(self, iterations: int) -> None:
+        raise WorkloadError("a probe is never timed")
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def probe(self) -> str:
+        """Return the name of the instructions that torch's compiler will use."""
+        from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+        return str(pick_vec_isa())
 
 
 class ShrunkArm:

@@ -6,6 +6,7 @@ import contextlib
 import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from ratchet import __version__
@@ -133,9 +134,12 @@ def describe(turn: Turn) -> dict[str, Any]:
     def compute() -> dict[str, Any]:
         turn.tell("start", title="as written")
         began_s, gradients = turn.elapsed_s, turn.folder / "as_written.safetensors"
+        rounded = turn.folder / "autocast.safetensors"
+        turn.probe_vectors()
         with contextlib.ExitStack() as stack:
             arm = stack.enter_context(ArmProcess(turn.written_spec()))
             arm.call("gradients", path=str(gradients))
+            may_round = _rounded_gradients(turn, arm, rounded)
             arm.run(1)
             setup_s = turn.elapsed_s - began_s
             step_time_s = arm.run(1).wall_time_s
@@ -143,6 +147,9 @@ def describe(turn: Turn) -> dict[str, Any]:
             stack.pop_all()
         written = with_config(StepConfig.model_validate(told["written"]), {})
         turn.adopt(written, arm, gradients)
+        eager = written.config.model_copy(update={"precision": "bf16_autocast"})
+        if may_round and eager.precision != written.config.precision:
+            rounded.replace(turn.gradients_path(with_config(eager, {})))
         return {**told, "setup_s": setup_s, "step_time_s": step_time_s}
 
     try:
@@ -155,6 +162,23 @@ def describe(turn: Turn) -> dict[str, Any]:
     turn.peak_memory_bytes = int(description["peak_memory_bytes"])
     turn.warnings += description.get("warnings", [])
     return description
+
+
+def _rounded_gradients(turn: Turn, arm: ArmProcess, path: Path) -> bool:
+    """Write the first step's gradients in bf16 autocast too, by which changes are judged later.
+
+    False where bf16 would take too long, or where the step does not run in it.
+    """
+    slow = turn.ceilings is None or why_bf16_is_slow(turn.ceilings.gemm_flops_per_s)
+    if slow or turn.settings.keep_precision:
+        return False
+    try:
+        arm.call("gradients", path=str(path), autocast=True)
+    except DeadlinePassed:
+        raise
+    except RatchetError:
+        return False
+    return True
 
 
 def situation_of(turn: Turn, description: dict[str, Any]) -> Situation:

@@ -16,7 +16,7 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library import LIBRARY
 from ratchet.kernels.problem import Problem
 from ratchet.optimize.levers import Lever
-from ratchet.optimize.step.candidate import Candidate, with_config
+from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.step.installed import AnyKernel, InstalledKernel
 from ratchet.optimize.turn.schedule import LEAST_VERDICT_S, MOST_VERDICT_S
 from ratchet.optimize.turn.state import Turn
@@ -63,6 +63,7 @@ class ProvenKernels:
 def prove_kernels(
     turn: Turn,
     step: Candidate,
+    written: Candidate,
     wanted: Sequence[str],
     too_small: Mapping[str, str],
     *,
@@ -82,7 +83,7 @@ def prove_kernels(
     court = KernelCourt(turn=turn, wanted=tuple(name for name in wanted if name not in too_small))
     court.refused[precision] = {name: too_small[name] for name in wanted if name in too_small}
     try:
-        court.hear(precision, _problems(turn, step), timed=timed)
+        court.hear(precision, _problems(turn, step, written), timed=timed)
     except DeadlinePassed:
         court.refused[precision] |= dict.fromkeys(court.wanted, NO_TIME)
     return ProvenKernels(proven=court.proven, refused=court.refused, verdicts=tuple(court.verdicts))
@@ -93,32 +94,30 @@ def _none(precision: str, reason: str) -> ProvenKernels:
     return ProvenKernels(proven={}, refused=refused, verdicts=())
 
 
-def _problems(turn: Turn, candidate: Candidate) -> dict[str, list[Problem]]:
-    """Return the problems of a step by the name of the library kernel that answers them."""
+def _problems(turn: Turn, candidate: Candidate, written: Candidate) -> dict[str, list[Problem]]:
+    """Return the problems of a step by the name of the library kernel that answers them.
+
+    The arm of the step as written looks for them.
+    """
 
     def compute() -> dict[str, Any]:
         if turn.left_s() <= 0:
             raise DeadlinePassed("no time is left to look for call sites")
         # The graphs are traced in any case, and an arm that compiles nothing is ready sooner.
-        eager = with_config(candidate.config.model_copy(update={"compile_mode": None}), {})
-        turn.tell("start", title=f"looking for call sites, {eager.config.precision}")
-        for written in (eager, _with_own_optimizer(eager)):  # no call site depends on it
-            if turn.is_live(written):
-                found = turn.live(written).call("sites")
-                turn.drop(written)
-                return {"sites": found}
-        with ArmProcess(turn.spec(eager)) as arm:
-            return {"sites": arm.call("sites")}
+        precision = candidate.config.precision
+        turn.tell("start", title=f"looking for call sites, {precision}")
+        if turn.is_live(written):
+            found = turn.live(written).call("sites", precision=precision)
+            turn.drop(written)  # it has imported the compiler, and is timed no more
+            return {"sites": found}
+        with ArmProcess(turn.spec(written)) as arm:
+            return {"sites": arm.call("sites", precision=precision)}
 
     payload = turn.memo("sites", candidate.key(), compute)
     problems: dict[str, list[Problem]] = defaultdict(list)
     for library, problem in problems_for(CapturedSite.from_json(s) for s in payload["sites"]):
         problems[library].append(problem)
     return problems
-
-
-def _with_own_optimizer(candidate: Candidate) -> Candidate:
-    return with_config(candidate.config.model_copy(update={"optimizer": "as_written"}), {})
 
 
 @dataclass(kw_only=True)

@@ -115,15 +115,15 @@ class Rivals:
         self._rows += [_not_timed(with_config(config, {}), reason) for config in hopeless]
         return [own]
 
-    def first(self, beside: Sequence[Candidate] = ()) -> None:
-        """Time the cheapest rival that works; `beside` are arms to be started meanwhile.
+    def first(self) -> None:
+        """Time the cheapest rival that works.
 
         Without time for one, there is none. Raises CompilerMissing if torch.compile lacks a
         compiler it needs, and ArmFailure if it fails in every mode for another reason.
         """
         while self.waiting and self.best is None:
             rival = with_config(self.waiting[0], {})
-            expect(self.turn, self.written, rival, None, beside=beside)
+            expect(self.turn, self.written, rival, None)
             try:
                 self.time_next()
             except DeadlinePassed:

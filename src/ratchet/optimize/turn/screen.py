@@ -126,12 +126,10 @@ def expect(
     incumbent: Candidate,
     challenger: Candidate,
     oracle: Oracle | None,
-    *,
-    beside: Sequence[Candidate] = (),
 ) -> None:
-    """Start, at the same time, the arms of the next screening, and others beside them."""
+    """Start, at the same time, the arms of the next screening."""
     if not turn.holds("screening", _key(incumbent, challenger, oracle)):
-        turn.start_together([incumbent, challenger, *beside])
+        turn.start_together([incumbent, challenger])
 
 
 def fits(turn: Turn, incumbent: Candidate, challenger: Candidate, oracle: Oracle | None) -> bool:

@@ -22,7 +22,7 @@ from ratchet.optimize.turn.prove import Prover
 from ratchet.optimize.turn.prove_kernels import ProvenKernels, prove_kernels
 from ratchet.optimize.turn.prove_regions import RegionTrials
 from ratchet.optimize.turn.result import LossResult
-from ratchet.optimize.turn.rivals import Rivals, oracle_for
+from ratchet.optimize.turn.rivals import Rivals
 from ratchet.optimize.turn.schedule import (
     HOPEFUL,
     KEEPS,
@@ -88,10 +88,7 @@ class Search:
 
     def run(self) -> Found:
         """Walk the critical path, then do what may win most, until the budget ends."""
-        oracles = self._oracles()
-        self.rivals.first(beside=[*oracles, *self._captured()])
-        for one in oracles:
-            self.turn.drop(one)
+        self.rivals.first()
         if self.rivals.best is not None:
             self._worth = self.steering.worth(self.rivals.baseline())
             self._judge_kernels()
@@ -149,22 +146,6 @@ class Search:
             and self.situation.bf16_is_slow is None
         )
 
-    def _oracles(self) -> list[Candidate]:
-        """Return eager steps whose gradients will be asked for, to be started in passing."""
-        if not self._may_use_bf16_weights():
-            return []
-        config = self.written.config.model_copy(update={"precision": "bf16_master"})
-        oracle = oracle_for(self.written, config)
-        both = {one.key(): one for one in (oracle.reference, oracle.allowed)}
-        return [one for one in both.values() if not self.turn.gradients_path(one).exists()]
-
-    def _captured(self) -> list[Candidate]:
-        """Return the eager step that tells its call sites, to be started in passing too."""
-        if self.turn.device.kind != "cpu" or not self._may_use_bf16_weights():
-            return []
-        config = self.written.config.model_copy(update={"precision": "bf16_master"})
-        return [with_config(config, {})]
-
     def _judge_kernels(self) -> None:
         """Judge the library's kernels, those with the most time to win first, then the regions'."""
         with self.turn.stage(self._kernels_end_s()):
@@ -188,7 +169,7 @@ class Search:
         }
         small = {name: reason for name, reason in reasons.items() if reason is not None}
         timed = not self.kernels.proven
-        found = prove_kernels(self.turn, step, list(reasons), small, timed=timed)
+        found = prove_kernels(self.turn, step, self.written, list(reasons), small, timed=timed)
         self.kernels = self.kernels.joined(self.trials.recall(found, [step]))
 
     def _kernels_end_s(self) -> float:
@@ -198,12 +179,13 @@ class Search:
         if self._precision() != self.written.config.precision:
             after_s += comparison_s(turn, self.written, start)
         launch_s = self.prover.launch_s({"best_compile": start, "ratchet": start})
-        left_s = turn.ends_s - turn.spent_s - after_s
-        share_s = left_s - PLANNED_LAUNCHES * launch_s
+        left_s = turn.ends_s - turn.spent_s
+        share_s = left_s - after_s - PLANNED_LAUNCHES * launch_s
         if share_s < KERNELS_SHARE * left_s:
-            share_s = left_s - LEAST_LAUNCHES * launch_s
-        self.reserved_s = turn.ends_s - turn.spent_s - share_s
-        return turn.spent_s + max(0.0, share_s)
+            share_s = left_s - after_s - LEAST_LAUNCHES * launch_s
+        share_s = max(share_s, KERNELS_SHARE * left_s)
+        self.reserved_s = left_s - share_s
+        return turn.spent_s + share_s
 
     def _climb(self, *, weights: bool) -> None:
         """Time the bundle; where its losses differ, one that rounds less; then the arithmetic kept.

@@ -18,7 +18,7 @@ from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.measure.sitting import Scatter
 from ratchet.optimize.step import allocators
-from ratchet.optimize.step.arm import FACTORY
+from ratchet.optimize.step.arm import FACTORY, PROBE_FACTORY
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.turn.costs import START_TOGETHER, WARMUP_STEPS, Costs, crowding, together_s
 from ratchet.optimize.turn.result import Omission
@@ -68,6 +68,7 @@ class Turn:
     _live: dict[str, ArmProcess] = field(default_factory=dict)
     _compiled: set[str] = field(default_factory=set)
     """Keys of candidates whose process compiled graphs itself and was not started anew since."""
+    _probe: ArmProcess | None = None
     _folder: Path | None = None
 
     def __post_init__(self) -> None:
@@ -248,8 +249,9 @@ class Turn:
         """Forget the timings of earlier turns if the last one to finish had a bad hour.
 
         That is one that compared nothing, that proved nothing and whose noise floor reached
-        `MOST_NOISE`, or that could try no kernel on this machine. It may have run on loaded cores: with its timings the budget would be too
-        short again. Verdicts on kernels stay, and so does what an unfinished turn has found since.
+        `MOST_NOISE`, or that could try no kernel on this machine. It may have run on loaded cores:
+        with its timings the budget would be too short again. Verdicts on kernels stay, and so does
+        what an unfinished turn has found since.
         """
         last = self.ledger.last_finish(self.settings.key(), fingerprint=self.fingerprint)
         if last is None:
@@ -282,6 +284,15 @@ class Turn:
         return ArmSpec(
             name="as written", factory=FACTORY, arguments=arguments, deadline_s=self.deadline_s
         )
+
+    def probe_vectors(self) -> None:
+        """Have torch test the CPU's vector instructions beside the step as written's start."""
+        if self.device.kind == "cpu":
+            self._probe = ArmProcess(ArmSpec(name="probe", factory=PROBE_FACTORY))
+            with contextlib.suppress(RatchetError):  # the first compile then does it itself
+                self._probe.begin_start()
+                self._probe.finish_start()
+                self._probe.begin_call("probe")
 
     def spec(self, candidate: Candidate, *, factory: str = FACTORY, name: str = "") -> ArmSpec:
         """Return the spec with which the judge starts a candidate in its own process."""
@@ -398,6 +409,8 @@ class Turn:
             arm.close()
 
     def close_arms(self) -> None:
+        if self._probe is not None:
+            self._probe.close()
         for arm in self._live.values():
             arm.close()
         self._live.clear()
