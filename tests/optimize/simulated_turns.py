@@ -282,7 +282,14 @@ def _profile(world: World, path: Path) -> StepProfile:
 
 
 def _kernels(
-    world: World, turn: Any, step: Candidate, wanted: Any, too_small: Any, *, timed: bool
+    world: World,
+    turn: Any,
+    step: Candidate,
+    written: Candidate,
+    wanted: Any,
+    too_small: Any,
+    *,
+    timed: bool,
 ) -> ProvenKernels:
     """Each verdict takes its time, and none is begun without it."""
     refused, proven = dict(too_small), {}

@@ -214,6 +214,7 @@ def trials(folder: Path, regions: list[WorkloadRegion]) -> RegionTrials:
         fingerprint=here(),
         device=SimpleNamespace(kind="cpu"),
         settings=SimpleNamespace(try_lever=None),
+        without_kernels="",
         left_s=lambda: 100.0,
     )
     found = RegionTrials(turn=turn)

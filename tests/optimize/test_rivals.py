@@ -103,7 +103,7 @@ def rivals(monkeypatch: pytest.MonkeyPatch, times_s: dict[tuple[str, str], float
         return screening(time_s(incumbent) / time_s(challenger))
 
     monkeypatch.setattr(rivals_module, "screen", screen)
-    monkeypatch.setattr(rivals_module, "expect", lambda *asked, beside: None)
+    monkeypatch.setattr(rivals_module, "expect", lambda *asked: None)
 
 
 def test_the_fastest_of_all_modes_is_the_rival(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_a_climb_begins_with_what_compiles_faster_if_the_two_cannot_be_told_apar
             return dataclasses.replace(screening(ratio), low=ratio - half, high=ratio + half)
 
         monkeypatch.setattr(rivals_module, "screen", screen)
-        monkeypatch.setattr(rivals_module, "expect", lambda *asked, beside: None)
+        monkeypatch.setattr(rivals_module, "expect", lambda *asked: None)
         found = find_baseline(turn(keep_precision=True), WRITTEN, situation())
         assert found.best_same is not None and found.start_same is not None
         assert found.best.config.compile_mode == found.best_same.config.compile_mode

@@ -17,7 +17,7 @@ from ratchet.errors import RatchetError
 from ratchet.optimize.turn.result import OptimizeResult
 from ratchet.optimize.turn.schedule import closing_s
 
-SEEDS = 10_000 if os.environ.get("RATCHET_TEST") == "all" else 40
+SEEDS = 2_500 if os.environ.get("RATCHET_TEST") == "all" else 40
 IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Ledgers on a disk would take most of the time."""
 SLACK = 1.45

@@ -35,7 +35,7 @@ PLANNED_LAUNCHES, LEAST_LAUNCHES = 2, 1
 """Launches of the proof that kernels leave room for, beside the bundle's screening, which counts
 too; and those they leave if that would cost them more than `KERNELS_SHARE`."""
 KERNELS_SHARE: Final = 0.25
-"""Share of the time left that kernels get at least: what they win is most of what can be won."""
+"""Share of the time for kernels and launches below which kernels get that of one launch too."""
 MOST_LAUNCHES: Final = 6
 """Launches after which a proof is given up."""
 MOST_ROUNDS: Final = 20

@@ -95,6 +95,8 @@ class Search:
             self._climb(weights=True)
             self._settle()
             self._go_on()
+            if not self._may_keep(self._rival):
+                self.turn.warn(f"bf16 was dropped: {self._why_not(self._rival)}")
         self.rivals.leave_rest()
         self.turn.close_arms()
         return self.found()
@@ -181,9 +183,9 @@ class Search:
         launch_s = self.prover.launch_s({"best_compile": start, "ratchet": start})
         left_s = turn.ends_s - turn.spent_s
         share_s = left_s - after_s - PLANNED_LAUNCHES * launch_s
-        if share_s < KERNELS_SHARE * left_s:
+        if share_s < KERNELS_SHARE * (left_s - after_s):
             share_s = left_s - after_s - LEAST_LAUNCHES * launch_s
-        share_s = max(share_s, KERNELS_SHARE * left_s)
+        share_s = max(0.0, share_s)
         self.reserved_s = left_s - share_s
         return turn.spent_s + share_s
 
@@ -201,8 +203,7 @@ class Search:
         self.sitting.add(screening.as_timed())
         if self._accepts(climber.best):
             return
-        losses = self._losses[climber.best.config.precision]
-        reason = losses.detail if losses else "the budget ended before its losses were compared"
+        losses, reason = self._losses[climber.best.config.precision], self._why_not(climber.best)
         rounds_less = self._rival.config.precision == "bf16_autocast"
         if losses and weights and rounds_less and climber.best.config.precision == "bf16_master":
             self.turn.warn(f"bf16 weights were dropped: {reason}")
@@ -212,6 +213,11 @@ class Search:
             return
         self.turn.warn(f"bf16 was dropped: {reason}")
         self._climb_same()
+
+    def _why_not(self, candidate: Candidate) -> str:
+        """Return why a candidate's arithmetic may not be kept."""
+        losses = self.found().losses_of(candidate)
+        return losses.detail if losses else "the budget ended before its losses were compared"
 
     def _begin(self, *, weights: bool) -> None:
         """Begin a climb from the rival with every lever that applies."""
