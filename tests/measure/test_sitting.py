@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ratchet.errors import MeasureError
 from ratchet.measure.samples import Sample
-from ratchet.measure.sitting import MOST_PRIOR, Scatter, Sitting, TimedTogether
+from ratchet.measure.sitting import MOST_PRIOR, Sitting, StartScatter, TimedTogether
 
 
 def together(
@@ -76,7 +76,7 @@ def test_what_is_equal_and_exact_is_that_ratio() -> None:
 
 
 def test_one_launch_proves_nothing_at_any_ratio() -> None:
-    known = Scatter(variance=1e-8, freedom=100.0)
+    known = StartScatter(variance=1e-8, freedom=100.0)
     times = {"rival": [9.0] * 9, "twin": [9.0] * 9, "new": [1.0] * 9}
     sitting = Sitting([together(times, TRIO, tag="only")], prior=known)
     assert sitting.compare("rival", "new").answer == "undecided"
@@ -132,15 +132,17 @@ def test_what_was_not_timed_is_an_error() -> None:
 def test_what_the_ledger_knows_adds_freedom_and_never_takes_scatter_away(
     own: float, known: float, freedom: float, more: float
 ) -> None:
-    found = Scatter(variance=own, freedom=freedom).with_prior(Scatter(variance=known, freedom=more))
+    found = StartScatter(variance=own, freedom=freedom).with_prior(
+        StartScatter(variance=known, freedom=more)
+    )
     assert found.variance >= own
     assert freedom <= found.freedom <= freedom + MOST_PRIOR
 
 
 @pytest.mark.parametrize("screened", [True, False])
-@pytest.mark.parametrize("prior", [None, Scatter(variance=0.03**2, freedom=20.0)])
+@pytest.mark.parametrize("prior", [None, StartScatter(variance=0.03**2, freedom=20.0)])
 def test_equal_ways_are_proven_faster_in_at_most_one_of_a_hundred_sittings(
-    screened: bool, prior: Scatter | None
+    screened: bool, prior: StartScatter | None
 ) -> None:
     """Starts differ by 20 %; each sitting is looked at after every launch."""
     rng, sittings, false = np.random.default_rng(7), 1000, 0

@@ -10,10 +10,9 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from ratchet.errors import LedgerError
+from ratchet.files import SQLITE
 
 ENVIRONMENT = "RATCHET_LEDGER"
-SQLITE = b"SQLite format 3\0"
-"""The first bytes of a database's file."""
 _DATABASES = ("sqlite", "postgresql")
 
 

@@ -49,13 +49,13 @@ OF_A_RANGE: Final = 1.349
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scatter:
+class StartScatter:
     """How far processes of one way differ, in logarithms of time."""
 
     variance: float
     freedom: float
 
-    def with_prior(self, prior: Scatter | None) -> Scatter:
+    def with_prior(self, prior: StartScatter | None) -> StartScatter:
         """Add what earlier sittings know. It never makes the variance less than this one's own.
 
         It counts for less if this sitting is noisier than those were.
@@ -66,7 +66,7 @@ class Scatter:
         known = alike * min(prior.freedom, MOST_PRIOR)
         freedom = self.freedom + known
         pooled = (self.variance * self.freedom + prior.variance * known) / freedom
-        return Scatter(variance=max(self.variance, pooled), freedom=freedom)
+        return StartScatter(variance=max(self.variance, pooled), freedom=freedom)
 
     def half_width(self, share: float, confidence: float) -> float:
         """Return the half width of an interval whose variance is `share` of the scatter's."""
@@ -101,7 +101,9 @@ class _Edge:
 class Sitting:
     """What was timed, in any number of launches; answers about any two ways."""
 
-    def __init__(self, timed: Iterable[TimedTogether] = (), prior: Scatter | None = None) -> None:
+    def __init__(
+        self, timed: Iterable[TimedTogether] = (), prior: StartScatter | None = None
+    ) -> None:
         self.timed: list[TimedTogether] = []
         self.prior = prior
         self._edges: list[_Edge] = []
@@ -122,7 +124,7 @@ class Sitting:
             found[launch].add(self._way_of[process])
         return sum(set(ways) <= here for here in found.values())
 
-    def scatter(self) -> Scatter:
+    def scatter(self) -> StartScatter:
         """Return how far processes of one way differed, without what was known before."""
         return _fitted(self._edges, self._way_of).scatter
 
@@ -173,7 +175,7 @@ class _Fit:
     """Of the ways, in logarithms of time."""
     covariance: FloatArray
     """Of the ways' levels, in units of the scatter."""
-    scatter: Scatter
+    scatter: StartScatter
     joined: Mapping[str, str]
     """Ways with the same value are joined by a chain of pairs."""
 
@@ -210,7 +212,7 @@ def _fitted(edges: Sequence[_Edge], way_of: Mapping[str, str]) -> _Fit:
         ways=ways,
         levels=fitted[own],
         covariance=np.asarray(inverse[own, own], dtype=np.float64),
-        scatter=Scatter(variance=variance, freedom=float(freedom)),
+        scatter=StartScatter(variance=variance, freedom=float(freedom)),
         joined=_joined(launch_of, way_of),
     )
 

@@ -39,7 +39,7 @@ class Baseline:
     modes: frozenset[str] = frozenset()
     """The compile modes that were timed."""
     alike: tuple[Candidate, ...] = ()
-    """Rivals that compile faster and could not be told apart from `best` or `best_same`."""
+    """RivalModes that compile faster and could not be told apart from `best` or `best_same`."""
 
     @property
     def start(self) -> Candidate:
@@ -74,7 +74,7 @@ def rival_configs(
 
 
 @dataclass(kw_only=True)
-class Rivals:
+class RivalModes:
     """Torch.compile's modes: those timed, the fastest of them, and those still to be timed."""
 
     turn: Turn

@@ -22,7 +22,7 @@ from ratchet.optimize.turn.prove import Prover
 from ratchet.optimize.turn.prove_kernels import ProvenKernels, prove_kernels
 from ratchet.optimize.turn.prove_regions import RegionTrials
 from ratchet.optimize.turn.result import LossResult
-from ratchet.optimize.turn.rivals import Rivals
+from ratchet.optimize.turn.rivals import RivalModes
 from ratchet.optimize.turn.schedule import (
     HOPEFUL,
     KEEPS,
@@ -78,7 +78,7 @@ class Search:
         self.sitting = Sitting(prior=self.turn.known_scatter())
         self.prover = Prover(turn=self.turn, sitting=self.sitting)
         self.trials = RegionTrials(turn=self.turn)
-        self.rivals = Rivals(
+        self.rivals = RivalModes(
             turn=self.turn,
             written=self.written,
             situation=self.situation,

@@ -16,7 +16,7 @@ from ratchet.devices.probe import Device
 from ratchet.errors import DeadlinePassed, RatchetError
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.ledger import Fingerprint, Ledger
-from ratchet.measure.sitting import Scatter
+from ratchet.measure.sitting import StartScatter
 from ratchet.optimize.step import allocators
 from ratchet.optimize.step.arm import FACTORY, PROBE_FACTORY
 from ratchet.optimize.step.candidate import Candidate
@@ -146,21 +146,21 @@ class Turn:
 
     # The memory.
 
-    def known_scatter(self) -> Scatter | None:
+    def known_scatter(self) -> StartScatter | None:
         """Return how far starts of one step differed on this machine, as earlier turns found."""
 
         def known() -> dict[str, Any]:
             return self.ledger.recall(SCATTER, self._machine()) or {}
 
         found = self.memo("prior", SCATTER, known)  # a second turn decides as the first did
-        return Scatter(**found) if found else None
+        return StartScatter(**found) if found else None
 
-    def remember_scatter(self, own: Scatter) -> None:
+    def remember_scatter(self, own: StartScatter) -> None:
         """Pool what this turn found with what was known, for later turns."""
         if own.freedom <= 0:
             return
         newest = self.ledger.recall(SCATTER, self._machine())
-        known = Scatter(**(newest or {"variance": 0.0, "freedom": 0.0}))
+        known = StartScatter(**(newest or {"variance": 0.0, "freedom": 0.0}))
         kept = min(known.freedom, MOST_KNOWN)
         freedom = own.freedom + kept
         variance = (own.variance * own.freedom + known.variance * kept) / freedom

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ratchet.errors import TraceError
-from ratchet.ledger.place import SQLITE
+from ratchet.files import SQLITE
 from ratchet.trace.read.columns import DeviceProperties, Kind, Trace
 from ratchet.trace.read.gather import Gatherer
 from ratchet.trace.read.numbering import integers

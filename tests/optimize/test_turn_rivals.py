@@ -17,7 +17,7 @@ from ratchet.optimize.levers import Situation
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn import rivals as rivals_module
 from ratchet.optimize.turn.costs import Costs
-from ratchet.optimize.turn.rivals import Baseline, Rivals
+from ratchet.optimize.turn.rivals import Baseline, RivalModes
 from ratchet.optimize.turn.screen import LeverScreening
 from ratchet.workloads.config import StepConfig
 
@@ -65,7 +65,7 @@ def turn(keep_precision: bool = False) -> Any:
 
 def find_baseline(turn: Any, written: Candidate, situation: Situation) -> Baseline:
     """Time every rival, the cheapest first."""
-    found = Rivals(turn=turn, written=written, situation=situation, sitting=Sitting())
+    found = RivalModes(turn=turn, written=written, situation=situation, sitting=Sitting())
     found.first()
     while found.next_one() is not None:
         found.time_next()
