@@ -326,9 +326,10 @@ def _why_not(path: Path) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         return f"is in a folder that cannot be created ({error.strerror})"
-    if why := why_no_database(path):
-        return f"is not an index ({why}): move it away"
-    return files.why_not_new_file(path)
+    if why := files.why_not_new_file(path):
+        return why
+    why = why_no_database(path)
+    return f"is not an index ({why}): move it away" if why else ""
 
 
 _REMEDIES: Final[Sequence[tuple[int, str]]] = (
