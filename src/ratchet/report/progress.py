@@ -134,6 +134,7 @@ class TurnProgress(BudgetLine):
             return self._trial(details)
         return {
             "start": f"starting {title}",
+            "looking": f"looking for {title}",
             "profile": f"profiling {title}",
             "screened": f"screened {title}",
             "judging": f"judging kernel {details.get('kernel', '')}",

@@ -221,8 +221,3 @@ def _lost(best: Climb, climb: Climb, because: str) -> tuple[Change, ...]:
 def _drop(change: Change, because: str) -> Change:
     decision: Decision = "dropped"
     return change.model_copy(update={"decision": decision, "reason": because, "basis": None})
-
-
-def arms_of(kept: Mapping[str, Candidate | None]) -> dict[str, Candidate]:
-    """Return the roles that have a candidate."""
-    return {role: one for role, one in kept.items() if one is not None}

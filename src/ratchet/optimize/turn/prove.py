@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -257,8 +257,3 @@ def _distinct(arms: Mapping[str, Candidate], first: str) -> dict[str, Candidate]
         if candidate.key() not in {other.key() for other in found.values()}:
             found[role] = candidate
     return found
-
-
-def samples_of(proof: Proof | None) -> Sequence[Sample]:
-    """Return a proof's samples; none without a proof."""
-    return () if proof is None else proof.samples()

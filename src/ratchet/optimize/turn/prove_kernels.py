@@ -105,7 +105,7 @@ def _problems(turn: Turn, candidate: Candidate, written: Candidate) -> dict[str,
             raise DeadlinePassed("no time is left to look for call sites")
         # The graphs are traced in any case, and an arm that compiles nothing is ready sooner.
         precision = candidate.config.precision
-        turn.tell("start", title=f"looking for call sites, {precision}")
+        turn.tell("looking", title=f"call sites, {precision}")
         if turn.is_live(written):
             found = turn.live(written).call("sites", precision=precision)
             turn.drop(written)  # it has imported the compiler, and is timed no more

@@ -145,7 +145,7 @@ class RegionTrials:
         def compute() -> dict[str, Any]:
             if turn.left_s() <= 0:
                 raise DeadlinePassed("no time is left to look for regions")
-            turn.tell("start", title=f"looking for regions, {config.precision}")
+            turn.tell("looking", title=f"regions, {config.precision}")
             measuring_s = min(MEASURING_S, MEASURING_SHARE * turn.left_s())
             with ArmProcess(turn.spec(plain)) as arm:
                 return {"regions": arm.call("regions", measuring_s=measuring_s)}

@@ -132,12 +132,6 @@ def expect(
         turn.start_together([incumbent, challenger])
 
 
-def fits(turn: Turn, incumbent: Candidate, challenger: Candidate, oracle: Oracle | None) -> bool:
-    """Return True if the current stage has time to screen the challenger."""
-    left_s = turn.left_s()
-    return left_s > 0 and screening_s(turn, incumbent, challenger, oracle) <= left_s
-
-
 def screening_s(
     turn: Turn, incumbent: Candidate, challenger: Candidate, oracle: Oracle | None
 ) -> float:
