@@ -129,46 +129,30 @@ def test_the_fastest_of_all_modes_is_the_rival(monkeypatch: pytest.MonkeyPatch) 
     assert len(found.rivals) == 4
 
 
-def test_a_climb_begins_with_what_compiles_faster_if_the_two_cannot_be_told_apart(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("half", "mode"), [(0.05, "default"), (0.01, "max-autotune")])
+def test_a_rival_that_cannot_be_told_apart_takes_no_place(
+    monkeypatch: pytest.MonkeyPatch, half: float, mode: str
 ) -> None:
     ratios = {"default": 1.25, "max-autotune": 1.02}
-    wide = {"default": 0.05, "max-autotune": 0.01}  # half of the interval, by where a climb begins
-
-    for mode, half in wide.items():
-
-        def screen(
-            turn: Any, incumbent: Candidate, challenger: Candidate, oracle: Any, half: float = half
-        ) -> Any:
-            ratio = ratios[str(challenger.config.compile_mode)]
-            return dataclasses.replace(screening(ratio), low=ratio - half, high=ratio + half)
-
-        monkeypatch.setattr(rivals_module, "screen", screen)
-        monkeypatch.setattr(rivals_module, "expect", lambda *asked: None)
-        found = find_baseline(turn(keep_precision=True), WRITTEN, situation())
-        assert found.best_same is not None and found.start_same is not None
-        assert found.best.config.compile_mode == found.best_same.config.compile_mode
-        assert found.best.config.compile_mode == "max-autotune"
-        assert found.start.config.compile_mode == found.start_same.config.compile_mode == mode
-
-
-def test_changes_on_what_compiles_faster_are_proven_against_the_fastest(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    timed = rivals_module.screen
 
     def screen(turn: Any, incumbent: Candidate, challenger: Candidate, oracle: Any) -> Any:
-        found = timed(turn, incumbent, challenger, oracle)
-        if challenger.config.compile_mode != "max-autotune":
-            return found
-        return dataclasses.replace(found, ratio=1.01, low=0.97, high=1.05, answer="undecided")
+        ratio = ratios[str(challenger.config.compile_mode)]
+        return dataclasses.replace(screening(ratio), low=ratio - half, high=ratio + half)
 
     monkeypatch.setattr(rivals_module, "screen", screen)
-    world = World(factors={"attention": 0.9}, ceilings=CEILINGS)
+    monkeypatch.setattr(rivals_module, "expect", lambda *asked: None)
+    found = find_baseline(turn(keep_precision=True), WRITTEN, situation())
+    assert found.best_same is not None
+    assert found.best.config.compile_mode == found.best_same.config.compile_mode == mode
+
+
+def test_a_recipe_is_proven_against_a_mode_that_is_faster(tmp_path: Path) -> None:
+    world = World(factors={"attention": 0.9, "compile_mode=max-autotune": 0.95}, ceilings=CEILINGS)
     found = run(world, tmp_path, 1800.0, keep_precision=True)
     assert found.result.best_compile.startswith("torch.compile max-autotune")
-    assert found.recipe.config.compile_mode == "default"
-    assert found.recipe.config.attention != "default"
+    assert found.result.recipe_is == "proven"
+    ratio = found.result.speedup["vs_compile"]
+    assert ratio is not None and ratio.ratio == pytest.approx(0.95 / 0.9, rel=0.02)
 
 
 def test_a_rival_slower_than_eager_is_still_the_rival(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,7 @@ def _because(found: Found, shown: Climb, proof: Proof) -> str:
     baseline, best = found.baseline, shown.best
     if not baseline.has_rival:
         return "the budget ended before torch.compile's step was timed"
-    rivals = (baseline.best, baseline.best_same, *baseline.alike)
+    rivals = (baseline.best, baseline.best_same)
     if best.key() in {one.key() for one in rivals if one is not None}:
         if not any(change.ratio is not None for change in shown.changes):
             return (

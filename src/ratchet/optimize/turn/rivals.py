@@ -38,22 +38,6 @@ class Baseline:
     """True if the screenings say that the step as written beats `best`."""
     modes: frozenset[str] = frozenset()
     """The compile modes that were timed."""
-    alike: tuple[Candidate, ...] = ()
-    """RivalModes that compile faster and could not be told apart from `best` or `best_same`."""
-
-    @property
-    def start(self) -> Candidate:
-        """Where a climb in any arithmetic begins: `best`, or the one alike that compiles faster."""
-        return self._start(self.best)
-
-    @property
-    def start_same(self) -> Candidate | None:
-        """Where a climb in the arithmetic of the step as written begins."""
-        return None if self.best_same is None else self._start(self.best_same)
-
-    def _start(self, rival: Candidate) -> Candidate:
-        precision = rival.config.precision
-        return next((one for one in self.alike if one.config.precision == precision), rival)
 
     @property
     def has_rival(self) -> bool:
@@ -85,7 +69,6 @@ class RivalModes:
     waiting: list[StepConfig] = field(default_factory=list)
     best: Candidate | None = None
     _by_precision: dict[str, Candidate] = field(default_factory=dict)
-    _alike: dict[str, Candidate] = field(default_factory=dict)
     _rows: list[Rival] = field(default_factory=list)
     _slower: set[str] = field(default_factory=set)
     _modes: set[str] = field(default_factory=set)
@@ -182,18 +165,15 @@ class RivalModes:
     def _rank(self, rival: Candidate, incumbent: Candidate, screening: LeverScreening) -> None:
         """Put a timed rival in its place.
 
-        A loser that compiles faster and is not clearly slower goes to `alike`: every change on top
-        of the winner would compile as long as that did. If the step as written beats the rival, its
-        key is noted.
+        It takes the place of another only if it is clearly faster: one that cannot be told apart is
+        no stronger rival, and every change on top of it would compile as long as it did. If the
+        step as written beats the rival, its key is noted.
         """
-        precision, won = rival.config.precision, screening.ratio > 1.0
+        precision, won = rival.config.precision, screening.low > 1.0
         if incumbent is self.written and screening.high < 1.0:
             self._slower.add(rival.key())
-        if incumbent.config.precision == precision and incumbent is not self.written:
-            if not won:
-                return
-            if screening.low <= 1.0:
-                self._alike[precision] = incumbent
+        if incumbent.config.precision == precision and incumbent is not self.written and not won:
+            return
         self._by_precision[precision] = rival
         faster = self.best is None or (won and incumbent is self.best)
         if self.best is not None and won and not faster:
@@ -222,7 +202,6 @@ class RivalModes:
             rivals=tuple(rows),
             written_is_faster=best.key() in self._slower,
             modes=frozenset(self._modes),
-            alike=tuple(self._alike.values()),
         )
 
 

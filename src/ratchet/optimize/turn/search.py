@@ -135,7 +135,7 @@ class Search:
         """Return the precision of the bundle."""
         if weights and self._may_use_bf16_weights() and self._tries(BF16_WEIGHTS.name):
             return "bf16_master"
-        start = self.rivals.baseline().start
+        start = self.rivals.baseline().best
         return start.config.precision
 
     def _tries(self, name: str) -> bool:
@@ -154,7 +154,7 @@ class Search:
             self._judge(self._step_of(self._precision()))
 
     def _step_of(self, precision: str) -> Candidate:
-        start = self.rivals.baseline().start
+        start = self.rivals.baseline().best
         return with_config(start.config.model_copy(update={"precision": precision}), {})
 
     def _judge(self, step: Candidate) -> None:
@@ -176,7 +176,7 @@ class Search:
 
     def _kernels_end_s(self) -> float:
         """Return when the last kernel must be judged, in seconds spent: the rest has its needs."""
-        turn, start = self.turn, self.rivals.baseline().start
+        turn, start = self.turn, self.rivals.baseline().best
         after_s = new_screening_s(turn, start)
         if self._precision() != self.written.config.precision:
             after_s += comparison_s(turn, self.written, start)
@@ -228,7 +228,7 @@ class Search:
         ]
         if not weights:
             levers = [lever for lever in levers if lever.name != BF16_WEIGHTS.name]
-        self._climber = self._new_climber(self.rivals.baseline().start, precision, levers)
+        self._climber = self._new_climber(self.rivals.baseline().best, precision, levers)
 
     def _new_climber(
         self, start: Candidate, precision: str, levers: Sequence[Lever], *, keep: bool = False
@@ -317,8 +317,10 @@ class Search:
     def _go_on(self) -> None:
         """Do what may win most for its time, again and again; then prove what came of it."""
         while (one := self._next_step()) is not None:
+            kept_s = 0.0 if one.is_proof else self._proof_s()
             try:
-                one.run()
+                with self.turn.stage(self.turn.ends_s - kept_s):
+                    one.run()
             except DeadlinePassed:
                 self._done.add(one.what)
         for one in self._steps():
@@ -510,9 +512,9 @@ class Search:
         """Estimate a climb in the written arithmetic, where the best has another."""
         if self._same is not None or keeps_arithmetic(self._best, self.written):
             return None
-        if self.rivals.baseline().start_same is None:
+        if self.rivals.baseline().best_same is None:
             return None  # its rival is timed first
-        turn, start = self.turn, self.rivals.baseline().start_same
+        turn, start = self.turn, self.rivals.baseline().best_same
         assert start is not None
         return new_screening_s(turn, start) + self.turn.costs.plain_s + turn.costs.verdict_s
 
@@ -523,9 +525,9 @@ class Search:
             self._climb_in_written_arithmetic()
 
     def _climb_in_written_arithmetic(self) -> None:
-        while self.rivals.baseline().start_same is None and self.rivals.next_one() is not None:
+        while self.rivals.baseline().best_same is None and self.rivals.next_one() is not None:
             self.rivals.time_next()
-        start = self.rivals.baseline().start_same
+        start = self.rivals.baseline().best_same
         if start is None:
             return
         precision = start.config.precision

@@ -93,7 +93,7 @@ class Steering:
     def worth(self, baseline: Baseline) -> Worth:
         """Return what each lever can win of the step that the climb begins with."""
         self.profile(baseline.written, "before")
-        return self._worth_of(baseline.start)
+        return self._worth_of(baseline.best)
 
     def _worth_of(self, candidate: Candidate) -> Worth:
         profile = self.profile(candidate, "rival")
