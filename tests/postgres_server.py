@@ -28,7 +28,12 @@ def programs() -> Path:
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     if on_path is None and not found:
         pytest.skip("PostgreSQL is not installed: apt install postgresql")
-    return Path(on_path).parent if on_path else found[-1].parent
+    folder = Path(on_path).parent if on_path else found[-1].parent
+    try:
+        subprocess.run([folder / "postgres", "--version"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"PostgreSQL's server does not run ({error}): apt install postgresql")
+    return folder
 
 
 @contextmanager

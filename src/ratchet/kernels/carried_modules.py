@@ -20,17 +20,25 @@ import sys as _sys
 
 
 class _Carried:
-    """A finder for the modules that this source carries, since the sandbox lacks them."""
+    """A finder for the modules that this source carries, where the sandbox lacks or closes them."""
 
     texts = {texts!r}
 
     def find_spec(self, name, path=None, target=None):
-        if name not in self.texts:
+        if name not in self.texts or self.is_open(name, path):
             return None
         below = any(one.startswith(name + ".") for one in self.texts)
         spec = _machinery.ModuleSpec(name, self, origin="<carried>", is_package=below)
         spec.has_location = True  # some modules ask for their __file__
         return spec
+
+    def is_open(self, name, path):
+        found = _machinery.PathFinder.find_spec(name, path)
+        try:
+            open(found.origin).close()
+        except (AttributeError, TypeError, OSError):  # not found, or no file, or closed
+            return False
+        return True
 
     def create_module(self, spec):
         return None
@@ -39,7 +47,7 @@ class _Carried:
         exec(compile(self.texts[module.__name__], "<carried>", "exec"), module.__dict__)
 
 
-_sys.meta_path.append(_Carried())
+_sys.meta_path.insert(0, _Carried())
 '''
 
 
