@@ -20,7 +20,7 @@ from ratchet.optimize.turn.schedule import closing_s
 SEEDS = 2_500 if os.environ.get("RATCHET_TEST") == "all" else 40
 IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Ledgers on a disk would take most of the time."""
-SLACK = 1.45
+SLACK = 1.5
 """A budget over the shortest time to a proof, from which there must be one: kernels are judged in
 between, estimates are cautious, and a launch is begun only if it fits."""
 

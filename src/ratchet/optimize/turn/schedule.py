@@ -40,7 +40,7 @@ MOST_LAUNCHES: Final = 6
 """Launches after which a proof is given up."""
 MOST_ROUNDS: Final = 20
 """Rounds of one launch; it times for about as long as its arms took to start."""
-HOPEFUL: Final = 0.6
+HOPEFUL: Final = 0.5
 """Part of its estimated time from which the bundle, or a proof's next launch, is begun: estimates
 are cautious, and nothing else is waiting for the time."""
 
