@@ -57,6 +57,7 @@ def test_writing_says_so_first_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RATCHET_CXX", str(a_compiler(tmp_path, "#!/nowhere/sh\n")))
+    monkeypatch.chdir(tmp_path)
     ledger = f"sqlite:///{tmp_path / 'ledger.db'}"
     assert main(["write", "squared_relu", "--budget", "60s", "--ledger", ledger]) == 2
     assert capsys.readouterr().err.startswith("ratchet: no kernel can be tried on this machine: ")
@@ -66,6 +67,7 @@ def test_so_does_judging_a_suite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RATCHET_CXX", str(a_compiler(tmp_path, "#!/nowhere/sh\n")))
+    monkeypatch.chdir(tmp_path)
     ledger = f"sqlite:///{tmp_path / 'ledger.db'}"
     assert main(["judge", "--suite", "training", "--ledger", ledger]) == 2
     assert capsys.readouterr().err.startswith("ratchet: no kernel can be tried on this machine: ")
