@@ -90,6 +90,10 @@ def keep(found: Found, prover: Prover) -> Kept:
         because = f"{because}, and the step as written was faster than the rival"
     elif recipe.key() == baseline.written.key():
         recipe_is = "as_written"
+        if baseline.has_rival:
+            because = (
+                f"{because}; the rival changes the arithmetic, and its losses were not compared"
+            )
     elif climb is not None and climb is found.same:
         because = "only the part that keeps the arithmetic was proven faster than the rival"
     kept_same = _kept_same(found, prover)
@@ -168,8 +172,8 @@ def _because(found: Found, shown: Climb, proof: Proof) -> str:
     if best.key() in {one.key() for one in rivals if one is not None}:
         if not any(change.ratio is not None for change in shown.changes):
             return (
-                "the budget had no room to try a change, so the recipe is the rival, "
-                "torch.compile's best"
+                "no change was proven faster than the rival, torch.compile's best, in the time "
+                "that the budget left"
             )
         return "no change looked faster than the rival, torch.compile's best"
     if not found.may_keep(best):
