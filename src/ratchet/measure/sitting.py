@@ -11,7 +11,7 @@ freedom (Searle, "Linear Models", 1971, chapter 5). Two processes of one way add
 in every launch. The pairs of a round fix y_p but for a constant of the launch. Processes that were
 timed beside a common one belong to one launch, whenever that was.
 
-A claim needs `DECIDES` at each look. With it, 10,000 simulated sittings of equal ways whose starts
+A claim needs `DECIDES` at each look. With it, 2,500 simulated sittings of equal ways whose starts
 differ by 20 % gave a false proof in at most 1 of 100, looked at after each of up to five launches
 (tests/measure/test_sitting.py).
 """
@@ -40,8 +40,9 @@ FEWEST_LAUNCHES: Final = 2
 """One launch cannot tell a way from the luck of its start, whatever is known of the machine."""
 LEAST_REACH: Final = 1.01
 """The floor reaches at least so far: a gain under 1 % is none, however still the machine was."""
-MOST_PRIOR: Final = 4.0
-"""Degrees of freedom that earlier sittings on this machine count for at most."""
+MOST_PRIOR: Final = 0.5
+"""Degrees of freedom that earlier sittings on this machine count for at most: with 4, quiet ones (3 %)
+made 2.3 % false proofs in a noisy one (20 %)."""
 OF_A_MEDIAN: Final = math.pi / 2
 """Variance of a median over that of a mean, for many normal values."""
 OF_A_RANGE: Final = 1.349
