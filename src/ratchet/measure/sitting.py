@@ -41,8 +41,10 @@ FEWEST_LAUNCHES: Final = 2
 LEAST_REACH: Final = 1.01
 """The floor reaches at least so far: a gain under 1 % is none, however still the machine was."""
 MOST_PRIOR: Final = 0.5
-"""Degrees of freedom that earlier sittings on this machine count for at most: with 4, quiet ones (3 %)
-made 2.3 % false proofs in a noisy one (20 %)."""
+"""Degrees of freedom that earlier sittings on this machine count for at most.
+
+With 4, quiet ones (starts 3 % apart) made 2.3 % false proofs in a noisy one (20 %); so 1.0 %.
+"""
 OF_A_MEDIAN: Final = math.pi / 2
 """Variance of a median over that of a mean, for many normal values."""
 OF_A_RANGE: Final = 1.349
