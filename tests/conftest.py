@@ -88,6 +88,10 @@ MORE_EXAMPLES = (
     "test_it_gains_nothing_and_ends_with_the_candidate[True]",
     "test_agrees_with_float64[portable_narrow",
     "test_a_kernel_of_the_docs_is_right[squared_relu]",
+    "test_convolutions_are_right[float32-read",
+    "test_convolutions_are_right[bfloat16-read-macros3]",
+    "test_torch_s_fused_attention_is_right[bfloat16-0.0]",
+    "test_torch_s_fused_attention_is_right[float32-1.0]",
 )
 """Parts of test ids; what they show is shown at another example, or is of small weight."""
 

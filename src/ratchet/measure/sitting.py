@@ -26,10 +26,10 @@ from itertools import combinations
 from typing import Final
 
 import numpy as np
-from scipy import special
 
 from ratchet.errors import MeasureError
 from ratchet.measure.estimate import Answer, Comparison, Floor, answer_of
+from ratchet.measure.quantiles import t_quantile
 from ratchet.measure.samples import FloatArray, Sample, log_ratios
 
 DECIDES: Final = 0.993
@@ -75,7 +75,7 @@ class StartScatter:
         """Return the half width of an interval whose variance is `share` of the scatter's."""
         if self.freedom <= 0:
             return math.inf
-        quantile = float(special.stdtrit(self.freedom, (1 + confidence) / 2))
+        quantile = t_quantile(self.freedom, (1 + confidence) / 2)
         return quantile * math.sqrt(self.variance * share)
 
 
