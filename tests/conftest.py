@@ -23,9 +23,14 @@ from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.kernels import problem_file
 from ratchet.ledger import verdicts
 
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")
 EVERYTHING = os.environ.get("RATCHET_TEST") == "all"
+settings.register_profile(
+    "busy",
+    deadline=None,
+    max_examples=100 if EVERYTHING else 25,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("busy")
 SKIPPED = pytest.mark.skip(reason="thorough: RATCHET_TEST=all runs it too")
 MORE_EXAMPLES = (
     "test_a_family_learns_in_bf16[bf16_autocast",
