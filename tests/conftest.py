@@ -23,9 +23,14 @@ from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.kernels import problem_file
 from ratchet.ledger import verdicts
 
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")
 EVERYTHING = os.environ.get("RATCHET_TEST") == "all"
+settings.register_profile(
+    "busy",
+    deadline=None,
+    max_examples=100 if EVERYTHING else 25,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("busy")
 SKIPPED = pytest.mark.skip(reason="thorough: RATCHET_TEST=all runs it too")
 MORE_EXAMPLES = (
     "test_a_family_learns_in_bf16[bf16_autocast",
@@ -88,6 +93,10 @@ MORE_EXAMPLES = (
     "test_it_gains_nothing_and_ends_with_the_candidate[True]",
     "test_agrees_with_float64[portable_narrow",
     "test_a_kernel_of_the_docs_is_right[squared_relu]",
+    "test_convolutions_are_right[float32-read",
+    "test_convolutions_are_right[bfloat16-read-macros3]",
+    "test_torch_s_fused_attention_is_right[bfloat16-0.0]",
+    "test_torch_s_fused_attention_is_right[float32-1.0]",
 )
 """Parts of test ids; what they show is shown at another example, or is of small weight."""
 

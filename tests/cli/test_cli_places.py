@@ -105,12 +105,20 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def repository(place: Path) -> None:
-    """Two commits, for the commands that compare some."""
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The history of a repository with two commits."""
+    folder = tmp_path_factory.mktemp("history")
     name = ["-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], *[[*name, "commit", "-q", "--allow-empty", "-m", "x"]] * 2):
-        subprocess.run(["git", *words], check=True)
+        subprocess.run(["git", *words], check=True, cwd=folder)
+    return folder / ".git"
+
+
+@pytest.fixture
+def repository(place: Path, history: Path) -> None:
+    """Two commits, for the commands that compare some."""
+    shutil.copytree(history, ".git")
 
 
 def told(words: list[str], place: str) -> list[str]:

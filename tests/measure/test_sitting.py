@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 
 import numpy as np
 import pytest
@@ -39,6 +40,7 @@ def together(
     return TimedTogether(samples=tuple(samples), processes=named, ways=ways)
 
 
+SITTINGS = 2_500 if os.environ.get("RATCHET_TEST") == "all" else 300
 TRIO = {"rival": "rival", "twin": "rival", "new": "new"}
 
 
@@ -145,15 +147,15 @@ def test_equal_ways_are_proven_faster_in_at_most_one_of_a_hundred_sittings(
     screened: bool, prior: StartScatter | None
 ) -> None:
     """Starts differ by 20 %; each sitting is looked at after every launch."""
-    rng, sittings, false = np.random.default_rng(7), 1000, 0
-    for _ in range(sittings):
+    rng, false = np.random.default_rng(7), 0
+    for _ in range(SITTINGS):
         sitting = Sitting(prior=prior)
         for timed in drawn(rng, launches=4, starts=0.2, screened=screened, rounds=3):
             sitting.add(timed)
             if len(sitting.timed) > 1 and sitting.compare("rival", "new").answer == "faster":
                 false += 1
                 break
-    assert false <= 0.01 * sittings + 3 * math.sqrt(0.01 * sittings)  # three deviations of luck
+    assert false <= 0.01 * SITTINGS + 3 * math.sqrt(0.01 * SITTINGS)  # three deviations of luck
 
 
 def test_a_gain_that_is_clear_is_found_in_few_launches() -> None:

@@ -59,14 +59,14 @@ def _main(words: list[str], began_s: float, ending: Ending) -> int:
 def _command(words: list[str], began_s: float, ending: Ending, as_json: bool) -> int:
     import typer
 
-    from ratchet.cli.app import app
+    from ratchet.cli.app import commands
 
     # typer may carry its own copy of click, so its base class is reached through what it exports.
     usage_error: Any = typer.BadParameter.__mro__[1]
     if unreadable := next((one for one in words if not _is_utf8(one)), None):
         return _ended(_not_utf8(unreadable), MISTAKE, as_json)
     try:
-        code = app(
+        code = commands()(
             args=words or ["--help"], prog_name="ratchet", standalone_mode=False, obj=began_s
         )
     except typer.Abort:

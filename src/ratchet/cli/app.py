@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Annotated, Any
 
@@ -37,6 +38,12 @@ DeviceName = Annotated[
         "--device", help="Device to use: cpu, cuda (for ROCm too) or auto.", metavar="NAME"
     ),
 ]
+
+
+@functools.cache
+def commands() -> Any:
+    """Return the app as click's command; a process that runs several builds it once."""
+    return typer.main.get_command(app)
 
 
 def print_json(document: dict[str, Any]) -> None:

@@ -12,7 +12,6 @@ from typing import Final
 
 import msgspec
 import numpy as np
-from scipy import special
 
 from ratchet.learn.bench import Bench, JudgeOutcome, PolicyKernel, judge_answers
 from ratchet.learn.config import LearnConfig
@@ -23,6 +22,7 @@ from ratchet.learn.rewards import reward_of
 from ratchet.learn.rollouts import Rollouts, TransformersRollouts
 from ratchet.learn.sampling import DrawRequest
 from ratchet.learn.tasks import LearnTask
+from ratchet.measure.quantiles import t_quantile
 
 RESAMPLES: Final = 1000
 SURE: Final = 0.9
@@ -149,7 +149,7 @@ def least_rise(before: Evaluation, after: Evaluation) -> float:
     if len(rises) < 2:
         return 0.0
     error = statistics.stdev(rises) / math.sqrt(len(rises))
-    return statistics.fmean(rises) - float(special.stdtrit(len(rises) - 1, SURE)) * error
+    return statistics.fmean(rises) - t_quantile(len(rises) - 1, SURE) * error
 
 
 def policy_drawer(

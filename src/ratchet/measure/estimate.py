@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy import special
 
 from ratchet.errors import MeasureError
+from ratchet.measure.quantiles import t_quantile
 from ratchet.measure.samples import FloatArray, Sample, log_ratios, of_arm
 
 Answer = Literal["faster", "slower", "equivalent", "undecided"]
@@ -229,7 +229,7 @@ def interval(
         raise MeasureError(f"{resamples} resamples are too few for an interval: use 100 or more")
     between, within = _variances(launches, resamples, seed)
     freedom = _degrees_of_freedom(between, within, [len(launch) for launch in launches])
-    quantile = float(special.stdtrit(freedom, (1 + confidence) / 2))
+    quantile = t_quantile(freedom, (1 + confidence) / 2)
     return float(np.median(np.concatenate(launches))), quantile * math.sqrt(between + within)
 
 

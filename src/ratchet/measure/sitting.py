@@ -26,10 +26,10 @@ from itertools import combinations
 from typing import Final
 
 import numpy as np
-from scipy import special
 
 from ratchet.errors import MeasureError
 from ratchet.measure.estimate import Answer, Comparison, Floor, answer_of
+from ratchet.measure.quantiles import t_quantile
 from ratchet.measure.samples import FloatArray, Sample, log_ratios
 
 DECIDES: Final = 0.993
@@ -75,7 +75,7 @@ class StartScatter:
         """Return the half width of an interval whose variance is `share` of the scatter's."""
         if self.freedom <= 0:
             return math.inf
-        quantile = float(special.stdtrit(self.freedom, (1 + confidence) / 2))
+        quantile = t_quantile(self.freedom, (1 + confidence) / 2)
         return quantile * math.sqrt(self.variance * share)
 
 
@@ -111,6 +111,7 @@ class Sitting:
         self.prior = prior
         self._edges: list[_Edge] = []
         self._way_of: dict[str, str] = {}
+        self._fit: _Fit | None = None
         for one in timed:
             self.add(one)
 
@@ -119,24 +120,31 @@ class Sitting:
         self.timed.append(timed)
         self._edges += _edges_of(timed)
         self._way_of |= {process: timed.ways[arm] for arm, process in timed.processes.items()}
+        self._fit = None
 
     def launches_of(self, *ways: str) -> int:
         """Return the number of launches that timed all of these ways."""
         found = defaultdict(set)
-        for process, launch in _launches(self._edges).items():
+        for process, launch in self._fitted().launch_of.items():
             found[launch].add(self._way_of[process])
         return sum(set(ways) <= here for here in found.values())
 
     def scatter(self) -> StartScatter:
         """Return how far processes of one way differed, without what was known before."""
-        return _fitted(self._edges, self._way_of).scatter
+        return self._fitted().scatter
+
+    def _fitted(self) -> _Fit:
+        """Return the fit of all rounds so far."""
+        if self._fit is None:
+            self._fit = _fitted(self._edges, self._way_of)
+        return self._fit
 
     def compare(self, baseline: str, new: str) -> Comparison:
         """Compare two ways: `ratio` is the baseline's time over the new one's.
 
         Raises MeasureError if no chain of pairs joins them.
         """
-        fit = _fitted(self._edges, self._way_of)
+        fit = self._fitted()
         difference, share = fit.contrast(baseline, new)
         scatter = fit.scatter.with_prior(self.prior)
         launches = self.launches_of(baseline, new)
@@ -173,6 +181,8 @@ class Sitting:
 class _Fit:
     """Least squares of the processes' levels on launches and ways."""
 
+    launch_of: Mapping[str, str]
+    """Each process's launch."""
     ways: Sequence[str]
     levels: FloatArray
     """Of the ways, in logarithms of time."""
@@ -212,6 +222,7 @@ def _fitted(edges: Sequence[_Edge], way_of: Mapping[str, str]) -> _Fit:
     variance = max(float(rest @ rest) / freedom, within) if freedom else within
     own = slice(len(launches), None)
     return _Fit(
+        launch_of=launch_of,
         ways=ways,
         levels=fitted[own],
         covariance=np.asarray(inverse[own, own], dtype=np.float64),

@@ -19,11 +19,12 @@ import pytest
 from answers import RIGHT, assert_right, is_right
 
 import ratchet
+from ratchet import scratch
 from ratchet.errors import CompilerMissing
 from ratchet.judge.process import families
 from ratchet.judge.process.channel import open_pair
 from ratchet.judge.process.child import Child, ChildFailure, program
-from ratchet.judge.sandbox import bubblewrap, headroom, isolation, landlock, mechanism, scratch
+from ratchet.judge.sandbox import bubblewrap, headroom, isolation, landlock, mechanism, open_folders
 from ratchet.judge.trial import kernel_checks
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.timing import plan
@@ -300,10 +301,10 @@ def outside(folder: Path) -> list[Path]:
 def left_files(judge: int) -> list[str]:
     """What a judge's candidates have left in the folders where everybody may write."""
     found: list[str] = []
-    for folder in scratch.OPEN_FOLDERS:
+    for folder in open_folders.OPEN_FOLDERS:
         if folder.is_dir():
             found += [str(path) for path in folder.glob(f"{OWN_FILES}-*")]
-            found += [str(path) for path in folder.glob(f"{scratch.SCRATCH_PREFIX}{judge}-*")]
+            found += [str(path) for path in folder.glob(f"{scratch.PREFIX}candidate-{judge}-*")]
     return found
 
 
@@ -403,19 +404,20 @@ def test_a_floor_leaves_half_of_what_was_free() -> None:
 def test_the_folders_of_killed_judges_are_cleared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Wherever a candidate's folder may be, not only where the next one is made."""
+    open_to_all = tmp_path / "open to all"
+    open_to_all.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    here = scratch.pid_namespace()
-    left = tmp_path / f"{scratch.SCRATCH_PREFIX}{gone.pid}-{here}-x"
-    kept = tmp_path / f"{scratch.SCRATCH_PREFIX}{os.getpid()}-{here}-x"
-    foreign = tmp_path / f"{scratch.SCRATCH_PREFIX}{gone.pid}-{here}1-x"
-    for folder in (left, kept, foreign):
-        folder.mkdir()
-    scratch.clear_abandoned()
-    assert not left.exists()
-    assert kept.exists()
-    assert foreign.exists()
+    monkeypatch.setattr(open_folders, "OPEN_FOLDERS", (open_to_all,))
+    places = [place / f"{scratch.PREFIX}candidate-1-x" for place in (tmp_path, open_to_all)]
+    for place in places:
+        place.mkdir()
+    made = open_folders.private_folder(None)
+    assert not any(place.exists() for place in places)
+    kept = open_folders.private_folder(None)
+    assert made.exists()
+    for folder in (made, kept):
+        scratch.remove(folder)
 
 
 def test_a_child_that_takes_no_message_is_given_up_in_time() -> None:

@@ -1,5 +1,20 @@
 """The texts of the scripts that `repro` writes."""
 
+CHECK = '''def check():
+    """End with a line if the folder or a commit is not there."""
+    if not os.path.isdir(FOLDER):
+        sys.exit(f"this needs the folder {FOLDER}: give it with {USAGE}")
+    for commit in COMMITS:
+        asked = ["git", "-C", FOLDER, "cat-file", "-e", commit + "^{commit}"]
+        if subprocess.run(asked, stderr=subprocess.DEVNULL).returncode:
+            sys.exit(f"this needs commit {commit} in {FOLDER}: fetch it first")
+    asked = ["git", "-C", FOLDER, "rev-parse", "HEAD"]
+    said = COMMIT and subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+    if said != COMMIT:
+        print(f"{FOLDER} is at {said or 'no commit'}, and was at {COMMIT}", file=sys.stderr)
+'''
+"""The check a script begins with; the script defines FOLDER, COMMIT, COMMITS and USAGE."""
+
 COMMAND_SCRIPT = '''"""Time two commands in adjacent pairs, in random order.
 
 python reproduce.py [PAIRS] [FOLDER]
@@ -21,21 +36,10 @@ FOLDER = sys.argv[2] if len(sys.argv) > 2 else {folder!r}
 PAIRS = int(sys.argv[1]) if len(sys.argv) > 1 else {pairs}
 COMMIT = {commit!r}
 COMMITS = []
+USAGE = "python reproduce.py PAIRS FOLDER"
 
 
-def check():
-    """End with a line if the folder or a commit is not there."""
-    if not os.path.isdir(FOLDER):
-        sys.exit(f"this needs the folder {{FOLDER}}: give it with python reproduce.py PAIRS FOLDER")
-    for commit in COMMITS:
-        asked = ["git", "-C", FOLDER, "cat-file", "-e", commit + "^{{commit}}"]
-        if subprocess.run(asked, stderr=subprocess.DEVNULL).returncode:
-            sys.exit(f"this needs commit {{commit}} in {{FOLDER}}: fetch it first")
-    asked = ["git", "-C", FOLDER, "rev-parse", "HEAD"]
-    said = COMMIT and subprocess.run(asked, capture_output=True, text=True).stdout.strip()
-    if said != COMMIT:
-        print(f"{{FOLDER}} is at {{said or 'no commit'}}, and was at {{COMMIT}}", file=sys.stderr)
-
+{check}
 
 def run(command):
     began = time.perf_counter()
@@ -84,21 +88,10 @@ WORDS = {words!r}
 FOLDER = sys.argv[1] if len(sys.argv) > 1 else {folder!r}
 COMMIT = {commit!r}
 COMMITS = {commits!r}
+USAGE = "python reproduce.py FOLDER"
 
 
-def check():
-    """End with a line if the folder or a commit is not there."""
-    if not os.path.isdir(FOLDER):
-        sys.exit(f"this needs the folder {{FOLDER}}: give it with python reproduce.py FOLDER")
-    for commit in COMMITS:
-        asked = ["git", "-C", FOLDER, "cat-file", "-e", commit + "^{{commit}}"]
-        if subprocess.run(asked, stderr=subprocess.DEVNULL).returncode:
-            sys.exit(f"this needs commit {{commit}} in {{FOLDER}}: fetch it first")
-    asked = ["git", "-C", FOLDER, "rev-parse", "HEAD"]
-    said = COMMIT and subprocess.run(asked, capture_output=True, text=True).stdout.strip()
-    if said != COMMIT:
-        print(f"{{FOLDER}} is at {{said or 'no commit'}}, and was at {{COMMIT}}", file=sys.stderr)
-
+{check}
 
 check()
 sys.exit(subprocess.run([sys.executable, "-m", "ratchet.cli", *WORDS], cwd=FOLDER).returncode)

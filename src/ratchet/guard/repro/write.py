@@ -23,7 +23,7 @@ from ratchet.guard.repro.needs import (
     revisions,
     verdict_needs,
 )
-from ratchet.guard.repro.scripts import COMMAND_SCRIPT, RATCHET_SCRIPT, VERDICT_SCRIPT
+from ratchet.guard.repro.scripts import CHECK, COMMAND_SCRIPT, RATCHET_SCRIPT, VERDICT_SCRIPT
 from ratchet.ledger import Ledger, RecordedTurn
 
 LEAST_ID = 6
@@ -149,6 +149,7 @@ def _timed(turn: RecordedTurn, result: Mapping[str, Any]) -> _Finding:
         "folder": asked["folder"],
         "commit": asked.get("commit", "").removesuffix(CHANGES),
         "needs": _quoted(needs),
+        "check": CHECK,
     }
     if alone:
         pairs = max((one["pairs"] for one in result["metrics"]), default=LEAST_PAIRS)

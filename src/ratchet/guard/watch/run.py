@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from scipy import special
 
 from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.watch.result import WatchAnswer, WatchedResult
@@ -18,6 +17,7 @@ from ratchet.guard.watch.suite_file import WatchedCommand, WatchSuite
 from ratchet.history.analysis import analyse_one
 from ratchet.history.series import HistorySeries
 from ratchet.measure.estimate import interval, noise_of
+from ratchet.measure.quantiles import t_quantile
 
 LEAST_HISTORY = 5
 """Results of the newest level that a history needs to be a baseline."""
@@ -163,7 +163,7 @@ def _predicted(
     # The median absolute deviation, scaled to a normal distribution's standard deviation.
     spread = max(1.4826 * float(np.median(np.abs(logs - centre))), 1e-9)
     confidence = confidence_for(len(suite.benchmark))
-    reach = float(special.stdtrit(count - 1, (1 + confidence) / 2))
+    reach = t_quantile(count - 1, (1 + confidence) / 2)
     reach *= spread * math.sqrt(1 + math.pi / 2 / count)
     return _answered(one, suite, math.exp(centre), head, math.log(value) - centre, reach)
 

@@ -13,13 +13,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ratchet import watchdog
+from ratchet import scratch, watchdog
 from ratchet.errors import CompilerMissing
 from ratchet.judge.process import families
 from ratchet.judge.sandbox import bubblewrap, identity, mechanism, system_calls, view
@@ -27,7 +26,7 @@ from ratchet.judge.sandbox.accelerator import Accelerator, groups_of
 from ratchet.judge.sandbox.confine import EXTENSIONS
 from ratchet.judge.sandbox.keeper import Orders
 from ratchet.judge.sandbox.landlock import Opened
-from ratchet.judge.sandbox.scratch import OPEN_FOLDERS, left_by, private_folder, remove
+from ratchet.judge.sandbox.open_folders import OPEN_FOLDERS, left_by, private_folder, remove
 from ratchet.judge.sandbox.worker_modules import ZYGOTE
 from ratchet.kernels.languages.cpp import find_compiler
 
@@ -99,7 +98,7 @@ class Sandbox:
             for path in left_by(self.uid):
                 remove(path)
         if self.scratch is not None:
-            shutil.rmtree(self.scratch, ignore_errors=True)
+            scratch.remove(self.scratch)
 
     def command(self, channel: int) -> list[str]:
         """The command line when the channel has this number in the child."""

@@ -8,12 +8,12 @@ candidate gets of that.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
+from ratchet import scratch
 from ratchet.judge.decided import Ok
 from ratchet.judge.sandbox.mechanism import has_namespaces
-from ratchet.judge.sandbox.scratch import private_folder
+from ratchet.judge.sandbox.open_folders import private_folder
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.processes.reference import ReferenceFault
 from ratchet.judge.verdict import Evidence
@@ -36,7 +36,7 @@ class SharedCompilations:
             self._packed.close()
             self._packed = None
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            scratch.remove(self._folder)
             self._folder = None
 
     def of(self, kernel: Kernel, opened: OpenProblem) -> Ok[PackedFiles | None]:

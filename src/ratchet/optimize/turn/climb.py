@@ -20,13 +20,13 @@ from ratchet.optimize.step.installed import AnyKernel
 from ratchet.optimize.turn.limit import SMALL_REGION_SHARE, SMALL_SHARE, ranked, too_small
 from ratchet.optimize.turn.result import Basis, Change, Decision
 from ratchet.optimize.turn.rivals import oracle_for
-from ratchet.optimize.turn.screen import LeverScreening, expect, screen, screening_s
+from ratchet.optimize.turn.schedule import NO_ROOM
+from ratchet.optimize.turn.screen import LeverScreening, Oracle, expect, screen, screening_s
 from ratchet.optimize.turn.state import Turn
 from ratchet.workloads.config import StepConfig
 
 IN_BUNDLE = "part of the bundle that was proven whole; the budget ended before it was tried alone"
 UNUSED = "its kernel served no call: other changes took the region out of the step's graphs"
-NO_TIME = "the budget has no room for it"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +84,7 @@ class Climber:
         for lever in self.inside:
             changes[lever.name] = _change(lever, "kept", IN_BUNDLE, basis="bundle")
         for lever in self.outside:
-            changes.setdefault(lever.name, _change(lever, "not_tried", NO_TIME))
+            changes.setdefault(lever.name, _change(lever, "not_tried", NO_ROOM))
         found = (
             one.model_copy(update={"winnable_s": self.worth.get(one.name)})
             for one in changes.values()
@@ -162,16 +162,15 @@ class Climber:
 
     def _screen(self, incumbent: Candidate, challenger: Candidate) -> LeverScreening | None:
         """Return the screening, or None if the stage ended first."""
-        oracle = oracle_for(self._written(), challenger.config)
         try:
             if self.turn.left_s() <= 0:
                 return None
-            return screen(self.turn, incumbent, challenger, oracle)
+            return screen(self.turn, incumbent, challenger, self._oracle(challenger))
         except DeadlinePassed:
             return None
 
-    def _written(self) -> Candidate:
-        return with_config(self.situation.written, {})
+    def _oracle(self, candidate: Candidate) -> Oracle:
+        return oracle_for(with_config(self.situation.written, {}), candidate.config)
 
     # One lever at a time.
 
@@ -181,8 +180,7 @@ class Climber:
         if found is None:
             return None
         _, candidate = found
-        oracle = oracle_for(self._written(), candidate.config)
-        return screening_s(self.turn, self.best, candidate, oracle)
+        return screening_s(self.turn, self.best, candidate, self._oracle(candidate))
 
     def try_next(self) -> None:
         """Take the next lever of the bundle out, or put the next other one on top."""
@@ -190,7 +188,7 @@ class Climber:
         if found is None:
             return
         lever, candidate = found
-        expect(self.turn, self.best, candidate, oracle_for(self._written(), candidate.config))
+        expect(self.turn, self.best, candidate, self._oracle(candidate))
         screening = self._screen(self.best, candidate)
         if lever in self.inside:
             self.inside.remove(lever)
@@ -238,7 +236,7 @@ class Climber:
     def _put_on(self, lever: Lever, candidate: Candidate, screening: LeverScreening | None) -> None:
         """Keep a lever on top of the best if the step looks faster with it."""
         if screening is None:
-            self._note(_change(lever, "not_tried", NO_TIME))
+            self._note(_change(lever, "not_tried", NO_ROOM))
         elif not screening.passed:
             self._note(_change(lever, "refused", screening.reason))
         elif screening.low > 1.0 and not _is_unused(lever, screening):

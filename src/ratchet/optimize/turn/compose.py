@@ -35,6 +35,7 @@ from ratchet.optimize.turn.result import (
     StepSpeedup,
 )
 from ratchet.optimize.turn.rivals import Baseline, oracle_for
+from ratchet.optimize.turn.schedule import NO_ROOM
 from ratchet.optimize.turn.screen import check_gradients, gradients_key
 from ratchet.optimize.turn.state import Turn
 
@@ -157,7 +158,7 @@ def ceilings_above(turn: Turn, flops_per_s: float) -> Ceilings | None:
     if known is None or flops_per_s <= max(known.gemm_flops_per_s.values()):
         return known
     if turn.left_s() < CEILINGS_S:
-        turn.leave_out("measuring the ceilings again", "the budget has no room for it")
+        turn.leave_out("measuring the ceilings again", NO_ROOM)
         return known
     again = ceilings.measure(turn.device, again="now")
     if flops_per_s > max(again.gemm_flops_per_s.values()):
@@ -308,7 +309,7 @@ def _gradients(turn: Turn, baseline: Baseline, recipe: Candidate) -> GradientRes
     needed_s = MARGIN * sum(turn.costs.setup_s(one) for one in missing)
     known = turn.holds("gradients", gradients_key(recipe, oracle))
     if not known and needed_s > turn.left_s():
-        turn.leave_out("the check of the recipe's gradients", "the budget has no room for it")
+        turn.leave_out("the check of the recipe's gradients", NO_ROOM)
         return None
     try:
         found = check_gradients(turn, recipe, oracle)

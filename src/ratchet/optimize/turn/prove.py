@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import uuid
 from collections.abc import Mapping
@@ -20,6 +21,8 @@ from ratchet.optimize.turn.result import StepSpeedup
 from ratchet.optimize.turn.schedule import HOPEFUL, MOST_ROUNDS
 from ratchet.optimize.turn.state import MEMORY_SHARE, Turn
 
+RIVAL, NEW = "best_compile", "ratchet"
+"""The two roles that every launch times."""
 TWIN = "twin"
 """A second process of the rival; any difference between the two is noise."""
 
@@ -37,7 +40,7 @@ class Proof:
     @property
     def launches(self) -> int:
         """Return the number of launches that timed the recipe beside its rival."""
-        return self.launches_of("best_compile", "ratchet")
+        return self.launches_of(RIVAL, NEW)
 
     def launches_of(self, *roles: str) -> int:
         """Return the number of launches that timed all of these roles."""
@@ -66,10 +69,9 @@ class Proof:
     @property
     def floor(self) -> Floor | None:
         """Return the range of ratios between two copies of the rival; None if it is unknown."""
-        if not self.timed("best_compile", "ratchet"):
+        if not self.timed(RIVAL, NEW):
             return None
-        rival = self.arms["best_compile"].key()
-        floor = self.sitting.compare(rival, self.arms["ratchet"].key()).floor
+        floor = self.sitting.compare(self.arms[RIVAL].key(), self.arms[NEW].key()).floor
         return floor if floor is not None and floor.high < MOST_WIDTH else None
 
     def is_faster(self, new: str, than: str) -> bool:
@@ -116,23 +118,20 @@ class Prover:
     _scale: float = 1.0
     """Time of the last launch over its estimate."""
 
-    def launch_s(self, arms: Mapping[str, Candidate], rival: str = "best_compile") -> float:
+    def launch_s(self, arms: Mapping[str, Candidate]) -> float:
         """Estimate the seconds of the shortest launch of these arms, by role."""
-        costs = [*_distinct(arms, rival).values(), arms[rival]]
+        costs = [*_distinct(arms).values(), arms[RIVAL]]
         return self._scale * self.turn.costs.launch_s(costs, FEWEST_ROUNDS)
 
-    def fits(self, arms: Mapping[str, Candidate]) -> bool:
-        """Return True if another launch can be begun: its estimate is cautious."""
-        left_s = self.turn.left_s()
-        return left_s > 0 and HOPEFUL * self.launch_s(arms) <= left_s
-
-    def settle(self, rival: Candidate, new: Candidate, launches: int) -> bool:
-        """Launch both until they are told apart, at most so often; False if time ran out."""
-        arms = {"best_compile": rival, "ratchet": new}
-        while self.is_open(rival, new) and self.launches_of(rival, new) < launches:
-            if not self.fits(arms) or not self.launch(arms):
-                return False
-        return True
+    def settle(self, arms: Mapping[str, Candidate], launches: int) -> None:
+        """Launch rival and new until they are told apart, time runs out, or so often."""
+        both = (arms[RIVAL], arms[NEW])
+        with contextlib.suppress(DeadlinePassed):
+            while self.is_open(*both) and self.launches_of(*both) < launches:
+                left_s = self.turn.left_s()
+                if left_s <= 0 or HOPEFUL * self.launch_s(arms) > left_s:
+                    return  # its estimate is cautious
+                self.launch(arms)
 
     def is_open(self, rival: Candidate, new: Candidate) -> bool:
         """Return True if more launches may still show that `new` is faster."""
@@ -155,27 +154,23 @@ class Prover:
         except MeasureError:
             return 0.0
 
-    def launch(self, arms: Mapping[str, Candidate], rival: str = "best_compile") -> bool:
-        """Time the arms and a twin of the rival in new processes; False if time ran out.
+    def launch(self, arms: Mapping[str, Candidate]) -> None:
+        """Time the arms and a twin of the rival in new processes; DeadlinePassed if time ran out.
 
         Roles that run the same thing share one process.
         """
         turn = self.turn
         turn.close_arms()
-        distinct = _distinct(arms, rival)
+        distinct = _distinct(arms)
         name = ":".join(sorted(one.key() for one in distinct.values()))
         number = self._count[name] = self._count.get(name, -1) + 1
-        key = f"{name}:{arms[rival].key()}:{number}"
+        key = f"{name}:{arms[RIVAL].key()}:{number}"
         place = sum(self._count.values()) + len(self._count) - 1
-        try:
-            payload = turn.memo("proof", key, lambda: self._launch(distinct, rival, place))
-        except DeadlinePassed:
-            return False
+        payload = turn.memo("proof", key, lambda: self._launch(distinct, place))
         self._learn(distinct, payload)
         samples = tuple(Sample(**sample) for sample in payload["samples"])
-        ways = {role: arms[rival if role == TWIN else role].key() for role in payload["processes"]}
+        ways = {role: arms[RIVAL if role == TWIN else role].key() for role in payload["processes"]}
         self.sitting.add(TimedTogether(samples=samples, processes=payload["processes"], ways=ways))
-        return True
 
     def _learn(self, distinct: Mapping[str, Candidate], payload: Mapping[str, Any]) -> None:
         costs = self.turn.costs
@@ -189,13 +184,13 @@ class Prover:
         if payload["estimate_s"] > 0:
             self._scale *= max(0.5, min(2.0, payload["least_s"] / payload["estimate_s"]))
 
-    def _launch(self, distinct: Mapping[str, Candidate], rival: str, place: int) -> dict[str, Any]:
+    def _launch(self, distinct: Mapping[str, Candidate], place: int) -> dict[str, Any]:
         turn = self.turn
-        rounds = self._rounds(distinct, rival)
+        rounds = self._rounds(distinct)
         turn.tell("proof", launch=place, rounds=rounds)
-        estimate_s, began_s = self.launch_s(distinct, rival), turn.elapsed_s
+        estimate_s, began_s = self.launch_s(distinct), turn.elapsed_s
         specs = [turn.spec(candidate, name=role) for role, candidate in distinct.items()]
-        specs.append(turn.spec(distinct[rival], name=TWIN))
+        specs.append(turn.spec(distinct[RIVAL], name=TWIN))
         names = {role: uuid.uuid4().hex for role in (*distinct, TWIN)}
         trial = time_arms(
             specs,
@@ -218,9 +213,9 @@ class Prover:
             "setup_s": trial.setup_time_s,
         }
 
-    def _rounds(self, distinct: Mapping[str, Candidate], rival: str) -> int:
+    def _rounds(self, distinct: Mapping[str, Candidate]) -> int:
         """Return rounds that take about as long as the arms take to start, and fit the budget."""
-        costs, arms = self.turn.costs, [*distinct.values(), distinct[rival]]
+        costs, arms = self.turn.costs, [*distinct.values(), distinct[RIVAL]]
         round_s = MARGIN * sum(costs.step_s(one) for one in arms)
         if not round_s:
             return MOST_ROUNDS
@@ -249,10 +244,10 @@ def _fit_together(turn: Turn, distinct: Mapping[str, Candidate]) -> bool:
     return fit
 
 
-def _distinct(arms: Mapping[str, Candidate], first: str) -> dict[str, Candidate]:
-    """Return the first role of each different candidate, with `first` before all others."""
+def _distinct(arms: Mapping[str, Candidate]) -> dict[str, Candidate]:
+    """Return the first role of each different candidate, with the rival before all others."""
     found: dict[str, Candidate] = {}
-    for role in sorted(arms, key=lambda role: role != first):
+    for role in sorted(arms, key=lambda role: role != RIVAL):
         candidate = arms[role]
         if candidate.key() not in {other.key() for other in found.values()}:
             found[role] = candidate

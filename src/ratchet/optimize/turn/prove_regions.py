@@ -34,6 +34,7 @@ from ratchet.optimize.turn.schedule import (
     MEASURING_S,
     MEASURING_SHARE,
     MOST_WRITING_S,
+    NO_ROOM,
     WRITING_SHARE,
 )
 from ratchet.optimize.turn.screen import unused_regions
@@ -108,7 +109,7 @@ class RegionTrials:
         budget_s = KEEPS * min(MOST_WRITING_S, WRITING_SHARE * turn.left_s())
         if not chosen or budget_s < SHORTEST_S:
             none = f"no region has {SMALL_REGION_SHARE:.1%} of the step to win"
-            reason = "the budget has no room for it" if chosen else none
+            reason = NO_ROOM if chosen else none
             turn.leave_out(what, reason, for_want_of_budget=bool(chosen))
             return kernels
         reasons = self._written(best, chosen, budget_s)

@@ -11,12 +11,12 @@ from ratchet.measure.sitting import Sitting
 from ratchet.optimize.levers import Situation
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn.result import Rival
+from ratchet.optimize.turn.schedule import NO_ROOM
 from ratchet.optimize.turn.screen import LeverScreening, Oracle, expect, screen, screening_s
 from ratchet.optimize.turn.state import Turn
 from ratchet.workloads.config import StepConfig
 
 MODES = ("default", "max-autotune")
-NO_ROOM = "not timed: the budget has no room for it"
 MOST_WORDS = 300
 """Maximum number of characters of torch's own reason that are shown."""
 
@@ -89,13 +89,13 @@ class RivalModes:
             return [own]
         if self.situation.bf16_is_slow is None:
             return ["bf16_autocast", own]
-        reason = f"not timed: {self.situation.bf16_is_slow}"
         hopeless = rival_configs(
             self.written.config,
             adamw=self.situation.optimizer_is_adamw,
             precisions=["bf16_autocast"],
         )
-        self._rows += [_not_timed(with_config(config, {}), reason) for config in hopeless]
+        reason = self.situation.bf16_is_slow
+        self._rows += [_untimed(with_config(config, {}), reason) for config in hopeless]
         return [own]
 
     def first(self) -> None:
@@ -110,7 +110,7 @@ class RivalModes:
             try:
                 self.time_next()
             except DeadlinePassed:
-                self._leave_out(rival)
+                self.turn.leave_out(f"the rival {rival.title}", NO_ROOM)
                 return
         if self.best is None:
             self._raise_why()
@@ -134,7 +134,7 @@ class RivalModes:
             if reason is None:
                 return rival
             self.waiting.pop(0)
-            self._rows.append(_not_timed(rival, f"not timed: {reason}"))
+            self._rows.append(_untimed(rival, reason))
             self.turn.leave_out(f"the rival {rival.title}", reason, for_want_of_budget=False)
         return None
 
@@ -181,20 +181,17 @@ class RivalModes:
         if faster:
             self.best = rival
 
-    def _leave_out(self, rival: Candidate) -> None:
-        self.turn.leave_out(f"the rival {rival.title}", "the budget has no room for it")
-
     def leave_rest(self) -> None:
         """Name the rivals that the budget had no room for."""
         while self.next_one() is not None:
             rival = with_config(self.waiting.pop(0), {})
-            self._rows.append(_not_timed(rival, NO_ROOM))
-            self._leave_out(rival)
+            self._rows.append(_untimed(rival, NO_ROOM))
+            self.turn.leave_out(f"the rival {rival.title}", NO_ROOM)
 
     def baseline(self) -> Baseline:
         """Return what is known by now."""
         best = self.best or self.written
-        rows = [*self._rows, *(_not_timed(with_config(one, {}), NO_ROOM) for one in self.waiting)]
+        rows = [*self._rows, *(_untimed(with_config(one, {}), NO_ROOM) for one in self.waiting)]
         return Baseline(
             written=self.written,
             best=best,
@@ -203,6 +200,10 @@ class RivalModes:
             written_is_faster=best.key() in self._slower,
             modes=frozenset(self._modes),
         )
+
+
+def _untimed(rival: Candidate, reason: str) -> Rival:
+    return _not_timed(rival, f"not timed: {reason}")
 
 
 def _as_rival(rival: Candidate, screening: LeverScreening) -> Rival:

@@ -18,6 +18,9 @@ from __future__ import annotations
 
 from typing import Final
 
+NO_ROOM: Final = "the budget has no room for it"
+"""Why something was left out."""
+
 CLOSING_S, CLOSING_SHARE, MOST_CLOSING_S = 1.5, 0.04, 15.0
 """Kept for assembling the result, writing it and exiting: a part, and a share of the budget."""
 

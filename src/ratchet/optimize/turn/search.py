@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -18,7 +19,7 @@ from ratchet.optimize.turn.climb import Climb, Climber, applicable
 from ratchet.optimize.turn.keep import Found, keeps_arithmetic, roles
 from ratchet.optimize.turn.limit import ranked, too_small
 from ratchet.optimize.turn.losses import compare_losses, comparison_s
-from ratchet.optimize.turn.prove import Prover
+from ratchet.optimize.turn.prove import NEW, RIVAL, Prover
 from ratchet.optimize.turn.prove_kernels import ProvenKernels, prove_kernels
 from ratchet.optimize.turn.prove_regions import RegionTrials
 from ratchet.optimize.turn.result import LossResult
@@ -29,6 +30,7 @@ from ratchet.optimize.turn.schedule import (
     KERNELS_SHARE,
     LEAST_LAUNCHES,
     MOST_LAUNCHES,
+    NO_ROOM,
     PLANNED_LAUNCHES,
     WRITING_SHARE,
 )
@@ -36,8 +38,6 @@ from ratchet.optimize.turn.screen import new_screening_s
 from ratchet.optimize.turn.settings import Settings
 from ratchet.optimize.turn.state import Turn
 from ratchet.optimize.turn.steer import Steering, Worth
-
-NO_ROOM = "the budget has no room for it"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +49,9 @@ class Further:
     needed_s: Callable[[], float | None]
     """Seconds that it would take now; None if there is nothing left of it to do."""
     run: Callable[[], None]
+    """Does it; DeadlinePassed if time ran out, which is not tried again."""
+    is_once: bool = False
+    """True if it is done at most once, whatever comes of it."""
     is_proof: bool = False
     """True if it times what is to be proven, so that no proof is due after it."""
 
@@ -104,11 +107,10 @@ class Search:
     def found(self) -> Found:
         """Return the results by now."""
         baseline = self.rivals.baseline()
-        unclimbed = Climb(best=baseline.best, changes=())
-        climber = self._climber
-        if climber is not None:
-            climber.modes = baseline.modes
-        best = climber.snapshot() if climber is not None else unclimbed
+        best = Climb(best=baseline.best, changes=())
+        if self._climber is not None:
+            self._climber.modes = baseline.modes
+            best = self._climber.snapshot()
         modes = {one.name: one for one in best.changes if one.name.startswith(COMPILE.name)}
         return Found(
             baseline=baseline,
@@ -122,31 +124,31 @@ class Search:
     # The critical path.
 
     @property
-    def _best(self) -> Candidate:
+    def _climbing(self) -> Climber:
         assert self._climber is not None, "no climb has begun"
-        return self._climber.best
+        return self._climber
+
+    @property
+    def _best(self) -> Candidate:
+        return self._climbing.best
 
     @property
     def _rival(self) -> Candidate:
         assert self.rivals.best is not None, "no rival was timed"
         return self.rivals.best
 
+    @property
+    def _arms(self) -> dict[str, Candidate]:
+        """Return the rival and the best, as a launch times them."""
+        return {RIVAL: self._rival, NEW: self._best}
+
     def _precision(self, *, weights: bool = True) -> str:
         """Return the precision of the bundle."""
-        if weights and self._may_use_bf16_weights() and self._tries(BF16_WEIGHTS.name):
+        settings = self.turn.settings
+        tried = weights and BF16_WEIGHTS in chosen_levers(settings) and not settings.keep_precision
+        if tried and BF16_WEIGHTS.applies(self.situation) is None:
             return "bf16_master"
-        start = self.rivals.baseline().best
-        return start.config.precision
-
-    def _tries(self, name: str) -> bool:
-        return name in {lever.name for lever in chosen_levers(self.turn.settings)}
-
-    def _may_use_bf16_weights(self) -> bool:
-        return (
-            not self.turn.settings.keep_precision
-            and self.situation.optimizer_is_adamw
-            and self.situation.bf16_is_slow is None
-        )
+        return self.rivals.baseline().best.config.precision
 
     def _judge_kernels(self) -> None:
         """Judge the library's kernels, those with the most time to win first, then the regions'."""
@@ -164,10 +166,9 @@ class Search:
             if lever.name.startswith(PREFIX) and lever.applies(self.situation) is None
         ]
         worth = self._worth
-        ordered = ranked(wanted, worth.by_lever)
         reasons = {
             one.name.removeprefix(PREFIX): too_small(one.name, worth.by_lever, worth.step_time_s)
-            for one in ordered
+            for one in ranked(wanted, worth.by_lever)
         }
         small = {name: reason for name, reason in reasons.items() if reason is not None}
         timed = not self.kernels.proven
@@ -180,7 +181,7 @@ class Search:
         after_s = new_screening_s(turn, start)
         if self._precision() != self.written.config.precision:
             after_s += comparison_s(turn, self.written, start)
-        launch_s = self.prover.launch_s({"best_compile": start, "ratchet": start})
+        launch_s = self.prover.launch_s({RIVAL: start, NEW: start})
         left_s = turn.ends_s - turn.spent_s
         share_s = left_s - after_s - PLANNED_LAUNCHES * launch_s
         if share_s < KERNELS_SHARE * (left_s - after_s):
@@ -194,22 +195,16 @@ class Search:
 
         Without `weights`, they stay in fp32.
         """
-        self._begin(weights=weights)
-        climber = self._climber
-        assert climber is not None
-        screening = climber.try_bundle()
-        if screening is None:
-            return
-        self.sitting.add(screening.as_timed())
-        if self._accepts(climber.best):
+        precision, start = self._precision(weights=weights), self.rivals.baseline().best
+        self._climber = climber = self._new_climber(start, precision, weights=weights)
+        if not self._try_bundle(climber) or self._accepts(climber.best):
             return
         losses, reason = self._losses[climber.best.config.precision], self._why_not(climber.best)
         rounds_less = self._rival.config.precision == "bf16_autocast"
         if losses and weights and rounds_less and climber.best.config.precision == "bf16_master":
             self.turn.warn(f"bf16 weights were dropped: {reason}")
             self._climb(weights=False)
-            assert self._climber is not None
-            self._climber.refuse(BF16_WEIGHTS, reason)
+            self._climbing.refuse(BF16_WEIGHTS, reason)
             return
         self.turn.warn(f"bf16 was dropped: {reason}")
         self._climb_same()
@@ -219,20 +214,20 @@ class Search:
         losses = self.found().losses_of(candidate)
         return losses.detail if losses else "the budget ended before its losses were compared"
 
-    def _begin(self, *, weights: bool) -> None:
-        """Begin a climb from the rival with every lever that applies."""
-        precision = self._precision(weights=weights)
-        levers: Sequence[Lever] = [
-            *chosen_levers(self.turn.settings),
-            *self.kernels.regions.get(precision, ()),
-        ]
-        if not weights:
-            levers = [lever for lever in levers if lever.name != BF16_WEIGHTS.name]
-        self._climber = self._new_climber(self.rivals.baseline().best, precision, levers)
+    def _try_bundle(self, climber: Climber) -> bool:
+        """Time a climb's bundle; return True if it looks faster than where the climb began."""
+        screening = climber.try_bundle()
+        if screening is not None:
+            self.sitting.add(screening.as_timed())
+        return screening is not None
 
     def _new_climber(
-        self, start: Candidate, precision: str, levers: Sequence[Lever], *, keep: bool = False
+        self, start: Candidate, precision: str, *, keep: bool = False, weights: bool = True
     ) -> Climber:
+        """Begin a climb with every lever that applies; without `weights`, they stay in fp32."""
+        levers = [*chosen_levers(self.turn.settings), *self.kernels.regions.get(precision, ())]
+        if not weights:
+            levers = [lever for lever in levers if lever.name != BF16_WEIGHTS.name]
         applied, skipped = applicable(
             levers,
             self.situation,
@@ -293,24 +288,17 @@ class Search:
             return
         if not self._accepts(climber.best):
             return
-        if self.prover.ratio(rival, climber.best) > 1.0 or not self._timed(climber.best):
-            self.prover.settle(rival, climber.best, self.turn.settings.launches)
+        ratio = self.prover.ratio(rival, climber.best)
+        if ratio > 1.0 or ratio == 0.0:  # not timed yet
+            self.prover.settle(self._arms, self.turn.settings.launches)
         self._note_proven()
 
     def _note_proven(self) -> None:
         """Keep where the climb stands if that is proven."""
-        assert self._climber is not None
-        if self._is_proven(self._best):
-            self._earlier.append(self._climber.snapshot())
+        if self.prover.proof(self._arms).is_faster(NEW, RIVAL):
+            self._earlier.append(self._climbing.snapshot())
             ratio = self.prover.ratio(self._rival, self._best)
             self.turn.tell("proven", title=self._best.title, ratio=ratio)
-
-    def _timed(self, candidate: Candidate) -> bool:
-        return self.prover.ratio(self._rival, candidate) > 0.0
-
-    def _is_proven(self, candidate: Candidate) -> bool:
-        proof = self.prover.proof({"best_compile": self._rival, "ratchet": candidate})
-        return proof.is_faster("ratchet", "best_compile")
 
     # What comes after it.
 
@@ -322,6 +310,8 @@ class Search:
                 with self.turn.stage(self.turn.ends_s - kept_s):
                     one.run()
             except DeadlinePassed:
+                self._done.add(one.what)
+            if one.is_once:
                 self._done.add(one.what)
         for one in self._steps():
             if one.what not in self._done and one.needed_s() is not None:
@@ -341,9 +331,9 @@ class Search:
         return None
 
     def _steps(self) -> list[Further]:
-        climber = self._climber
-        assert climber is not None
-        steps = [
+        """Return everything that may be done, what matters most first."""
+        written, same = ("as_written",), ("best_compile_same", "same_arithmetic")
+        return [
             Further(
                 what="more launches of the final run",
                 needed_s=self._launches_s,
@@ -353,16 +343,12 @@ class Search:
             Further(
                 what="the comparison of losses",
                 needed_s=self._losses_s,
-                run=lambda: (
-                    self._done.add("the comparison of losses")
-                    if self._accepts(self._best)
-                    else self._climb_same()
-                ),
+                run=self._compare_losses,
             ),
             Further(
                 what="the step as written in the final run",
-                needed_s=partial(self._whole_s, ("as_written",)),
-                run=partial(self._launch_whole, ("as_written",)),
+                needed_s=partial(self._whole_s, written),
+                run=partial(self._launch_whole, written),
                 is_proof=True,
             ),
             Further(
@@ -374,35 +360,36 @@ class Search:
                 what="kernels that were not judged",
                 needed_s=self._more_kernels_s,
                 run=self._more_kernels,
+                is_once=True,
             ),
             Further(
                 what="single changes",
-                needed_s=climber.needed_s,
-                run=climber.try_next,
+                needed_s=self._climbing.needed_s,
+                run=self._climbing.try_next,
             ),
             Further(
                 what="the arithmetic kept",
                 needed_s=self._same_s,
                 run=self._climb_same,
+                is_once=True,
             ),
             Further(
                 what="the arithmetic kept in the final run",
-                needed_s=partial(self._whole_s, ("best_compile_same", "same_arithmetic")),
-                run=partial(self._launch_whole, ("best_compile_same", "same_arithmetic")),
+                needed_s=partial(self._whole_s, same),
+                run=partial(self._launch_whole, same),
                 is_proof=True,
             ),
             Further(
                 what="writing kernels for the step's own regions",
                 needed_s=self._writing_s,
                 run=self._write,
+                is_once=True,
             ),
         ]
-        return steps
 
     def _proof_s(self) -> float:
         """Return the seconds that proving a new best, or against a new rival, would take."""
-        arms = {"best_compile": self._rival, "ratchet": self._best}
-        return PLANNED_LAUNCHES * self.prover.launch_s(arms)
+        return PLANNED_LAUNCHES * self.prover.launch_s(self._arms)
 
     def _launches_s(self) -> float | None:
         """Estimate one more launch, where the answer is open and may be a gain."""
@@ -414,13 +401,15 @@ class Search:
             return None
         if not tried and self._earlier:
             return None  # changes are still being tried on top of what is proven
-        return self.prover.launch_s({"best_compile": rival, "ratchet": best})
+        return self.prover.launch_s(self._arms)
 
     def _launch(self) -> None:
-        arms = {"best_compile": self._rival, "ratchet": self._best}
-        if not self.prover.launch(arms):
-            self._done.add("more launches of the final run")
+        self.prover.launch(self._arms)
         self._note_proven()
+
+    def _compare_losses(self) -> None:
+        if not self._accepts(self._best):
+            self._climb_same()
 
     def _whole(self, names: Sequence[str]) -> dict[str, Candidate]:
         """Return the recipe and its rival, with these roles beside them."""
@@ -430,58 +419,44 @@ class Search:
         if same is not None and not found.may_keep(best):
             best = same
         known = roles(found.baseline, same, best)
-        wanted = ("best_compile", "ratchet", *names)
+        wanted = (RIVAL, NEW, *names)
         return {role: one for role in wanted if (one := known[role]) is not None}
 
     def _whole_s(self, names: Sequence[str]) -> float | None:
-        """Estimate a launch with these roles, where they were not launched often enough."""
-        if self._losing():
-            return None
+        """Estimate a launch with these roles, where a gain was not shown beside them yet."""
+        gains = self._earlier or self._same or self.prover.ratio(self._rival, self._best) > 1.0
         arms = self._whole(names)
-        if not all(name in arms for name in names):
+        if not gains or not all(name in arms for name in names):
             return None
         if self.prover.launches_of(*arms.values()) >= FEWEST_LAUNCHES:
             return None
         return self.prover.launch_s(arms)
 
-    def _losing(self) -> bool:
-        """Return True if there is no gain to be shown."""
-        return (
-            not self._earlier
-            and self._same is None
-            and self.prover.ratio(self._rival, self._best) <= 1.0
-        )
-
     def _launch_whole(self, names: Sequence[str]) -> None:
-        if not self.prover.launch(self._whole(names)):
-            self._done.add(
-                "the step as written in the final run"
-                if "as_written" in names
-                else "the arithmetic kept in the final run"
-            )
+        self.prover.launch(self._whole(names))
 
     def _more_kernels_s(self) -> float | None:
         """Estimate the verdict on the next kernel that the budget had no room for."""
         if not self.kernels.left_out(self._best.config.precision):
             return None
-        costs = self.turn.costs
-        return 2 * costs.verdict_s + new_screening_s(self.turn, self._best)
+        return 2 * self.turn.costs.verdict_s + new_screening_s(self.turn, self._best)
 
     def _more_kernels(self) -> None:
         """Judge the kernels that had no time, and try those that are proven on top."""
-        assert self._climber is not None
-        what, precision = "kernels that were not judged", self._best.config.precision
+        precision = self._best.config.precision
         waiting = self.kernels.left_out(precision)
-        ends_s = self.turn.spent_s + self.turn.left_s() - self._proof_s()
-        with self.turn.stage(ends_s - new_screening_s(self.turn, self._best)):
+        with self._stage_before_screening():
             self._judge(self._step_of(precision))
-        self._done.add(what)
         heard = set(waiting) - set(self.kernels.left_out(precision))
         self._try_with([one for one in kernel_levers() if one.name.removeprefix(PREFIX) in heard])
 
+    def _stage_before_screening(self) -> AbstractContextManager[None]:
+        """Limit the enclosed work so that what it finds can be screened and proven."""
+        ends_s = self.turn.spent_s + self.turn.left_s() - self._proof_s()
+        return self.turn.stage(ends_s - new_screening_s(self.turn, self._best))
+
     def _try_with(self, levers: Sequence[Lever]) -> None:
         """Put kernels that were proven since on top of the best, all at once."""
-        assert self._climber is not None
         precision = self._best.config.precision
         applied, refused = applicable(
             levers,
@@ -489,8 +464,8 @@ class Search:
             refused_kernels=self.kernels.why_not(precision),
             keep_arithmetic=False,
         )
-        self._climber.add(applied, self.kernels.of(precision), self.kernels.worth, refused)
-        self._climber.try_together(applied)
+        self._climbing.add(applied, self.kernels.of(precision), self.kernels.worth, refused)
+        self._climbing.try_together(applied)
 
     def _writing_s(self) -> float | None:
         if not self.trials.may_write(self._best):
@@ -499,11 +474,9 @@ class Search:
 
     def _write(self) -> None:
         """Have the authors write for the regions of the best step, and try what is proven."""
-        self._done.add("writing kernels for the step's own regions")
         precision = self._best.config.precision
         known = {one.name for one in self.kernels.regions.get(precision, ())}
-        ends_s = self.turn.spent_s + self.turn.left_s() - self._proof_s()
-        with self.turn.stage(ends_s - new_screening_s(self.turn, self._best)):
+        with self._stage_before_screening():
             self.kernels = self.trials.write(self.kernels, self._best, self._worth.step_time_s)
         regions = self.kernels.regions.get(precision, ())
         self._try_with([one for one in regions if one.name not in known])
@@ -512,15 +485,13 @@ class Search:
         """Estimate a climb in the written arithmetic, where the best has another."""
         if self._same is not None or keeps_arithmetic(self._best, self.written):
             return None
-        if self.rivals.baseline().best_same is None:
-            return None  # its rival is timed first
         turn, start = self.turn, self.rivals.baseline().best_same
-        assert start is not None
+        if start is None:
+            return None  # its rival is timed first
         return new_screening_s(turn, start) + self.turn.costs.plain_s + turn.costs.verdict_s
 
     def _climb_same(self) -> None:
         """Climb in the written arithmetic from its own rival, which is timed if it was not."""
-        self._done.add("the arithmetic kept")
         with contextlib.suppress(DeadlinePassed):
             self._climb_in_written_arithmetic()
 
@@ -530,13 +501,9 @@ class Search:
         start = self.rivals.baseline().best_same
         if start is None:
             return
-        precision = start.config.precision
         self._judge(with_config(start.config, {}))
-        levers = [*chosen_levers(self.turn.settings), *self.kernels.regions.get(precision, ())]
-        climber = self._new_climber(start, precision, levers, keep=True)
-        screening = climber.try_bundle()
-        if screening is not None:
-            self.sitting.add(screening.as_timed())
+        climber = self._new_climber(start, start.config.precision, keep=True)
+        self._try_bundle(climber)
         self._same = climber.snapshot()
 
 

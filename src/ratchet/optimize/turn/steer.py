@@ -16,7 +16,7 @@ from ratchet.optimize.turn.keep import Kept
 from ratchet.optimize.turn.limit import limit_of, too_small, winnable_s
 from ratchet.optimize.turn.result import ArmKey, StepLimit, StepProfile
 from ratchet.optimize.turn.rivals import Baseline
-from ratchet.optimize.turn.schedule import PROFILE_SHARE, READ_S
+from ratchet.optimize.turn.schedule import NO_ROOM, PROFILE_SHARE, READ_S
 from ratchet.optimize.turn.state import Turn
 from ratchet.workloads.config import StepConfig
 
@@ -64,7 +64,7 @@ class Steering:
             return found.model_dump(mode="json")
 
         if not (turn.holds("explain", candidate.key()) or self._affordable(candidate, when)):
-            turn.leave_out(f"a profile of {candidate.title}", "the budget has no room for it")
+            turn.leave_out(f"a profile of {candidate.title}", NO_ROOM)
             return None
         try:
             found = StepProfile.model_validate(turn.memo("explain", candidate.key(), compute))

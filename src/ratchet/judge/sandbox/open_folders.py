@@ -1,25 +1,25 @@
-"""Private folders of candidates without a private /tmp, and what they leave on the disk."""
+"""Folders that every user may fill: the private ones of candidates, and what these leave behind."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Final
 
-SCRATCH_PREFIX: Final = "ratchet-candidate-"
+from ratchet import scratch
+
 OPEN_FOLDERS: Final = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 """Where every user may write: a candidate too, when it has no private view of the machine."""
 
 
 def private_folder(uid: int | None) -> Path:
-    """A new folder, given to a uid; one whose judge was killed goes when the next is made."""
-    clear_abandoned()
-    prefix = f"{SCRATCH_PREFIX}{os.getpid()}-{pid_namespace()}-"
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=_base()))
+    """Make a folder of one candidate, given to a uid; what killed judges have left goes."""
+    for base in _bases():
+        scratch.clear_abandoned(base)
+    folder = scratch.make(f"candidate-{os.getpid()}", place=_base())
     if uid is not None:
         os.chown(folder, uid, uid)
     return folder
@@ -40,24 +40,6 @@ def _takes_code(folder: Path) -> bool:
         return is_open and not os.statvfs(folder).f_flag & os.ST_NOEXEC
     except OSError:
         return False
-
-
-def clear_abandoned() -> None:
-    """Remove the folders of judges that were killed: each carries its judge's process id.
-
-    Containers may share a folder for temporary files: another's process ids say nothing here.
-    """
-    abandoned = [one for base in _bases() for one in base.glob(f"{SCRATCH_PREFIX}*-*-*")]
-    for folder in abandoned:
-        pid, namespace, _ = folder.name.removeprefix(SCRATCH_PREFIX).split("-", 2)
-        if namespace == pid_namespace() and not Path("/proc", pid).exists():
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-@functools.cache
-def pid_namespace() -> str:
-    """Return what tells this process's namespace of process ids from others (namespaces(7))."""
-    return str(os.stat("/proc/self/ns/pid").st_ino)
 
 
 def left_by(uid: int) -> list[Path]:
