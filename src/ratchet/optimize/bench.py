@@ -45,10 +45,9 @@ class BenchArm:
 
 def make_bench(*, workload: str, options: dict[str, Any]) -> BenchArm:
     """Build the workload in this process."""
-    from ratchet.workloads import check, load
+    from ratchet.workloads.check import load_checked
 
-    built = load(workload, **options)
-    return BenchArm(built, check(built))
+    return BenchArm(*load_checked(workload, **options))
 
 
 def bench_all(

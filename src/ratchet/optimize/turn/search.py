@@ -142,11 +142,8 @@ class Search:
         return name in {lever.name for lever in chosen_levers(self.turn.settings)}
 
     def _may_use_bf16_weights(self) -> bool:
-        return (
-            not self.turn.settings.keep_precision
-            and self.situation.optimizer_is_adamw
-            and self.situation.bf16_is_slow is None
-        )
+        kept = self.turn.settings.keep_precision
+        return not kept and BF16_WEIGHTS.applies(self.situation) is None
 
     def _judge_kernels(self) -> None:
         """Judge the library's kernels, those with the most time to win first, then the regions'."""
