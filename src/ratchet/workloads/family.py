@@ -12,7 +12,6 @@ from torch import nn
 
 from ratchet.workloads.workload import BatchFunction, LossFunction
 
-
 CLIP_NORM: Final = 1.0
 """Largest global gradient norm of every built-in workload.
 
