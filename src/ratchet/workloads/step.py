@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ratchet.errors import WorkloadError
 from ratchet.workloads import process
-from ratchet.workloads.blame import blamed_step
+from ratchet.workloads.blame import blamed_on, blamed_step
 from ratchet.workloads.checkpointing import apply_checkpointing
 from ratchet.workloads.config import AUTOCAST, StepConfig
 from ratchet.workloads.masters import MasterWeights, lower_weights
@@ -146,7 +146,8 @@ class TrainingStep:
 
     def update(self) -> None:
         """Clip the gradients, step the optimizers and schedules, and drop the gradients."""
-        with blamed_step(self.workload):
+        name = self.workload.name
+        with blamed_on(f"workload {name!r}: its update"), blamed_step(self.workload):
             self._update()
 
     def _update(self) -> None:
