@@ -68,7 +68,7 @@ def updates_undone(
 
     def look(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         before.update({one: _mapped(one.detach()) for one in _held(optimizer)})
-        closure = arguments[0] if arguments else named.get("closure")
+        closure = arguments[1] if len(arguments) > 1 else named.get("closure")
         if not callable(closure):
             keep(optimizer)
             return None
@@ -78,7 +78,7 @@ def updates_undone(
             keep(optimizer)
             return loss
 
-        return (watched, *arguments[1:]), {k: v for k, v in named.items() if k != "closure"}
+        return (optimizer, watched), {}
 
     def undo(optimizer: Optimizer, *_: Any) -> None:
         with torch.no_grad():
