@@ -67,9 +67,26 @@ def test_levers_of_the_arithmetic_say_so() -> None:
 
 def test_adamw_levers_leave_another_optimizer_alone() -> None:
     here = situation(optimizer_is_adamw=False)
-    for name in ("fused-optimizer", "foreach-optimizer", "kernel:adamw"):
-        assert all_levers()[name].applies(here)
+    assert all_levers()["kernel:adamw"].applies(here)
     assert all_levers()["bf16-weights"].applies(here) is None
+
+
+def test_an_update_that_cannot_be_fused_says_why() -> None:
+    here = situation(why_not_fused="a parameter is complex")
+    for name in ("fused-optimizer", "foreach-optimizer", "kernel:adamw"):
+        assert all_levers()[name].applies(here) == "a parameter is complex"
+    assert all_levers()["fused-optimizer"].applies(situation()) is None
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp64"])
+def test_weights_of_another_dtype_take_no_bf16(dtype: str) -> None:
+    here = situation(written=StepConfig(precision=dtype))
+    for name in ("bf16-weights", "bf16-autocast", "kernel:adamw"):
+        assert dtype in str(all_levers()[name].applies(here))
+
+
+def test_a_step_that_drops_its_gradients_itself_keeps_doing_so() -> None:
+    assert "itself" in str(all_levers()["preallocate"].applies(situation(own_step=True)))
 
 
 def test_checkpointing_waits_until_memory_is_short() -> None:

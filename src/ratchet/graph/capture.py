@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import GraphModule
+from torch.optim import Optimizer
 
 from ratchet.errors import GraphError
 from ratchet.graph.patterns import PATTERNS
@@ -18,8 +20,10 @@ from ratchet.graph.rewrite import graphs_of, rewrite
 from ratchet.graph.sites import CapturedSite, InstallReport, merge_sites
 from ratchet.kernels.library import LIBRARY, WorkloadShapes
 from ratchet.kernels.problem import Problem
-from ratchet.workloads.config import StepConfig
-from ratchet.workloads.step import compiled_loss
+from ratchet.workloads.blame import batch_of
+from ratchet.workloads.config import AUTOCAST, StepConfig
+from ratchet.workloads.own_step import BatchStep, untraced
+from ratchet.workloads.step import TrainingStep, compiled_loss
 from ratchet.workloads.workload import Workload
 
 __all__ = ["CapturedSite", "capture", "problems_for"]
@@ -34,13 +38,37 @@ def capture(workload: Workload, config: StepConfig) -> list[CapturedSite]:
     adds one more site, `adamw`, with the shapes of the parameters. The model is not changed.
     """
     report = InstallReport()
-    eager = config.model_copy(update={"compile_mode": None, "kernels": ()})
-    traced = torch.compile(
-        compiled_loss(workload, eager), backend=_only_look(report), dynamic=False
+    eager = config.model_copy(
+        update={"compile_mode": None, "kernels": (), "optimizer": "as_written"}
     )
+    backend = _only_look(report)
     with torch.random.fork_rng():
-        traced(workload.model, workload.batch(0))
+        if workload.train_step is not None:
+            run_own_step(workload, eager, batch_of(workload, 0), backend)
+        else:
+            loss_of = compiled_loss(workload, eager)
+            torch.compile(loss_of, backend=backend, dynamic=False)(
+                workload.model, workload.batch(0)
+            )
     return [*merge_sites(report.sites), *_update_sites(workload)]
+
+
+def run_own_step(workload: Workload, config: StepConfig, batch: Any, backend: Any) -> None:
+    """Run a workload's `train_step` once, compiled by `backend`, with its updates undone."""
+
+    def install(step: BatchStep, model: nn.Module, optimizers: Sequence[Optimizer]) -> BatchStep:
+        compiled = torch.compile(step, backend=backend, dynamic=False)
+        casts = config.precision in AUTOCAST and workload.precision not in AUTOCAST
+        device_type = workload.device.split(":")[0]
+
+        def run(batch: Any) -> Any:
+            autocast = torch.autocast(device_type, torch.bfloat16) if casts else nullcontext()
+            with untraced(optimizers), autocast:
+                return compiled(batch)
+
+        return run
+
+    TrainingStep(workload, config, install=install).forward_backward(batch)
 
 
 def _only_look(report: InstallReport) -> Any:
@@ -54,9 +82,10 @@ def _only_look(report: InstallReport) -> Any:
 
 
 def _update_sites(workload: Workload) -> list[CapturedSite]:
-    optimizer = workload.optimizer([nn.Parameter(torch.zeros(1))])
-    if type(optimizer) is not torch.optim.AdamW:
+    made = list(workload.make_optimizers().values())
+    if len(made) != 1 or type(made[0]) is not torch.optim.AdamW:
         return []
+    optimizer = made[0]
     shapes, dtypes = {}, {}
     for name, parameter in workload.model.named_parameters():
         if parameter.requires_grad:

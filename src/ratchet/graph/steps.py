@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from torch.optim import AdamW
+from torch import nn
+from torch.optim import AdamW, Optimizer
 
 from ratchet.errors import GraphError
 from ratchet.graph.regions.region import REGION
 from ratchet.graph.sites import InstallReport
 from ratchet.kernels.library.adamw import AdamWUpdate, Afterwards
 from ratchet.workloads.config import StepConfig
+from ratchet.workloads.own_step import BatchStep
 from ratchet.workloads.step import TrainingStep, WeightUpdate
 from ratchet.workloads.workload import Workload
 
-__all__ = ["InstalledStep", "build_step", "install_options", "kernel_adamw"]
+InstallOwn = Callable[
+    [Workload, StepConfig, Mapping[str, Any], BatchStep, nn.Module, Sequence[Optimizer]], BatchStep
+]
+"""Makes a `train_step` run as a config says, compiled with the given options."""
+
+__all__ = ["InstallOwn", "InstalledStep", "build_step", "install_options", "kernel_adamw"]
 
 
 class InstalledStep(TrainingStep):
@@ -40,12 +48,14 @@ def install_options(kernels: Sequence[str]) -> dict[str, Any]:
     return {**compile_options(others), **region_options(regions)}
 
 
-def build_step(workload: Workload, config: StepConfig) -> InstalledStep:
+def build_step(
+    workload: Workload, config: StepConfig, *, install: InstallOwn | None = None
+) -> InstalledStep:
     """Build the workload's step from `config`, including its kernels and its optimizer kernel.
 
     The ops run their torch composites until kernels are activated
     (`ratchet.kernels.library.activate`). Raises GraphError if kernels are given without a compile
-    mode, or an optimizer kernel without AdamW.
+    mode, or an optimizer kernel without AdamW. `install` does all of this for a `train_step`.
     """
     options = install_options(config.kernels)
     if options and config.compile_mode is None:
@@ -53,12 +63,16 @@ def build_step(workload: Workload, config: StepConfig) -> InstalledStep:
             f"the kernels {', '.join(config.kernels)} need torch.compile: "
             "set compile_mode, or leave kernels empty"
         )
-    step = InstalledStep(
-        workload,
-        config,
-        compile_options=options,
-        optimizer_factory=kernel_adamw if config.optimizer == "kernel" else None,
-    )
+    if workload.train_step is not None:
+        own = partial(install, workload, config, options) if install is not None else None
+        step = InstalledStep(workload, config, install=own)
+    else:
+        step = InstalledStep(
+            workload,
+            config,
+            compile_options=options,
+            optimizer_factory=kernel_adamw if config.optimizer == "kernel" else None,
+        )
     step.install_report = _report_of(options)
     return step
 
@@ -79,11 +93,13 @@ def kernel_adamw(step: TrainingStep) -> WeightUpdate:
 
     Raises GraphError if the optimizer is not torch's AdamW.
     """
-    written = step.workload.optimizer(step.parameters.values())
-    if type(written) is not AdamW:
+    made = list(step.workload.make_optimizers().values())
+    written = made[0]
+    if len(made) > 1 or type(written) is not AdamW:
+        names = ", ".join(type(one).__name__ for one in made)
         raise GraphError(
-            f"optimizer 'kernel' replaces AdamW, but this workload trains with "
-            f"{type(written).__name__}: choose as_written, foreach or fused"
+            f"optimizer 'kernel' replaces one AdamW, but this workload trains with "
+            f"{names}: choose as_written, foreach or fused"
         )
     gradients: Afterwards = "zero" if step.config.preallocate else "drop"
     return AdamWUpdate(written, step.workload.clip_norm, gradients)

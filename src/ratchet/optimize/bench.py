@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -37,18 +38,21 @@ class BenchArm:
 
     def bench(self, steps: int) -> dict[str, Any]:
         """Time `steps` steps of the workload as written (JSON of a BenchResult)."""
-        from ratchet.workloads.bench import bench
+        from ratchet.workloads.bench import WARMUP_STEPS, bench
 
         found = bench(self._workload, self._workload.as_written(), steps)
-        return {**asdict(found), "warnings": self._warnings}
+        warnings = list(self._warnings)
+        if not math.isfinite(found.loss):
+            ran = steps + WARMUP_STEPS
+            warnings.append(f"the loss of {found.workload} is {found.loss} after {ran} steps")
+        return {**asdict(found), "warnings": warnings}
 
 
 def make_bench(*, workload: str, options: dict[str, Any]) -> BenchArm:
     """Build the workload in this process."""
-    from ratchet.workloads import check, load
+    from ratchet.workloads.check import load_checked
 
-    built = load(workload, **options)
-    return BenchArm(built, check(built))
+    return BenchArm(*load_checked(workload, **options))
 
 
 def bench_all(

@@ -15,7 +15,7 @@ from ratchet.devices.probe import probe
 from ratchet.workloads.blame import batch_of
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.counting import count
-from ratchet.workloads.flops import step_flops
+from ratchet.workloads.flops import flops_of
 from ratchet.workloads.step import TrainingStep
 from ratchet.workloads.workload import Workload
 
@@ -51,9 +51,10 @@ class BenchResult:
 
 def bench(workload: Workload, config: StepConfig, steps: int = 10) -> BenchResult:
     """Run `steps` timed steps after a warm-up, on fresh batches. Trains the workload in place."""
-    flops = step_flops(workload)
-    counted = count(workload, batch_of(workload, 0))
+    first = batch_of(workload, 0)
+    counted = count(workload, first)
     step = TrainingStep(workload, config)
+    flops = flops_of(step, first)
     first_step_s, loss = _timed(step, 0)
     for index in range(1, WARMUP_STEPS):
         _timed(step, index)
@@ -75,7 +76,7 @@ def bench(workload: Workload, config: StepConfig, steps: int = 10) -> BenchResul
         low_s=times_s[len(times_s) // 10],
         high_s=times_s[(9 * len(times_s)) // 10],
         first_step_s=first_step_s,
-        tokens_per_s=counted.per_batch / median_s,
+        tokens_per_s=counted.per_step / median_s,
         unit=counted.unit,
         flops_per_step=flops,
         mfu=flops / median_s / rate if rate else 0.0,

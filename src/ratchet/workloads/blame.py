@@ -64,9 +64,15 @@ def blamed_step(workload: Workload) -> Iterator[None]:
 
 
 def batch_of(workload: Workload, index: int) -> Any:
-    """Return batch number `index`; an exception in the user's function names its file and line."""
+    """Return what step number `index` takes: one batch, or the list of those it accumulates.
+
+    An exception in the user's function names its file and line.
+    """
+    count = workload.accumulate
     with blamed_step(workload):
-        return workload.batch(index)
+        if count == 1:
+            return workload.batch(index)
+        return [workload.batch(index * count + place) for place in range(count)]
 
 
 def user_place(error: BaseException, file: Path | None = None) -> str | None:

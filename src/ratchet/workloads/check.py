@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
 
 import torch
 from pydantic import ValidationError
@@ -14,17 +14,31 @@ from torch.utils import _pytree as pytree
 
 from ratchet.errors import DeviceError, WorkloadError
 from ratchet.kernels.model_file import seeded
-from ratchet.workloads.blame import SMALLER, blamed_on, does_not_fit, is_out_of_memory
+from ratchet.workloads.backward import gradients_of
+from ratchet.workloads.blame import SMALLER, batch_of, blamed_on, does_not_fit, is_out_of_memory
+from ratchet.workloads.config import Precision
 from ratchet.workloads.fake import saved_bytes
+from ratchet.workloads.load import load
 from ratchet.workloads.memory import require, state_bytes
 from ratchet.workloads.names import is_user_spec, user_file
+from ratchet.workloads.own_step import autocasts
 from ratchet.workloads.place import place
 from ratchet.workloads.randomness import buffers_of, noise_in, put_back
-from ratchet.workloads.step import compiled_loss
+from ratchet.workloads.step import TrainingStep, compiled_loss
 from ratchet.workloads.workload import Workload
 
 BYTES_PER_ID = 8
 """Size of an int64 token id; inputs and targets hold at least one each per token."""
+
+
+def load_checked(spec: str, **options: Any) -> tuple[Workload, tuple[str, ...]]:
+    """Load a workload and check it; return it with the check's warnings.
+
+    What a `train_step` carries cannot be put back, so its workload is loaded again.
+    """
+    workload = load(spec, **options)
+    warnings = check(workload)
+    return (load(spec, **options) if workload.train_step is not None else workload), warnings
 
 
 def check(workload: Workload) -> tuple[str, ...]:
@@ -33,6 +47,8 @@ def check(workload: Workload) -> tuple[str, ...]:
     Raises WorkloadError if a field has the wrong type, the user's code raises, one index gives two
     different batches, or the loss is not a finite scalar with a gradient. Raises DeviceError if the
     device is missing or the batch does not fit in its memory. A random loss is only a warning.
+
+    A `train_step` runs once, with its update undone; what it carries in `state` or elsewhere stays.
     """
     device = place(workload.device)
     _check_fields(workload)
@@ -40,8 +56,12 @@ def check(workload: Workload) -> tuple[str, ...]:
     require(needed_bytes, device, f"a step of {workload.name!r}", SMALLER)
     batch, again = _guarded(workload, lambda: (workload.batch(0), workload.batch(0)))
     _check_batch(workload, batch, again)
+    if workload.train_step is not None:
+        _check_optimizers(workload)
+        _check_own_step(workload, device)
+        return ()
     _check_memory(workload, batch, device)
-    _check_optimizer(workload)
+    _check_optimizers(workload)
     warning = _check_loss(workload, batch, device)
     return (warning,) if warning else ()
 
@@ -52,18 +72,28 @@ def _check_fields(workload: Workload) -> None:
     if not isinstance(model, nn.Module):
         given = type(model).__name__
         raise WorkloadError(f"workload {name!r}: model is {given}, not an nn.Module; pass one")
-    for field in ("loss", "batch", "optimizer"):
-        if not callable(getattr(workload, field)):
+    _check_forms(workload)
+    for field in ("loss", "train_step", "batch", "optimizer", "state", "scheduler"):
+        given = getattr(workload, field)
+        if given is not None and not callable(given):
             raise WorkloadError(f"workload {name!r}: {field} is not callable; pass a function")
-    tokens = workload.tokens_per_batch
-    if tokens is not None and (not isinstance(tokens, int) or tokens < 1):
-        raise WorkloadError(
-            f"workload {name!r}: tokens_per_batch is {tokens!r}; give the number of tokens in a "
-            "batch, 1 or more, or leave it out to count samples"
-        )
+    counts: dict[str, Any] = {"tokens_per_batch": workload.tokens_per_batch}
+    counts["accumulate"] = workload.accumulate
+    for field, value in counts.items():
+        if value is not None and (not isinstance(value, int) or value < 1):
+            remedy = "or leave it out"
+            remedy += " to count samples" if field == "tokens_per_batch" else ""
+            raise WorkloadError(
+                f"workload {name!r}: {field} is {value!r}; give a whole number, 1 or more, {remedy}"
+            )
     if workload.clip_norm is not None and not workload.clip_norm > 0:
         raise WorkloadError(
             f"workload {name!r}: clip_norm is {workload.clip_norm!r}; give a positive norm or None"
+        )
+    if workload.precision not in get_args(Precision):
+        raise WorkloadError(
+            f"workload {name!r}: precision is {workload.precision!r}; use one of "
+            f"{', '.join(get_args(Precision))}, or leave it out for weights in another dtype"
         )
     try:
         workload.as_written()
@@ -75,6 +105,29 @@ def _check_fields(workload: Workload) -> None:
     _refuse_meta(workload, "the model", list(workload.model.parameters()))
     if not any(parameter.requires_grad for parameter in workload.model.parameters()):
         raise WorkloadError(f"workload {name!r}: no parameter requires a gradient; train some")
+
+
+def _check_forms(workload: Workload) -> None:
+    """Refuse fields that exclude each other."""
+    name, own = workload.name, workload.train_step is not None
+    if (workload.loss is None) != own:
+        given = "both loss and train_step" if own else "neither loss nor train_step"
+        raise WorkloadError(f"workload {name!r} has {given}; give one of the two")
+    if own:
+        fields = ("clip_norm", "scheduler")
+        for field in (one for one in fields if getattr(workload, one) is not None):
+            raise WorkloadError(
+                f"workload {name!r}: {field} belongs to a loss; do it in train_step instead"
+            )
+        if workload.precision == "bf16_master":
+            raise WorkloadError(
+                f"workload {name!r}: precision 'bf16_master' belongs to a loss; give fp32 or "
+                "bf16_autocast, as train_step does it"
+            )
+    elif workload.state is not None:
+        raise WorkloadError(
+            f"workload {name!r}: state is for a train_step; write one instead of the loss"
+        )
 
 
 def _refuse_meta(workload: Workload, what: str, tensors: Sequence[Tensor]) -> None:
@@ -95,15 +148,21 @@ def _check_memory(workload: Workload, batch: Any, device: torch.device) -> None:
     require(needed_bytes, device, f"a step of {workload.name!r}", SMALLER)
 
 
-def _check_optimizer(workload: Workload) -> None:
-    """Build the optimizer once, on the real parameters, without stepping it."""
-    parameters = [p for p in workload.model.parameters() if p.requires_grad]
-    made: Any = _guarded(workload, lambda: workload.optimizer(parameters))
-    if not isinstance(made, Optimizer):
+def _check_optimizers(workload: Workload) -> None:
+    """Make the optimizers once, on the real parameters, without stepping them."""
+    several: Any = workload.optimizers
+    if several is not None and not (isinstance(several, Mapping) and several):
         raise WorkloadError(
-            f"workload {workload.name!r}: optimizer returned {type(made).__name__} {made!r}, not a "
-            "torch.optim.Optimizer; return one over the given parameters"
+            f"workload {workload.name!r}: optimizers is {several!r}; give a dict of name: function "
+            "that makes an optimizer from the model"
         )
+    for name, made in _guarded(workload, workload.make_optimizers).items():
+        if not isinstance(made, Optimizer):
+            called = "optimizer" if several is None else f"optimizers[{name!r}]"
+            raise WorkloadError(
+                f"workload {workload.name!r}: {called} returned {type(made).__name__} {made!r}, "
+                "not a torch.optim.Optimizer; return one over the given parameters"
+            )
 
 
 def _check_batch(workload: Workload, batch: Any, again: Any) -> None:
@@ -144,33 +203,71 @@ def _check_loss(workload: Workload, batch: Any, device: torch.device) -> str | N
 
 
 def _check_differentiable(workload: Workload, loss: Any) -> None:
-    parameters = [p for p in workload.model.parameters() if p.requires_grad]
+    parameters = list(workload.trained().values())
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise WorkloadError(
             f"workload {workload.name!r}: the loss is {found}, not a scalar tensor; return its mean"
         )
-    value = float(loss.detach())
-    if not math.isfinite(value):
-        raise WorkloadError(
-            f"workload {workload.name!r}: the loss of the first batch is {value}; it must be "
-            "finite: check the data, the initialisation and the learning rate"
-        )
+    _check_finite(workload, float(loss.detach()))
     if not loss.requires_grad:
         raise WorkloadError(_no_gradient(workload))
-    gradients = _guarded(workload, lambda: torch.autograd.grad(loss, parameters, allow_unused=True))
-    _check_gradients(workload, gradients)
+    _check_gradients(workload, _guarded(workload, lambda: gradients_of(loss, parameters)))
 
 
-def _check_gradients(workload: Workload, gradients: tuple[Tensor | None, ...]) -> None:
-    found = [gradient for gradient in gradients if gradient is not None]
-    if not any(bool(gradient.count_nonzero()) for gradient in found):
+def _check_finite(workload: Workload, loss: float) -> None:
+    if not math.isfinite(loss):
+        raise WorkloadError(
+            f"workload {workload.name!r}: the loss of the first batch is {loss}; it must be "
+            "finite: check the data, the initialisation and the learning rate"
+        )
+
+
+def _check_own_step(workload: Workload, device: torch.device) -> None:
+    """Run a `train_step` once; check its loss, its gradients and its precision."""
+    model, batch = workload.model, batch_of(workload, 0)
+    before = buffers_of(model)
+    try:
+        with seeded(0, device), autocasts() as entered:
+            step = _guarded(workload, lambda: TrainingStep(workload, workload.as_written()))
+            loss = _guarded(workload, lambda: step.forward_backward(batch))
+        _check_finite(workload, float(loss))
+        _check_gradients(workload, list(step.gradients().values()))
+        _check_own_precision(workload, entered=bool(entered))
+    finally:
+        put_back(model, before)
+        for parameter in model.parameters():
+            parameter.grad = None
+
+
+def _check_own_precision(workload: Workload, *, entered: bool) -> None:
+    written = workload.as_written().precision
+    if entered and written == "fp32":
+        raise WorkloadError(
+            f"workload {workload.name!r}: train_step enters torch.autocast; say so with "
+            "precision='bf16_autocast', or --precision bf16_autocast"
+        )
+    if written == "bf16_autocast" and not entered:
+        raise WorkloadError(
+            f"workload {workload.name!r}: precision is 'bf16_autocast', but train_step does not "
+            "enter torch.autocast; enter it there, or leave precision out"
+        )
+
+
+def _check_gradients(workload: Workload, gradients: Sequence[Tensor | None]) -> None:
+    values = [_values(gradient) for gradient in gradients if gradient is not None]
+    if not any(bool(one.count_nonzero()) for one in values):
         raise WorkloadError(_no_gradient(workload))
-    if not all(bool(gradient.isfinite().all()) for gradient in found):
+    if not all(bool(one.isfinite().all()) for one in values):
         raise WorkloadError(
             f"workload {workload.name!r}: a gradient of the first batch is not finite; check the "
             "loss for a division or logarithm of zero"
         )
+
+
+def _values(gradient: Tensor) -> Tensor:
+    """Return a gradient's stored values: those of a sparse one have a row for each index."""
+    return gradient.coalesce().values() if gradient.layout == torch.sparse_coo else gradient
 
 
 def _no_gradient(workload: Workload) -> str:

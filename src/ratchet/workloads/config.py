@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -13,6 +13,12 @@ Precision = Literal["fp32", "bf16_autocast", "bf16_master"]
 is autocast that reads weights of two or more dimensions as bf16 everywhere, so activations are bf16
 from the embedding on; the parameters themselves are the fp32 masters.
 """
+
+OwnPrecision = Literal["bf16", "fp16", "fp64"]
+"""The dtype that a model's parameters have from the start; nothing is cast."""
+
+AUTOCAST: Final = ("bf16_autocast", "bf16_master")
+"""Precisions whose forward pass runs in torch.autocast."""
 
 CompileMode = Literal["default", "max-autotune"]
 OptimizerKind = Literal["as_written", "foreach", "fused", "kernel"]
@@ -42,7 +48,7 @@ class StepConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    precision: Precision = "fp32"
+    precision: Precision | OwnPrecision = "fp32"
     compile_mode: CompileMode | None = None
     optimizer: OptimizerKind = "as_written"
     attention: AttentionBackend = "default"

@@ -1,4 +1,4 @@
-"""Count the items in one batch, for rates: tokens if the author counts them, else samples."""
+"""Count the items in one step, for rates: tokens if the author counts them, else samples."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from ratchet.workloads.workload import Unit, Workload
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counted:
-    """The number of `unit` in one batch."""
+    """The number of `unit` in one step."""
 
-    per_batch: int
+    per_step: int
     unit: Unit
 
 
 def count(workload: Workload, batch: Any) -> Counted:
-    """Count the items in one batch.
+    """Count the items in one step, which takes as many batches as it accumulates.
 
-    Without `tokens_per_batch`, the leading dimension of the batch's first tensor is the number of
-    samples.
+    Without `tokens_per_batch`, the leading dimension of `batch`'s first tensor is the number of
+    samples in each.
     """
     if workload.tokens_per_batch is not None:
-        return Counted(per_batch=workload.tokens_per_batch, unit=workload.unit)
+        tokens = workload.tokens_per_batch * workload.accumulate
+        return Counted(per_step=tokens, unit=workload.unit)
     shapes = [leaf.shape for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
     samples = next((shape[0] for shape in shapes if shape), 1)
     unit: Unit = "samples" if workload.unit == "tokens" else workload.unit
-    return Counted(per_batch=max(samples, 1), unit=unit)
+    return Counted(per_step=max(samples, 1) * workload.accumulate, unit=unit)

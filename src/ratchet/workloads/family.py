@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
 
 from ratchet.workloads.workload import BatchFunction, LossFunction
+
+CLIP_NORM: Final = 1.0
+"""Largest global gradient norm of every built-in workload.
+
+GPT-3 (arXiv:2005.14165, appendix B) and Llama (arXiv:2302.13971, section 2.2) were trained with it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

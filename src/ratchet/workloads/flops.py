@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
 
+from ratchet.workloads.backward import gradients_of
+from ratchet.workloads.checkpointing import apply_checkpointing
 from ratchet.workloads.fake import pretend
+from ratchet.workloads.step import TrainingStep, compiled_loss
 from ratchet.workloads.workload import Workload
 
 aten = torch.ops.aten
@@ -37,6 +40,18 @@ for _formula in CPU_ATTENTION.values():
 _counted: WeakKeyDictionary[Workload, int] = WeakKeyDictionary()
 
 
+def flops_of(step: TrainingStep, batch: Any) -> int:
+    """Count the operations of one run of a step; see `step_flops`.
+
+    A `train_step` trains on `batch` once, and the operations of its update count too.
+    """
+    if step.workload.train_step is not None:
+        return _counting(lambda: step(batch))
+    found = step_flops(step.workload)
+    apply_checkpointing(step.model, step.config.checkpointing)  # counting has taken it off
+    return found
+
+
 def step_flops(workload: Workload) -> int:
     """Count the eager model's forward and backward operations with torch's flop counter.
 
@@ -46,19 +61,39 @@ def step_flops(workload: Workload) -> int:
     """
     if workload not in _counted:
         _counted[workload] = _count(workload)
-    return _counted[workload]
+    return _counted[workload] * workload.accumulate
 
 
 def _count(workload: Workload) -> int:
     batch = workload.batch(0)
-    counted = pretend(workload, batch, lambda forward, _: _counting(workload, forward))
+    parameters = list(workload.trained().values())
+    counted = pretend(
+        workload,
+        batch,
+        lambda forward, _: _counting(lambda: gradients_of(forward(), parameters)),
+    )
     if counted is not None:
         return counted
-    return _counting(workload, lambda: workload.loss(workload.model, batch))
+    loss_of = compiled_loss(workload, workload.as_written())
+    return _counting(lambda: gradients_of(loss_of(workload.model, batch), parameters))
 
 
-def _counting(workload: Workload, forward: Callable[[], Tensor]) -> int:
-    parameters = [p for p in workload.model.parameters() if p.requires_grad]
-    with FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION) as counter:
-        torch.autograd.grad(forward(), parameters, allow_unused=True)
+class _NoModules:
+    """Stands for the counter's tracker of modules, whose hooks break parametrised layers."""
+
+    parents = frozenset({"Global"})
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def _counting(run: Callable[[], object]) -> int:
+    with warnings.catch_warnings():
+        # The counter sees through torch.jit, which torch itself has deprecated.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        counter = FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
+        counter.mod_tracker = _NoModules()  # type: ignore[assignment]
+        with counter:
+            run()
     return int(counter.get_total_flops())

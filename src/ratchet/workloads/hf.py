@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ratchet.errors import WorkloadError
 from ratchet.workloads.bert import BertSize, MaskedWords
-from ratchet.workloads.family import Data
+from ratchet.workloads.family import CLIP_NORM, Data
 from ratchet.workloads.hf_config import HEADS, Dimensions, Head, head_of, read_config, small_config
 from ratchet.workloads.memory import require, state_bytes
 from ratchet.workloads.names import PREFIX
@@ -96,6 +96,7 @@ def _build(spec: str, config: Any, batching: Batching, request: Request) -> Work
         loss=hf_loss,
         batch=_batches(config, head, batching, request),
         optimizer=AdamWSpec(lr=batching.lr),
+        clip_norm=CLIP_NORM,
         precision=request.precision or "fp32",
         tokens_per_batch=tokens,
         unit=head.unit,

@@ -14,7 +14,7 @@ from torch import nn
 from ratchet.errors import WorkloadError
 from ratchet.workloads import bert, gpt2, llama, moe, vit
 from ratchet.workloads.config import Precision
-from ratchet.workloads.family import Data, Family
+from ratchet.workloads.family import CLIP_NORM, Data, Family
 from ratchet.workloads.hf import load_hf
 from ratchet.workloads.memory import require, state_bytes
 from ratchet.workloads.names import (
@@ -103,6 +103,7 @@ def _build(family: Family, size_name: str, spec: str, request: Request) -> Workl
         loss=family.loss,
         batch=family.build_batches(size, data),
         optimizer=AdamWSpec(lr=shrunk),
+        clip_norm=CLIP_NORM,
         precision=request.precision or "fp32",
         tokens_per_batch=size.batch_size * (size.sequence if family.unit == "tokens" else 1),
         unit=family.unit,

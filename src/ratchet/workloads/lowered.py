@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ratchet.workloads.config import AUTOCAST
+
 LOOKUPS = frozenset({F.embedding, F.embedding_bag})
 """Functions that read a few rows of their weight: the result is cast, not the table."""
 READERS = frozenset(
@@ -129,8 +131,8 @@ def _lowered_forward(module: nn.Module, device_type: str) -> Callable[..., Any]:
 
 @contextmanager
 def mixed_precision(precision: str, device_type: str) -> Iterator[None]:
-    """Enter a StepConfig's precision: nothing for fp32, autocast, or autocast with bf16 weights."""
-    if precision == "fp32":
+    """Enter a StepConfig's precision: nothing, autocast, or autocast with bf16 weights."""
+    if precision not in AUTOCAST:
         yield
         return
     with torch.autocast(device_type, torch.bfloat16):

@@ -40,8 +40,8 @@ def noise_in(
     if math.isclose(first, again, rel_tol=tolerance):
         return (
             f"workload {name!r}: the loss is random ({first:.6g}, then {second:.6g} for the same "
-            "batch), as with dropout. Compiled code draws different numbers, so its gradients "
-            "cannot be compared. Set dropout to 0 for Ratchet"
+            "batch), as with dropout. Compiled code draws other numbers with the same odds, so "
+            "gradients are compared with the draws of the step as written"
         )
     return (
         f"workload {name!r}: two runs with the same seed and batch gave the losses {first:.6g} and "

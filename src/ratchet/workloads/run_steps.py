@@ -24,11 +24,11 @@ def steps_command(spec: str, steps: int, options: Mapping[str, Any]) -> list[str
 
 def run_steps(spec: str, steps: int, options: Mapping[str, Any]) -> None:
     """Load the workload and train it on a fresh batch each step."""
-    from ratchet.workloads import TrainingStep, check, load
+    from ratchet.workloads import TrainingStep
     from ratchet.workloads.blame import batch_of
+    from ratchet.workloads.check import load_checked
 
-    workload = load(spec, **options)
-    check(workload)
+    workload, _ = load_checked(spec, **options)
     step = TrainingStep(workload, workload.as_written())
     for index in range(steps):
         step(batch_of(workload, index))

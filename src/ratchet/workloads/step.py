@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils import _pytree as pytree
 
 from ratchet.errors import WorkloadError
 from ratchet.workloads import process
-from ratchet.workloads.blame import blamed_step
+from ratchet.workloads.blame import blamed_on, blamed_step
 from ratchet.workloads.checkpointing import apply_checkpointing
-from ratchet.workloads.config import StepConfig
+from ratchet.workloads.config import AUTOCAST, StepConfig
 from ratchet.workloads.lowered import mixed_precision
+from ratchet.workloads.own_step import (
+    BatchStep,
+    Install,
+    autocasts,
+    loss_returned,
+    own_step,
+    updates_undone,
+)
 from ratchet.workloads.recompilation import BoundedCompile
-from ratchet.workloads.workload import Workload
+from ratchet.workloads.workload import ALONE, LossFunction, Workload
 
 ATTENTION_BACKENDS = {
     "flash": [SDPBackend.FLASH_ATTENTION],
@@ -37,9 +47,12 @@ class WeightUpdate(Protocol):
 class TrainingStep:
     """Forward, backward and update of a workload's model, in place.
 
-    Parameters and their gradients are the same objects in every precision, compiled or not.
+    Parameters and their gradients are the same objects in every precision, compiled or not. `fp32`
+    makes the weights of a bf16 or fp16 model fp32, and with them its batches: a reference.
     `parameters` are the model's, by name. With `config.optimizer == "kernel"`, `optimizer_factory`
     receives this step and returns an object whose `step()` is the whole update.
+
+    A workload's own `train_step` runs as it is; `install` makes it run as the config says.
     """
 
     def __init__(
@@ -49,78 +62,171 @@ class TrainingStep:
         *,
         compile_options: Mapping[str, Any] | None = None,
         optimizer_factory: Callable[[TrainingStep], WeightUpdate] | None = None,
+        install: Install | None = None,
     ) -> None:
         if compile_options and config.compile_mode is None:
             raise ValueError("compile_options need a compile_mode")
-        if (config.optimizer == "kernel") != (optimizer_factory is not None):
-            raise ValueError("optimizer 'kernel' and optimizer_factory go together")
         process.enter(config)
         self.workload = workload
         self.config = config
         self.model = workload.model.train()
         apply_checkpointing(self.model, config.checkpointing)
-        self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        self._raises = raises_precision(workload, config)
+        if self._raises:
+            self.model.float()
+        self.optimizers: dict[str, Optimizer | WeightUpdate]
+        self._own: BatchStep | None = None
+        self._kept: dict[str, Tensor] = {}
+        if workload.train_step is not None:
+            self._take_own(install)
+            return
+        if (config.optimizer == "kernel") != (optimizer_factory is not None):
+            raise ValueError("optimizer 'kernel' and optimizer_factory go together")
+        self.parameters = workload.trained()
         self.loss = compiled_loss(workload, config, compile_options)
-        self.optimizer: Optimizer | WeightUpdate
-        self.optimizer = optimizer_factory(self) if optimizer_factory else self._own_optimizer()
+        if optimizer_factory is not None:
+            self.optimizers = {ALONE: optimizer_factory(self)}
+        else:
+            self.optimizers = self._own_optimizers()
+        self._schedules = [self._schedule(one) for one in self.optimizers.values()]
+
+    def _take_own(self, install: Install | None) -> None:
+        """Take the workload's own step, as `install` makes it run."""
+        self.parameters = self.workload.trained()
+        made = self.workload.make_optimizers()
+        self.optimizers = {**made}
+        with blamed_step(self.workload):
+            self._own = own_step(self.workload, made)
+        if install is not None:
+            self._own = install(self._own, self.model, list(made.values()))
+        elif (self.config.compile_mode, self.config.optimizer) != (None, "as_written"):
+            raise ValueError("a train_step needs `install` to run differently than written")
+
+    @property
+    def optimizer(self) -> Optimizer | WeightUpdate:
+        """Return the first optimizer."""
+        return next(iter(self.optimizers.values()))
 
     def __call__(self, batch: Any) -> Tensor:
-        """Run one whole step and return the detached loss, a scalar."""
+        """Run one whole step and return the detached loss, a scalar.
+
+        A step that accumulates takes the list of its batches and returns the mean of their losses.
+        """
+        if self._own is not None:
+            with self._entered():
+                return loss_returned(self.workload, self._own(self._given(batch)))
         loss = self.forward_backward(batch)
         self.update()
         return loss
 
     def forward_backward(self, batch: Any) -> Tensor:
-        """Return the detached loss and leave the gradients in the parameters."""
-        with blamed_step(self.workload), self._attention():
-            loss = self.loss(self.model, batch)
-            torch.autograd.backward(loss)
+        """Return the detached loss and leave the gradients in the parameters.
+
+        A `train_step` runs whole, with its update undone; `gradients` then returns what it read.
+        """
+        if self._own is not None:
+            stepped = [one for one in self.optimizers.values() if isinstance(one, Optimizer)]
+            with updates_undone(self.parameters, stepped) as self._kept:
+                return self(batch)
+        count = self.workload.accumulate
+        if count == 1:
+            return self._backward(batch, 1)
+        return torch.stack([self._backward(one, count) for one in batch]).mean()
+
+    def _backward(self, batch: Any, count: int) -> Tensor:
+        with self._entered():
+            loss = self.loss(self.model, self._given(batch))
+            torch.autograd.backward(loss if count == 1 else loss / count)
         return loss.detach()
 
     def update(self) -> None:
-        """Clip the gradients, step the optimizer, and drop the gradients."""
-        with blamed_step(self.workload):
+        """Clip the gradients, step the optimizers and schedules, and drop the gradients."""
+        name = self.workload.name
+        with blamed_on(f"workload {name!r}: its update"), blamed_step(self.workload):
             self._update()
 
     def _update(self) -> None:
-        if not isinstance(self.optimizer, Optimizer):
-            self.optimizer.step()
-            return
-        if self.workload.clip_norm is not None:
-            clip_grad_norm_(self.parameters.values(), self.workload.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=not self.config.preallocate)
+        norm = self.workload.clip_norm
+        for one in self.optimizers.values():
+            if norm is not None and isinstance(one, Optimizer):
+                clip_grad_norm_(self.parameters.values(), norm)
+                norm = None  # all gradients at once
+        for one in self.optimizers.values():
+            one.step()
+        for schedule in self._schedules:
+            if schedule is not None:
+                schedule.step()
+        for one in self.optimizers.values():
+            if isinstance(one, Optimizer):
+                one.zero_grad(set_to_none=not self.config.preallocate)
 
     def gradients(self) -> dict[str, Tensor]:
         """Return gradients by parameter name after `forward_backward`; zeros where missing."""
-        return {
+        found = {
             name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for name, parameter in self.parameters.items()
         }
+        return {name: self._kept.get(name, gradient) for name, gradient in found.items()}
 
-    def _attention(self) -> Any:
-        backends = ATTENTION_BACKENDS.get(self.config.attention)
-        return sdpa_kernel(backends) if backends else nullcontext()
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        """Run what is enclosed in the config's attention and precision, faults blamed."""
+        contexts: list[AbstractContextManager[Any]] = [blamed_step(self.workload)]
+        if backends := ATTENTION_BACKENDS.get(self.config.attention):
+            contexts.append(sdpa_kernel(backends))
+        if self._own is not None and "fp32" == self.config.precision != self.workload.precision:
+            contexts.append(autocasts(off=True))
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context)
+            yield
 
-    def _own_optimizer(self) -> Optimizer:
-        optimizer = self.workload.optimizer(self.parameters.values())
+    def _given(self, batch: Any) -> Any:
+        return raised(batch) if self._raises else batch
+
+    def _schedule(self, update: Any) -> LRScheduler | None:
+        make = self.workload.scheduler
+        optimizer = update if isinstance(update, Optimizer) else getattr(update, "optimizer", None)
+        return make(optimizer) if make is not None and optimizer is not None else None
+
+    def _own_optimizers(self) -> dict[str, Optimizer | WeightUpdate]:
+        made = self.workload.make_optimizers()
         if self.config.optimizer in ("foreach", "fused"):
-            select_implementation(optimizer, self.config.optimizer)
-        return optimizer
+            for optimizer in made.values():
+                if len(made) == 1 or has_implementation(
+                    optimizer, self.config.optimizer, self.model
+                ):
+                    select_implementation(optimizer, self.config.optimizer)
+        return {**made}
+
+
+def raises_precision(workload: Workload, config: StepConfig) -> bool:
+    """Return True if a config turns bf16 or fp16 weights into fp32."""
+    return config.precision == "fp32" and workload.as_written().precision in ("bf16", "fp16")
+
+
+def raised(batch: Any) -> Any:
+    """Return a batch whose bf16 and fp16 tensors are fp32."""
+
+    def raise_one(tensor: Tensor) -> Tensor:
+        return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+    return pytree.tree_map_only(Tensor, raise_one, batch)
 
 
 def compiled_loss(
     workload: Workload, config: StepConfig, options: Mapping[str, Any] | None = None
 ) -> Callable[[nn.Module, Any], Tensor]:
     """Return the workload's loss at the config's precision, compiled if the config asks for it."""
+    assert workload.loss is not None, "the workload has a train_step"
     device_type = workload.device.split(":")[0]
 
-    computed: Callable[[nn.Module, Any], Tensor] = workload.loss
+    computed: LossFunction = workload.loss
     if config.compile_mode is not None:
         # torch.compile takes a mode or options, not both; a mode is shorthand for options.
         compile_options = {**mode_options(config.compile_mode), **(options or {})}
         computed = BoundedCompile(workload.loss, compile_options)
-    if config.precision == "fp32":
+    if config.precision not in AUTOCAST:
         return computed
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -138,6 +244,43 @@ def mode_options(mode: str) -> dict[str, Any]:
         warnings.simplefilter("ignore", DeprecationWarning)
         import torch._inductor.compile_fx
     return dict(torch._inductor.list_mode_options(mode))
+
+
+FUSED: Final = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+"""Optimizers whose fused and foreach updates compute what their plain ones do."""
+
+
+def has_implementation(optimizer: Optimizer, kind: str, model: nn.Module) -> bool:
+    """Return True if an optimizer can run a config's kind of update on its parameters.
+
+    All but `as_written` need one of torch's own classes, real parameters and dense gradients.
+    """
+    if kind == "as_written":
+        return True
+    classes = (torch.optim.AdamW,) if kind == "kernel" else FUSED
+    return type(optimizer) in classes and not unfit_parameters(optimizer, model)
+
+
+def unfit_parameters(optimizer: Optimizer, model: nn.Module) -> str:
+    """Return why an optimizer's parameters take no fused update; empty if they do."""
+    held = {id(one): one for group in optimizer.param_groups for one in group["params"]}
+    if any(one.is_complex() for one in held.values()):
+        return "a parameter is complex"
+    tables = [one for one in model.modules() if getattr(one, "sparse", False) is True]
+    if any(id(weight) in held for table in tables for weight in table.parameters()):
+        return "a layer has sparse gradients"
+    return ""
+
+
+def why_not_fused(optimizers: Sequence[Optimizer], model: nn.Module) -> str:
+    """Return why none of the optimizers can run a fused update; empty if one can."""
+    if any(has_implementation(one, "fused", model) for one in optimizers):
+        return ""
+    known = [one for one in optimizers if type(one) in FUSED]
+    if known:
+        return unfit_parameters(known[0], model)
+    names = ", ".join(type(one).__name__ for one in optimizers)
+    return f"the optimizer is {names}, not torch's SGD, Adam or AdamW"
 
 
 def select_implementation(optimizer: Optimizer, kind: str) -> None:

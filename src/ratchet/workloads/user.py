@@ -1,22 +1,28 @@
-"""Load a user's own workload: `file.py:function`, where the function returns a ratchet.Workload."""
+"""Load a user's own workload: `file.py:function`.
+
+The function returns a ratchet.Workload, or a script's own `(model, optimizer, step, batch)`.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from ratchet.errors import WorkloadError
 from ratchet.workloads.blame import blamed_on
 from ratchet.workloads.names import user_file, user_function
 from ratchet.workloads.request import Request
-from ratchet.workloads.workload import Workload
+from ratchet.workloads.workload import ALONE, Workload
 
 _importing: list[str] = []
 """Files that are being imported, innermost last."""
@@ -83,16 +89,52 @@ def import_file(path: Path, spec: str) -> ModuleType:
 
 
 def accepted(result: Any, spec: str, request: Request) -> Workload:
-    """Return the workload at the requested precision; raise WorkloadError if it is unsuitable."""
-    if not isinstance(result, Workload):
+    """Return the workload at the requested precision; raise WorkloadError if it is unsuitable.
+
+    A function of a plain script may return `(model, optimizer, step, batch)` instead.
+    """
+    workload = from_script(result, spec) if isinstance(result, tuple) else result
+    if not isinstance(workload, Workload):
         raise WorkloadError(
             f"workload {spec!r} returned {type(result).__name__}, not a ratchet.Workload; "
-            "return ratchet.Workload(name=..., model=..., loss=..., batch=...)"
+            "return ratchet.Workload(name=..., model=..., loss=..., batch=...), or "
+            "(model, optimizer, step, batch)"
         )
     place = str(request.device)
-    if result.device.split(":")[0] != request.device.type:
+    if workload.device.split(":")[0] != request.device.type:
         raise WorkloadError(
-            f"workload {spec!r} puts its model on {result.device!r}, but {place!r} was requested; "
-            "change one of the two"
+            f"workload {spec!r} puts its model on {workload.device!r}, but {place!r} was "
+            "requested; change one of the two"
         )
-    return replace(result, precision=request.precision or result.precision)
+    return replace(workload, precision=request.precision or workload.precision)
+
+
+def from_script(parts: tuple[Any, ...], spec: str) -> Workload:
+    """Return the workload of a script's own model, optimizer, step and batches.
+
+    `optimizer` may be several, in a list or a dict. `step(batch)` runs a whole step and returns
+    its loss. `batch(index)` returns a batch.
+    """
+    if len(parts) != 4 or not isinstance(parts[0], nn.Module) or not all(map(callable, parts[2:])):
+        found = ", ".join(type(part).__name__ for part in parts)
+        raise WorkloadError(
+            f"workload {spec!r} returned ({found}); return (model, optimizer, step, batch), where "
+            "step(batch) trains on a batch and returns the loss, and batch(index) makes one"
+        )
+    model, given, step, batch = parts
+    optimizers = given if isinstance(given, Mapping) else {ALONE: given}
+    if isinstance(given, list | tuple):
+        optimizers = {str(place): one for place, one in enumerate(given)}
+    devices = [parameter.device for parameter in model.parameters()]
+    return Workload(
+        name=spec,
+        model=model,
+        batch=batch,
+        train_step=lambda model, batch, optimizers: step(batch),
+        optimizers={name: partial(_same, one) for name, one in optimizers.items()},
+        device=str(devices[0]) if devices else "cpu",
+    )
+
+
+def _same(optimizer: Optimizer, model: nn.Module) -> Optimizer:
+    return optimizer

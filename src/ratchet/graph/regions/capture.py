@@ -27,6 +27,7 @@ from ratchet.graph.regions.trace import TracedGraph, trace
 from ratchet.graph.regions.values import Values, values_of_tensor
 from ratchet.kernels.inputs import build
 from ratchet.kernels.source_module import run_source
+from ratchet.workloads.blame import batch_of
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.process import keep_freed_memory
 from ratchet.workloads.workload import Workload
@@ -84,7 +85,7 @@ def region_report(
 
     `ceilings` defaults to the measured ceilings of the workload's device.
     """
-    batch = workload.batch(0)
+    batch = workload.batch(0) if workload.train_step is None else batch_of(workload, 0)
     twins = _twin_trace(workload, config, batch)
     collector = _Collector(twins, batch_size(batch))
     collector.graphs = trace(workload, config, batch, seen=collector.seen)

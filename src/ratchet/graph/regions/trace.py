@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 from torch.nn.attention import sdpa_kernel
 
+from ratchet.graph.capture import run_own_step
 from ratchet.graph.install import compile_options
 from ratchet.graph.regions.region import Direction
+from ratchet.workloads.backward import gradients_of
 from ratchet.workloads.checkpointing import apply_checkpointing
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.step import ATTENTION_BACKENDS, compiled_loss
@@ -76,20 +78,22 @@ def trace(
         stack.enter_context(sdpa_kernel(backends) if backends else nullcontext())
         apply_checkpointing(model, config.checkpointing)
         stack.callback(apply_checkpointing, model, "none")
-        step = _compiled(workload, config, inner)
-        trained = [p for p in model.parameters() if p.requires_grad]
+        run = _compiled(workload, config, inner, model)
         for _ in range(1 if seen is None else 2):  # the first run warms up: the second is timed
             for graph in graphs:
                 graph.calls, graph.look = 0, None
                 graph.times_s.clear()
             torch.manual_seed(0)
-            torch.autograd.grad(step(model, batch), trained, allow_unused=True)
+            run(batch)
             if sum(sum(graph.times_s.values()) for graph in graphs) > LONG_S:
                 break
     return graphs
 
 
-def _compiled(workload: Workload, config: StepConfig, inner: Callable[..., Any]) -> Any:
+def _compiled(
+    workload: Workload, config: StepConfig, inner: Callable[..., Any], model: nn.Module
+) -> Callable[[Any], object]:
+    """Return forward and backward of a batch, compiled with `inner` in Inductor's place."""
     from torch._inductor.compile_fx import compile_fx
 
     options = compile_options(config.kernels)
@@ -97,9 +101,15 @@ def _compiled(workload: Workload, config: StepConfig, inner: Callable[..., Any])
     def backend(module: GraphModule, inputs: Sequence[Any]) -> Any:
         return compile_fx(module, inputs, inner_compile=inner, config_patches=options)
 
-    eager = config.model_copy(update={"compile_mode": None, "kernels": ()})
+    eager = config.model_copy(
+        update={"compile_mode": None, "kernels": (), "optimizer": "as_written"}
+    )
     torch._dynamo.reset()
-    return torch.compile(compiled_loss(workload, eager), backend=backend, dynamic=False)
+    if workload.train_step is not None:
+        return lambda batch: run_own_step(workload, eager, batch, backend)
+    step = torch.compile(compiled_loss(workload, eager), backend=backend, dynamic=False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return lambda batch: gradients_of(step(model, batch), trained)
 
 
 @contextmanager

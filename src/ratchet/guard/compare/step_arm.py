@@ -15,16 +15,16 @@ def make_step(
     *, workload: str, options: Mapping[str, Any], changes: Mapping[str, Any], recipe: str | None
 ) -> ComparedStep:
     """Build the workload, and its step as written, with `changes` to its config, or by a recipe."""
-    from ratchet.workloads import check, load
+    from ratchet.workloads.check import load_checked
 
-    built = load(workload, **options)
-    return ComparedStep(built, build(built, changes, recipe), check(built))
+    built, warnings = load_checked(workload, **options)
+    return ComparedStep(built, build(built, changes, recipe), warnings)
 
 
 def build(workload: Any, changes: Mapping[str, Any], recipe: str | None) -> Any:
     """Return the step of a workload."""
-    from ratchet.graph.steps import build_step
     from ratchet.optimize.recipe.apply import apply
+    from ratchet.optimize.recipe.build import build as build_step
     from ratchet.workloads.config import StepConfig
 
     if recipe is not None:
@@ -63,7 +63,7 @@ class ComparedStep:
         counted = count(self._workload, self._batches[0])
         return {
             "peak_memory_bytes": peak_memory_bytes(self._workload.device),
-            "per_batch": counted.per_batch,
+            "per_batch": counted.per_step,
             "unit": counted.unit,
             "warnings": self._warnings,
         }

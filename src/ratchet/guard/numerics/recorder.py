@@ -195,13 +195,9 @@ def _quietly(step: Any, batch: Any) -> Tensor:
 
 def _in_double(workload: Workload) -> Workload:
     """Return the workload with weights and batches of fp64."""
-    loss = workload.loss
-
-    def double_loss(model: nn.Module, batch: Any) -> Tensor:
-        return loss(model, _mapped(batch, lambda one: one.double()))
-
+    batch = workload.batch
     workload.model.double()
-    return replace(workload, loss=double_loss)
+    return replace(workload, batch=lambda index: _mapped(batch(index), lambda one: one.double()))
 
 
 def _mapped(value: Any, change: Any) -> Any:

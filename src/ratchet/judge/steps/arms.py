@@ -41,6 +41,8 @@ class ArmSpec:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     """Laid over this process's environment; an empty value takes the variable away."""
+    title: str = ""
+    """What messages call it; its name if empty."""
     python: str = ""
     """Another interpreter to run it; it needs Ratchet's own dependencies."""
     start_timeout_s: float = 600.0
@@ -79,6 +81,11 @@ class ArmProcess:
         return self.spec.name
 
     @property
+    def title(self) -> str:
+        """What a person reads as the arm's name."""
+        return self.spec.title or self.spec.name
+
+    @property
     def pid(self) -> int | None:
         """The worker's process id, or None when it is not running."""
         return self._child.pid if self._child else None
@@ -102,7 +109,7 @@ class ArmProcess:
             command = partial(worker_command, python=self.spec.python or sys.executable)
             self._child = Child(program(command, worker_environment(self.spec)))
         except OSError as error:
-            raise ArmFailure(f"arm '{self.name}': its process cannot start: {error}") from error
+            raise ArmFailure(f"arm '{self.title}': its process cannot start: {error}") from error
         try:
             arguments = dict(self.spec.arguments)
             self._send(do="start", factory=self.spec.factory, arguments=arguments)
@@ -123,7 +130,7 @@ class ArmProcess:
         """Return what the arm says of itself (JSON)."""
         value = self._ask(self.spec.call_timeout_s, do="describe")["value"]
         if not isinstance(value, dict):
-            raise ArmFailure(f"arm '{self.name}': describe() gave no dict but {value!r}")
+            raise ArmFailure(f"arm '{self.title}': describe() gave no dict but {value!r}")
         return value
 
     def run(self, iterations: int) -> Timing:
@@ -183,7 +190,7 @@ class ArmProcess:
 
     def _running(self) -> Child:
         if self._child is None:
-            raise ArmFailure(f"arm '{self.name}' is not running; start it first")
+            raise ArmFailure(f"arm '{self.title}' is not running; start it first")
         return self._child
 
     def _answer(self) -> dict[str, Any]:
@@ -214,7 +221,7 @@ class ArmProcess:
 
     def _send(self, **message: Any) -> None:
         if self.paused:
-            raise ArmFailure(f"arm '{self.name}' is paused; resume it first")
+            raise ArmFailure(f"arm '{self.title}' is paused; resume it first")
         try:
             self._running().send(message)
         except ChildFailure as error:
@@ -228,17 +235,17 @@ class ArmProcess:
             if error.how == "timed_out" and left_s < timeout_s:
                 self.close()
                 raise DeadlinePassed(
-                    f"arm '{self.name}' was ended at its deadline during '{what}'"
+                    f"arm '{self.title}' was ended at its deadline during '{what}'"
                 ) from error
             self._fail(error)
         close_descriptors(extra)
         if "error" in reply:
-            raise_worker_error(self.name, reply["error"])
+            raise_worker_error(self.title, reply["error"])
         return reply
 
     def _fail(self, error: ChildFailure) -> NoReturn:
         self.close()
-        raise ArmFailure(f"arm '{self.name}' {error}") from error
+        raise ArmFailure(f"arm '{self.title}' {error}") from error
 
 
 def remove_torn_library(message: str) -> bool:

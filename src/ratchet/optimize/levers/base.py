@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import get_args
 
-from ratchet.workloads.config import StepConfig
+from ratchet.workloads.config import OwnPrecision, StepConfig
 
 BF16_LEAST = 0.5
 """Lowest ratio of bf16 to fp32 product rates at which bf16's halved traffic may still pay off."""
@@ -27,6 +28,10 @@ class Situation:
     trainable_bytes: int
     peak_memory_bytes: int
     memory_bytes: int
+    why_not_fused: str = ""
+    """The reason why no optimizer of the step has a fused update; empty if one has."""
+    own_step: bool = False
+    """True if the workload's own `train_step` runs the backward pass and the update."""
     bf16_is_slow: str | None = None
     """The reason why bf16 saves no time here (`why_bf16_is_slow`); None if it may."""
 
@@ -62,6 +67,14 @@ class Lever:
     def unset(self, config: StepConfig, situation: Situation) -> StepConfig:
         """Return the config with this lever as the user wrote it."""
         return config.model_copy(update={self.field: getattr(situation.written, self.field)})
+
+
+def why_no_bf16(situation: Situation) -> str | None:
+    """Return why a step in bf16 is not tried; None if it may pay."""
+    precision = situation.written.precision
+    if precision in get_args(OwnPrecision):
+        return f"the model's weights are {precision}"
+    return situation.bf16_is_slow
 
 
 def why_bf16_is_slow(gemm_flops_per_s: Mapping[str, float]) -> str | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from ratchet.kernels.library import LIBRARY, LibraryKernel
 from ratchet.optimize.levers.base import Lever, Situation, only_cpu
-from ratchet.workloads.config import StepConfig
+from ratchet.workloads.config import OwnPrecision, StepConfig
 
 PREFIX = "kernel:"
 FUSED = ("elementwise", "compiled", "memory")
@@ -104,4 +106,6 @@ def _linear_applies(situation: Situation) -> str | None:
 def _adamw_applies(situation: Situation) -> str | None:
     if not situation.optimizer_is_adamw:
         return "the optimizer is not torch's AdamW"
-    return only_cpu(situation)
+    if situation.written.precision in get_args(OwnPrecision):
+        return f"the model's weights are {situation.written.precision}"
+    return situation.why_not_fused or only_cpu(situation)

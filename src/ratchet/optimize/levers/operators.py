@@ -1,6 +1,6 @@
 """Levers of the step's code: torch.compile, precision, the optimizer and torch's libraries."""
 
-from ratchet.optimize.levers.base import Lever, Situation, only_rocm
+from ratchet.optimize.levers.base import Lever, Situation, only_rocm, why_no_bf16
 
 HIPBLASLT_TARGETS = ("gfx90a", "gfx942", "gfx950", "gfx1200", "gfx1201")
 """Architectures on which torch prefers hipBLASLt (gfx12 since ROCm 6.3, gfx950 since ROCm 6.5).
@@ -18,7 +18,7 @@ variable (sdp_utils.cpp).
 def _may_lower_weights(situation: Situation) -> str | None:
     if situation.written.precision == "bf16_master":
         return "the step already uses bf16 weights"
-    return situation.bf16_is_slow
+    return why_no_bf16(situation)
 
 
 def _is_fp32(situation: Situation) -> str | None:
@@ -35,8 +35,8 @@ def _has_fp32_products(situation: Situation) -> str | None:
     return None
 
 
-def _is_adamw(situation: Situation) -> str | None:
-    return None if situation.optimizer_is_adamw else "the optimizer is not torch's AdamW"
+def _may_be_fused(situation: Situation) -> str | None:
+    return situation.why_not_fused or None
 
 
 def _has_attention(situation: Situation) -> str | None:
@@ -115,10 +115,10 @@ FUSED_OPTIMIZER = Lever(
     field="optimizer",
     value="fused",
     name="fused-optimizer",
-    summary="AdamW(fused=True)",
+    summary="the optimizer's own fused update: SGD, Adam or AdamW(fused=True)",
     expected="the update's memory traffic falls to one read and one write of each state",
-    source="PyTorch documentation, torch.optim.AdamW(fused=)",
-    applies=_is_adamw,
+    source="PyTorch documentation, torch.optim.AdamW(fused=), SGD(fused=), Adam(fused=)",
+    applies=_may_be_fused,
     default=False,
     acts_on=("optimizer",),
 )
@@ -126,10 +126,10 @@ FOREACH_OPTIMIZER = Lever(
     field="optimizer",
     value="foreach",
     name="foreach-optimizer",
-    summary="AdamW(foreach=True)",
+    summary="the optimizer's own update over lists of tensors: SGD, Adam or AdamW(foreach=True)",
     expected="fewer kernel launches on a GPU; little effect on a CPU",
     source="PyTorch documentation, torch.optim.AdamW(foreach=)",
-    applies=_is_adamw,
+    applies=_may_be_fused,
     default=False,
     acts_on=("optimizer",),
 )

@@ -43,6 +43,12 @@ def _may_have_huge_pages(situation: Situation) -> str | None:
     return None
 
 
+def _drops_gradients(situation: Situation) -> str | None:
+    if situation.own_step:
+        return "the step drops or keeps its gradients itself"
+    return only_cpu(situation)
+
+
 def _has_idle_cores(situation: Situation) -> str | None:
     if reason := only_cpu(situation):
         return reason
@@ -113,7 +119,7 @@ PREALLOCATE = Lever(
     summary="gradient buffers are zeroed in place instead of freed",
     expected="no page faults for fresh gradients; backward reads them once more",
     source="PyTorch documentation, Optimizer.zero_grad(set_to_none=)",
-    applies=only_cpu,
+    applies=_drops_gradients,
     default=False,
     acts_on=("system",),
 )

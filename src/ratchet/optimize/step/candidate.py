@@ -65,15 +65,13 @@ def with_config(config: StepConfig, proven: dict[str, tuple[AnyKernel, ...]]) ->
 
 
 def describe(config: StepConfig) -> str:
-    """Describe a config in a few words: `torch.compile, bf16 weights, fused AdamW, 5 kernels`."""
+    """Describe a config in a few words: `torch.compile, bf16 autocast, fused optimizer`."""
     parts = ["eager" if config.compile_mode is None else _compile_words(config.compile_mode)]
-    parts.append(
-        {"fp32": "fp32", "bf16_autocast": "bf16 autocast", "bf16_master": "bf16 weights"}[
-            config.precision
-        ]
-    )
+    words = {"bf16_autocast": "bf16 autocast", "bf16_master": "bf16 weights"}
+    parts.append(words.get(config.precision, config.precision))
     if config.optimizer != "as_written":
-        parts.append({"kernel": "kernel AdamW"}.get(config.optimizer, f"{config.optimizer} AdamW"))
+        kernel = config.optimizer == "kernel"
+        parts.append("kernel AdamW" if kernel else f"{config.optimizer} optimizer")
     if config.kernels:
         parts.append(f"{len(config.kernels)} kernels")
     if config.allocator != "default":

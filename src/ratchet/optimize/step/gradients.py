@@ -10,6 +10,7 @@ goes straight into the mapped file (https://github.com/huggingface/safetensors#f
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,11 +22,14 @@ ALIGNED = 8
 
 
 def write_gradients(gradients: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors of any real dtype, layout and device as float32, by name."""
+    """Write tensors of any dtype, layout and device as float32, by name.
+
+    A complex one has a last dimension of two: its real and its imaginary part.
+    """
     header, end = {}, 0
     for name, gradient in gradients.items():
-        begin, end = end, end + 4 * gradient.numel()
-        shape = list(gradient.shape)
+        shape = [*gradient.shape, *([2] if gradient.is_complex() else [])]
+        begin, end = end, end + 4 * math.prod(shape)
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % ALIGNED)
@@ -37,5 +41,11 @@ def write_gradients(gradients: Mapping[str, Tensor], path: Path) -> None:
         return
     values, at = torch.from_numpy(np.memmap(path, np.float32, "r+", start, (end // 4,))), 0
     for gradient in gradients.values():
-        values[at : at + gradient.numel()].view(gradient.shape).copy_(gradient.detach())
-        at += gradient.numel()
+        real = _dense_and_real(gradient.detach())
+        values[at : at + real.numel()].view(real.shape).copy_(real)
+        at += real.numel()
+
+
+def _dense_and_real(gradient: Tensor) -> Tensor:
+    dense = gradient if gradient.layout == torch.strided else gradient.to_dense()
+    return torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense

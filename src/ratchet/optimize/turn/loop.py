@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -160,8 +161,24 @@ def describe(turn: Turn) -> dict[str, Any]:
             "give a larger --budget"
         ) from error
     turn.peak_memory_bytes = int(description["peak_memory_bytes"])
-    turn.warnings += description.get("warnings", [])
+    turn.is_random = bool(description.get("is_random"))  # older ledgers lack it
+    for words in [*description.get("warnings", []), *_facts(description)]:
+        turn.warn(words)
     return description
+
+
+def _facts(description: dict[str, Any]) -> list[str]:
+    """Return what the user should know of the step before it is changed, one line each."""
+    facts = []
+    if layers := description.get("uncompiled"):
+        names = ", ".join(f"nn.{layer}" for layer in layers)
+        facts.append(f"torch.compile does not enter {names}: that part of the step stays as it is")
+    loss = description.get("loss")
+    if loss is not None and not math.isfinite(loss):
+        facts.append(
+            f"the loss is {loss} after a few steps: what is measured is a run that has diverged"
+        )
+    return facts
 
 
 def _rounded_gradients(turn: Turn, arm: ArmProcess, path: Path) -> bool:
@@ -192,6 +209,8 @@ def situation_of(turn: Turn, description: dict[str, Any]) -> Situation:
         written=StepConfig.model_validate(description["written"]),
         optimizer_is_adamw=bool(description["optimizer_is_adamw"]),
         has_attention=bool(description["has_attention"]),
+        why_not_fused=str(description.get("why_not_fused", "")),
+        own_step=bool(description.get("own_step", False)),
         trainable_bytes=int(description["trainable_bytes"]),
         peak_memory_bytes=int(description["peak_memory_bytes"]),
         memory_bytes=device.memory_bytes,

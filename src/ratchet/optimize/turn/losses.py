@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.steps.numerics import judge_losses
-from ratchet.optimize.step.arm import SHRUNK_FACTORY
+from ratchet.optimize.arm import SHRUNK_FACTORY
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.turn.costs import together_s
 from ratchet.optimize.turn.result import LossResult

@@ -46,10 +46,10 @@ class Baseline:
 
 
 def rival_configs(
-    written: StepConfig, *, adamw: bool, precisions: Sequence[str]
+    written: StepConfig, *, fused: bool, precisions: Sequence[str]
 ) -> Iterator[StepConfig]:
-    """Yield torch.compile's modes in these precisions, with the fused optimizer."""
-    optimizer = "fused" if adamw else "as_written"
+    """Yield torch.compile's modes in these precisions, with the fused optimizer if there is one."""
+    optimizer = "fused" if fused else "as_written"
     for mode in MODES:
         for precision in precisions:
             yield written.model_copy(
@@ -77,7 +77,7 @@ class RivalModes:
         self.waiting = list(
             rival_configs(
                 self.written.config,
-                adamw=self.situation.optimizer_is_adamw,
+                fused=not self.situation.why_not_fused,
                 precisions=self._precisions(),
             )
         )
@@ -91,7 +91,7 @@ class RivalModes:
             return ["bf16_autocast", own]
         hopeless = rival_configs(
             self.written.config,
-            adamw=self.situation.optimizer_is_adamw,
+            fused=not self.situation.why_not_fused,
             precisions=["bf16_autocast"],
         )
         reason = self.situation.bf16_is_slow
@@ -230,7 +230,8 @@ def _not_timed(rival: Candidate, reason: str) -> Rival:
 
 def oracle_for(written: Candidate, config: StepConfig) -> Oracle:
     """Return whose gradient error a config may have: its own precision's, run eagerly by torch."""
-    reference = with_config(written.config.model_copy(update={"precision": "fp32"}), {})
+    exact = "fp64" if written.config.precision == "fp64" else "fp32"
+    reference = with_config(written.config.model_copy(update={"precision": exact}), {})
     if config.precision == written.config.precision:
         return Oracle(reference=reference, allowed=written)
     autocast = written.config.model_copy(update={"precision": "bf16_autocast"})

@@ -17,8 +17,8 @@ from ratchet.errors import DeadlinePassed, RatchetError
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.measure.sitting import StartScatter
+from ratchet.optimize.arm import FACTORY, PROBE_FACTORY
 from ratchet.optimize.step import allocators
-from ratchet.optimize.step.arm import FACTORY, PROBE_FACTORY
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.turn.costs import START_TOGETHER, WARMUP_STEPS, Costs, crowding, together_s
 from ratchet.optimize.turn.result import Omission
@@ -52,6 +52,8 @@ class Turn:
     costs: Costs = field(default_factory=Costs)
     without_kernels: str = ""
     """The reason why no kernel can be tried on this machine; empty where kernels can be."""
+    is_random: bool = False
+    """True if the step draws random numbers, once known."""
     peak_memory_bytes: int = 0
     """Peak memory of one arm of the step as written, once known."""
     recalled: int = 0
@@ -296,10 +298,12 @@ class Turn:
 
     def spec(self, candidate: Candidate, *, factory: str = FACTORY, name: str = "") -> ArmSpec:
         """Return the spec with which the judge starts a candidate in its own process."""
+        arguments = candidate.arguments(self.settings.workload, self.settings.options)
         return ArmSpec(
             name=name or candidate.key(),
+            title=candidate.title,
             factory=factory,
-            arguments=candidate.arguments(self.settings.workload, self.settings.options),
+            arguments={**arguments, "is_random": self.is_random},
             environment=allocators.environment(candidate.config),
             deadline_s=self.deadline_s,
         )

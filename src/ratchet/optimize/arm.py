@@ -14,9 +14,9 @@ from ratchet.errors import WorkloadError
 from ratchet.optimize.step.installed import activate_proven
 from ratchet.workloads.config import StepConfig
 
-FACTORY = "ratchet.optimize.step.arm:make_arm"
-PROBE_FACTORY = "ratchet.optimize.step.arm:make_probe"
-SHRUNK_FACTORY = "ratchet.optimize.step.arm:make_shrunk_arm"
+FACTORY = "ratchet.optimize.arm:make_arm"
+PROBE_FACTORY = "ratchet.optimize.arm:make_probe"
+SHRUNK_FACTORY = "ratchet.optimize.arm:make_shrunk_arm"
 BATCHES = 8
 """Distinct batches that an arm cycles through: real data, tokenised before the clock starts."""
 
@@ -27,19 +27,22 @@ def make_arm(
     options: dict[str, Any],
     config: dict[str, Any] | None,
     kernels: Sequence[dict[str, str]],
+    is_random: bool = False,
 ) -> StepArm:
     """Build the workload in this process and prepare its step for timing.
 
     Without a config the step runs as its author wrote it, after the checks that every workload must
-    pass.
+    pass. `is_random` says that the step draws random numbers (`StepArm.workload`).
     """
-    from ratchet.workloads import check, load
+    from ratchet.workloads import load
+    from ratchet.workloads.check import load_checked
 
     activate_proven(kernels)
-    built = load(workload, **options)
     if config is None:
-        return StepArm(built, built.as_written(), warnings=check(built))
-    return StepArm(built, StepConfig.model_validate(config))
+        built, warnings = load_checked(workload, **options)
+        return StepArm(built, built.as_written(), warnings=warnings)
+    built = load(workload, **options)
+    return StepArm(built, StepConfig.model_validate(config), is_random=is_random)
 
 
 def make_shrunk_arm(
@@ -48,8 +51,9 @@ def make_shrunk_arm(
     options: dict[str, Any],
     config: dict[str, Any],
     kernels: Sequence[dict[str, str]],
+    is_random: bool = False,
 ) -> ShrunkArm:
-    """Prepare to train small copies of the workload, for the loss curves."""
+    """Prepare to train small copies of the workload, for the loss curves; random ones too."""
     activate_proven(kernels)
     return ShrunkArm(workload, options, StepConfig.model_validate(config))
 
@@ -64,14 +68,22 @@ class StepArm:
 
     calls = ("workload", "gradients", "profile", "regions", "sites")
 
-    def __init__(self, workload: Any, config: StepConfig, *, warnings: Sequence[str] = ()) -> None:
-        from ratchet.graph.steps import build_step
+    def __init__(
+        self,
+        workload: Any,
+        config: StepConfig,
+        *,
+        warnings: Sequence[str] = (),
+        is_random: bool = False,
+    ) -> None:
+        from ratchet.optimize.recipe.build import build
         from ratchet.workloads.blame import batch_of
 
         self._workload = workload
         self._config = config
-        self._step = build_step(workload, config)
+        self._step = build(workload, config)
         self._warnings = list(warnings)
+        self._is_random = is_random
         self._batches = [batch_of(workload, index) for index in range(BATCHES)]
         self._next = 0
         self._loss: Any = None
@@ -93,22 +105,30 @@ class StepArm:
         """
         from ratchet.optimize.step.describe import describe_workload
 
-        return {**describe_workload(self._workload), "warnings": self._warnings}
+        return {**describe_workload(self._step, self._batches[0]), "warnings": self._warnings}
 
     def gradients(self, path: str, autocast: bool = False) -> dict[str, Any]:
         """Write the first step's gradients (fp32, by parameter name) as safetensors to `path`.
 
-        With `autocast`, they are those of a step that is uncompiled, in bf16 autocast.
+        With `autocast`, they are those of a step that is uncompiled, in bf16 autocast. Random
+        numbers are those that the step as written draws from seed 0.
         """
-        import torch
-
+        from ratchet.kernels.model_file import seeded
+        from ratchet.optimize.step.draws import eager_draws
         from ratchet.optimize.step.gradients import write_gradients
+        from ratchet.workloads.place import place
 
         if self._next:
             raise WorkloadError(
                 "gradients are available only before the first step: start a new arm"
             )
-        with torch.random.fork_rng(enabled=autocast):  # the step's own draws stay as they are
+        if autocast and self._workload.train_step is not None:
+            raise WorkloadError("a train_step may carry state: start an arm of that precision")
+        compiled = self._config.compile_mode is not None and not autocast
+        with (
+            seeded(0, place(self._workload.device)),
+            eager_draws(needed=self._is_random and compiled),
+        ):
             loss = self._backward(autocast)
         found = self._step.gradients()
         write_gradients(found, Path(path))
@@ -128,8 +148,10 @@ class StepArm:
 
         update = {"precision": "bf16_autocast", "compile_mode": None}
         compute = compiled_loss(self._workload, self._config.model_copy(update=update))
-        loss = compute(self._step.model, self._batches[0])
-        torch.autograd.backward(loss)
+        count = self._workload.accumulate
+        for batch in self._batches[0] if count > 1 else self._batches[:1]:
+            loss = compute(self._step.model, batch) / count
+            torch.autograd.backward(loss)
         return loss
 
     def profile(self, path: str, steps: int = 2) -> dict[str, Any]:
@@ -146,11 +168,13 @@ class StepArm:
 
         report = getattr(self._step, "install_report", None)
         dynamo = sys.modules.get("torch._dynamo.utils")  # not imported where nothing is compiled
+        stats = dynamo.counters["stats"] if dynamo else {}
         return {
             "peak_memory_bytes": peak_memory_bytes(self._workload.device),
             "fallbacks": dict(registry.fallbacks),
             "region_calls": dict(op.calls),
             "compiled_graphs": dynamo.counters["inductor"]["fxgraph_cache_miss"] if dynamo else 0,
+            "graphs": stats.get("unique_graphs", 0),
             "installed": dict(report.installed) if report is not None else {},
             "declined": [list(pair) for pair in report.declined] if report is not None else [],
             "loss": float(self._loss.detach()) if self._loss is not None else None,
@@ -217,7 +241,7 @@ class ShrunkArm:
 
     def curve(self, seed: int, steps: int) -> list[float]:
         """Return the loss at each of `steps` steps of the copy initialised from `seed`."""
-        from ratchet.graph.steps import build_step
+        from ratchet.optimize.recipe.build import build
         from ratchet.workloads import load
         from ratchet.workloads.blame import batch_of
 
@@ -225,5 +249,5 @@ class ShrunkArm:
         workload = load(self._spec, **options)
         if workload.shrink is not None:
             workload = workload.shrink(seed)
-        step = build_step(workload, self._config)
+        step = build(workload, self._config)
         return [float(step(batch_of(workload, index)).detach()) for index in range(steps)]
