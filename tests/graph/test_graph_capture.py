@@ -33,7 +33,7 @@ def test_fp32_has_no_bf16_products() -> None:
     assert "linear" not in {site.kernel for site in sites_of("fp32")}
 
 
-def test_bf16_masters_leave_the_model_alone() -> None:
+def test_bf16_weights_leave_the_model_alone() -> None:
     workload = load("llama-tiny")
     sites = capture(workload, StepConfig(precision="bf16_master"))
     assert {p.dtype for p in workload.model.parameters()} == {torch.float32}

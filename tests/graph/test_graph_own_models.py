@@ -135,13 +135,15 @@ def test_one_kernel_alone(
 
 
 def test_bf16_weights(compile_loss: Any, plain_loss: Any, assert_same: Any) -> None:
-    from ratchet.workloads.masters import lower_weights
+    from ratchet.workloads.lowered import LoweredWeights
 
     model, loss = tiny("llama")
-    lower_weights(model)
-    compiled = compile_loss(model, loss, autocast=True)
+    with LoweredWeights("cpu"):
+        compiled = compile_loss(model, loss, autocast=True)
+        plain = plain_loss(model, loss, autocast=True)
     assert compiled.report.installed == INSTALLED["llama"] | {"linear": 14}
-    assert_same(compiled, plain_loss(model, loss, autocast=True), autocast=True)
+    assert {gradient.dtype for gradient in compiled.gradients.values()} == {torch.float32}
+    assert_same(compiled, plain, autocast=True)
 
 
 def test_recomputed_blocks(compile_loss: Any, plain_loss: Any, assert_same: Any) -> None:

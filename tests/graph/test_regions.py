@@ -235,7 +235,7 @@ def test_a_region_computes_what_the_graph_computes(family: str) -> None:
         traced.wanted = frozenset(n for cut in found for n in (*cut.inputs, *cut.outputs))
         traced.look = lambda node, value: values.update({node: value.clone()})
 
-    trace(workload, StepConfig(), workload.batch(0), model=workload.model, seen=seen)
+    trace(workload, StepConfig(), workload.batch(0), seen=seen)
     assert len(cuts) > 20
     for cut in cuts:
         form = form_of(cut, None)
@@ -276,7 +276,7 @@ def test_a_long_step_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
             traced.wanted = frozenset(traced.module.graph.nodes)
             traced.look = lambda node, value: shown.append(node)
 
-        graphs = trace(workload, StepConfig(), workload.batch(0), model=workload.model, seen=seen)
+        graphs = trace(workload, StepConfig(), workload.batch(0), seen=seen)
         assert all(graph.calls == 1 and graph.times_s for graph in graphs)
         assert len(shown) == len(set(shown))
         runs.append(graphs)

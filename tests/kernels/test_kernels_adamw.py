@@ -1,21 +1,22 @@
-"""KernelAdamW against torch.optim.AdamW: the same weights, the same state, whoever computes."""
+"""step_adamw against torch.optim.AdamW.step: same weights, same state, whoever computes."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.optim import AdamW
 
 from ratchet.devices.probe import best_isa
 from ratchet.errors import KernelError
 from ratchet.kernels.languages import cpp
 from ratchet.kernels.library import LIBRARY, registry
-from ratchet.kernels.library.adamw import KernelAdamW
+from ratchet.kernels.library.adamw import check_optimizer, step_adamw
 from ratchet.kernels.library.global_norm import global_norm
 
 pytestmark = pytest.mark.compiler
@@ -69,120 +70,119 @@ def test_steps_are_those_of_torch(
 ) -> None:
     ours, theirs = parameters(seed), parameters(seed)
     chosen = {"lr": lr, "betas": (beta1, beta2), "weight_decay": decay, "eps": 1e-6}
-    new, old = KernelAdamW(ours, **chosen), torch.optim.AdamW(theirs, **chosen)
+    new, old = AdamW(ours, **chosen), AdamW(theirs, **chosen)
     for step in range(5):
         give_gradients(ours, 10 * seed + step)
         give_gradients(theirs, 10 * seed + step)
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(theirs, clip)
         old.step()
-        new.step(clip_norm=clip)
+        step_adamw(new, clip_norm=clip)
     # Both round m / (sqrt(v) + eps) in their own order: a few units of lr's last place.
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-5, atol=max(1e-6, 1e-4 * lr))
 
 
-def test_gradients_are_zeroed_in_place_or_dropped() -> None:
+def test_gradients_stay_are_zeroed_in_place_or_dropped() -> None:
     own = parameters(0)
-    optimizer = KernelAdamW(own)
+    optimizer = AdamW(own)
     give_gradients(own, 1)
     kept = [parameter.grad for parameter in own]
-    optimizer.step(clip_norm=1.0)
+    values = [gradient.clone() for gradient in kept if gradient is not None]
+    step_adamw(optimizer)
+    for parameter, gradient, value in zip(own, kept, values, strict=True):
+        assert parameter.grad is gradient
+        assert gradient is not None and torch.equal(gradient, value)
+    step_adamw(optimizer, clip_norm=1.0, gradients="zero")
     for parameter, gradient in zip(own, kept, strict=True):
         assert parameter.grad is gradient
         assert gradient is not None and not gradient.any()
-    optimizer.step(set_to_none=True)
+    step_adamw(optimizer, gradients="drop")
     assert all(parameter.grad is None for parameter in own)
 
 
 def test_the_kernel_computed_it(computed_by: str) -> None:
     own = parameters(0)
     give_gradients(own, 1)
-    KernelAdamW(own).step(clip_norm=1.0)
+    step_adamw(AdamW(own), clip_norm=1.0)
     expected = {} if computed_by == "kernel" else {"gradient_square_sum": 1, "adamw_step": 1}
     assert dict(registry.fallbacks) == expected
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
 def test_groups_schedulers_and_absent_gradients() -> None:
     pairs = []
-    for kind in (KernelAdamW, torch.optim.AdamW):
+    for stepped in (step_adamw, AdamW.step):
         own = parameters(3)
         groups = [
             {"params": own[:2], "lr": 1e-2, "weight_decay": 0.0},
             {"params": own[2:], "betas": (0.8, 0.9), "eps": 1e-5},
         ]
-        optimizer = kind(groups, lr=1e-3)
+        optimizer = AdamW(groups, lr=1e-3)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.1)
         for step in range(6):
             give_gradients(own, step)
             if step % 2:
                 own[0].grad = None
-            optimizer.step()
+            stepped(optimizer)
             schedule.step()
         pairs.append(own)
     assert_alike(*pairs)
 
 
-def test_state_goes_over_to_torch_and_back() -> None:
+def test_state_is_torch_s_and_either_goes_on() -> None:
     ours, theirs = parameters(4), parameters(4)
-    new, old = KernelAdamW(ours, lr=1e-2), torch.optim.AdamW(theirs, lr=1e-2)
-    for step in range(3):
+    new, old = AdamW(ours, lr=1e-2), AdamW(theirs, lr=1e-2)
+    for step in range(6):
         give_gradients(ours, step)
         give_gradients(theirs, step)
-        new.step()
-        old.step()
+        if step < 3:
+            step_adamw(new)
+            old.step()
+        else:
+            new.step()
+            step_adamw(old)
     assert set(new.state_dict()["state"][0]) == {"step", "exp_avg", "exp_avg_sq"}
-    swapped = torch.optim.AdamW(ours, lr=1e-2)
-    saved, expected = new.state_dict(), old.state_dict()
-    for index, values in expected["state"].items():
+    for index, values in old.state_dict()["state"].items():
         for key, value in values.items():
-            torch.testing.assert_close(saved["state"][index][key], value, rtol=1e-5, atol=1e-7)
-    swapped.load_state_dict({**saved, "param_groups": expected["param_groups"]})
-    taken = KernelAdamW.taking_over(old)
-    for step in range(3, 6):
-        give_gradients(ours, step)
-        give_gradients(theirs, step)
-        swapped.step()
-        taken.step()
+            found = new.state_dict()["state"][index][key]
+            torch.testing.assert_close(found, value, rtol=1e-5, atol=1e-7)
     assert_alike(ours, theirs)
 
 
-def test_masters_keep_what_bf16_rounds_away() -> None:
-    exact = parameters(5)
-    values = [parameter.detach().clone() for parameter in exact]
-    rounded = [nn.Parameter(value.bfloat16()) for value in values]
-    optimizer = KernelAdamW(
-        rounded,
-        lr=1e-5,
-        masters=True,
-        master_values=dict(zip(rounded, [value.clone() for value in values], strict=True)),
-    )
-    reference = torch.optim.AdamW(exact, lr=1e-5)
-    for step in range(20):
-        give_gradients(rounded, step)
-        for a, b in zip(exact, rounded, strict=True):
-            assert b.grad is not None
-            a.grad = b.grad.float()
-        optimizer.step()
-        reference.step()
-    for a, b in zip(exact, rounded, strict=True):
-        master = optimizer.state[b]["master"]
-        torch.testing.assert_close(master, a.detach(), rtol=2e-6, atol=2e-6)
-        assert torch.equal(b.detach(), master.bfloat16())
+KINDS = {
+    "float64": {"dtype": torch.float64},
+    "bf16": {"dtype": torch.bfloat16},
+    "complex": {"dtype": torch.complex64},
+    "amsgrad": {"amsgrad": True},
+    "maximize": {"maximize": True},
+}
 
 
-def test_masters_and_moments_survive_a_state_dict_in_fp32() -> None:
-    own = parameters(6, torch.bfloat16)
-    optimizer = KernelAdamW(own, masters=True)
-    give_gradients(own, 1)
-    optimizer.step()
-    twins = parameters(6, torch.bfloat16)
-    again = KernelAdamW(twins, masters=True)
-    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for a, b in zip(own, twins, strict=True):
-        for key in ("exp_avg", "exp_avg_sq", "master"):
-            assert again.state[b][key].dtype == torch.float32
-            assert torch.equal(optimizer.state[a][key], again.state[b][key])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_what_the_kernel_does_not_take_is_stepped_by_torch(
+    kind: dict[str, Any], clip: float | None
+) -> None:
+    chosen = dict(kind)
+    dtype = chosen.pop("dtype", torch.float32)
+    pairs = []
+    for ours in (True, False):
+        own = [*parameters(2), *parameters(3, dtype)]
+        optimizer = AdamW([{"params": own[:2]}, {"params": own[2:], **chosen}], lr=1e-2)
+        for step in range(3):
+            give_gradients(own, step)
+            if ours:
+                step_adamw(optimizer, clip_norm=clip, gradients="drop")
+                assert all(parameter.grad is None for parameter in own)
+                continue
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(own, clip)
+            optimizer.step()
+            optimizer.zero_grad()
+        pairs.append(own)
+        assert {len(optimizer.state[parameter]) for parameter in own[:2]} == {3}
+    assert_alike(*pairs)
 
 
 def test_a_gradient_in_another_layout_is_taken() -> None:
@@ -190,8 +190,8 @@ def test_a_gradient_in_another_layout_is_taken() -> None:
     gradient = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).t()
     ours.grad, theirs.grad = gradient.clone(), gradient.clone()
     assert not ours.grad.is_contiguous()
-    KernelAdamW([ours]).step()
-    torch.optim.AdamW([theirs]).step()
+    step_adamw(AdamW([ours]), gradients="zero")
+    AdamW([theirs]).step()
     assert_alike([ours], [theirs])
     assert ours.grad is not None and not ours.grad.any()
 
@@ -200,7 +200,7 @@ def test_a_gradient_in_another_layout_is_taken() -> None:
 def test_a_norm_that_is_not_a_number_is_not_hidden(bad: float) -> None:
     own = [nn.Parameter(torch.ones(8))]
     own[0].grad = torch.full((8,), bad)
-    KernelAdamW(own).step(clip_norm=1.0)
+    step_adamw(AdamW(own), clip_norm=1.0)
     assert own[0].isnan().any()
 
 
@@ -213,11 +213,10 @@ def test_the_norm_is_that_of_torch(scale: float, dtype: torch.dtype) -> None:
     assert global_norm(gradients) == pytest.approx(expected, rel=1e-6)
 
 
-def test_what_it_does_not_do_is_refused() -> None:
-    own = parameters(0)
-    with pytest.raises(KernelError, match="amsgrad"):
-        KernelAdamW.taking_over(torch.optim.AdamW(own, amsgrad=True))
-    with pytest.raises(KernelError, match="SGD"):
-        KernelAdamW.taking_over(torch.optim.SGD(own, lr=0.1))
-    with pytest.raises(KernelError, match="out of range"):
-        KernelAdamW(own, lr=-1.0)
+def test_another_optimizer_is_refused() -> None:
+    class Own(AdamW):
+        pass
+
+    for optimizer in (torch.optim.SGD(parameters(0)), Own(parameters(0))):
+        with pytest.raises(KernelError, match=f"a {type(optimizer).__name__}: use torch"):
+            check_optimizer(optimizer)

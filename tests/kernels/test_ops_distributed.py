@@ -1,4 +1,4 @@
-"""The ops and KernelAdamW under DDP and FSDP2: two gloo ranks learn what one process learns."""
+"""The ops and the AdamW kernel under DDP and FSDP2: two gloo ranks learn what one does."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def batch(step: int) -> Tensor:
 
 
 def train(model: nn.Module, shard: slice) -> None:
-    from ratchet.kernels.library.adamw import KernelAdamW
+    from ratchet.kernels.library.adamw import step_adamw
 
     # A large eps: an update of g over its own size would magnify the rounding of a tiny gradient.
-    optimizer = KernelAdamW(model.parameters(), lr=1e-2, eps=1e-2, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-2, weight_decay=0.1)
     for step in range(STEPS):
         model(batch(step)[shard]).square().mean().backward()
-        optimizer.step(clip_norm=0.05, set_to_none=True)
+        step_adamw(optimizer, clip_norm=0.05, gradients="drop")
 
 
 def rank_main(rank: int, folder: str) -> None:

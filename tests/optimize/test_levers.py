@@ -67,8 +67,9 @@ def test_levers_of_the_arithmetic_say_so() -> None:
 
 def test_adamw_levers_leave_another_optimizer_alone() -> None:
     here = situation(optimizer_is_adamw=False)
-    for name in ("bf16-weights", "fused-optimizer", "foreach-optimizer", "kernel:adamw"):
+    for name in ("fused-optimizer", "foreach-optimizer", "kernel:adamw"):
         assert all_levers()[name].applies(here)
+    assert all_levers()["bf16-weights"].applies(here) is None
 
 
 def test_checkpointing_waits_until_memory_is_short() -> None:

@@ -13,7 +13,6 @@ from torch import nn
 from ratchet.errors import WorkloadError
 from ratchet.workloads import AdamWSpec, StepConfig, TrainingStep, Workload, load
 from ratchet.workloads.checkpointing import find_blocks
-from ratchet.workloads.masters import MasterWeights
 
 
 def losses(config: StepConfig, steps: int = 4, **changes: Any) -> list[float]:
@@ -64,54 +63,6 @@ def test_an_optimizer_without_a_fused_form_is_refused_in_one_line() -> None:
     workload = replace(load("llama-tiny"), optimizer=lambda p: torch.optim.LBFGS(p))
     with pytest.raises(WorkloadError, match="LBFGS has no fused implementation; use optimizer"):
         TrainingStep(workload, StepConfig(optimizer="fused"))
-
-
-def test_masters_are_the_weights_from_before_the_rounding() -> None:
-    workload = load("llama-tiny")
-    before = {name: p.detach().clone() for name, p in workload.model.named_parameters()}
-    step = TrainingStep(workload, StepConfig(precision="bf16_master"))
-    for name, parameter in step.parameters.items():
-        assert parameter.dtype == (torch.bfloat16 if parameter.dim() > 1 else torch.float32)
-        assert (name in step.masters) == (parameter.dim() > 1)
-    for name, master in step.masters.items():
-        assert torch.equal(master, before[name])
-        assert torch.equal(step.parameters[name], before[name].bfloat16())
-
-
-def test_masters_keep_steps_that_are_too_small_for_bf16() -> None:
-    parameter = nn.Parameter(torch.ones(2, 2, dtype=torch.bfloat16))
-    masters = MasterWeights(
-        {"w": parameter}, {"w": torch.ones(2, 2)}, lambda p: torch.optim.SGD(p, lr=1e-3)
-    )
-    for _ in range(100):
-        parameter.grad = torch.ones_like(parameter)
-        masters.step()
-        masters.zero_grad()
-    torch.testing.assert_close(parameter.float(), torch.full((2, 2), 0.9), rtol=0.005, atol=0)
-
-
-def test_masters_clip_the_norm_over_all_parameters() -> None:
-    matrix = nn.Parameter(torch.zeros(2, 2, dtype=torch.bfloat16))
-    vector = nn.Parameter(torch.zeros(2))
-    masters = MasterWeights(
-        {"m": matrix, "v": vector},
-        {"m": torch.zeros(2, 2)},
-        lambda p: torch.optim.SGD(p, lr=1.0),
-    )
-    matrix.grad, vector.grad = torch.full_like(matrix, 3.0), torch.full_like(vector, 4.0)
-    masters.clip(1.0)
-    masters.step()
-    moved = torch.cat([masters.stepped[0].detach().flatten(), vector.detach()])
-    assert moved.norm().item() == pytest.approx(1.0, rel=1e-4)
-
-
-def test_a_tied_weight_stays_tied_in_bf16() -> None:
-    workload = load("gpt2-tiny")
-    step = TrainingStep(workload, StepConfig(precision="bf16_master"))
-    step(workload.batch(0))
-    assert workload.model.head.weight is workload.model.embedding.weight
-    assert list(step.masters).count("embedding.weight") == 1
-    assert "head.weight" not in step.masters
 
 
 @pytest.mark.parametrize("name", ["llama-tiny", "gpt2-tiny", "moe-tiny", "bert-tiny", "vit-tiny"])
@@ -166,19 +117,17 @@ def test_a_kernel_optimizer_does_the_whole_update() -> None:
     class Recorder:
         def __init__(self, step: TrainingStep) -> None:
             self.names = list(step.parameters)
-            self.masters = dict(step.masters)
             self.steps = 0
 
         def step(self) -> None:
             self.steps += 1
 
-    config = StepConfig(optimizer="kernel", precision="bf16_master")
     workload = load("llama-tiny")
-    step = TrainingStep(workload, config, optimizer_factory=Recorder)
+    step = TrainingStep(workload, StepConfig(optimizer="kernel"), optimizer_factory=Recorder)
     step(workload.batch(0))
     assert isinstance(step.optimizer, Recorder)
     assert step.optimizer.steps == 1
-    assert set(step.optimizer.masters) < set(step.optimizer.names)
+    assert step.optimizer.names == list(step.parameters)
     assert step.parameters["embedding.weight"].grad is not None
 
 
@@ -233,14 +182,6 @@ def test_a_loss_is_one_graph(name: str) -> None:
     workload = load(name)
     explained = torch._dynamo.explain(workload.loss)(workload.model, workload.batch(0))
     assert (explained.graph_count, explained.graph_break_count) == (1, 0)
-
-
-def test_a_second_step_in_bf16_has_masters_again() -> None:
-    workload = load("llama-tiny")
-    first = TrainingStep(workload, StepConfig(precision="bf16_master"))
-    again = TrainingStep(workload, StepConfig(precision="bf16_master"))
-    assert set(again.masters) == set(first.masters)
-    assert all(master.dtype == torch.float32 for master in again.masters.values())
 
 
 def test_a_process_takes_the_settings_and_the_defaults_change_nothing() -> None:

@@ -19,7 +19,6 @@ from ratchet.graph.sites import CapturedSite, InstallReport, merge_sites
 from ratchet.kernels.library import LIBRARY, WorkloadShapes
 from ratchet.kernels.problem import Problem
 from ratchet.workloads.config import StepConfig
-from ratchet.workloads.masters import lower_weights
 from ratchet.workloads.step import compiled_loss
 from ratchet.workloads.workload import Workload
 
@@ -39,11 +38,9 @@ def capture(workload: Workload, config: StepConfig) -> list[CapturedSite]:
     traced = torch.compile(
         compiled_loss(workload, eager), backend=_only_look(report), dynamic=False
     )
-    model = at_precision(workload.model, config)
     with torch.random.fork_rng():
-        traced(model, workload.batch(0))
-    sites = merge_sites(report.sites)
-    return [*sites, *_update_sites(workload, model)]
+        traced(workload.model, workload.batch(0))
+    return [*merge_sites(report.sites), *_update_sites(workload)]
 
 
 def _only_look(report: InstallReport) -> Any:
@@ -56,23 +53,12 @@ def _only_look(report: InstallReport) -> Any:
     return backend
 
 
-def at_precision(model: nn.Module, config: StepConfig) -> nn.Module:
-    """Return the model, or a copy with bf16 weights if the step would lower them."""
-    if config.precision != "bf16_master":
-        return model
-    if all(p.dtype != torch.float32 for p in model.parameters() if p.dim() >= 2):
-        return model
-    lowered = copy.deepcopy(model)
-    lower_weights(lowered)
-    return lowered
-
-
-def _update_sites(workload: Workload, model: nn.Module) -> list[CapturedSite]:
+def _update_sites(workload: Workload) -> list[CapturedSite]:
     optimizer = workload.optimizer([nn.Parameter(torch.zeros(1))])
     if type(optimizer) is not torch.optim.AdamW:
         return []
     shapes, dtypes = {}, {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in workload.model.named_parameters():
         if parameter.requires_grad:
             shapes[name] = tuple(parameter.shape)
             dtypes[name] = "bf16" if parameter.dtype == torch.bfloat16 else "fp32"

@@ -10,7 +10,7 @@ from torch.optim import AdamW
 from ratchet.errors import GraphError
 from ratchet.graph.regions.region import REGION
 from ratchet.graph.sites import InstallReport
-from ratchet.kernels.library.adamw import ClippedAdamW, KernelAdamW
+from ratchet.kernels.library.adamw import AdamWUpdate, Afterwards
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.step import TrainingStep, WeightUpdate
 from ratchet.workloads.workload import Workload
@@ -85,10 +85,5 @@ def kernel_adamw(step: TrainingStep) -> WeightUpdate:
             f"optimizer 'kernel' replaces AdamW, but this workload trains with "
             f"{type(written).__name__}: choose as_written, foreach or fused"
         )
-    optimizer = KernelAdamW.taking_over(
-        written,
-        masters=step.config.precision == "bf16_master",
-        master_values={step.parameters[name]: kept for name, kept in step.masters.items()},
-    )
-    keep = step.config.preallocate
-    return ClippedAdamW(optimizer, step.workload.clip_norm, set_to_none=not keep)
+    gradients: Afterwards = "zero" if step.config.preallocate else "drop"
+    return AdamWUpdate(written, step.workload.clip_norm, gradients)

@@ -10,8 +10,8 @@ Precision = Literal["fp32", "bf16_autocast", "bf16_master"]
 """Weights and arithmetic of a step.
 
 `fp32` is plain fp32. `bf16_autocast` keeps fp32 weights and casts them at each use. `bf16_master`
-keeps weights of two or more dimensions in bf16 and their fp32 masters in the optimizer, so the
-forward pass casts no weight.
+is autocast that reads weights of two or more dimensions as bf16 everywhere, so activations are bf16
+from the embedding on; the parameters themselves are the fp32 masters.
 """
 
 CompileMode = Literal["default", "max-autotune"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from ratchet.workloads import process
 from ratchet.workloads.blame import blamed_step
 from ratchet.workloads.checkpointing import apply_checkpointing
 from ratchet.workloads.config import StepConfig
-from ratchet.workloads.masters import MasterWeights, lower_weights
+from ratchet.workloads.lowered import mixed_precision
 from ratchet.workloads.recompilation import BoundedCompile
 from ratchet.workloads.workload import Workload
 
@@ -37,11 +37,9 @@ class WeightUpdate(Protocol):
 class TrainingStep:
     """Forward, backward and update of a workload's model, in place.
 
-    Parameters and their gradients are the same objects in a compiled and an uncompiled step.
-    `bf16_master` leaves bf16 weights behind, so another precision needs a freshly loaded workload.
-    `parameters` are the model's, by name. `masters` hold the fp32 values, before rounding, of the
-    parameters that `bf16_master` converted. With `config.optimizer == "kernel"`,
-    `optimizer_factory` receives this step and returns an object whose `step()` is the whole update.
+    Parameters and their gradients are the same objects in every precision, compiled or not.
+    `parameters` are the model's, by name. With `config.optimizer == "kernel"`, `optimizer_factory`
+    receives this step and returns an object whose `step()` is the whole update.
     """
 
     def __init__(
@@ -61,10 +59,9 @@ class TrainingStep:
         self.config = config
         self.model = workload.model.train()
         apply_checkpointing(self.model, config.checkpointing)
-        self.masters = lower_weights(self.model) if config.precision == "bf16_master" else {}
         self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.loss = compiled_loss(workload, config, compile_options)
-        self.optimizer: Optimizer | MasterWeights | WeightUpdate
+        self.optimizer: Optimizer | WeightUpdate
         self.optimizer = optimizer_factory(self) if optimizer_factory else self._own_optimizer()
 
     def __call__(self, batch: Any) -> Tensor:
@@ -86,14 +83,11 @@ class TrainingStep:
             self._update()
 
     def _update(self) -> None:
-        if not isinstance(self.optimizer, Optimizer | MasterWeights):
+        if not isinstance(self.optimizer, Optimizer):
             self.optimizer.step()
             return
-        norm = self.workload.clip_norm
-        if norm is not None and isinstance(self.optimizer, MasterWeights):
-            self.optimizer.clip(norm)
-        elif norm is not None:
-            clip_grad_norm_(self.parameters.values(), norm)
+        if self.workload.clip_norm is not None:
+            clip_grad_norm_(self.parameters.values(), self.workload.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=not self.config.preallocate)
 
@@ -108,13 +102,8 @@ class TrainingStep:
         backends = ATTENTION_BACKENDS.get(self.config.attention)
         return sdpa_kernel(backends) if backends else nullcontext()
 
-    def _own_optimizer(self) -> Optimizer | MasterWeights:
-        if self.config.precision == "bf16_master":
-            return MasterWeights(self.parameters, self.masters, self._make_optimizer)
-        return self._make_optimizer(self.parameters.values())
-
-    def _make_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        optimizer = self.workload.optimizer(parameters)
+    def _own_optimizer(self) -> Optimizer:
+        optimizer = self.workload.optimizer(self.parameters.values())
         if self.config.optimizer in ("foreach", "fused"):
             select_implementation(optimizer, self.config.optimizer)
         return optimizer
@@ -124,7 +113,6 @@ def compiled_loss(
     workload: Workload, config: StepConfig, options: Mapping[str, Any] | None = None
 ) -> Callable[[nn.Module, Any], Tensor]:
     """Return the workload's loss at the config's precision, compiled if the config asks for it."""
-    autocast = config.precision != "fp32"
     device_type = workload.device.split(":")[0]
 
     computed: Callable[[nn.Module, Any], Tensor] = workload.loss
@@ -132,12 +120,12 @@ def compiled_loss(
         # torch.compile takes a mode or options, not both; a mode is shorthand for options.
         compile_options = {**mode_options(config.compile_mode), **(options or {})}
         computed = BoundedCompile(workload.loss, compile_options)
-    if not autocast:
+    if config.precision == "fp32":
         return computed
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         # Outside of the graph: torch's cache of differentiated graphs takes none that enters it.
-        with torch.autocast(device_type, torch.bfloat16):
+        with mixed_precision(config.precision, device_type):
             return computed(model, batch)
 
     return loss
@@ -153,7 +141,7 @@ def mode_options(mode: str) -> dict[str, Any]:
 
 
 def select_implementation(optimizer: Optimizer, kind: str) -> None:
-    """Switch a fresh torch optimizer to its `foreach` or `fused` implementation.
+    """Switch a torch optimizer to its `foreach` or `fused` implementation.
 
     Raises WorkloadError if the optimizer has no such implementation.
     """
@@ -165,3 +153,5 @@ def select_implementation(optimizer: Optimizer, kind: str) -> None:
                 "use optimizer as_written"
             )
         settings[kind], settings[other] = True, False
+    if kind == "foreach":
+        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]

@@ -16,7 +16,6 @@ from torch.fx import Node
 from ratchet.devices.ceilings import Ceilings, measure
 from ratchet.devices.probe import probe
 from ratchet.errors import RatchetError
-from ratchet.graph.capture import at_precision
 from ratchet.graph.regions.cost import compiled_s, eager_s, floor_s, flops_of, moved_bytes
 from ratchet.graph.regions.cut import COPIES, Cut, cut_graph
 from ratchet.graph.regions.dims import Batches, aligned, batch_size, other_size, resized
@@ -86,11 +85,9 @@ def region_report(
     `ceilings` defaults to the measured ceilings of the workload's device.
     """
     batch = workload.batch(0)
-    model = at_precision(workload.model, config)
-    given = workload if model is workload.model else replace(workload, model=model)
-    twins = _twin_trace(given, config, batch)
+    twins = _twin_trace(workload, config, batch)
     collector = _Collector(twins, batch_size(batch))
-    collector.graphs = trace(given, config, batch, model=model, seen=collector.seen)
+    collector.graphs = trace(workload, config, batch, seen=collector.seen)
     held = ceilings or _ceilings(workload.device)
     return collector.report(held, measuring_s)
 
@@ -110,7 +107,7 @@ def _twin_trace(workload: Workload, config: StepConfig, batch: Any) -> list[Trac
         return []
     other = resized(batch, other_size(size))
     try:
-        return trace(workload, config, other, model=workload.model, seen=None)
+        return trace(workload, config, other, seen=None)
     except Exception as error:  # a user's model may raise anything for a batch that is not its own
         LOG.info("no other batch size: %s: %s", type(error).__name__, error)
         return []

@@ -50,7 +50,7 @@ Seen = Callable[[TracedGraph], None]
 
 
 def trace(
-    workload: Workload, config: StepConfig, batch: Any, *, model: nn.Module, seen: Seen | None
+    workload: Workload, config: StepConfig, batch: Any, *, seen: Seen | None
 ) -> list[TracedGraph]:
     """Run forward and backward of one step on `batch`, twice; return its graphs in order.
 
@@ -60,6 +60,7 @@ def trace(
     breaks) run eagerly and are not returned.
     """
     graphs: list[TracedGraph] = []
+    model = workload.model
 
     def inner(module: GraphModule, inputs: Sequence[Any], **given: Any) -> Any:
         traced = _prepared(module, inputs, backward=bool(given.get("is_backward")))

@@ -1,18 +1,18 @@
-"""AdamW as one pass over memory: clipping, decay, moments, update, bf16 copy and zeroing.
+"""AdamW as one pass over memory: clipping, decay, moments, update and zeroing.
 
-`KernelAdamW` replaces torch.optim.AdamW. Its state has the same layout (step, exp_avg, exp_avg_sq),
-plus `master` if it keeps fp32 masters of bf16 parameters.
+`step_adamw` steps a torch.optim.AdamW with its own groups and its own state, so hooks, schedules
+and checkpoints see the optimizer that they know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import inspect
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import ParamsT
 
 from ratchet.errors import KernelError
 from ratchet.kernels.kernel import Kernel
@@ -29,177 +29,146 @@ TENSORS_PER_PARAMETER: Final = 5
 CLIP_EPS: Final = 1e-6
 """The constant of torch.nn.utils.clip_grad_norm_."""
 
+Afterwards = Literal["keep", "zero", "drop"]
+"""What becomes of the gradients: they stay, are zeroed in the same pass, or become None."""
+_OF_TORCH: Final = ("amsgrad", "maximize", "differentiable", "capturable")
+"""Settings of a group that only torch's own update knows."""
 
-class KernelAdamW(torch.optim.Optimizer):
-    """AdamW (arXiv:1711.05101); `step(clip_norm=1.0)` clips, updates and clears the gradients.
 
-    With `masters`, bf16 parameters are rounded copies of fp32 masters. A master starts from
-    `master_values` if that has it (its memory then becomes the master), else from the parameter.
-    Moments are always fp32. Parameters may be DTensors (FSDP2): the update works on local shards,
-    and the norm spans the mesh.
+@torch.no_grad()
+def step_adamw(
+    optimizer: torch.optim.AdamW,
+    *,
+    clip_norm: float | None = None,
+    gradients: Afterwards = "keep",
+) -> None:
+    """Update the parameters of a torch.optim.AdamW once, by the kernel where that is possible.
+
+    The gradients' global 2-norm is clipped to `clip_norm` first, as by
+    torch.nn.utils.clip_grad_norm_. The state has torch's layout (step, exp_avg, exp_avg_sq). The
+    kernel takes dense fp32 parameters; torch's own update takes the others, and all of them in a
+    group with amsgrad, maximize, differentiable or capturable. Parameters may be DTensors (FSDP2):
+    the update works on local shards, and the norm spans the mesh.
     """
+    found = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    work = [(group, _taken(group)) for group in optimizer.param_groups]
+    taken = {id(parameter) for _, own in work for parameter in own}
+    others = [parameter for parameter in found if id(parameter) not in taken]
+    coefficient = 1.0
+    if clip_norm is not None and others:
+        nn.utils.clip_grad_norm_(found, clip_norm)
+    elif clip_norm is not None and found:
+        coefficient = _coefficient(found, clip_norm)
+    for group, own in work:
+        _update(optimizer, group, own, coefficient, zero=gradients == "zero")
+    if others:
+        _step_by_torch(optimizer, others)
+    if gradients == "drop":
+        for parameter in found:
+            parameter.grad = None
+    elif gradients == "zero":
+        for parameter in others:  # the kernel has zeroed the rest
+            cast(Tensor, parameter.grad).zero_()
+
+
+class AdamWUpdate:
+    """The whole update of a training step by `step_adamw`: clip, step, clear the gradients."""
 
     def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        *,
-        masters: bool = False,
-        master_values: Mapping[nn.Parameter, Tensor] | None = None,
+        self, optimizer: torch.optim.AdamW, clip_norm: float | None, gradients: Afterwards
     ) -> None:
-        _check_settings(float(lr), betas, eps, weight_decay)
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, defaults)
-        self.masters = masters
-        self.grad_norm: float | None = None
-        """The global norm before clipping, in the last step that clipped."""
-        self._master_values = dict(master_values or {})
-
-    @classmethod
-    def taking_over(
-        cls,
-        optimizer: torch.optim.Optimizer,
-        *,
-        masters: bool = False,
-        master_values: Mapping[nn.Parameter, Tensor] | None = None,
-    ) -> KernelAdamW:
-        """Return a KernelAdamW with the groups and the state of a torch.optim.AdamW."""
-        if not isinstance(optimizer, torch.optim.AdamW):
-            raise KernelError(
-                f"a {type(optimizer).__name__} cannot be replaced by the AdamW kernel: "
-                "use torch.optim.AdamW, or leave the optimizer as written"
-            )
-        kept = ("params", "lr", "betas", "eps", "weight_decay")
-        check_groups(optimizer)
-        groups = [{key: group[key] for key in kept} for group in optimizer.param_groups]
-        made = cls(groups, masters=masters, master_values=master_values)
-        if optimizer.state:
-            made.load_state_dict(optimizer.state_dict())
-        return made
-
-    @torch.no_grad()
-    def step(  # type: ignore[override]
-        self,
-        closure: Callable[[], float] | None = None,
-        *,
-        clip_norm: float | None = None,
-        set_to_none: bool = False,
-    ) -> float | None:
-        """Update the parameters from the gradients, then clear these.
-
-        The gradients' global 2-norm is clipped to `clip_norm` first, as by
-        torch.nn.utils.clip_grad_norm_. The same pass zeroes gradients in place; with `set_to_none`
-        they are dropped instead, which saves writing them.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        work = [(group, self._with_gradients(group)) for group in self.param_groups]
-        coefficient = self._coefficient([p for _, found in work for p in found], clip_norm)
-        for group, parameters in work:
-            self._update(group, parameters, coefficient, not set_to_none)
-        if set_to_none:
-            for _, parameters in work:
-                for parameter in parameters:
-                    parameter.grad = None
-        return loss
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` of this class or of torch.optim.AdamW returned."""
-        for group in state_dict["param_groups"]:
-            _check_group(group)
-        super().load_state_dict(state_dict)
-        # torch casts loaded state to the parameter's dtype; moments and masters stay fp32.
-        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
-        own = [parameter for group in self.param_groups for parameter in group["params"]]
-        for index, parameter in zip(saved, own, strict=True):
-            values = state_dict["state"].get(index, {})
-            for key in ("exp_avg", "exp_avg_sq", "master"):
-                if key in values and parameter.dtype != torch.float32:
-                    value = values[key].to(device=parameter.device, dtype=torch.float32)
-                    self.state[parameter][key] = value.clone()
-
-    def _with_gradients(self, group: dict[str, Any]) -> list[nn.Parameter]:
-        found = [parameter for parameter in group["params"] if parameter.grad is not None]
-        for parameter in found:
-            assert parameter.grad is not None
-            if parameter.grad.is_sparse:
-                raise KernelError(
-                    "the AdamW kernel takes no sparse gradient: set sparse=False on the embedding"
-                )
-            self._ready(parameter)
-        return found
-
-    def _ready(self, parameter: nn.Parameter) -> None:
-        """Give a parameter its state on its first step, as torch.optim.AdamW does."""
-        state = self.state[parameter]
-        if "exp_avg" not in state:
-            state["step"] = torch.tensor(0.0)
-            state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.float32)
-            state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=torch.float32)
-        if self.masters and parameter.dtype == torch.bfloat16 and "master" not in state:
-            state["master"] = self._first_master(parameter)
-
-    def _first_master(self, parameter: nn.Parameter) -> Tensor:
-        given = self._master_values.pop(parameter, None)
-        if given is not None and given.dtype == torch.float32:
-            return given.detach()
-        return parameter.detach().float()
-
-    def _coefficient(self, parameters: list[nn.Parameter], clip_norm: float | None) -> float:
-        if clip_norm is None or not parameters:
-            return 1.0
-        norm = global_norm([cast(Tensor, parameter.grad) for parameter in parameters])
-        self.grad_norm = norm
-        # A NaN norm reaches the weights, as with torch's own clipping.
-        wanted = clip_norm / (norm + CLIP_EPS)
-        return wanted if not wanted > 1.0 else 1.0
-
-    def _update(
-        self,
-        group: dict[str, Any],
-        parameters: Iterable[nn.Parameter],
-        coefficient: float,
-        zero: bool,
-    ) -> None:
-        by_step: dict[float, list[Tensor]] = {}
-        for parameter in parameters:
-            step = self.state[parameter]["step"]
-            step += 1
-            by_step.setdefault(float(step), []).extend(self._tensors(parameter))
-        beta1, beta2 = (float(beta) for beta in group["betas"])
-        lr, eps, decay = (float(group[key]) for key in ("lr", "eps", "weight_decay"))
-        for step, tensors in by_step.items():
-            scalars = (lr, beta1, beta2, eps, decay, step, coefficient, float(zero))
-            if not registry.call("adamw_step", tensors, scalars):
-                _composite(tensors, scalars)
-
-    def _tensors(self, parameter: nn.Parameter) -> tuple[Tensor, ...]:
-        """Return the five local tensors of a parameter, in the order of the C interface."""
-        state = self.state[parameter]
-        weight = local_of(parameter.detach())
-        grad = _lying_like(weight, parameter)
-        moments = local_of(state["exp_avg"]), local_of(state["exp_avg_sq"])
-        if "master" in state:
-            return grad, *moments, local_of(state["master"]), weight
-        return grad, *moments, weight, NO_TENSOR
-
-
-class ClippedAdamW:
-    """A KernelAdamW with its clipping: `step()` is the whole update of a training step."""
-
-    def __init__(self, optimizer: KernelAdamW, clip_norm: float | None, set_to_none: bool) -> None:
         self.optimizer = optimizer
         self.clip_norm = clip_norm
-        self.set_to_none = set_to_none
+        self.gradients = gradients
 
     def step(self) -> None:
         """Clip, update, clear the gradients."""
-        self.optimizer.step(clip_norm=self.clip_norm, set_to_none=self.set_to_none)
+        step_adamw(self.optimizer, clip_norm=self.clip_norm, gradients=self.gradients)
+
+
+def is_scaled(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True if a GradScaler leaves unscaling to the optimizer (torch's fused ones)."""
+    return any(getattr(optimizer, name, None) is not None for name in ("grad_scale", "found_inf"))
+
+
+def step_by_torch(optimizer: torch.optim.Optimizer) -> None:
+    """Run the optimizer's own step, without its hooks."""
+    inspect.unwrap(type(optimizer).step)(optimizer)
+
+
+def _taken(group: Mapping[str, Any]) -> list[nn.Parameter]:
+    """Return the parameters of a group that the kernel updates now."""
+    if any(group.get(setting) for setting in _OF_TORCH):
+        return []
+    return [parameter for parameter in group["params"] if _is_taken(parameter)]
+
+
+def _is_taken(parameter: nn.Parameter) -> bool:
+    grad = parameter.grad
+    return (
+        grad is not None
+        and parameter.dtype == torch.float32
+        and grad.dtype in (torch.float32, torch.bfloat16)
+        and grad.layout == torch.strided
+    )
+
+
+def _step_by_torch(optimizer: torch.optim.AdamW, others: Collection[nn.Parameter]) -> None:
+    """Let torch update `others` alone, whichever groups they are in."""
+    wanted = {id(parameter) for parameter in others}
+    everyone = [group["params"] for group in optimizer.param_groups]
+    try:
+        for group in optimizer.param_groups:
+            group["params"] = [p for p in group["params"] if id(p) in wanted]
+        step_by_torch(optimizer)
+    finally:
+        for group, parameters in zip(optimizer.param_groups, everyone, strict=True):
+            group["params"] = parameters
+
+
+def _coefficient(parameters: list[nn.Parameter], clip_norm: float) -> float:
+    norm = global_norm([cast(Tensor, parameter.grad) for parameter in parameters])
+    # A NaN norm reaches the weights, as with torch's own clipping.
+    wanted = clip_norm / (norm + CLIP_EPS)
+    return wanted if not wanted > 1.0 else 1.0
+
+
+def _update(
+    optimizer: torch.optim.Optimizer,
+    group: Mapping[str, Any],
+    parameters: Iterable[nn.Parameter],
+    coefficient: float,
+    *,
+    zero: bool,
+) -> None:
+    by_step: dict[float, list[Tensor]] = {}
+    for parameter in parameters:
+        state = _state_of(optimizer, parameter)
+        state["step"] += 1
+        by_step.setdefault(float(state["step"]), []).extend(_tensors(parameter, state))
+    beta1, beta2 = (float(beta) for beta in group["betas"])
+    lr, eps, decay = (float(group[key]) for key in ("lr", "eps", "weight_decay"))
+    for step, tensors in by_step.items():
+        scalars = (lr, beta1, beta2, eps, decay, step, coefficient, float(zero))
+        if not registry.call("adamw_step", tensors, scalars):
+            _composite(tensors, scalars)
+
+
+def _state_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
+    """Return a parameter's state; on its first step it starts as torch.optim.AdamW's does."""
+    state: dict[str, Any] = optimizer.state[parameter]
+    if "exp_avg" not in state:
+        state["step"] = torch.tensor(0.0)
+        state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+    return state
+
+
+def _tensors(parameter: nn.Parameter, state: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """Return the five local tensors of a parameter, in the order of the C interface."""
+    weight = local_of(parameter.detach())
+    moments = local_of(state["exp_avg"]), local_of(state["exp_avg_sq"])
+    return _lying_like(weight, parameter), *moments, weight, NO_TENSOR
 
 
 def _lying_like(weight: Tensor, parameter: nn.Parameter) -> Tensor:
@@ -223,28 +192,14 @@ def _composite(tensors: list[Tensor], scalars: tuple[float, ...]) -> None:
                 tensor.copy_(value)
 
 
-def _check_settings(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
-    in_range = lr >= 0 and eps >= 0 and weight_decay >= 0 and all(0 <= b < 1 for b in betas)
-    if not in_range:
+def check_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.AdamW:
+    """Return the optimizer if it is torch's AdamW itself; a KernelError if it is anything else."""
+    if type(optimizer) is not torch.optim.AdamW:
         raise KernelError(
-            f"AdamW settings lr={lr}, betas={betas}, eps={eps}, weight_decay={weight_decay} are "
-            "out of range: lr, eps and weight_decay are at least 0, betas in [0, 1)"
+            f"the AdamW kernel cannot step a {type(optimizer).__name__}: use torch.optim.AdamW, or "
+            "leave the optimizer as written"
         )
-
-
-def check_groups(optimizer: torch.optim.Optimizer) -> None:
-    """Raise a KernelError if a group uses a setting that the kernel lacks."""
-    for group in optimizer.param_groups:
-        _check_group(group)
-
-
-def _check_group(group: Mapping[str, Any]) -> None:
-    for setting in ("amsgrad", "maximize", "differentiable"):
-        if group.get(setting):
-            raise KernelError(
-                f"the AdamW kernel does not support {setting}: turn it off, or leave the optimizer "
-                "as written"
-            )
+    return optimizer
 
 
 def kernels(isa: str) -> tuple[Kernel, ...]:

@@ -15,9 +15,7 @@ variable (sdp_utils.cpp).
 """
 
 
-def _has_masters(situation: Situation) -> str | None:
-    if not situation.optimizer_is_adamw:
-        return "the optimizer is not torch's AdamW, the only one that supports fp32 masters"
+def _may_lower_weights(situation: Situation) -> str | None:
     if situation.written.precision == "bf16_master":
         return "the step already uses bf16 weights"
     return situation.bf16_is_slow
@@ -82,11 +80,11 @@ BF16_WEIGHTS = Lever(
     field="precision",
     value="bf16_master",
     name="bf16-weights",
-    summary="weights in bf16, fp32 masters beside the optimizer's moments",
-    expected="no casts of every weight, which autocast does twice a step",
+    summary="weights read as bf16 by forward and backward; parameters and gradients stay fp32",
+    expected="activations in bf16 from the embedding on, so element-wise traffic halves",
     source="Micikevicius et al. 2018 (Mixed Precision Training), section 3.1: fp32 master copy",
     changes_arithmetic=True,
-    applies=_has_masters,
+    applies=_may_lower_weights,
     acts_on=("step",),
 )
 BF16_AUTOCAST = Lever(

@@ -28,6 +28,7 @@ from ratchet.optimize.step import allocators
 from ratchet.optimize.step.candidate import wanted_libraries
 from ratchet.workloads import process
 from ratchet.workloads.config import StepConfig
+from ratchet.workloads.lowered import LoweredForward
 from ratchet.workloads.recompilation import BoundedCompile
 from ratchet.workloads.step import TrainingStep, mode_options
 from ratchet.workloads.workload import Workload
@@ -100,10 +101,10 @@ def compile(
     process.enter(config)
     _warn_of_environment(config)
     if optimizer is None:
-        trained.forward = _compiled(trained.forward, config, device)
+        trained.forward = _compiled(trained.forward, trained, config, device)
         return step
-    install_optimizer(trained, optimizer, config)
-    return _compiled(step, config, device)
+    install_optimizer(optimizer, config)
+    return _compiled(step, trained, config, device)
 
 
 def _device_here(recipe: Recipe, model: nn.Module, *, strict: bool) -> Device | None:
@@ -140,32 +141,30 @@ def _with_kernels(
     return ready.without_left_out(config)
 
 
-def _compiled(step: Function, config: StepConfig, device: Device) -> Function:
+def _compiled(step: Function, model: nn.Module, config: StepConfig, device: Device) -> Function:
     """Wrap the step in the recipe's precision and torch.compile, with its kernels in the graphs."""
+    compiled: Callable[..., Any] = step
+    if config.compile_mode is not None:
+        options = {**mode_options(config.compile_mode), **install_options(config.kernels)}
+        compiled = BoundedCompile(step, options)
+    lowered = LoweredForward([model] if config.precision == "bf16_master" else [], device.kind)
 
     @functools.wraps(step)
-    def with_autocast(*arguments: Any, **named: Any) -> Any:
-        with torch.autocast(device.kind, torch.bfloat16):
-            return step(*arguments, **named)
+    def at_precision(*arguments: Any, **named: Any) -> Any:
+        with torch.autocast(device.kind, torch.bfloat16, config.precision != "fp32"), lowered:
+            return compiled(*arguments, **named)
 
-    wrapped = step if config.precision == "fp32" else with_autocast
-    if config.compile_mode is None:
-        return wrapped  # type: ignore[return-value]
-    options = {**mode_options(config.compile_mode), **install_options(config.kernels)}
-    return BoundedCompile(wrapped, options)  # type: ignore[return-value]
+    return at_precision  # type: ignore[return-value]
 
 
 def _of_a_model_alone(config: StepConfig) -> StepConfig:
     """Drop the optimizer's part of the config; warn about what a model alone cannot carry."""
     if "linear_cross_entropy" in config.kernels:
         _warn("linear_cross_entropy is installed only if the model computes its loss")
-    if config.optimizer == "as_written" and config.precision != "bf16_master":
+    if config.optimizer == "as_written":
         return config
     _warn("a model alone carries no optimizer, so the recipe's optimizer is not installed")
-    changes: dict[str, object] = {"optimizer": "as_written"}
-    if config.precision == "bf16_master":
-        changes["precision"] = "bf16_autocast"
-    return config.model_copy(update=changes)
+    return config.model_copy(update={"optimizer": "as_written"})
 
 
 def _warn_of_environment(config: StepConfig) -> None:

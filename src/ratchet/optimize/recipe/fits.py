@@ -13,11 +13,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ratchet.devices.probe import Device, probe
-from ratchet.errors import DeviceError, KernelError, RecipeError
-from ratchet.kernels.library.adamw import check_groups
+from ratchet.errors import DeviceError, RecipeError
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.step.signature import signature_of
-from ratchet.workloads.config import StepConfig
 
 AGAIN = "run `ratchet optimize` on this script's workload"
 ADAMW = torch.optim.AdamW.__name__
@@ -88,8 +86,9 @@ def check_optimizer(recipe: Recipe, model: nn.Module, optimizer: torch.optim.Opt
     """Refuse an optimizer of another class or model, or one that the kernel cannot replace."""
     kind = type(optimizer).__name__
     config = recipe.config
-    wanted = recipe.optimizer or (ADAMW if replaces_update(config) else kind)
-    exact = type(optimizer) is torch.optim.AdamW or not replaces_update(config)
+    replaced = config.optimizer == "kernel"
+    wanted = recipe.optimizer or (ADAMW if replaced else kind)
+    exact = type(optimizer) is torch.optim.AdamW or not replaced
     if kind != wanted or not exact:
         raise RecipeError(
             f"the recipe was proven with {wanted}, but the script trains with {kind}: {AGAIN}"
@@ -102,16 +101,6 @@ def check_optimizer(recipe: Recipe, model: nn.Module, optimizer: torch.optim.Opt
         )
     if config.optimizer in ("fused", "foreach") and config.optimizer not in optimizer.defaults:
         raise RecipeError(f"{kind} has no {config.optimizer} implementation: {AGAIN}")
-    if replaces_update(config):
-        try:
-            check_groups(optimizer)
-        except KernelError as error:
-            raise RecipeError(str(error)) from error
-
-
-def replaces_update(config: StepConfig) -> bool:
-    """Return True if the recipe's own update replaces the optimizer's."""
-    return config.optimizer == "kernel" or config.precision == "bf16_master"
 
 
 def _a(value: Any) -> str:

@@ -1,82 +1,59 @@
-"""Install a recipe's update behind the script's optimizer: same object, same groups."""
+"""Install a recipe's update behind the script's optimizer: same object, same groups, same state."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
 
-from ratchet.errors import RecipeError
-from ratchet.kernels.library.adamw import KernelAdamW
+from ratchet.kernels.library.adamw import check_optimizer, is_scaled, step_adamw, step_by_torch
 from ratchet.workloads.config import StepConfig
-from ratchet.workloads.masters import lower_weights
 from ratchet.workloads.step import select_implementation
 
-log = logging.getLogger("ratchet")
 
+def install_optimizer(optimizer: Optimizer, config: StepConfig) -> None:
+    """Install the config's update behind `optimizer.step`, and keep torch.compile out of it.
 
-def install_optimizer(
-    model: nn.Module, optimizer: torch.optim.Optimizer, config: StepConfig
-) -> None:
-    """Install the recipe's update behind `optimizer.step`, and keep torch.compile out of it.
-
-    A compiled update would be recompiled whenever a schedule changes the learning rate.
+    A compiled update would be recompiled whenever a schedule changes the learning rate. Raises a
+    KernelError, before anything is changed, if the AdamW kernel cannot step this optimizer.
     """
+    if config.optimizer == "kernel":
+        _let_step(optimizer, Optimizer.profile_hook_step(_kernel_step(check_optimizer(optimizer))))
+        return
     if config.optimizer in ("fused", "foreach"):
         select_implementation(optimizer, config.optimizer)
-    masters = lower_weights(model) if config.precision == "bf16_master" else {}
-    if config.optimizer == "kernel" or masters:
-        replace_update(model, optimizer, masters, kernel=config.optimizer == "kernel")
-    else:
-        _let_step(optimizer, optimizer.step)
+    step = optimizer.step
+    _let_step(optimizer, lambda _, *given, **named: step(*given, **named))
 
 
-def replace_update(
-    model: nn.Module, optimizer: torch.optim.Optimizer, masters: dict[str, Tensor], *, kernel: bool
-) -> None:
-    """Make `optimizer.step` run another AdamW over the same groups and the same state.
+def _kernel_step(optimizer: AdamW) -> Callable[..., Any]:
+    """Return the method that replaces `step`: torch's contract, the kernel's arithmetic."""
 
-    Learning-rate schedules still change `optimizer.param_groups`, and `state_dict` and
-    `load_state_dict` save and load the state that is stepped. Raises RecipeError if the optimizer
-    is not torch's AdamW.
-    """
-    if type(optimizer) is not torch.optim.AdamW:
-        raise RecipeError(
-            f"the recipe's update is AdamW's, but the script trains with "
-            f"{type(optimizer).__name__}: run `ratchet optimize` on this script's workload"
-        )
-    named = dict(model.named_parameters())
-    values = {named[name]: value for name, value in masters.items()}
-    replacement = KernelAdamW.taking_over(optimizer, masters=bool(masters), master_values=values)
-    replacement.param_groups = optimizer.param_groups
-    optimizer.state = replacement.state
+    def step(self: AdamW, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if is_scaled(self):
+            with torch.no_grad():
+                step_by_torch(self)
+        else:
+            step_adamw(self)
+        return loss
 
-    def update(closure: Any = None) -> Any:
-        return replacement.step(closure, set_to_none=True)
-
-    def load_state_dict(self: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-        # torch's version would give the optimizer separate state and cast the moments to the dtype
-        # of bf16 weights.
-        replacement.load_state_dict(state_dict)
-        self.param_groups, self.state = replacement.param_groups, replacement.state
-
-    _let_step(optimizer, update)
-    optimizer.load_state_dict = MethodType(load_state_dict, optimizer)  # type: ignore[method-assign]
-    if not kernel:
-        log.info("the recipe has no kernel for AdamW, so the update runs as its torch composite")
+    return step
 
 
-def _let_step(optimizer: torch.optim.Optimizer, update: Callable[[Any], Any]) -> None:
+def _let_step(optimizer: Optimizer, update: Callable[..., Any]) -> None:
     """Make `optimizer.step` run `update`, uncompiled; existing and later schedules keep working."""
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
+    def step(self: Optimizer, *given: Any, **named: Any) -> Any:
         self._opt_called = True  # type: ignore[attr-defined]  # a schedule asks for it
-        return update(closure)
+        return update(self, *given, **named)
 
     # torch's schedules wrap the function behind the method and set this mark on it.
     if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
