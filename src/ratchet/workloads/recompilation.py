@@ -150,11 +150,11 @@ class BoundedCompile:
 
 
 def shapes_of(arguments: tuple[Any, ...], named: dict[str, Any]) -> Shapes:
-    """Return the gradient mode, the shapes and dtypes of all tensors, and all flags and words."""
+    """Return what a graph is of: the gradient mode, all tensors' shapes, all flags and words."""
     found: list[object] = [torch.is_grad_enabled()]
     for leaf in tree_leaves((arguments, named)):
         if isinstance(leaf, Tensor):
-            found.append((leaf.shape, leaf.dtype))
+            found.append((leaf.shape, leaf.dtype, leaf.requires_grad))
         elif isinstance(leaf, bool | str):
             found.append(leaf)
     return tuple(found)

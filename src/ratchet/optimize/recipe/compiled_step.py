@@ -153,13 +153,7 @@ class CompiledStep:
 
     def _install_modules(self, seen: Seen, options: Mapping[str, Any] | None) -> None:
         for module in seen.modules:
-            recurrent = recurrent_in(module)
-            if recurrent and options is not None:
-                self._tell(
-                    f"{type(module).__name__} is not compiled: torch.compile does not take "
-                    f"nn.{recurrent}"
-                )
-            own = None if recurrent else options
+            own = None if recurrent_in(module) else options
             call = ModuleCall(module, self._config, self._device_type, own)
             self._modules.append(call)
             self._slots.append(call.slot())
@@ -186,13 +180,15 @@ class CompiledStep:
         self._install_modules(self._seen, compile_options(self._config))
 
     def _tell_of_modules(self, why: str) -> None:
+        assert self._seen is not None
+        names = [type(one).__name__ for one in self._seen.modules if not recurrent_in(one)]
+        one_by_one = (
+            f"compiles of it only {', '.join(names)}" if names else "compiles nothing of it"
+        )
         lost = ""
         if "linear_cross_entropy" in self._config.kernels:
             lost = "; linear_cross_entropy is installed only if a module computes the loss"
-        self._tell(
-            f"the step is not compiled as a whole, because {why}. It runs in Python, and the "
-            f"modules that it calls are compiled one by one{lost}"
-        )
+        self._tell(f"the step runs in Python, and Ratchet {one_by_one}, because {why}{lost}")
 
     def _tell_of_nothing_compiled(self) -> None:
         compiled = [one.compiled for one in self._modules if one.compiled is not None]

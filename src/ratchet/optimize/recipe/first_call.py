@@ -62,7 +62,7 @@ def _backwards(seen: Seen) -> Iterator[None]:
         signature = inspect.signature(function)
 
         def call(*arguments: Any, **named: Any) -> Any:
-            if threading.get_ident() == mine:
+            if threading.get_ident() == mine and not seen.in_backward:
                 given = signature.bind(*arguments, **named).arguments
                 seen.backwards += 1
                 seen.twice |= bool(given.get("create_graph"))

@@ -99,7 +99,9 @@ def _function_of(called: object) -> tuple[FunctionType | None, list[Variable]]:
         elif isinstance(called, MethodType):
             bound.append(_constant("self", called.__self__))
             called = called.__func__
-        elif isinstance(call := inspect.getattr_static(type(called), "__call__", None), FunctionType):
+        elif isinstance(
+            call := inspect.getattr_static(type(called), "__call__", None), FunctionType
+        ):
             bound.append(_constant("self", called))
             called = call
         else:
