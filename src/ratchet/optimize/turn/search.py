@@ -15,7 +15,7 @@ from ratchet.optimize.levers.kernels import PREFIX
 from ratchet.optimize.levers.operators import BF16_WEIGHTS, COMPILE
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn.climb import Climb, Climber, applicable
-from ratchet.optimize.turn.keep import Found, keeps_arithmetic, roles
+from ratchet.optimize.turn.keep import Found, beats_written, keeps_arithmetic, roles
 from ratchet.optimize.turn.limit import ranked, too_small
 from ratchet.optimize.turn.losses import compare_losses, comparison_s
 from ratchet.optimize.turn.prove import Prover
@@ -423,19 +423,19 @@ class Search:
         self._note_proven()
 
     def _whole(self, names: Sequence[str]) -> dict[str, Candidate]:
-        """Return the recipe and its rival, with these roles beside them."""
+        """Return the rival, the recipe if it may win, and these roles beside them."""
         found = self.found()
         same = found.same.best if found.same is not None else None
         best = self._earlier[-1].best if self._earlier else found.best.best
         if same is not None and not found.may_keep(best):
             best = same
         known = roles(found.baseline, same, best)
-        wanted = ("best_compile", "ratchet", *names)
+        wanted = ("best_compile", *(() if self._losing() else ("ratchet",)), *names)
         return {role: one for role in wanted if (one := known[role]) is not None}
 
     def _whole_s(self, names: Sequence[str]) -> float | None:
         """Estimate a launch with these roles, where they were not launched often enough."""
-        if self._losing():
+        if self._losing() and (names != ("as_written",) or self._rival_beats_written()):
             return None
         arms = self._whole(names)
         if not all(name in arms for name in names):
@@ -443,6 +443,9 @@ class Search:
         if self.prover.launches_of(*arms.values()) >= FEWEST_LAUNCHES:
             return None
         return self.prover.launch_s(arms)
+
+    def _rival_beats_written(self) -> bool:
+        return beats_written(self.found().baseline, self._rival, self.prover)
 
     def _losing(self) -> bool:
         """Return True if there is no gain to be shown."""
