@@ -37,9 +37,11 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def plant(monkeypatch: pytest.MonkeyPatch, update: Any) -> StepConfig:
     """Make the recipe's own update a wrong one."""
 
-    def slot(model: nn.Module, optimizer: torch.optim.Optimizer, _: StepConfig) -> Attribute:
+    def slot(optimizer: torch.optim.Optimizer, _: StepConfig) -> Attribute:
         written = type(optimizer).step.__get__(optimizer)
-        return Attribute(optimizer, "step", lambda: update(model, optimizer, written))
+        return Attribute(
+            optimizer, "step", lambda: update(optimizer.param_groups[0]["params"], written)
+        )
 
     monkeypatch.setattr(compiled_step, "kernel_slot", slot)
     monkeypatch.setattr(
@@ -48,29 +50,29 @@ def plant(monkeypatch: pytest.MonkeyPatch, update: Any) -> StepConfig:
     return StepConfig(optimizer="kernel")
 
 
-def overwrites(model: nn.Module, optimizer: Any, written: Any) -> None:
+def overwrites(parameters: Any, written: Any) -> None:
     written()
     with torch.no_grad():
-        model[0].weight.fill_(0.5)  # type: ignore[index]
+        parameters[0].fill_(0.5)
 
 
-def forgets(model: nn.Module, optimizer: Any, written: Any) -> None:
+def forgets(parameters: Any, written: Any) -> None:
     pass
 
 
-def drops_gradients(model: nn.Module, optimizer: Any, written: Any) -> None:
+def drops_gradients(parameters: Any, written: Any) -> None:
     written()
-    for one in model.parameters():
+    for one in parameters:
         one.grad = None
 
 
-def scales_gradients(model: nn.Module, optimizer: Any, written: Any) -> None:
-    for one in model.parameters():
-        one.grad.mul_(1.01)  # type: ignore[union-attr]
+def scales_gradients(parameters: Any, written: Any) -> None:
+    for one in parameters:
+        one.grad.mul_(1.01)
     written()
 
 
-def raises(model: nn.Module, optimizer: Any, written: Any) -> None:
+def raises(parameters: Any, written: Any) -> None:
     raise RuntimeError("no such kernel")
 
 

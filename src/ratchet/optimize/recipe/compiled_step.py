@@ -25,11 +25,11 @@ from ratchet.optimize.recipe.module_calls import (
     attention,
     checkpointing_slots,
     kept_graphs,
-    precision_of,
 )
 from ratchet.optimize.recipe.own_optimizer import install_optimizer
 from ratchet.optimize.recipe.slots import Attribute, Implementation, Slot, StepOutOfGraphs, filled
 from ratchet.workloads.config import StepConfig
+from ratchet.workloads.lowered import lowered_forward
 from ratchet.workloads.recompilation import BoundedCompile, numbers_of
 from ratchet.workloads.step import mode_options
 
@@ -59,6 +59,8 @@ class CompiledStep:
         self._running = False
         self._seen: Seen | None = None
         self._slots: list[Slot] = []
+        self._lowered: list[Slot] = []
+        """Those of the slots that a step has only while it is compiled whole."""
         self._whole: BoundedCompile | None = None
         self._modules: list[ModuleCall] = []
         self._numbers: tuple[float, ...] = ()
@@ -123,12 +125,17 @@ class CompiledStep:
                 result = self.script.step(*arguments, **named)
             else:
                 stack.enter_context(attention(self._config))
-                stack.enter_context(precision_of(self._config, self._device_type))
+                if self._config.precision != "fp32":
+                    stack.enter_context(self._autocast())
                 result = self._whole(*arguments, **named)
         if self._whole is not None and self._whole.recompilations >= MOST_RECOMPILATIONS:
             self._leave_whole("it keeps recompiling for inputs of the same shapes")
         self._tell_of_nothing_compiled()
         return result
+
+    def _autocast(self) -> torch.autocast:
+        """Return autocast that casts a weight anew after each update."""
+        return torch.autocast(self._device_type, torch.bfloat16, cache_enabled=False)
 
     def _install(self, seen: Seen) -> None:
         """Prepare everything that the recipe puts in place while the step runs."""
@@ -146,10 +153,21 @@ class CompiledStep:
         why = why_not_whole(seen)
         if options is not None and not why:
             self._whole = BoundedCompile(self.script.step, options, numbers=False)
+            self._lowered = self._lowered_slots(seen)
+            self._slots += self._lowered
             return
         if options is not None:
             self._tell_of_modules(why)
         self._install_modules(seen, options)
+
+    def _lowered_slots(self, seen: Seen) -> list[Slot]:
+        """Return slots that make the modules read their weights as bf16, if the recipe does."""
+        if self._config.precision != "bf16_master":
+            return []
+        return [
+            Attribute(module, "forward", lowered_forward(module, self._device_type))
+            for module in seen.modules
+        ]
 
     def _install_modules(self, seen: Seen, options: Mapping[str, Any] | None) -> None:
         for module in seen.modules:
@@ -165,7 +183,7 @@ class CompiledStep:
         for optimizer in self.stepped:
             given = any(one is optimizer for one in self.script.optimizers)
             if kind == "kernel" and given:
-                found.append(kernel_slot(self.script.model, optimizer, self._config))
+                found.append(kernel_slot(optimizer, self._config))
                 continue
             if kind in ("fused", "foreach") and given:
                 found.append(Implementation(optimizer, kind))
@@ -176,6 +194,7 @@ class CompiledStep:
         """Compile the modules one by one from now on."""
         assert self._seen is not None
         self._whole = None
+        self._slots = [one for one in self._slots if one not in self._lowered]
         self._tell_of_modules(why)
         self._install_modules(self._seen, compile_options(self._config))
 
@@ -260,10 +279,10 @@ def compile_options(config: StepConfig) -> dict[str, Any] | None:
     return {**mode_options(config.compile_mode), **install_options(config.kernels)}
 
 
-def kernel_slot(model: nn.Module, optimizer: Optimizer, config: StepConfig) -> Attribute:
+def kernel_slot(optimizer: Optimizer, config: StepConfig) -> Attribute:
     """Return the slot of the optimizer's step, for the recipe's own update."""
     before = optimizer.__dict__.get("step")
-    install_optimizer(model, optimizer, config)
+    install_optimizer(optimizer, config)
     step = optimizer.__dict__.pop("step")
     if before is not None:
         optimizer.__dict__["step"] = before
