@@ -67,7 +67,8 @@ def test_batches_of_other_sizes_train_as_without_the_recipe(
     warned = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert [line for line in warned if "recompile_limit" in line] == []
     (line,) = [line for line in warned if line.startswith("ratchet:")]
-    assert "was compiled 3 times for 3 shapes" in line
-    # The first three shapes go on with their kernels; for the others torch's own ops run.
-    assert called == {"rms_norm_forward": 6, "rms_norm_backward": 6, "adamw_step": len(SIZES)}
+    assert "was compiled for 3 shapes" in line
+    # The first call runs as written. Three shapes keep their kernels, others run torch's own ops.
+    updates = len(SIZES) - 1
+    assert called == {"rms_norm_forward": 6, "rms_norm_backward": 6, "adamw_step": updates}
     assert registry.fallbacks == {}

@@ -20,7 +20,7 @@ from ratchet.devices.probe import Device
 from ratchet.errors import RecipeError
 from ratchet.kernels.library import registry
 from ratchet.optimize.recipe import fits
-from ratchet.optimize.recipe import own_optimizer as own_optimizers
+from ratchet.optimize.recipe.compiled_step import CompiledStep
 from ratchet.optimize.step.candidate import with_config
 from ratchet.optimize.step.describe import describe_workload
 from ratchet.optimize.step.signature import ModelSignature, signature_of
@@ -42,7 +42,8 @@ def nothing_changes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise AssertionError("something was changed before the mistake was found")
 
     monkeypatch.setattr("ratchet.optimize.recipe.apply.ready_kernels", installed)
-    monkeypatch.setattr("ratchet.optimize.recipe.apply.install_optimizer", installed)
+    monkeypatch.setattr("ratchet.optimize.recipe.apply.CompiledStep", installed)
+    monkeypatch.setattr("ratchet.optimize.recipe.apply.compile_module", installed)
     monkeypatch.setattr("ratchet.workloads.process.enter", installed)
     yield
     assert registry.active() == {}
@@ -65,6 +66,8 @@ CALLS: dict[str, tuple[tuple[Any, ...], str]] = {
     "a step alone": ((print,), "model is None"),
     "a model and an optimizer": ((MODEL, OPTIMIZER), "model is of type AdamW"),
     "parameters": ((print, MODEL.parameters(), OPTIMIZER), "model is of type generator"),
+    "no optimizer in a list": ((print, MODEL, []), "optimizer is None"),
+    "one that is none in a list": ((print, MODEL, [OPTIMIZER, 3]), "optimizer is 3"),
     "a schedule": (
         (print, MODEL, torch.optim.lr_scheduler.ConstantLR(OPTIMIZER)),
         "optimizer is of type ConstantLR",
@@ -148,7 +151,7 @@ def test_a_class_of_one_s_own_is_not_torch_s() -> None:
 
     optimizer = AdamW(MODEL.parameters())
     refused(lambda: ratchet.compile(print, MODEL, optimizer, recipe=recipe(KERNEL)))
-    fits.check_optimizer(recipe(PLAIN), MODEL, optimizer)
+    fits.check_optimizers(recipe(PLAIN), MODEL, (optimizer,))
 
 
 def test_an_implementation_that_the_optimizer_lacks() -> None:
@@ -161,7 +164,15 @@ def test_an_implementation_that_the_optimizer_lacks() -> None:
 
 def test_a_setting_that_only_torch_s_update_knows() -> None:
     optimizer = torch.optim.AdamW(MODEL.parameters(), amsgrad=True)
-    fits.check_optimizer(recipe(KERNEL), MODEL, optimizer)
+    fits.check_optimizers(recipe(KERNEL), MODEL, (optimizer,))
+
+
+def test_a_fused_update_of_complex_numbers() -> None:
+    model = nn.Linear(2, 2, dtype=torch.complex64)
+    optimizer = torch.optim.AdamW(model.parameters())
+    made = recipe(FUSED, model=None)
+    said = refused(lambda: ratchet.compile(print, model, optimizer, recipe=made))
+    assert "fused AdamW takes no complex parameters" in said
 
 
 def test_the_optimizer_of_another_model() -> None:
@@ -230,11 +241,12 @@ class TestBesideAGpu:
 
         monkeypatch.setattr(apply.process, "enter", lambda config: None)
         monkeypatch.setattr(apply, "_with_kernels", lambda recipe, config, *_, **__: config)
-        monkeypatch.setattr(apply, "install_optimizer", own_optimizers.install_optimizer)
+        monkeypatch.setattr(apply, "CompiledStep", CompiledStep)
         model, optimizer = make()
         seen: list[torch.dtype] = []
         model.head.register_forward_hook(lambda *found: seen.append(found[2].dtype))
         made = recipe(StepConfig(precision="bf16_autocast"))
         step = ratchet.compile(step_of(model, optimizer), model, optimizer, recipe=made)
         step(torch.zeros(2, 3, dtype=torch.long))
-        assert seen == [torch.bfloat16]
+        step(torch.zeros(2, 3, dtype=torch.long))
+        assert seen == [torch.float32, torch.bfloat16]

@@ -95,14 +95,14 @@ def decide(
     rival: Candidate = RIVAL,
     launches: int = 3,
     losses: bool | None = None,
-    written_is_faster: bool = False,
+    beats_written: bool = True,
 ) -> Any:
     baseline = Baseline(
         written=WRITTEN,
         best=rival,
         best_same=RIVAL,
         rivals=(),
-        written_is_faster=written_is_faster,
+        beats_written=beats_written,
     )
     compared = LossResult(passed=losses, detail="") if losses is not None else None
     precision = best.best.config.precision
@@ -153,7 +153,7 @@ def test_one_launch_of_three_proves_nothing() -> None:
 
 def test_without_a_proof_the_rival_is_the_recipe_or_the_step_as_written() -> None:
     assert decide(None).recipe is RIVAL
-    found = decide(None, written_is_faster=True)
+    found = decide(None, beats_written=False)
     assert found.recipe is WRITTEN and found.recipe_is == "as_written"
     assert decisions(found) == {"compile": "dropped", "mallopt": "dropped"}
 
@@ -162,6 +162,29 @@ def test_where_the_step_as_written_is_faster_it_is_the_recipe() -> None:
     kept = decide(times_s(1.0, as_written=0.7))
     assert kept.recipe is WRITTEN and kept.recipe_is == "as_written"
     assert decide(times_s(0.8, as_written=0.5)).recipe is WRITTEN
+
+
+@pytest.mark.parametrize("as_written", [1.0, 1.001])
+def test_a_recipe_that_wins_nothing_over_the_step_as_written_is_not_kept(
+    as_written: float,
+) -> None:
+    kept = decide(times_s(1.0, as_written=as_written))
+    assert kept.recipe is WRITTEN and kept.recipe_is == "as_written"
+    assert "nothing proved the rival faster than the step as written" in kept.because
+    assert decisions(kept) == {"compile": "dropped", "mallopt": "dropped"}
+
+
+def test_a_proof_against_the_rival_alone_is_not_enough() -> None:
+    """torch.compile is slower than the step as written, and the bundle makes that good."""
+    kept = decide(times_s(0.8, as_written=0.8))
+    assert kept.recipe is WRITTEN
+    assert "nothing proved it faster than the step as written" in kept.because
+
+
+def test_without_launches_of_both_the_rival_s_screening_speaks() -> None:
+    short = {"best_compile": 1.0, "ratchet": 0.8}
+    assert decide(short, beats_written=False).recipe is WRITTEN
+    assert decide(short, beats_written=True).recipe is SAME
 
 
 def test_the_part_that_keeps_the_arithmetic_may_be_what_is_proven() -> None:
@@ -220,6 +243,13 @@ def test_a_whole_turn_without_a_gain_ends_with_the_rival(tmp_path: Path) -> None
     assert result.recipe_is == "rival"
     assert all(one.basis == "rival" for one in result.changes if one.decision == "kept")
     assert result.speedup["vs_compile"].ratio == 1.0
+
+
+def test_a_whole_turn_without_a_gain_over_the_step_as_written_keeps_that(tmp_path: Path) -> None:
+    """As for an LSTM, which torch.compile leaves as it is."""
+    result = run(World(compiled=1.0), tmp_path, 900.0).result
+    assert result.recipe_is == "as_written"
+    assert not any(one.decision == "kept" for one in result.changes)
 
 
 def test_another_arithmetic_is_proven_where_it_pays(tmp_path: Path) -> None:

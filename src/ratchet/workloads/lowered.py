@@ -9,7 +9,7 @@ whose bf16 copies live for one forward and backward pass.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -98,27 +98,12 @@ class LoweredWeights(TorchFunctionMode):
         return torch.is_grad_enabled() and torch.is_autocast_enabled(self.device_type)
 
 
-class LoweredForward:
-    """Run the forward passes of some modules under `LoweredWeights`, inside `with` blocks.
+def lowered_forward(module: nn.Module, device_type: str) -> Callable[..., Any]:
+    """Return a forward of the module under `LoweredWeights`.
 
     For a step that torch.compile traces as a whole: the rest of it, backward above all, must not
-    run under a mode. The wrappers are made once, so that compiled code recognises them.
+    run under a mode.
     """
-
-    def __init__(self, modules: Iterable[nn.Module], device_type: str) -> None:
-        self._wrapped = [(module, _lowered_forward(module, device_type)) for module in modules]
-
-    def __enter__(self) -> None:
-        for module, forward in self._wrapped:
-            vars(module)["forward"] = forward
-
-    def __exit__(self, *_: object) -> None:
-        for module, forward in self._wrapped:
-            if vars(module).get("forward") is forward:
-                del vars(module)["forward"]
-
-
-def _lowered_forward(module: nn.Module, device_type: str) -> Callable[..., Any]:
     written = module.forward
 
     @functools.wraps(written)

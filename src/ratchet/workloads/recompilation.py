@@ -1,15 +1,16 @@
-"""Compile a function whose inputs may change shape between calls.
+"""Compile a function whose inputs may change between calls.
 
 Graphs of fixed shapes are the fastest, and only they contain Ratchet's kernels. The first few
-shapes get such graphs. Later shapes share graphs of dynamic shapes. Inputs that those do not cover
-run uncompiled, so dynamo never reaches its recompilation limit.
+shapes get such graphs. Later shapes share graphs of dynamic shapes. A number that changes becomes
+an input of the graph, whose shapes stay fixed. Inputs that no graph covers run uncompiled, so
+dynamo never reaches its recompilation limit.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,12 +19,13 @@ from torch.utils._pytree import tree_leaves
 
 LOG = logging.getLogger("ratchet")
 UNSTABLE = 3
-"""Number of compiling calls with equal shapes after which something other than the shapes changes.
+"""Number of compiling calls with equal shapes after which something other than shapes changes.
 
-Two are usual, because the first step creates gradients and the optimizer's state.
+Two are usual: a smaller last batch that is no argument, a layer that is unfrozen.
 """
 
 Shapes = tuple[object, ...]
+Numbers = tuple[float, ...]
 
 
 class BoundedCompile:
@@ -31,77 +33,176 @@ class BoundedCompile:
 
     Half of `torch._dynamo.config.recompile_limit` goes to graphs of fixed shapes. One graph is
     reserved for a known shape that compiles again later, and the rest go to graphs of dynamic
-    shapes. `options` apply only to the fixed graphs.
+    shapes. `options` apply only to the fixed graphs. When a shape has compiled `UNSTABLE` times,
+    something else changes: from then on, numbers are inputs of the fixed graphs, unless `numbers`
+    is False.
     """
 
-    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], options: Mapping[str, Any], *, numbers: bool = True
+    ) -> None:
         import torch._dynamo
 
         limit = int(torch._dynamo.config.recompile_limit)
-        self._fixed = torch.compile(function, dynamic=False, options=dict(options) or None)
+        self._function = function
+        self._options = dict(options) or None
+        self._fixed = torch.compile(function, dynamic=False, options=self._options)
         self._dynamic = torch.compile(function, dynamic=True)
-        self._fixed_left = max(1, limit // 2)
-        self._dynamic_left = max(0, limit - self._fixed_left - 1)
-        self._spare = limit - self._fixed_left - self._dynamic_left
-        self._compiled: Counter[Shapes] = Counter()
-        """Number of calls that compiled a fixed graph, by input shapes."""
+        self._numbered: Callable[..., Any] | None = None
+        self._takes_numbers = numbers
+        self._most_shapes = max(1, limit // 2)
+        self._dynamic_left = max(0, limit - self._most_shapes - 1)
+        self._fixed_left = limit - self._dynamic_left
+        self._seen: dict[Shapes, Numbers] = {}
+        """Shapes with a fixed graph, and the numbers among the inputs of their last call."""
+        self._told: set[str] = set()
+        self.graphs = 0
+        """Number of graphs that dynamo has made."""
+        self.recompilations = 0
+        """Number of calls that compiled a fixed graph for shapes that had one."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         shapes = shapes_of(arguments, named)
-        if self._fixed_left > 0:
-            result, compiled = _watched(self._fixed, True, arguments, named)
+        if shapes in self._seen:
+            return self._call_again(shapes, arguments, named)
+        if len(self._seen) < self._most_shapes and self._fixed_left > 0:
+            result, compiled = self._call_fixed(True, arguments, named)
             if compiled:
-                self._count_fixed(shapes)
-        elif 0 < self._compiled[shapes] < UNSTABLE:
-            result, compiled = _watched(self._fixed, self._spare > 0, arguments, named)
-            if compiled:
-                self._compiled[shapes] += 1
-                self._spare -= 1
-        else:
-            result, compiled = _watched(self._dynamic, self._dynamic_left > 0, arguments, named)
-            if compiled:
-                self._count_dynamic()
+                self._fixed_left -= 1
+                self._seen[shapes] = numbers_of(arguments, named)
+            return result
+        self._tell_of_shapes()
+        result, compiled = self._watched(self._dynamic, self._dynamic_left > 0, arguments, named)
+        if compiled:
+            self._dynamic_left -= 1
+            if self._dynamic_left == 0:
+                self._tell(
+                    "the step keeps recompiling, even with dynamic shapes. Inputs that no "
+                    "existing graph covers now run without torch.compile"
+                )
         return result
 
-    def _count_fixed(self, shapes: Shapes) -> None:
-        self._compiled[shapes] += 1
-        self._fixed_left -= 1
-        if self._fixed_left == 0:
-            LOG.warning(
-                "ratchet: the step was compiled %d times for %d shapes of its inputs. New shapes "
-                "share a graph of dynamic shapes, which contains no kernels. To keep the kernels, "
-                "pad batches to fewer shapes",
-                self._compiled.total(),
-                len(self._compiled),
-            )
+    def _call_again(self, shapes: Shapes, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        result, compiled = self._call_fixed(self._fixed_left > 0, arguments, named)
+        numbers = numbers_of(arguments, named)
+        if compiled:
+            self._fixed_left -= 1
+            self.recompilations += 1
+            if self._takes_numbers and self.recompilations + 1 == UNSTABLE:
+                self._take_numbers()
+            if self._fixed_left == 0:
+                self._tell(
+                    f"the step keeps recompiling for inputs of the same shapes, because "
+                    f"{_what_changed(self._seen[shapes], numbers)}. What no existing graph covers "
+                    "now runs without torch.compile"
+                )
+        self._seen[shapes] = numbers
+        return result
 
-    def _count_dynamic(self) -> None:
-        self._dynamic_left -= 1
-        if self._dynamic_left == 0:
-            LOG.warning(
-                "ratchet: the step keeps recompiling, even with dynamic shapes. Inputs that no "
-                "existing graph covers now run without torch.compile"
-            )
+    def _take_numbers(self) -> None:
+        """Compile with numbers as inputs from now on, and let that have a dynamic graph's place."""
+        self._numbered = torch.compile(self._function, options=self._options)
+        if self._dynamic_left > 1:
+            self._dynamic_left -= 1
+            self._fixed_left += 1
+
+    def _call_fixed(
+        self, may_compile: bool, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[Any, bool]:
+        if self._numbered is None:
+            return self._watched(self._fixed, may_compile, arguments, named)
+        with _only_numbers_change(arguments, named):
+            return self._watched(self._numbered, may_compile, arguments, named)
+
+    def _watched(
+        self,
+        function: Callable[..., Any],
+        may_compile: bool,
+        arguments: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> tuple[Any, bool]:
+        """Call the compiled function; return its result, and True if dynamo compiled a frame."""
+        from torch._dynamo.utils import counters
+
+        if not may_compile:
+            with torch.compiler.set_stance("eager_on_recompile"):
+                return function(*arguments, **named), False
+        before, graphs = counters["frames"]["total"], counters["stats"]["unique_graphs"]
+        with optimizers_as_they_are():
+            result = function(*arguments, **named)
+        self.graphs += counters["stats"]["unique_graphs"] - graphs
+        return result, counters["frames"]["total"] > before
+
+    def _tell_of_shapes(self) -> None:
+        if len(self._seen) < self._most_shapes:
+            return  # not shapes have used up the fixed graphs, and that was told
+        self._tell(
+            f"the step was compiled for {len(self._seen)} shapes of its inputs. New shapes share a "
+            "graph of dynamic shapes, which contains no kernels. To keep the kernels, pad batches "
+            "to fewer shapes"
+        )
+
+    def _tell(self, what: str) -> None:
+        """Log a warning, once."""
+        if what not in self._told:
+            self._told.add(what)
+            LOG.warning("ratchet: %s", what)
 
 
 def shapes_of(arguments: tuple[Any, ...], named: dict[str, Any]) -> Shapes:
-    """Return the shapes and dtypes of all tensors among the arguments, and the gradient mode."""
-    tensors = (leaf for leaf in tree_leaves((arguments, named)) if isinstance(leaf, Tensor))
-    return torch.is_grad_enabled(), *((tensor.shape, tensor.dtype) for tensor in tensors)
+    """Return what a graph is of: the gradient mode, all tensors' shapes, all flags and words."""
+    found: list[object] = [torch.is_grad_enabled()]
+    for leaf in tree_leaves((arguments, named)):
+        if isinstance(leaf, Tensor):
+            found.append((leaf.shape, leaf.dtype, leaf.requires_grad))
+        elif isinstance(leaf, bool | str):
+            found.append(leaf)
+    return tuple(found)
 
 
-def _watched(
-    function: Callable[..., Any],
-    may_compile: bool,
-    arguments: tuple[Any, ...],
-    named: dict[str, Any],
-) -> tuple[Any, bool]:
-    """Call the compiled function; return its result, and True if dynamo compiled a frame."""
-    from torch._dynamo.utils import counters
+def numbers_of(arguments: tuple[Any, ...], named: dict[str, Any]) -> Numbers:
+    """Return all numbers among the arguments; flags are none."""
+    leaves = tree_leaves((arguments, named))
+    return tuple(leaf for leaf in leaves if type(leaf) in (int, float))
 
-    if not may_compile:
-        with torch.compiler.set_stance("eager_on_recompile"):
-            return function(*arguments, **named), False
-    before = counters["frames"]["total"]
-    result = function(*arguments, **named)
-    return result, counters["frames"]["total"] > before
+
+@contextmanager
+def optimizers_as_they_are() -> Iterator[None]:
+    """Let dynamo read an optimizer's groups without preparing the optimizer to be traced.
+
+    Ratchet keeps `Optimizer.step` out of graphs. Dynamo's preparation for a traced step sets
+    `capturable` in the groups and guards on each value in them, so that a step which only reads or
+    sets a learning rate would be compiled again for each rate, and fail.
+    """
+    from torch._dynamo.variables.optimizer import OptimizerVariable
+
+    prepare = OptimizerVariable.__dict__.get("_set_capturable")
+    if prepare is None:
+        yield
+        return
+    OptimizerVariable._set_capturable = lambda self, tx: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        OptimizerVariable._set_capturable = prepare  # type: ignore[method-assign]
+
+
+@contextmanager
+def _only_numbers_change(arguments: tuple[Any, ...], named: dict[str, Any]) -> Iterator[None]:
+    """Let dynamo make numbers inputs of its graphs, and keep the shapes of the arguments fixed."""
+    import torch._dynamo
+
+    for leaf in tree_leaves((arguments, named)):
+        if isinstance(leaf, Tensor):
+            torch._dynamo.mark_static(leaf)
+    with torch._dynamo.config.patch(
+        automatic_dynamic_shapes=True, allow_unspec_int_on_nn_module=True
+    ):
+        yield
+
+
+def _what_changed(before: Numbers, now: Numbers) -> str:
+    for old, new in zip(before, now, strict=False):
+        if old != new:
+            return f"a number among them changes ({old!r}, then {new!r})"
+    return "something that it reads elsewhere changes, such as a counter"

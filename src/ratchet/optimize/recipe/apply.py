@@ -19,18 +19,17 @@ from torch import nn
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import Device
 from ratchet.errors import ForeignRecipe, RecipeError
-from ratchet.graph.steps import build_step, install_options
 from ratchet.optimize.recipe import fits
-from ratchet.optimize.recipe.own_optimizer import install_optimizer
+from ratchet.optimize.recipe.build import build
+from ratchet.optimize.recipe.comparison import ComparedStep
+from ratchet.optimize.recipe.compiled_step import CompiledStep, Script, compile_module
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.recipe.reproof import ready_kernels
 from ratchet.optimize.step import allocators
 from ratchet.optimize.step.candidate import wanted_libraries
 from ratchet.workloads import process
 from ratchet.workloads.config import StepConfig
-from ratchet.workloads.lowered import LoweredForward
-from ratchet.workloads.recompilation import BoundedCompile
-from ratchet.workloads.step import TrainingStep, mode_options
+from ratchet.workloads.step import TrainingStep
 from ratchet.workloads.workload import Workload
 
 log = logging.getLogger("ratchet")
@@ -60,31 +59,41 @@ def apply(
     loaded = fits.load_recipe(recipe)
     device = _device_here(loaded, workload.model, strict=strict)
     if device is None:
-        return build_step(workload, StepConfig())
+        return build(workload, StepConfig())
     fits.check_model(loaded, workload.model)
-    fits.check_optimizer(loaded, workload.model, workload.optimizer(workload.model.parameters()))
+    written = workload.optimizer(workload.model.parameters())
+    fits.check_optimizers(loaded, workload.model, (written,))
     config = _with_kernels(loaded, loaded.config, device, ledger=ledger, strict=strict)
-    return build_step(workload, config)
+    return build(workload, config)
 
 
 def compile(
     step: Function,
     model: nn.Module | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: fits.Optimizers | None = None,
     *,
     recipe: str | Path | Recipe,
     ledger: str | None = None,
     strict: bool = False,
+    check: int = 0,
 ) -> Function:
     """Install the recipe in your own training step; call the result as you called `step`.
 
-    `step` runs forward, `backward` and `optimizer.step()`. The model's weights and the optimizer
-    remain the same objects. With a module alone (`ratchet.compile(model, recipe=...)`), only the
-    parts that a module can carry are installed, and a warning lists the rest.
+    `step` runs forward, `backward` and `optimizer.step()`. Its first call runs as written and shows
+    Ratchet how the step must be compiled. The model's weights and the optimizers remain the same
+    objects; `optimizer` may be a list or a dict of several. With a module alone
+    (`ratchet.compile(model, recipe=...)`), only the parts that a module can carry are installed,
+    and a warning lists the rest.
+
+    With `check`, each of the next `check` calls runs the step twice from the same state, as written
+    and by the recipe, and compares what they do. If they differ by more than the recipe's precision
+    explains, one warning says in what, and the step runs as written from then on; with `strict`, a
+    RecipeError is raised.
 
     Raises RecipeError under the same conditions as `apply`.
     """
-    fits.check_arguments(step, model, optimizer)
+    optimizers = fits.optimizers_of(optimizer)
+    fits.check_arguments(step, model, optimizers, check)
     loaded = fits.load_recipe(recipe)
     trained = step if model is None else model
     assert isinstance(trained, nn.Module)
@@ -92,19 +101,30 @@ def compile(
     if device is None:
         return step
     fits.check_model(loaded, trained)
+    fits.check_checkpointing(loaded.config, trained)
     config = loaded.config
-    if optimizer is None:
-        config = _of_a_model_alone(config)
+    if optimizers:
+        optimizers = fits.check_optimizers(loaded, trained, optimizers)
     else:
-        fits.check_optimizer(loaded, trained, optimizer)
+        config = _of_a_model_alone(config)
+    config = _of_a_script(config)
     config = _with_kernels(loaded, config, device, ledger=ledger, strict=strict)
     process.enter(config)
     _warn_of_environment(config)
-    if optimizer is None:
-        trained.forward = _compiled(trained.forward, trained, config, device)
+    if not optimizers:
+        compile_module(trained, config, device.kind)
         return step
-    install_optimizer(optimizer, config)
-    return _compiled(step, trained, config, device)
+    script = Script(step=step, model=trained, optimizers=optimizers)
+    own = CompiledStep(script, config, device.kind)
+    runner = ComparedStep(own, calls=check, strict=strict) if check else own
+
+    @functools.wraps(step)
+    def compiled(*arguments: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return step(*arguments, **named)
+        return runner(*arguments, **named)
+
+    return compiled  # type: ignore[return-value]
 
 
 def _device_here(recipe: Recipe, model: nn.Module, *, strict: bool) -> Device | None:
@@ -141,22 +161,6 @@ def _with_kernels(
     return ready.without_left_out(config)
 
 
-def _compiled(step: Function, model: nn.Module, config: StepConfig, device: Device) -> Function:
-    """Wrap the step in the recipe's precision and torch.compile, with its kernels in the graphs."""
-    compiled: Callable[..., Any] = step
-    if config.compile_mode is not None:
-        options = {**mode_options(config.compile_mode), **install_options(config.kernels)}
-        compiled = BoundedCompile(step, options)
-    lowered = LoweredForward([model] if config.precision == "bf16_master" else [], device.kind)
-
-    @functools.wraps(step)
-    def at_precision(*arguments: Any, **named: Any) -> Any:
-        with torch.autocast(device.kind, torch.bfloat16, config.precision != "fp32"), lowered:
-            return compiled(*arguments, **named)
-
-    return at_precision  # type: ignore[return-value]
-
-
 def _of_a_model_alone(config: StepConfig) -> StepConfig:
     """Drop the optimizer's part of the config; warn about what a model alone cannot carry."""
     if "linear_cross_entropy" in config.kernels:
@@ -165,6 +169,14 @@ def _of_a_model_alone(config: StepConfig) -> StepConfig:
         return config
     _warn("a model alone carries no optimizer, so the recipe's optimizer is not installed")
     return config.model_copy(update={"optimizer": "as_written"})
+
+
+def _of_a_script(config: StepConfig) -> StepConfig:
+    """Drop what would change what a script means, with a warning."""
+    if not config.preallocate:
+        return config
+    _warn("preallocate is not installed: a script may find no gradient where it left zeros")
+    return config.model_copy(update={"preallocate": False})
 
 
 def _warn_of_environment(config: StepConfig) -> None:

@@ -5,18 +5,23 @@ All checks run before anything is changed. Each mistake is a RecipeError of one 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from ratchet.devices.probe import Device, probe
 from ratchet.errors import DeviceError, RecipeError
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.step.signature import signature_of
+from ratchet.workloads.checkpointing import find_blocks
+from ratchet.workloads.config import StepConfig
 
+Optimizers = Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer]
 AGAIN = "run `ratchet optimize` on this script's workload"
 ADAMW = torch.optim.AdamW.__name__
 
@@ -32,17 +37,45 @@ def load_recipe(recipe: object) -> Recipe:
     )
 
 
-def check_arguments(step: object, model: object, optimizer: object) -> None:
-    """Refuse an invalid step, model or optimizer; a model alone may stand for the step."""
+def optimizers_of(given: object) -> tuple[Any, ...]:
+    """Return the optimizers in a list, a tuple, a dict or alone, without wrappers around them.
+
+    Libraries such as accelerate wrap an optimizer in another, which holds it as `optimizer`.
+    """
+    if given is None:
+        return ()
+    if isinstance(given, Mapping):
+        given = tuple(given.values())
+    found = tuple(given) if isinstance(given, list | tuple) else (given,)
+    return tuple(_unwrapped(one) for one in found)
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    inner = getattr(optimizer, "optimizer", None)
+    wraps = isinstance(optimizer, Optimizer) and isinstance(inner, Optimizer)
+    return _unwrapped(inner) if wraps else optimizer
+
+
+def check_arguments(
+    step: object, model: object, optimizers: tuple[object, ...], check: object = 0
+) -> None:
+    """Refuse an invalid step, model, optimizer or check; a model alone may stand for the step."""
     call = "ratchet.compile(step, model, optimizer, recipe=...)"
     if not callable(step) or isinstance(step, type):
         raise RecipeError(f"step is {_a(step)}, not a function that runs one step: call {call}")
-    if isinstance(step, nn.Module) and model is None and optimizer is None:
+    if not isinstance(check, int) or isinstance(check, bool) or check < 0:
+        raise RecipeError(f"check is {check!r}: give a number of calls, such as 20")
+    if isinstance(step, nn.Module) and model is None and not optimizers:
+        if check:
+            raise RecipeError(f"check={check} needs a step to run twice: call {call}")
         return
     if not isinstance(model, nn.Module):
         raise RecipeError(f"model is {_a(model)}, not a torch.nn.Module: call {call}")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise RecipeError(f"optimizer is {_a(optimizer)}, not a torch.optim.Optimizer: call {call}")
+    for optimizer in optimizers or (None,):
+        if not isinstance(optimizer, Optimizer):
+            raise RecipeError(
+                f"optimizer is {_a(optimizer)}, not a torch.optim.Optimizer: call {call}"
+            )
 
 
 def check_device(recipe: Recipe, model: nn.Module, *, software: str) -> Device:
@@ -82,18 +115,36 @@ def check_model(recipe: Recipe, model: nn.Module) -> None:
         )
 
 
-def check_optimizer(recipe: Recipe, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer of another class or model, or one that the kernel cannot replace."""
-    kind = type(optimizer).__name__
+def check_optimizers(
+    recipe: Recipe, model: nn.Module, optimizers: tuple[Optimizer, ...]
+) -> tuple[Optimizer, ...]:
+    """Return the optimizers that the recipe is for.
+
+    Refuses a script without one of the recipe's class, an optimizer of another model, and one that
+    the recipe's update cannot replace.
+    """
     config = recipe.config
-    replaced = config.optimizer == "kernel"
-    wanted = recipe.optimizer or (ADAMW if replaced else kind)
-    exact = type(optimizer) is torch.optim.AdamW or not replaced
-    if kind != wanted or not exact:
+    kinds = [type(one).__name__ for one in optimizers]
+    wanted = recipe.optimizer or (ADAMW if config.optimizer == "kernel" else kinds[0])
+    found = tuple(one for one in optimizers if _is_of(one, wanted, config))
+    if not found:
         raise RecipeError(
-            f"the recipe was proven with {wanted}, but the script trains with {kind}: {AGAIN}"
+            f"the recipe was proven with {wanted}, but the script trains with "
+            f"{' and '.join(kinds)}: {AGAIN}"
         )
     own = {id(parameter) for parameter in model.parameters()}
+    for optimizer in found:
+        _check_optimizer(config, optimizer, own)
+    return found
+
+
+def _is_of(optimizer: Optimizer, wanted: str, config: StepConfig) -> bool:
+    exact = type(optimizer) is torch.optim.AdamW or config.optimizer != "kernel"
+    return type(optimizer).__name__ in wanted.split("+") and exact
+
+
+def _check_optimizer(config: StepConfig, optimizer: Optimizer, own: set[int]) -> None:
+    kind = type(optimizer).__name__
     held = [p for group in optimizer.param_groups for p in group["params"]]
     if not any(id(parameter) in own for parameter in held):
         raise RecipeError(
@@ -101,6 +152,17 @@ def check_optimizer(recipe: Recipe, model: nn.Module, optimizer: torch.optim.Opt
         )
     if config.optimizer in ("fused", "foreach") and config.optimizer not in optimizer.defaults:
         raise RecipeError(f"{kind} has no {config.optimizer} implementation: {AGAIN}")
+    if config.optimizer == "fused" and not all(p.is_floating_point() for p in held):
+        raise RecipeError(f"fused {kind} takes no complex parameters: {AGAIN}")
+
+
+def check_checkpointing(config: StepConfig, model: nn.Module) -> None:
+    """Refuse checkpointing for a model without blocks."""
+    if config.checkpointing != "none" and not find_blocks(model):
+        raise RecipeError(
+            f"the recipe recomputes blocks ({config.checkpointing}), but {type(model).__name__} "
+            f"has no nn.ModuleList or nn.Sequential of them: {AGAIN}"
+        )
 
 
 def _a(value: Any) -> str:

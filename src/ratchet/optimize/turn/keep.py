@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ratchet.measure.sitting import FEWEST_LAUNCHES
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.turn.climb import Climb
 from ratchet.optimize.turn.prove import Proof, Prover
@@ -75,8 +76,8 @@ def roles(
 def keep(found: Found, prover: Prover) -> Kept:
     """Keep what the launches call faster than its rival; otherwise the rival is the recipe.
 
-    The same-arithmetic climb must also beat the same-arithmetic rival. If the step as written is
-    faster than what remains, it is the recipe.
+    The same-arithmetic climb must also beat the same-arithmetic rival. If what remains is not
+    faster than the step as written, that is the recipe.
     """
     baseline = found.baseline
     climb = _proven(found, prover)
@@ -85,9 +86,10 @@ def keep(found: Found, prover: Prover) -> Kept:
     because = _because(found, shown, proof)
     recipe = climb.best if climb is not None else _rival(found)
     recipe_is: RecipeIs = "proven" if climb is not None else "rival"
-    if _written_is_faster(found, recipe, prover):
+    if recipe.key() != baseline.written.key() and not beats_written(baseline, recipe, prover):
+        what = "it" if climb is not None else "the rival"
         recipe, recipe_is = baseline.written, "as_written"
-        because = f"{because}, and the step as written was faster than the rival"
+        because = f"{because}, but nothing proved {what} faster than the step as written"
     elif recipe.key() == baseline.written.key():
         recipe_is = "as_written"
         if baseline.has_rival:
@@ -150,17 +152,20 @@ def _rival(found: Found) -> Candidate:
     return baseline.best_same or baseline.written
 
 
-def _written_is_faster(found: Found, recipe: Candidate, prover: Prover) -> bool:
-    """Return True if the step as written beats the proposed recipe.
+def beats_written(baseline: Baseline, recipe: Candidate, prover: Prover) -> bool:
+    """Return True if a proposed recipe is faster than the step as written.
 
-    The launches decide if they timed both often enough; otherwise the rivals' screening does.
+    The interval over all launches must lie above 1. Where there were too few launches of both, the
+    rival's screening may show it.
     """
-    baseline = found.baseline
     proof = prover.proof({"as_written": baseline.written, "ratchet": recipe})
-    speedup = proof.speedup("ratchet", "as_written")
-    if speedup is not None and speedup.answer in ("faster", "slower", "equivalent"):
-        return speedup.answer == "faster" and recipe.key() != baseline.written.key()
-    return recipe is baseline.best and baseline.written_is_faster
+    speedup = proof.speedup("as_written", "ratchet")
+    if speedup is not None and speedup.low > 1.0:
+        return speedup.answer != "equivalent"
+    if proof.launches_of("as_written", "ratchet") >= FEWEST_LAUNCHES:
+        return False
+    above = speedup is None or speedup.ratio > 1.0
+    return baseline.beats_written and above
 
 
 def _because(found: Found, shown: Climb, proof: Proof) -> str:

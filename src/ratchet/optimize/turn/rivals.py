@@ -20,6 +20,12 @@ MODES = ("default", "max-autotune")
 MOST_WORDS = 300
 """Maximum number of characters of torch's own reason that are shown."""
 
+CLEARLY = 1.1
+"""Low end of a screening's interval from which it shows a gain over the step as written.
+
+A screening is one launch, whose interval knows nothing of how much starts of a process differ.
+"""
+
 RuleOut = Callable[[Candidate, StepConfig], str | None]
 """Returns the reason not to time a config beside the fastest rival so far, or None to time it."""
 
@@ -34,8 +40,8 @@ class Baseline:
     best_same: Candidate | None
     """The fastest in the arithmetic of the step as written; None if none was timed."""
     rivals: tuple[Rival, ...]
-    written_is_faster: bool = False
-    """True if the screenings say that the step as written beats `best`."""
+    beats_written: bool = False
+    """True if a screening says that `best` clearly beats the step as written."""
     modes: frozenset[str] = frozenset()
     """The compile modes that were timed."""
 
@@ -70,7 +76,8 @@ class RivalModes:
     best: Candidate | None = None
     _by_precision: dict[str, Candidate] = field(default_factory=dict)
     _rows: list[Rival] = field(default_factory=list)
-    _slower: set[str] = field(default_factory=set)
+    _faster: set[str] = field(default_factory=set)
+    """Keys of those that clearly beat the step as written."""
     _modes: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -166,12 +173,13 @@ class RivalModes:
         """Put a timed rival in its place.
 
         It takes the place of another only if it is clearly faster: one that cannot be told apart is
-        no stronger rival, and every change on top of it would compile as long as it did. If the
-        step as written beats the rival, its key is noted.
+        no stronger rival, and every change on top of it would compile as long as it did. If it
+        clearly beats the step as written, its key is noted.
         """
         precision, won = rival.config.precision, screening.low > 1.0
-        if incumbent is self.written and screening.high < 1.0:
-            self._slower.add(rival.key())
+        beaten = incumbent is self.written or incumbent.key() in self._faster
+        if beaten and screening.low > (CLEARLY if incumbent is self.written else 1.0):
+            self._faster.add(rival.key())
         if incumbent.config.precision == precision and incumbent is not self.written and not won:
             return
         self._by_precision[precision] = rival
@@ -197,7 +205,7 @@ class RivalModes:
             best=best,
             best_same=self._by_precision.get(self.written.config.precision),
             rivals=tuple(rows),
-            written_is_faster=best.key() in self._slower,
+            beats_written=best.key() in self._faster,
             modes=frozenset(self._modes),
         )
 

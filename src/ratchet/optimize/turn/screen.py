@@ -58,15 +58,17 @@ class LeverScreening:
     samples: Sequence[Mapping[str, Any]] = ()
     processes: Mapping[str, str] = field(default_factory=dict)
     """What was timed, and the name of the process behind each arm."""
+    ways: Mapping[str, str] = field(default_factory=dict)
+    """The key of what each arm runs; older screenings have its name say it."""
 
     @property
     def looks_faster(self) -> bool:
         return self.passed and self.ratio > 1.0 and self.answer != "slower"
 
     def as_timed(self) -> TimedTogether:
-        """Return its rounds; each arm's name says what it runs."""
+        """Return its rounds."""
         samples = tuple(Sample(**one) for one in self.samples)
-        ways = {arm: arm for arm in self.processes}
+        ways = {arm: self.ways.get(arm, arm) for arm in self.processes}
         return TimedTogether(samples=samples, processes=self.processes, ways=ways)
 
 
@@ -227,6 +229,7 @@ def _screen(
         unused=unused_regions(challenger, arm.describe()),
         samples=[asdict(one) for one in samples],
         processes={one.name: one.identity for one in (base, arm)},
+        ways={base.name: incumbent.key(), arm.name: challenger.key()},
     )
 
 

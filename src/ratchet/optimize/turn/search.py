@@ -16,7 +16,7 @@ from ratchet.optimize.levers.kernels import PREFIX
 from ratchet.optimize.levers.operators import BF16_WEIGHTS, COMPILE
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn.climb import Climb, Climber, applicable
-from ratchet.optimize.turn.keep import Found, keeps_arithmetic, roles
+from ratchet.optimize.turn.keep import Found, beats_written, keeps_arithmetic, roles
 from ratchet.optimize.turn.limit import ranked, too_small
 from ratchet.optimize.turn.losses import compare_losses, comparison_s
 from ratchet.optimize.turn.prove import NEW, RIVAL, Prover
@@ -412,25 +412,37 @@ class Search:
             self._climb_same()
 
     def _whole(self, names: Sequence[str]) -> dict[str, Candidate]:
-        """Return the recipe and its rival, with these roles beside them."""
+        """Return the rival, the recipe if it may win, and these roles beside them."""
         found = self.found()
         same = found.same.best if found.same is not None else None
         best = self._earlier[-1].best if self._earlier else found.best.best
         if same is not None and not found.may_keep(best):
             best = same
         known = roles(found.baseline, same, best)
-        wanted = (RIVAL, NEW, *names)
+        wanted = (RIVAL, *(() if self._losing() else (NEW,)), *names)
         return {role: one for role in wanted if (one := known[role]) is not None}
 
     def _whole_s(self, names: Sequence[str]) -> float | None:
-        """Estimate a launch with these roles, where a gain was not shown beside them yet."""
-        gains = self._earlier or self._same or self.prover.ratio(self._rival, self._best) > 1.0
+        """Estimate a launch with these roles, where they were not launched often enough."""
+        if self._losing() and (names != ("as_written",) or self._rival_beats_written()):
+            return None
         arms = self._whole(names)
-        if not gains or not all(name in arms for name in names):
+        if not all(name in arms for name in names):
             return None
         if self.prover.launches_of(*arms.values()) >= FEWEST_LAUNCHES:
             return None
         return self.prover.launch_s(arms)
+
+    def _rival_beats_written(self) -> bool:
+        return beats_written(self.found().baseline, self._rival, self.prover)
+
+    def _losing(self) -> bool:
+        """Return True if there is no gain to be shown."""
+        return (
+            not self._earlier
+            and self._same is None
+            and self.prover.ratio(self._rival, self._best) <= 1.0
+        )
 
     def _launch_whole(self, names: Sequence[str]) -> None:
         self.prover.launch(self._whole(names))

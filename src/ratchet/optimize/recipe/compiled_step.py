@@ -1,0 +1,297 @@
+"""Run a script's step by a recipe, in the way that the step's first call showed to be right.
+
+The first call runs as written, before anything is installed. After it, the step is compiled whole,
+or it runs in plain Python and the modules that it calls are compiled one by one. What is installed
+is in place while the step runs: between two calls the script's objects are as it made them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ratchet.graph.steps import install_options
+from ratchet.optimize.recipe.first_call import Seen, watch
+from ratchet.optimize.recipe.module_calls import (
+    ModuleCall,
+    attention,
+    checkpointing_slots,
+    kept_graphs,
+)
+from ratchet.optimize.recipe.own_optimizer import install_optimizer
+from ratchet.optimize.recipe.slots import Attribute, Implementation, Slot, StepOutOfGraphs, filled
+from ratchet.workloads.config import StepConfig
+from ratchet.workloads.lowered import lowered_forward
+from ratchet.workloads.recompilation import BoundedCompile, numbers_of
+from ratchet.workloads.step import mode_options
+
+log = logging.getLogger("ratchet")
+MOST_RECOMPILATIONS = 2
+"""Recompilations for inputs of the same shapes after which a step is no longer compiled whole."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Script:
+    """What a script gave to `ratchet.compile`."""
+
+    step: Callable[..., Any]
+    model: nn.Module
+    optimizers: Sequence[Optimizer]
+    """Those whose update the recipe may replace."""
+
+
+class CompiledStep:
+    """A script's step as a recipe runs it."""
+
+    def __init__(self, script: Script, config: StepConfig, device_type: str) -> None:
+        self.script = script
+        self._config = config
+        self._device_type = device_type
+        self._thread: int | None = None
+        self._running = False
+        self._seen: Seen | None = None
+        self._slots: list[Slot] = []
+        self._lowered: list[Slot] = []
+        """Those of the slots that a step has only while it is compiled whole."""
+        self._whole: BoundedCompile | None = None
+        self._modules: list[ModuleCall] = []
+        self._numbers: tuple[float, ...] = ()
+        self._told: set[str] = set()
+        self.as_written = False
+        """True once the step has been found not to be run by the recipe."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Run the step; as written where gradients are off, and in other threads."""
+        if self._runs_as_written():
+            return self.script.step(*arguments, **named)
+        self._running = True
+        try:
+            if self._seen is None:
+                return self._first(arguments, named)
+            return self.run(arguments, named)
+        finally:
+            self._running = False
+
+    @property
+    def stepped(self) -> tuple[Optimizer, ...]:
+        """The script's optimizers: those given, and those that stepped in the first call."""
+        others = self._seen.optimizers if self._seen is not None else []
+        given = self.script.optimizers
+        return (*given, *(one for one in others if not any(one is own for own in given)))
+
+    @property
+    def precision(self) -> str:
+        """The recipe's precision."""
+        return self._config.precision
+
+    def is_ready(self) -> bool:
+        """Return True if the next call runs by the recipe."""
+        return self._seen is not None and not self._runs_as_written()
+
+    def _runs_as_written(self) -> bool:
+        if self.as_written or self._running or not torch.is_grad_enabled():
+            return True
+        mine = threading.get_ident()
+        self._thread = self._thread or mine
+        if mine != self._thread:
+            self._tell("another thread calls the step, and runs it as written")
+        return mine != self._thread
+
+    def _first(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        result, seen = watch(self.script.step, arguments, named)
+        self._numbers = numbers_of(arguments, named)
+        self._seen = seen
+        self._install(seen)
+        return result
+
+    def run(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Run the step by the recipe."""
+        if self._whole is not None and numbers_of(arguments, named) != self._numbers:
+            self._leave_whole("a number among its arguments changes")
+        seen = self._seen
+        assert seen is not None
+        with ExitStack() as stack:
+            stack.enter_context(filled(self._slots))
+            stack.enter_context(kept_graphs(seen.backwards != 1 or seen.keeps_graph))
+            if self._whole is None:
+                result = self.script.step(*arguments, **named)
+            else:
+                stack.enter_context(attention(self._config))
+                if self._config.precision != "fp32":
+                    stack.enter_context(self._autocast())
+                result = self._whole(*arguments, **named)
+        if self._whole is not None and self._whole.recompilations >= MOST_RECOMPILATIONS:
+            self._leave_whole("it keeps recompiling for inputs of the same shapes")
+        self._tell_of_nothing_compiled()
+        return result
+
+    def _autocast(self) -> torch.autocast:
+        """Return autocast that casts a weight anew after each update."""
+        return torch.autocast(self._device_type, torch.bfloat16, cache_enabled=False)
+
+    def _install(self, seen: Seen) -> None:
+        """Prepare everything that the recipe puts in place while the step runs."""
+        options = compile_options(self._config)
+        if seen.twice and options is not None:
+            self._tell(
+                "the step differentiates gradients (create_graph=True), which torch.compile cannot "
+                "do, so nothing in it is compiled"
+            )
+            options = None
+        self._slots = [
+            *checkpointing_slots(self.script.model, self._config.checkpointing),
+            *self._optimizer_slots(),
+        ]
+        why = why_not_whole(seen)
+        if options is not None and not why:
+            self._whole = BoundedCompile(self.script.step, options, numbers=False)
+            self._lowered = self._lowered_slots(seen)
+            self._slots += self._lowered
+            return
+        if options is not None:
+            self._tell_of_modules(why)
+        self._install_modules(seen, options)
+
+    def _lowered_slots(self, seen: Seen) -> list[Slot]:
+        """Return slots that make the modules read their weights as bf16, if the recipe does."""
+        if self._config.precision != "bf16_master":
+            return []
+        return [
+            Attribute(module, "forward", lowered_forward(module, self._device_type))
+            for module in seen.modules
+        ]
+
+    def _install_modules(self, seen: Seen, options: Mapping[str, Any] | None) -> None:
+        for module in seen.modules:
+            own = None if recurrent_in(module) else options
+            call = ModuleCall(module, self._config, self._device_type, own)
+            self._modules.append(call)
+            self._slots.append(call.slot())
+
+    def _optimizer_slots(self) -> list[Slot]:
+        """Return the slots of the recipe's optimizers, and of all others that stepped."""
+        found: list[Slot] = []
+        kind = self._config.optimizer
+        for optimizer in self.stepped:
+            given = any(one is optimizer for one in self.script.optimizers)
+            if kind == "kernel" and given:
+                found.append(kernel_slot(optimizer, self._config))
+                continue
+            if kind in ("fused", "foreach") and given:
+                found.append(Implementation(optimizer, kind))
+            found.append(StepOutOfGraphs(optimizer, self._device_type))
+        return found
+
+    def _leave_whole(self, why: str) -> None:
+        """Compile the modules one by one from now on."""
+        assert self._seen is not None
+        self._whole = None
+        self._slots = [one for one in self._slots if one not in self._lowered]
+        self._tell_of_modules(why)
+        self._install_modules(self._seen, compile_options(self._config))
+
+    def _tell_of_modules(self, why: str) -> None:
+        assert self._seen is not None
+        names = [type(one).__name__ for one in self._seen.modules if not recurrent_in(one)]
+        one_by_one = (
+            f"compiles of it only {', '.join(names)}" if names else "compiles nothing of it"
+        )
+        lost = ""
+        if "linear_cross_entropy" in self._config.kernels:
+            lost = "; linear_cross_entropy is installed only if a module computes the loss"
+        self._tell(f"the step runs in Python, and Ratchet {one_by_one}, because {why}{lost}")
+
+    def _tell_of_nothing_compiled(self) -> None:
+        compiled = [one.compiled for one in self._modules if one.compiled is not None]
+        if self._whole is not None:
+            compiled = [self._whole]
+        if compiled and not any(one.graphs for one in compiled):
+            self._tell(f"torch.compile made no graph of the step{_last_break()}")
+
+    def _tell(self, what: str) -> None:
+        """Log a warning, once."""
+        if what not in self._told:
+            self._told.add(what)
+            log.warning("ratchet: %s", what)
+
+
+def why_not_whole(seen: Seen) -> str:
+    """Return why a step cannot be compiled as a whole, as a clause; empty if it can."""
+    if seen.closure:
+        return "it gives its optimizer a closure"
+    if seen.backwards != 1:
+        count = {0: "no backward pass", 2: "two backward passes"}
+        return f"it runs {count.get(seen.backwards, f'{seen.backwards} backward passes')}"
+    for module in seen.modules:
+        if recurrent := recurrent_in(module):
+            return f"torch.compile does not take nn.{recurrent}"
+    if seen.numbers:
+        return f"it changes a number that it keeps ({seen.numbers[0]})"
+    return ""
+
+
+def recurrent_in(module: nn.Module) -> str:
+    """Return the class of a recurrent layer within the module; empty if there is none."""
+    for one in module.modules():
+        if isinstance(one, nn.RNNBase):
+            return type(one).__name__
+    return ""
+
+
+def compile_module(module: nn.Module, config: StepConfig, device_type: str) -> None:
+    """Run a module by a recipe from now on, in training mode and where gradients are recorded.
+
+    A later call takes the place of an earlier one.
+    """
+    options = compile_options(config)
+    if options is not None and (recurrent := recurrent_in(module)):
+        log.warning(
+            "ratchet: %s is not compiled: torch.compile does not take nn.%s",
+            type(module).__name__,
+            recurrent,
+        )
+        options = None
+    slots = checkpointing_slots(module, config.checkpointing)
+    call = ModuleCall(
+        module,
+        config,
+        device_type,
+        options,
+        training_only=True,
+        keeps_graphs=True,
+        slots=slots,
+    )
+    call.slot().fill()
+
+
+def compile_options(config: StepConfig) -> dict[str, Any] | None:
+    """Return the options of torch.compile; None if the recipe compiles nothing."""
+    if config.compile_mode is None:
+        return None
+    return {**mode_options(config.compile_mode), **install_options(config.kernels)}
+
+
+def kernel_slot(optimizer: Optimizer, config: StepConfig) -> Attribute:
+    """Return the slot of the optimizer's step, for the recipe's own update."""
+    before = optimizer.__dict__.get("step")
+    install_optimizer(optimizer, config)
+    step = optimizer.__dict__.pop("step")
+    if before is not None:
+        optimizer.__dict__["step"] = before
+    return Attribute(optimizer, "step", step)
+
+
+def _last_break() -> str:
+    """Return torch's own reason for the last graph break, in brackets."""
+    from torch._dynamo.utils import counters
+
+    reasons = list(counters["graph_break"])
+    return f" ({reasons[-1].splitlines()[0]})" if reasons else ""

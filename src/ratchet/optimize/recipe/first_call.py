@@ -1,0 +1,122 @@
+"""Watch the first call of a step, which runs as written and shows how the step must be run."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ratchet.optimize.recipe.script_state import numbers
+
+
+@dataclass(kw_only=True)
+class Seen:
+    """What one call of a step did."""
+
+    backwards: int = 0
+    """Backward passes, by `backward()` or `torch.autograd.grad`."""
+    keeps_graph: bool = False
+    """True if a backward pass kept its graph for another one."""
+    twice: bool = False
+    """True if the graph of a backward pass was itself made differentiable (`create_graph`)."""
+    closure: bool = False
+    """True if an optimizer's step was given a closure."""
+    optimizers: list[Optimizer] = field(default_factory=list)
+    """The optimizers that stepped."""
+    modules: list[nn.Module] = field(default_factory=list)
+    """The modules with parameters that the step called and no other module did."""
+    numbers: list[str] = field(default_factory=list)
+    """Names of the script's numbers that the call changed."""
+    in_backward: bool = False
+    """True during a backward pass, where a checkpoint calls modules again."""
+
+
+def watch(
+    step: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[Any, Seen]:
+    """Run the step as written; return its result and what it did."""
+    seen = Seen()
+    before = numbers(step)
+    with _backwards(seen), _optimizers(seen), _modules(seen):
+        result = step(*arguments, **named)
+    after = numbers(step)
+    seen.numbers = [name for name, value in before.items() if after.get(name, value) != value]
+    return result, seen
+
+
+@contextmanager
+def _backwards(seen: Seen) -> Iterator[None]:
+    """Count the backward passes of this thread."""
+    mine = threading.get_ident()
+    backward, grad = torch.autograd.backward, torch.autograd.grad
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(function)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            if threading.get_ident() == mine and not seen.in_backward:
+                given = signature.bind(*arguments, **named).arguments
+                seen.backwards += 1
+                seen.twice |= bool(given.get("create_graph"))
+                seen.keeps_graph |= bool(given.get("retain_graph"))
+            outer, seen.in_backward = seen.in_backward, True
+            try:
+                return function(*arguments, **named)
+            finally:
+                seen.in_backward = outer
+
+        return call
+
+    torch.autograd.backward, torch.autograd.grad = counted(backward), counted(grad)
+    try:
+        yield
+    finally:
+        torch.autograd.backward, torch.autograd.grad = backward, grad
+
+
+@contextmanager
+def _optimizers(seen: Seen) -> Iterator[None]:
+    """Note each optimizer that steps, and whether it is given a closure."""
+
+    def note(optimizer: Optimizer, arguments: Any, named: Any) -> None:
+        seen.closure |= any(callable(one) for one in (*arguments[1:], *named.values()))
+        if not any(one is optimizer for one in seen.optimizers):
+            seen.optimizers.append(optimizer)
+
+    handle = register_optimizer_step_pre_hook(note)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _modules(seen: Seen) -> Iterator[None]:
+    """Note each module that this thread calls from outside of all modules."""
+    mine, real = threading.get_ident(), nn.Module.__call__
+
+    def call(self: nn.Module, *arguments: Any, **named: Any) -> Any:
+        if threading.get_ident() != mine:
+            return real(self, *arguments, **named)
+        known = any(one is self for one in seen.modules)
+        if not known and not seen.in_backward and next(self.parameters(), None) is not None:
+            seen.modules.append(self)
+        nn.Module.__call__ = real  # type: ignore[method-assign]
+        try:
+            return real(self, *arguments, **named)
+        finally:
+            nn.Module.__call__ = call  # type: ignore[method-assign]
+
+    nn.Module.__call__ = call  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.__call__ = real  # type: ignore[method-assign]

@@ -1,0 +1,141 @@
+"""Run single modules by a recipe, through torch's own slot for a module's compiled call.
+
+`nn.Module.compile` uses the same slot, `_compiled_call_impl`. The module keeps its type, its hooks
+and the signature of its `forward`, and copies and pickles of it do not carry the slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import sdpa_kernel
+from torch.utils._pytree import tree_map_only
+
+from ratchet.optimize.recipe.slots import Attribute, Slot, filled
+from ratchet.workloads.checkpointing import apply_checkpointing, find_blocks
+from ratchet.workloads.config import StepConfig
+from ratchet.workloads.lowered import mixed_precision
+from ratchet.workloads.recompilation import BoundedCompile
+from ratchet.workloads.step import ATTENTION_BACKENDS
+
+SLOT = "_compiled_call_impl"
+
+
+class ModuleCall:
+    """A module's call in a recipe's precision, compiled if the recipe says so.
+
+    It acts where gradients are recorded, and with `training_only` only in training mode. Everywhere
+    else, and inside another torch.compile, the module runs as written. Results have the dtype that
+    they have without autocast, unless the script is in autocast itself.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        config: StepConfig,
+        device_type: str,
+        options: Mapping[str, Any] | None,
+        *,
+        training_only: bool = False,
+        keeps_graphs: bool = False,
+        slots: tuple[Slot, ...] = (),
+    ) -> None:
+        self.compiled = BoundedCompile(_entry_of(module), options) if options is not None else None
+        self._module = module
+        self._config = config
+        self._device_type = device_type
+        self._training_only = training_only
+        self._keeps_graphs = keeps_graphs
+        self._slots = slots
+
+    def slot(self) -> Attribute:
+        """Return the module's slot for this call."""
+        call = self._call
+
+        def compiled_call(*arguments: Any, **named: Any) -> Any:
+            return call(*arguments, **named)
+
+        return Attribute(self._module, SLOT, compiled_call)
+
+    def _call(self, *arguments: Any, **named: Any) -> Any:
+        module = self._module
+        written: Callable[..., Any] = module._call_impl
+        if (
+            torch.compiler.is_compiling()
+            or not torch.is_grad_enabled()
+            or (self._training_only and not module.training)
+        ):
+            return written(*arguments, **named)
+        function = self.compiled or written
+        if self._config.precision == "fp32":
+            with self._place():
+                return function(*arguments, **named)
+        own = torch.is_autocast_enabled(self._device_type) or _computes_in_bf16(module)
+        with self._place(), precision_of(self._config, self._device_type):
+            result = function(*arguments, **named)
+        return result if own else tree_map_only(Tensor, _widened, result)
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        with filled(self._slots), attention(self._config), kept_graphs(self._keeps_graphs):
+            yield
+
+
+def kept_graphs(keep: bool) -> AbstractContextManager[Any]:
+    """Let what is compiled be differentiated again, as by `backward(retain_graph=True)`."""
+    if not keep:
+        return nullcontext()
+    import torch._functorch.config
+
+    return torch._functorch.config.patch(donated_buffer=False)  # type: ignore[no-any-return]
+
+
+def precision_of(config: StepConfig, device_type: str) -> AbstractContextManager[Any]:
+    """Return the context of a config's precision."""
+    return mixed_precision(config.precision, device_type)
+
+
+def attention(config: StepConfig) -> AbstractContextManager[Any]:
+    """Return the context of a config's attention back end."""
+    backends = ATTENTION_BACKENDS.get(config.attention)
+    return sdpa_kernel(backends) if backends else nullcontext()
+
+
+def checkpointing_slots(model: nn.Module, checkpointing: str) -> tuple[Slot, ...]:
+    """Return slots that make a model's blocks recompute as `checkpointing` says."""
+    if checkpointing == "none":
+        return ()
+    apply_checkpointing(model, checkpointing)
+    found = [
+        Attribute(block, "forward", block.__dict__["forward"])
+        for block in find_blocks(model)
+        if block.__dict__.get("recomputes")
+    ]
+    apply_checkpointing(model, "none")
+    return tuple(found)
+
+
+def _entry_of(module: nn.Module) -> Callable[..., Any]:
+    """Return a function that calls the module, with code of its own.
+
+    Dynamo bounds recompilations for each code object, and all modules share one of torch's.
+    """
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        return module._call_impl(*arguments, **named)  # type: ignore[no-untyped-call]
+
+    name = f"call_{type(module).__name__}_{id(module):x}"
+    call.__code__ = call.__code__.replace(co_name=name)
+    return call
+
+
+def _computes_in_bf16(module: nn.Module) -> bool:
+    return any(parameter.dtype == torch.bfloat16 for parameter in module.parameters())
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor

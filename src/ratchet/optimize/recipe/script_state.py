@@ -1,0 +1,167 @@
+"""What a step reads and writes besides its arguments.
+
+A step is a function of a script. It reaches the cells of its closure, the globals that it names,
+the object that it is a method of, and the same for functions of its file that it calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import inspect
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import CellType, CodeType, FunctionType, MethodType, SimpleNamespace
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler
+
+DEEPEST = 3
+"""Levels of containers and objects that are looked into for numbers."""
+MOST_ITEMS = 64
+"""Longer containers hold data and are not looked into for numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A name of the script that a step reaches."""
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+
+
+def variables(step: Callable[..., Any]) -> list[Variable]:
+    """Return the variables that a step reaches, each once."""
+    found: dict[str, Variable] = {}
+    waiting, seen = [step], set()
+    files: set[int] = set()
+    while waiting:
+        called = waiting.pop()
+        if id(called) in seen:
+            continue
+        seen.add(id(called))
+        function, own = _function_of(called)
+        found.update((one.name, one) for one in own)
+        if function is None:
+            continue
+        files.add(id(function.__globals__))
+        own = [*_cells(function), *_globals(function)]
+        for one in own:
+            value = one.read()
+            if isinstance(value, FunctionType | MethodType | functools.partial):
+                inner = _function_of(value)[0]
+                if inner is not None and id(inner.__globals__) in files:
+                    waiting.append(value)
+            else:
+                found.setdefault(one.name, one)
+    return list(found.values())
+
+
+def numbers(step: Callable[..., Any]) -> dict[str, float]:
+    """Return the numbers that a step reaches by name, such as counters; flags are none."""
+    found: dict[str, float] = {}
+    for variable in variables(step):
+        found.update(_numbers(variable.name, variable.read(), DEEPEST))
+    return found
+
+
+def attributes(value: object) -> dict[str, Any] | None:
+    """Return the attributes of a plain object of a script; None for everything else."""
+    plain = isinstance(value, SimpleNamespace | argparse.Namespace)
+    if plain or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        found = getattr(value, "__dict__", None)
+        return found if isinstance(found, dict) else None
+    own = type(value).__module__
+    library = own.partition(".")[0] in LIBRARIES
+    found = getattr(value, "__dict__", None)
+    if library or isinstance(value, type) or callable(value) or not isinstance(found, dict):
+        return None
+    return found
+
+
+LIBRARIES = frozenset(
+    {"builtins", "torch", "numpy", "logging", "threading", "_io", "io", "pathlib", "re", "random"}
+)
+"""Packages whose objects are no plain objects of a script."""
+
+
+def _function_of(called: object) -> tuple[FunctionType | None, list[Variable]]:
+    """Return the function behind a callable, and the objects bound to it as variables."""
+    bound: list[Variable] = []
+    while not isinstance(called, FunctionType):
+        if isinstance(called, functools.partial):
+            bound += [_constant(name, one) for name, one in called.keywords.items()]
+            bound += [_constant(f"argument {at}", one) for at, one in enumerate(called.args)]
+            called = called.func
+        elif isinstance(called, MethodType):
+            bound.append(_constant("self", called.__self__))
+            called = called.__func__
+        elif isinstance(
+            call := inspect.getattr_static(type(called), "__call__", None), FunctionType
+        ):
+            bound.append(_constant("self", called))
+            called = call
+        else:
+            return None, bound
+    return called, bound
+
+
+def _constant(name: str, value: Any) -> Variable:
+    return Variable(name, lambda: value, lambda _: None)
+
+
+def _cells(function: FunctionType) -> Iterator[Variable]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            cell.cell_contents  # noqa: B018  # empty until the variable is set
+        except ValueError:
+            continue
+        yield Variable(name, functools.partial(_of_cell, cell), functools.partial(_to_cell, cell))
+
+
+def _of_cell(cell: CellType) -> Any:
+    return cell.cell_contents
+
+
+def _to_cell(cell: CellType, value: Any) -> None:
+    cell.cell_contents = value
+
+
+def _globals(function: FunctionType) -> Iterator[Variable]:
+    held = function.__globals__
+    for name in dict.fromkeys(_names(function.__code__)):
+        if name in held:
+            yield Variable(
+                name,
+                functools.partial(held.__getitem__, name),
+                functools.partial(held.__setitem__, name),
+            )
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _numbers(name: str, value: object, deepest: int) -> Iterator[tuple[str, float]]:
+    if type(value) in (int, float):
+        yield name, value  # type: ignore[misc]
+        return
+    inside: Mapping[Any, Any] | None = None
+    if isinstance(value, dict):
+        inside = value
+    elif isinstance(value, list | tuple | deque):
+        inside = dict(enumerate(value)) if len(value) <= MOST_ITEMS else None
+    elif isinstance(value, LRScheduler):
+        inside = {"last_epoch": value.last_epoch}
+    else:
+        inside = attributes(value)
+    if inside is None or deepest == 0 or len(inside) > MOST_ITEMS:
+        return
+    for key, held in list(inside.items()):
+        yield from _numbers(f"{name}.{key}", held, deepest - 1)

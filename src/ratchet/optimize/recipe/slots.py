@@ -1,0 +1,106 @@
+"""What a recipe puts into a script's objects, while a step runs and no longer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch.optim import Optimizer
+
+from ratchet.workloads.step import select_implementation
+
+_ABSENT = object()
+
+
+class Slot(Protocol):
+    """A place in one of the script's objects that a recipe uses while a step runs."""
+
+    def fill(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+class Attribute:
+    """An attribute in an object's own dictionary; its former value returns afterwards."""
+
+    def __init__(self, holder: object, name: str, value: Any) -> None:
+        self._held: dict[str, Any] = holder.__dict__
+        self._name, self._value = name, value
+        self.before: Any = _ABSENT
+
+    def fill(self) -> None:
+        self.before = self._held.get(self._name, _ABSENT)
+        self._held[self._name] = self._value
+
+    def clear(self) -> None:
+        """Put the former value back, unless the script has set another one meanwhile."""
+        if self._held.get(self._name) is not self._value:
+            return
+        if self.before is _ABSENT:
+            del self._held[self._name]
+        else:
+            self._held[self._name] = self.before
+
+
+class StepOutOfGraphs(Attribute):
+    """An optimizer's step that torch.compile does not trace and that autocast does not reach.
+
+    A compiled update would be recompiled whenever a schedule changes the learning rate.
+    """
+
+    def __init__(self, optimizer: Optimizer, device_type: str) -> None:
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def step(*arguments: Any, **named: Any) -> Any:
+            with torch.autocast(device_type, enabled=False):
+                return self._written()(*arguments, **named)
+
+        super().__init__(optimizer, "step", step)
+        self._optimizer = optimizer
+
+    def _written(self) -> Callable[..., Any]:
+        """Return the script's own step; a schedule may have wrapped it."""
+        if self.before is not _ABSENT:
+            return self.before  # type: ignore[no-any-return]
+        return type(self._optimizer).step.__get__(self._optimizer)  # type: ignore[no-any-return]
+
+
+class Implementation:
+    """The `foreach` or `fused` implementation of one of torch's optimizers."""
+
+    def __init__(self, optimizer: Optimizer, kind: str) -> None:
+        self._optimizer, self._kind = optimizer, kind
+        self._before: list[tuple[dict[str, Any], Any, Any]] = []
+
+    def fill(self) -> None:
+        settings = (self._optimizer.defaults, *self._optimizer.param_groups)
+        self._before = [(one, one.get("foreach"), one.get("fused")) for one in settings]
+        select_implementation(self._optimizer, self._kind)
+        if self._kind == "fused":
+            self._place_steps()
+
+    def clear(self) -> None:
+        for settings, foreach, fused in self._before:
+            settings["foreach"], settings["fused"] = foreach, fused
+
+    def _place_steps(self) -> None:
+        """Put the step counts where the fused implementation reads them: beside the parameters."""
+        for parameter, state in self._optimizer.state.items():
+            step = state.get("step") if isinstance(state, dict) else None
+            if isinstance(step, torch.Tensor) and step.device != parameter.device:
+                state["step"] = step.to(parameter.device)
+
+
+@contextmanager
+def filled(slots: Sequence[Slot]) -> Iterator[None]:
+    """Fill the slots, and clear them in the reverse order."""
+    done: list[Slot] = []
+    try:
+        for slot in slots:
+            slot.fill()
+            done.append(slot)
+        yield
+    finally:
+        for slot in reversed(done):
+            slot.clear()
