@@ -1,9 +1,10 @@
 """Ratchet: PyTorch training that only gets faster.
 
 `Workload` is what your own `file.py:function` returns; `optimize` finds a `Recipe` for it and
-returns an `Outcome`; `apply` and `compile` put a proven recipe into a training script. `judge` says
-whether a `Kernel` is a right and faster answer to a `Problem`. `trace.read` and `trace.report` say
-where the time of a profiler trace goes.
+returns an `Outcome`; `apply` and `compile` put a proven recipe into a training script, and
+`trainer_callback` and `lightning_callback` into a Trainer of transformers or of Lightning. `judge`
+says whether a `Kernel` is a right and faster answer to a `Problem`. `trace.read` and `trace.report`
+say where the time of a profiler trace goes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ratchet.kernels.problem import Case, Problem, TensorSpec
     from ratchet.kernels.tolerance import Tolerance
     from ratchet.optimize.recipe.apply import apply, compile
+    from ratchet.optimize.recipe.loops import lightning_callback, trainer_callback
     from ratchet.optimize.recipe.recipe import Recipe
     from ratchet.optimize.turn.loop import Outcome
     from ratchet.optimize.turn.settings import Settings
@@ -45,8 +47,10 @@ __all__ = [
     "compile",
     "gradient_of",
     "judge",
+    "lightning_callback",
     "optimize",
     "trace",
+    "trainer_callback",
 ]
 
 # Imported when first asked for: the sandboxed worker imports ratchet without torch.
@@ -66,6 +70,8 @@ _HOMES = {
     "apply": "ratchet.optimize.recipe.apply",
     "compile": "ratchet.optimize.recipe.apply",
     "gradient_of": "ratchet.kernels.gradients",
+    "lightning_callback": "ratchet.optimize.recipe.loops",
+    "trainer_callback": "ratchet.optimize.recipe.loops",
     # These are packages; those two can be called.
     "judge": "ratchet.judge",
     "optimize": "ratchet.optimize",
