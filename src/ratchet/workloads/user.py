@@ -1,6 +1,7 @@
 """Load a user's own workload: `file.py:function`.
 
-The function returns a ratchet.Workload, or a script's own `(model, optimizer, step, batch)`.
+The function returns a ratchet.Workload, a transformers.Trainer, or a script's own `(model,
+optimizer, step, batch)`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ratchet.errors import WorkloadError
 from ratchet.workloads.blame import blamed_on
 from ratchet.workloads.names import user_file, user_function
 from ratchet.workloads.request import Request
+from ratchet.workloads.trainer import is_trainer, trainer_workload
 from ratchet.workloads.workload import ALONE, Workload
 
 _importing: list[str] = []
@@ -41,6 +43,8 @@ def load_user(spec: str, request: Request) -> Workload:
         torch.manual_seed(request.seed)
         with blamed_on(f"workload {spec!r}", file=path):
             result = make()
+            if is_trainer(result):
+                result = trainer_workload(result, spec, request)
     return replace(accepted(result, spec, request), source=spec)
 
 
