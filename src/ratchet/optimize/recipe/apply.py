@@ -22,7 +22,12 @@ from ratchet.errors import ForeignRecipe, RecipeError
 from ratchet.optimize.recipe import fits
 from ratchet.optimize.recipe.build import build
 from ratchet.optimize.recipe.comparison import ComparedStep
-from ratchet.optimize.recipe.compiled_step import CompiledStep, Script, compile_module
+from ratchet.optimize.recipe.compiled_step import (
+    CompiledStep,
+    Script,
+    compile_module,
+    install_update,
+)
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.recipe.reproof import ready_kernels
 from ratchet.optimize.step import allocators
@@ -81,7 +86,10 @@ def compile(
 
     `step` runs forward, `backward` and `optimizer.step()`. Its first call runs as written and shows
     Ratchet how the step must be compiled. The model's weights and the optimizers remain the same
-    objects; `optimizer` may be a list or a dict of several. With a module alone
+    objects; `optimizer` may be a list or a dict of several.
+
+    A loop without a step function gives its model as the step, and its optimizer by name:
+    `ratchet.compile(model, optimizer=optimizer, recipe=...)`. With a module alone
     (`ratchet.compile(model, recipe=...)`), only the parts that a module can carry are installed,
     and a warning lists the rest.
 
@@ -111,8 +119,10 @@ def compile(
     config = _with_kernels(loaded, config, device, ledger=ledger, strict=strict)
     process.enter(config)
     _warn_of_environment(config)
-    if not optimizers:
-        compile_module(trained, config, device.kind)
+    if isinstance(step, nn.Module):
+        for one in optimizers:
+            install_update(trained, one, config)
+        compile_module(step, config, device.kind)
         return step
     script = Script(step=step, model=trained, optimizers=optimizers)
     own = CompiledStep(script, config, device.kind)

@@ -180,8 +180,13 @@ class CompiledStep:
         """Return the slots of the recipe's optimizers, and of all others that stepped."""
         found: list[Slot] = []
         kind = self._config.optimizer
+        assert self._seen is not None
         for optimizer in self.stepped:
             given = any(one is optimizer for one in self.script.optimizers)
+            if not any(one is optimizer for one in self._seen.optimizers):
+                # It steps elsewhere, or in a later call.
+                install_update(self.script.model, optimizer, self._config)
+                continue
             if kind == "kernel" and given:
                 found.append(kernel_slot(optimizer, self._config))
                 continue
@@ -270,6 +275,14 @@ def compile_module(module: nn.Module, config: StepConfig, device_type: str) -> N
         slots=slots,
     )
     call.slot().fill()
+
+
+def install_update(model: nn.Module, optimizer: Optimizer, config: StepConfig) -> None:
+    """Make an optimizer update as the recipe says from now on."""
+    if config.optimizer == "kernel":
+        install_optimizer(model, optimizer, config)
+    elif config.optimizer in ("fused", "foreach"):
+        Implementation(optimizer, config.optimizer).fill()
 
 
 def compile_options(config: StepConfig) -> dict[str, Any] | None:

@@ -65,10 +65,12 @@ def check_arguments(
         raise RecipeError(f"step is {_a(step)}, not a function that runs one step: call {call}")
     if not isinstance(check, int) or isinstance(check, bool) or check < 0:
         raise RecipeError(f"check is {check!r}: give a number of calls, such as 20")
-    if isinstance(step, nn.Module) and model is None and not optimizers:
+    if isinstance(step, nn.Module) and model is None:
         if check:
             raise RecipeError(f"check={check} needs a step to run twice: call {call}")
-        return
+        if not optimizers:
+            return
+        model = step
     if not isinstance(model, nn.Module):
         raise RecipeError(f"model is {_a(model)}, not a torch.nn.Module: call {call}")
     for optimizer in optimizers or (None,):
