@@ -121,7 +121,7 @@ def compile(
     _warn_of_environment(config)
     if isinstance(step, nn.Module):
         for one in optimizers:
-            install_update(trained, one, config)
+            install_update(one, config)
         compile_module(step, config, device.kind)
         return step
     script = Script(step=step, model=trained, optimizers=optimizers)

@@ -185,7 +185,7 @@ class CompiledStep:
             given = any(one is optimizer for one in self.script.optimizers)
             if not any(one is optimizer for one in self._seen.optimizers):
                 # It steps elsewhere, or in a later call.
-                install_update(self.script.model, optimizer, self._config)
+                install_update(optimizer, self._config)
                 continue
             if kind == "kernel" and given:
                 found.append(kernel_slot(optimizer, self._config))
@@ -277,10 +277,10 @@ def compile_module(module: nn.Module, config: StepConfig, device_type: str) -> N
     call.slot().fill()
 
 
-def install_update(model: nn.Module, optimizer: Optimizer, config: StepConfig) -> None:
+def install_update(optimizer: Optimizer, config: StepConfig) -> None:
     """Make an optimizer update as the recipe says from now on."""
     if config.optimizer == "kernel":
-        install_optimizer(model, optimizer, config)
+        install_optimizer(optimizer, config)
     elif config.optimizer in ("fused", "foreach"):
         Implementation(optimizer, config.optimizer).fill()
 
