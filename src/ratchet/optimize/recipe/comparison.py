@@ -19,15 +19,16 @@ from ratchet.optimize.recipe.compiled_step import CompiledStep, Script
 from ratchet.optimize.recipe.snapshot import Snapshot, of_random_states, set_seeds
 
 log = logging.getLogger("ratchet")
-ROUNDING = {"fp32": 2e-3, "bf16_autocast": 0.15, "bf16_master": 0.15}
-"""Largest difference of a value that a precision explains, as a share of its norm."""
+EXACT = ("fp32", "fp64")
+ROUNDING = {True: 2e-3, False: 0.15}
+"""Largest difference of a value that an exact or a low precision explains, of its norm."""
 FLOOR = 0.1
 """Share of the largest root mean square of its kind that counts as every tensor's own.
 
 A gradient that is zero but for rounding, such as that of a bias before BatchNorm, has no digit that
 two ways of computing it share.
 """
-TURNED = {"fp32": 0.25, "bf16_autocast": 0.9, "bf16_master": 0.9}
+TURNED = {True: 0.25, False: 0.9}
 """Largest difference of the whole update, as a share of its norm; an update left out has 1."""
 MOST_MOVED = 2.5
 """Largest difference of one parameter's update, as a share of its norm; a wrong sign has 2."""
@@ -163,12 +164,14 @@ def difference(
             there = "none as written" if old is None else "none with the recipe"
             return f"{kind} {name} ({there})"
         floor = FLOOR * scales[kind] * old.numel() ** 0.5
-        allowed = ROUNDING[precision] * (1 + kind.startswith("optimizer")) * (_norm(old) + floor)
+        allowed = (
+            ROUNDING[precision in EXACT] * (1 + kind.startswith("optimizer")) * (_norm(old) + floor)
+        )
         if twin is not None and key in twin.values:
             allowed += NOISE * _apart(old, twin.values[key])
         if not _apart(old, new) <= allowed and not _same_nan(old, new):
             return f"{kind} {name} is {_shown(new)}, and {_shown(old)} as written"
-    return _update_differs(before, written, recipe, twin, TURNED[precision])
+    return _update_differs(before, written, recipe, twin, TURNED[precision in EXACT])
 
 
 def _update_differs(
