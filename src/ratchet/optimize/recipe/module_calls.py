@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from ratchet.optimize.recipe.slots import Attribute, Slot, filled
 from ratchet.workloads.checkpointing import apply_checkpointing, find_blocks
-from ratchet.workloads.config import StepConfig
+from ratchet.workloads.config import AUTOCAST, StepConfig
 from ratchet.workloads.lowered import mixed_precision
 from ratchet.workloads.recompilation import BoundedCompile
 from ratchet.workloads.step import ATTENTION_BACKENDS
@@ -71,7 +71,7 @@ class ModuleCall:
         ):
             return written(*arguments, **named)
         function = self.compiled or written
-        if self._config.precision == "fp32":
+        if self._config.precision not in AUTOCAST:
             with self._place():
                 return function(*arguments, **named)
         own = torch.is_autocast_enabled(self._device_type) or _computes_in_bf16(module)
