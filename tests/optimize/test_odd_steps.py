@@ -97,6 +97,7 @@ def test_a_loss_that_is_not_finite_is_said_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("ratchet.workloads.bench.gemm_rate", lambda workload, config: 0.0)
     found = BenchArm(odd_steps.diverging(), []).bench(3)
     (line,) = found["warnings"]
+    assert found["loss"] is None
     assert line.startswith("the loss of odd is ") and "after 6 steps" in line
 
 
