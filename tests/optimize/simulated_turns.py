@@ -65,6 +65,8 @@ class World:
     """
     learns_worse: frozenset[str] = frozenset()
     """Precisions whose losses end twice as high."""
+    diverges: bool = False
+    """True if every loss is NaN."""
     wobble: float = 0.001
     """How far single steps lie from their time."""
     no_kernels: str | None = None
@@ -206,7 +208,8 @@ class MadeUpArm:
         elif method == "curve":
             takes_s = arguments["steps"] * min(SHRUNK_STEP_S, 0.2 * self.world.step_s)
             worse = self.config.precision in self.world.learns_worse
-            self._answer = [2.0 if worse else 1.0] * arguments["steps"]
+            loss = math.nan if self.world.diverges else 2.0 if worse else 1.0
+            self._answer = [loss] * arguments["steps"]
         elif method == "profile":
             takes_s *= 3 * arguments["steps"]
             self._answer = {"system_s": self.world.system * self.world.step_s}

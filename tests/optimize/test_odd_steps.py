@@ -51,7 +51,7 @@ def arm(name: str, config: StepConfig | None = None, *, is_random: bool = False)
         ("orthogonal", "AdamW", "", "fp32"),
         ("reentrant", "AdamW", "", "fp32"),
         ("sparse", "SGD", "a layer has sparse gradients", "fp32"),
-        ("sparse_adam", "SparseAdam, Adam", "", "fp32"),
+        ("sparse_adam", "SparseAdam+Adam", "", "fp32"),
         ("complex_filter", "AdamW", "a parameter is complex", "fp32"),
         ("double", "AdamW", "", "fp64"),
         ("bf16", "AdamW", "", "bf16"),
@@ -97,6 +97,7 @@ def test_a_loss_that_is_not_finite_is_said_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("ratchet.workloads.bench.gemm_rate", lambda workload, config: 0.0)
     found = BenchArm(odd_steps.diverging(), []).bench(3)
     (line,) = found["warnings"]
+    assert found["loss"] is None
     assert line.startswith("the loss of odd is ") and "after 6 steps" in line
 
 
@@ -116,6 +117,7 @@ def test_an_own_step_is_not_run_twice_from_one_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.compiler
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_a_compiled_own_step_draws_what_the_written_one_does(tmp_path: Path) -> None:
     """Dropout, noise and batch statistics are those of eager code while gradients are compared."""
     written = arm("noisy")
@@ -126,7 +128,6 @@ def test_a_compiled_own_step_draws_what_the_written_one_does(tmp_path: Path) -> 
     check = judge_gradients(*[tmp_path / "written"] * 2, tmp_path / "compiled")
     assert check.passed, check.detail
     assert compiled.describe()["graphs"] > 0
-    assert compiled._step.optimizer.param_groups[0]["fused"]  # type: ignore[union-attr]
     norms = [one._step.model.norm for one in (written, compiled)]
     for name in ("running_mean", "running_var", "num_batches_tracked"):
         torch.testing.assert_close(*(getattr(norm, name) for norm in norms))

@@ -34,3 +34,9 @@ def test_the_arithmetic_is_kept_where_both_learn_worse(tmp_path: Path) -> None:
     outcome = run(world("bf16_master", "bf16_autocast"), tmp_path, BUDGET_S)
     assert outcome.recipe.config.precision == "fp32"
     assert any("bf16 was dropped" in one for one in outcome.result.warnings)
+
+
+def test_a_step_that_diverges_keeps_its_arithmetic(tmp_path: Path) -> None:
+    outcome = run(World(ceilings=CEILINGS, factors=FACTORS, diverges=True), tmp_path, BUDGET_S)
+    assert outcome.recipe.config.precision == "fp32"
+    assert any("loss is not finite" in one for one in outcome.result.warnings)

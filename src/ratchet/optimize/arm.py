@@ -124,11 +124,11 @@ class StepArm:
             )
         if autocast and self._workload.train_step is not None:
             raise WorkloadError("a train_step may carry state: start an arm of that precision")
-        compiled = self._config.compile_mode is not None and not autocast
-        with (
-            seeded(0, place(self._workload.device)),
-            eager_draws(needed=self._is_random and compiled),
-        ):
+        compiled, device = self._config.compile_mode is not None, place(self._workload.device)
+        if self._workload.train_step is not None:
+            with seeded(0, device):
+                self._step.forward_backward(self._batches[0])  # the first call runs as written
+        with seeded(0, device), eager_draws(needed=self._is_random and compiled and not autocast):
             loss = self._backward(autocast)
         found = self._step.gradients()
         write_gradients(found, Path(path))
@@ -168,17 +168,25 @@ class StepArm:
 
         report = getattr(self._step, "install_report", None)
         dynamo = sys.modules.get("torch._dynamo.utils")  # not imported where nothing is compiled
-        stats = dynamo.counters["stats"] if dynamo else {}
+        graphs = dynamo.counters["stats"]["unique_graphs"] if dynamo else 0
         return {
             "peak_memory_bytes": peak_memory_bytes(self._workload.device),
             "fallbacks": dict(registry.fallbacks),
             "region_calls": dict(op.calls),
             "compiled_graphs": dynamo.counters["inductor"]["fxgraph_cache_miss"] if dynamo else 0,
-            "graphs": stats.get("unique_graphs", 0),
+            "graphs": graphs,
             "installed": dict(report.installed) if report is not None else {},
             "declined": [list(pair) for pair in report.declined] if report is not None else [],
             "loss": float(self._loss.detach()) if self._loss is not None else None,
+            "notes": self._notes(graphs),
         }
+
+    def _notes(self, graphs: int) -> list[str]:
+        """Return what a person should know of how the step runs."""
+        own = self._step.own_notes
+        if self._config.compile_mode is None or graphs or own or not self._next:
+            return own
+        return ["torch.compile made no graph of the step: it runs uncompiled"]
 
     def sites(self, precision: str) -> list[dict[str, Any]]:
         """Return the call sites that the library's kernels could take in a precision (JSON).

@@ -41,11 +41,14 @@ class BenchArm:
         from ratchet.workloads.bench import WARMUP_STEPS, bench
 
         found = bench(self._workload, self._workload.as_written(), steps)
-        warnings = list(self._warnings)
+        result = {**asdict(found), "warnings": list(self._warnings)}
         if not math.isfinite(found.loss):
             ran = steps + WARMUP_STEPS
-            warnings.append(f"the loss of {found.workload} is {found.loss} after {ran} steps")
-        return {**asdict(found), "warnings": warnings}
+            result["loss"] = None  # JSON has no NaN
+            result["warnings"].append(
+                f"the loss of {found.workload} is {found.loss} after {ran} steps"
+            )
+        return result
 
 
 def make_bench(*, workload: str, options: dict[str, Any]) -> BenchArm:

@@ -29,12 +29,23 @@ def _backward_flops(
     return int(sdpa_backward_flop(grad.shape, query.shape, key.shape, value.shape))
 
 
-CPU_ATTENTION: dict[Any, Any] = {
+def _lstm_flops(x: Any, inner: Any, recurrent: Any, *args: Any, out_val: Any, **kw: Any) -> int:
+    steps = x.numel() // x.shape[-1]
+    return int(2 * steps * (inner.numel() + recurrent.numel()))
+
+
+def _lstm_backward_flops(*args: Any, out_val: Any, **kw: Any) -> int:
+    return 2 * _lstm_flops(*args, out_val=out_val, **kw)
+
+
+CPU_FUSED: dict[Any, Any] = {
     aten._scaled_dot_product_flash_attention_for_cpu: _forward_flops,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward_flops,
+    aten.mkldnn_rnn_layer: _lstm_flops,
+    aten.mkldnn_rnn_layer_backward: _lstm_backward_flops,
 }
-"""Formulas for the CPU's fused attention, whose products torch counts only on CUDA."""
-for _formula in CPU_ATTENTION.values():
+"""Formulas for the CPU's fused attention and LSTM, whose products torch does not count."""
+for _formula in CPU_FUSED.values():
     _formula._get_raw = True
 
 _counted: WeakKeyDictionary[Workload, int] = WeakKeyDictionary()
@@ -92,7 +103,7 @@ def _counting(run: Callable[[], object]) -> int:
     with warnings.catch_warnings():
         # The counter sees through torch.jit, which torch itself has deprecated.
         warnings.simplefilter("ignore", DeprecationWarning)
-        counter = FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
+        counter = FlopCounterMode(display=False, custom_mapping=CPU_FUSED)
         counter.mod_tracker = _NoModules()  # type: ignore[assignment]
         with counter:
             run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,10 +21,22 @@ Install = Callable[[BatchStep, nn.Module, Sequence[Optimizer]], BatchStep]
 """Returns the step as a config runs it; it may change the optimizers' updates in place."""
 
 
+@dataclass(frozen=True, slots=True)
+class ScriptStep:
+    """The `train_step` of a script whose step holds its model and its optimizers."""
+
+    step: BatchStep
+
+    def __call__(self, model: nn.Module, batch: Any, optimizers: Any) -> Any:
+        return self.step(batch)
+
+
 def own_step(workload: Workload, optimizers: Mapping[str, Optimizer]) -> BatchStep:
     """Return the workload's `train_step` over its optimizers and its carried state."""
     train_step, model = workload.train_step, workload.model
     assert train_step is not None, "the workload has a loss"
+    if isinstance(train_step, ScriptStep):
+        return train_step.step
     given: Any = optimizers if workload.optimizers is not None else optimizers[ALONE]
     if workload.state is None:
         return lambda batch: train_step(model, batch, given)

@@ -107,6 +107,11 @@ class TrainingStep:
         """Return the first optimizer."""
         return next(iter(self.optimizers.values()))
 
+    @property
+    def own_notes(self) -> list[str]:
+        """What was said of how a `train_step` runs by its config."""
+        return list(getattr(self._own, "notes", ()))
+
     def __call__(self, batch: Any) -> Tensor:
         """Run one whole step and return the detached loss, a scalar.
 

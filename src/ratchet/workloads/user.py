@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from ratchet.errors import WorkloadError
 from ratchet.workloads.blame import blamed_on
 from ratchet.workloads.names import user_file, user_function
+from ratchet.workloads.own_step import ScriptStep
 from ratchet.workloads.request import Request
 from ratchet.workloads.trainer import is_trainer, trainer_workload
 from ratchet.workloads.workload import ALONE, Workload
@@ -134,7 +135,7 @@ def from_script(parts: tuple[Any, ...], spec: str) -> Workload:
         name=spec,
         model=model,
         batch=batch,
-        train_step=lambda model, batch, optimizers: step(batch),
+        train_step=ScriptStep(step),
         optimizers={name: partial(_same, one) for name, one in optimizers.items()},
         device=str(devices[0]) if devices else "cpu",
     )

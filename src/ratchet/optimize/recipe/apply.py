@@ -66,8 +66,7 @@ def apply(
     if device is None:
         return build(workload, StepConfig())
     fits.check_model(loaded, workload.model)
-    written = workload.optimizer(workload.model.parameters())
-    fits.check_optimizers(loaded, workload.model, (written,))
+    fits.check_optimizers(loaded, workload.model, tuple(workload.make_optimizers().values()))
     config = _with_kernels(loaded, loaded.config, device, ledger=ledger, strict=strict)
     return build(workload, config)
 

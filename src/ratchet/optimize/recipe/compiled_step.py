@@ -28,7 +28,7 @@ from ratchet.optimize.recipe.module_calls import (
 )
 from ratchet.optimize.recipe.own_optimizer import install_optimizer
 from ratchet.optimize.recipe.slots import Attribute, Implementation, Slot, StepOutOfGraphs, filled
-from ratchet.workloads.config import StepConfig
+from ratchet.workloads.config import AUTOCAST, StepConfig
 from ratchet.workloads.lowered import lowered_forward
 from ratchet.workloads.recompilation import BoundedCompile, numbers_of
 from ratchet.workloads.step import mode_options
@@ -51,9 +51,17 @@ class Script:
 class CompiledStep:
     """A script's step as a recipe runs it."""
 
-    def __init__(self, script: Script, config: StepConfig, device_type: str) -> None:
+    def __init__(
+        self,
+        script: Script,
+        config: StepConfig,
+        device_type: str,
+        install: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Run `script` by `config`; `install` are the options that install its kernels."""
         self.script = script
         self._config = config
+        self._install_kernels = install
         self._device_type = device_type
         self._thread: int | None = None
         self._running = False
@@ -86,6 +94,11 @@ class CompiledStep:
         others = self._seen.optimizers if self._seen is not None else []
         given = self.script.optimizers
         return (*given, *(one for one in others if not any(one is own for own in given)))
+
+    @property
+    def notes(self) -> list[str]:
+        """What was said of how the step runs."""
+        return sorted(self._told)
 
     @property
     def precision(self) -> str:
@@ -125,7 +138,7 @@ class CompiledStep:
                 result = self.script.step(*arguments, **named)
             else:
                 stack.enter_context(attention(self._config))
-                if self._config.precision != "fp32":
+                if self._config.precision in AUTOCAST:
                     stack.enter_context(self._autocast())
                 result = self._whole(*arguments, **named)
         if self._whole is not None and self._whole.recompilations >= MOST_RECOMPILATIONS:
@@ -139,7 +152,7 @@ class CompiledStep:
 
     def _install(self, seen: Seen) -> None:
         """Prepare everything that the recipe puts in place while the step runs."""
-        options = compile_options(self._config)
+        options = self._options()
         if seen.twice and options is not None:
             self._tell(
                 "the step differentiates gradients (create_graph=True), which torch.compile cannot "
@@ -201,7 +214,10 @@ class CompiledStep:
         self._whole = None
         self._slots = [one for one in self._slots if one not in self._lowered]
         self._tell_of_modules(why)
-        self._install_modules(self._seen, compile_options(self._config))
+        self._install_modules(self._seen, self._options())
+
+    def _options(self) -> dict[str, Any] | None:
+        return compile_options(self._config, self._install_kernels)
 
     def _tell_of_modules(self, why: str) -> None:
         assert self._seen is not None
@@ -285,11 +301,17 @@ def install_update(optimizer: Optimizer, config: StepConfig) -> None:
         Implementation(optimizer, config.optimizer).fill()
 
 
-def compile_options(config: StepConfig) -> dict[str, Any] | None:
-    """Return the options of torch.compile; None if the recipe compiles nothing."""
+def compile_options(
+    config: StepConfig, install: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
+    """Return the options of torch.compile; None if the recipe compiles nothing.
+
+    `install` are those that install the kernels, if they are made already.
+    """
     if config.compile_mode is None:
         return None
-    return {**mode_options(config.compile_mode), **install_options(config.kernels)}
+    kernels = install_options(config.kernels) if install is None else install
+    return {**mode_options(config.compile_mode), **kernels}
 
 
 def kernel_slot(optimizer: Optimizer, config: StepConfig) -> Attribute:

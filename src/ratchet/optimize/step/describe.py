@@ -34,7 +34,7 @@ def describe_workload(step: TrainingStep, batch: Any) -> dict[str, Any]:
         "trainable_bytes": sum(p.numel() * p.element_size() for p in parameters),
         "tokens_per_batch": counted.per_step,
         "optimizer_is_adamw": [type(one) for one in made] == [torch.optim.AdamW],
-        "optimizer": ", ".join(type(one).__name__ for one in made),
+        "optimizer": "+".join(type(one).__name__ for one in made),
         "why_not_fused": why_not_fused(made, step.model),
         "own_step": workload.train_step is not None,
         "model": signature_of(workload.model).model_dump(),

@@ -231,7 +231,7 @@ def _run(turn: Turn, description: dict[str, Any], started_at: str) -> Outcome:
     kept = keep(found, search.prover)
     told = kept.proof.descriptions.get(kept.recipe.key())
     if told is not None:
-        for warning in never_called(kept.recipe, told):
+        for warning in [*told.get("notes", ()), *never_called(kept.recipe, told)]:
             turn.warn(warning)
     after = steering.profile(kept.recipe, "after")
     turn.close_arms()

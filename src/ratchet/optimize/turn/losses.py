@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
+from ratchet.errors import JudgeError
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.steps.numerics import judge_losses
 from ratchet.optimize.arm import SHRUNK_FACTORY
@@ -34,7 +35,10 @@ def compare_losses(turn: Turn, baseline: Candidate, candidate: Candidate) -> Los
             for key, curve in _curves(turn, both, arms, seed).items():
                 curves[key].append(curve)
     before, after = curves[baseline.key()], curves[candidate.key()]
-    check = judge_losses(baseline=before, candidate=after)
+    try:
+        check = judge_losses(baseline=before, candidate=after)
+    except JudgeError as error:  # the step as written diverges
+        return LossResult(passed=False, baseline=before, candidate=after, detail=str(error))
     detail = f"{settings.loss_seeds} seeds, {settings.loss_steps} steps: {check.detail}"
     return LossResult(passed=check.passed, baseline=before, candidate=after, detail=detail)
 
