@@ -94,12 +94,14 @@ def train(
     return losses
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--recipe", help="the recipe.json that `ratchet optimize` wrote")
     parser.add_argument("--resume", type=Path, help="a folder that an earlier run saved")
-    given = parser.parse_args()
-    losses = train(given.recipe, resume=given.resume, save=(60, Path("accelerate-out")))
+    parser.add_argument("--steps", type=int, default=60)
+    given = parser.parse_args(words)
+    save = (given.steps, Path("accelerate-out"))
+    losses = train(given.recipe, steps=given.steps, resume=given.resume, save=save)
     print(f"loss {losses[0]:.3f}, then {losses[-1]:.3f}; state in accelerate-out")
 
 

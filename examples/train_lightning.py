@@ -1,4 +1,4 @@
-"""A LightningModule, with and without Ratchet: a recurrent-free character model of Python source.
+"""A LightningModule, with and without Ratchet: a character model of Python source text.
 
 python examples/train_lightning.py                              train as written
 python examples/train_lightning.py --recipe recipe.json         train with a recipe
@@ -82,8 +82,8 @@ class Lit(L.LightningModule):
         }
 
 
-def train(callbacks: list[L.Callback], **changes: object) -> Lit:
-    """Train a module; `changes` are further arguments of Lightning's Trainer."""
+def train(callbacks: list[L.Callback], checkpoint: Path | None = None, **changes: object) -> Lit:
+    """Train a module, from a checkpoint if there is one; `changes` are arguments of the Trainer."""
     settings: dict[str, object] = {
         "max_steps": STEPS,
         "val_check_interval": 0.5,
@@ -97,16 +97,17 @@ def train(callbacks: list[L.Callback], **changes: object) -> Lit:
     module = Lit()
     trainer = L.Trainer(callbacks=callbacks, **{**settings, **changes})
     data = DataLoader(rows("argparse"), batch_size=8, shuffle=True, drop_last=True)
-    trainer.fit(module, data, DataLoader(rows("bisect"), batch_size=8))
+    trainer.fit(module, data, DataLoader(rows("bisect"), batch_size=8), ckpt_path=checkpoint)
     return module
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--recipe", help="the recipe.json that `ratchet optimize` wrote")
-    recipe = parser.parse_args().recipe
-    callbacks = [ratchet.lightning_callback(recipe=recipe)] if recipe else []
-    module = train(callbacks)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    given = parser.parse_args(words)
+    callbacks = [ratchet.lightning_callback(recipe=given.recipe)] if given.recipe else []
+    module = train(callbacks, max_steps=given.steps)
     print(f"loss {module.losses[0]:.3f}, then {module.losses[-1]:.3f}")
 
 

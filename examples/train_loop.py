@@ -128,20 +128,21 @@ def train(run: Run, recipe: object = None, steps: int = STEPS) -> list[float]:
     losses = []
     while run.done < steps:
         losses.append(step(run.micro_batches()).item())
-        if run.done % 20 == 0:
+        if run.done % 20 == 0 or run.done == steps:
             print(f"step {run.done:3d}  loss {losses[-1]:.3f}  held out {run.evaluate():.3f}")
     return losses
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--recipe", help="the recipe.json that `ratchet optimize` wrote")
     parser.add_argument("--resume", type=Path, help="a checkpoint that an earlier run saved")
-    given = parser.parse_args()
+    parser.add_argument("--steps", type=int, default=STEPS)
+    given = parser.parse_args(words)
     run = Run()
     if given.resume is not None:
         run.load_state(torch.load(given.resume))
-    train(run, given.recipe, steps=run.done + STEPS)
+    train(run, given.recipe, steps=run.done + given.steps)
     torch.save(run.state(), "loop-out.pt")
 
 

@@ -70,12 +70,13 @@ def make_trainer(
     )
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--recipe", help="the recipe.json that `ratchet optimize` wrote")
-    recipe = parser.parse_args().recipe
-    callbacks = [ratchet.trainer_callback(recipe=recipe)] if recipe else []
-    trainer = make_trainer(callbacks=callbacks)
+    parser.add_argument("--steps", type=int, default=60)
+    given = parser.parse_args(words)
+    callbacks = [ratchet.trainer_callback(recipe=given.recipe)] if given.recipe else []
+    trainer = make_trainer(callbacks=callbacks, max_steps=given.steps)
     trainer.train()
     print(trainer.evaluate())
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import Device
@@ -122,6 +123,7 @@ def compile(
         for one in optimizers:
             install_update(one, config)
         compile_module(step, config, device.kind)
+        _take_up(optimizer)
         return step
     script = Script(step=step, model=trained, optimizers=optimizers)
     own = CompiledStep(script, config, device.kind)
@@ -134,6 +136,12 @@ def compile(
         return runner(*arguments, **named)
 
     return compiled  # type: ignore[return-value]
+
+
+def _take_up(optimizer: object) -> None:
+    """Show accelerate's wrapper the new step: with a GradScaler, it keeps the one of `prepare`."""
+    if getattr(optimizer, "scaler", None) is not None and isinstance(optimizer, Optimizer):
+        optimizer.__setstate__({})
 
 
 def _device_here(recipe: Recipe, model: nn.Module, *, strict: bool) -> Device | None:
