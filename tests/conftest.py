@@ -86,6 +86,8 @@ MORE_EXAMPLES = (
     "test_a_model_that_raises_is_refused_by_its_error[IN_GET_INPUTS]",
     "test_a_script_that_is_wrong[x = = 1",
     "test_one_kernel_alone[rms_norm]",
+    "test_one_kernel_alone[rope]",
+    "test_one_kernel_alone[attention]",
     "test_a_shrunk_copy_is_small_and_its_seed_counts[bert",
     "test_a_shrunk_copy_is_small_and_its_seed_counts[moe",
     "test_a_family_learns_in_bf16[bf16_master-moe",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,11 +26,23 @@ NEEDED = {
 ISAS = tuple(NEEDED)
 
 
+@functools.cache
+def flags() -> set[str]:
+    """What the processor says that it can do (Linux)."""
+    on_linux = platform.system() == "Linux"
+    return set(Path("/proc/cpuinfo").read_text().split()) if on_linux else set()
+
+
+def variant_of(isa: str, *others: object) -> Any:
+    """A parameter; between the plainest code and the processor's widest, only of the long tier."""
+    widest = next((one for one in ("avx512_bf16", "avx512", "avx2") if NEEDED[one] <= flags()), "")
+    marks = () if isa in ("portable", "amx", widest) else (pytest.mark.thorough,)
+    return pytest.param((isa, *others) if others else isa, marks=marks)
+
+
 def require(isa: str) -> None:
     """Skip where the processor lacks what `isa` is compiled to."""
-    info = Path("/proc/cpuinfo")
-    flags = set(info.read_text().split()) if platform.system() == "Linux" else set()
-    missing = NEEDED[isa] - flags
+    missing = NEEDED[isa] - flags()
     if missing:
         pytest.skip(f"this processor has no {', '.join(sorted(missing))}")
 

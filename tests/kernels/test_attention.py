@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ from ratchet.kernels.library import LIBRARY, WorkloadShapes, registry
 from ratchet.kernels.library.attention import ENTRIES
 from ratchet.kernels.library.attention_reference import attention_backward, attention_forward
 from ratchet.kernels.library.sources import make_kernels
+
+sys.path.insert(0, str(Path(__file__).parent))
+import gemm_variants
 
 pytestmark = pytest.mark.compiler
 
@@ -58,17 +62,16 @@ MORE_SIZES = (
 )
 
 
-def cpu_flags() -> set[str]:
-    """What the CPU says that it can do (Linux)."""
-    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    return set(line.split())
-
-
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=gemm_variants.variant_of(isa).marks)
+        for name, (isa, _) in VARIANTS.items()
+    ],
+)
 def variant(request: pytest.FixtureRequest, compiled: Path) -> Iterator[str]:
     name: str = request.param
-    if name in NEEDS and NEEDS[name] not in cpu_flags():
+    if name in NEEDS and NEEDS[name] not in gemm_variants.flags():
         pytest.skip(f"this CPU has no {NEEDS[name]}")
     isa, schedule = VARIANTS[name]
     for entry in ENTRIES:

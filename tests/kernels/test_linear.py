@@ -29,7 +29,7 @@ SIZES = [
 DTYPES = [(torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float32,) * 2]
 
 
-@pytest.fixture(params=gemm_variants.ISAS)
+@pytest.fixture(params=map(gemm_variants.variant_of, gemm_variants.ISAS))
 def variant(request: pytest.FixtureRequest, compiled: Path) -> Iterator[str]:
     gemm_variants.require(request.param)
     with gemm_variants.activated(linear.kernels(request.param), compiled):

@@ -26,8 +26,11 @@ DTYPES = {
     "fp32": (torch.float32, torch.float32),
 }
 VARIANTS = [
-    *((isa, room.ENTRY) for isa in gemm_variants.ISAS),
-    *((isa, room.ROWS_ENTRY) for isa in ("portable", "avx2", "avx512", "avx512_bf16")),
+    *(gemm_variants.variant_of(isa, room.ENTRY) for isa in gemm_variants.ISAS),
+    *(
+        gemm_variants.variant_of(isa, room.ROWS_ENTRY)
+        for isa in ("portable", "avx2", "avx512", "avx512_bf16")
+    ),
 ]
 
 

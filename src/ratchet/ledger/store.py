@@ -264,7 +264,7 @@ class Ledger:
         """
         fingerprint = self.turn(turn).fingerprint
         rows = [
-            {**_stamp(fingerprint), "turn": turn, "purpose": purpose, **asdict(sample)}
+            {**_stamp(fingerprint), "turn": turn, "purpose": purpose, **sample.as_json()}
             for sample in samples
         ]
         self._insert(schema.measurements, rows)

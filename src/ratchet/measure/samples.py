@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,10 @@ class Sample:
     iterations: int
     wall_time_s: float
     cpu_time_s: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def checked(sample: Sample) -> Sample:

@@ -64,10 +64,15 @@ def below() -> set[int]:
     return set(families._descendants(os.getpid())) - {os.getpid()}
 
 
+@pytest.fixture(scope="module")
+def zygotes(judge: KernelJudge) -> None:
+    """Those of the compiler run, and stay."""
+    judge.judge(given.cpp(given.HONEST), small(), time_limit_s=1e-3)
+
+
 @pytest.fixture
-def others(judge: KernelJudge) -> Callable[[], set[int]]:
+def others(judge: KernelJudge, zygotes: None) -> Callable[[], set[int]]:
     """What came to run since, beside the reference worker, and still runs after five seconds."""
-    judge.judge(given.cpp(given.HONEST), given.problem())  # its compiler's zygotes stay
     # The reference worker forks its rivals' zygote as it starts; both stay.
     _, handed = judge._worker().ask_for_memory(timeout_s=60, do="zygote")
     close_descriptors(handed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ def compose(
         profile_after=after,
         gradients=_gradients(turn, baseline, kept.recipe),
         losses=found.losses_of(found.best.best),
-        samples=[asdict(sample) for sample in proof.samples()],
+        samples=[sample.as_json() for sample in proof.samples()],
         compile=_compile_cost(timed),
         paste=paste_lines(kept.recipe, paths.recipe),
         paths=paths,

@@ -207,7 +207,7 @@ class Prover:
         return {
             "estimate_s": estimate_s,
             "least_s": turn.elapsed_s - began_s - further_s,
-            "samples": [asdict(sample) for sample in trial.samples],
+            "samples": [sample.as_json() for sample in trial.samples],
             "processes": names,
             "descriptions": trial.descriptions,
             "setup_s": trial.setup_time_s,

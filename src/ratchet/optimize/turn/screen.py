@@ -227,7 +227,7 @@ def _screen(
         worst_parameter=worst[0],
         worst_ratio=worst[1],
         unused=unused_regions(challenger, arm.describe()),
-        samples=[asdict(one) for one in samples],
+        samples=[one.as_json() for one in samples],
         processes={one.name: one.identity for one in (base, arm)},
         ways={base.name: incumbent.key(), arm.name: challenger.key()},
     )

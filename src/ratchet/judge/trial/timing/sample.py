@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import secrets
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -57,7 +57,7 @@ class CaseTiming:
 
     def as_json(self) -> list[TimedSample]:
         """The samples as the verdict keeps them."""
-        return [TimedSample(case=self.name, **asdict(sample)) for sample in self.samples]
+        return [TimedSample(case=self.name, **sample.as_json()) for sample in self.samples]
 
 
 def time_case(
