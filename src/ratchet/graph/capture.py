@@ -23,7 +23,7 @@ from ratchet.kernels.problem import Problem
 from ratchet.workloads.blame import batch_of
 from ratchet.workloads.config import AUTOCAST, StepConfig
 from ratchet.workloads.own_step import BatchStep, untraced
-from ratchet.workloads.step import TrainingStep, compiled_loss
+from ratchet.workloads.step import TrainingStep, compiled_loss, copies_for
 from ratchet.workloads.workload import Workload
 
 __all__ = ["CapturedSite", "capture", "problems_for"]
@@ -46,10 +46,10 @@ def capture(workload: Workload, config: StepConfig) -> list[CapturedSite]:
         if workload.train_step is not None:
             run_own_step(workload, eager, batch_of(workload, 0), backend)
         else:
-            loss_of = compiled_loss(workload, eager)
-            torch.compile(loss_of, backend=backend, dynamic=False)(
-                workload.model, workload.batch(0)
-            )
+            traced = torch.compile(compiled_loss(workload, eager), backend=backend, dynamic=False)
+            copies = copies_for(workload, config)
+            with copies.in_place() if copies else nullcontext():
+                traced(workload.model, workload.batch(0))
     return [*merge_sites(report.sites), *_update_sites(workload)]
 
 

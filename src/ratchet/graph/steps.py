@@ -102,4 +102,4 @@ def kernel_adamw(step: TrainingStep) -> WeightUpdate:
             f"{names}: choose as_written, foreach or fused"
         )
     gradients: Afterwards = "zero" if step.config.preallocate else "drop"
-    return AdamWUpdate(written, step.workload.clip_norm, gradients)
+    return AdamWUpdate(written, step.workload.clip_norm, gradients, step.copies)

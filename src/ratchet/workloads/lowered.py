@@ -89,7 +89,7 @@ class LoweredWeights(TorchFunctionMode):
         if func in LOOKUPS and self._acts():
             weight = args[1] if len(args) > 1 else named.get("weight")
             found = func(*args, **named)
-            return found.bfloat16() if _is_weight(weight) else found
+            return found.bfloat16() if is_weight(weight) else found
         if func in READERS and self._acts():
             return func(*_lowered(args), **{key: _lower(value) for key, value in named.items()})
         return func(*args, **named)
@@ -128,7 +128,8 @@ def mixed_precision(precision: str, device_type: str) -> Iterator[None]:
             yield
 
 
-def _is_weight(value: object) -> bool:
+def is_weight(value: object) -> bool:
+    """Return True for what is read as bf16: a trained fp32 parameter of two or more dimensions."""
     return (
         isinstance(value, nn.Parameter)
         and value.requires_grad
@@ -140,7 +141,7 @@ def _is_weight(value: object) -> bool:
 def _lower(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(_lower(one) for one in value)
-    return value.bfloat16() if _is_weight(value) else value
+    return value.bfloat16() if is_weight(value) else value
 
 
 def _lowered(values: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Final, Protocol
 
 import torch
@@ -20,6 +20,7 @@ from ratchet.workloads import process
 from ratchet.workloads.blame import blamed_on, blamed_step
 from ratchet.workloads.checkpointing import apply_checkpointing
 from ratchet.workloads.config import AUTOCAST, StepConfig
+from ratchet.workloads.copies import WeightCopies
 from ratchet.workloads.lowered import mixed_precision
 from ratchet.workloads.own_step import (
     BatchStep,
@@ -77,6 +78,7 @@ class TrainingStep:
         self.optimizers: dict[str, Optimizer | WeightUpdate]
         self._own: BatchStep | None = None
         self._kept: dict[str, Tensor] = {}
+        self.copies: WeightCopies | None = None
         if workload.train_step is not None:
             self._take_own(install)
             return
@@ -84,6 +86,7 @@ class TrainingStep:
             raise ValueError("optimizer 'kernel' and optimizer_factory go together")
         self.parameters = workload.trained()
         self.loss = compiled_loss(workload, config, compile_options)
+        self.copies = copies_for(workload, config)
         if optimizer_factory is not None:
             self.optimizers = {ALONE: optimizer_factory(self)}
         else:
@@ -139,9 +142,11 @@ class TrainingStep:
         return torch.stack([self._backward(one, count) for one in batch]).mean()
 
     def _backward(self, batch: Any, count: int) -> Tensor:
-        with self._entered():
+        with self._entered(), self.copies.in_place() if self.copies else nullcontext():
             loss = self.loss(self.model, self._given(batch))
             torch.autograd.backward(loss if count == 1 else loss / count)
+        if self.copies and self.config.optimizer != "kernel":
+            self.copies.hand_over()
         return loss.detach()
 
     def update(self) -> None:
@@ -167,10 +172,10 @@ class TrainingStep:
 
     def gradients(self) -> dict[str, Tensor]:
         """Return gradients by parameter name after `forward_backward`; zeros where missing."""
-        found = {
-            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            for name, parameter in self.parameters.items()
-        }
+        found = {}
+        for name, parameter in self.parameters.items():
+            read = self.copies.read_by(parameter) if self.copies else parameter
+            found[name] = torch.zeros_like(parameter) if read.grad is None else read.grad
         return {name: self._kept.get(name, gradient) for name, gradient in found.items()}
 
     @contextmanager
@@ -222,7 +227,10 @@ def raised(batch: Any) -> Any:
 def compiled_loss(
     workload: Workload, config: StepConfig, options: Mapping[str, Any] | None = None
 ) -> Callable[[nn.Module, Any], Tensor]:
-    """Return the workload's loss at the config's precision, compiled if the config asks for it."""
+    """Return the workload's loss at the config's precision, compiled if the config asks for it.
+
+    For `bf16_master` it runs inside `copies_for(workload, config).in_place()`, where there are any.
+    """
     assert workload.loss is not None, "the workload has a train_step"
     device_type = workload.device.split(":")[0]
 
@@ -233,13 +241,24 @@ def compiled_loss(
         computed = BoundedCompile(workload.loss, compile_options)
     if config.precision not in AUTOCAST:
         return computed
+    precision = config.precision if workload.accumulate > 1 else "bf16_autocast"
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         # Outside of the graph: torch's cache of differentiated graphs takes none that enters it.
-        with mixed_precision(config.precision, device_type):
+        with mixed_precision(precision, device_type):
             return computed(model, batch)
 
     return loss
+
+
+def copies_for(workload: Workload, config: StepConfig) -> WeightCopies | None:
+    """Return the bf16 copies that the step of a workload with a `loss` runs on; None without.
+
+    A step that accumulates adds its gradients up in fp32, so it casts weights in its graphs.
+    """
+    if config.precision != "bf16_master" or workload.accumulate > 1:
+        return None
+    return WeightCopies(workload.model)
 
 
 def mode_options(mode: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from ratchet.graph.regions.region import Direction
 from ratchet.workloads.backward import gradients_of
 from ratchet.workloads.checkpointing import apply_checkpointing
 from ratchet.workloads.config import StepConfig
-from ratchet.workloads.step import ATTENTION_BACKENDS, compiled_loss
+from ratchet.workloads.step import ATTENTION_BACKENDS, compiled_loss, copies_for
 from ratchet.workloads.workload import Workload
 
 LONG_S = 10.0
@@ -109,7 +109,14 @@ def _compiled(
         return lambda batch: run_own_step(workload, eager, batch, backend)
     step = torch.compile(compiled_loss(workload, eager), backend=backend, dynamic=False)
     trained = [p for p in model.parameters() if p.requires_grad]
-    return lambda batch: gradients_of(step(model, batch), trained)
+    copies = copies_for(workload, config)
+
+    def run(batch: Any) -> object:
+        with copies.in_place() if copies else nullcontext():
+            read = [copies.read_by(p) for p in trained] if copies else trained
+            return gradients_of(step(model, batch), read)
+
+    return run
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -35,12 +35,23 @@ _OF_TORCH: Final = ("amsgrad", "maximize", "differentiable", "capturable")
 """Settings of a group that only torch's own update knows."""
 
 
+class Copies(Protocol):
+    """bf16 copies of parameters that forward reads in their place (`ratchet.workloads.copies`)."""
+
+    def read_by(self, parameter: nn.Parameter) -> nn.Parameter: ...
+
+    def rounded(self, parameters: Iterable[nn.Parameter]) -> None: ...
+
+    def hand_over(self) -> None: ...
+
+
 @torch.no_grad()
 def step_adamw(
     optimizer: torch.optim.AdamW,
     *,
     clip_norm: float | None = None,
     gradients: Afterwards = "keep",
+    copies: Copies | None = None,
 ) -> None:
     """Update the parameters of a torch.optim.AdamW once, by the kernel where that is possible.
 
@@ -48,24 +59,28 @@ def step_adamw(
     torch.nn.utils.clip_grad_norm_. The state has torch's layout (step, exp_avg, exp_avg_sq). The
     kernel takes dense fp32 parameters; torch's own update takes the others, and all of them in a
     group with amsgrad, maximize, differentiable or capturable. Parameters may be DTensors (FSDP2):
-    the update works on local shards, and the norm spans the mesh.
+    the update works on local shards, and the norm spans the mesh. With `copies`, the gradient of a
+    parameter that has a copy is the copy's, and the new value is rounded into the copy.
     """
-    found = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    work = [(group, _taken(group)) for group in optimizer.param_groups]
+    if copies is not None and not all(_is_for_kernel(group) for group in optimizer.param_groups):
+        copies.hand_over()
+    work = [(group, _taken(group, copies)) for group in optimizer.param_groups]
+    held = [one for group in optimizer.param_groups for one in group["params"]]
+    found = [read for p in held if (read := _read_by(p, copies)).grad is not None]
     taken = {id(parameter) for _, own in work for parameter in own}
-    others = [parameter for parameter in found if id(parameter) not in taken]
+    others = [p for p in held if p.grad is not None and id(p) not in taken]
     coefficient = 1.0
     if clip_norm is not None and others:
         nn.utils.clip_grad_norm_(found, clip_norm)
     elif clip_norm is not None and found:
         coefficient = _coefficient(found, clip_norm)
     for group, own in work:
-        _update(optimizer, group, own, coefficient, zero=gradients == "zero")
+        _update(optimizer, group, own, coefficient, copies, zero=gradients == "zero")
     if others:
         _step_by_torch(optimizer, others)
     if gradients == "drop":
-        for parameter in found:
-            parameter.grad = None
+        for read in found:
+            read.grad = None
     elif gradients == "zero":
         for parameter in others:  # the kernel has zeroed the rest
             cast(Tensor, parameter.grad).zero_()
@@ -75,15 +90,25 @@ class AdamWUpdate:
     """The whole update of a training step by `step_adamw`: clip, step, clear the gradients."""
 
     def __init__(
-        self, optimizer: torch.optim.AdamW, clip_norm: float | None, gradients: Afterwards
+        self,
+        optimizer: torch.optim.AdamW,
+        clip_norm: float | None,
+        gradients: Afterwards,
+        copies: Copies | None,
     ) -> None:
         self.optimizer = optimizer
         self.clip_norm = clip_norm
         self.gradients = gradients
+        self.copies = copies
 
     def step(self) -> None:
         """Clip, update, clear the gradients."""
-        step_adamw(self.optimizer, clip_norm=self.clip_norm, gradients=self.gradients)
+        step_adamw(
+            self.optimizer,
+            clip_norm=self.clip_norm,
+            gradients=self.gradients,
+            copies=self.copies,
+        )
 
 
 def is_scaled(optimizer: torch.optim.Optimizer) -> bool:
@@ -96,15 +121,25 @@ def step_by_torch(optimizer: torch.optim.Optimizer) -> None:
     inspect.unwrap(type(optimizer).step)(optimizer)
 
 
-def _taken(group: Mapping[str, Any]) -> list[nn.Parameter]:
+def _taken(group: Mapping[str, Any], copies: Copies | None) -> list[nn.Parameter]:
     """Return the parameters of a group that the kernel updates now."""
-    if any(group.get(setting) for setting in _OF_TORCH):
+    if not _is_for_kernel(group):
         return []
-    return [parameter for parameter in group["params"] if _is_taken(parameter)]
+    return [one for one in group["params"] if _is_taken(one, _read_by(one, copies).grad)]
 
 
-def _is_taken(parameter: nn.Parameter) -> bool:
-    grad = parameter.grad
+def _is_for_kernel(group: Mapping[str, Any]) -> bool:
+    return not any(group.get(setting) for setting in _OF_TORCH)
+
+
+def _read_by(parameter: nn.Parameter, copies: Copies | None) -> nn.Parameter:
+    """Return the parameter or its copy, whichever has the gradient."""
+    if copies is None or parameter.grad is not None:
+        return parameter
+    return copies.read_by(parameter)
+
+
+def _is_taken(parameter: nn.Parameter, grad: Tensor | None) -> bool:
     return (
         grad is not None
         and parameter.dtype == torch.float32
@@ -138,6 +173,7 @@ def _update(
     group: Mapping[str, Any],
     parameters: Iterable[nn.Parameter],
     coefficient: float,
+    copies: Copies | None,
     *,
     zero: bool,
 ) -> None:
@@ -145,13 +181,16 @@ def _update(
     for parameter in parameters:
         state = _state_of(optimizer, parameter)
         state["step"] += 1
-        by_step.setdefault(float(state["step"]), []).extend(_tensors(parameter, state))
+        own = _tensors(parameter, copies, state)
+        by_step.setdefault(float(state["step"]), []).extend(own)
     beta1, beta2 = (float(beta) for beta in group["betas"])
     lr, eps, decay = (float(group[key]) for key in ("lr", "eps", "weight_decay"))
     for step, tensors in by_step.items():
         scalars = (lr, beta1, beta2, eps, decay, step, coefficient, float(zero))
         if not registry.call("adamw_step", tensors, scalars):
             _composite(tensors, scalars)
+    if copies is not None:
+        copies.rounded(parameters)
 
 
 def _state_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
@@ -164,11 +203,15 @@ def _state_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict
     return state
 
 
-def _tensors(parameter: nn.Parameter, state: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _tensors(
+    parameter: nn.Parameter, copies: Copies | None, state: Mapping[str, Any]
+) -> tuple[Tensor, ...]:
     """Return the five local tensors of a parameter, in the order of the C interface."""
     weight = local_of(parameter.detach())
     moments = local_of(state["exp_avg"]), local_of(state["exp_avg_sq"])
-    return _lying_like(weight, parameter), *moments, weight, NO_TENSOR
+    grad = _lying_like(weight, _read_by(parameter, copies))
+    read = parameter if copies is None else copies.read_by(parameter)
+    return grad, *moments, weight, NO_TENSOR if read is parameter else read.detach()
 
 
 def _lying_like(weight: Tensor, parameter: nn.Parameter) -> Tensor:
