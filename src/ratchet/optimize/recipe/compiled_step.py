@@ -141,9 +141,9 @@ class CompiledStep:
                 if self._config.precision in AUTOCAST:
                     stack.enter_context(self._autocast())
                 result = self._whole(*arguments, **named)
+        self._tell_of_nothing_compiled()
         if self._whole is not None and self._whole.recompilations >= MOST_RECOMPILATIONS:
             self._leave_whole("it keeps recompiling for inputs of the same shapes")
-        self._tell_of_nothing_compiled()
         return result
 
     def _autocast(self) -> torch.autocast:
@@ -234,7 +234,8 @@ class CompiledStep:
         compiled = [one.compiled for one in self._modules if one.compiled is not None]
         if self._whole is not None:
             compiled = [self._whole]
-        if compiled and not any(one.graphs for one in compiled):
+        called = [one for one in compiled if one.calls]
+        if called and not any(one.graphs for one in called):
             self._tell(f"torch.compile made no graph of the step{_last_break()}")
 
     def _tell(self, what: str) -> None:
@@ -254,6 +255,8 @@ def why_not_whole(seen: Seen) -> str:
     for module in seen.modules:
         if recurrent := recurrent_in(module):
             return f"torch.compile does not take nn.{recurrent}"
+    if seen.draws:
+        return "it draws random numbers outside of its modules, which compiled code draws otherwise"
     if seen.numbers:
         return f"it changes a number that it keeps ({seen.numbers[0]})"
     return ""
