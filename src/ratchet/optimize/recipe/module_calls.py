@@ -6,6 +6,7 @@ and the signature of its `forward`, and copies and pickles of it do not carry th
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -26,6 +27,7 @@ from ratchet.workloads.step import ATTENTION_BACKENDS, mode_options
 
 log = logging.getLogger("ratchet")
 SLOT = "_compiled_call_impl"
+_COUNT = itertools.count()
 
 
 class ModuleCall:
@@ -178,7 +180,7 @@ def _entry_of(module: nn.Module) -> Callable[..., Any]:
     def call(*arguments: Any, **named: Any) -> Any:
         return module._call_impl(*arguments, **named)  # type: ignore[no-untyped-call]
 
-    name = f"call_{type(module).__name__}_{id(module):x}"
+    name = f"call_{next(_COUNT)}_{type(module).__name__}"
     call.__code__ = call.__code__.replace(co_name=name)
     return call
 
