@@ -132,6 +132,33 @@ def counts_in_a_dict() -> Script:
     return Script(model, optimizer, step, only_a_batch)
 
 
+def keeps_losses() -> Script:
+    model = net()
+    optimizer = adamw(model)
+    inner = trained(model, optimizer)
+    losses: list[float] = []
+
+    def step(x: Tensor) -> float:
+        losses.append(inner(x).item())
+        return sum(losses) / len(losses)
+
+    return Script(model, optimizer, step, only_a_batch)
+
+
+def keeps_tensors() -> Script:
+    """What grows is no number, so only torch.compile can tell."""
+    model = net()
+    optimizer = adamw(model)
+    inner = trained(model, optimizer)
+    losses: list[Tensor] = []
+
+    def step(x: Tensor) -> Tensor:
+        losses.append(inner(x))
+        return torch.stack(losses).mean()
+
+    return Script(model, optimizer, step, only_a_batch)
+
+
 def told_when_to_update() -> Script:
     model = net()
     optimizer = adamw(model)
@@ -305,6 +332,18 @@ def noise_and_an_average() -> Script:
             for kept, now in zip(average, model.parameters(), strict=True):
                 kept.lerp_(now, 0.1)
         return loss.detach() + average[0].mean()
+
+    return Script(model, optimizer, step, only_a_batch)
+
+
+def noise() -> Script:
+    """From torch's default generator; the model drops nothing out."""
+    model = net()
+    optimizer = adamw(model)
+    inner = trained(model, optimizer)
+
+    def step(x: Tensor) -> Tensor:
+        return inner(x + torch.randn_like(x) / 10)
 
     return Script(model, optimizer, step, only_a_batch)
 

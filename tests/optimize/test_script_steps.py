@@ -93,9 +93,12 @@ ONE_BY_ONE = {
     "schedule_in_the_step": "a number that it keeps (schedule.last_epoch)",
     "counts": "a number that it keeps (calls)",
     "counts_in_a_dict": "a number that it keeps (state.calls)",
+    "keeps_losses": "a number that it keeps (losses.0)",
+    "keeps_tensors": "keeps recompiling for inputs of the same shapes",
     "accumulates_in_a_loop": "two backward passes",
     "gan": "two backward passes",
     "keeps_its_graph": "two backward passes",
+    "noise": "draws random numbers outside of its modules",
     "closure": "gives its optimizer a closure",
 }
 

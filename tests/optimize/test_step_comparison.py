@@ -16,7 +16,7 @@ from test_script_steps import QUIET, compiled, said, trace, weights
 from torch import Tensor, nn
 
 from ratchet.errors import RecipeError
-from ratchet.optimize.recipe import compiled_step
+from ratchet.optimize.recipe import slots
 from ratchet.optimize.recipe.script_state import numbers, variables
 from ratchet.optimize.recipe.slots import Attribute
 from ratchet.optimize.recipe.snapshot import Snapshot
@@ -43,7 +43,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, update: Any) -> StepConfig:
             optimizer, "step", lambda: update(optimizer.param_groups[0]["params"], written)
         )
 
-    monkeypatch.setattr(compiled_step, "kernel_slot", slot)
+    monkeypatch.setattr(slots, "kernel_slot", slot)
     monkeypatch.setattr(
         "ratchet.optimize.recipe.apply._with_kernels", lambda _, config, *a, **k: config
     )
@@ -97,6 +97,20 @@ def keeps_gradients() -> Script:
         return loss.detach()
 
     return Script(model, optimizer, step, own_steps.only_a_batch)
+
+
+def test_a_fault_in_an_update_of_a_later_call_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first call updates nothing, so the recipe's update stays installed between calls."""
+    config = plant(monkeypatch, overwrites)
+    written, script = own_steps.counts(), own_steps.counts()
+    step = compiled(script, config, check=3)
+    for index in range(6):
+        assert float(step(batch(index))) == float(written.step(batch(index)))
+    assert torch.equal(weights(script), weights(written))
+    (line,) = said(caplog)
+    assert "differs" in line and "step" not in vars(script.optimizer)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda one: one.__name__)

@@ -56,12 +56,14 @@ class BoundedCompile:
         self._seen: dict[Shapes, Numbers] = {}
         """Shapes with a fixed graph, and the numbers among the inputs of their last call."""
         self._told: set[str] = set()
+        self.calls = 0
         self.graphs = 0
         """Number of graphs that dynamo has made."""
         self.recompilations = 0
         """Number of calls that compiled a fixed graph for shapes that had one."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
+        self.calls += 1
         shapes = shapes_of(arguments, named)
         if shapes in self._seen:
             return self._call_again(shapes, arguments, named)

@@ -23,14 +23,11 @@ from ratchet.errors import ForeignRecipe, RecipeError
 from ratchet.optimize.recipe import fits
 from ratchet.optimize.recipe.build import build
 from ratchet.optimize.recipe.comparison import ComparedStep
-from ratchet.optimize.recipe.compiled_step import (
-    CompiledStep,
-    Script,
-    compile_module,
-    install_update,
-)
+from ratchet.optimize.recipe.compiled_step import CompiledStep, Script
+from ratchet.optimize.recipe.module_calls import compile_module
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.recipe.reproof import ready_kernels
+from ratchet.optimize.recipe.slots import install_update
 from ratchet.optimize.step import allocators
 from ratchet.optimize.step.candidate import wanted_libraries
 from ratchet.workloads import process

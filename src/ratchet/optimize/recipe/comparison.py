@@ -82,13 +82,13 @@ class ComparedStep:
         except RAISED as error:
             wrong = f"it raises {type(error).__name__} ({str(error).splitlines()[0]})"
         snapshot.restore()
-        written, twin = once(script.step), None
+        written, twin = once(self._step.written), None
         if not wrong and of_random_states() != snapshot.random_states:
             snapshot.restore()
             set_seeds()
-            twin = once(script.step)
+            twin = once(self._step.written)
             snapshot.restore()
-            written = once(script.step)
+            written = once(self._step.written)
         wrong = wrong or difference(before, written, recipe, twin, self._step.precision)
         if wrong:
             self._refuse(wrong)
@@ -100,7 +100,7 @@ class ComparedStep:
         if self._strict:
             raise RecipeError(f"{what}; run `ratchet optimize` on this script's workload")
         log.warning("ratchet: %s. The step runs as written from now on", what)
-        self._step.as_written = True
+        self._step.stop()
 
 
 def run(

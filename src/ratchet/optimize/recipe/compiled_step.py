@@ -18,20 +18,19 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ratchet.graph.steps import install_options
 from ratchet.optimize.recipe.first_call import Seen, watch
 from ratchet.optimize.recipe.module_calls import (
     ModuleCall,
     attention,
     checkpointing_slots,
+    compile_options,
     kept_graphs,
+    recurrent_in,
 )
-from ratchet.optimize.recipe.own_optimizer import install_optimizer
-from ratchet.optimize.recipe.slots import Attribute, Implementation, Slot, StepOutOfGraphs, filled
+from ratchet.optimize.recipe.slots import Attribute, Slot, StepOutOfGraphs, filled, update_slot
 from ratchet.workloads.config import AUTOCAST, StepConfig
 from ratchet.workloads.lowered import lowered_forward
 from ratchet.workloads.recompilation import BoundedCompile, numbers_of
-from ratchet.workloads.step import mode_options
 
 log = logging.getLogger("ratchet")
 MOST_RECOMPILATIONS = 2
@@ -67,6 +66,8 @@ class CompiledStep:
         self._running = False
         self._seen: Seen | None = None
         self._slots: list[Slot] = []
+        self._standing: list[Slot] = []
+        """Slots that stay filled between calls."""
         self._lowered: list[Slot] = []
         """Those of the slots that a step has only while it is compiled whole."""
         self._whole: BoundedCompile | None = None
@@ -141,9 +142,9 @@ class CompiledStep:
                 if self._config.precision in AUTOCAST:
                     stack.enter_context(self._autocast())
                 result = self._whole(*arguments, **named)
+        self._tell_of_nothing_compiled()
         if self._whole is not None and self._whole.recompilations >= MOST_RECOMPILATIONS:
             self._leave_whole("it keeps recompiling for inputs of the same shapes")
-        self._tell_of_nothing_compiled()
         return result
 
     def _autocast(self) -> torch.autocast:
@@ -190,23 +191,40 @@ class CompiledStep:
             self._slots.append(call.slot())
 
     def _optimizer_slots(self) -> list[Slot]:
-        """Return the slots of the recipe's optimizers, and of all others that stepped."""
-        found: list[Slot] = []
-        kind = self._config.optimizer
+        """Return the slots of the recipe's optimizers, and of all others that stepped.
+
+        An optimizer that the first call did not step is stepped in a later call, or outside of the
+        step. Its update is the recipe's from now on.
+        """
         assert self._seen is not None
+        found: list[Slot] = []
         for optimizer in self.stepped:
             given = any(one is optimizer for one in self.script.optimizers)
-            if not any(one is optimizer for one in self._seen.optimizers):
-                # It steps elsewhere, or in a later call.
-                install_update(optimizer, self._config)
-                continue
-            if kind == "kernel" and given:
-                found.append(kernel_slot(optimizer, self._config))
-                continue
-            if kind in ("fused", "foreach") and given:
-                found.append(Implementation(optimizer, kind))
-            found.append(StepOutOfGraphs(optimizer, self._device_type))
+            update = update_slot(optimizer, self._config) if given else None
+            if update is not None and any(one is optimizer for one in self._seen.optimizers):
+                found.append(update)
+            elif update is not None:
+                update.fill()
+                self._standing.append(update)
+            if not isinstance(update, Attribute):
+                found.append(StepOutOfGraphs(optimizer, self._device_type))
         return found
+
+    def written(self, *arguments: Any, **named: Any) -> Any:
+        """Run the step as written, without anything of the recipe."""
+        for slot in self._standing:
+            slot.clear()
+        try:
+            return self.script.step(*arguments, **named)
+        finally:
+            for slot in self._standing:
+                slot.fill()
+
+    def stop(self) -> None:
+        """Run the step as written from now on."""
+        for slot in self._standing:
+            slot.clear()
+        self.as_written = True
 
     def _leave_whole(self, why: str) -> None:
         """Compile the modules one by one from now on."""
@@ -234,7 +252,8 @@ class CompiledStep:
         compiled = [one.compiled for one in self._modules if one.compiled is not None]
         if self._whole is not None:
             compiled = [self._whole]
-        if compiled and not any(one.graphs for one in compiled):
+        called = [one for one in compiled if one.calls]
+        if called and not any(one.graphs for one in called):
             self._tell(f"torch.compile made no graph of the step{_last_break()}")
 
     def _tell(self, what: str) -> None:
@@ -254,74 +273,11 @@ def why_not_whole(seen: Seen) -> str:
     for module in seen.modules:
         if recurrent := recurrent_in(module):
             return f"torch.compile does not take nn.{recurrent}"
+    if seen.draws:
+        return "it draws random numbers outside of its modules, which compiled code draws otherwise"
     if seen.numbers:
         return f"it changes a number that it keeps ({seen.numbers[0]})"
     return ""
-
-
-def recurrent_in(module: nn.Module) -> str:
-    """Return the class of a recurrent layer within the module; empty if there is none."""
-    for one in module.modules():
-        if isinstance(one, nn.RNNBase):
-            return type(one).__name__
-    return ""
-
-
-def compile_module(module: nn.Module, config: StepConfig, device_type: str) -> None:
-    """Run a module by a recipe from now on, in training mode and where gradients are recorded.
-
-    A later call takes the place of an earlier one.
-    """
-    options = compile_options(config)
-    if options is not None and (recurrent := recurrent_in(module)):
-        log.warning(
-            "ratchet: %s is not compiled: torch.compile does not take nn.%s",
-            type(module).__name__,
-            recurrent,
-        )
-        options = None
-    slots = checkpointing_slots(module, config.checkpointing)
-    call = ModuleCall(
-        module,
-        config,
-        device_type,
-        options,
-        training_only=True,
-        keeps_graphs=True,
-        slots=slots,
-    )
-    call.slot().fill()
-
-
-def install_update(optimizer: Optimizer, config: StepConfig) -> None:
-    """Make an optimizer update as the recipe says from now on."""
-    if config.optimizer == "kernel":
-        install_optimizer(optimizer, config)
-    elif config.optimizer in ("fused", "foreach"):
-        Implementation(optimizer, config.optimizer).fill()
-
-
-def compile_options(
-    config: StepConfig, install: Mapping[str, Any] | None = None
-) -> dict[str, Any] | None:
-    """Return the options of torch.compile; None if the recipe compiles nothing.
-
-    `install` are those that install the kernels, if they are made already.
-    """
-    if config.compile_mode is None:
-        return None
-    kernels = install_options(config.kernels) if install is None else install
-    return {**mode_options(config.compile_mode), **kernels}
-
-
-def kernel_slot(optimizer: Optimizer, config: StepConfig) -> Attribute:
-    """Return the slot of the optimizer's step, for the recipe's own update."""
-    before = optimizer.__dict__.get("step")
-    install_optimizer(optimizer, config)
-    step = optimizer.__dict__.pop("step")
-    if before is not None:
-        optimizer.__dict__["step"] = before
-    return Attribute(optimizer, "step", step)
 
 
 def _last_break() -> str:

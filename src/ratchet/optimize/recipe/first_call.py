@@ -33,8 +33,10 @@ class Seen:
     """The optimizers that stepped."""
     modules: list[nn.Module] = field(default_factory=list)
     """The modules with parameters that the step called and no other module did."""
+    draws: bool = False
+    """True if the step drew random numbers of torch's outside of its modules."""
     numbers: list[str] = field(default_factory=list)
-    """Names of the script's numbers that the call changed."""
+    """Names of the script's numbers that the call changed or added."""
     in_backward: bool = False
     """True during a backward pass, where a checkpoint calls modules again."""
 
@@ -48,7 +50,7 @@ def watch(
     with _backwards(seen), _optimizers(seen), _modules(seen):
         result = step(*arguments, **named)
     after = numbers(step)
-    seen.numbers = [name for name, value in before.items() if after.get(name, value) != value]
+    seen.numbers = [name for name, value in after.items() if before.get(name) != value]
     return result, seen
 
 
@@ -100,23 +102,42 @@ def _optimizers(seen: Seen) -> Iterator[None]:
 
 @contextmanager
 def _modules(seen: Seen) -> Iterator[None]:
-    """Note each module that this thread calls from outside of all modules."""
+    """Note each module that this thread calls from outside of all modules, and draws in between."""
     mine, real = threading.get_ident(), nn.Module.__call__
+    last = _random_state()
+
+    def look() -> None:
+        nonlocal last
+        now = _random_state()
+        seen.draws |= now != last and not seen.in_backward
+        last = now
 
     def call(self: nn.Module, *arguments: Any, **named: Any) -> Any:
+        nonlocal last
         if threading.get_ident() != mine:
             return real(self, *arguments, **named)
         known = any(one is self for one in seen.modules)
         if not known and not seen.in_backward and next(self.parameters(), None) is not None:
             seen.modules.append(self)
+        look()
         nn.Module.__call__ = real  # type: ignore[method-assign]
         try:
             return real(self, *arguments, **named)
         finally:
+            last = _random_state()
             nn.Module.__call__ = call  # type: ignore[method-assign]
 
     nn.Module.__call__ = call  # type: ignore[method-assign]
     try:
         yield
+        look()
     finally:
         nn.Module.__call__ = real  # type: ignore[method-assign]
+
+
+def _random_state() -> list[bytes]:
+    """Return the states of torch's default generators."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states.append(torch.cuda.get_rng_state())
+    return [one.numpy().tobytes() for one in states]

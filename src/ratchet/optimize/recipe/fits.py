@@ -127,11 +127,12 @@ def check_optimizers(
     """
     config = recipe.config
     kinds = [type(one).__name__ for one in optimizers]
-    wanted = recipe.optimizer or (ADAMW if config.optimizer == "kernel" else kinds[0])
+    wanted = ADAMW if config.optimizer == "kernel" else recipe.optimizer or kinds[0]
     found = tuple(one for one in optimizers if _is_of(one, wanted, config))
     if not found:
+        only = "torch's own " if config.optimizer == "kernel" else ""
         raise RecipeError(
-            f"the recipe was proven with {wanted}, but the script trains with "
+            f"the recipe was proven with {only}{wanted}, but the script trains with "
             f"{' and '.join(kinds)}: {AGAIN}"
         )
     own = {id(parameter) for parameter in model.parameters()}

@@ -6,6 +6,8 @@ and the signature of its `forward`, and copies and pickles of it do not carry th
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -15,14 +17,17 @@ from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
 from torch.utils._pytree import tree_map_only
 
+from ratchet.graph.steps import install_options
 from ratchet.optimize.recipe.slots import Attribute, Slot, filled
 from ratchet.workloads.checkpointing import apply_checkpointing, find_blocks
 from ratchet.workloads.config import AUTOCAST, StepConfig
 from ratchet.workloads.lowered import mixed_precision
 from ratchet.workloads.recompilation import BoundedCompile
-from ratchet.workloads.step import ATTENTION_BACKENDS
+from ratchet.workloads.step import ATTENTION_BACKENDS, mode_options
 
+log = logging.getLogger("ratchet")
 SLOT = "_compiled_call_impl"
+_COUNT = itertools.count()
 
 
 class ModuleCall:
@@ -119,6 +124,53 @@ def checkpointing_slots(model: nn.Module, checkpointing: str) -> tuple[Slot, ...
     return tuple(found)
 
 
+def compile_module(module: nn.Module, config: StepConfig, device_type: str) -> None:
+    """Run a module by a recipe from now on, in training mode and where gradients are recorded.
+
+    A later call takes the place of an earlier one.
+    """
+    options = compile_options(config)
+    if options is not None and (recurrent := recurrent_in(module)):
+        log.warning(
+            "ratchet: %s is not compiled: torch.compile does not take nn.%s",
+            type(module).__name__,
+            recurrent,
+        )
+        options = None
+    slots = checkpointing_slots(module, config.checkpointing)
+    call = ModuleCall(
+        module,
+        config,
+        device_type,
+        options,
+        training_only=True,
+        keeps_graphs=True,
+        slots=slots,
+    )
+    call.slot().fill()
+
+
+def compile_options(
+    config: StepConfig, install: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
+    """Return the options of torch.compile; None if the recipe compiles nothing.
+
+    `install` are those that install the kernels, if they are made already.
+    """
+    if config.compile_mode is None:
+        return None
+    kernels = install_options(config.kernels) if install is None else install
+    return {**mode_options(config.compile_mode), **kernels}
+
+
+def recurrent_in(module: nn.Module) -> str:
+    """Return the class of a recurrent layer within the module; empty if there is none."""
+    for one in module.modules():
+        if isinstance(one, nn.RNNBase):
+            return type(one).__name__
+    return ""
+
+
 def _entry_of(module: nn.Module) -> Callable[..., Any]:
     """Return a function that calls the module, with code of its own.
 
@@ -128,7 +180,7 @@ def _entry_of(module: nn.Module) -> Callable[..., Any]:
     def call(*arguments: Any, **named: Any) -> Any:
         return module._call_impl(*arguments, **named)  # type: ignore[no-untyped-call]
 
-    name = f"call_{type(module).__name__}_{id(module):x}"
+    name = f"call_{next(_COUNT)}_{type(module).__name__}"
     call.__code__ = call.__code__.replace(co_name=name)
     return call
 

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch.optim import Optimizer
 
+from ratchet.optimize.recipe.own_optimizer import install_optimizer
+from ratchet.workloads.config import StepConfig
 from ratchet.workloads.step import select_implementation
 
 _ABSENT = object()
@@ -90,6 +92,32 @@ class Implementation:
             step = state.get("step") if isinstance(state, dict) else None
             if isinstance(step, torch.Tensor) and step.device != parameter.device:
                 state["step"] = step.to(parameter.device)
+
+
+def install_update(optimizer: Optimizer, config: StepConfig) -> None:
+    """Make an optimizer update as the recipe says from now on."""
+    slot = update_slot(optimizer, config)
+    if slot is not None:
+        slot.fill()
+
+
+def update_slot(optimizer: Optimizer, config: StepConfig) -> Slot | None:
+    """Return the slot of the recipe's update; None if the update stays as written."""
+    if config.optimizer == "kernel":
+        return kernel_slot(optimizer, config)
+    if config.optimizer in ("fused", "foreach"):
+        return Implementation(optimizer, config.optimizer)
+    return None
+
+
+def kernel_slot(optimizer: Optimizer, config: StepConfig) -> Attribute:
+    """Return the slot of the optimizer's step, for the recipe's own update."""
+    before = optimizer.__dict__.get("step")
+    install_optimizer(optimizer, config)
+    step = optimizer.__dict__.pop("step")
+    if before is not None:
+        optimizer.__dict__["step"] = before
+    return Attribute(optimizer, "step", step)
 
 
 @contextmanager
