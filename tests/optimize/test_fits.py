@@ -25,7 +25,7 @@ from ratchet.optimize.step.candidate import with_config
 from ratchet.optimize.step.describe import describe_workload
 from ratchet.optimize.step.signature import ModelSignature, signature_of
 from ratchet.optimize.turn.compose import make_recipe
-from ratchet.workloads import load
+from ratchet.workloads import TrainingStep, load
 from ratchet.workloads.config import StepConfig
 
 PLAIN = StepConfig()
@@ -195,7 +195,8 @@ def test_a_device_that_recipes_are_not_for() -> None:
 
 def test_a_turn_describes_what_its_recipe_keeps() -> None:
     workload = load("llama-tiny")
-    description = json.loads(json.dumps(describe_workload(workload)))
+    step = TrainingStep(workload, workload.as_written())
+    description = json.loads(json.dumps(describe_workload(step, workload.batch(0))))
     assert description["optimizer"] == "AdamW"
     assert ModelSignature(**description["model"]) == signature_of(workload.model)
 

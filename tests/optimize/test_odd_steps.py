@@ -116,6 +116,15 @@ def test_an_own_step_is_not_run_twice_from_one_state(tmp_path: Path) -> None:
         arm("noisy").gradients(str(tmp_path / "rounded"), autocast=True)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_the_call_sites_of_an_own_step_are_found_without_training_it() -> None:
+    found = arm("normed")
+    before = {name: p.detach().clone() for name, p in found._step.parameters.items()}
+    sites = found.sites("fp32")
+    assert {one["kernel"] for one in sites} == {"layer_norm", "adamw"}
+    assert all(torch.equal(p, before[name]) for name, p in found._step.parameters.items())
+
+
 @pytest.mark.compiler
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_a_compiled_own_step_draws_what_the_written_one_does(tmp_path: Path) -> None:
