@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from ratchet.errors import WorkloadError
 from ratchet.judge.steps.numerics import judge_gradients
 from ratchet.optimize.arm import StepArm, make_arm
 from ratchet.optimize.bench import BenchArm
+from ratchet.optimize.step.describe import describe_workload
+from ratchet.optimize.step.signature import ModelSignature, signature_of
 from ratchet.workloads import StepConfig, TrainingStep, check
 from ratchet.workloads.flops import flops_of
 
@@ -76,6 +79,13 @@ def test_a_step_is_checked_run_and_described(
     assert told["flops_per_step"] > 0 and not told["warnings"]
     same = judge_gradients(*[tmp_path / "written"] * 3)
     assert same.passed and len(same.parameters) == len(found._step.parameters)
+
+
+def test_a_description_holds_what_a_recipe_keeps() -> None:
+    step = TrainingStep(odd_steps.noisy(), StepConfig())
+    described = json.loads(json.dumps(describe_workload(step, odd_steps.batch(0))))
+    assert described["optimizer"] == "Adam"
+    assert ModelSignature(**described["model"]) == signature_of(step.model)
 
 
 def test_parametrised_layers_are_counted() -> None:
