@@ -23,6 +23,7 @@ from ratchet.optimize.recipe.compiled_step import CompiledStep
 from ratchet.optimize.step.candidate import with_config
 from ratchet.optimize.step.signature import signature_of
 from ratchet.optimize.turn.compose import make_recipe
+from ratchet.workloads import load
 from ratchet.workloads.config import StepConfig
 
 PLAIN = StepConfig()
