@@ -143,7 +143,7 @@ class Noisy(nn.Module):
         return self.out(F.dropout(self.norm(x) + torch.randn_like(x), 0.5, self.training))
 
 
-def noisy_step(model: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
+def train_step(model: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
     found = loss(model, x)
     found.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
@@ -152,7 +152,12 @@ def noisy_step(model: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer) ->
 
 
 def noisy() -> Workload:
-    return workload(Noisy(), loss=None, train_step=noisy_step, optimizer=torch.optim.Adam)
+    return workload(Noisy(), loss=None, train_step=train_step, optimizer=torch.optim.Adam)
+
+
+def normed() -> Workload:
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8))
+    return workload(model, loss=None, train_step=train_step)
 
 
 def diverging() -> Workload:

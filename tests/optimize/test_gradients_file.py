@@ -31,6 +31,18 @@ def test_safetensors_reads_what_was_written(tmp_path: Path) -> None:
         torch.testing.assert_close(found[name], gradient.detach().float(), rtol=0, atol=0)
 
 
+def test_complex_and_sparse_gradients_are_written_whole(tmp_path: Path) -> None:
+    table = torch.nn.Embedding(4, 3, sparse=True)
+    table(torch.tensor([1, 1])).sum().backward()
+    rows = table.weight.grad
+    assert rows is not None and rows.is_sparse
+    wave = torch.randn(2, 3, dtype=torch.cfloat)
+    write_gradients({"wave": wave.conj(), "rows": rows}, tmp_path / "gradients")
+    found = load_file(tmp_path / "gradients")
+    assert torch.equal(torch.view_as_complex(found["wave"]), wave.conj().resolve_conj())
+    assert torch.equal(found["rows"], rows.to_dense()) and found["rows"][1].eq(2).all()
+
+
 @pytest.mark.parametrize("gradients", [{}, {"empty": torch.empty(0)}])
 def test_a_model_without_gradients_has_an_empty_file(
     gradients: dict[str, torch.Tensor], tmp_path: Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from ratchet.errors import WorkloadError
 from ratchet.judge.steps.numerics import judge_gradients
 from ratchet.optimize.arm import StepArm, make_arm
 from ratchet.optimize.bench import BenchArm
+from ratchet.optimize.step.describe import describe_workload
+from ratchet.optimize.step.signature import ModelSignature, signature_of
 from ratchet.workloads import StepConfig, TrainingStep, check
 from ratchet.workloads.flops import flops_of
 
@@ -78,6 +81,13 @@ def test_a_step_is_checked_run_and_described(
     assert same.passed and len(same.parameters) == len(found._step.parameters)
 
 
+def test_a_description_holds_what_a_recipe_keeps() -> None:
+    step = TrainingStep(odd_steps.noisy(), StepConfig())
+    described = json.loads(json.dumps(describe_workload(step, odd_steps.batch(0))))
+    assert described["optimizer"] == "Adam"
+    assert ModelSignature(**described["model"]) == signature_of(step.model)
+
+
 def test_parametrised_layers_are_counted() -> None:
     # Two layers: a product forward, and one each for the weight and for the input of the second.
     step = TrainingStep(odd_steps.weight_norm(), StepConfig())
@@ -114,6 +124,15 @@ def test_weights_in_bf16_are_judged_by_fp32_ones(tmp_path: Path) -> None:
 def test_an_own_step_is_not_run_twice_from_one_state(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match="start an arm of that precision"):
         arm("noisy").gradients(str(tmp_path / "rounded"), autocast=True)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_the_call_sites_of_an_own_step_are_found_without_training_it() -> None:
+    found = arm("normed")
+    before = {name: p.detach().clone() for name, p in found._step.parameters.items()}
+    sites = found.sites("fp32")
+    assert {one["kernel"] for one in sites} == {"layer_norm", "adamw"}
+    assert all(torch.equal(p, before[name]) for name, p in found._step.parameters.items())
 
 
 @pytest.mark.compiler

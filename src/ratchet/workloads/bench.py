@@ -111,5 +111,5 @@ def _settle(device: str) -> None:
 
 def gemm_rate(workload: Workload, config: StepConfig) -> float:
     """Return the measured matrix-product rate in the step's dtype, in FLOP/s; 0 if unmeasured."""
-    dtype = "bf16" if config.precision in ("bf16", *AUTOCAST) else "fp32"
+    dtype = "bf16" if config.precision in AUTOCAST else config.precision
     return measure(probe(workload.device)).gemm_flops_per_s.get(dtype, 0.0)

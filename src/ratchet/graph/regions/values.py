@@ -34,8 +34,8 @@ class Values:
 
 
 def values_of_tensor(tensor: Tensor) -> Values | None:
-    """Return the range and the spread of a tensor; None if it has no finite value."""
-    if not tensor.numel():
+    """Return the range and the spread of a tensor; None if it has no finite value or is complex."""
+    if not tensor.numel() or tensor.is_complex():
         return None
     if not tensor.dtype.is_floating_point:
         flat = tensor.to(torch.int64)
