@@ -5,6 +5,7 @@ The loops are those of `examples/`. With a recipe, each must learn what it learn
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,10 +22,13 @@ from ratchet.errors import RecipeError
 from ratchet.optimize.recipe import loops
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.recipe.reproof import ReadyKernels
+from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.step.signature import signature_of
+from ratchet.optimize.turn.compose import paste_lines
 from ratchet.workloads.config import StepConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+PAGE = Path(__file__).parents[2] / "docs" / "training-loops.md"
 FP32 = StepConfig(compile_mode="default", optimizer="kernel")
 KERNEL = StepConfig(optimizer="kernel")
 """No compilation, for what a test asks after the curves."""
@@ -326,6 +330,52 @@ def test_accelerate_s_optimizer_with_a_gradscaler_runs_the_kernel(accelerated: A
     plain = updated(None, overflow=False, wrapped=True)
     by_recipe = updated(KERNEL, overflow=False, wrapped=True)
     torch.testing.assert_close(by_recipe, plain, atol=1e-5, rtol=0)
+
+
+def test_the_lines_to_paste_into_a_trainer_s_script_are_its_callback() -> None:
+    paste = paste_lines(Candidate(title="best", config=FP32), "recipe.json", of_trainer=True)
+    line = 'trainer.add_callback(ratchet.trainer_callback(recipe="recipe.json"))'
+    assert paste.apply == ["import ratchet", line]
+
+
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def script_of(block: str, folder: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """The model of a block of the page, and all that its script has made before."""
+    if "Trainer(" in block and "L.Trainer" not in block:
+        made = Trainers(folder).trainer(None, max_steps=2)
+        names = {"arguments": made.args, "dataset": made.train_dataset}
+        return made.model, {"model": made.model, **names}
+    import train_loop
+    from torch.utils.data import DataLoader
+
+    loader = DataLoader(train_loop.rows("bisect")[:16], batch_size=4)
+    if "L.Trainer" in block:
+        import train_lightning
+
+        module = train_lightning.Lit()
+        return module, {"module": module, "loader": loader}
+    run = train_loop.Run()
+    names = {"optimizer": run.optimizer, "schedule": run.schedule, "average": run.average}
+    names |= {"loader": loader, "loss_of": train_loop.loss_of, "device": "cpu"}
+    return run.model, {"model": run.model, "steps": [list(loader)] * 2, **names}
+
+
+@pytest.mark.usefixtures("accelerated")
+@pytest.mark.parametrize("place", range(len(BLOCKS)))
+def test_a_loop_of_the_page_trains(
+    place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = BLOCKS[place]
+    monkeypatch.chdir(tmp_path)
+    model, names = script_of(block, tmp_path)
+    recipe_of(model, KERNEL).save(tmp_path / "recipe.json")
+    before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    exec(compile(block, "training-loops.md", "exec"), names)
+    if "def make_trainer" in block:
+        names["make_trainer"]().train()
+    assert not torch.equal(nn.utils.parameters_to_vector(model.parameters()), before)
 
 
 @pytest.mark.parametrize(

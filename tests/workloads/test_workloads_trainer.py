@@ -90,8 +90,15 @@ def trained(workload: Workload, steps: int = 4) -> list[float]:
     return [float(step(batch_of(workload, index))) for index in range(steps)]
 
 
+MORE = ("plain", "function", "smoothed", "sgd")
+
+
 @pytest.mark.parametrize(
-    "name", ["plain", "accumulated", "weighted", "function", "smoothed", "given", "sgd", "bf16"]
+    "name",
+    [
+        *("accumulated", "weighted", "given", "bf16"),
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in MORE),
+    ],
 )
 def test_its_steps_are_the_trainer_s(
     name: str, script: Path, capsys: pytest.CaptureFixture[str]

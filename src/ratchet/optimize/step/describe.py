@@ -13,6 +13,7 @@ from ratchet.optimize.step.signature import signature_of
 from ratchet.workloads.counting import count
 from ratchet.workloads.flops import flops_of
 from ratchet.workloads.step import TrainingStep, why_not_fused
+from ratchet.workloads.trainer import TrainerBatches
 
 
 def describe_workload(step: TrainingStep, batch: Any) -> dict[str, Any]:
@@ -37,6 +38,7 @@ def describe_workload(step: TrainingStep, batch: Any) -> dict[str, Any]:
         "optimizer": "+".join(type(one).__name__ for one in made),
         "why_not_fused": why_not_fused(made, step.model),
         "own_step": workload.train_step is not None,
+        "of_trainer": isinstance(workload.batch, TrainerBatches),
         "model": signature_of(workload.model).model_dump(),
         "can_shrink": workload.shrink is not None,
         "written": workload.as_written().model_dump(),

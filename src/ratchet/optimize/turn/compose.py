@@ -108,7 +108,9 @@ def compose(
         losses=found.losses_of(found.best.best),
         samples=[sample.as_json() for sample in proof.samples()],
         compile=_compile_cost(timed),
-        paste=paste_lines(kept.recipe, paths.recipe),
+        paste=paste_lines(
+            kept.recipe, paths.recipe, of_trainer=bool(description.get("of_trainer"))
+        ),
         paths=paths,
         verdicts=list(found.kernels.verdicts),
         warnings=list(turn.warnings),
@@ -213,13 +215,16 @@ def make_folder(out: Path) -> None:
         ) from error
 
 
-def paste_lines(best: Candidate, recipe: str) -> Paste:
-    """Return the lines that install the recipe in a script, and those that remove it."""
+def paste_lines(best: Candidate, recipe: str, *, of_trainer: bool = False) -> Paste:
+    """Return the lines that install the recipe in a script, and those that remove it.
+
+    In a script with a transformers.Trainer, they give it a callback.
+    """
     variables = allocators.environment(best.config)
-    apply = [
-        "import ratchet",
-        f'step = ratchet.compile(step, model, optimizer, recipe="{recipe}")',
-    ]
+    line = f'step = ratchet.compile(step, model, optimizer, recipe="{recipe}")'
+    if of_trainer:
+        line = f'trainer.add_callback(ratchet.trainer_callback(recipe="{recipe}"))'
+    apply = ["import ratchet", line]
     if variables:
         prefix = " ".join(f"{name}={value}" for name, value in variables.items())
         apply.append(f"# start the script with: {prefix} python your_script.py")
