@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answers import LentJudge
+from answers import LentJudge, PatientJudge
 from hypothesis import HealthCheck, settings
 from postgres_server import postgres
 
@@ -127,6 +127,12 @@ def kept_judges() -> Iterator[dict[int | None, KernelJudge]]:
     yield kept
     for one in kept.values():
         one.close()
+
+
+@pytest.fixture(scope="session")
+def judge(kept_judges: dict[int | None, KernelJudge]) -> KernelJudge:
+    """The judge of all tests that ask for answers: its workers take seconds to start."""
+    return kept_judges.setdefault(None, PatientJudge())
 
 
 @pytest.fixture

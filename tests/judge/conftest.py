@@ -1,8 +1,6 @@
-"""One judge for all that ask for answers, and few rounds for those that do not ask for speed."""
+"""Judges that are kept, and few rounds for those that do not ask for speed."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 from answers import PatientJudge
@@ -12,10 +10,9 @@ from ratchet.judge.trial.timing import plan
 
 
 @pytest.fixture(scope="session")
-def judge() -> Iterator[KernelJudge]:
-    """A judge whose reference worker is kept."""
-    with PatientJudge() as kept:
-        yield kept
+def court(kept_judges: dict[int | None, KernelJudge]) -> KernelJudge:
+    """A judge with one thread."""
+    return kept_judges.setdefault(1, PatientJudge(threads=1))
 
 
 @pytest.fixture

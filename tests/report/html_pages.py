@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,16 @@ _FLAGS = (
     "--enable-logging=stderr",
     "--dump-dom",
 )
+_PAGE = """<iframe style="border:0;width:{width}px;height:900px" srcdoc="{page}"></iframe>
+"""
 _HARNESS = """<!doctype html><title>harness</title><body style="margin:0">
-<iframe id="page" style="border:0;width:{width}px;height:900px" srcdoc="{page}"></iframe>
-<pre id="found">waiting</pre>
+{pages}<pre id="found">waiting</pre>
 <script>
 addEventListener("load", () => {{
-  const inner = document.getElementById("page").contentWindow;
+  const found = [...document.querySelectorAll("iframe")].map((frame) => {{
+  const inner = frame.contentWindow;
   const root = inner.document.documentElement;
-  document.getElementById("found").textContent = JSON.stringify({{
+  return {{
     title: inner.document.title,
     scroll: root.scrollWidth,
     client: root.clientWidth,
@@ -48,7 +50,8 @@ addEventListener("load", () => {{
     scripts: inner.document.querySelectorAll("script, img, iframe").length,
     dots: inner.document.querySelector(".dots path")?.getBoundingClientRect().width ?? 0,
     probed: ({probe})(inner.document),
-  }});
+  }}; }});
+  document.getElementById("found").textContent = JSON.stringify(found);
 }});
 </script>"""
 HOSTILE = "<script>document.title='owned'</script>\"><img src=x onerror=\"document.title='owned'\">"
@@ -102,8 +105,17 @@ def in_chromium(
 
     `probe` is a function in JavaScript that is given the page's document once it is loaded.
     """
+    (found,), console = all_in_chromium([page], folder, width, probe)
+    return found, console
+
+
+def all_in_chromium(
+    pages: Sequence[str], folder: Path, width: int, probe: str = "() => null"
+) -> tuple[list[dict[str, Any]], str]:
+    """The same of several pages in one browser, which takes seconds to start."""
     harness = folder / "harness.html"
-    harness.write_text(_HARNESS.format(width=width, page=html.escape(page), probe=probe))
+    frames = "".join(_PAGE.format(width=width, page=html.escape(page)) for page in pages)
+    harness.write_text(_HARNESS.format(pages=frames, probe=probe))
     assert CHROMIUM is not None
     done = subprocess.run(
         [CHROMIUM, *_FLAGS, f"--user-data-dir={folder / 'profile'}", harness.as_uri()],

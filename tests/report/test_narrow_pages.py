@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from html_pages import CHROMIUM, in_chromium
+from html_pages import CHROMIUM, all_in_chromium
 from made_up_result import as_result, make_result
 from made_up_trace import made_up_cpu_trace, made_up_diff, made_up_ranks, made_up_trace
 from made_up_verdict import make_judged
@@ -76,10 +76,21 @@ PAGES: dict[str, Callable[[Path], str]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    """What a browser finds in each page, and what it writes on its console."""
+    folders = {name: tmp_path_factory.mktemp("page") for name in PAGES}
+    pages = [make(folders[name]) for name, make in PAGES.items()]
+    found, messages = all_in_chromium(pages, tmp_path_factory.mktemp("browser"), PHONE, LOST)
+    return dict(zip(PAGES, found, strict=True)), messages
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here")
 @pytest.mark.parametrize("name", PAGES)
-def test_a_phone_shows_every_column_with_its_name(name: str, tmp_path: Path) -> None:
-    found, messages = in_chromium(PAGES[name](tmp_path), tmp_path, PHONE, LOST)
+def test_a_phone_shows_every_column_with_its_name(
+    name: str, seen: tuple[dict[str, Any], str]
+) -> None:
+    found, messages = seen[0][name], seen[1]
     probed: dict[str, Any] = found["probed"]
     assert probed["cells"] > 3 and probed["hidden"] == 0
     assert (probed["beyond"], probed["unnamed"], probed["scrolled"]) == ([], [], [])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from answers import PatientJudge, assert_right
+from answers import assert_right
 from random_graphs import (
     convolutions,
     fused_attention,
@@ -31,12 +30,6 @@ EVERYTHING = os.environ.get("RATCHET_TEST") == "all"
 TOGETHER = 10
 """Programs in one kernel, which is compiled and judged at once."""
 BATCHES = 500 // TOGETHER if EVERYTHING else 2
-
-
-@pytest.fixture(scope="module")
-def judge() -> Iterator[KernelJudge]:
-    with PatientJudge() as kept:
-        yield kept
 
 
 @pytest.mark.parametrize(

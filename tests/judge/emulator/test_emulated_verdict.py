@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -63,12 +62,6 @@ def test_the_options_are_the_targets_that_are_decoded() -> None:
 def test_an_unknown_target_is_a_mistake_in_the_call() -> None:
     with pytest.raises(RatchetError, match="unknown target 'gfx1030': use one of gfx90a, gfx942"):
         judge_by_name(KERNEL, "rope_forward", target="gfx1030")
-
-
-@pytest.fixture(scope="module")
-def court() -> Iterator[KernelJudge]:
-    with KernelJudge(threads=1) as kept:
-        yield kept
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -118,12 +117,6 @@ def source(**changes: str) -> str:
     for name, text in (RIGHT | changes).items():
         found = found.replace(name, text)
     return found
-
-
-@pytest.fixture(scope="module")
-def court() -> Iterator[KernelJudge]:
-    with KernelJudge(threads=1) as kept:
-        yield kept
 
 
 def judged(court: KernelJudge, text: str, target: str = "gfx942") -> Verdict:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 
 import pytest
 from tutorial_kernels import SOURCES, tutorial_kernel, tutorial_problem
@@ -22,12 +21,6 @@ pytestmark = [
     ),
 ]
 QUICK = ("layer_norm_backward",)
-
-
-@pytest.fixture(scope="module")
-def court() -> Iterator[KernelJudge]:
-    with KernelJudge(threads=1) as kept:
-        yield kept
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,13 @@ DYNLOAD = f"{sysconfig.get_path('stdlib')}/lib-dynload"
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[KernelJudge]:
+def judge(judge: KernelJudge) -> KernelJudge:
+    """The session's judge; skips where nothing can be compiled."""
     try:
         cpp.find_compiler()
     except CompilerMissing as error:
         pytest.skip(str(error))
-    with KernelJudge() as kept:
-        yield kept
+    return judge
 
 
 @pytest.fixture(autouse=True)

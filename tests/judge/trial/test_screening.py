@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,13 +109,13 @@ needs_bubblewrap = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[KernelJudge]:
+def judge(judge: KernelJudge) -> KernelJudge:
+    """The session's judge; skips where nothing can be compiled."""
     try:
         cpp.find_compiler()
     except CompilerMissing as error:
         pytest.skip(str(error))
-    with KernelJudge() as kept:
-        yield kept
+    return judge
 
 
 def statuses(answers: tuple[Screening, ...]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import judge_problems as given
@@ -27,12 +27,6 @@ def noisy(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
 
 def left_out(x: Tensor, y: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
     return (x * 2,)
-
-
-@pytest.fixture(scope="module")
-def judge() -> Iterator[KernelJudge]:
-    with KernelJudge() as kept:
-        yield kept
 
 
 def problem(reference: str, *cases: Case) -> Problem:
