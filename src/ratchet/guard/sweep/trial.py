@@ -84,6 +84,7 @@ class _Trial:
         self._name, self._device, self._keep = name, device, keep
         self._began_s = time.monotonic()
         self._runs: dict[str, ArmRun] = {}
+        self._seen_compiled = False
         self._gradients: dict[str, dict[str, Tensor]] = {}
         self._row = TypeRow(type=name, status="does not train as written", head=head.auto_class)
 
@@ -143,7 +144,8 @@ class _Trial:
         if arm in (WRITTEN, AUTOCAST):
             self._gradients[arm] = ran.gradients
         changes: dict[str, Any] = {"model": ran.model, "inputs": ran.inputs}
-        if ARMS[arm].compile_mode is not None and not self._row.installed:
+        if ARMS[arm].compile_mode is not None and not self._seen_compiled:
+            self._seen_compiled = True
             changes |= {
                 "breaks": sum(ran.breaks.values()),
                 "break_reasons": tuple(ran.breaks)[:REASONS],
@@ -162,24 +164,27 @@ class _Trial:
     def _differences(self, arm: str) -> list[str]:
         """Return which of an arm's losses and gradient is further off than allowed."""
         run, reference = self._runs[arm], self._runs[_reference(arm)]
-        in_bf16 = ARMS[arm].precision != "fp32"
-        autocast, written = self._runs[AUTOCAST], self._runs[WRITTEN]
         found = []
         for step, (got, wanted) in enumerate(zip(run.losses, reference.losses, strict=True)):
-            allowed = (LOSS_TOLERANCE_BF16 if in_bf16 else LOSS_TOLERANCE) * max(1, abs(wanted))
-            if in_bf16:
-                allowed = max(allowed, 2 * abs(autocast.losses[step] - written.losses[step]))
-            if not abs(got - wanted) <= allowed:
+            if not abs(got - wanted) <= self._allowed(arm, step) * max(1.0, abs(wanted)):
                 found.append(f"{arm}: loss {step + 1} is {got:.6g}, not {wanted:.6g}")
                 break
-        limit = GRADIENT_TOLERANCE
-        if in_bf16:
-            limit = max(GRADIENT_TOLERANCE_BF16, 2 * (autocast.gradient_error or 0.0))
-        if not (run.gradient_error or 0.0) <= limit:
+        if not (run.gradient_error or 0.0) <= self._allowed(arm, None):
             found.append(f"{arm}: the gradient is {run.gradient_error:.2g} of its norm off")
         if found:
             self._shown(arm)
         return found
+
+    def _allowed(self, arm: str, step: int | None) -> float:
+        """Return the tolerance of a step's loss, over its size, or of the gradient's norm."""
+        if ARMS[arm].precision == "fp32":
+            return GRADIENT_TOLERANCE if step is None else LOSS_TOLERANCE
+        autocast, written = self._runs[AUTOCAST], self._runs[WRITTEN]
+        if step is None:
+            return max(GRADIENT_TOLERANCE_BF16, 2 * (autocast.gradient_error or 0.0))
+        size = max(1.0, abs(autocast.losses[step]))
+        lost = abs(autocast.losses[step] - written.losses[step]) / size
+        return max(LOSS_TOLERANCE_BF16, 2 * lost)
 
     def _shown(self, arm: str) -> None:
         """Remember the first arm that is not as it should be."""
