@@ -23,6 +23,7 @@ SHARED_LAYERS = ("num_kv_shared_layers",)
 MOST_LAYERS = 4
 """Layers of a model whose layers differ: one of each kind, at most so many."""
 EXPERTS_KEPT, EXPERTS_CHOSEN = 4, 2
+WINDOW = 16
 RANDOM = frozenset({"mask_time_prob", "mask_feature_prob", "jitter_noise", "router_jitter_noise",
                     "input_jitter_noise", "apply_spec_augment"})  # fmt: skip
 """Sources of randomness in a training step besides dropout."""
@@ -183,6 +184,8 @@ def _sized(
             sizes |= {name: size for form, size in absent if form.search(name)}  # noqa: B035
         elif DEPTHS.search(name) and _is_list(value):
             sizes[name] = [1] * len(value)
+        elif name == "attention_window":  # Longformer pads its input to a multiple of it
+            sizes[name] = [WINDOW] * layers if _is_list(value) else WINDOW
         elif not isinstance(value, int) or isinstance(value, bool):
             continue
         elif LAYERS.search(name) and name not in KEPT_LAYERS:

@@ -50,7 +50,9 @@ LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-4, 1e-3
 """In fp32: of a loss's size, and of the gradient's norm."""
 LOSS_TOLERANCE_BF16, GRADIENT_TOLERANCE_BF16 = 1e-2, 0.1
 """In bf16; twice what eager autocast loses against fp32, if that is more."""
-REASONS, LONGEST_WHY = 3, 240
+SMALLEST_NORM = 0.01
+REASONS, LONGEST_WHY, LONGEST_CONTEXT = 3, 240, 120
+CONTEXT = "Developer debug context:"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,7 +150,7 @@ class _Trial:
             self._seen_compiled = True
             changes |= {
                 "breaks": sum(ran.breaks.values()),
-                "break_reasons": tuple(ran.breaks)[:REASONS],
+                "break_reasons": tuple(_why_broken(one) for one in ran.breaks)[:REASONS],
                 "installed": ran.report.installed,
                 "declined": dict(
                     Counter(f"{pattern}: {why}" for pattern, why in ran.report.declined)
@@ -252,10 +254,20 @@ def _seed(index: int) -> None:
 
 
 def _distance(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
-    """Return the norm of the difference of two gradients over that of the second."""
+    """Return the norm of the difference of two gradients over that of the second.
+
+    A loss near 0 has a gradient of rounding errors, so a small norm counts as `SMALLEST_NORM`.
+    """
     off = sum(float((found[name] - one).double().square().sum()) for name, one in wanted.items())
     size = sum(float(one.double().square().sum()) for one in wanted.values())
-    return math.sqrt(off / size) if size else math.sqrt(off)
+    return math.sqrt(off) / max(math.sqrt(size), SMALLEST_NORM)
+
+
+def _why_broken(reason: str) -> str:
+    """Return the first line of dynamo's reason for a graph break, and what it met."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    met = next((line for line in lines if line.startswith(CONTEXT)), CONTEXT)
+    return f"{lines[0]} ({met.removeprefix(CONTEXT).strip()[:LONGEST_CONTEXT]})"
 
 
 def one_line(error: BaseException) -> str:
