@@ -17,13 +17,13 @@ SPECIAL_ID = re.compile(r"_token_(id|index)$|^(bos|eos|pad|sep)_index$")
 IMAGE_IDS = ("image_token_id", "image_token_index")
 KEPT_LAYERS = frozenset({"num_feat_extract_layers", "vision_feature_layer", "num_mel_layers"})
 """Names that look like a depth and are none: they count the entries of another field."""
-NO_GROUPS = ("n_group", "n_groups", "topk_group", "num_expert_group", "num_limited_groups")
+GROUPS = re.compile(r"^(n_groups?|topk_group|num_expert_group|num_limited_groups)$")
 SHARED_LAYERS = ("num_kv_shared_layers",)
 """Layers that reuse what earlier ones made: a few layers have none."""
 MOST_LAYERS = 4
 """Layers of a model whose layers differ: one of each kind, at most so many."""
 EXPERTS_KEPT, EXPERTS_CHOSEN = 4, 2
-WINDOW = 16
+WINDOW, LABELS = 16, 10
 RANDOM = frozenset({"mask_time_prob", "mask_feature_prob", "jitter_noise", "router_jitter_noise",
                     "input_jitter_noise", "apply_spec_augment"})  # fmt: skip
 """Sources of randomness in a training step besides dropout."""
@@ -39,10 +39,6 @@ class Dimensions:
     vocabulary: int
     widths: Widths | None = None
     """None keeps the type's own widths: one layer's time to compile does not depend on them."""
-
-    def by_name(self) -> dict[str, int]:
-        """Return the widths under the names that transformers' configurations use."""
-        return {} if self.widths is None else self.widths.by_name()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,49 +155,60 @@ def _sized(
     config: Any, own: Mapping[str, Any], dimensions: Dimensions, layers: int
 ) -> dict[str, Any]:
     """Return the fields that hold a size, small."""
-    mapped = type(config).attribute_map
-    sizes: dict[str, Any] = {
-        name: value
-        for name, value in dimensions.by_name().items()
-        if isinstance(own.get(mapped.get(name, name)), int)
-        or (name in own and own[name] is None and name != "image_size")
-    }
-    if "kv_lora_rank" in own and "num_key_value_heads" in sizes:
-        # Latent attention has as many key-value heads as heads, and heads of two parts.
-        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
-        parts = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-        sizes.update(
-            {name: sizes["head_dim"] for name in parts if name in own and "head_dim" in sizes}
-        )
-    if "expand" in own and "head_dim" in sizes:
-        sizes["head_dim"] *= own["expand"]
-    if "rotary_dim" in own and dimensions.widths is not None:
-        sizes["rotary_dim"] = dimensions.widths.hidden // dimensions.widths.heads
-    absent = ((VOCABULARY, dimensions.vocabulary), (EXPERTS, EXPERTS_KEPT),
-              (CHOSEN_EXPERTS, EXPERTS_CHOSEN))  # fmt: skip
+    sizes = _widths(type(config).attribute_map, own, dimensions)
+    largest = _largest(dimensions.vocabulary, layers)
     for name, value in own.items():
-        if value is None:
-            sizes |= {name: size for form, size in absent if form.search(name)}  # noqa: B035
-        elif DEPTHS.search(name) and _is_list(value):
+        most = next((most for form, most in largest if form.search(name)), None)
+        if DEPTHS.search(name) and _is_list(value):
             sizes[name] = [1] * len(value)
         elif name == "attention_window":  # Longformer pads its input to a multiple of it
             sizes[name] = [WINDOW] * layers if _is_list(value) else WINDOW
-        elif not isinstance(value, int) or isinstance(value, bool):
-            continue
-        elif LAYERS.search(name) and name not in KEPT_LAYERS:
-            sizes[name] = min(value, layers)
-        elif VOCABULARY.search(name):
-            sizes[name] = min(value, dimensions.vocabulary)
-        elif EXPERTS.search(name):
-            sizes[name] = min(value, EXPERTS_KEPT)
-        elif CHOSEN_EXPERTS.search(name):
-            sizes[name] = min(value, EXPERTS_CHOSEN)
-        elif name in NO_GROUPS:
-            sizes[name] = 1
-        if name in SHARED_LAYERS:
+        elif name in SHARED_LAYERS:
             sizes[name] = 0
+        elif name in KEPT_LAYERS or most is None or isinstance(value, bool):
+            continue
+        elif isinstance(value, int):
+            sizes[name] = min(value, most)
+        elif value is None and not LAYERS.search(name):
+            sizes[name] = most
     if "id2label" in own:
-        sizes["num_labels"] = 10
+        sizes["num_labels"] = LABELS
+    return sizes
+
+
+def _largest(vocabulary: int, layers: int) -> list[tuple[re.Pattern[str], int]]:
+    """Return the largest value of fields by the form of their names; None counts as larger."""
+    return [
+        (LAYERS, layers),
+        (VOCABULARY, vocabulary),
+        (EXPERTS, EXPERTS_KEPT),
+        (CHOSEN_EXPERTS, EXPERTS_CHOSEN),
+        (GROUPS, 1),
+    ]
+
+
+def _widths(
+    mapped: Mapping[str, str], own: Mapping[str, Any], dimensions: Dimensions
+) -> dict[str, Any]:
+    """Return the sizes of one layer, by the names that this configuration has."""
+    if dimensions.widths is None:
+        return {}
+    sizes: dict[str, Any] = {
+        name: value
+        for name, value in dimensions.widths.by_name().items()
+        if isinstance(own.get(mapped.get(name, name)), int)
+        or (name in own and own[name] is None and name != "image_size")
+    }
+    head_dim = dimensions.widths.hidden // dimensions.widths.heads
+    if "kv_lora_rank" in own:
+        # Latent attention has as many key-value heads as heads, and heads of two parts.
+        sizes["num_key_value_heads"] = dimensions.widths.heads
+        parts = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        sizes |= dict.fromkeys((name for name in parts if name in own), head_dim)
+    if "expand" in own and "head_dim" in sizes:
+        sizes["head_dim"] *= own["expand"]
+    if "rotary_dim" in own:
+        sizes["rotary_dim"] = head_dim
     return sizes
 
 
@@ -210,6 +217,8 @@ def _chosen(own: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
     depth = _depth(own)
     chosen: dict[str, Any] = {}
     for name, value in own.items():
+        if DEPTHS.search(name):
+            continue
         if depth is not None and _is_list(value) and len(value) == depth:
             chosen[name] = [value[index] for index in layers]
         elif _is_indices(name, value):
