@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from ratchet.errors import WorkloadError
 from ratchet.workloads.family import CLIP_NORM, Data
-from ratchet.workloads.hf_batches import Batching, batches_for
+from ratchet.workloads.hf_batches import batches_for
 from ratchet.workloads.hf_config import HEADS, Head, head_of, read_config, table_of
+from ratchet.workloads.hf_inputs import Batching
 from ratchet.workloads.hf_small import Dimensions, Widths, small_config
 from ratchet.workloads.memory import require, state_bytes
 from ratchet.workloads.names import PREFIX

@@ -116,7 +116,7 @@ class _Trial:
 
     def _widest(self, arm: str) -> tuple[str | None, list[str]]:
         """Return the first of an arm and its narrower ones that trains, and what was left out."""
-        words = []
+        words: list[str] = []
         for one in (arm, *NARROWER[arm]):
             if not (why := self._failure(one)):
                 return one, words
