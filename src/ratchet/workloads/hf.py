@@ -88,7 +88,7 @@ def _least_config(name: str, device: torch.device) -> Any:
             if needed_bytes > LARGEST_LEAST_BYTES:
                 raise WorkloadError(f"its least form needs {needed_bytes / 1e9:.1f} GB")
             made = _build(f"{PREFIX}{name}", config, LEAST_BATCHING, _plain_request(device, 0))
-            torch.autograd.backward(made.loss(made.model.train(), made.batch(0)))
+            torch.autograd.backward(hf_loss(made.model.train(), made.batch(0)))
         except Exception as error:  # transformers' code may raise anything for odd sizes
             why = why or error
         else:

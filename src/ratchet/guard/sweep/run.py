@@ -178,7 +178,9 @@ def _tried(types: Sequence[str], settings: SweepSettings, versions: str) -> Iter
                 code = process.wait()
             if code == 0 or not left:
                 return
-            yield _lost(left.pop(0), code, said.seek(0) or said.read().decode(), request)
+            said.seek(0)
+            words = said.read().decode(errors="replace")
+            yield _lost(left.pop(0), code, words, request)
 
 
 def _program(request: SweepRequest, said: Any) -> subprocess.Popen[bytes]:
