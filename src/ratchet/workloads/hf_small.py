@@ -99,8 +99,10 @@ def small_config(config: Any, dimensions: Dimensions) -> Any:
     layers = _layers(own, dimensions)
     sizes = _sized(config, own, dimensions, max(len(layers), dimensions.layers))
     ids = _ids(own, dimensions.vocabulary)
-    rope = _rope(config, own, sizes)
-    small = type(config)(**{**kept, **nested, **sizes, **_chosen(own, layers), **ids, **rope})
+    rope, chosen = _rope(config, own, sizes), _chosen(own, layers)
+    if "out_indices" in chosen:
+        kept.pop("out_features", None)
+    small = type(config)(**{**kept, **nested, **sizes, **chosen, **ids, **rope})
     for name in own:
         if not hasattr(small, name):  # given to the nested configuration by the one around it
             setattr(small, name, own[name])
@@ -221,8 +223,8 @@ def _chosen(own: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
             continue
         if depth is not None and _is_list(value) and len(value) == depth:
             chosen[name] = [value[index] for index in layers]
-        elif _is_indices(name, value):
-            first = 1 if depth is not None and max(value) == depth else 0
+        elif _is_indices(name, value) and depth is not None and len(layers) < depth:
+            first = 1 if max(value) == depth else 0
             chosen[name] = [first + index for index in range(len(value))]
     return chosen
 

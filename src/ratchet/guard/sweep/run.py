@@ -169,10 +169,11 @@ def _tried(types: Sequence[str], settings: SweepSettings, versions: str) -> Iter
             process = _program(request, said)
             try:
                 assert process.stdout is not None
-                for line in process.stdout:
-                    row = msgspec.json.decode(line, type=TypeRow)
-                    left.remove(row.type)
-                    yield row
+                with process.stdout:
+                    for line in process.stdout:
+                        row = msgspec.json.decode(line, type=TypeRow)
+                        left.remove(row.type)
+                        yield row
             finally:
                 process.kill()
                 code = process.wait()

@@ -267,7 +267,8 @@ def _why_broken(reason: str) -> str:
     """Return the first line of dynamo's reason for a graph break, and what it met."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     met = next((line for line in lines if line.startswith(CONTEXT)), CONTEXT)
-    return f"{lines[0]} ({met.removeprefix(CONTEXT).strip()[:LONGEST_CONTEXT]})"
+    words = met.removeprefix(CONTEXT).strip()[:LONGEST_CONTEXT]
+    return f"{lines[0]} ({words})" if words else lines[0]
 
 
 def one_line(error: BaseException) -> str:
