@@ -45,6 +45,7 @@ WRITING: dict[str, list[str]] = {
     "compare": ["compare", "llama-tiny", "--b", "compile", "--numerics", "--out", PLACE],
     "bisect": ["bisect", "HEAD~1", "HEAD", "--state", PLACE, "--", "true"],
     "repro": ["repro", "abcdef12", "--out", PLACE],
+    "sweep": ["sweep", "hf", "--out", PLACE],
     "judge": ["judge", "squared_relu", "k.cpp", "--out", PLACE],
     "write": ["write", "squared_relu", "--budget", "20s", "--out", PLACE],
     "optimize": ["optimize", "llama-tiny", "--budget", "30s", "--device", "cpu", "--out", PLACE],

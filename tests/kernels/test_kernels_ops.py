@@ -198,6 +198,16 @@ def test_rope_keeps_the_memory_layout() -> None:
     assert torch.equal(OPS.rope(heads, batched, sin), OPS.rope(heads, cos, sin))
 
 
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_a_norm_s_outputs_are_contiguous_for_any_layout(name: str) -> None:
+    x, grad = (draw(5, 3, 24, grad=False).transpose(0, 1) for _ in range(2))
+    weight = draw(24, grad=False)
+    bias, has_bias = ((None,), (False,)) if name == "layer_norm" else ((), ())
+    y = getattr(OPS, name)(x, weight, *bias, EPS)
+    dx = getattr(OPS, f"{name}_backward")(grad, x, weight, *has_bias, EPS)[0]
+    assert y.is_contiguous() and dx.is_contiguous()
+
+
 def test_mistakes_are_one_line() -> None:
     x = draw(2, 4)
     with pytest.raises(KernelError, match="unknown activation 'relu'"):

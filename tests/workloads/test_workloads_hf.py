@@ -95,7 +95,7 @@ def test_a_hub_name_without_network_is_one_line(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_model_without_a_known_objective_is_one_line() -> None:
-    assert "has no language-model or image-classification head" in message("hf:wav2vec2")
+    assert "has no head with a loss of its own" in message("hf:encodec")
 
 
 def test_the_types_are_those_of_transformers() -> None:

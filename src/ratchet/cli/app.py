@@ -85,6 +85,7 @@ def _register() -> None:
         learn,
         optimize,
         repro,
+        sweep,
         trace,
         watch,
         write,

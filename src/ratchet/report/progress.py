@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 
 from ratchet.report.suite_table import row_words
+from ratchet.report.sweep_table import shortened
 from ratchet.report.words import DECIDED, show_ratio, show_time
 
 
@@ -203,3 +204,22 @@ class RunProgress(MovingLine):
             return
         self._done[name] = runs
         self.move(f"{name}: {runs} of {self._runs[name]} done", sum(self._done.values()))
+
+
+class SweepLine(MovingLine):
+    """A progress line below each type's result; a pipe gets only the results."""
+
+    def __init__(self, *, console: Console | None = None) -> None:
+        super().__init__("starting", 0, BarColumn(bar_width=24), console=console)
+        self._done = 0
+
+    def show(self, row: Any, left: int) -> None:
+        """Show one type's row, and how many types are left."""
+        self._done += 1
+        said = f"{row.type}: {row.status}{f' ({shortened(row.why)})' if row.why else ''}"
+        if self._bar is None:
+            print(f"{said}, {left} left", file=self._console.file, flush=True)
+            return
+        self._bar.update(self._bar.task_ids[0], total=self._done + left)
+        self.move(f"{left} types left", self._done)
+        self._bar.console.print(said)

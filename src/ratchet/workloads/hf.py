@@ -7,9 +7,11 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,38 +19,38 @@ import torch
 from torch import Tensor, nn
 
 from ratchet.errors import WorkloadError
-from ratchet.workloads.bert import BertSize, MaskedWords
 from ratchet.workloads.family import CLIP_NORM, Data
-from ratchet.workloads.hf_config import HEADS, Dimensions, Head, head_of, read_config, small_config
+from ratchet.workloads.hf_batches import batches_for
+from ratchet.workloads.hf_config import HEADS, Head, head_of, read_config, table_of
+from ratchet.workloads.hf_inputs import Batching
+from ratchet.workloads.hf_small import Dimensions, Widths, small_config
 from ratchet.workloads.memory import require, state_bytes
 from ratchet.workloads.names import PREFIX
 from ratchet.workloads.request import Request
-from ratchet.workloads.vit import MadeImages, ViTSize
-from ratchet.workloads.windows import next_token_batches, text_windows
-from ratchet.workloads.workload import AdamWSpec, BatchFunction, Workload
+from ratchet.workloads.workload import AdamWSpec, Workload
 
 SMALL = Dimensions(
-    hidden=256, layers=4, heads=4, kv_heads=2, intermediate=704, vocabulary=8000, positions=512
+    layers=4,
+    vocabulary=8000,
+    widths=Widths(hidden=256, heads=4, kv_heads=2, intermediate=704, positions=512),
 )
-TINY = Dimensions(
-    hidden=64, layers=2, heads=4, kv_heads=2, intermediate=176, vocabulary=512, positions=128
-)
+TINY_WIDTHS = Widths(hidden=64, heads=4, kv_heads=2, intermediate=176, positions=128)
+TINY = Dimensions(layers=2, vocabulary=512, widths=TINY_WIDTHS)
+LEAST = replace(TINY, layers=1)
+"""One layer, or one of each kind."""
+TINY_OWN_HEADS = replace(TINY, widths=replace(TINY_WIDTHS, own_head_dim=True, kv_heads=4))
+SHALLOW = Dimensions(layers=2, vocabulary=512)
+"""For types whose widths depend on each other in their own way."""
 LONGEST_SEQUENCE = 512
 """Maximum sequence of a model from a folder or the hub, unless the caller asks for another."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Batching:
-    """Batch size, sequence length, and a learning rate that suits the model's size."""
-
-    batch_size: int
-    sequence: int
-    lr: float
 
 
 SMALL_BATCHING = Batching(batch_size=2, sequence=256, lr=3e-4)
 IMAGES_PER_BATCH = 16
 TINY_BATCHING = Batching(batch_size=8, sequence=64, lr=1e-3)
+LEAST_BATCHING = Batching(batch_size=2, sequence=32, lr=1e-3)
+LARGEST_LEAST_BYTES = 3_000_000_000
+"""Of weights, gradients and moments of a model in its least form."""
 
 
 def load_hf(spec: str, request: Request) -> Workload:
@@ -63,6 +65,45 @@ def load_hf(spec: str, request: Request) -> Workload:
         longest = getattr(config, "max_position_embeddings", None) or LONGEST_SEQUENCE
         batching = replace(batching, sequence=min(longest, LONGEST_SEQUENCE))
     return _build(spec, config, batching, request)
+
+
+def tiny_hf(name: str, device: torch.device, *, seed: int = 0) -> Workload:
+    """Load a model type with the least layers and widths that train: milliseconds a step.
+
+    Raises WorkloadError, with the first reason, if the type trains at none of them.
+    """
+    config = copy.deepcopy(_least_config(name, device))
+    return _build(f"{PREFIX}{name}", config, LEAST_BATCHING, _plain_request(device, seed))
+
+
+@functools.cache
+def _least_config(name: str, device: torch.device) -> Any:
+    why: Exception | None = None
+    for dimensions in (LEAST, TINY_OWN_HEADS, SHALLOW):
+        try:
+            with quiet_transformers():
+                config = small_config(read_config(name)[0], dimensions)
+                kept = copy.deepcopy(config)
+                needed_bytes = _needed_bytes(config, head_of(config, name))
+            if needed_bytes > LARGEST_LEAST_BYTES:
+                raise WorkloadError(f"its least form needs {needed_bytes / 1e9:.1f} GB")
+            made = _build(f"{PREFIX}{name}", config, LEAST_BATCHING, _plain_request(device, 0))
+            torch.autograd.backward(hf_loss(made.model.train(), made.batch(0)))
+        except Exception as error:  # transformers' code may raise anything for odd sizes
+            why = why or error
+        else:
+            return kept
+    raise WorkloadError(
+        f"hf:{name} does not train at any small size that Ratchet knows "
+        f"({type(why).__name__}: {why}); write a file.py:function"
+    ) from why
+
+
+def _plain_request(device: torch.device, seed: int) -> Request:
+    size = LEAST_BATCHING.batch_size
+    return Request(
+        seed=seed, batch_size=size, sequence=None, precision=None, text=None, device=device
+    )
 
 
 def hf_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -89,12 +130,13 @@ def _build(spec: str, config: Any, batching: Batching, request: Request) -> Work
     batching = _asked(batching, request, head, spec)
     model = _model(config, head, spec, request)
     _name_loss(model)
-    tokens = batching.batch_size * (1 if head.unit == "images" else batching.sequence)
+    data = Data(seed=request.seed, device=request.device, text=request.text)
+    tokens = batching.batch_size * (batching.sequence if head.unit == "tokens" else 1)
     return Workload(
         name=spec,
         model=model,
         loss=hf_loss,
-        batch=_batches(config, head, batching, request),
+        batch=batches_for(model, head, batching, data),
         optimizer=AdamWSpec(lr=batching.lr),
         clip_norm=CLIP_NORM,
         precision=request.precision or "fp32",
@@ -123,8 +165,9 @@ def _shrink(spec: str, config: Any, request: Request, seed: int) -> Workload:
 
 
 def _asked(batching: Batching, request: Request, head: Head, spec: str) -> Batching:
-    if head.unit == "images" and (request.sequence or request.text):
-        raise WorkloadError(f"{spec} is trained on images; leave out sequence and text")
+    if head.unit != "tokens" and (request.sequence or request.text):
+        kind = "images" if head.unit == "images" else "audio"
+        raise WorkloadError(f"{spec} is trained on {kind}; leave out sequence and text")
     usual = IMAGES_PER_BATCH if head.unit == "images" else batching.batch_size
     return replace(
         batching,
@@ -134,20 +177,14 @@ def _asked(batching: Batching, request: Request, head: Head, spec: str) -> Batch
 
 
 def _model(config: Any, head: Head, spec: str, request: Request) -> nn.Module:
-    import transformers
-
-    make = getattr(transformers, head.auto_class).from_config
-    # Loop over experts: the grouped product, transformers' default, has no fp32 form in inductor.
-    options = {"dtype": torch.float32, "experts_implementation": "eager"}
     with quiet_transformers():
         try:
-            with torch.device("meta"):
-                needed_bytes = state_bytes(make(config, **options))
             remedy = "choose a smaller model or a larger device"
+            needed_bytes = _needed_bytes(config, head)
             require(needed_bytes, request.device, f"workload {spec!r}", remedy)
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(request.seed)
-                model: nn.Module = make(config, **options)
+                model = _made(config, head)
         except (ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
             raise WorkloadError(
                 f"{spec!r} cannot be built from its configuration ({type(error).__name__}: "
@@ -159,62 +196,22 @@ def _model(config: Any, head: Head, spec: str, request: Request) -> nn.Module:
     return model.to(request.device)
 
 
-def _batches(config: Any, head: Head, batching: Batching, request: Request) -> BatchFunction:
-    data = Data(seed=request.seed, device=request.device, text=request.text)
-    if head is HEADS["image"]:
-        return NamedBatches(source=_images(config, batching, data), inputs="pixel_values")
-    vocabulary = int(config.vocab_size)
-    if head is HEADS["masked"]:
-        return NamedBatches(source=_masked_words(vocabulary, batching, data))
-    windows = next_token_batches(
-        data,
-        vocabulary=vocabulary,
-        batch_size=batching.batch_size,
-        sequence=batching.sequence,
-    )
-    return NamedBatches(source=windows, same_labels=True)
+def _made(config: Any, head: Head) -> nn.Module:
+    import transformers
+
+    named = table_of(head).get(config.model_type)
+    if isinstance(named, tuple) and not config.architectures:
+        config.architectures = [named[0]]
+    make = getattr(transformers, head.auto_class).from_config
+    # Loop over experts: the grouped product, transformers' default, has no fp32 form in inductor.
+    model: nn.Module = make(config, dtype=torch.float32, experts_implementation="eager")
+    return model
 
 
-def _masked_words(vocabulary: int, batching: Batching, data: Data) -> MaskedWords:
-    size = BertSize(
-        hidden=0,
-        layers=0,
-        heads=1,
-        vocabulary=vocabulary,
-        sequence=batching.sequence,
-        batch_size=batching.batch_size,
-    )
-    windows = text_windows(
-        data,
-        vocabulary=size.mask_id,
-        batch_size=batching.batch_size,
-        length=batching.sequence,
-    )
-    return MaskedWords(windows=windows, size=size, device=data.device)
-
-
-def _images(config: Any, batching: Batching, data: Data) -> MadeImages:
-    size = ViTSize(
-        hidden=0,
-        layers=0,
-        heads=1,
-        image=int(getattr(config, "image_size", 224)),
-        patch=int(getattr(config, "patch_size", 16)),
-        classes=int(config.num_labels),
-        batch_size=batching.batch_size,
-    )
-    return MadeImages(size=size, seed=data.seed, device=data.device)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NamedBatches:
-    """Batches under transformers' names."""
-
-    source: BatchFunction
-    inputs: str = "input_ids"
-    same_labels: bool = False
-    """The labels equal the inputs: transformers shifts them itself."""
-
-    def __call__(self, index: int) -> dict[str, Tensor]:
-        inputs, labels = self.source(index)
-        return {self.inputs: inputs, "labels": inputs if self.same_labels else labels}
+def _needed_bytes(config: Any, head: Head) -> int:
+    """Return a lower bound on a step's memory; 0 for a model that cannot be built on meta."""
+    try:
+        with torch.device("meta"):
+            return state_bytes(_made(config, head))
+    except (RuntimeError, NotImplementedError):
+        return 0

@@ -3,85 +3,57 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ratchet.errors import WorkloadError
+from ratchet.workloads.hf_small import without_dropout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Head:
-    """A training objective, transformers' class for it, and the table of models that have it."""
+    """A training objective, transformers' class for it, and what its batches hold."""
 
     auto_class: str
     table: str
-    unit: Literal["tokens", "images"] = "tokens"
+    """The table of `transformers.models.auto.modeling_auto` with the models that have it."""
+    inputs: Inputs = "words"
+    unit: Literal["tokens", "images", "samples"] = "tokens"
 
 
+Inputs = Literal["words", "masked", "captions", "classes", "maps", "masks", "boxes", "clips",
+                 "audio", "labels"]  # fmt: skip
+"""What a batch holds: words to continue, words to fill in, an image with words after it, images
+with classes, with a class or a depth for each pixel, with masks or with boxes, clips with classes,
+audio with its words, or audio with classes.
+"""
+
+
+def _head(auto_class: str, table: str, **named: Any) -> Head:
+    return Head(auto_class=f"AutoModelFor{auto_class}", table=f"MODEL_FOR_{table}_MAPPING_NAMES",
+                **named)  # fmt: skip
+
+
+_IMAGES: dict[str, Any] = {"unit": "images"}
+_AUDIO: dict[str, Any] = {"unit": "samples"}
 HEADS = {
-    # Masked comes before causal: BERT has both heads and is trained on the masked one.
-    "masked": Head(auto_class="AutoModelForMaskedLM", table="MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
-    "causal": Head(auto_class="AutoModelForCausalLM", table="MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
-    "sequence": Head(
-        auto_class="AutoModelForSeq2SeqLM",
-        table="MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
-    ),
-    "image": Head(
-        auto_class="AutoModelForImageClassification",
-        table="MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
-        unit="images",
-    ),
+    # The first head that a type has is trained. Masked comes before causal: BERT has both heads.
+    "masked": _head("MaskedLM", "MASKED_LM", inputs="masked"),
+    "speech": _head("SpeechSeq2Seq", "SPEECH_SEQ_2_SEQ", inputs="audio", **_AUDIO),
+    "ctc": _head("CTC", "CTC", inputs="audio", **_AUDIO),
+    "image_text": _head("ImageTextToText", "IMAGE_TEXT_TO_TEXT", inputs="captions"),
+    "sequence": _head("Seq2SeqLM", "SEQ_TO_SEQ_CAUSAL_LM"),
+    "causal": _head("CausalLM", "CAUSAL_LM"),
+    "image": _head("ImageClassification", "IMAGE_CLASSIFICATION", inputs="classes", **_IMAGES),
+    "semantic": _head("SemanticSegmentation", "SEMANTIC_SEGMENTATION", inputs="maps", **_IMAGES),
+    "instances": _head("InstanceSegmentation", "INSTANCE_SEGMENTATION", inputs="boxes", **_IMAGES),
+    "detection": _head("ObjectDetection", "OBJECT_DETECTION", inputs="boxes", **_IMAGES),
+    "masks": _head("UniversalSegmentation", "UNIVERSAL_SEGMENTATION", inputs="masks", **_IMAGES),
+    "depth": _head("DepthEstimation", "DEPTH_ESTIMATION", inputs="maps", **_IMAGES),
+    "video": _head("VideoClassification", "VIDEO_CLASSIFICATION", inputs="clips", **_IMAGES),
+    "audio": _head("AudioClassification", "AUDIO_CLASSIFICATION", inputs="labels", **_AUDIO),
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Dimensions:
-    """The sizes that make a configuration small."""
-
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    intermediate: int
-    vocabulary: int
-    positions: int
-
-    def by_name(self) -> dict[str, int]:
-        """Return these sizes under the names that transformers' configurations use."""
-        wide = ("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff")
-        deep = ("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers")
-        heads = (
-            "num_attention_heads",
-            "num_heads",
-            "encoder_attention_heads",
-            "decoder_attention_heads",
-        )
-        head_dim = self.hidden // self.heads
-        return {
-            "hidden_size": self.hidden,
-            "d_model": self.hidden,
-            "vocab_size": self.vocabulary,
-            "max_position_embeddings": self.positions,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": head_dim,
-            "d_kv": head_dim,
-            "num_decoder_layers": self.layers,
-            "num_labels": 10,
-            "image_size": 64,
-            "num_experts": 4,
-            "num_local_experts": 4,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": self.intermediate // 2,
-            "shared_expert_intermediate_size": self.intermediate // 2,
-            "word_embed_proj_dim": self.hidden,
-            "embedding_size": self.hidden,
-            **dict.fromkeys(wide, self.intermediate),
-            **dict.fromkeys(deep, self.layers),
-            **dict.fromkeys(heads, self.heads),
-        }
 
 
 def read_config(name: str) -> tuple[Any, bool]:
@@ -116,6 +88,16 @@ def model_types() -> list[str]:
     return sorted(CONFIG_MAPPING_NAMES)
 
 
+def trained_types() -> dict[str, Head]:
+    """Return the model types that have a loss which Ratchet knows, with the head it trains."""
+    types = model_types()
+    found: dict[str, Head] = {}
+    for head in HEADS.values():
+        for name in table_of(head):
+            found.setdefault(name, head)
+    return {name: found[name] for name in types if name in found}
+
+
 def _from_folder(folder: Path) -> Any:
     from transformers import AutoConfig
 
@@ -148,60 +130,25 @@ def _first(error: Exception) -> str:
     return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else "no reason"
 
 
-def head_of(config: Any, spec: str) -> Head:
-    """Return the head of the first of its `architectures`, or the first that its type supports."""
+def table_of(head: Head) -> dict[str, str | tuple[str, ...]]:
+    """Return transformers' class names by model type; empty if this version lacks the head."""
     from transformers.models.auto import modeling_auto
 
-    tables = {key: getattr(modeling_auto, head.table) for key, head in HEADS.items()}
+    return dict(getattr(modeling_auto, head.table, {}))
+
+
+def head_of(config: Any, spec: str) -> Head:
+    """Return the head of the first of its `architectures`, or the first that its type supports."""
+    tables = {key: table_of(head) for key, head in HEADS.items()}
     for architecture in config.architectures or ():
         for key, table in tables.items():
-            if table.get(config.model_type) == architecture:
+            named = table.get(config.model_type, ())
+            if architecture in ((named,) if isinstance(named, str) else named):
                 return HEADS[key]
     for key, table in tables.items():
         if config.model_type in table:
             return HEADS[key]
     raise WorkloadError(
-        f"{spec}: model type {config.model_type!r} has no language-model or image-classification "
-        "head; choose another, or write a file.py:function"
+        f"{spec}: model type {config.model_type!r} has no head with a loss of its own "
+        "that Ratchet knows; choose another, or write a file.py:function"
     )
-
-
-def small_config(config: Any, dimensions: Dimensions) -> Any:
-    """Return a configuration of the same class and switches, with these sizes and no dropout."""
-    kept = {
-        name: value
-        for name, value in config.to_diff_dict().items()
-        if isinstance(value, bool | str | float) and name not in _NOT_SWITCHES
-    }
-    known = set(inspect.signature(type(config).__init__).parameters) | set(config.to_dict())
-    mapped = type(config).attribute_map
-    sizes = {
-        name: value
-        for name, value in dimensions.by_name().items()
-        if name in known or mapped.get(name) in known or name == "num_labels"
-    }
-    if "kv_lora_rank" in known:
-        # Latent attention has as many key-value heads as heads.
-        sizes["num_key_value_heads"] = dimensions.heads
-    ids = {
-        name: 0
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-        if isinstance(getattr(config, name, None), int)
-        and getattr(config, name) >= dimensions.vocabulary
-    }
-    return without_dropout(type(config)(**{**kept, **sizes, **ids}))
-
-
-_NOT_SWITCHES = frozenset({"model_type", "transformers_version", "_name_or_path", "dtype"})
-
-
-def without_dropout(config: Any) -> Any:
-    """Set every dropout to 0 and disable the key-value cache, in place; return the config."""
-    for name, value in config.to_dict().items():
-        if isinstance(value, float) and ("drop" in name):
-            setattr(config, name, 0.0)
-    if hasattr(config, "use_cache"):
-        config.use_cache = False
-    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
-        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
-    return config

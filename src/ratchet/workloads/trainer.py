@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 
 from ratchet.errors import WorkloadError
 from ratchet.kernels.model_file import seeded
-from ratchet.workloads.hf import TINY, quiet_transformers
-from ratchet.workloads.hf_config import small_config
+from ratchet.workloads.hf import TINY, TINY_WIDTHS, quiet_transformers
+from ratchet.workloads.hf_small import small_config
 from ratchet.workloads.request import Request
 from ratchet.workloads.workload import Unit, Workload
 
@@ -260,10 +260,11 @@ def _can_shrink(trainer: Any) -> bool:
 def _shrink(trainer: Any, unit: Unit, count: int | None, seed: int) -> Workload:
     """Return a small model of the same class with the Trainer's loss, optimizer and data."""
     config = trainer.model.config
-    positions = getattr(config, "max_position_embeddings", None) or TINY.positions
+    positions = getattr(config, "max_position_embeddings", None) or TINY_WIDTHS.positions
     vocabulary = getattr(config, "vocab_size", None) or TINY.vocabulary
     with quiet_transformers():
-        small = small_config(config, replace(TINY, vocabulary=vocabulary, positions=positions))
+        widths = replace(TINY_WIDTHS, positions=positions)
+        small = small_config(config, replace(TINY, vocabulary=vocabulary, widths=widths))
         for name in ("image_size", "num_labels"):
             if getattr(config, name, None) is not None:
                 setattr(small, name, getattr(config, name))

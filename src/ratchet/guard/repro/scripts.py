@@ -120,3 +120,22 @@ if __name__ == "__main__":
     print(kernel.source)
     print(judge(kernel, problem, **TERMS).model_dump_json(indent=2))
 '''
+
+SWEEP_SCRIPT = '''"""Run one training step of a tiny model of transformers in two ways.
+
+{title}
+
+It needs:
+{needs}
+"""
+
+import torch._inductor.config
+
+from ratchet.guard.sweep.trial import run_arm
+
+if __name__ == "__main__":
+    torch._inductor.config.fallback_random = True
+    torch._inductor.config.fallback_by_default = {quick!r}
+    for arm in ("written", {arm!r}):
+        print(arm, run_arm({type!r}, arm).losses)
+'''

@@ -40,7 +40,7 @@ class Reproduction:
     """What was written."""
 
     kind: str
-    """`comparison`, `numerics` or `verdict`."""
+    """`comparison`, `numerics`, `verdict` or `sweep`."""
     title: str
     folder: Path
     written: tuple[str, ...]
@@ -58,7 +58,7 @@ class Reproduction:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Finding:
+class Reported:
     """A finding, as text for an issue and files to write."""
 
     kind: str
@@ -86,6 +86,11 @@ def repro(named: str, out: Path, *, ledger: str | os.PathLike[str] | None = None
         raise GuardError(f"--out {out} {why}: name a folder")
     with Ledger.open(ledger) as book:
         found = _find(book, named)
+    return write_finding(found, out)
+
+
+def write_finding(found: Reported, out: Path) -> Reproduction:
+    """Write a finding's script, with the environment of this process and an issue."""
     environment = environment_report(probe("cpu"))
     texts = {
         **found.texts,
@@ -108,7 +113,7 @@ def repro(named: str, out: Path, *, ledger: str | os.PathLike[str] | None = None
     )
 
 
-def _find(book: Ledger, named: str) -> _Finding:
+def _find(book: Ledger, named: str) -> Reported:
     turns = [one for one in book.turns_named(named) if one.command in ("compare", "numerics")]
     verdicts = book.verdicts_named(named)
     hashes = {one["kernel_hash"] for one in verdicts}
@@ -127,7 +132,7 @@ def _find(book: Ledger, named: str) -> _Finding:
     return _judged(book, verdicts[-1])
 
 
-def _timed(turn: RecordedTurn, result: Mapping[str, Any]) -> _Finding:
+def _timed(turn: RecordedTurn, result: Mapping[str, Any]) -> Reported:
     asked = turn.payload
     facts = [f"- A (baseline): `{result['baseline']}`", f"- B (new): `{result['new']}`"]
     for one in result["metrics"]:
@@ -148,7 +153,7 @@ def _timed(turn: RecordedTurn, result: Mapping[str, Any]) -> _Finding:
     where = {
         "folder": asked["folder"],
         "commit": asked.get("commit", "").removesuffix(CHANGES),
-        "needs": _quoted(needs),
+        "needs": quoted(needs),
         "check": CHECK,
     }
     if alone:
@@ -159,7 +164,7 @@ def _timed(turn: RecordedTurn, result: Mapping[str, Any]) -> _Finding:
         text = RATCHET_SCRIPT.format(words=pinned_words(asked), commits=commits, **where)
     percent = (1 / result["metrics"][0]["ratio"] - 1) if result["metrics"] else 0.0
     title = f"{result['answer']}: {result['new']} against {result['baseline']} ({percent:+.1%})"
-    return _Finding(
+    return Reported(
         kind="comparison",
         title=title,
         facts=tuple(facts),
@@ -168,7 +173,7 @@ def _timed(turn: RecordedTurn, result: Mapping[str, Any]) -> _Finding:
     )
 
 
-def _quoted(lines: Sequence[str]) -> str:
+def quoted(lines: Sequence[str]) -> str:
     """Return a list for a script's docstring, whatever a path holds."""
     return _listed(lines).replace("\\", "\\\\").replace('"', '\\"')
 
@@ -177,7 +182,7 @@ def _listed(lines: Sequence[str]) -> str:
     return "\n".join(f"- {one}" for one in lines)
 
 
-def _numerics(result: Mapping[str, Any]) -> _Finding:
+def _numerics(result: Mapping[str, Any]) -> Reported:
     found, broken = result["divergence"], result["not_finite"]
     if found is None and broken is None:
         raise GuardError("this comparison found no divergence: there is nothing to reproduce")
@@ -200,7 +205,7 @@ def _numerics(result: Mapping[str, Any]) -> _Finding:
     copied = [p for pattern in NUMERICS_FILES for p in folder.glob(pattern)] if folder else []
     texts = {} if any(path.name == SCRIPT for path in copied) else {"numerics.json": json.dumps(
         result, indent=2)}  # fmt: skip
-    return _Finding(
+    return Reported(
         kind="numerics",
         title=title,
         facts=tuple(facts),
@@ -210,7 +215,7 @@ def _numerics(result: Mapping[str, Any]) -> _Finding:
     )
 
 
-def _judged(book: Ledger, verdict: Mapping[str, Any]) -> _Finding:
+def _judged(book: Ledger, verdict: Mapping[str, Any]) -> Reported:
     kernel, problem = book.kernel(verdict["kernel_hash"]), book.problem(verdict["problem_hash"])
     if kernel is None or problem is None:
         raise GuardError(f"the ledger lacks the source of kernel {verdict['kernel_hash'][:12]}")
@@ -218,7 +223,7 @@ def _judged(book: Ledger, verdict: Mapping[str, Any]) -> _Finding:
     trial = verdict.get("trial") or {}
     needs = verdict_needs(kernel, trial)
     text = VERDICT_SCRIPT.format(
-        needs=_quoted(needs),
+        needs=quoted(needs),
         terms={name: trial[name] for name in TERMS if trial.get(name) is not None},
         title=f"{kernel['name']} for {problem['name']}",
         status=verdict["status"],
@@ -231,7 +236,7 @@ def _judged(book: Ledger, verdict: Mapping[str, Any]) -> _Finding:
         *([f"- why: {verdict['reason']}"] if verdict.get("reason") else []),
     ]
     title = f"{kernel['name']} is {verdict['status']} for {problem['name']}"
-    return _Finding(
+    return Reported(
         kind="verdict",
         title=title,
         facts=tuple(facts),
@@ -240,7 +245,7 @@ def _judged(book: Ledger, verdict: Mapping[str, Any]) -> _Finding:
     )
 
 
-def _issue(found: _Finding, environment: list[str]) -> str:
+def _issue(found: Reported, environment: list[str]) -> str:
     script = [f"`python {SCRIPT}` shows it."] if SCRIPT in found.texts or found.copied else []
     source = found.texts.get(SCRIPT) if found.kind == "comparison" else None
     code = ["", "```python", source.rstrip(), "```"] if source else []

@@ -33,12 +33,15 @@ def _hat(x: Tensor, eps: float, centred: bool) -> tuple[Tensor, Tensor]:
 def norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype, centred: bool
 ) -> Tensor:
-    """RMSNorm (arXiv:1910.07467) or, `centred`, LayerNorm (arXiv:1607.06450) of the last dim."""
+    """RMSNorm (arXiv:1910.07467) or, `centred`, LayerNorm (arXiv:1607.06450) of the last dim.
+
+    The result is contiguous for any layout of `x`, as the ops promise.
+    """
     hat, _ = _hat(wide(x), eps, centred)
     y = hat * wide(weight)
     if bias is not None:
         y = y + wide(bias)
-    return y.to(dtype)
+    return y.to(dtype).contiguous()
 
 
 def norm_backward(
@@ -57,7 +60,7 @@ def norm_backward(
     leading = tuple(range(h.dim() - 1))
     dweight = (dy * hat).sum(leading) if leading else dy * hat
     dbias = dy.sum(leading) if leading else dy
-    return dh.to(h.dtype), dweight.to(weight.dtype), dbias
+    return dh.to(h.dtype).contiguous(), dweight.to(weight.dtype), dbias
 
 
 def rms_norm_forward(x: Tensor, weight: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:

@@ -1,0 +1,124 @@
+"""A program that tries model types, each in a fork with a time and a memory limit.
+
+Importing torch and transformers takes longer than a tiny model's eager step, so it is done once,
+before any thread is started. The program reads a `SweepRequest` as JSON from its first argument and
+prints one `TypeRow` a line as JSON. A type that crashes or hangs gets a row too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from typing import IO, Any
+
+import msgspec
+import torch
+import torch._dynamo
+import torch._inductor.compile_fx
+import transformers.modeling_utils  # noqa: F401  the greater part of what each model imports
+
+from ratchet.guard.sweep.row import SweepRequest, TypeRow
+from ratchet.guard.sweep.trial import try_type
+from ratchet.workloads.hf_config import trained_types
+
+LAST_WORDS = 200
+
+
+def main() -> None:
+    """Try the types of the request in order."""
+    request = msgspec.json.decode(sys.argv[1], type=SweepRequest)
+    began_s = time.monotonic()
+    for name in request.types:
+        if request.budget_s is not None and time.monotonic() - began_s > request.budget_s:
+            return
+        row = in_a_fork(name, request)
+        sys.stdout.write(msgspec.json.encode(row).decode() + "\n")
+        sys.stdout.flush()
+
+
+def in_a_fork(name: str, request: SweepRequest) -> TypeRow:
+    """Return the row of one type, whatever becomes of the process that tries it."""
+    began_s = time.monotonic()
+    with tempfile.TemporaryFile() as rows, tempfile.TemporaryFile() as said:
+        child = os.fork()
+        if child == 0:
+            _in_the_child(name, request, rows, said)
+        late = not _ended(child, request.limit_s)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        row = _last_row(name, rows)
+        if row.doing or not row.type:
+            why = f"it took more than {request.limit_s:g} s" if late else _how(status, said)
+            row = _unfinished(row, why)
+    return msgspec.structs.replace(
+        row, quick=request.quick, versions=request.versions, time_s=time.monotonic() - began_s
+    )
+
+
+def _in_the_child(name: str, request: SweepRequest, rows: IO[bytes], said: IO[bytes]) -> None:
+    code = 1
+    try:
+        os.setsid()
+        for number in (1, 2):
+            os.dup2(said.fileno(), number)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_DATA, (request.memory_bytes, request.memory_bytes))
+
+        def keep(row: TypeRow) -> None:
+            rows.write(msgspec.json.encode(row) + b"\n")
+            rows.flush()
+
+        # Eager torch and Inductor then draw the same random numbers.
+        patch: dict[str, Any] = {"fallback_random": True, "fallback_by_default": request.quick}
+        with torch._inductor.config.patch(patch):
+            device = torch.device(request.device)
+            keep(try_type(name, trained_types()[name], device=device, keep=keep))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _ended(child: int, limit_s: float) -> bool:
+    """Wait for a child without reaping it; return False if it did not end within the limit."""
+    process = os.pidfd_open(child)
+    try:
+        poller = select.poll()
+        poller.register(process, select.POLLIN)
+        return bool(poller.poll(limit_s * 1e3))
+    finally:
+        os.close(process)
+
+
+def _last_row(name: str, rows: IO[bytes]) -> TypeRow:
+    rows.seek(0)
+    lines = [line for line in rows.read().split(b"\n") if line.endswith(b"}")]
+    if not lines:
+        return TypeRow(type=name, status="does not train as written", doing="the import")
+    return msgspec.json.decode(lines[-1], type=TypeRow)
+
+
+def _unfinished(row: TypeRow, why: str) -> TypeRow:
+    return msgspec.structs.replace(row, why=f"{row.doing}: {why}")
+
+
+def _how(status: int, said: IO[bytes]) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    said.seek(0)
+    words = " ".join(said.read().decode(errors="replace").split())[-LAST_WORDS:]
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"the process was {how}: {words}" if code < 0 else f"{how}: {words}"
+
+
+if __name__ == "__main__":
+    main()

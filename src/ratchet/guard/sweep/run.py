@@ -1,0 +1,225 @@
+"""Try every model type of transformers, keep each row as it comes, continue where it ended."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ratchet import __version__, files, watchdog
+from ratchet.errors import GuardError
+from ratchet.guard.repro.sweep import write_type
+from ratchet.guard.sweep.row import STATUSES, SweepRequest, TypeRow, share_that_trains
+from ratchet.workloads.hf_config import trained_types
+
+ROWS, REPRODUCTIONS = "rows.jsonl", "repro"
+LEAST_SHARE = 0.95
+"""Of the types that train as written, the share that must train with Ratchet."""
+MEMORY_BYTES = 8 << 30
+"""Of one type's process."""
+SETTINGS = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+"""Variables of the program: no pool of compilers, so that a fork finds no thread; no network."""
+STDERR_TAIL = 300
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepSettings:
+    """What to try, and where the rows go."""
+
+    out: Path
+    types: tuple[str, ...] = ()
+    """Tried again even if `out` holds their rows; all types that it does not hold if empty."""
+    sample: int | None = None
+    budget_s: float = math.inf
+    """No type is started after this."""
+    limit_s: float = 600.0
+    """For one type, with all its arms."""
+    quick: bool = False
+    """Let Inductor call ATen for every op: graphs, kernels and gradients are as ever."""
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepResult:
+    """The rows of a sweep, new ones and those that were kept."""
+
+    rows: tuple[TypeRow, ...]
+    left_out: tuple[str, ...]
+    """Types for which the budget was too short."""
+    versions: str
+    out: Path
+    quick: bool
+    device: str
+
+    @property
+    def passed(self) -> bool:
+        """Return True if enough of the types that train as written train with Ratchet."""
+        share = share_that_trains(self.rows)
+        return share is None or share >= LEAST_SHARE
+
+    def as_json(self) -> dict[str, Any]:
+        counts = Counter(row.status for row in self.rows)
+        return {
+            "versions": self.versions,
+            "device": self.device,
+            "quick": self.quick,
+            "out": str(self.out),
+            "counts": {status: counts[status] for status in STATUSES},
+            "share": share_that_trains(self.rows),
+            "least_share": LEAST_SHARE,
+            "left_out": list(self.left_out),
+            "rows": [msgspec.to_builtins(row) for row in self.rows],
+        }
+
+
+def sweep(settings: SweepSettings, tell: Callable[[TypeRow, int], None]) -> SweepResult:
+    """Try the types that have no row yet; `tell` gets each new row and how many are left.
+
+    GuardError for an unknown type, FileError if `out` cannot be written.
+    """
+    known = list(trained_types())
+    asked = _asked(settings, known)
+    files.make_folder(settings.out)
+    versions = _versions()
+    kept = _kept(settings, versions)
+    again = set(settings.types)
+    left = [name for name in asked if name in again or name not in kept]
+    with (settings.out / ROWS).open("ab") as file:
+        for row in _tried(left, settings, versions):
+            left.remove(row.type)
+            file.write(msgspec.json.encode(row) + b"\n")
+            file.flush()
+            kept[row.type] = row
+            _reproduce(row, settings)
+            tell(row, len(left))
+    return SweepResult(
+        rows=tuple(kept[name] for name in sorted(asked) if name in kept),
+        left_out=tuple(sorted(name for name in left if name not in kept)),
+        versions=versions,
+        out=settings.out,
+        quick=settings.quick,
+        device=settings.device,
+    )
+
+
+def _asked(settings: SweepSettings, known: Sequence[str]) -> list[str]:
+    """Return the types in an order by hash, so that a part of them stands for all."""
+    for name in settings.types:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise GuardError(
+                f"transformers {metadata.version('transformers')} has no model type {name!r} with "
+                f"a loss; {hint}leave out --types to try all {len(known)}"
+            )
+    mixed = sorted(settings.types or known, key=lambda name: hashlib.sha256(name.encode()).digest())
+    return mixed[: settings.sample]
+
+
+def _versions() -> str:
+    found = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers"))
+    return f"{found}, torch-ratchet {__version__}"
+
+
+def _kept(settings: SweepSettings, versions: str) -> dict[str, TypeRow]:
+    """Return the rows of earlier runs with the same versions; the last one of a type counts."""
+    place = settings.out / ROWS
+    if not place.exists():
+        return {}
+    if why := files.why_not_file(place):
+        raise GuardError(f"{place} {why}: give another --out")
+    kept: dict[str, TypeRow] = {}
+    for line in place.read_bytes().splitlines():
+        try:
+            row = msgspec.json.decode(line, type=TypeRow)
+        except msgspec.DecodeError:  # a line that a killed run left unfinished
+            continue
+        if (row.versions, row.quick) == (versions, settings.quick):
+            kept[row.type] = row
+    return kept
+
+
+def _tried(types: Sequence[str], settings: SweepSettings, versions: str) -> Iterator[TypeRow]:
+    """Yield a row for each type in turn; a program that ends too early is started again."""
+    left, ends_s = list(types), time.monotonic() + settings.budget_s
+    while left and (remaining_s := ends_s - time.monotonic()) > 0:
+        request = SweepRequest(
+            types=tuple(left),
+            device=settings.device,
+            budget_s=remaining_s if math.isfinite(remaining_s) else None,
+            limit_s=settings.limit_s,
+            memory_bytes=MEMORY_BYTES,
+            quick=settings.quick,
+            versions=versions,
+        )
+        with tempfile.TemporaryFile() as said:
+            process = _program(request, said)
+            try:
+                assert process.stdout is not None
+                with process.stdout:
+                    for line in process.stdout:
+                        row = msgspec.json.decode(line, type=TypeRow)
+                        left.remove(row.type)
+                        yield row
+            finally:
+                process.kill()
+                code = process.wait()
+            if code == 0 or not left:
+                return
+            said.seek(0)
+            words = said.read().decode(errors="replace")
+            yield _lost(left.pop(0), code, words, request)
+
+
+def _program(request: SweepRequest, said: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "ratchet.guard.sweep.forks", msgspec.json.encode(request).decode()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=said,
+        env=watchdog.environment({**os.environ, **SETTINGS}),
+    )
+
+
+def _lost(name: str, code: int, said: str, request: SweepRequest) -> TypeRow:
+    words = " ".join(said[-STDERR_TAIL:].split())
+    return TypeRow(
+        type=name,
+        status="fails",
+        why=f"the sweep's program ended with {code} at this type: {words}",
+        quick=request.quick,
+        versions=request.versions,
+    )
+
+
+def _reproduce(row: TypeRow, settings: SweepSettings) -> None:
+    """Write a script for a type that does not train as it should, or of which a lever fails."""
+    if not row.arm:
+        return
+    run = row.runs.get(row.arm)
+    facts = [f"- type: `{row.type}` ({row.model}, {row.head})", f"- {row.status}: {row.why}"]
+    if run is not None and run.losses:
+        facts.append(f"- losses of `{row.arm}`: {list(run.losses)}")
+        facts.append(f"- losses as written: {list(row.runs['written'].losses)}")
+    write_type(
+        row.type,
+        row.arm,
+        f"hf:{row.type} {row.status} ({row.arm})",
+        tuple(facts),
+        settings.out / REPRODUCTIONS / row.type,
+        versions=row.versions,
+        quick=row.quick,
+    )

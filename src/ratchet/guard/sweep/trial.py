@@ -1,0 +1,280 @@
+"""Run one model type's step in each of its arms, in this process, and compare."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from ratchet.graph.sites import InstallReport
+from ratchet.graph.steps import build_step
+from ratchet.guard.sweep.row import ArmRun, Status, TypeRow
+from ratchet.kernels.library import LIBRARY
+from ratchet.workloads.config import StepConfig
+from ratchet.workloads.hf import tiny_hf
+from ratchet.workloads.hf_config import Head
+
+STEPS: Final = 3
+"""Of an arm: the first loss shows the forward pass, later ones the gradients and the update."""
+WRITTEN, AUTOCAST = "written", "autocast"
+_LEVERS: Mapping[str, Any] = {
+    "compile_mode": "default",
+    "kernels": tuple(LIBRARY),
+    "optimizer": "kernel",
+}
+ARMS: Final[Mapping[str, StepConfig]] = {
+    WRITTEN: StepConfig(),
+    AUTOCAST: StepConfig(precision="bf16_autocast"),
+    "kernels": StepConfig(**_LEVERS),
+    "bf16": StepConfig(**_LEVERS, precision="bf16_master"),
+    "bf16 activations": StepConfig(**_LEVERS, precision="bf16_autocast"),
+    "compile": StepConfig(compile_mode="default"),
+    "optimizer": StepConfig(optimizer="kernel"),
+}
+NARROWER: Final[Mapping[str, tuple[str, ...]]] = {
+    "kernels": ("compile", "optimizer"),
+    "bf16": ("bf16 activations",),
+}
+"""Arms with fewer levers, tried in turn where an arm does not train."""
+LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-4, 1e-3
+"""In fp32: of a loss's size, and of the gradient's norm."""
+LOSS_TOLERANCE_BF16, GRADIENT_TOLERANCE_BF16 = 1e-2, 0.1
+"""In bf16; twice what eager autocast loses against fp32, if that is more."""
+SMALLEST_NORM = 0.01
+REASONS, LONGEST_WHY, LONGEST_CONTEXT = 3, 240, 120
+CONTEXT = "Developer debug context:"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ran:
+    run: ArmRun
+    gradients: dict[str, Tensor]
+    report: InstallReport
+    breaks: dict[str, int]
+    model: str
+    inputs: tuple[str, ...]
+
+
+def try_type(
+    name: str, head: Head, *, device: torch.device, keep: Callable[[TypeRow], None]
+) -> TypeRow:
+    """Return the row of a model type; `keep` gets what is known so far before each arm."""
+    return _Trial(name, head, device, keep).row()
+
+
+def run_arm(name: str, arm: str, *, device: torch.device | None = None) -> ArmRun:
+    """Run one arm of a type in this process; what it raises passes."""
+    return _ran(name, arm, device or torch.device("cpu")).run
+
+
+class _Trial:
+    """The arms of one type, each from the same weights, batches and random numbers."""
+
+    def __init__(
+        self, name: str, head: Head, device: torch.device, keep: Callable[[TypeRow], None]
+    ) -> None:
+        self._name, self._device, self._keep = name, device, keep
+        self._began_s = time.monotonic()
+        self._runs: dict[str, ArmRun] = {}
+        self._seen_compiled = False
+        self._gradients: dict[str, dict[str, Tensor]] = {}
+        self._row = TypeRow(type=name, status="does not train as written", head=head.auto_class)
+
+    def row(self) -> TypeRow:
+        if why := self._failure(WRITTEN):
+            return self._done("does not train as written", [why])
+        self._row = msgspec.structs.replace(self._row, status="fails")
+        in_fp32, left_out = self._widest("kernels")
+        if in_fp32 is None:
+            return self._done("fails", left_out)
+        differing = self._differences(in_fp32)
+        if ARMS[in_fp32].compile_mode is not None:
+            differing += self._in_bf16(left_out)
+        if differing:
+            return self._told_apart(differing)
+        parts = [*left_out, *self._eager_parts()]
+        return self._done("falls back" if parts else "works", parts)
+
+    def _in_bf16(self, left_out: list[str]) -> list[str]:
+        """Run the arms in bf16, add to what was left out, and return how they differ."""
+        if why := self._failure(AUTOCAST):
+            left_out.append(f"bf16: eager autocast raises {why}")
+            return []
+        arm, words = self._widest("bf16")
+        left_out += words
+        return [] if arm is None else self._differences(arm)
+
+    def _widest(self, arm: str) -> tuple[str | None, list[str]]:
+        """Return the first of an arm and its narrower ones that trains, and what was left out."""
+        words: list[str] = []
+        for one in (arm, *NARROWER[arm]):
+            if not (why := self._failure(one)):
+                return one, words
+            words.append(f"{one}: {why}")
+            self._shown(one)
+        return None, words
+
+    def _failure(self, arm: str) -> str:
+        """Run an arm; return why it does not train, in a line."""
+        self._keep(self._so_far(doing=arm))
+        began_s = time.monotonic()
+        try:
+            ran = _ran(self._name, arm, self._device)
+        except Exception as error:  # the model's code, torch's or a kernel's may raise anything
+            run = ArmRun(error=one_line(error))
+        else:
+            run = self._compared(arm, ran)
+        self._runs[arm] = msgspec.structs.replace(run, time_s=time.monotonic() - began_s)
+        if run.error:
+            return run.error
+        if not all(math.isfinite(loss) for loss in run.losses):
+            return f"the losses are {', '.join(f'{loss:g}' for loss in run.losses)}"
+        return ""
+
+    def _compared(self, arm: str, ran: _Ran) -> ArmRun:
+        """Keep what a run tells about the row, and compare its gradients with its reference's."""
+        if arm in (WRITTEN, AUTOCAST):
+            self._gradients[arm] = ran.gradients
+        changes: dict[str, Any] = {"model": ran.model, "inputs": ran.inputs}
+        if ARMS[arm].compile_mode is not None and not self._seen_compiled:
+            self._seen_compiled = True
+            changes |= {
+                "breaks": sum(ran.breaks.values()),
+                "break_reasons": tuple(_why_broken(one) for one in ran.breaks)[:REASONS],
+                "installed": ran.report.installed,
+                "declined": dict(
+                    Counter(f"{pattern}: {why}" for pattern, why in ran.report.declined)
+                ),
+            }
+        self._row = msgspec.structs.replace(self._row, **changes)
+        reference = WRITTEN if arm == AUTOCAST else _reference(arm)
+        error = None
+        if arm != WRITTEN:
+            error = _distance(ran.gradients, self._gradients[reference])
+        return msgspec.structs.replace(ran.run, gradient_error=error)
+
+    def _differences(self, arm: str) -> list[str]:
+        """Return which of an arm's losses and gradient is further off than allowed."""
+        run, reference = self._runs[arm], self._runs[_reference(arm)]
+        found = []
+        for step, (got, wanted) in enumerate(zip(run.losses, reference.losses, strict=True)):
+            if not abs(got - wanted) <= self._allowed(arm, step) * max(1.0, abs(wanted)):
+                found.append(f"{arm}: loss {step + 1} is {got:.6g}, not {wanted:.6g}")
+                break
+        if not (run.gradient_error or 0.0) <= self._allowed(arm, None):
+            found.append(f"{arm}: the gradient is {run.gradient_error:.2g} of its norm off")
+        if found:
+            self._shown(arm)
+        return found
+
+    def _allowed(self, arm: str, step: int | None) -> float:
+        """Return the tolerance of a step's loss, over its size, or of the gradient's norm."""
+        if ARMS[arm].precision == "fp32":
+            return GRADIENT_TOLERANCE if step is None else LOSS_TOLERANCE
+        autocast, written = self._runs[AUTOCAST], self._runs[WRITTEN]
+        if step is None:
+            return max(GRADIENT_TOLERANCE_BF16, 2 * (autocast.gradient_error or 0.0))
+        size = max(1.0, abs(autocast.losses[step]))
+        lost = abs(autocast.losses[step] - written.losses[step]) / size
+        return max(LOSS_TOLERANCE_BF16, 2 * lost)
+
+    def _shown(self, arm: str) -> None:
+        """Remember the first arm that is not as it should be."""
+        self._row = msgspec.structs.replace(self._row, arm=self._row.arm or arm)
+
+    def _told_apart(self, differing: list[str]) -> TypeRow:
+        """Return the row of a type that differs: is it the step itself, torch.compile, or us?"""
+        first = self._runs[WRITTEN]
+        if self._failure(WRITTEN) or self._runs[WRITTEN].losses != first.losses:
+            return self._done("does not train as written", ["two runs of one seed differ"])
+        if "compile" not in self._runs and not self._failure("compile"):
+            alone = self._differences("compile")
+            differing.append("torch.compile alone differs too" if alone else "torch.compile alone "
+                             "does not")  # fmt: skip
+        return self._done("differs", differing)
+
+    def _eager_parts(self) -> list[str]:
+        """Return what of the step ran as torch has it: graph breaks and declined call sites."""
+        row = self._row
+        parts = [f"{row.breaks} graph breaks: {row.break_reasons[0]}"] if row.breaks else []
+        return parts + list(row.declined)
+
+    def _so_far(self, *, doing: str) -> TypeRow:
+        spent_s = time.monotonic() - self._began_s
+        return msgspec.structs.replace(self._row, runs=self._runs, doing=doing, time_s=spent_s)
+
+    def _done(self, status: Status, parts: list[str]) -> TypeRow:
+        row = msgspec.structs.replace(self._so_far(doing=""), status=status)
+        return msgspec.structs.replace(row, why="; ".join(parts))
+
+
+def _reference(arm: str) -> str:
+    return WRITTEN if ARMS[arm].precision == "fp32" else AUTOCAST
+
+
+def _ran(name: str, arm: str, device: torch.device) -> _Ran:
+    """Run an arm's steps from a fresh model."""
+    torch._dynamo.reset()
+    counters.clear()
+    workload = tiny_hf(name, device)
+    step = build_step(workload, ARMS[arm])
+    losses, gradients = [], {}
+    for index in range(STEPS):
+        _seed(index)
+        batch = workload.batch(index)
+        losses.append(step.forward_backward(batch).item())
+        if index == 0:
+            gradients = {key: one.detach().float().clone() for key, one in step.gradients().items()}
+        step.update()
+    return _Ran(
+        run=ArmRun(losses=tuple(losses)),
+        gradients=gradients,
+        report=step.install_report,
+        breaks=dict(counters["graph_break"]),
+        model=type(workload.model).__name__,
+        inputs=tuple(workload.batch(0)),
+    )
+
+
+def _seed(index: int) -> None:
+    """Give every arm the same random numbers; Inductor draws as eager torch does here."""
+    random.seed(index)
+    np.random.seed(index)
+    torch.manual_seed(index)
+
+
+def _distance(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
+    """Return the norm of the difference of two gradients over that of the second.
+
+    A loss near 0 has a gradient of rounding errors, so a small norm counts as `SMALLEST_NORM`.
+    """
+    off = sum(float((found[name] - one).double().square().sum()) for name, one in wanted.items())
+    size = sum(float(one.double().square().sum()) for one in wanted.values())
+    return math.sqrt(off) / max(math.sqrt(size), SMALLEST_NORM)
+
+
+def _why_broken(reason: str) -> str:
+    """Return the first line of dynamo's reason for a graph break, and what it met."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    met = next((line for line in lines if line.startswith(CONTEXT)), CONTEXT)
+    words = met.removeprefix(CONTEXT).strip()[:LONGEST_CONTEXT]
+    return f"{lines[0]} ({words})" if words else lines[0]
+
+
+def one_line(error: BaseException) -> str:
+    """Return an exception's name and the first line of what it says, from its innermost cause."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = (lines or ["no message"])[0][:LONGEST_WHY]
+    return f"{type(error).__name__}: {said}"

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from ratchet.graph.sites import InstallReport
+from ratchet.guard.sweep import forks, trial
+from ratchet.guard.sweep.row import ArmRun, SweepRequest, TypeRow, share_that_trains
+from ratchet.workloads.hf_config import HEADS
+
+CPU = torch.device("cpu")
+LOSSES = (2.0, 1.5, 1.25)
+FORKS = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+"""pytest has threads; the program that forks has none."""
+
+
+def ran(losses: tuple[float, ...] = LOSSES, gradient: float = 1.0, breaks: int = 0) -> object:
+    return trial._Ran(
+        run=ArmRun(losses=losses),
+        gradients={"weight": torch.full((4,), gradient)},
+        report=InstallReport(),
+        breaks={"no graph for print": breaks} if breaks else {},
+        model="Model",
+        inputs=("input_ids",),
+    )
+
+
+@pytest.fixture
+def arms(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """What each arm of a type gives: a run, or an exception."""
+    given: dict[str, object] = {name: ran() for name in trial.ARMS}
+
+    def give(name: str, arm: str, device: torch.device) -> object:
+        found = given[arm]
+        if isinstance(found, list):
+            found = found.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(trial, "_ran", give)
+    return given
+
+
+def row() -> TypeRow:
+    return trial.try_type("bert", HEADS["masked"], device=CPU, keep=lambda _: None)
+
+
+def test_equal_losses_in_whole_graphs_are_a_type_that_works(arms: dict[str, object]) -> None:
+    found = row()
+    assert (found.status, found.why, found.arm) == ("works", "", "")
+    assert set(found.runs) == {"written", "autocast", "kernels", "bf16"}
+
+
+def test_a_step_that_fails_as_written_is_not_held_against_ratchet(arms: dict[str, object]) -> None:
+    arms["written"] = ValueError("no labels\nsecond line")
+    found = row()
+    assert (found.status, found.why) == ("does not train as written", "ValueError: no labels")
+    assert share_that_trains([found]) is None
+
+
+def test_a_lever_that_fails_is_left_out_and_named(arms: dict[str, object]) -> None:
+    arms["kernels"] = RuntimeError("aten.foo has no kernel")
+    found = row()
+    assert found.status == "falls back"
+    assert found.why == "kernels: RuntimeError: aten.foo has no kernel"
+    assert found.arm == "kernels"
+    assert "compile" in found.runs
+
+
+def test_a_type_of_which_no_arm_trains_fails(arms: dict[str, object]) -> None:
+    arms |= dict.fromkeys(("kernels", "compile", "optimizer"), RuntimeError("no"))
+    assert row().status == "fails"
+
+
+def test_a_graph_break_is_a_part_that_falls_back(arms: dict[str, object]) -> None:
+    arms["kernels"] = ran(breaks=2)
+    found = row()
+    assert (found.status, found.breaks) == ("falls back", 2)
+    assert found.why == "2 graph breaks: no graph for print"
+
+
+@pytest.mark.parametrize("arm", ["kernels", "bf16"])
+@pytest.mark.parametrize(
+    "wrong", [{"losses": (2.0, 1.5, 1.4)}, {"gradient": 1.3}], ids=["loss", "gradient"]
+)
+def test_another_loss_or_gradient_differs(
+    arms: dict[str, object], arm: str, wrong: dict[str, object]
+) -> None:
+    arms[arm] = ran(**wrong)  # type: ignore[arg-type]
+    found = row()
+    assert found.status == "differs"
+    assert found.why.startswith(f"{arm}: ")
+    assert found.why.endswith("torch.compile alone does not")
+
+
+def test_a_percent_of_a_gradient_is_noise_in_bf16_and_a_fault_in_fp32(
+    arms: dict[str, object],
+) -> None:
+    arms["bf16"] = ran(gradient=1.01)
+    assert row().status == "works"
+    arms["kernels"] = ran(gradient=1.01)
+    assert row().status == "differs"
+
+
+def test_a_step_that_differs_from_itself_is_not_compared(arms: dict[str, object]) -> None:
+    arms["written"] = [ran(), ran(losses=(2.0, 1.5, 1.3))]
+    arms["kernels"] = ran(losses=(2.0, 1.5, 1.4))
+    found = row()
+    assert found.status == "does not train as written"
+    assert found.why == "two runs of one seed differ"
+
+
+def request(limit_s: float) -> SweepRequest:
+    return SweepRequest(
+        types=("bert",),
+        device="cpu",
+        budget_s=None,
+        limit_s=limit_s,
+        memory_bytes=8 << 30,
+        quick=True,
+        versions="",
+    )
+
+
+def _hang(*_: object, keep: Callable[[TypeRow], None], **__: object) -> TypeRow:
+    keep(TypeRow(type="bert", status="fails", doing="kernels"))
+    time.sleep(60)
+    raise AssertionError
+
+
+def _crash(*_: object, **__: object) -> TypeRow:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+@FORKS
+def test_a_hang_is_its_type_s_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "try_type", _hang)
+    began_s = time.monotonic()
+    found = forks.in_a_fork("bert", request(limit_s=0.5))
+    assert time.monotonic() - began_s < 20
+    assert (found.status, found.why) == ("fails", "kernels: it took more than 0.5 s")
+
+
+@FORKS
+def test_a_crash_is_its_type_s_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "try_type", _crash)
+    found = forks.in_a_fork("bert", request(limit_s=60))
+    assert found.status == "does not train as written"
+    assert "killed by SIGKILL" in found.why

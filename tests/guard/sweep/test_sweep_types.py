@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ratchet.cli import main
+from ratchet.errors import GuardError
+from ratchet.guard.sweep import run
+from ratchet.guard.sweep.row import ArmRun, TypeRow
+from ratchet.guard.sweep.run import LEAST_SHARE, REPRODUCTIONS, ROWS, SweepSettings, sweep
+from ratchet.report.sweep_table import sweep_markdown
+from ratchet.workloads.hf_config import trained_types
+
+SAMPLE = "qwen3,vit,wav2vec2"
+
+
+def test_types_of_each_kind_train_to_the_losses_as_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["sweep", "hf", "--quick", "--types", SAMPLE, "--out", str(tmp_path), "--json"]
+    assert main(words) == 0
+    document = json.loads(capsys.readouterr().out)
+    rows = {row["type"]: row for row in document["rows"]}
+    assert set(rows) == set(SAMPLE.split(","))
+    assert {row["status"] for row in rows.values()} <= {"works", "falls back"}, rows
+    assert rows["qwen3"]["status"] == "works"
+    assert set(rows["qwen3"]["installed"]) >= {"attention", "rms_norm", "linear_cross_entropy"}
+    for row in rows.values():
+        assert row["runs"]["kernels"]["gradient_error"] < 1e-3
+        assert len(row["runs"]["bf16"]["losses"]) == 3
+    assert "| `vit` | ImageClassification | works | 0 |" in (tmp_path / "table.md").read_text()
+
+
+@pytest.mark.timeout(6 * 3600)
+def test_every_type_trains(tmp_path: Path) -> None:
+    words = ["sweep", "hf", "--quick", "--out", str(tmp_path), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ratchet.cli", *words], capture_output=True, text=True
+    )
+    document = json.loads(done.stdout)
+    assert document["share"] >= LEAST_SHARE, sweep_markdown(document)
+    assert sum(document["counts"].values()) == len(trained_types())
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The types that a sweep tries; each works at once."""
+    names: list[str] = []
+
+    def try_all(types: list[str], settings: SweepSettings, versions: str) -> list[TypeRow]:
+        names.extend(types)
+        return [TypeRow(type=name, status="works", versions=versions) for name in types]
+
+    monkeypatch.setattr(run, "_tried", try_all)
+    return names
+
+
+def test_a_sweep_continues_where_it_ended(tmp_path: Path, tried: list[str]) -> None:
+    first = sweep(SweepSettings(out=tmp_path, sample=5), lambda *_: None)
+    assert len(tried) == len(first.rows) == 5
+    with (tmp_path / ROWS).open("ab") as file:
+        file.write(b'{"type": "bert", "sta')  # killed while it wrote
+    tried.clear()
+    again = sweep(SweepSettings(out=tmp_path, sample=5), lambda *_: None)
+    assert (tried, again.rows) == ([], first.rows)
+    sweep(SweepSettings(out=tmp_path, types=(first.rows[0].type,)), lambda *_: None)
+    assert tried == [first.rows[0].type]
+
+
+def test_rows_of_other_versions_do_not_count(tmp_path: Path, tried: list[str]) -> None:
+    old = TypeRow(type="bert", status="works", versions="torch 1.0")
+    (tmp_path / ROWS).write_bytes(msgspec.json.encode(old) + b"\n")
+    found = sweep(SweepSettings(out=tmp_path, types=("bert",)), lambda *_: None)
+    assert (tried, found.rows[0].versions != "torch 1.0") == (["bert"], True)
+
+
+def test_a_sample_is_a_part_of_all_types(tmp_path: Path, tried: list[str]) -> None:
+    few = sweep(SweepSettings(out=tmp_path / "a", sample=4), lambda *_: None)
+    more = sweep(SweepSettings(out=tmp_path / "b", sample=9), lambda *_: None)
+    assert {row.type for row in few.rows} < {row.type for row in more.rows} < set(trained_types())
+
+
+def test_a_type_that_differs_gets_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = {"written": ArmRun(losses=(1.0,)), "bf16": ArmRun(losses=(2.0,))}
+    row = TypeRow(type="bert", status="differs", why="bf16: loss 1", arm="bf16", runs=runs)
+    monkeypatch.setattr(run, "_tried", lambda *_: [row])
+    found = sweep(SweepSettings(out=tmp_path, types=("bert",)), lambda *_: None)
+    assert not found.passed
+    folder = tmp_path / REPRODUCTIONS / "bert"
+    script = (folder / "reproduce.py").read_text()
+    compile(script, "reproduce.py", "exec")
+    assert "for arm in ('written', 'bf16')" in script.replace('"', "'")
+    assert "losses as written: [1.0]" in (folder / "issue.md").read_text()
+
+
+def test_an_unknown_type_or_library_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(GuardError, match="did you mean bert"):
+        sweep(SweepSettings(out=tmp_path, types=("berd",)), lambda *_: None)
+    assert main(["sweep", "timm"]) == 2
+    assert "'timm' is no library that can be swept" in capsys.readouterr().err
