@@ -50,7 +50,7 @@ def test_an_arm_runs_describes_itself_and_answers_its_calls() -> None:
 
 def test_a_message_names_an_arm_by_its_title() -> None:
     titled = ArmSpec(name="5f3a9c", title="torch.compile, fp32", factory="arm_factories:none")
-    with pytest.raises(ArmFailure, match="^arm 'torch.compile, fp32' is not running") as error:
+    with pytest.raises(ArmFailure, match=r"^arm 'torch.compile, fp32' is not running") as error:
         ArmProcess(titled).run(1)
     assert "5f3a9c" not in str(error.value)
 
