@@ -7,6 +7,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from ratchet.kernels.library.adamw import check_optimizer, is_scaled, step_adamw, step_by_torch
@@ -59,3 +60,11 @@ def _let_step(optimizer: Optimizer, update: Callable[..., Any]) -> None:
     if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
         step._wrapped_by_lr_sched = True
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+
+
+def replace_update(_: nn.Module, optimizer: Optimizer, __: object, *, kernel: bool) -> None:
+    """Make `optimizer.step` run the AdamW kernel, or its own update outside of graphs.
+
+    The model and its masters were needed while parameters were bf16; they are read no longer.
+    """
+    install_optimizer(optimizer, StepConfig(optimizer="kernel" if kernel else "as_written"))
