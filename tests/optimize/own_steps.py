@@ -348,6 +348,18 @@ def noise() -> Script:
     return Script(model, optimizer, step, only_a_batch)
 
 
+def normalises_its_batch() -> Script:
+    """In place."""
+    model = net()
+    optimizer = adamw(model)
+    inner = trained(model, optimizer)
+
+    def step(x: Tensor) -> Tensor:
+        return inner(x.sub_(0.5).div_(0.8))
+
+    return Script(model, optimizer, step, only_a_batch)
+
+
 class Recomputed(nn.Module):
     def __init__(self, reentrant: bool) -> None:
         super().__init__()

@@ -65,7 +65,8 @@ class ComparedStep:
         if not self._left or not self._step.is_ready():
             return self._step(*arguments, **named)
         script, optimizers = self._step.script, self._step.stepped
-        snapshot = Snapshot(script.step, script.model, optimizers)
+        given = (*arguments, *named.values())
+        snapshot = Snapshot(script.step, script.model, optimizers, given)
         if snapshot.refused:
             log.warning("ratchet: check is not made: %s", snapshot.refused)
             self._left = 0

@@ -1,8 +1,9 @@
 """Keep the state that a step reads and writes, and put it back.
 
-Kept are the model, the optimizers, random states, and what the step reaches by name: numbers, words
-and containers of them, tensors, generators, objects with `state_dict` and `load_state_dict`, and
-plain objects of the script. Iterators and open files cannot be put back.
+Kept are the model, the optimizers, random states, the arguments of the call, and what the step
+reaches by name: numbers, words and containers of them, tensors, generators, objects with
+`state_dict` and `load_state_dict`, and plain objects of the script. Iterators and open files cannot
+be put back.
 """
 
 from __future__ import annotations
@@ -31,8 +32,13 @@ class Snapshot:
     """The state around a step, at one moment."""
 
     def __init__(
-        self, step: Callable[..., Any], model: nn.Module, optimizers: tuple[Optimizer, ...]
+        self,
+        step: Callable[..., Any],
+        model: nn.Module,
+        optimizers: tuple[Optimizer, ...],
+        given: tuple[Any, ...] = (),
     ) -> None:
+        """Keep the state; `given` are the arguments of the call."""
         self.refused = ""
         """What cannot be put back, as a clause; empty if everything can."""
         self.random_states = of_random_states()
@@ -41,6 +47,7 @@ class Snapshot:
         self._keep("model", model)
         for optimizer in optimizers:
             self._keep("optimizer", optimizer)
+        self._keep("argument", given)
         for variable in variables(step):
             value = variable.read()
             self._undo.append(partial(variable.write, value))
