@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import pytest
+import simulated_turns
 from simulated_turns import CEILINGS, World, run
 
 FACTORS = {"precision=bf16_autocast": 0.6, "precision=bf16_master": 0.4}
@@ -40,3 +43,14 @@ def test_a_step_that_diverges_keeps_its_arithmetic(tmp_path: Path) -> None:
     outcome = run(World(ceilings=CEILINGS, factors=FACTORS, diverges=True), tmp_path, BUDGET_S)
     assert outcome.recipe.config.precision == "fp32"
     assert any("loss is not finite" in one for one in outcome.result.warnings)
+
+
+def test_what_is_special_of_a_step_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"uncompiled": ["GRU", "LSTM"], "own_step": True, "is_random": True, "loss": math.inf}
+    described = simulated_turns.description
+    monkeypatch.setattr(simulated_turns, "description", lambda: {**described(), **told})
+    warnings = run(World(ceilings=CEILINGS, factors={}), tmp_path, BUDGET_S).result.warnings
+    for words in ("nn.GRU, nn.LSTM", "draws random numbers", "the loss is inf"):
+        assert sum(words in one for one in warnings) == 1

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from ratchet.graph.steps import InstalledStep, build_step
 from ratchet.optimize.recipe.compiled_step import CompiledStep, Script
 from ratchet.workloads.config import AUTOCAST, StepConfig
+from ratchet.workloads.implementations import has_implementation
 from ratchet.workloads.own_step import BatchStep
-from ratchet.workloads.step import has_implementation
 from ratchet.workloads.workload import Workload
 
 

@@ -12,7 +12,7 @@ from torch.optim import AdamW, Optimizer
 
 from ratchet.kernels.library.adamw import check_optimizer, is_scaled, step_adamw, step_by_torch
 from ratchet.workloads.config import StepConfig
-from ratchet.workloads.step import select_implementation
+from ratchet.workloads.implementations import select_implementation
 
 
 def install_optimizer(optimizer: Optimizer, config: StepConfig) -> None:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from ratchet.optimize.recipe.own_optimizer import install_optimizer
 from ratchet.workloads.config import StepConfig
-from ratchet.workloads.step import select_implementation
+from ratchet.workloads.implementations import select_implementation
 
 _ABSENT = object()
 

@@ -12,7 +12,8 @@ from torch.overrides import TorchFunctionMode
 from ratchet.optimize.step.signature import signature_of
 from ratchet.workloads.counting import count
 from ratchet.workloads.flops import flops_of
-from ratchet.workloads.step import TrainingStep, why_not_fused
+from ratchet.workloads.implementations import why_not_fused
+from ratchet.workloads.step import TrainingStep
 from ratchet.workloads.trainer import TrainerBatches
 
 

@@ -173,6 +173,11 @@ def _facts(description: dict[str, Any]) -> list[str]:
     if layers := description.get("uncompiled"):
         names = ", ".join(f"nn.{layer}" for layer in layers)
         facts.append(f"torch.compile does not enter {names}: that part of the step stays as it is")
+    if description.get("own_step") and description.get("is_random"):
+        facts.append(
+            "the step draws random numbers. Compiled code draws others with the same odds, so "
+            "gradients are compared with the draws of the step as written"
+        )
     loss = description.get("loss")
     if loss is not None and not math.isfinite(loss):
         facts.append(
