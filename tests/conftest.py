@@ -156,14 +156,13 @@ DESCRIBED: dict[str, dict[str, Any]] = {}
 
 
 @pytest.fixture
-def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Problem files of the same text are run once: each takes a process that imports torch."""
-    run = problem_file.described
+def loaded_once(monkeypatch: pytest.MonkeyPatch, judge: KernelJudge) -> None:
+    """Problem files of the same text are run once, beside the judge, which has imported torch."""
 
     def described(request: dict[str, Any], limit_s: float) -> dict[str, Any]:
         asked = json.dumps(request, sort_keys=True)
         if asked not in DESCRIBED:
-            DESCRIBED[asked] = run(request, limit_s)
+            DESCRIBED[asked] = judge.describe(request, limit_s)
         return copy.deepcopy(DESCRIBED[asked])
 
     monkeypatch.setattr(problem_file, "described", described)
