@@ -95,6 +95,8 @@ MORE_EXAMPLES = (
     "test_it_gains_nothing_and_ends_with_the_candidate[True]",
     "test_agrees_with_float64[portable_narrow",
     "test_a_kernel_of_the_docs_is_right[squared_relu]",
+    "test_equal_sides_agree[gpt2",
+    "test_equal_sides_agree[vit",
     "test_convolutions_are_right[float32-read",
     "test_convolutions_are_right[bfloat16-read-macros3]",
     "test_torch_s_fused_attention_is_right[bfloat16-0.0]",
