@@ -95,6 +95,8 @@ MORE_EXAMPLES = (
     "test_it_gains_nothing_and_ends_with_the_candidate[True]",
     "test_agrees_with_float64[portable_narrow",
     "test_a_kernel_of_the_docs_is_right[squared_relu]",
+    "test_equal_sides_agree[gpt2",
+    "test_equal_sides_agree[vit",
     "test_convolutions_are_right[float32-read",
     "test_convolutions_are_right[bfloat16-read-macros3]",
     "test_torch_s_fused_attention_is_right[bfloat16-0.0]",
@@ -156,14 +158,13 @@ DESCRIBED: dict[str, dict[str, Any]] = {}
 
 
 @pytest.fixture
-def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Problem files of the same text are run once: each takes a process that imports torch."""
-    run = problem_file.described
+def loaded_once(monkeypatch: pytest.MonkeyPatch, judge: KernelJudge) -> None:
+    """Problem files of the same text are run once, beside the judge, which has imported torch."""
 
     def described(request: dict[str, Any], limit_s: float) -> dict[str, Any]:
         asked = json.dumps(request, sort_keys=True)
         if asked not in DESCRIBED:
-            DESCRIBED[asked] = run(request, limit_s)
+            DESCRIBED[asked] = judge.describe(request, limit_s)
         return copy.deepcopy(DESCRIBED[asked])
 
     monkeypatch.setattr(problem_file, "described", described)

@@ -75,13 +75,13 @@ def of_test(folder: Path) -> Iterator[int]:
             continue
 
 
-def wait_until(condition: Callable[[], bool], *, times: int = 1) -> None:
+def wait_until(condition: Callable[[], bool], *, times: int = 1, pause_s: float = 0.005) -> None:
     """Wait until it holds so often in a row; what lives on lives for ever."""
     deadline = time.monotonic() + 60
     held = 0
     while held < times and time.monotonic() < deadline:
         held = held + 1 if condition() else 0
-        time.sleep(0.005)
+        time.sleep(pause_s)
     assert held == times
 
 
@@ -91,7 +91,7 @@ def kill(program: subprocess.Popen[bytes], folder: Path, *, after: int) -> None:
     program.kill()
     program.wait()
     # A process that is just being replaced by its program has no environment for a moment.
-    wait_until(lambda: set(of_test(folder)) <= {os.getpid()}, times=50)
+    wait_until(lambda: set(of_test(folder)) <= {os.getpid()}, times=10, pause_s=0.025)
 
 
 @pytest.mark.parametrize("after", [1, 1, 1, 4])
