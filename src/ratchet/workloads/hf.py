@@ -93,10 +93,25 @@ def _least_config(name: str, device: torch.device) -> Any:
             why = why or error
         else:
             return kept
+    known = _default_fault(name)
+    what = "its default configuration builds no model" if known else "no small form of it trains"
+    shown = known or why
     raise WorkloadError(
-        f"hf:{name} does not train at any small size that Ratchet knows "
-        f"({type(why).__name__}: {why}); write a file.py:function"
-    ) from why
+        f"hf:{name}: {what} ({type(shown).__name__}: {shown}); write a file.py:function"
+    ) from shown
+
+
+def _default_fault(name: str) -> Exception | None:
+    """Return what a type's default configuration raises, without any memory for its weights."""
+    try:
+        with quiet_transformers(), torch.device("meta"):
+            config = read_config(name)[0]
+            _made(config, head_of(config, name))
+    except (NotImplementedError, RuntimeError):  # operations that meta tensors do not have
+        return None
+    except Exception as error:  # transformers' own
+        return error
+    return None
 
 
 def _plain_request(device: torch.device, seed: int) -> Request:
