@@ -55,7 +55,14 @@ class Widths:
 
     def by_name(self) -> dict[str, int]:
         """Return these sizes under the names that transformers' configurations use."""
-        wide = ("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff")
+        wide = (
+            "intermediate_size",
+            "intermediate_size_mlp",
+            "ffn_dim",
+            "encoder_ffn_dim",
+            "decoder_ffn_dim",
+            "d_ff",
+        )
         narrow = ("hidden_size", "d_model", "word_embed_proj_dim", "embedding_size",
                   "text_hidden_size")  # fmt: skip
         heads = (
