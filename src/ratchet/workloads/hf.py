@@ -39,6 +39,8 @@ TINY = Dimensions(layers=2, vocabulary=512, widths=TINY_WIDTHS)
 LEAST = replace(TINY, layers=1)
 """One layer, or one of each kind."""
 TINY_OWN_HEADS = replace(TINY, widths=replace(TINY_WIDTHS, own_head_dim=True, kv_heads=4))
+TINY_WIDE = replace(TINY, widths=replace(TINY_WIDTHS, hidden=512, kv_heads=4))
+"""Heads of 128, which the sections of many rotary embeddings fill."""
 SHALLOW = Dimensions(layers=2, vocabulary=512)
 """For types whose widths depend on each other in their own way."""
 LONGEST_SEQUENCE = 512
@@ -79,7 +81,7 @@ def tiny_hf(name: str, device: torch.device, *, seed: int = 0) -> Workload:
 @functools.cache
 def _least_config(name: str, device: torch.device) -> Any:
     why: Exception | None = None
-    for dimensions in (LEAST, TINY_OWN_HEADS, SHALLOW):
+    for dimensions in (LEAST, TINY_OWN_HEADS, TINY_WIDE, SHALLOW):
         try:
             with quiet_transformers():
                 config = small_config(read_config(name)[0], dimensions)
