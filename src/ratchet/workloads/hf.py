@@ -39,6 +39,8 @@ TINY = Dimensions(layers=2, vocabulary=512, widths=TINY_WIDTHS)
 LEAST = replace(TINY, layers=1)
 """One layer, or one of each kind."""
 TINY_OWN_HEADS = replace(TINY, widths=replace(TINY_WIDTHS, own_head_dim=True, kv_heads=4))
+TINY_WIDE = replace(TINY, widths=replace(TINY_WIDTHS, hidden=512, kv_heads=4))
+"""Heads of 128, which the sections of many rotary embeddings fill."""
 SHALLOW = Dimensions(layers=2, vocabulary=512)
 """For types whose widths depend on each other in their own way."""
 LONGEST_SEQUENCE = 512
@@ -79,7 +81,7 @@ def tiny_hf(name: str, device: torch.device, *, seed: int = 0) -> Workload:
 @functools.cache
 def _least_config(name: str, device: torch.device) -> Any:
     why: Exception | None = None
-    for dimensions in (LEAST, TINY_OWN_HEADS, SHALLOW):
+    for dimensions in (LEAST, TINY_OWN_HEADS, TINY_WIDE, SHALLOW):
         try:
             with quiet_transformers():
                 config = small_config(read_config(name)[0], dimensions)
@@ -93,10 +95,25 @@ def _least_config(name: str, device: torch.device) -> Any:
             why = why or error
         else:
             return kept
+    known = _default_fault(name)
+    what = "its default configuration builds no model" if known else "no small form of it trains"
+    shown = known or why
     raise WorkloadError(
-        f"hf:{name} does not train at any small size that Ratchet knows "
-        f"({type(why).__name__}: {why}); write a file.py:function"
-    ) from why
+        f"hf:{name}: {what} ({type(shown).__name__}: {shown}); write a file.py:function"
+    ) from shown
+
+
+def _default_fault(name: str) -> Exception | None:
+    """Return what a type's default configuration raises, without any memory for its weights."""
+    try:
+        with quiet_transformers(), torch.device("meta"):
+            config = read_config(name)[0]
+            _made(config, head_of(config, name))
+    except (NotImplementedError, RuntimeError):  # operations that meta tensors do not have
+        return None
+    except Exception as error:  # transformers' own
+        return error
+    return None
 
 
 def _plain_request(device: torch.device, seed: int) -> Request:

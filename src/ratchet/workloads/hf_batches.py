@@ -23,6 +23,7 @@ from ratchet.workloads.hf_inputs import (
     vocabulary,
     whole,
 )
+from ratchet.workloads.text import BYTE_SYMBOLS
 from ratchet.workloads.vit import MadeImages, ViTSize
 from ratchet.workloads.windows import text_windows
 from ratchet.workloads.workload import BatchFunction
@@ -40,6 +41,8 @@ def batches_for(model: nn.Module, head: Head, batching: Batching, data: Data) ->
     if head.inputs == "captions":
         return _first_taken(model, captions(model, batching, data))
     if head.inputs == "audio" and getattr(model, "main_input_name", "") == "input_ids":
+        return next_words(vocabulary(config), batching, data)
+    if head.inputs == "masked" and vocabulary(config) <= BYTE_SYMBOLS + 1:
         return next_words(vocabulary(config), batching, data)
     if head.inputs == "masked":
         return NamedBatches(source=_masked_words(vocabulary(config), batching, data))

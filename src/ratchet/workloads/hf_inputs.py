@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ratchet.workloads.bert import IGNORED
 from ratchet.workloads.family import Data
 from ratchet.workloads.hf_config import Head
+from ratchet.workloads.text import BYTE_SYMBOLS
 from ratchet.workloads.windows import next_token_batches
 from ratchet.workloads.workload import BatchFunction
 
@@ -59,8 +60,20 @@ class NamedBatches:
         return {self.inputs: inputs, "labels": inputs if self.same_labels else labels}
 
 
-def next_words(symbols: int, batching: Batching, data: Data) -> NamedBatches:
-    """Return words to continue, of the first `symbols` of a vocabulary."""
+def next_words(symbols: int, batching: Batching, data: Data) -> BatchFunction:
+    """Return words to continue, of the first `symbols` of a vocabulary.
+
+    Too few symbols for text, such as those of amino acids, are drawn at random.
+    """
+    if symbols <= BYTE_SYMBOLS:
+        shape = (batching.batch_size, batching.sequence)
+        ids: Integers = (1, symbols, shape)
+        return RandomBatches(
+            normal={},
+            integers={"input_ids": ids, "labels": ids},
+            seed=data.seed,
+            device=data.device,
+        )
     windows = next_token_batches(
         data,
         vocabulary=symbols,
@@ -194,7 +207,7 @@ class Objects:
 class Captions:
     """Words after an image; the image's place among the words is not predicted."""
 
-    words: NamedBatches
+    words: BatchFunction
     images: RandomBatches
     image_id: int
     places: int

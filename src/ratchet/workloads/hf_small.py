@@ -9,7 +9,7 @@ from typing import Any
 
 LAYERS = re.compile(r"(^|_)(layers?|n_layers?|depth)$|^num_blocks$")
 DEPTHS = re.compile(r"(^|_)(depths|layers_per_stage|num_blocks|num_layers_per_stage)$")
-VOCABULARY = re.compile(r"vocab(ulary)?_size$")
+VOCABULARY = re.compile(r"vocab(ulary)?_size(_per_layer_input)?$")
 EXPERTS = re.compile(r"experts$")
 CHOSEN_EXPERTS = re.compile(r"experts_per_tok(en)?$|^(moe_|router_)?(top_?)?k$")
 INDICES = re.compile(r"(_indices|_indexes|_layers|_layer_ids)$")
@@ -55,7 +55,14 @@ class Widths:
 
     def by_name(self) -> dict[str, int]:
         """Return these sizes under the names that transformers' configurations use."""
-        wide = ("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff")
+        wide = (
+            "intermediate_size",
+            "intermediate_size_mlp",
+            "ffn_dim",
+            "encoder_ffn_dim",
+            "decoder_ffn_dim",
+            "d_ff",
+        )
         narrow = ("hidden_size", "d_model", "word_embed_proj_dim", "embedding_size",
                   "text_hidden_size")  # fmt: skip
         heads = (
@@ -252,6 +259,9 @@ def _ids(own: Mapping[str, Any], vocabulary: int) -> dict[str, int]:
     ]
     generation = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
     others = [name for name in outside if name not in generation]
+    if "mask_token_id" in own and own.get("pad_token_id") is None:
+        outside.append("pad_token_id")  # ESM compares with both
+        others += ["mask_token_id"] if own["mask_token_id"] is None else []
     return {
         **dict.fromkeys((name for name in outside if name in generation), 0),
         **{name: vocabulary - 1 - place for place, name in enumerate(others)},

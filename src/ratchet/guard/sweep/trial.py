@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
+from ratchet.errors import RatchetError
 from ratchet.graph.sites import InstallReport
 from ratchet.graph.steps import build_step
 from ratchet.guard.sweep.row import ArmRun, Status, TypeRow
@@ -272,9 +273,12 @@ def _why_broken(reason: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an exception's name and the first line of what it says, from its innermost cause."""
-    while error.__cause__ is not None:
+    """Return an exception's name and the first line of what it says, from its innermost cause.
+
+    An error of ours is a line already.
+    """
+    while error.__cause__ is not None and not isinstance(error, RatchetError):
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = (lines or ["no message"])[0][:LONGEST_WHY]
-    return f"{type(error).__name__}: {said}"
+    return said if isinstance(error, RatchetError) else f"{type(error).__name__}: {said}"
