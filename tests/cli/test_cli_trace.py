@@ -233,7 +233,7 @@ def test_an_interrupt_says_what_the_command_left_behind(
     def interrupted(**_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ratchet.cli.app.app", interrupted)
+    monkeypatch.setattr("ratchet.cli.app.commands", lambda: interrupted)
     assert main(words) == 130
     line = capsys.readouterr().err
     assert line.startswith("ratchet: interrupted") and line.endswith("\n") and left in line
