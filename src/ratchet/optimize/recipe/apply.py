@@ -22,7 +22,7 @@ from ratchet.devices.probe import Device
 from ratchet.errors import ForeignRecipe, RecipeError
 from ratchet.optimize.recipe import fits
 from ratchet.optimize.recipe.build import build
-from ratchet.optimize.recipe.comparison import ComparedStep
+from ratchet.optimize.recipe.comparison import CheckedStep
 from ratchet.optimize.recipe.compiled_step import CompiledStep, Script
 from ratchet.optimize.recipe.module_calls import compile_module
 from ratchet.optimize.recipe.recipe import Recipe
@@ -124,7 +124,7 @@ def compile(
         return step
     script = Script(step=step, model=trained, optimizers=optimizers)
     own = CompiledStep(script, config, device.kind)
-    runner = ComparedStep(own, calls=check, strict=strict) if check else own
+    runner = CheckedStep(own, calls=check, strict=strict) if check else own
 
     @functools.wraps(step)
     def compiled(*arguments: Any, **named: Any) -> Any:

@@ -44,7 +44,7 @@ Values = dict[tuple[str, str], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class Effects:
     """What one run of a step did."""
 
     returned: Any
@@ -52,7 +52,7 @@ class Outcome:
     weights: dict[str, Tensor]
 
 
-class ComparedStep:
+class CheckedStep:
     """A compiled step whose next calls are compared with the step as written."""
 
     def __init__(self, step: CompiledStep, *, calls: int, strict: bool) -> None:
@@ -73,7 +73,7 @@ class ComparedStep:
             return self._step(*arguments, **named)
         self._left -= 1
 
-        def once(step: Callable[..., Any]) -> Outcome:
+        def once(step: Callable[..., Any]) -> Effects:
             return run(step, script, optimizers, arguments, named)
 
         before = _weights(script)
@@ -110,7 +110,7 @@ def run(
     optimizers: tuple[Optimizer, ...],
     arguments: tuple[Any, ...],
     named: dict[str, Any],
-) -> Outcome:
+) -> Effects:
     """Run a step once and note what it did."""
     names = {id(one): name for name, one in script.model.named_parameters()}
     values: Values = {}
@@ -141,14 +141,14 @@ def run(
                 for key, value in state.items():
                     if _is_value(value):
                         values[f"optimizer's {key}", names[id(parameter)]] = _copied(value)
-    return Outcome(returned=returned, values=values, weights=_weights(script))
+    return Effects(returned=returned, values=values, weights=_weights(script))
 
 
 def difference(
     before: Mapping[str, Tensor],
-    written: Outcome,
-    recipe: Outcome,
-    twin: Outcome | None,
+    written: Effects,
+    recipe: Effects,
+    twin: Effects | None,
     precision: str,
 ) -> str:
     """Return the first difference that the precision does not explain, with both values.
@@ -177,9 +177,9 @@ def difference(
 
 def _update_differs(
     before: Mapping[str, Tensor],
-    written: Outcome,
-    recipe: Outcome,
-    twin: Outcome | None,
+    written: Effects,
+    recipe: Effects,
+    twin: Effects | None,
     turned: float,
 ) -> str:
     """Return the parameter that the two runs move most differently, if that is too much."""

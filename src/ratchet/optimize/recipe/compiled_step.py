@@ -27,7 +27,7 @@ from ratchet.optimize.recipe.module_calls import (
     kept_graphs,
     recurrent_in,
 )
-from ratchet.optimize.recipe.slots import Attribute, Slot, StepOutOfGraphs, filled, update_slot
+from ratchet.optimize.recipe.slots import Attribute, StepOutOfGraphs, StepSlot, filled, update_slot
 from ratchet.workloads.config import AUTOCAST, StepConfig
 from ratchet.workloads.lowered import lowered_forward
 from ratchet.workloads.recompilation import BoundedCompile, numbers_of
@@ -65,10 +65,10 @@ class CompiledStep:
         self._thread: int | None = None
         self._running = False
         self._seen: Seen | None = None
-        self._slots: list[Slot] = []
-        self._standing: list[Slot] = []
+        self._slots: list[StepSlot] = []
+        self._standing: list[StepSlot] = []
         """Slots that stay filled between calls."""
-        self._lowered: list[Slot] = []
+        self._lowered: list[StepSlot] = []
         """Those of the slots that a step has only while it is compiled whole."""
         self._whole: BoundedCompile | None = None
         self._modules: list[ModuleCall] = []
@@ -174,7 +174,7 @@ class CompiledStep:
             self._tell_of_modules(why)
         self._install_modules(seen, options)
 
-    def _lowered_slots(self, seen: Seen) -> list[Slot]:
+    def _lowered_slots(self, seen: Seen) -> list[StepSlot]:
         """Return slots that make the modules read their weights as bf16, if the recipe does."""
         if self._config.precision != "bf16_master":
             return []
@@ -190,14 +190,14 @@ class CompiledStep:
             self._modules.append(call)
             self._slots.append(call.slot())
 
-    def _optimizer_slots(self) -> list[Slot]:
+    def _optimizer_slots(self) -> list[StepSlot]:
         """Return the slots of the recipe's optimizers, and of all others that stepped.
 
         An optimizer that the first call did not step is stepped in a later call, or outside of the
         step. Its update is the recipe's from now on.
         """
         assert self._seen is not None
-        found: list[Slot] = []
+        found: list[StepSlot] = []
         for optimizer in self.stepped:
             given = any(one is optimizer for one in self.script.optimizers)
             update = update_slot(optimizer, self._config) if given else None

@@ -18,7 +18,7 @@ from torch.nn.attention import sdpa_kernel
 from torch.utils._pytree import tree_map_only
 
 from ratchet.graph.steps import install_options
-from ratchet.optimize.recipe.slots import Attribute, Slot, filled
+from ratchet.optimize.recipe.slots import Attribute, StepSlot, filled
 from ratchet.workloads.checkpointing import apply_checkpointing, find_blocks
 from ratchet.workloads.config import AUTOCAST, StepConfig
 from ratchet.workloads.lowered import mixed_precision
@@ -47,7 +47,7 @@ class ModuleCall:
         *,
         training_only: bool = False,
         keeps_graphs: bool = False,
-        slots: tuple[Slot, ...] = (),
+        slots: tuple[StepSlot, ...] = (),
     ) -> None:
         self.compiled = BoundedCompile(_entry_of(module), options) if options is not None else None
         self._module = module
@@ -110,7 +110,7 @@ def attention(config: StepConfig) -> AbstractContextManager[Any]:
     return sdpa_kernel(backends) if backends else nullcontext()
 
 
-def checkpointing_slots(model: nn.Module, checkpointing: str) -> tuple[Slot, ...]:
+def checkpointing_slots(model: nn.Module, checkpointing: str) -> tuple[StepSlot, ...]:
     """Return slots that make a model's blocks recompute as `checkpointing` says."""
     if checkpointing == "none":
         return ()

@@ -16,7 +16,7 @@ from ratchet.workloads.implementations import select_implementation
 _ABSENT = object()
 
 
-class Slot(Protocol):
+class StepSlot(Protocol):
     """A place in one of the script's objects that a recipe uses while a step runs."""
 
     def fill(self) -> None: ...
@@ -101,7 +101,7 @@ def install_update(optimizer: Optimizer, config: StepConfig) -> None:
         slot.fill()
 
 
-def update_slot(optimizer: Optimizer, config: StepConfig) -> Slot | None:
+def update_slot(optimizer: Optimizer, config: StepConfig) -> StepSlot | None:
     """Return the slot of the recipe's update; None if the update stays as written."""
     if config.optimizer == "kernel":
         return kernel_slot(optimizer, config)
@@ -121,9 +121,9 @@ def kernel_slot(optimizer: Optimizer, config: StepConfig) -> Attribute:
 
 
 @contextmanager
-def filled(slots: Sequence[Slot]) -> Iterator[None]:
+def filled(slots: Sequence[StepSlot]) -> Iterator[None]:
     """Fill the slots, and clear them in the reverse order."""
-    done: list[Slot] = []
+    done: list[StepSlot] = []
     try:
         for slot in slots:
             slot.fill()
