@@ -114,6 +114,7 @@ class StepArm:
         numbers are those that the step as written draws from seed 0.
         """
         from ratchet.kernels.model_file import seeded
+        from ratchet.optimize.recipe.build import build
         from ratchet.optimize.step.draws import eager_draws
         from ratchet.optimize.step.gradients import write_gradients
         from ratchet.workloads.place import place
@@ -128,7 +129,8 @@ class StepArm:
         if self._workload.train_step is not None:
             with seeded(0, device):
                 self._step.forward_backward(self._batches[0])  # the first call runs as written
-        with seeded(0, device), eager_draws(needed=self._is_random and compiled and not autocast):
+        draws = self._is_random and compiled and not autocast
+        with seeded(0, device), eager_draws(needed=draws):
             loss = self._backward(autocast)
         found = self._step.gradients()
         write_gradients(found, Path(path))
@@ -137,6 +139,8 @@ class StepArm:
         for parameter in self._step.model.parameters():
             if parameter.grad is not None:  # freeing it would change the heap (see gradients.py)
                 parameter.grad.zero_()
+        if draws:  # the step that is timed compiles as a user's does
+            self._step = build(self._workload, self._config)
         return {"loss": float(loss.detach()), "parameters": count}
 
     def _backward(self, autocast: bool) -> Any:
