@@ -346,6 +346,7 @@ def test_a_plain_script_is_a_workload(script: Callable[[str], str]) -> None:
     # The check's own step is of another load: what a script counts begins anew.
     workload, warnings = load_checked(script("build"))
     assert (warnings, workload.source) == ((), script("build"))
+    assert workload.name == "train.py:build"
     step = TrainingStep(workload, workload.as_written())
     assert step(workload.batch(0)) > step(workload.batch(0))
     assert list(load(script("several")).make_optimizers()) == ["0", "1"]

@@ -132,7 +132,7 @@ def from_script(parts: tuple[Any, ...], spec: str) -> Workload:
         optimizers = {str(place): one for place, one in enumerate(given)}
     devices = [parameter.device for parameter in model.parameters()]
     return Workload(
-        name=spec,
+        name=Path(spec).name,
         model=model,
         batch=batch,
         train_step=ScriptStep(step),
