@@ -138,16 +138,17 @@ def test_a_trainer_s_own_torch_compile_is_refused_before_anything_is_changed(
     assert "step" not in vars(trainer.optimizer.optimizer)
 
 
-def test_a_trainer_that_trains_again_installs_once_and_a_new_model_anew(
+def test_a_trainer_that_trains_again_installs_once_and_in_a_new_model_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(loops, "install", lambda *given, **_: asked.append(given))
     callback = pickle.loads(pickle.dumps(ratchet.trainer_callback(recipe=recipe())))
     arguments = SimpleNamespace(torch_compile=False)
-    for model in ("first", "first", "second"):
-        callback.on_train_begin(arguments, None, None, model=model, optimizer="o")
-    assert asked == [("first", None, "o"), ("second", None, "o")]
+    trained = [("first", "one"), ("first", "one"), ("second", "one"), ("second", "two")]
+    for model, optimizer in trained:
+        callback.on_train_begin(arguments, None, None, model=model, optimizer=optimizer)
+    assert asked == [(model, None, optimizer) for model, optimizer in trained[1:]]
 
 
 @pytest.mark.thorough

@@ -83,8 +83,8 @@ class _TrainerHooks(_Hooks):
     """Installs a recipe in the model and the optimizer of a transformers.Trainer."""
 
     make = staticmethod(trainer_callback)
-    _installed: Any = None
-    """The model that has it; a Trainer may train again, or search with a new model each time."""
+    _installed: tuple[Any, ...] = ()
+    """The model and optimizer that have it: a Trainer may train again, or search with new ones."""
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any, **_: Any
@@ -94,9 +94,12 @@ class _TrainerHooks(_Hooks):
                 "the Trainer's torch_compile=True compiles the model, and so does the recipe: "
                 "leave torch_compile out"
             )
-        if model is not self._installed:
+        given = model, optimizer
+        if not self._installed or any(
+            a is not b for a, b in zip(given, self._installed, strict=True)
+        ):
             self._install(model, None, optimizer)
-            self._installed = model
+            self._installed = given
 
 
 class _LightningHooks(_Hooks):
