@@ -66,6 +66,8 @@ for _ in range(2):  # an access must not change what the next one gives
         recipe="missing.json",
     )
     assert "missing.json" in mistake(ratchet.Recipe.load, "missing.json")
+    assert "missing.json" in mistake(ratchet.trainer_callback, recipe="missing.json")
+    assert "import lightning" in mistake(ratchet.lightning_callback, recipe="missing.json")
     assert "not a duration" in mistake(ratchet.optimize, "llama-tiny", budget="soon")
     assert "missing.cpp" in mistake(ratchet.judge, "missing.cpp", "squared_relu")
     assert "missing.json" in mistake(ratchet.trace.read, "missing.json")

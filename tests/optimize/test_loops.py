@@ -5,7 +5,10 @@ The loops are those of `examples/`. With a recipe, each must learn what it learn
 
 from __future__ import annotations
 
+import os
+import pickle
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,16 +138,17 @@ def test_a_trainer_s_own_torch_compile_is_refused_before_anything_is_changed(
     assert "step" not in vars(trainer.optimizer.optimizer)
 
 
-def test_a_trainer_that_trains_again_installs_once_and_a_new_model_anew(
+def test_a_trainer_that_trains_again_installs_once_and_in_a_new_model_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(loops, "install", lambda *given, **_: asked.append(given))
-    callback = ratchet.trainer_callback(recipe="recipe.json")
+    callback = pickle.loads(pickle.dumps(ratchet.trainer_callback(recipe=recipe())))
     arguments = SimpleNamespace(torch_compile=False)
-    for model in ("first", "first", "second"):
-        callback.on_train_begin(arguments, None, None, model=model, optimizer="o")
-    assert asked == [("first", None, "o"), ("second", None, "o")]
+    trained = [("first", "one"), ("first", "one"), ("second", "one"), ("second", "two")]
+    for model, optimizer in trained:
+        callback.on_train_begin(arguments, None, None, model=model, optimizer=optimizer)
+    assert asked == [(model, None, optimizer) for model, optimizer in trained[1:]]
 
 
 @pytest.mark.thorough
@@ -224,7 +228,7 @@ def test_lightning_that_the_script_has_not_imported_is_one_line(
     for name in loops.LIGHTNING:
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(RecipeError, match="import lightning or pytorch_lightning before"):
-        ratchet.lightning_callback(recipe="recipe.json")
+        ratchet.lightning_callback(recipe=recipe())
 
 
 @pytest.fixture
@@ -260,6 +264,18 @@ def test_accelerate_in_bf16_learns_the_same_within_its_noise(accelerated: Any) -
     settings = {"steps": STEPS, "cpu": True, "mixed_precision": "bf16"}
     plain = accelerated.train(**settings)
     assert accelerated.train(made, **settings) == pytest.approx(plain, abs=BF16_NOISE)
+
+
+@pytest.mark.thorough
+def test_two_ranks_learn_what_they_learn_without_a_recipe() -> None:
+    """accelerate wraps the model in DistributedDataParallel, and the recipe compiles that."""
+    script = str(Path(__file__).parent / "apply_scripts" / "two_ranks.py")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*launch, script], capture_output=True, text=True, timeout=300, env=environment
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

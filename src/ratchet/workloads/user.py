@@ -102,8 +102,8 @@ def accepted(result: Any, spec: str, request: Request) -> Workload:
     if not isinstance(workload, Workload):
         raise WorkloadError(
             f"workload {spec!r} returned {type(result).__name__}, not a ratchet.Workload; "
-            "return ratchet.Workload(name=..., model=..., loss=..., batch=...), or "
-            "(model, optimizer, step, batch)"
+            "return ratchet.Workload(name=..., model=..., loss=..., batch=...), a "
+            "transformers.Trainer, or (model, optimizer, step, batch)"
         )
     place = str(request.device)
     if workload.device.split(":")[0] != request.device.type:

@@ -6,16 +6,17 @@ needs neither of them. accelerate and plain loops take `ratchet.compile`.
 
 from __future__ import annotations
 
-import logging
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ratchet.errors import RecipeError
+from ratchet.optimize.recipe import fits
 from ratchet.optimize.recipe.apply import compile as install
 from ratchet.optimize.recipe.recipe import Recipe
 
-log = logging.getLogger("ratchet")
 LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
 """The two names under which Lightning is imported; their classes differ."""
 
@@ -61,9 +62,16 @@ def _callback(hooks: type[_Hooks], base: type, *arguments: Any) -> Any:
 class _Hooks:
     """What a callback of either library knows."""
 
+    make: Callable[..., Any]
+
     def __init__(self, recipe: str | Path | Recipe, ledger: str | None, strict: bool) -> None:
         super().__init__()
-        self.recipe, self.ledger, self.strict = recipe, ledger, strict
+        self.recipe = fits.load_recipe(recipe)
+        self.ledger, self.strict = ledger, strict
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Its class has no module to be found in, so a copy is made anew.
+        return partial(self.make, recipe=self.recipe, ledger=self.ledger, strict=self.strict), ()
 
     def _install(self, step: Any, model: Any, optimizer: Any) -> Any:
         return install(
@@ -74,8 +82,9 @@ class _Hooks:
 class _TrainerHooks(_Hooks):
     """Installs a recipe in the model and the optimizer of a transformers.Trainer."""
 
-    _installed: Any = None
-    """The model that has it; a Trainer may train again, or search with a new model each time."""
+    make = staticmethod(trainer_callback)
+    _installed: tuple[Any, ...] = ()
+    """The model and optimizer that have it: a Trainer may train again, or search with new ones."""
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any, **_: Any
@@ -85,13 +94,18 @@ class _TrainerHooks(_Hooks):
                 "the Trainer's torch_compile=True compiles the model, and so does the recipe: "
                 "leave torch_compile out"
             )
-        if model is not self._installed:
+        given = model, optimizer
+        if not self._installed or any(
+            a is not b for a, b in zip(given, self._installed, strict=True)
+        ):
             self._install(model, None, optimizer)
-            self._installed = model
+            self._installed = given
 
 
 class _LightningHooks(_Hooks):
     """Installs a recipe in the training step and the optimizer of a LightningModule."""
+
+    make = staticmethod(lightning_callback)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         optimizers = trainer.optimizers
