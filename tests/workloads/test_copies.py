@@ -115,6 +115,19 @@ def test_a_step_on_copies_trains_the_fp32_weights(optimizer: str) -> None:
     assert losses["bf16_master"] == pytest.approx(losses["bf16_autocast"], rel=5e-3)
 
 
+@pytest.mark.parametrize("optimizer", ["as_written", "kernel"])
+def test_a_step_s_gradients_are_found_wherever_they_are(optimizer: str) -> None:
+    workload = load("llama-tiny")
+    exact = build_step(load("llama-tiny"), StepConfig())
+    step = build_step(workload, StepConfig(precision="bf16_master", optimizer=optimizer))
+    for one in (exact, step):
+        one.forward_backward(workload.batch(0))
+    expected = exact.gradients()
+    for name, gradient in step.gradients().items():
+        apart = (gradient.float() - expected[name]).norm()
+        assert apart < 0.05 * expected[name].norm() + 1e-6, name
+
+
 def test_a_step_that_accumulates_sums_in_fp32() -> None:
     workload = replace(load("llama-tiny"), accumulate=2)
     step = build_step(workload, WEIGHTS)

@@ -136,9 +136,11 @@ class StepArm:
         write_gradients(found, Path(path))
         count = len(found)
         del found
+        copies = self._step.copies
         for parameter in self._step.model.parameters():
-            if parameter.grad is not None:  # freeing it would change the heap (see gradients.py)
-                parameter.grad.zero_()
+            read = copies.with_gradient(parameter) if copies else parameter
+            if read.grad is not None:  # freeing it would change the heap (see gradients.py)
+                read.grad.zero_()
         if draws:  # the step that is timed compiles as a user's does
             self._step = build(self._workload, self._config)
         return {"loss": float(loss.detach()), "parameters": count}

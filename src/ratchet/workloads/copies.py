@@ -34,6 +34,11 @@ class WeightCopies:
         """Return what forward reads for a parameter, and where its gradient arrives."""
         return self._copies.get(parameter, parameter)
 
+    def with_gradient(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Return the copy while it has the gradient, else the parameter."""
+        copy = self._copies.get(parameter)
+        return parameter if copy is None or copy.grad is None else copy
+
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Within, the model's modules hold the copies, all of them up to date."""

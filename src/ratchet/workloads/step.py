@@ -174,7 +174,7 @@ class TrainingStep:
         """Return gradients by parameter name after `forward_backward`; zeros where missing."""
         found = {}
         for name, parameter in self.parameters.items():
-            read = self.copies.read_by(parameter) if self.copies else parameter
+            read = self.copies.with_gradient(parameter) if self.copies else parameter
             found[name] = torch.zeros_like(parameter) if read.grad is None else read.grad
         return {name: self._kept.get(name, gradient) for name, gradient in found.items()}
 
