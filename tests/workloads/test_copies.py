@@ -101,6 +101,17 @@ def test_a_setting_that_only_torch_knows_steps_the_weights_too() -> None:
     assert losses == sorted(losses, reverse=True) and losses[2] < losses[0]
 
 
+def test_a_gradient_that_the_kernel_does_not_take_is_not_lost() -> None:
+    """torch's AdamW takes no sparse gradient either, and says so."""
+    table = nn.Embedding(16, 8, sparse=True)
+    copies = WeightCopies(table)
+    optimizer = torch.optim.AdamW(table.parameters())
+    with copies.in_place():
+        table(torch.arange(4)).float().sum().backward()
+    with pytest.raises(RuntimeError, match="sparse gradients"):
+        step_adamw(optimizer, copies=copies)
+
+
 @pytest.mark.parametrize("optimizer", ["as_written", "fused", "kernel"])
 def test_a_step_on_copies_trains_the_fp32_weights(optimizer: str) -> None:
     """The same losses as autocast, and a tied weight stays one weight."""

@@ -62,12 +62,14 @@ def step_adamw(
     the update works on local shards, and the norm spans the mesh. With `copies`, the gradient of a
     parameter that has a copy is the copy's, and the new value is rounded into the copy.
     """
-    if copies is not None and not all(_is_for_kernel(group) for group in optimizer.param_groups):
-        copies.hand_over()
-    work = [(group, _taken(group, copies)) for group in optimizer.param_groups]
     held = [one for group in optimizer.param_groups for one in group["params"]]
-    found = [read for p in held if (read := _read_by(p, copies)).grad is not None]
+    work = [(group, _taken(group, copies)) for group in optimizer.param_groups]
     taken = {id(parameter) for _, own in work for parameter in own}
+    if copies is not None and any(
+        id(p) not in taken and _read_by(p, copies).grad is not None for p in held
+    ):
+        copies.hand_over()  # torch's update reads the parameters' own gradients
+    found = [read for p in held if (read := _read_by(p, copies)).grad is not None]
     others = [p for p in held if p.grad is not None and id(p) not in taken]
     coefficient = 1.0
     if clip_norm is not None and others:

@@ -22,7 +22,8 @@ def install_optimizer(optimizer: Optimizer, config: StepConfig) -> None:
     KernelError, before anything is changed, if the AdamW kernel cannot step this optimizer.
     """
     if config.optimizer == "kernel":
-        _let_step(optimizer, Optimizer.profile_hook_step(_kernel_step(check_optimizer(optimizer))))
+        check_optimizer(optimizer)
+        _let_step(optimizer, Optimizer.profile_hook_step(_kernel_step))
         return
     if config.optimizer in ("fused", "foreach"):
         select_implementation(optimizer, config.optimizer)
@@ -30,22 +31,18 @@ def install_optimizer(optimizer: Optimizer, config: StepConfig) -> None:
     _let_step(optimizer, lambda _, *given, **named: step(*given, **named))
 
 
-def _kernel_step(optimizer: AdamW) -> Callable[..., Any]:
-    """Return the method that replaces `step`: torch's contract, the kernel's arithmetic."""
-
-    def step(self: AdamW, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        if is_scaled(self):
-            with torch.no_grad():
-                step_by_torch(self)
-        else:
-            step_adamw(self)
-        return loss
-
-    return step
+def _kernel_step(optimizer: AdamW, closure: Callable[[], Any] | None = None) -> Any:
+    """Step as the method that this replaces: torch's contract, the kernel's arithmetic."""
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+    if is_scaled(optimizer):
+        with torch.no_grad():
+            step_by_torch(optimizer)
+    else:
+        step_adamw(optimizer)
+    return loss
 
 
 def _let_step(optimizer: Optimizer, update: Callable[..., Any]) -> None:
