@@ -68,7 +68,7 @@ class TypeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the program that tries types is asked."""
+    """A request to the program that tries types."""
 
     types: tuple[str, ...]
     device: str

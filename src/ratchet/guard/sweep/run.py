@@ -37,7 +37,7 @@ STDERR_TAIL = 300
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepSettings:
-    """What to try, and where the rows go."""
+    """The types to try, and the place of their rows."""
 
     out: Path
     types: tuple[str, ...] = ()

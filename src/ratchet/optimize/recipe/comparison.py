@@ -45,7 +45,7 @@ Values = dict[tuple[str, str], Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effects:
-    """What one run of a step did."""
+    """The results and effects of one run of a step."""
 
     returned: Any
     values: Values

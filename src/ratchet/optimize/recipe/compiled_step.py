@@ -39,7 +39,7 @@ MOST_RECOMPILATIONS = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Script:
-    """What a script gave to `ratchet.compile`."""
+    """A script's step, model and optimizers, as given to `ratchet.compile`."""
 
     step: Callable[..., Any]
     model: nn.Module

@@ -19,7 +19,7 @@ from ratchet.optimize.recipe.script_state import numbers
 
 @dataclass(kw_only=True)
 class Seen:
-    """What one call of a step did."""
+    """The observed acts of one call of a step."""
 
     backwards: int = 0
     """Backward passes, by `backward()` or `torch.autograd.grad`."""

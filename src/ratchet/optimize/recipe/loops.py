@@ -60,7 +60,7 @@ def _callback(hooks: type[_Hooks], base: type, *arguments: Any) -> Any:
 
 
 class _Hooks:
-    """What a callback of either library knows."""
+    """The state that a callback of either library shares."""
 
     make: Callable[..., Any]
 
