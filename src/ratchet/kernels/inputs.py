@@ -18,9 +18,14 @@ _LARGE, _PARTS = 1 << 20, 16
 """Size from which values are drawn in parts: one generator draws 0.1 to 0.2 billion a second."""
 
 
-def build(specs: Sequence[TensorSpec], seed: int) -> list[Tensor]:
-    """Return one tensor per spec; the same seed gives the same values."""
-    generator = torch.Generator().manual_seed(seed)
+def build(
+    specs: Sequence[TensorSpec], seed: int, device: torch.device | str = "cpu"
+) -> list[Tensor]:
+    """Return one tensor per spec, drawn on the device; there the same seed gives the same values.
+
+    A GPU draws a hundred times as fast as a core, from another sequence.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
     return [_lay_out(_draw(spec, generator), spec.layout) for spec in specs]
 
 
@@ -28,10 +33,10 @@ def _draw(spec: TensorSpec, generator: torch.Generator) -> Tensor:
     dtype = dtype_named(spec.dtype)
     if spec.distribution == "integers":
         low, high = int(spec.low or 0), int(spec.high or 0)
-        return torch.randint(low, high, spec.shape, generator=generator).to(dtype)
+        return _integers(low, high, spec.shape, generator).to(dtype)
     if spec.distribution == "uniform":
         low_value, high_value = float(spec.low or 0.0), float(spec.high or 0.0)
-        drawn = torch.rand(spec.shape, generator=generator)
+        drawn = torch.rand(spec.shape, generator=generator, device=generator.device)
         return (low_value + (high_value - low_value) * drawn).to(dtype)
     drawn = _normal(spec.shape, generator)
     shaped = _SHAPED[spec.distribution](drawn, generator)
@@ -41,6 +46,8 @@ def _draw(spec: TensorSpec, generator: torch.Generator) -> Tensor:
 def _normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Draw standard normal values; large tensors in parallel parts with seeds of their own."""
     numel = math.prod(shape)
+    if generator.device.type != "cpu":
+        return torch.randn(shape, generator=generator, device=generator.device)
     drawn = torch.empty(numel)
     if numel < _LARGE or type(drawn) is not Tensor:  # a fake tensor has no values to draw
         return torch.randn(shape, generator=generator)
@@ -55,6 +62,10 @@ def _normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     return drawn.reshape(shape)
 
 
+def _integers(low: int, high: int, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    return torch.randint(low, high, shape, generator=generator, device=generator.device)
+
+
 def dtype_named(name: str) -> torch.dtype:
     """Return torch's dtype of that name."""
     found = getattr(torch, name)
@@ -64,15 +75,15 @@ def dtype_named(name: str) -> torch.dtype:
 
 def _heavy_tailed(drawn: Tensor, generator: torch.Generator) -> Tensor:
     """Draw Student's t with two degrees of freedom: finite mean, infinite variance."""
-    chi = torch.rand(drawn.shape, generator=generator).clamp(min=1e-6).log().neg()
-    return drawn / chi.sqrt()
+    chi = torch.rand(drawn.shape, generator=generator, device=generator.device)
+    return drawn / chi.clamp(min=1e-6).log().neg().sqrt()
 
 
 def _outliers(drawn: Tensor, generator: torch.Generator) -> Tensor:
     if drawn.numel() == 0:
         return drawn
     flat = drawn.reshape(-1).clone()
-    places = torch.randint(0, flat.numel(), (_OUTLIERS_PER_TENSOR,), generator=generator)
+    places = _integers(0, flat.numel(), (_OUTLIERS_PER_TENSOR,), generator)
     flat[places] = flat[places].sign() * _OUTLIER_SCALE
     return flat.reshape(drawn.shape)
 
@@ -82,7 +93,7 @@ def _specials(drawn: Tensor, generator: torch.Generator) -> Tensor:
         return drawn
     flat = drawn.reshape(-1).clone()
     for value in (math.inf, -math.inf, math.nan):
-        flat[torch.randint(0, flat.numel(), (1,), generator=generator)] = value
+        flat[_integers(0, flat.numel(), (1,), generator)] = value
     return flat.reshape(drawn.shape)
 
 
@@ -114,7 +125,8 @@ def _lay_out(values: Tensor, layout: str) -> Tensor:
 
 
 def _with_gaps(values: Tensor) -> Tensor:
-    wide = torch.full((*values.shape[:-1], values.shape[-1] + 8), float("nan")).to(values.dtype)
+    shape = (*values.shape[:-1], values.shape[-1] + 8)
+    wide = torch.full(shape, float("nan"), device=values.device).to(values.dtype)
     view = wide[..., : values.shape[-1]]
     view.copy_(values)
     return view

@@ -27,6 +27,7 @@ from ratchet.kernels.case import (
 from ratchet.kernels.tolerance import OutputCheck, Tolerance
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 __all__ = [
@@ -184,15 +185,20 @@ class Problem:
             )
         return found  # type: ignore[no-any-return]
 
-    def build_inputs(self, case: Case, seed: int) -> list[Tensor]:
-        """Draw the inputs of `case`; the same seed gives the same values."""
+    def build_inputs(
+        self, case: Case, seed: int, device: torch.device | str = "cpu"
+    ) -> list[Tensor]:
+        """Draw the inputs of `case` on the device; there the same seed gives the same values.
+
+        A model's file draws its own on the machine's cores.
+        """
         if self.model is not None:
             from ratchet.kernels.model_file import model_of
 
             return model_of(self.text, self.model).draw(case, seed)
         from ratchet.kernels.inputs import build
 
-        return build(case.inputs, seed)
+        return build(case.inputs, seed, device)
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object; `from_json` makes an equal problem of it."""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from judge_problems import silu  # noqa: F401  the problem below names it
+from torch._C._autograd import DeviceType
 
 from ratchet.judge.decided import CandidateFault, Decided, Ok
 from ratchet.judge.integrity import device_work
@@ -20,6 +21,7 @@ from ratchet.judge.trial import device_clock
 from ratchet.judge.trial.device_clock import DeviceClock
 from ratchet.judge.trial.timing import plan
 from ratchet.judge.verdict import Evidence
+from ratchet.judge.workers.candidate import device_census
 from ratchet.judge.workers.candidate.device_census import DeviceCensus, DeviceEvent, count
 from ratchet.judge.workers.memory.device import Host
 from ratchet.kernels.kernel import Kernel
@@ -238,6 +240,32 @@ def test_recorded_profiles_are_counted(name: str, kernels: int, launches: int) -
     assert "100 % of the time in library kernels" in decided.reason
 
 
+class OldEvent:
+    """An event as torch 2.11 and 2.12 give it, without its kind."""
+
+    def __init__(self, name: str, device: DeviceType, *, mark: bool = False) -> None:
+        self.name = lambda: name
+        self.device_type = lambda: device
+        self.is_user_annotation = lambda: mark
+        self.device_resource_id = lambda: 7
+        self.start_ns = lambda: 5
+        self.duration_ns = lambda: 3
+
+
+@pytest.mark.parametrize(
+    ("event", "kind"),
+    [
+        (OldEvent("mine(float*)", DeviceType.CUDA), "kernel"),
+        (OldEvent("Memcpy DtoD (Device -> Device)", DeviceType.CUDA), "gpu_memcpy"),
+        (OldEvent("Memset (Device)", DeviceType.CUDA), "gpu_memset"),
+        (OldEvent("step", DeviceType.CUDA, mark=True), "gpu_user_annotation"),
+        (OldEvent("cudaLaunchKernel", DeviceType.CPU), ""),
+    ],
+)
+def test_the_census_works_with_the_profiler_of_older_torch(event: OldEvent, kind: str) -> None:
+    assert device_census._event(event).kind == kind
+
+
 def test_the_census_runs_where_there_is_no_gpu() -> None:
     census = DeviceCensus(Host())
 
@@ -256,14 +284,14 @@ def clock(*pairs: tuple[float, float | None], way_s: float = 0.001) -> DeviceClo
     made = DeviceClock()
     for arm in ("reference", "again"):
         for _ in range(3):
-            made.note(0, arm, 0.02 + way_s, 0.02)
+            made.note(0, arm, 0.02 + way_s, 0.02, trusted=True)
     for wall_s, device_s in pairs:
         made.note(0, "candidate", wall_s, device_s)
     return made
 
 
 def compared(made: DeviceClock) -> tuple[Evidence, str]:
-    return made.compare(0, "timed", trusted=("reference", "again"), candidate="candidate")
+    return made.compare(0, "timed", candidate="candidate")
 
 
 def test_clocks_that_agree_say_nothing() -> None:
@@ -291,8 +319,21 @@ def test_clocks_that_do_not_are_told(
 
 def test_a_host_has_no_such_clock_and_no_evidence_against_it_is_made_up() -> None:
     made = DeviceClock()
-    made.note(0, "reference", 0.02, None)
+    made.note(0, "reference", 0.02, None, trusted=True)
+    assert made.way_s(0) == 0.0
     assert compared(made)[0].passed is False
+
+
+def test_the_way_is_that_of_a_launch_and_a_candidate_has_no_say_in_it() -> None:
+    made = clock((9.0, 0.001), way_s=0.002)
+    assert made.way_s(0) == pytest.approx(0.002)
+    made.begin(0)
+    assert made.way_s(0) == 0.0
+    for way_s in (0.001, 0.0012, 5.0):
+        made.note(0, "reference", 0.02 + way_s, 0.02, trusted=True)
+    made.note(0, "candidate", 7.0, 0.001)
+    assert made.way_s(0) == pytest.approx(0.0012)
+    assert made.way_s(1) == 0.0
 
 
 def rest(alone: float, beside: float, candidate: float) -> str:
@@ -311,8 +352,9 @@ def test_a_reference_that_was_slowed_down_is_no_rival() -> None:
 
 def test_batches_on_a_gpu_are_longer_and_larger() -> None:
     short = plan.calls_per_batch(1e-5, 1e3)
-    assert plan.calls_per_batch(1e-5, 1e3, gpu=True) > short
-    assert plan.calls_per_batch(1e-9, 1.0, gpu=True) == plan.GPU_MAX_CALLS
-    assert plan.calls_per_batch(1.0, 1e12, gpu=True) == 1
-    large = plan.calls_per_batch(1e-5, 64 << 20, gpu=True)
-    assert large * (64 << 20) <= plan.GPU_MAX_BATCH_BYTES
+    limit = 20 << 30
+    assert plan.calls_per_batch(1e-5, 1e3, gpu_bytes=limit) > short
+    assert plan.calls_per_batch(1e-9, 1.0, gpu_bytes=limit) == plan.GPU_MAX_CALLS
+    assert plan.calls_per_batch(1.0, 1e12, gpu_bytes=limit) == 1
+    large = plan.calls_per_batch(1e-5, 64 << 20, gpu_bytes=limit)
+    assert large > 300 and large * (64 << 20) <= limit

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ratchet.errors import RatchetError
-from ratchet.judge.sandbox import accelerator, bubblewrap, isolation, system_calls
+from ratchet.judge.sandbox import accelerator, bubblewrap, isolation, mechanism, system_calls
 from ratchet.judge.sandbox.accelerator import Accelerator, groups_of, may_use_gpu
 from ratchet.judge.sandbox.system_calls import AF_UNIX, NUMBERS, Instruction
 from ratchet.judge.sandbox.worker_modules import TORCH_WORKER
@@ -123,6 +123,20 @@ def test_groups_are_those_of_files_that_not_everybody_may_open(
     assert "--clear-groups" not in words
 
 
+def test_torch_finds_a_users_name_and_folders_for_what_it_compiles() -> None:
+    made = isolation.make_sandbox(
+        TORCH_WORKER, threads=1, memory_bytes=1, time_limit_s=1, with_torch=True
+    )
+    made.clean()
+    asked = "import getpass, os; os.getuid = lambda: 4711; print(getpass.getuser())"
+    done = subprocess.run(
+        [sys.executable, "-c", asked], env=dict(made.environment), capture_output=True, text=True
+    )
+    assert done.stdout == "candidate\n", done.stderr
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        assert Path(made.environment[name]).is_relative_to(made.environment["TMPDIR"])
+
+
 def test_settings_that_choose_a_gpu_reach_the_sandbox(
     nodes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +182,27 @@ def test_only_local_sockets_and_only_where_they_are_asked_for(local: bool) -> No
         assert answer(program, NUMBERS["socket"], family) == system_calls.DENY
     for name in ("ptrace", "unshare", "bpf", "mount", "process_vm_readv"):
         assert answer(program, NUMBERS[name]) == system_calls.DENY
+
+
+def test_a_local_socket_of_datagrams_reaches_others_and_is_none_of_the_drivers() -> None:
+    program = system_calls.program(4711, among_others=True, local_sockets=True)
+    for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC):
+        assert answer(program, NUMBERS["socket"], AF_UNIX, kind) == system_calls.ALLOW
+    for kind in (socket.SOCK_DGRAM, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, socket.SOCK_RAW):
+        assert answer(program, NUMBERS["socket"], AF_UNIX, kind) == system_calls.DENY
+    assert answer(program, NUMBERS["connect"], 3) == system_calls.DENY
+    enclosed = system_calls.program(4711, among_others=False, local_sockets=True)
+    assert answer(enclosed, NUMBERS["connect"], 3) == system_calls.ALLOW
+
+
+@pytest.mark.parametrize(("abi", "said"), [(0, True), (5, True), (6, False), (7, False)])
+def test_without_namespaces_a_gpu_is_used_and_open_sockets_are_said(
+    abi: int, said: bool, nodes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mechanism.bubblewrap, "program", lambda: None)
+    monkeypatch.setattr(mechanism.landlock, "abi", lambda: abi)
+    assert ("local sockets" in mechanism.isolation_name(NVIDIA)) is said
+    assert "local sockets" not in mechanism.isolation_name(None)
 
 
 IOCTL, MMAP, BIND, LISTEN = 16, 9, 49, 50

@@ -302,6 +302,25 @@ def test_a_win_over_a_reference_that_may_have_been_slowed_is_none(
     assert verdict.speedup.vs_reference is None
 
 
+def test_a_win_is_compared_with_the_reference_when_the_kernel_is_gone(
+    fake: FakeDriver, judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times: list[list[float]] = []
+
+    def undisturbed(_: str, *, alone: list[float], **__: Any) -> tuple[Evidence, str]:
+        times.append(alone)
+        return Evidence(check="device at rest", passed=True), ""
+
+    agreed = Evidence(check="device clock", passed=True)
+    won = Decided("proven", "faster", speedup=FASTER)
+    monkeypatch.setattr(stages, "conclude", lambda *_, **__: won)
+    monkeypatch.setattr(on_device.device_clock, "undisturbed", undisturbed)
+    monkeypatch.setattr(DeviceClock, "compare", lambda *_, **__: (agreed, ""))
+    verdict = judge.judge(python(HONEST), problem(), device=fake.accelerator)
+    assert verdict.status == "proven", (verdict.status, verdict.reason)
+    assert len(times) == 1 and len(times[0]) == 2 and min(times[0]) > 0
+
+
 def test_the_reference_worker_holds_nothing_of_a_batch(
     fake: FakeDriver, judge: KernelJudge
 ) -> None:

@@ -72,8 +72,8 @@ class Seen:
             self.places.setdefault(CANDIDATE, libraries(process._child.sender))
             return found
 
-        def noted_rival_go(process: RivalProcess, memories: Sequence[int]) -> Any:
-            found = rival_go(process, memories)
+        def noted_rival_go(process: RivalProcess, memories: Sequence[int], *more: Any) -> Any:
+            found = rival_go(process, memories, *more)
             self.places.setdefault(REFERENCE, libraries(process.pid))
             return found
 

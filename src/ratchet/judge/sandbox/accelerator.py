@@ -54,6 +54,8 @@ class Accelerator:
     """Whose names the driver's calls have."""
     library: str = ""
     """The driver's file; empty where the loader knows it."""
+    batch_bytes: int = 1 << 30
+    """What the inputs and outputs of one batch may take."""
     flush_bytes: int = 64 << 20
     """What is written before each batch, so that its caches hold nothing of it."""
     name: str = ""
@@ -64,7 +66,12 @@ class Accelerator:
     def of(found: Mapping[str, Any]) -> Accelerator:
         """Read what the reference worker answered."""
         described = found["described"]
-        return Accelerator(**described, name=found["name"], folders=tuple(found["folders"]))
+        return Accelerator(
+            **described,
+            batch_bytes=found["batch_bytes"],
+            name=found["name"],
+            folders=tuple(found["folders"]),
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return what a worker must know of it."""

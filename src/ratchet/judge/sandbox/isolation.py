@@ -31,6 +31,8 @@ from ratchet.judge.sandbox.worker_modules import ZYGOTE
 from ratchet.kernels.languages.cpp import find_compiler
 
 MALLOC = (("mmap_max", 0), ("trim_threshold", 1 << 30), ("tcache_count", 0))
+TORCH_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+"""Folders of a worker's own, where torch would look for one by the user's name and home."""
 ROOM_FOR_OTHERS = 1024
 """What the user may start meanwhile, where the candidate has no uid of its own."""
 KEEPER = "ratchet.judge.sandbox.keeper"
@@ -133,7 +135,7 @@ def make_sandbox(
         among_others=wrapped is None,
         filtered=system_calls.known(),
         groups=tuple(groups_of(accelerator.nodes)) if accelerator else (),
-        local_sockets=accelerator is not None and wrapped is not None,
+        local_sockets=accelerator is not None,
     )
     name = mechanism.isolation_name(accelerator)
     if forked:
@@ -249,6 +251,8 @@ def _environment(threads: int, with_torch: bool, home: Path) -> dict[str, str]:
     if with_torch:
         own["PATH"] += f":{Path(sys.prefix) / 'bin'}"  # ninja may lie there
         own[EXTENSIONS] = str(home / "extensions")
+        own |= {name: str(home / folder) for name, folder in TORCH_CACHES.items()}
+        own["LOGNAME"] = "candidate"  # torch asks for the user's name, and a fresh uid has none
         passed = ("CUDA_VISIBLE_DEVICES",)
         return own | {name: os.environ[name] for name in passed if name in os.environ}
     with contextlib.suppress(CompilerMissing):  # the verdict says so; its PATH is not ours

@@ -32,6 +32,7 @@ TCP: Final = 3
 """Both rights of ABI 4: to bind and to connect."""
 SCOPES: Final = 3
 """Both of ABI 6: abstract sockets, and signals."""
+SCOPES_SINCE: Final = 6
 OF_A_FILE: Final = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | USE_DEVICE
 NEWEST: Final = 7
 """The ABI that was read about here; a newer one is used as this one."""
@@ -71,7 +72,11 @@ def make_ruleset(opened: Opened) -> int:
     What does not exist is left out. Make it while the process may still see all of them.
     """
     version, rights = abi(), rights_of(abi())
-    words = [rights, *([TCP] if version >= 4 else []), *([SCOPES] if version >= 6 else [])]
+    words = [
+        rights,
+        *([TCP] if version >= 4 else []),
+        *([SCOPES] if version >= SCOPES_SINCE else []),
+    ]
     asked = struct.pack(f"={len(words)}Q", *words)
     ruleset = _checked(CREATE_RULESET, asked, len(asked), 0)
     # O_CLOEXEC is set by the kernel.

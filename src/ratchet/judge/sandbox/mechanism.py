@@ -62,6 +62,8 @@ def check_walls() -> None:
 def isolation_name(accelerator: Accelerator | None = None) -> str:
     """The isolation that a candidate gets on this machine, in words."""
     opened = ", the GPU's device files and parts of /sys" if accelerator is not None else ""
+    if opened and not has_namespaces() and landlock.abi() < landlock.SCOPES_SINCE:
+        opened += ", and local sockets, which others can reach"
     calls = "rlimits, system calls filtered" if system_calls.known() else "rlimits"
     if has_namespaces():
         uid = "own user" if identity.fresh_uids() is None else "fresh uid without capabilities"

@@ -25,6 +25,7 @@ NUMBERS: Final = {
     "ioctl": 16,
     "shmget": 29,
     "socket": 41,
+    "connect": 42,
     "clone": 56,
     "kill": 62,
     "semget": 64,
@@ -110,6 +111,8 @@ DENIED: Final = (
     *("timer_create", "timerfd_create"),
 )
 DENIED_AMONG_OTHERS: Final = (
+    # A socket may be allowed, for the GPU's driver, but no other process's is reached through it.
+    "connect",
     *("pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "tkill"),
     *("setpriority", "ioprio_set"),
     # Files of its user whatever Landlock says: their modes, owners, times and attributes, their
@@ -132,6 +135,8 @@ FILE_IOCTLS: Final = (0x8901, 0x8902, 0x4008_6602, 0x4004_6602, 0x401C_5820, 0x4
 """FIOSETOWN and SIOCSPGRP, the same; FS_IOC_SETFLAGS, its form of 32 bits, FS_IOC_FSSETXATTR and
 FS_IOC_ENABLE_VERITY of linux/fs.h, which change a file that is open to be read."""
 AF_UNIX: Final = 1
+OF_DATAGRAMS: Final = 2
+"""The bit that SOCK_DGRAM and SOCK_RAW have, and SOCK_STREAM and SOCK_SEQPACKET have not."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 LOAD, IF_EQUAL, IF_AT_LEAST, IF_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -153,8 +158,9 @@ def deny_needless(*, among_others: bool, local_sockets: bool = False) -> None:
     """Deny this process, all its threads and all that it starts what no kernel needs.
 
     With `local_sockets`, sockets inside the machine may be made: CUDA's driver binds an abstract
-    one (`cuda-uvmfd-...`) as it starts, which its network namespace keeps to itself. Raises
-    JudgeError where the kernel takes no filter. `no_new_privs` must be set before.
+    one (`cuda-uvmfd-...`) as it starts. A network namespace keeps it to itself, or Landlock from
+    ABI 6 on; among others no call connects to one. Raises JudgeError where the kernel takes no
+    filter. `no_new_privs` must be set before.
     """
     found = program(os.getpid(), among_others, local_sockets)
     body = b"".join(struct.pack("=HBBI", *one) for one in found)
@@ -178,7 +184,7 @@ def program(own_pid: int, among_others: bool, local_sockets: bool = False) -> li
     ]
     for name in (*DENIED, *(DENIED_AMONG_OTHERS if among_others else ())):
         if name == "socket" and local_sockets:
-            found += _allow_only(name, 0, AF_UNIX)
+            found += _local_sockets()
             continue
         found += [(IF_EQUAL, 0, 1, NUMBERS[name]), (RETURN, 0, 0, DENY)]
     # Its flags lie in memory, where no filter can look; libraries then use clone.
@@ -194,6 +200,20 @@ def program(own_pid: int, among_others: bool, local_sockets: bool = False) -> li
         for name in OF_ITSELF_AMONG_OTHERS:
             found += _allow_only(name, 0, 0)
     return [*found, (RETURN, 0, 0, ALLOW)]
+
+
+def _local_sockets() -> list[Instruction]:
+    """Allow sockets inside the machine, but those of datagrams, which need no connection."""
+    body: list[Instruction] = [
+        (LOAD, 0, 0, ARGUMENTS_OFFSET),
+        (IF_EQUAL, 1, 0, AF_UNIX),
+        (RETURN, 0, 0, DENY),
+        (LOAD, 0, 0, ARGUMENTS_OFFSET + 8),
+        (IF_ANY_BIT, 0, 1, OF_DATAGRAMS),
+        (RETURN, 0, 0, DENY),
+        (RETURN, 0, 0, ALLOW),
+    ]
+    return [(IF_EQUAL, 0, len(body), NUMBERS["socket"]), *body]
 
 
 def _deny_if(name: str, argument: int, tests: Sequence[tuple[int, int]]) -> list[Instruction]:

@@ -13,6 +13,8 @@ from typing import Final
 
 from ratchet.judge.verdict import Evidence
 
+MOST_WAY: Final = 1.0
+"""The way is taken out of a batch's time up to this many times its work."""
 WAY_FACTOR: Final = 2.0
 """A candidate's way to the judge and back may take this many times the reference's own."""
 WAY_FLOOR_S: Final = 0.0002
@@ -29,22 +31,48 @@ class DeviceClock:
 
     def __init__(self) -> None:
         self._pairs: dict[tuple[int, str], list[tuple[float, float | None]]] = {}
+        self._ways: dict[int, list[float]] = {}
+        """What trusted batches took beside their work, by case."""
+        self._launch: dict[int, list[tuple[float, float]]] = {}
+        """The trusted batches of this launch."""
 
-    def note(self, case: int, arm: str, wall_s: float, device_s: float | None) -> None:
+    def begin(self, case: int) -> None:
+        """Begin a launch of a case, whose way is to be known."""
+        self._launch[case] = []
+
+    def note(
+        self,
+        case: int,
+        arm: str,
+        wall_s: float,
+        device_s: float | None,
+        *,
+        trusted: bool = False,
+    ) -> None:
         """One batch; None where there is no such clock, or a candidate named no time."""
         self._pairs.setdefault((case, arm), []).append((wall_s, device_s))
+        if trusted and device_s is not None:
+            self._ways.setdefault(case, []).append(wall_s - device_s)
+            self._launch.setdefault(case, []).append((wall_s, device_s))
 
-    def compare(
-        self, case: int, name: str, *, trusted: Sequence[str], candidate: str
-    ) -> tuple[Evidence, str]:
+    def way_s(self, case: int) -> float:
+        """Return what a trusted batch of this launch took beside its work; 0 without such a clock.
+
+        That is mapping, messages and fences. A candidate's takes as long, so it is no part of
+        either's time. A median: some batches wait for a core. Where it is longer than the work, it
+        scatters too much to be taken out, and draws both times together instead.
+        """
+        pairs = self._launch.get(case)
+        if not pairs:
+            return 0.0
+        way_s = statistics.median(wall_s - device_s for wall_s, device_s in pairs)
+        work_s = statistics.median(device_s for _, device_s in pairs)
+        return way_s if 0 < way_s <= MOST_WAY * work_s else 0.0
+
+    def compare(self, case: int, name: str, *, candidate: str) -> tuple[Evidence, str]:
         """The evidence on a case, and why its time is not believed, or nothing."""
         pairs = self._pairs.get((case, candidate), [])
-        ways = [
-            wall_s - device_s
-            for arm in trusted
-            for wall_s, device_s in self._pairs.get((case, arm), [])
-            if device_s is not None
-        ]
+        ways = self._ways.get(case, [])
         named = [(wall_s, device_s) for wall_s, device_s in pairs if device_s is not None]
         if not ways or not named or len(named) < len(pairs):
             return _evidence(name, "not every batch has a time by the device's own clock")

@@ -22,7 +22,7 @@ from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.trial.device_clock import DeviceClock
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.reference import ReferenceFault, ReferenceProcess
-from ratchet.judge.trial.processes.rivals import RivalProcess, Rivals
+from ratchet.judge.trial.processes.rivals import COMPILED, RivalProcess, Rivals
 from ratchet.judge.verdict import Evidence
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
@@ -35,9 +35,6 @@ WORK_S = 120.0
 is given up."""
 TORCH_BYTES = 32 << 30
 """Address space that torch takes."""
-REFERENCE_DRAWS = 8
-"""Different draws in a batch of the reference's, which hides nothing from itself. Every call still
-has memory of its own."""
 VARIED_S = 0.3
 """What checking a timed case with values of hidden ones may take."""
 COMPILE_LIMIT_S, COMPILE_SHARE, COMPILE_LEAST_S = 60.0, 0.5, 5.0
@@ -101,14 +98,12 @@ class OpenProblem:
         self._variations = {
             index: problem.varied(case) for index, case in enumerate(problem.cases) if case.timed
         }
-        self.has_compiled = False
-        """Whether torch.compile of the reference is timed too."""
         self.overflows = 0
         """Calls that were not compared, as the reference overflows with such values."""
-        self.rivals = Rivals(problem, reference, clock)
-        """Starts of the reference that are timed, on the machine's cores."""
-        self.compiled: RivalProcess | None = None
-        """That of torch.compile of the reference, where there is one: it lasts."""
+        self.rivals = Rivals(problem, reference, clock, accelerator)
+        """Starts of the reference that are timed."""
+        self.lasting: dict[str, RivalProcess] = {}
+        """Those of the whole verdict, by the name of their arm."""
         self._batches = 0
         self.among = 1
         """Verdicts that share one chance of a false answer."""
@@ -235,18 +230,14 @@ class OpenProblem:
 
     def compile_rival(self) -> Evidence:
         """Have the reference compiled, for all launches, and say whether it could be."""
+        check, threads = "torch.compile as a rival", self.reference.threads
         limit_s = self._compile_limit_s
         try:
-            if self.accelerator is not None:
-                self.reference.ask(timeout_s=self.clock.reference_s, do="compile", limit_s=limit_s)
-            else:
-                threads = self.reference.threads
-                self.compiled = self.rivals.start(threads=threads, compiled=True, limit_s=limit_s)
+            started = self.rivals.start(threads=threads, compiled=True, limit_s=limit_s)
         except ReferenceFault as error:
-            detail = f"not timed: {error}"
-        else:
-            self.has_compiled, detail = True, "compiled before the clock started"
-        return Evidence(check="torch.compile as a rival", passed=self.has_compiled, detail=detail)
+            return Evidence(check=check, passed=False, detail=f"not timed: {error}")
+        self.lasting[COMPILED] = started
+        return Evidence(check=check, passed=True, detail="compiled before the clock started")
 
     def compile_into(self, folder: Path) -> None:
         """Have the reference worker compile the reference for every case and keep it in a folder.

@@ -9,7 +9,7 @@ from ratchet.judge.integrity.device_work import DeviceCount, read_device_census
 from ratchet.judge.trial import device_clock
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.processes.candidate import CandidateProcess
-from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN
+from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE
 from ratchet.judge.trial.timing.sample import CaseTiming, time_alone
 from ratchet.measure.estimate import summarise
 
@@ -40,9 +40,7 @@ def check_clocks(
     evidence = [opened.flushes()]
     doubts = []
     for timing in timings:
-        found, doubt = opened.device_clock.compare(
-            timing.case, timing.name, trusted=(REFERENCE, TWIN), candidate=CANDIDATE
-        )
+        found, doubt = opened.device_clock.compare(timing.case, timing.name, candidate=CANDIDATE)
         evidence.append(found)
         doubts.append(doubt)
     if won and not any(doubts):

@@ -128,12 +128,26 @@ class KernelTrial:
             return self._emulate(reference, self.target)
         if self.kernel.language == "triton" and self.accelerator is None:
             return self._interpret(reference)
-        with contextlib.ExitStack() as stack:
-            library = stack.enter_context(self._library())
+        with self._library() as library:
             opened = self._keep(self._open(reference))
             if isinstance(opened, Decided):
                 return opened
-            stack.callback(opened.rivals.close)
+            with contextlib.closing(opened.rivals):
+                timed = self._judge(opened, library)
+                if isinstance(timed, Decided) or self.accelerator is None:
+                    return timed if isinstance(timed, Decided) else timed[0]
+                concluded, timings = timed
+                won = concluded.status == "proven"
+                return self._keep(check_clocks(timings, opened, won=won)) or concluded
+
+    def _judge(
+        self, opened: OpenProblem, library: Library
+    ) -> tuple[Decided, list[CaseTiming]] | Decided:
+        """Return the answer by the judge's clock and its samples; the kernel's processes are gone.
+
+        An answer alone is that of an earlier stage.
+        """
+        with contextlib.ExitStack() as stack:
             launches = stack.enter_context(self._launches(opened))
             candidate = launches.load(library.fetch())
             if launches.built is not None:
@@ -155,11 +169,7 @@ class KernelTrial:
                 elsewhere = self._keep(self._watch_untimed(candidate, opened, places))
                 if isinstance(elsewhere, Decided):
                     return elsewhere
-            concluded = self._conclude(timings, launches, opened)
-        if self.accelerator is None:
-            return concluded
-        doubtful = self._keep(check_clocks(timings, opened, won=concluded.status == "proven"))
-        return doubtful or concluded
+            return self._conclude(timings, launches, opened), timings
 
     def out_of_time(self, error: OutOfTime) -> Decided:
         """Return the answer where the time limit ended a step: what is known by then."""

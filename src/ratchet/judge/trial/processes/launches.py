@@ -51,10 +51,14 @@ class Launches:
         self._builds = uses_extensions(kernel) and accelerator is None and has_namespaces()
         self._library: int | None = None
         self._standing: list[CandidateProcess] = []
+        self._spare: list[CandidateProcess] = []
+        """Those of a GPU that import torch beside other work, and have read no kernel yet."""
         in_turn = accelerator is not None or self._builds or (zygote is not None and zygote.able)
         self._together = 0 if in_turn else timed
         try:
             self._start_together(1 + self._together)
+            if accelerator is not None:
+                self._spare = [self._start() for _ in range(timed)]
         except BaseException:
             self.close()
             raise
@@ -67,8 +71,9 @@ class Launches:
 
     def close(self) -> None:
         """Kill what still stands, and remove what it left."""
-        while self._standing:
-            self._standing.pop().close()
+        for processes in (self._standing, self._spare):
+            while processes:
+                processes.pop().close()
         if self.built is not None:
             self.built.close()
             self.built = None
@@ -95,7 +100,7 @@ class Launches:
         if index < len(self._standing):
             yield self._standing[index]
             return
-        process = self._start()
+        process = self._spare.pop() if self._spare else self._start()
         try:
             with _in_time():
                 self._load(process)

@@ -1,8 +1,9 @@
-"""The reference as a candidate's rival on the machine's cores: a new process for each start.
+"""The reference as a candidate's rival: a process of its own, driven as the candidate's is.
 
 The luck of a start (where its memory lies, how its threads meet) can make one process of the same
-code a good deal slower than the next. So the reference and its twin are started anew in each
-launch, as the candidate is, and an interval over launches is one over starts of both.
+code a good deal slower than the next. So on cores the reference and its twin are started anew in
+each launch, as the candidate is, and an interval over launches is one over starts of both. On a
+GPU, where a start takes a second and the calls run elsewhere, they stay.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from ratchet.errors import JudgeError
+from ratchet.judge.integrity.late_writes import OutputSpots
 from ratchet.judge.process import families
 from ratchet.judge.process.channel import (
     Channel,
@@ -29,6 +31,7 @@ from ratchet.judge.process.time_limits import (
     until_the_end_s,
     within_the_end,
 )
+from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.zygote import START_S, Fork, Forks
 from ratchet.judge.trial.processes.reference import ReferenceProcess, raise_fault
 from ratchet.kernels.at_work import WorkLimit
@@ -39,6 +42,9 @@ Fate = Literal["mapped", "kept", "copied"]
 """What becomes of the outputs of the reference's calls, as of the candidate's: they are kept until
 the next batch; kept, and the memory for them is mapped, where the candidate writes them there
 itself; or copied to that memory, inside the clock."""
+
+COMPILED = "torch.compile of the reference"
+"""The name of its arm."""
 
 
 class RivalProcess:
@@ -51,6 +57,8 @@ class RivalProcess:
         self._channel = Channel(connection, watch=self._watch)
         self._clock = clock
         self._stopped: Sequence[int] = ()
+        self.device_s: float | None = None
+        """What a GPU's own clock named for the last batch."""
 
     def begin_load(self, message: Mapping[str, Any]) -> None:
         """Let it load the reference while others start too."""
@@ -77,16 +85,22 @@ class RivalProcess:
         close_descriptors(extra)
         raise_fault(reply)
 
-    def go(self, memories: Sequence[int]) -> Timing:
-        """Reveal a batch and wait for its calls; it stands still when this returns."""
+    def go(self, memories: Sequence[int], spots: OutputSpots | None = None) -> Timing:
+        """Reveal a batch and wait for its calls; it stands still when this returns.
+
+        On a GPU the clock stops when the `spots` are read, as a candidate's does.
+        """
         with self._named("go"):
             began = time.perf_counter()
             self._channel.send({"do": "go"}, memories, timeout_s=SEND_TIMEOUT_S)
             reply, extra = self._receive()
+            if spots is not None:
+                spots.read()
             wall_time_s = time.perf_counter() - began
         self.pause()
         close_descriptors(extra)
         raise_fault(reply)
+        self.device_s = reply["device_s"]
         return Timing(wall_time_s=wall_time_s, cpu_time_s=float(reply["cpu_time_s"]))
 
     def pause(self) -> None:
@@ -163,7 +177,14 @@ class ProblemZygote:
 class Rivals:
     """Starts the reference's processes for one verdict, and ends them."""
 
-    def __init__(self, problem: Problem, reference: ReferenceProcess, clock: Clock) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        reference: ReferenceProcess,
+        clock: Clock,
+        accelerator: Accelerator | None = None,
+    ) -> None:
+        self._device = accelerator.as_json() if accelerator is not None else None
         self._problem = problem.as_json()
         self._reference = reference
         self._clock = clock
@@ -198,6 +219,7 @@ class Rivals:
                 "do": "load",
                 "problem": self._problem,
                 "threads": threads,
+                "device": self._device,
                 "compiled": compiled,
                 "limit_s": limit_s,
             }

@@ -13,17 +13,15 @@ from ratchet.judge.integrity.late_writes import OutputSpots
 from ratchet.judge.integrity.looks import Unseen, WatchedFamily
 from ratchet.judge.integrity.own_work import LOOKING_S, PATIENCE_S, Watch
 from ratchet.judge.trial.kernel_checks import (
-    REFERENCE_DRAWS,
     DrawnBatch,
     OpenProblem,
     verdict_of_call,
 )
 from ratchet.judge.trial.processes.candidate import CandidateProcess
-from ratchet.judge.trial.processes.rivals import Fate, RivalProcess
+from ratchet.judge.trial.processes.rivals import COMPILED, Fate, RivalProcess
 from ratchet.measure.arm import Arm, Timing
 
 REFERENCE, TWIN, CANDIDATE = "reference", "reference again", "candidate"
-COMPILED = "torch.compile of the reference"
 ONE_THREAD = "reference on one thread"
 """A rival where calls are short: waking a second thread can cost more than it gives, and it depends
 on the host. Then it is the reference that must be beaten, not the wake-up."""
@@ -59,7 +57,7 @@ class RoundSeeds:
 
 
 class RivalArm:
-    """The rival on the machine's cores: what is done with it is what is done with a candidate."""
+    """A rival: what is done with it is what is done with a candidate."""
 
     def __init__(
         self, name: str, process: RivalProcess, opened: OpenProblem, case: int, outputs: Fate
@@ -83,52 +81,15 @@ class RivalArm:
         with self._opened.draw(self._case, iterations, writable_inputs=False, seeds=seeds) as batch:
             self.process.resume()
             self.process.prepare(batch.layout, self.outputs)
-            with self._opened.reference_rests():
-                return self.process.go(batch.memories)
-
-
-class ReferenceArm:
-    """The rival on a GPU: in the reference worker, on memory revealed as the candidate's is."""
-
-    def __init__(self, name: str, opened: OpenProblem, case: int, outputs: Fate) -> None:
-        self.name = name
-        self._opened = opened
-        self._case = case
-        self._outputs = outputs
-
-    def begin(self, _: RoundSeeds) -> None:
-        """Every batch has draws of its own."""
-
-    def run(self, iterations: int) -> Timing:
-        """One batch of calls of the reference, at places of their own as the candidate's are."""
-        with self._opened.draw(
-            self._case, iterations, writable_inputs=False, distinct=REFERENCE_DRAWS
-        ) as batch:
-            self._opened.reference.ask(
-                timeout_s=self._opened.clock.reference_s, do="prepare", batch=batch.number
-            )
             self._opened.flush()
-            timing, device_s = self._timed(
-                batch.number, OutputSpots(batch.layout, batch.memories, batch.read)
-            )
-        self._opened.device_clock.note(self._case, self.name, timing.wall_time_s, device_s)
+            spots = None
+            if batch.read is not None:  # as for a candidate
+                spots = OutputSpots(batch.layout, batch.memories, batch.read)
+            with self._opened.reference_rests():
+                timing = self.process.go(batch.memories, spots)
+        times = timing.wall_time_s, self.process.device_s
+        self._opened.device_clock.note(self._case, self.name, *times, trusted=True)
         return timing
-
-    def _timed(self, number: int, spots: OutputSpots) -> tuple[Timing, float | None]:
-        """Time a prepared batch by the judge's clock, and by the GPU's own."""
-        reference = self._opened.reference
-        began = time.perf_counter()
-        reply = reference.ask(
-            timeout_s=self._opened.clock.reference_s,
-            do="go",
-            batch=number,
-            outputs=self._outputs,
-            compiled=self.name == COMPILED,
-        )
-        spots.read()  # as for a candidate
-        wall_time_s = time.perf_counter() - began
-        timing = Timing(wall_time_s=wall_time_s, cpu_time_s=float(reply["cpu_time_s"]))
-        return timing, reply["device_s"]
 
 
 class CandidateArm:
@@ -315,33 +276,33 @@ class CandidateArm:
 @contextlib.contextmanager
 def rivals(
     process: CandidateProcess, opened: OpenProblem, case: int
-) -> Iterator[Sequence[RivalArm | ReferenceArm]]:
+) -> Iterator[Sequence[RivalArm]]:
     """The reference, itself again, torch.compile where it is timed, and on one thread.
 
-    On cores each is a start of its own, for as long as this lasts; torch.compile's lasts longer.
+    On cores each is a start of its own, for as long as this lasts; torch.compile's lasts longer,
+    and on a GPU all of them.
     """
-    names = [REFERENCE, TWIN, *([COMPILED] if opened.has_compiled else [])]
+    names = [REFERENCE, TWIN, *([COMPILED] if COMPILED in opened.lasting else [])]
     outputs = fate(process, opened)
-    if opened.accelerator is not None:
-        yield [ReferenceArm(name, opened, case, outputs) for name in names]
-        return
-    threads = opened.reference.threads
-    if threads > 1 and opened.cases[case].time_s < SHORT_CALL_S:
+    threads, on_gpu = opened.reference.threads, opened.accelerator is not None
+    if threads > 1 and opened.cases[case].time_s < SHORT_CALL_S and not on_gpu:
         names.append(ONE_THREAD)
     with contextlib.ExitStack() as stack:
-        arms, started = [], []
+        started = {}
         for name in names:
-            rival = opened.compiled if name == COMPILED else None
-            if rival is None:
+            if name not in opened.lasting:
                 rival = opened.rivals.begin(threads=1 if name == ONE_THREAD else threads)
-                stack.callback(opened.rivals.end, rival)
-                started.append(rival)
-            arms.append(RivalArm(name, rival, opened, case, outputs))
-        for rival in started:
+                started[name] = rival
+                if not on_gpu:
+                    stack.callback(opened.rivals.end, rival)
+        for rival in started.values():
             rival.await_load()
-        for rival in started:
+        if on_gpu:
+            opened.lasting |= started
+        for rival in {} if on_gpu else started.values():
             stack.callback(rival.begin_close)
-        yield arms
+        found = opened.lasting | started
+        yield [RivalArm(name, found[name], opened, case, outputs) for name in names]
 
 
 def fate(process: CandidateProcess, opened: OpenProblem) -> Fate:
@@ -352,6 +313,11 @@ def fate(process: CandidateProcess, opened: OpenProblem) -> Fate:
     if not process.returns_outputs:
         return "mapped"
     return "copied" if opened.accelerator is not None else "kept"
+
+
+def alone(opened: OpenProblem, case: int, outputs: Fate) -> RivalArm:
+    """Return the reference's arm on a GPU, where its process lasts, when no candidate is there."""
+    return RivalArm(REFERENCE, opened.lasting[REFERENCE], opened, case, outputs)
 
 
 def warm(arm: Arm, calls: int) -> float:

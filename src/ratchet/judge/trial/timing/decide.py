@@ -9,7 +9,8 @@ from dataclasses import replace
 from ratchet.errors import RatchetError
 from ratchet.judge.decided import Decided
 from ratchet.judge.trial.kernel_checks import CaseFacts, OpenProblem
-from ratchet.judge.trial.timing.arms import CANDIDATE, COMPILED, ONE_THREAD, REFERENCE, TWIN
+from ratchet.judge.trial.processes.rivals import COMPILED
+from ratchet.judge.trial.timing.arms import CANDIDATE, ONE_THREAD, REFERENCE, TWIN
 from ratchet.judge.trial.timing.sample import CaseTiming
 from ratchet.judge.verdict import Evidence, Ratio, Speedups, Status
 from ratchet.measure.estimate import Comparison, aa_floor, compare, summarise

@@ -21,9 +21,10 @@ on two shared cores 0.5, 1 and 2 ms had a standard deviation of 0.21 to 0.27, 0.
 to 0.24 (of the logarithm, 190 rounds of eight kernels each)."""
 MAX_CALLS = 32
 MAX_BATCH_BYTES = 128 << 20
-GPU_TARGET_BATCH_S, GPU_MAX_CALLS, GPU_MAX_BATCH_BYTES = 0.02, 512, 1 << 30
-"""The same on a GPU: mapping takes longer there, calls are shorter and memory is larger; more than
-that would take too long to draw, for every call has values of its own."""
+GPU_TARGET_BATCH_S, GPU_MAX_CALLS = 0.02, 512
+"""The same on a GPU, where mapping takes longer and calls are shorter; its memory is the limit."""
+DRAWN_ON_CORES_BYTES = 1 << 30
+"""The limit on a GPU for a problem whose values the cores draw: every call has its own."""
 CHECK_SHARE = 0.5
 """Comparing takes at most this share of the time that the arms take, but one batch of each
 launch is always compared."""
@@ -95,9 +96,23 @@ def round_count(round_s: float, budget_s: float) -> int:
     return max(MIN_ROUNDS, min(MAX_ROUNDS, fitting)) // 2 * 2
 
 
-def calls_per_batch(time_s: float, size_bytes: float, *, gpu: bool = False) -> int:
-    """Return the calls in a batch: long enough to hide the round trip, small enough for memory."""
+def calls_of(opened: OpenProblem, case: int) -> int:
+    """Return the calls in a batch of a case, on the device that it is timed on."""
+    facts, accelerator = opened.cases[case], opened.accelerator
+    if accelerator is None:
+        return calls_per_batch(facts.time_s, facts.bytes)
+    drawn_there = opened.problem.model is None
+    limit = accelerator.batch_bytes if drawn_there else DRAWN_ON_CORES_BYTES
+    return calls_per_batch(facts.time_s, facts.bytes, gpu_bytes=limit)
+
+
+def calls_per_batch(time_s: float, size_bytes: float, *, gpu_bytes: int | None = None) -> int:
+    """Return the calls in a batch: long enough to hide the round trip, small enough for memory.
+
+    `gpu_bytes` is what a batch may take on a GPU; None on cores.
+    """
+    gpu = gpu_bytes is not None
     target_s, most = (GPU_TARGET_BATCH_S, GPU_MAX_CALLS) if gpu else (TARGET_BATCH_S, MAX_CALLS)
     wanted = math.ceil(target_s / max(time_s, 1e-7))
-    fitting = int((GPU_MAX_BATCH_BYTES if gpu else MAX_BATCH_BYTES) / max(size_bytes, 1.0))
-    return max(1, min(wanted, fitting, most))
+    limit = MAX_BATCH_BYTES if gpu_bytes is None else gpu_bytes
+    return max(1, min(wanted, int(limit / max(size_bytes, 1.0)), most))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,14 +17,14 @@ from ratchet.judge.integrity.own_work import Watch, batches_to_watch
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.timing.arms import (
-    REFERENCE,
     CandidateArm,
-    ReferenceArm,
+    RivalArm,
     RoundSeeds,
+    alone,
     rivals,
     warm,
 )
-from ratchet.judge.trial.timing.plan import TimingPlan, calls_per_batch, plan_case
+from ratchet.judge.trial.timing.plan import TimingPlan, calls_of, calls_per_batch, plan_case
 from ratchet.judge.verdict import Evidence, TimedSample
 from ratchet.measure.rounds import run_rounds
 from ratchet.measure.samples import Sample
@@ -33,6 +33,9 @@ ALONE_BATCHES = 6
 """Batches of the reference that are timed when the candidate's processes are gone."""
 CHEAP_CHECKS, CHEAP_S = 3, 0.15
 """So many calls of a probe are compared, each of another kind of values, if it takes no longer."""
+LEAST_LEFT = 0.05
+"""At least this share of a batch's time is its work, however long the way is: the kernel of a large
+gain is slower for that, and never faster than it is."""
 LEAST_LOOKS = 6
 """At the order of the calls."""
 
@@ -97,8 +100,7 @@ def _sample(
     budget_s: float,
     evidence: list[Evidence],
 ) -> CaseTiming | Decided:
-    facts, name = opened.cases[case], opened.problem.cases[case].name
-    calls = calls_per_batch(facts.time_s, facts.bytes, gpu=opened.accelerator is not None)
+    name, calls = opened.problem.cases[case].name, calls_of(opened, case)
     rng = np.random.default_rng(opened.rng.getrandbits(64))
     samples: list[Sample] = []
     plan: TimingPlan | None = None
@@ -113,7 +115,7 @@ def _sample(
             candidate = stack.enter_context(
                 contextlib.closing(CandidateArm(process, opened, case, watch))
             )
-            arms = [*reference, candidate]
+            arms: list[RivalArm | CandidateArm] = [*reference, candidate]
             for arm in arms:
                 arm.begin(warm_seeds)
             round_s = sum(warm(arm, calls) for arm in arms)
@@ -139,7 +141,8 @@ def _sample(
             seeds = RoundSeeds(opened)
             for arm in arms:
                 arm.begin(seeds)
-            samples += run_rounds(
+            opened.device_clock.begin(case)
+            taken = run_rounds(
                 arms,
                 rounds=plan.rounds,
                 launch=first_launch + index,
@@ -147,6 +150,7 @@ def _sample(
                 iterations=calls,
                 on_round=lambda *_, arm=candidate: arm.check_due(),
             )
+            samples += _without_way(taken, opened.device_clock.way_s(case))
             checked, looks = checked + candidate.checked, candidate.order_looks
             last = index + 1 == plan.launches
             if watch is not None and last:
@@ -173,11 +177,12 @@ def _sample(
 
 def time_alone(case: int, opened: OpenProblem) -> list[float]:
     """Seconds a call of the reference, of each batch, while no candidate could be in its way."""
-    facts = opened.cases[case]
-    calls = calls_per_batch(facts.time_s, facts.bytes, gpu=opened.accelerator is not None)
-    arm = ReferenceArm(REFERENCE, opened, case, "copied")
+    calls, arm = calls_of(opened, case), alone(opened, case, "copied")
     warm(arm, calls)
-    return [arm.run(calls).wall_time_s / calls for _ in range(ALONE_BATCHES)]
+    opened.device_clock.begin(case)
+    times = [arm.run(calls).wall_time_s for _ in range(ALONE_BATCHES)]
+    way_s = opened.device_clock.way_s(case)
+    return [(time_s - way_s) / calls for time_s in times]
 
 
 def see_order(timing: CaseTiming, opened: OpenProblem, process: CandidateProcess) -> bool:
@@ -208,6 +213,15 @@ def watch_case(
     except CandidateFault as fault:
         return fault.decided
     return watch.conclude()
+
+
+def _without_way(samples: Sequence[Sample], way_s: float) -> list[Sample]:
+    """Return the samples of a launch without what each batch takes there and back."""
+    left_s = [
+        max(LEAST_LEFT * one.wall_time_s, one.wall_time_s - way_s / one.iterations)
+        for one in samples
+    ]
+    return [replace(one, wall_time_s=time_s) for one, time_s in zip(samples, left_s, strict=True)]
 
 
 def _watched(plan: TimingPlan, batch_s: float, opened: OpenProblem) -> set[tuple[int, int]]:

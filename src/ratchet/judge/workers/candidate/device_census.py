@@ -24,6 +24,8 @@ MOST_NAMES: Final = 200
 NAME_LENGTH: Final = 160
 WORK: Final = ("kernel", "concurrent_kernel", "gpu_memcpy", "gpu_memset")
 """Kineto's names of what a device does (libkineto's ActivityType.cpp)."""
+COPIES: Final = {"Memcpy ": "gpu_memcpy", "Memset ": "gpu_memset"}
+"""How the names of copies begin (libkineto's CuptiActivity.cpp and RoctracerActivity.cpp)."""
 GRAPH: Final = re.compile(r"(cuda|hip)GraphLaunch|cuGraphLaunch")
 LAUNCH: Final = re.compile(
     r"(cuda|hip)(Ext)?(Module)?Launch(Cooperative)?Kernel\w*|cuLaunchKernel\w*|hipExtModuleLaunch\w*"
@@ -124,7 +126,7 @@ def _largest(counts: dict[str, list[int]]) -> dict[str, list[int]]:
 
 def _event(event: Any) -> DeviceEvent:
     on_device = event.device_type() == DeviceType.CUDA
-    kind = str(event.activity_type())
+    kind = _kind(event)
     return DeviceEvent(
         name=event.name(),
         # A mark of the host's that is mirrored onto the device is no work of it.
@@ -133,3 +135,15 @@ def _event(event: Any) -> DeviceEvent:
         start_ns=event.start_ns(),
         duration_ns=event.duration_ns(),
     )
+
+
+def _kind(event: Any) -> str:
+    """Return Kineto's name of the event's kind. Before torch 2.13 an event does not tell it."""
+    if hasattr(event, "activity_type"):
+        return str(event.activity_type())
+    if event.device_type() != DeviceType.CUDA:
+        return ""
+    if event.is_user_annotation():
+        return "gpu_user_annotation"
+    name = event.name()
+    return next((kind for start, kind in COPIES.items() if name.startswith(start)), "kernel")

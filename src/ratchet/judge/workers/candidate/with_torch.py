@@ -188,6 +188,9 @@ class TorchWorker:
         if self._last is not None:
             self._last.release()
         self._last, self._batch = self._batch, batch
+        if self._last is not None and not self._device.memory.seals:
+            self._last.release()  # a GPU's memory is the limit of a batch
+            self._last = None
         return {"value": None}, []
 
     def _go(self, message: dict[str, Any], descriptors: list[int]) -> Reply:

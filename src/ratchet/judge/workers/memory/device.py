@@ -26,6 +26,9 @@ from ratchet.judge.workers.memory.driver_memory import (
 
 FLUSHED: Final = 2
 """How many times its last cache a device writes before each batch."""
+BATCH_PART: Final = 10
+"""One batch's inputs and outputs may take this part of the memory that is free. A batch is there
+as it was drawn and at its places, and each of four arms keeps its last one and its results."""
 LEAST_FLUSHED_BYTES: Final = 64 << 20
 """Where a device does not say how large its cache is; also over AMD's Infinity Cache of consumer
 cards (CDNA3's is 256 MB and not in the properties: see MALL_BYTES)."""
@@ -129,6 +132,8 @@ class Gpu:
             block.close()
 
     def place(self, tensor: Tensor) -> Tensor:
+        if self._real and tensor.device == self.torch_device:
+            return tensor
         flat = flat_bytes(tensor)
         if not flat.numel():
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=self.torch_device)
@@ -192,7 +197,12 @@ def find_gpu(name: str) -> dict[str, Any]:
         "flush_bytes": _flush_bytes(properties),
     }
     Gpu(described).try_sharing()
-    return {"described": described, "name": str(properties.name), "folders": driver_folders()}
+    return {
+        "described": described,
+        "batch_bytes": torch.cuda.mem_get_info(device)[0] // BATCH_PART,
+        "name": str(properties.name),
+        "folders": driver_folders(),
+    }
 
 
 def driver_folders() -> list[str]:

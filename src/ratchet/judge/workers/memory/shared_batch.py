@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ratchet.judge.workers.memory.blocks import Block, Place, flat_bytes, span
+from ratchet.judge.workers.memory.blocks import Block, flat_bytes, span
 from ratchet.judge.workers.memory.device import WorkerDevice
 from ratchet.kernels.abi import DTYPE_CODES
 from ratchet.kernels.problem import Case, Problem
@@ -88,7 +88,7 @@ class SharedBatch:
         drawn = {} if kept is None else kept
 
         def draw(seed: int) -> None:
-            values = problem.build_inputs(kinds[seed], seed)
+            values = problem.build_inputs(kinds[seed], seed, device.memory.device)
             drawn[seed] = [device.place(tensor) for tensor in values]
 
         self._each(draw, [seed for seed in kinds if seed not in drawn])
@@ -97,7 +97,6 @@ class SharedBatch:
         self._rng = rng
         self.slots = [self._place(tensors, outputs) for tensors in self.inputs]
         self._slack = [rng.randrange(SLACK_PAGES) for _ in NAMES]
-        self._regions: list[Place] = []
         self._blocks: list[Block] = []
         try:
             for name, end in zip(NAMES, self._ends, strict=True):
@@ -229,34 +228,11 @@ class SharedBatch:
             ends[region] += size
         return told
 
-    def prepare(self) -> list[tuple[list[Tensor], list[Tensor]]]:
-        """Reserve addresses and make each call's inputs and answers there, not yet revealed."""
-        sizes = zip(self._ends, self._slack, strict=True)
-        self._regions = [self._memory.region(size, slack) for size, slack in sizes]
-        return [self._views(slots) for slots in self.slots]
-
-    def _views(self, slots: Sequence[Slot]) -> tuple[list[Tensor], list[Tensor]]:
-        tensors = [self._view(slot) for slot in slots]
-        inputs, outputs = tensors[: len(self.case.inputs)], tensors[len(self.case.inputs) :]
-        return inputs, [*(inputs[index] for index in self.in_place), *outputs]
-
-    def _view(self, slot: Slot) -> Tensor:
-        address = self._regions[slot.region].address + slot.offset
-        return self._memory.tensor(address, slot.dtype, slot.size, slot.stride)
-
-    def reveal(self, *, outputs: bool) -> None:
-        """Map the memories where the tensors of `prepare` point; the outputs' if they are used."""
-        self._regions[INPUTS].reveal(self.descriptors[INPUTS], writable=False)
-        for region in (IN_PLACE, OUTPUTS) if outputs else (IN_PLACE,):
-            self._regions[region].reveal(self.descriptors[region], writable=True)
-
     def release(self) -> None:
-        """Close the memories and give the addresses back. Tensors of `prepare` must be gone."""
-        for region in self._regions:
-            region.release()
+        """Close the memories."""
         for block in self._blocks:
             block.close()
-        self._regions, self._blocks = [], []
+        self._blocks = []
 
 
 @functools.cache

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from ratchet.judge.process import families
 from ratchet.judge.process.channel import Channel, close_descriptors, open_pair
@@ -29,12 +30,13 @@ from ratchet.judge.sandbox import system_calls
 from ratchet.judge.workers.candidate import compilations
 from ratchet.judge.workers.candidate.with_torch import Entry, TorchWorker, settle
 from ratchet.judge.workers.forks import serve_forks
+from ratchet.judge.workers.memory.device import WorkerDevice, open_device
 from ratchet.judge.workers.memory.mapping import shift_heap
 from ratchet.judge.workers.serving import Reply, serve
 from ratchet.kernels import file_keeper
 from ratchet.kernels.gradients import gradient_of
 from ratchet.kernels.on_cores import on_cores
-from ratchet.kernels.problem import Problem
+from ratchet.kernels.problem import Case, Problem
 from ratchet.kernels.source_module import run_source
 
 MOST_CPU_S = 1_000_000
@@ -48,9 +50,10 @@ class RivalWorker(TorchWorker):
     def _load(self, message: dict[str, Any], _: list[int]) -> Reply:
         torch.set_num_threads(message["threads"])
         problem = Problem.from_json(message["problem"])
+        self._device = open_device(message["device"])
         if message["compiled"]:
             with compilations.alarm(message["limit_s"]):
-                self._entry = _compiled(problem)
+                self._entry = _compiled(problem, self._device)
         else:
             self._entry = problem.load_timed()
         settle()
@@ -119,12 +122,15 @@ def _imported(problem: dict[str, Any]) -> bool:
     return len(os.listdir("/proc/self/task")) == 1
 
 
-def _compiled(problem: Problem) -> Entry:
+def _compiled(problem: Problem, device: WorkerDevice) -> Entry:
+    def draw(case: Case) -> list[Tensor]:
+        drawn = problem.build_inputs(case, secrets.randbits(48), device.memory.device)
+        return [device.place(one) for one in drawn]
+
     compiled = problem.compile_reference()
     for case in problem.cases:
         if case.timed:
-            draw = functools.partial(problem.build_inputs, case, secrets.randbits(48))
-            compilations.warm(compiled, case, draw)
+            compilations.warm(compiled, case, functools.partial(draw, case))
     return compiled
 
 

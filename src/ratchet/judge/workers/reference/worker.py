@@ -23,7 +23,6 @@ from ratchet.judge.process import families
 from ratchet.judge.process.channel import inherited
 from ratchet.judge.workers.arm import extend_import_path
 from ratchet.judge.workers.candidate import compilations
-from ratchet.judge.workers.candidate.results import Kept, places
 from ratchet.judge.workers.memory.blocks import span
 from ratchet.judge.workers.memory.device import Host, WorkerDevice, find_gpu, open_device
 from ratchet.judge.workers.memory.shared_batch import SharedBatch
@@ -57,7 +56,6 @@ class ReferenceWorker:
         self._zygote = zygote
         self._problem: Problem | None = None
         self._reference: Reference | None = None
-        self._compiled: Reference | None = None
         self._forms: dict[int, list[Tensor]] = {}
         self._flops: dict[Form, float] = {}
         """Operations of the cases that were counted, by their form."""
@@ -66,9 +64,6 @@ class ReferenceWorker:
         """The values of the last round's batch by their seeds: the next arm has the same."""
         self._answers: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
         """The reference's outputs on some of these values, and the oracle's."""
-        self._prepared: list[tuple[list[Tensor], list[Tensor]]] = []
-        self._kept: Kept = []
-        """What the calls of the last batch returned, where the candidate's results are kept too."""
         self._rng = random.Random()
         self._usual: dict[str, list[Loss]] = {}
         self._device: WorkerDevice = Host()
@@ -83,11 +78,8 @@ class ReferenceWorker:
             "draw": self._draw,
             "check": self._check,
             "repeats": self._repeats,
-            "prepare": self._prepare,
             "flush": self._flush,
-            "go": self._go,
             "places": self._places,
-            "compile": self._compile,
             "compile into": self._compile_into,
             "zygote": self._hand_out_zygote,
             "release": self._release,
@@ -110,23 +102,12 @@ class ReferenceWorker:
         self._device = open_device(message["device"])
         self._problem = Problem.from_json(message["problem"])
         check_fits(self._problem)
-        self._reference, self._compiled = self._problem.load_reference(), None
+        self._reference = self._problem.load_reference()
         cases = [self._describe(index, case) for index, case in enumerate(self._problem.cases)]
         failures = gate(self._problem, self._reference, self._rng, self._inputs)
         if not failures and self._problem.model is None:  # a model's file was asked as it was read
             self._check_dependence()
         return {"cases": cases, "gate": failures}, []
-
-    def _compile(self, message: dict[str, Any]) -> Reply:
-        """torch.compile of the reference, called twice on each timed case; KernelError if late."""
-        assert self._problem is not None
-        with compilations.alarm(message["limit_s"]):
-            compiled = self._problem.compile_reference()
-            for case in self._problem.cases:
-                if case.timed:
-                    self._warm(compiled, case)
-        self._compiled = compiled
-        return {"value": None}, []
 
     def _compile_into(self, message: dict[str, Any]) -> Reply:
         """torch.compile of the reference for the forms of every case, kept in a folder."""
@@ -194,9 +175,10 @@ class ReferenceWorker:
             raise KernelError(f"its output does not depend on input {inert}: leave that out")
 
     def _inputs(self, case: Case, seed: int) -> list[Tensor]:
-        """The inputs of a case on the device; drawn on the cores, so the same anywhere."""
+        """The inputs of a case on the device."""
         assert self._problem is not None
-        return [self._device.place(one) for one in self._problem.build_inputs(case, seed)]
+        drawn = self._problem.build_inputs(case, seed, self._device.memory.device)
+        return [self._device.place(one) for one in drawn]
 
     def _timed(self, inputs: Sequence[Tensor], case: Case) -> tuple[float, list[Tensor]]:
         self._device.finish()
@@ -323,37 +305,6 @@ class ReferenceWorker:
         losses = zip(self._losses(case), conditions, strict=True)
         return [replace(loss, condition=one, single=single) for loss, (one, single) in losses]
 
-    def _prepare(self, message: dict[str, Any]) -> Reply:
-        self._prepared = self._batches[message["batch"]].prepare()
-        return {"value": None}, []
-
-    def _go(self, message: dict[str, Any]) -> Reply:
-        """The rival's turn: reveal the memory, then every call.
-
-        `outputs` says what becomes of them, as of the candidate's: `mapped` (it writes them to
-        shared memory itself, and the reference's own are dropped), `kept` or `copied`.
-        """
-        batch, fate = self._batches[message["batch"]], message["outputs"]
-        reference = self._compiled if message["compiled"] else self._reference
-        assert reference is not None
-        scalars = batch.case.scalars
-        began = time.process_time()
-        batch.reveal(outputs=fate != "kept")
-        begin = self._device.mark()
-        for inputs, answers in self._prepared:
-            outputs = reference(*inputs, scalars)
-            if fate == "kept":
-                self._kept.append(outputs)
-            elif fate == "copied":
-                for answer, output in zip(answers, outputs, strict=True):
-                    answer.copy_(output)
-        end = self._device.mark()
-        self._device.finish()
-        told = places(self._kept)
-        cpu_time_s = time.process_time() - began
-        device_s = self._device.between_s(begin, end)
-        return {"cpu_time_s": cpu_time_s, "device_s": device_s, "told": told}, []
-
     def _flush(self, _: dict[str, Any]) -> Reply:
         """Leave nothing of a batch in the device's caches."""
         return self._device.flush(), []
@@ -364,12 +315,10 @@ class ReferenceWorker:
         return {"found": [one.hex() for one in found]}, []
 
     def _release(self, message: dict[str, Any]) -> Reply:
-        self._prepared, self._kept = [], []
         self._batches.pop(message["batch"]).release()
         return {"value": None}, []
 
     def _release_all(self) -> None:
-        self._prepared, self._kept = [], []
         for batch in self._batches.values():
             batch.release()
         self._batches.clear()
