@@ -35,6 +35,10 @@ SYSTEM: Final[dict[str, tuple[str, ...]]] = {
     ),
 }
 """What a driver reads of the machine: KFD's topology, the PCI devices, the nodes of memory."""
+TOLD: Final = ("/proc/driver/nvidia", "/proc/devices", "/proc/modules")
+"""What NVIDIA's driver reads in /proc, where a sandbox has no /proc of its own."""
+WRITTEN: Final = ("/proc/self",)
+"""What it writes there: of the process itself, such as the names of its threads."""
 PASSED: Final = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"),
     *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION"),
@@ -91,6 +95,16 @@ class Accelerator:
     def system_folders(self) -> list[str]:
         """The folders of /sys that its driver reads."""
         return [folder for folder in SYSTEM[self.dialect] if os.path.isdir(folder)]
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What its driver reads in /proc."""
+        return TOLD if self.dialect == "cuda" else ()
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """Files that a process reads and writes to use it."""
+        return (*self.nodes, *(WRITTEN if self.dialect == "cuda" else ()))
 
     def environment(self) -> dict[str, str]:
         """Settings of a candidate's worker."""

@@ -105,7 +105,7 @@ def opened(
 ) -> Opened:
     """What Landlock leaves open to the worker `module`, whose own folder is `scratch`."""
     files = [str(path) for path, _ in package_files(module)]
-    system = accelerator.system_folders if accelerator is not None else ()
+    system = () if accelerator is None else (*accelerator.system_folders, *accelerator.told)
     return Opened(
         read=(
             *(*SYSTEM_FOLDERS, *SYSTEM_FILES, *python_folders(with_torch), *folders, *files),
@@ -113,7 +113,7 @@ def opened(
         ),
         listed=(code_folder(),),
         written=(str(scratch),),
-        used=(*DEVICES, *(accelerator.nodes if accelerator is not None else ())),
+        used=(*DEVICES, *(accelerator.used if accelerator is not None else ())),
         hidden=str(package_folder().resolve()),
     )
 

@@ -14,6 +14,8 @@ LAUNCHES = 3
 MIN_LAUNCHES = 2
 """One launch says nothing about the next."""
 MIN_ROUNDS, MAX_ROUNDS = 4, 16
+GPU_MIN_ROUNDS = 8
+"""On a GPU a process takes seconds to start, and a round a tenth of one."""
 TARGET_BATCH_S = 0.001
 """A batch this long hides most of the round trip to a worker (about 0.1 ms, in both arms): what is
 left of it draws a ratio towards 1. Longer ones scatter as much from round to round, and cost more:
@@ -82,6 +84,9 @@ def plan_case(
             f"{opened.clock.limit_s:.3g} s leaves {opened.clock.left_s:.0f} s; raise it"
         )
     rounds = round_count(round_s + share * check_s, budget_s)
+    more_s = launches * (launch_s + (GPU_MIN_ROUNDS - MIN_ROUNDS) * round_s)
+    if opened.accelerator is not None and more_s <= room_s:
+        rounds = max(rounds, min(GPU_MIN_ROUNDS, MAX_ROUNDS))
     left_s = (room_s + first_call_s) / launches - first_call_s - rounds * round_s - probe_s
     fitting = int(left_s / check_s) if check_s > 0 else rounds
     checks = max(1, min(rounds, fitting, math.ceil(share * rounds)))
