@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import own_recipes
 import own_steps
 import pytest
 import torch
@@ -47,6 +48,22 @@ def trace(monkeypatch: pytest.MonkeyPatch, backend: str, real: Any = torch.compi
 
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", compile)
+
+
+def test_a_second_model_with_the_same_step_function_has_its_graphs(
+    runners: list[CompiledStep],
+) -> None:
+    """Dynamo keeps graphs by code, so the second one finds those of the first."""
+    for _ in range(2):
+        model, optimizer = own_recipes.make()
+        step = own_recipes.step_of(model, optimizer)
+        compiled = ratchet.compile(step, model, optimizer, recipe=recipe(COMPILED))
+        plain, plain_optimizer = own_recipes.make()
+        written = own_recipes.step_of(plain, plain_optimizer)
+        for index in range(3):
+            given = own_recipes.batch(index)
+            assert torch.allclose(compiled(given), written(given), atol=1e-5)
+    assert [runner.notes for runner in runners] == [[], []]
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ dynamo never reaches its recompilation limit.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -58,7 +59,10 @@ class BoundedCompile:
         self._told: set[str] = set()
         self.calls = 0
         self.graphs = 0
-        """Number of graphs that dynamo has made."""
+        """Number of graphs that dynamo has made for this function."""
+        self.was_compiled = _is_compiled(function)
+        """True if its code was compiled before, for another function of the same code: then graphs
+        of that one may serve."""
         self.recompilations = 0
         """Number of calls that compiled a fixed graph for shapes that had one."""
 
@@ -201,6 +205,13 @@ def _only_numbers_change(arguments: tuple[Any, ...], named: dict[str, Any]) -> I
         automatic_dynamic_shapes=True, allow_unspec_int_on_nn_module=True
     ):
         yield
+
+
+def _is_compiled(function: Callable[..., Any]) -> bool:
+    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code is not None and bool(_debug_get_cache_entry_list(code))
 
 
 def _what_changed(before: Numbers, now: Numbers) -> str:

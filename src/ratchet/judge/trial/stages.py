@@ -159,6 +159,10 @@ class KernelTrial:
             wrong = self._keep(self._check(candidate, opened, places))
             if isinstance(wrong, Decided):
                 return wrong
+            if self.accelerator is not None:
+                counted = self._keep(as_stage(partial(self._count, candidate, launches, opened)))
+                if isinstance(counted, Decided):
+                    return counted
             self._is_right = True
             if self.against_compile and opened.timed:
                 self.evidence.append(opened.compile_rival())
@@ -310,9 +314,19 @@ class KernelTrial:
             evidence += outcome.evidence
             if self.target is not None:
                 self.emulated = estimates(self.problem, self.target, told)
-        if self.accelerator is None:
-            return None
-        found = count_on_device(candidate, opened)
+        return None
+
+    def _count(
+        self,
+        checked: CandidateProcess,
+        launches: Launches,
+        opened: OpenProblem,
+        evidence: list[Evidence],
+    ) -> Decided | None:
+        """Count what a batch does on a GPU; the process that was checked rests."""
+        checked.pause()
+        with launches.counting() as process:
+            found = count_on_device(process, opened)
         evidence += facts(found)
         if opened.problem.task == "own":
             outcome = judge_own(found, opened.problem, self.kernel)

@@ -253,7 +253,7 @@ class CompiledStep:
         if self._whole is not None:
             compiled = [self._whole]
         called = [one for one in compiled if one.calls]
-        if called and not any(one.graphs for one in called):
+        if called and not any(one.graphs or one.was_compiled for one in called):
             self._tell(f"torch.compile made no graph of the step{_last_break()}")
 
     def _tell(self, what: str) -> None:

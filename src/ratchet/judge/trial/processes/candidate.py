@@ -204,6 +204,21 @@ class CandidateProcess:
         if self.returns_outputs and not self.copies_outputs:
             self.copies_outputs = not readable(self._child.sender)
 
+    def start_warming(self) -> None:
+        """Let it get ready to count a GPU's work, beside others; `await_warm` comes next."""
+        assert self._accelerator is not None
+        with _starts():
+            message = {"do": "warm", "device": self._accelerator.as_json()}
+            self._child.send(message, timeout_s=self._clock.step_s)
+
+    def await_warm(self) -> None:
+        """Wait until it is; CandidateFault `unmeasured` where it cannot be."""
+        self._await_ready()
+        with _starts():
+            reply, extra = self._child.receive("warm", timeout_s=self._clock.step_s)
+        close_descriptors(extra)
+        _raise_refusal(reply, "cannot be counted", status="unmeasured")
+
     def extensions(self) -> PackedFiles | None:
         """Return what it has built as it loaded the kernel; the caller closes it."""
         with _decides():

@@ -51,6 +51,8 @@ class Launches:
         self._builds = uses_extensions(kernel) and accelerator is None and has_namespaces()
         self._library: int | None = None
         self._standing: list[CandidateProcess] = []
+        self._counting: CandidateProcess | None = None
+        """That of a GPU in which the kernel's work will be counted."""
         self._spare: list[CandidateProcess] = []
         """Those of a GPU that import torch beside other work, and have read no kernel yet."""
         in_turn = accelerator is not None or self._builds or (zygote is not None and zygote.able)
@@ -58,6 +60,8 @@ class Launches:
         try:
             self._start_together(1 + self._together)
             if accelerator is not None:
+                self._counting = self._start()
+                self._counting.start_warming()
                 self._spare = [self._start() for _ in range(timed)]
         except BaseException:
             self.close()
@@ -71,6 +75,9 @@ class Launches:
 
     def close(self) -> None:
         """Kill what still stands, and remove what it left."""
+        if self._counting is not None:
+            self._counting.close()
+            self._counting = None
         for processes in (self._standing, self._spare):
             while processes:
                 processes.pop().close()
@@ -104,6 +111,18 @@ class Launches:
         try:
             with _in_time():
                 self._load(process)
+            yield process
+        finally:
+            process.close()
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[CandidateProcess]:
+        """One in which a GPU's work can be counted at once, with the kernel loaded."""
+        process, self._counting = self._counting, None
+        assert process is not None
+        try:
+            process.await_warm()
+            self._load(process)
             yield process
         finally:
             process.close()

@@ -83,7 +83,7 @@ class RivalProcess:
         with self._named(what):
             reply, extra = self._receive()
         close_descriptors(extra)
-        raise_fault(reply)
+        _raise_fault(reply)
 
     def go(self, memories: Sequence[int], spots: OutputSpots | None = None) -> Timing:
         """Reveal a batch and wait for its calls; it stands still when this returns.
@@ -99,7 +99,7 @@ class RivalProcess:
             wall_time_s = time.perf_counter() - began
         self.pause()
         close_descriptors(extra)
-        raise_fault(reply)
+        _raise_fault(reply)
         self.device_s = reply["device_s"]
         return Timing(wall_time_s=wall_time_s, cpu_time_s=float(reply["cpu_time_s"]))
 
@@ -144,6 +144,12 @@ class RivalProcess:
             yield
         except JudgeError as error:
             raise JudgeError(f"the reference's process failed at '{what}': {error}") from error
+
+
+def _raise_fault(reply: Mapping[str, Any]) -> None:
+    if "no_device" in reply:
+        raise JudgeError(f"the reference cannot use the GPU: {reply['no_device']}")
+    raise_fault(reply)
 
 
 class ProblemZygote:

@@ -52,6 +52,10 @@ class DeviceCensus:
         self._allocated: list[int] = []
         self._events: list[DeviceEvent] = []
 
+    def warm(self) -> None:
+        """Start the profiler once: its first start on a GPU takes seconds."""
+        self.take(lambda _: [], lambda: ())
+
     def take(self, run: Callable[[Entry], list[int]], entry: Entry) -> list[int]:
         """Call `run` with the entry, each of whose calls is counted; what `run` returns."""
 

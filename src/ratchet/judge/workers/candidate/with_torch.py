@@ -155,6 +155,7 @@ class TorchWorker:
         """Do what the judge asks."""
         actions: dict[str, Callable[[dict[str, Any], list[int]], Reply]] = {
             "load": self._load,
+            "warm": self._warm,
             "extensions": self._extensions,
             "prepare": self._prepare,
             "go": self._go,
@@ -175,6 +176,16 @@ class TorchWorker:
             return {"no_device": str(error)}, []
         self._entry = _loaded(kernel)
         settle()
+        return {"value": None}, []
+
+    def _warm(self, message: dict[str, Any], _: list[int]) -> Reply:
+        """Get ready to count a GPU's work; no candidate code is here yet."""
+        from ratchet.judge.workers.candidate.device_census import DeviceCensus
+
+        try:
+            DeviceCensus(open_device(message["device"])).warm()
+        except JudgeError as error:
+            return {"no_device": str(error)}, []
         return {"value": None}, []
 
     def _extensions(self, _: dict[str, Any], __: list[int]) -> Reply:
