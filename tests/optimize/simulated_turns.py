@@ -205,6 +205,8 @@ class MadeUpArm:
             Path(arguments["path"]).touch()
         elif method in ("probe", "sites"):
             takes_s = 0.0
+        elif method == "difference":
+            takes_s, self._answer = 0.0, ""
         elif method == "curve":
             takes_s = arguments["steps"] * min(SHRUNK_STEP_S, 0.2 * self.world.step_s)
             worse = self.config.precision in self.world.learns_worse

@@ -15,6 +15,7 @@ from ratchet.errors import WorkloadError
 from ratchet.judge.steps.numerics import judge_gradients
 from ratchet.optimize.arm import StepArm, make_arm
 from ratchet.optimize.bench import BenchArm
+from ratchet.optimize.recipe.compiled_step import CompiledStep
 from ratchet.optimize.step.describe import describe_workload
 from ratchet.optimize.step.signature import ModelSignature, signature_of
 from ratchet.workloads import StepConfig, TrainingStep, check
@@ -133,6 +134,40 @@ def test_the_call_sites_of_an_own_step_are_found_without_training_it() -> None:
     sites = found.sites("fp32")
     assert {one["kernel"] for one in sites} == {"layer_norm", "adamw"}
     assert all(torch.equal(p, before[name]) for name, p in found._step.parameters.items())
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("name", ["normed", "noisy"])
+def test_an_own_step_is_compared_with_what_it_does_as_written(name: str, tmp_path: Path) -> None:
+    found = arm(name, StepConfig(optimizer="foreach"))
+    found.gradients(str(tmp_path / "gradients"))
+    assert found.difference(3) == ""
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_lever_that_changes_what_an_own_step_does_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Planted: an update of half the size, in the third call alone."""
+    found = arm("normed", StepConfig(optimizer="foreach"))
+    own, calls = found._step.own, 0
+    assert isinstance(own, CompiledStep)
+    real = own.run
+
+    def run(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        for group in own.stepped[0].param_groups:
+            group["lr"] = group["lr"] / 2 if calls == 3 else group["lr"]
+        return real(*given)
+
+    monkeypatch.setattr(own, "run", run)
+    assert found.difference(2) == ""
+    assert "differs from the step as written: parameter" in found.difference(2)
+
+
+def test_a_step_of_a_loss_is_ratchets_own_and_not_compared() -> None:
+    assert arm("double", StepConfig(precision="fp64")).difference(2) == ""
 
 
 @pytest.mark.compiler

@@ -66,7 +66,7 @@ def make_probe() -> VectorProbe:
 class StepArm:
     """A training step behind the judge's protocol."""
 
-    calls = ("workload", "gradients", "profile", "regions", "sites")
+    calls = ("workload", "gradients", "difference", "profile", "regions", "sites")
 
     def __init__(
         self,
@@ -159,6 +159,27 @@ class StepArm:
             loss = compute(self._step.model, batch) / count
             torch.autograd.backward(loss)
         return loss
+
+    def difference(self, calls: int) -> str:
+        """Return how a `train_step` does not do what it does as written; empty if it does.
+
+        So many steps run both ways from the same state, after the first, which runs as written.
+        Empty for a workload with a loss, whose step is Ratchet's own.
+        """
+        from ratchet.errors import RecipeError
+        from ratchet.optimize.recipe.comparison import CheckedStep
+        from ratchet.optimize.recipe.compiled_step import CompiledStep
+
+        own = self._step.own
+        if not isinstance(own, CompiledStep):
+            return ""
+        checked = CheckedStep(own, calls=calls, strict=True)
+        try:
+            for index in range(calls + (not own.is_ready())):
+                checked(self._batches[index % BATCHES])
+        except RecipeError as error:
+            return str(error).partition(";")[0]
+        return ""
 
     def profile(self, path: str, steps: int = 2) -> dict[str, Any]:
         """Write a Chrome trace of `steps` steps to `path`, with a mark around each step (JSON)."""

@@ -111,6 +111,11 @@ class TrainingStep:
         return next(iter(self.optimizers.values()))
 
     @property
+    def own(self) -> BatchStep | None:
+        """Return the workload's own step as the config runs it; None for a step of a loss."""
+        return self._own
+
+    @property
     def own_notes(self) -> list[str]:
         """What was said of how a `train_step` runs by its config."""
         return list(getattr(self._own, "notes", ()))

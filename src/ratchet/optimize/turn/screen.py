@@ -31,8 +31,10 @@ from ratchet.optimize.turn.schedule import (
 )
 from ratchet.optimize.turn.state import Turn
 
-METHOD = "pooled"
-"""How arms are timed; another way to do it does not recall the screenings of this one."""
+METHOD = "pooled, steps of one's own compared"
+"""How arms are screened; another way to do it does not recall the screenings of this one."""
+FEWEST_COMPARED, MOST_COMPARED, RUNS_COMPARED = 2, 20, 4
+"""Steps of a user's own that are compared with what they do as written, and runs of each."""
 HOPELESS, HOPELESS_ROUNDS = 4.0, 2
 """Ratio of step times above which a challenger is timed for only this many rounds."""
 
@@ -193,6 +195,9 @@ def _screen(
                     passed=False, reason=reason, setup_s=turn.costs.setup_s(challenger)
                 )
             worst = (check.worst_parameter, check.worst_ratio)
+        if differs := _difference(turn, challenger):
+            turn.drop(challenger)
+            return LeverScreening(passed=False, reason=differs)
     except DeadlinePassed:
         raise
     except RatchetError as error:
@@ -231,6 +236,17 @@ def _screen(
         processes={one.name: one.identity for one in (base, arm)},
         ways={base.name: incumbent.key(), arm.name: challenger.key()},
     )
+
+
+def _difference(turn: Turn, challenger: Candidate) -> str:
+    """Return how a user's own step differs under the challenger from the step as written.
+
+    As many steps are compared as take the time of a screening; each runs up to four times.
+    """
+    step_s = turn.costs.step_s(challenger)
+    fitting = int(_screen_time_s(turn) / (RUNS_COMPARED * max(step_s, 1e-6)))
+    calls = max(FEWEST_COMPARED, min(MOST_COMPARED, fitting))
+    return str(turn.live(challenger).call("difference", calls=calls))
 
 
 def _settled_s(arms: Sequence[ArmProcess], limit_s: float) -> list[float]:
