@@ -52,7 +52,7 @@ def test_help_names_every_option_of_the_docs(
 
 
 def test_the_documented_options_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "optimize.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "optimize.md").read_text()
     main(["optimize", "--help"])
     text = capsys.readouterr().out
     documented = {

@@ -66,7 +66,7 @@ def test_the_json_tells_what_a_kernel_takes_of_a_target(
     assert only["matrix_instructions"] == []
 
 
-DOCS = Path(__file__).parents[2] / "docs" / "judge.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "judge.md"
 GATED = """
 import torch
 import triton
@@ -87,7 +87,7 @@ def gated_backward(grad, x, w, scalars):
 
 @pytest.fixture
 def documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded_once: None) -> Path:
-    """The problem of docs/judge.md as it stands there, all of tier cpu, and a kernel."""
+    """The problem of docs/reference/judge.md as it stands there, all of tier cpu, and a kernel."""
     monkeypatch.chdir(tmp_path)
     (text,) = re.findall(r"```python\n(# gated_backward\.py\n.*?)```", DOCS.read_text(), re.DOTALL)
     path = tmp_path / "gated_backward.py"

@@ -81,7 +81,8 @@ def test_the_commands_are_these_and_say_what_they_take(said) -> None:
     names = {c.name or c.callback.__name__ for c in group.typer_instance.registered_commands}
     assert names == set(COMMANDS)
     overview = said()
-    readme, page = (ROOT / "README.md").read_text(), (ROOT / "docs" / "trace.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "trace.md").read_text()
     for command in COMMANDS:
         text = said(command, "--help")
         assert "--json" in text and "--debug" in text

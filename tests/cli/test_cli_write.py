@@ -13,7 +13,7 @@ from commands import needs_judge
 
 from ratchet.cli import main
 
-PAGE = Path(__file__).parents[2] / "docs" / "write.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "write.md"
 
 
 @pytest.fixture(autouse=True)

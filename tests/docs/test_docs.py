@@ -15,24 +15,46 @@ from ratchet.optimize.levers import LEVERS
 from ratchet.workloads.names import SIZES, known
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+INDEX = ROOT / "docs" / "README.md"
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/RESULTS.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)\)", page.read_text())
     local = [link for link in links if "://" not in link]
     assert [link for link in local if not (page.parent / link).exists()] == []
 
 
-def test_every_room_stands_in_the_readme_tree_and_has_a_page() -> None:
-    readme = (ROOT / "README.md").read_text()
+def test_every_room_stands_in_the_tree_and_every_page_in_the_index() -> None:
+    tree = (ROOT / "CONTRIBUTING.md").read_text()
     rooms = [p.name for p in (ROOT / "src" / "ratchet").iterdir() if (p / "__init__.py").exists()]
     assert len(rooms) == 16
     for room in rooms:
-        assert f"  {room}/ " in readme, room
-    for page in (ROOT / "docs").glob("*.md"):
-        assert f"(docs/{page.name})" in readme, page.name
+        assert f"  {room}/ " in tree, room
+    index = INDEX.read_text()
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert page == INDEX or f"({page.relative_to(INDEX.parent)})" in index, page
+
+
+def test_links_to_a_section_find_it() -> None:
+    for page in PAGES:
+        for path, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
+            target = page.parent / path if path else page
+            titles = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+            assert anchor in [_anchor(title) for title in titles], (page, path, anchor)
+
+
+def _anchor(title: str) -> str:
+    """Return the name that GitHub gives a heading."""
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+
+
+def test_the_readme_stays_short() -> None:
+    assert (ROOT / "README.md").read_text().count("\n") <= 120
 
 
 def test_every_command_is_in_the_readme() -> None:
@@ -48,9 +70,9 @@ def test_workloads_that_the_pages_name_exist() -> None:
 
 
 def test_every_lever_and_kernel_is_documented() -> None:
-    levers = (ROOT / "docs" / "optimize.md").read_text()
+    levers = (ROOT / "docs" / "how-to" / "optimize.md").read_text()
     assert [lever.name for lever in LEVERS if f"`{lever.name}`" not in levers] == []
-    kernels = (ROOT / "docs" / "kernels.md").read_text()
+    kernels = (ROOT / "docs" / "reference" / "kernels.md").read_text()
     assert [name for name in LIBRARY if f"| `{name}` |" not in kernels] == []
 
 

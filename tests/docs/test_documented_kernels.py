@@ -1,4 +1,4 @@
-"""The whole kernels of docs/kernels.md, as a reader copies them: the judge calls them right."""
+"""The whole kernels of docs/reference/kernels.md, as a reader copies them: judged right."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ratchet.judge.trial.timing import plan
 from ratchet.kernels import abi
 from ratchet.kernels.languages import cpp
 
-PAGE = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "kernels.md").read_text()
 KERNELS = dict(re.findall(r"```cpp\n// (\w+)\.cpp: (.*?)```", PAGE, re.DOTALL))
 
 

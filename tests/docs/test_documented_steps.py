@@ -1,4 +1,4 @@
-"""Every step of docs/workloads.md trains as it stands there."""
+"""Every step of docs/how-to/workloads.md trains as it stands there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ratchet.workloads import TrainingStep
 from ratchet.workloads.blame import batch_of
 from ratchet.workloads.check import load_checked
 
-PAGE = Path(__file__).parents[2] / "docs" / "workloads.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "workloads.md"
 SECTION = PAGE.read_text().partition("## A step of your own")[2].partition("\n## ")[0]
 COMMON, *STEPS = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
 

@@ -1,6 +1,7 @@
 """How often the answers are wrong on a simulated noisy machine, and how often they come at all.
 
-Seeds are fixed, so these rates do not vary from run to run. docs/measure.md has the wider table.
+Seeds are fixed, so these rates do not vary from run to run. docs/design/measure.md has the wider
+table.
 """
 
 from __future__ import annotations

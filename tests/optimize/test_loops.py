@@ -31,7 +31,7 @@ from ratchet.optimize.turn.compose import paste_lines
 from ratchet.workloads.config import StepConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PAGE = Path(__file__).parents[2] / "docs" / "training-loops.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "training-loops.md"
 FP32 = StepConfig(compile_mode="default", optimizer="kernel")
 KERNEL = StepConfig(optimizer="kernel")
 """No compilation, for what a test asks after the curves."""

@@ -114,7 +114,7 @@ def screen(
 
     The kernels are checked on a few secret cases, and timed together with `best` and the reference
     on the machine's cores. An answer is at best `screened`, an estimate: only `judge` proves. The
-    arguments are those of `judge`; docs/judge.md says what screening leaves out.
+    arguments are those of `judge`; docs/reference/judge.md says what screening leaves out.
 
     Raises:
         RatchetError: a file that cannot be read or is not what it should be, an unknown name, a

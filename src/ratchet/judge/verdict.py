@@ -140,7 +140,10 @@ class EmulatedBound(_Frozen):
 
 
 class EmulatedCase(_Frozen):
-    """What the emulator counted in one call, and the bound that follows: see docs/emulator.md."""
+    """What the emulator counted in one call, and the bound that follows.
+
+    See docs/reference/emulator.md.
+    """
 
     case: str
     target: str

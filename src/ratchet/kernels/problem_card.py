@@ -274,7 +274,7 @@ def _size_as(
 
 
 def _tolerance(problem: Problem) -> str:
-    """Describe the tolerance in one line; docs/kernels.md has the whole rule."""
+    """Describe the tolerance in one line; docs/reference/kernels.md has the whole rule."""
     own = problem.tolerance
     if problem.check:
         return "a check of its own, since several answers are right: see the reference's module"

@@ -2,7 +2,7 @@
 
 It is a loop of its own because TRL's trainers have no place for what is asked here: windows of
 replay in each step's loss by their share of tokens, dead groups that are drawn again, and a resumed
-run that gives the same curve. docs/learn.md says more.
+run that gives the same curve. docs/how-to/learn.md says more.
 """
 
 from __future__ import annotations

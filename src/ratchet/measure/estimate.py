@@ -9,7 +9,7 @@ further than the lowest and the highest of them, which enclose the truth three t
 times in 20. In a simulation with three launches, percentiles gave 5-24 % false positives. So the
 part of the variance that comes from launches is scaled by n / (n - 1) (Hesterberg, "What Teachers
 Should Know About the Bootstrap", The American Statistician 69(4), 2015), and t's degrees of freedom
-are Welch and Satterthwaite's from the two parts. docs/measure.md has the simulated rates.
+are Welch and Satterthwaite's from the two parts. docs/design/measure.md has the simulated rates.
 """
 
 from __future__ import annotations

@@ -181,7 +181,9 @@ def test_memory_that_a_kernel_adds_to_can_be_cleared(court: KernelJudge) -> None
 @pytest.mark.compiler
 @pytest.mark.thorough
 def test_the_kernel_of_the_docs_is_correct(court: KernelJudge) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "emulator.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "reference" / "emulator.md").read_text(
+        encoding="utf-8"
+    )
     (found,) = re.findall(r"```cpp\n(.*?)```", text, re.DOTALL)
     kernel = Kernel(name="squared_relu", language="hip", source=found, entry="squared_relu")
     verdict = court.judge(kernel, find_problem("squared_relu").at("ci"), target="gfx942")

@@ -210,7 +210,7 @@ def test_our_own_form_keeps_its_cases_by_tier(tmp_path: Path) -> None:
     assert Problem.from_json(problem.as_json()) == problem
 
 
-DOCS = Path(__file__).parents[3] / "docs" / "judge.md"
+DOCS = Path(__file__).parents[3] / "docs" / "reference" / "judge.md"
 BACKWARD = """
 def gated_backward(grad, x, w, scalars):
     share = torch.sigmoid(x * w)

@@ -26,7 +26,7 @@ class UnsupportedOp(RatchetError):
         self.op, self.why = op, why
         super().__init__(
             f"the generator has no {op}{f' ({why})' if why else ''}: let another author write this "
-            "problem, or add the op (docs/generator.md)"
+            "problem, or add the op (docs/design/generator.md)"
         )
 
 

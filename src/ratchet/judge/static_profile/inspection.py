@@ -57,7 +57,7 @@ def inspect_kernel(
     case: str | None = None,
     time_limit_s: float = 180.0,
 ) -> dict[str, Any]:
-    """The static profile of a kernel on each target, as a JSON object; see docs/inspect.md.
+    """The static profile of a kernel on each target, as a JSON object; see docs/how-to/inspect.md.
 
     The launches are those of `case`, by default the largest timed case of the problem's largest
     tier. What goes wrong on one target stands in its `error`. A problem with a fault has no targets

@@ -123,8 +123,8 @@ class KernelJudge:
         many: `among` verdicts together are falsely `proven` no more often than one alone, as the
         level of each is that much stricter (Bonferroni). `profiled` are the AMD targets of a Triton
         or HIP kernel's static profile.
-        `target` is an AMD GPU whose machine code is emulated here: see docs/emulator.md. With
-        `compared`, the bound of the reference's compiled kernels there is estimated beside it.
+        `target` is an AMD GPU whose machine code is emulated here: see docs/reference/emulator.md.
+        With `compared`, the bound of the reference's compiled kernels there is estimated beside it.
         """
         self._screener.forget_problem()  # the reference worker opens another
         secret = secrets.randbits(48) if seed is None else seed

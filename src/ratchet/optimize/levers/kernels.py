@@ -97,9 +97,15 @@ class _InGraph(Lever):
 
 
 def _linear_applies(situation: Situation) -> str | None:
-    """Decline CPUs where oneDNN's bf16 products are near the peak (docs/gemm.md): AVX-512's."""
+    """Decline CPUs where oneDNN's bf16 products are near the peak: AVX-512's.
+
+    docs/reference/kernels.md has the figures.
+    """
     if situation.device_kind == "cpu" and situation.isa not in ("amx", "avx2"):
-        return "oneDNN is near this CPU's peak (docs/gemm.md); the kernel is for AMX and AVX2"
+        return (
+            "oneDNN is near this CPU's peak (docs/reference/kernels.md); the kernel is for AMX and "
+            "AVX2"
+        )
     return only_cpu(situation)
 
 

@@ -38,7 +38,10 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.precompiled_headers import NAME
 
 NOT_STARTED = "a process for the kernel did not start on this machine"
-REMEDY = "to fix it: let a sandbox read Python, Ratchet and the compiler (docs/install.md says how)"
+REMEDY = (
+    "to fix it: let a sandbox read Python, Ratchet and the compiler "
+    "(docs/start/install.md says how)"
+)
 MAX_LIBRARY_BYTES = 64 << 20
 MAX_ANSWER_BYTES = 1 << 20
 MOST_SECONDS = 1e9

@@ -1,7 +1,8 @@
 """One screening: candidates are started, checked and timed, group by group.
 
 Each runs in a sandbox of its own, as for a verdict, and stands still while another runs. What fails
-is out, and costs the others nothing. docs/judge.md ("Screening") says what a verdict does beyond.
+is out, and costs the others nothing. docs/reference/judge.md ("Screening") says what a verdict
+does beyond.
 """
 
 from __future__ import annotations
