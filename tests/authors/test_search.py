@@ -314,3 +314,9 @@ def test_without_a_timed_case_there_is_no_floor() -> None:
         name="x", reference="made_up_references:silu", cases=(Case(name="a", inputs=(spec,)),)
     )
     assert floor_s(problem, CEILINGS) is None
+
+
+def test_optuna_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(KernelError, match=r"pip install 'torch-ratchet\[write\]', or leave it out"):
+        SearchAuthor(MadeUpSpace(), strategy="optuna")

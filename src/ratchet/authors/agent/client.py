@@ -205,7 +205,9 @@ def _openai(base_url: str, key: Secret) -> OpenAI:
     try:
         import openai
     except ModuleNotFoundError:
-        raise EndpointError("the agent needs the package openai: pip install openai") from None
+        raise EndpointError(
+            "a language model's endpoint needs openai: pip install 'torch-ratchet[write]'"
+        ) from None
     faults: tuple[type[Exception], ...] = _transport_errors("InvalidURL")
     faults += (openai.OpenAIError, ValueError)
     try:

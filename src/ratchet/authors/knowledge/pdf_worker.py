@@ -22,7 +22,7 @@ def read_pages(raw: bytes) -> dict[str, object]:
         from pypdf import PdfReader
         from pypdf.errors import DependencyError
     except ModuleNotFoundError:
-        return {"why": "needs pypdf to be read: pip install pypdf"}
+        return {"why": "needs pypdf to be read: pip install 'torch-ratchet[write]'"}
     try:
         reader = PdfReader(io.BytesIO(raw))
         if reader.is_encrypted and not reader.decrypt(""):

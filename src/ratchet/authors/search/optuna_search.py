@@ -6,6 +6,7 @@ that the space does not have is left out, and a random schedule takes its place.
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import random
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 from ratchet.authors.author import Schedule, Space
 from ratchet.authors.search.strategy import Move, ScoredSchedule, is_valid, new_draws, ranked
+from ratchet.errors import KernelError
 
 DRAWS: Final = 256
 """Schedules from which the choices are learned."""
@@ -28,6 +30,11 @@ class OptunaSearch:
     name = "optuna"
 
     def __init__(self, space: Space, source: random.Random) -> None:
+        """Raise a KernelError where optuna is not installed."""
+        if importlib.util.find_spec("optuna") is None:
+            raise KernelError(
+                "--search optuna needs optuna: pip install 'torch-ratchet[write]', or leave it out"
+            )
         self._space = space
         self._source = source
         self._choices = _choices(space, source)
