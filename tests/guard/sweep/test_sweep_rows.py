@@ -99,6 +99,15 @@ def test_another_loss_or_gradient_differs(
     assert found.why.endswith("torch.compile alone does not")
 
 
+@pytest.mark.parametrize(("again", "status"), [(LOSSES, "works"), ((2.0, 1.5, 1.4), "differs")])
+def test_inductors_own_code_decides_where_torchs_operators_differ(
+    arms: dict[str, object], again: tuple[float, ...], status: str
+) -> None:
+    arms["kernels"] = [ran(losses=(2.0, 1.5, 1.4)), ran(losses=again), ran(losses=again)]
+    with trial.inductor.patch(fallback_by_default=True):
+        assert row().status == status
+
+
 def test_a_percent_of_a_gradient_is_noise_in_bf16_and_a_fault_in_fp32(
     arms: dict[str, object],
 ) -> None:

@@ -221,5 +221,5 @@ def _reproduce(row: TypeRow, settings: SweepSettings) -> None:
         tuple(facts),
         settings.out / REPRODUCTIONS / row.type,
         versions=row.versions,
-        quick=row.quick,
+        quick=row.quick and row.status != "differs",
     )

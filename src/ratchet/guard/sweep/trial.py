@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch._inductor import config as inductor
 
 from ratchet.errors import RatchetError
 from ratchet.graph.sites import InstallReport
@@ -165,7 +166,22 @@ class _Trial:
         return msgspec.structs.replace(ran.run, gradient_error=error)
 
     def _differences(self, arm: str) -> list[str]:
-        """Return which of an arm's losses and gradient is further off than allowed."""
+        """Return which of an arm's losses and gradient is further off than allowed.
+
+        Where Inductor called torch's own operators, its own code decides: with them it returned
+        wrong values for a few types (torch 2.13).
+        """
+        found = self._apart(arm)
+        if found and inductor.fallback_by_default:
+            with inductor.patch(fallback_by_default=False):
+                why = self._failure(arm)
+            found = [f"{arm}: {why}"] if why else self._apart(arm)
+        if found:
+            self._shown(arm)
+        return found
+
+    def _apart(self, arm: str) -> list[str]:
+        """Return how far an arm's last run is off, where that is further than allowed."""
         run, reference = self._runs[arm], self._runs[_reference(arm)]
         found = []
         for step, (got, wanted) in enumerate(zip(run.losses, reference.losses, strict=True)):
@@ -174,8 +190,6 @@ class _Trial:
                 break
         if not (run.gradient_error or 0.0) <= self._allowed(arm, None):
             found.append(f"{arm}: the gradient is {run.gradient_error:.2g} of its norm off")
-        if found:
-            self._shown(arm)
         return found
 
     def _allowed(self, arm: str, step: int | None) -> float:
