@@ -7,9 +7,10 @@ too.
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,17 @@ LONG = frozenset(
     for line in (Path(__file__).parent / "long_tests.txt").read_text().splitlines()
     if line and not line.startswith("#")
 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without the collector of garbage: what they import stays to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
