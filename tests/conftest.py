@@ -21,6 +21,7 @@ from postgres_server import postgres
 
 from ratchet.judge.trial import kernel_trial
 from ratchet.judge.trial.kernel_trial import KernelJudge
+from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.kernels import problem_file
 from ratchet.ledger import verdicts
 
@@ -132,6 +133,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not EVERYTHING and (more or item.get_closest_marker("thorough")):
             item.add_marker(SKIPPED)
     items.sort(key=lambda item: "test_a_killed_turn" not in item.nodeid)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def profiled_if_asked() -> Iterator[None]:
+    """A verdict profiles a GPU's kernel only for targets that a test names: five take seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(KernelJudge.judge.__kwdefaults__, "profiled", ())
+        yield
+
+
+@pytest.fixture
+def profiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verdict profiles a GPU's kernel for all targets, as it does for users."""
+    monkeypatch.setitem(KernelJudge.judge.__kwdefaults__, "profiled", TARGETS)
 
 
 @pytest.fixture(scope="session")
