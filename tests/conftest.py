@@ -101,8 +101,6 @@ MORE_EXAMPLES = (
     "test_equal_sides_agree[vit",
     "test_convolutions_are_right[float32-read",
     "test_convolutions_are_right[bfloat16-read-macros3]",
-    "test_torch_s_fused_attention_is_right[bfloat16-0.0]",
-    "test_torch_s_fused_attention_is_right[float32-1.0]",
 )
 """Parts of test ids; what they show is shown at another example, or is of small weight."""
 
