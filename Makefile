@@ -38,8 +38,9 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 demo: install
 	$(BIN)/ratchet optimize llama-8m --budget 5m --out ratchet-demo
 
+# Compiled tests and modules are kept, whatever PYTHONDONTWRITEBYTECODE says: processes start sooner.
 test: install-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --durations=25
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --durations=25
 
 lint: install-dev
 	$(BIN)/ruff check .

@@ -7,9 +7,10 @@ too.
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from postgres_server import postgres
 
 from ratchet.judge.trial import kernel_trial
 from ratchet.judge.trial.kernel_trial import KernelJudge
+from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.kernels import problem_file
-from ratchet.ledger import verdicts
+from ratchet.ledger import connect, verdicts
 
 EVERYTHING = os.environ.get("RATCHET_TEST") == "all"
 settings.register_profile(
@@ -99,8 +101,6 @@ MORE_EXAMPLES = (
     "test_equal_sides_agree[vit",
     "test_convolutions_are_right[float32-read",
     "test_convolutions_are_right[bfloat16-read-macros3]",
-    "test_torch_s_fused_attention_is_right[bfloat16-0.0]",
-    "test_torch_s_fused_attention_is_right[float32-1.0]",
 )
 """Parts of test ids; what they show is shown at another example, or is of small weight."""
 
@@ -112,6 +112,17 @@ LONG = frozenset(
 )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without the collector of garbage: what they import stays to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave thorough tests out, visibly, unless everything is asked for; begin with long ones."""
     for item in items:
@@ -120,6 +131,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not EVERYTHING and (more or item.get_closest_marker("thorough")):
             item.add_marker(SKIPPED)
     items.sort(key=lambda item: "test_a_killed_turn" not in item.nodeid)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unsynced() -> Iterator[None]:
+    """A ledger's commit does not wait for the disk: only a power cut would show it.
+
+    A new ledger takes a tenth of the time.
+    """
+
+    def set_pragmas(connection: Any, record: object) -> None:
+        as_ever(connection, record)
+        connection.execute("PRAGMA synchronous = OFF").close()
+
+    as_ever = connect._set_pragmas
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connect, "_set_pragmas", set_pragmas)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def profiled_if_asked() -> Iterator[None]:
+    """A verdict profiles a GPU's kernel only for targets that a test names: five take seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(KernelJudge.judge.__kwdefaults__, "profiled", ())
+        yield
+
+
+@pytest.fixture
+def profiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verdict profiles a GPU's kernel for all targets, as it does for users."""
+    monkeypatch.setitem(KernelJudge.judge.__kwdefaults__, "profiled", TARGETS)
 
 
 @pytest.fixture(scope="session")

@@ -90,7 +90,10 @@ def left(place: Path) -> list[str]:
     return sorted(path.name for path in (place / "files").iterdir())
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(one, marks=pytest.mark.thorough if one == "watch" else ()) for one in COMMANDS],
+)
 def test_a_terminated_command_leaves_nothing(place: Path, command: str) -> None:
     process = start(place, *COMMANDS[command])
     if command in ("watch", "compare"):
@@ -103,7 +106,9 @@ def test_a_terminated_command_leaves_nothing(place: Path, command: str) -> None:
     assert left(place) == []
 
 
-@pytest.mark.parametrize("sent", [signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize(
+    "sent", [pytest.param(signal.SIGHUP, marks=pytest.mark.thorough), signal.SIGINT]
+)
 def test_other_signals_that_end_a_command_leave_nothing(place: Path, sent: signal.Signals) -> None:
     process = start(place, *COMMANDS["compare"])
     process.send_signal(sent)

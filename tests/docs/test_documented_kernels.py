@@ -19,6 +19,7 @@ KERNELS = dict(re.findall(r"```cpp\n// (\w+)\.cpp: (.*?)```", PAGE, re.DOTALL))
 
 
 @pytest.mark.compiler
+@pytest.mark.usefixtures("one_judge")
 @pytest.mark.parametrize("name", ["squared_relu", "softmax"])
 def test_a_kernel_of_the_docs_is_right(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,6 @@ import torch
 
 from ratchet.errors import RatchetError
 from ratchet.judge.options import EMULATED
-from ratchet.judge.static_profile import inspection
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.trial.timing import arms
@@ -127,7 +126,6 @@ def test_the_judge_calls_it_correct(
 ) -> None:
     if not EVERYTHING and entry not in JUDGED:
         pytest.skip("thorough: RATCHET_TEST=all judges every entry")
-    monkeypatch.setattr(inspection, "TARGETS", ())  # the profile has tests of its own
     # On a busy machine a look finds the candidate waiting for a core, and more are needed.
     monkeypatch.setattr(arms, "PATIENCE_S", 100.0)
     verdict = judge.judge(KERNELS[entry], find_problem(entry), time_limit_s=250.0)

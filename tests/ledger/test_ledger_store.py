@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from sqlalchemy import select
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
 from ratchet.errors import LedgerError, WorkloadError
-from ratchet.ledger import SCHEMA_VERSION, Fingerprint, Ledger, default_path, schema
+from ratchet.ledger import SCHEMA_VERSION, Fingerprint, Ledger, connect, default_path, schema
 from ratchet.ledger.payload import dumps, loads
 from ratchet.measure.samples import Sample
 
@@ -221,6 +222,14 @@ def test_a_ledger_stays_between_openings(tmp_path: Path) -> None:
     with Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
         assert ledger.recall("screen", "fused") == {"ratio": 1.1}
         assert ledger.counts()["schema_version"] == 1
+
+
+def test_a_commit_waits_for_the_disk() -> None:
+    said: list[str] = []
+    with closing(sqlite3.connect(":memory:")) as raw:
+        raw.set_trace_callback(said.append)
+        connect._set_pragmas(raw, None)  # the tests' own adds a line, and leaves these
+    assert "PRAGMA synchronous = FULL" in said
 
 
 def test_the_file_is_plain_sqlite_with_write_ahead_logging(tmp_path: Path) -> None:

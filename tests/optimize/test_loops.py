@@ -38,7 +38,7 @@ KERNEL = StepConfig(optimizer="kernel")
 BF16 = FP32.model_copy(update={"precision": "bf16_autocast"})
 SAME = 1e-4
 BF16_NOISE = 2e-2
-STEPS, SAVED = 6, 3
+STEPS, SAVED = 4, 2
 pytestmark = [
     # torch's own: dynamo looks at a loss and hides this itself, where a warning is no error.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),

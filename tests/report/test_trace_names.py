@@ -7,7 +7,6 @@ from made_up_trace import mt
 
 from ratchet.report.trace_names import short_kernel, short_kernels
 from ratchet.trace.read.columns import DEVICE_KINDS
-from ratchet.trace.read.file import read
 
 
 @pytest.mark.parametrize(
@@ -45,7 +44,7 @@ def test_kernel_names(name: str, short: str) -> None:
 
 @pytest.mark.parametrize("name", mt.REAL_NAMES)
 def test_no_two_kernels_of_a_recorded_trace_read_the_same(name: str) -> None:
-    trace = read(mt.real_trace(name))
+    trace = mt.recorded(name)
     names = {trace.string(row) for row in trace.rows(*DEVICE_KINDS)}
     for width in (44, 90):
         short = short_kernels(sorted(names), width)

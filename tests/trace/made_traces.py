@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import os
@@ -30,6 +31,12 @@ def real_trace(name: str) -> Path:
     if not path.exists():
         pytest.skip(f"no recorded trace {name}: set RATCHET_TRACES to their folder")
     return path
+
+
+@functools.cache
+def recorded(name: str) -> Trace:
+    """A recorded trace, read once."""
+    return read(real_trace(name))
 
 
 def span(cat: str, name: str, start: float, dur: float, tid: int = MAIN, **args: Any) -> dict:

@@ -82,11 +82,13 @@ double worst_error(const Product<A, B>& product, bool turn_a, bool turn_b, int t
     return worst;
 }
 
-int main() {
+// Any argument leaves the largest size out.
+int main(int arguments, char**) {
     double worst = 0;
     int cases = 0;
     const std::array<int64_t, 3> sizes[] = {{1, 1, 1}, {3, 70, 5}, {37, 83, 61}, {64, 96, 64}, {130, 40, 700}, {33, 530, 33}, {200, 33, 320}, {97, 513, 801}};
     for (const auto& [m, n, k] : sizes) {
+        if (arguments > 1 && k == 801) continue;
         const Product<float, float> floats(m, n, k);
         const Product<uint16_t, uint16_t> halves(m, n, k);
         const Product<float, uint16_t> mixed(m, n, k);

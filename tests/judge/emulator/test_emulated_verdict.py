@@ -76,8 +76,10 @@ class TestVerdicts:
     def test_a_right_kernel_is_correct_and_never_proven(
         self, court: KernelJudge, problem: Problem
     ) -> None:
-        verdict = court.judge(KERNEL, problem, target="gfx942")
+        verdict = court.judge(KERNEL, problem, target="gfx942", profiled=("gfx942",))
         assert verdict.status == "correct", verdict.reason
+        assert verdict.static is not None
+        assert verdict.static["targets"]["gfx942"]["kernels"][0]["name"] == "rope_kernel"
         assert "as machine code of gfx942, emulated" in verdict.reason
         assert "emulated" in [one.check for one in verdict.evidence]
         assert verdict.samples == []

@@ -10,7 +10,6 @@ import pytest
 import static_kernels as given
 import torch
 
-from ratchet.judge.static_profile import inspection
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.verdict import Verdict
@@ -28,13 +27,6 @@ pytestmark = [
         reason="no kernel can be tried on this machine",
     ),
 ]
-
-
-@pytest.fixture(autouse=True)
-def no_profile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five targets take seconds: one test asks for them."""
-    if "profile" not in request.node.name:
-        monkeypatch.setattr(inspection, "TARGETS", ())
 
 
 def verdict_on(judge: KernelJudge, name: str, body: str) -> Verdict:
@@ -62,6 +54,7 @@ def test_a_right_kernel_is_correct_and_never_proven(judge: KernelJudge, name: st
     assert checks == ["problem gate", "correct on small", "repeatability", *own]
 
 
+@pytest.mark.usefixtures("profiled")
 def test_a_verdict_carries_the_profile_of_every_target(judge: KernelJudge) -> None:
     verdict = verdict_on(judge, "add", given.ADD)
     assert verdict.static is not None
@@ -139,6 +132,7 @@ class ModelNew(nn.Module):
 """
 
 
+@pytest.mark.usefixtures("profiled")
 def test_a_model_in_kernelbench_s_format_has_a_verdict_and_a_profile(
     judge: KernelJudge, tmp_path: Path
 ) -> None:

@@ -301,6 +301,7 @@ def test_the_compiler_of_a_hostile_source_sees_no_file_of_the_host(tmp_path: Pat
 
 
 @needs_hip
+@pytest.mark.usefixtures("profiled")
 def test_a_verdict_on_a_hip_kernel_carries_its_profile() -> None:
     verdict = judge_kernel(given.hip_kernel(), given.problem("add"))
     assert verdict.status == "unmeasured"

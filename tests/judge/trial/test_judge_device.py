@@ -13,7 +13,6 @@ from fake_gpu import FLAVOURS, FakeDriver, build_driver, open_to_all
 
 from ratchet.errors import JudgeError
 from ratchet.judge.decided import Decided
-from ratchet.judge.static_profile import inspection
 from ratchet.judge.trial import kernel_checks, on_device, stages
 from ratchet.judge.trial.device_clock import DeviceClock
 from ratchet.judge.trial.kernel_trial import KernelJudge
@@ -115,11 +114,8 @@ def silu(x, s):
 """
 
 
-def test_a_source_in_triton_is_loaded_as_a_file(
-    fake: FakeDriver, judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_in_triton_is_loaded_as_a_file(fake: FakeDriver, judge: KernelJudge) -> None:
     pytest.importorskip("triton")
-    monkeypatch.setattr(inspection, "TARGETS", ())
     verdict = judge.judge(python(TRITON, "triton"), problem(), device=fake.accelerator)
     assert_right(verdict)
     assert "right while timed on timed" in {one.check for one in verdict.evidence if one.passed}

@@ -10,7 +10,6 @@ import pytest
 from answers import assert_right
 
 from ratchet.errors import CompilerMissing
-from ratchet.judge.static_profile import inspection
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.kernels.carried_modules import with_modules
@@ -105,10 +104,7 @@ def test_codes_that_are_one_off_are_wrong_where_they_are_many(judge: KernelJudge
 @python_sandbox
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.parametrize("name", given.TRITON)
-def test_triton_s_interpreter_takes_them(
-    judge: KernelJudge, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inspection, "TARGETS", ())
+def test_triton_s_interpreter_takes_them(judge: KernelJudge, name: str) -> None:
     problem = find_problem(name).at("ci")
     verdict = judge.judge(given.in_triton(name), problem, time_limit_s=90.0)
     assert_right(verdict)

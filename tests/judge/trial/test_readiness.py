@@ -96,20 +96,19 @@ UNSTARTED = Kernel(name="x", language="cpp", source="extern int x;", entry="answ
 
 
 def test_a_worker_that_cannot_start_is_the_machines_fault(
-    monkeypatch: pytest.MonkeyPatch,
+    judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interpreter, or a file of Ratchet's, that cannot be read: no word on the kernel."""
     monkeypatch.setattr(bubblewrap, "program", lambda: None)
     monkeypatch.setattr(view, "BOOT", "import no_such_module # {folder} {module}")
-    with KernelJudge() as judge:
-        verdict = judge.judge(UNSTARTED, find_problem("squared_relu").at("ci"))
+    verdict = judge.judge(UNSTARTED, find_problem("squared_relu").at("ci"))
     assert verdict.status == "unmeasured"
     assert "did not start on this machine" in verdict.reason and "to fix it: " in verdict.reason
     assert "no_such_module" in verdict.reason
 
 
 def test_a_header_that_cannot_be_read_is_the_machines_fault(
-    monkeypatch: pytest.MonkeyPatch,
+    judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if mechanism.mechanism() == "rlimits" or landlock.abi() == 0:
         pytest.skip("this kernel has no Landlock")
@@ -120,8 +119,7 @@ def test_a_header_that_cannot_be_read_is_the_machines_fault(
         return (one for one in files(module) if not one[1].endswith(".h"))
 
     monkeypatch.setattr(view, "package_files", without_header)
-    with KernelJudge() as judge:
-        verdict = judge.judge(UNSTARTED, find_problem("squared_relu").at("ci"))
+    verdict = judge.judge(UNSTARTED, find_problem("squared_relu").at("ci"))
     assert verdict.status == "unmeasured", verdict.reason
     assert "ratchet_abi.h" in verdict.reason and "to fix it: " in verdict.reason
     reason = why_no_kernels()

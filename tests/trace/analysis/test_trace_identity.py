@@ -16,7 +16,6 @@ from ratchet.trace.analysis.communication import communicates
 from ratchet.trace.analysis.identity import Identity
 from ratchet.trace.answers.report import report
 from ratchet.trace.read.columns import DEVICE_KINDS, Kind, Trace
-from ratchet.trace.read.file import read
 
 PARTS = ("compute", "exposed_communication", "exposed_copy", "idle")
 
@@ -81,7 +80,7 @@ def test_every_window_matches_a_sweep(work: list[tuple[str, int, int]], marks: l
 
 @pytest.mark.parametrize("name", mt.REAL_NAMES)
 def test_the_identity_holds_on_every_recorded_trace(name: str) -> None:
-    trace = read(mt.real_trace(name))
+    trace = mt.recorded(name)
     found = report(trace)
     whole = found.identity
     assert trace.faults == ()
@@ -95,13 +94,13 @@ def test_the_identity_holds_on_every_recorded_trace(name: str) -> None:
 
 
 def test_mi300x_resnet_is_exact() -> None:
-    whole = report(read(mt.real_trace("mi300x-resnet-ddp-rank0of8"))).identity
+    whole = report(mt.recorded("mi300x-resnet-ddp-rank0of8")).identity
     assert whole.compute == 19_234_094
     assert whole.overlap is not None and round(whole.overlap, 4) == 0.2525
 
 
 def test_communication_that_no_op_links_to_counts() -> None:
-    whole = report(read(mt.real_trace("v100-oldnames-unlinked-nccl"))).identity
+    whole = report(mt.recorded("v100-oldnames-unlinked-nccl")).identity
     assert whole.exposed_communication == 73_298_000
 
 

@@ -22,7 +22,6 @@ from ratchet.trace.answers.critical_path.path import (
     binding_edges,
     critical_path,
 )
-from ratchet.trace.read.file import read
 
 LAUNCH, TURN = 5, 2
 """From a call's start to its kernel's, and between kernels of a stream, in us."""
@@ -267,7 +266,7 @@ def test_traces_with_little_in_them(tmp_path: Path) -> None:
      "h100-bert-small", "v100-oldnames-unlinked-nccl"],
 )  # fmt: skip
 def test_on_real_traces_it_sums_to_the_window(name: str) -> None:
-    found = analyse(read(mt.real_trace(name)))
+    found = analyse(mt.recorded(name))
     chain_of(found)
     path = critical_path(found.trace, found.links, found.communication, found.activity, found.steps)
     whole = found.activity.whole()

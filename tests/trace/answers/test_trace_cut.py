@@ -19,7 +19,7 @@ from ratchet.trace.answers.report import Report, report
 from ratchet.trace.export.documents import document
 from ratchet.trace.export.tables import report_tables
 from ratchet.trace.read.columns import DEVICE_KINDS, Kind, Trace
-from ratchet.trace.read.file import read, without_device_work
+from ratchet.trace.read.file import without_device_work
 
 SMALL = ("mi250-minitoy-rocm6.2", "mi300x-compile-triton", "h100-bert-small")
 """Of several profilers, and quickly read. rocprofv3-908 holds nothing but GPU events."""
@@ -61,9 +61,7 @@ def everything(trace: Trace) -> tuple[Report, str]:
 
 @pytest.mark.parametrize("name", [one for one in mt.REAL_NAMES if one != "rocprofv3-908"])
 def test_a_recorded_trace_without_its_gpu_events(name: str) -> None:
-    found, said = everything(
-        without_device_work(ct.without(read(mt.real_trace(name)), *DEVICE_KINDS))
-    )
+    found, said = everything(without_device_work(ct.without(mt.recorded(name), *DEVICE_KINDS)))
     assert found.identity.window == sum(found.identity.parts) > 0
     assert not found.kernels and not found.streams
     assert "Why the device was idle" not in said and "kernel gap" not in said
@@ -72,7 +70,7 @@ def test_a_recorded_trace_without_its_gpu_events(name: str) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_recorded_trace_without_another_sort_of_event(name: str) -> None:
-    whole = read(mt.real_trace(name))
+    whole = mt.recorded(name)
     for cut in CUTS.values():
         trace = cut(whole)
         if len(trace):

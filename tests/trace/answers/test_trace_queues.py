@@ -14,7 +14,6 @@ from ratchet.trace.analysis.analyse import Analysis, analyse
 from ratchet.trace.answers.bandwidth import bandwidth, copy_rates
 from ratchet.trace.answers.queues import QUEUE_LIMITS, queue_series, queues
 from ratchet.trace.answers.timeline import bin_edges
-from ratchet.trace.read.file import read
 
 WORK = st.lists(
     st.tuples(st.integers(0, 400), st.integers(0, 200), st.integers(7, 8)), min_size=1, max_size=20
@@ -101,7 +100,7 @@ def test_a_trace_without_a_device_has_no_queue(tmp_path: Path) -> None:
 
 def test_the_queues_of_a_real_trace() -> None:
     """The longest that HolisticTraceAnalysis 0.5.0 finds too; it counts no graph launches."""
-    found = analyse(read(mt.real_trace("mi300x-resnet-ddp-rank0of8")))
+    found = analyse(mt.recorded("mi300x-resnet-ddp-rank0of8"))
     rows = queues(found.trace, found.links, found.activity, limit=1024)
     assert {row.stream: row.longest for row in rows}[0] == 1840
     # The 25,178 us above 1,024 inside the window; HTA counts the time before it too.

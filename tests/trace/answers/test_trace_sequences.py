@@ -16,7 +16,6 @@ from ratchet.trace.analysis.analyse import Analysis, analyse
 from ratchet.trace.analysis.grouping import groups
 from ratchet.trace.answers.sequences.repeats import Stretches, apart
 from ratchet.trace.answers.sequences.sequences import LEAST, SequenceRow, sequences, under_op
-from ratchet.trace.read.file import read
 
 NORM = ("pow", "mean", "rsqrt", "mul")
 
@@ -161,7 +160,7 @@ def test_ops_are_the_runs_of_a_trace_without_a_device(tmp_path: Path) -> None:
 def test_the_sequences_of_a_real_trace() -> None:
     """Each layer's norm is one run of nine kernels, whatever the device."""
     for name in ("h100-qwen1.5-0.5b", "mi300x-qwen1.5-0.5b"):
-        found = analyse(read(mt.real_trace(name)))
+        found = analyse(mt.recorded(name))
         rows = sequences(found.trace, found.links, found.communication)
         norm = next(r for r in rows if r.under == "between products" and "RMSNorm" in r.name)
         assert (norm.length, norm.count) == (9, 48)
@@ -171,7 +170,7 @@ def test_the_sequences_of_a_real_trace() -> None:
 
 def test_the_sequences_under_an_op_are_those_that_others_find() -> None:
     """HolisticTraceAnalysis 0.5.0 finds the same ten, in four of the five steps: it drops one."""
-    found = analyse(read(mt.real_trace("v100-ddp-rank1of2-2020-collectives")))
+    found = analyse(mt.recorded("v100-ddp-rank1of2-2020-collectives"))
     rows = under_op(found.trace, found.links, "aten::addmm", shortest=2)
     in_four_steps = [172, 168, 76, 72, 32, 20, 16, 16, 12, 4]
     assert [row.count for row in rows] == [count * 5 // 4 for count in in_four_steps]

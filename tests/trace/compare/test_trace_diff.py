@@ -10,7 +10,6 @@ import pytest
 from ratchet.errors import TraceError
 from ratchet.trace.analysis.analyse import analyse
 from ratchet.trace.compare.diff import diff
-from ratchet.trace.read.file import read
 
 
 def work(kernel: str, duration: float, extra: list[dict]) -> list[dict]:
@@ -54,7 +53,7 @@ def test_cpu_only_traces_compare_by_operator(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["bert-small", "qwen1.5-0.5b"])
 def test_across_vendors_modules_and_ops_match(model: str) -> None:
-    h100, mi300x = (read(mt.real_trace(f"{device}-{model}")) for device in ("h100", "mi300x"))
+    h100, mi300x = (mt.recorded(f"{device}-{model}") for device in ("h100", "mi300x"))
     found = diff(analyse(h100), analyse(mi300x))
     matched = [row for row in found.rows if row.state not in ("new", "gone")]
     shared = sum(row.before for row in matched)

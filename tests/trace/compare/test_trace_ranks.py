@@ -16,7 +16,6 @@ from ratchet.trace.answers.report import report
 from ratchet.trace.compare.pairing import Run, paired
 from ratchet.trace.compare.ranks import across, read_ranks
 from ratchet.trace.export.documents import ranks_document
-from ratchet.trace.read.file import read
 
 
 def rank(folder: Path, number: int, reduce: float, compute: float) -> None:
@@ -136,7 +135,7 @@ def test_messages_of_different_sizes_are_not_one_collective(tmp_path: Path) -> N
 
 def test_the_recorded_rank_beside_a_late_one(tmp_path: Path) -> None:
     """A recorded rank against itself, of which 20 µs of each collective's start are taken away."""
-    trace = read(mt.real_trace("a100-nccl-metadata-rank0of2"))
+    trace = mt.recorded("a100-nccl-metadata-rank0of2")
     early = report(trace)
     late = replace(
         early,

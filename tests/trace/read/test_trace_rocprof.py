@@ -64,6 +64,6 @@ def test_another_database_is_no_trace(tmp_path: Path) -> None:
 def test_the_recorded_rocprofv3_trace() -> None:
     import made_traces as mt
 
-    trace = read(mt.real_trace("rocprofv3-908"))
+    trace = mt.recorded("rocprofv3-908")
     assert len(trace) == 43_915
     assert trace.devices[0].name == "AMD Instinct MI350X"
