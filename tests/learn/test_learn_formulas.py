@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_bench import tasks
 
-from ratchet.errors import LearnError
+from ratchet.durations import parse_share
+from ratchet.errors import LearnError, RatchetError
 from ratchet.learn.bench import JudgeOutcome
-from ratchet.learn.config import LearnConfig, parse_share
+from ratchet.learn.config import LearnConfig
 from ratchet.learn.languages import ScheduleLanguage, read_schedule, schedule_text
 from ratchet.learn.replay import ReplayDebt
 from ratchet.learn.rewards import (
@@ -196,13 +197,13 @@ def test_replay_is_its_share_of_the_tokens_to_within_a_window(
 
 @pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("0.05", 0.05), ("0", 0.0)])
 def test_a_share_is_a_part_or_percent(text: str, share: float) -> None:
-    assert parse_share(text) == pytest.approx(share)
+    assert parse_share(text, "replay") == pytest.approx(share)
 
 
 @pytest.mark.parametrize("text", ["", "1 %%", "nan", "95%", "-1%"])
 def test_a_share_out_of_range_is_one_line(text: str) -> None:
-    with pytest.raises(LearnError, match="is no share"):
-        parse_share(text)
+    with pytest.raises(RatchetError, match=r"replay .* is no share"):
+        parse_share(text, "replay", below=0.9)
 
 
 def test_no_family_is_on_both_sides() -> None:

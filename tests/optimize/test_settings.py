@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 
 from ratchet.errors import RatchetError
-from ratchet.optimize.turn.settings import Settings, parse_duration_s
+from ratchet.optimize.turn.settings import Settings, parse_budget_s
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90", 90), ("90s", 90), ("30m", 1800), ("1.5h", 5400), (" 2m ", 120)]
 )
 def test_durations(text: str, seconds: float) -> None:
-    assert parse_duration_s(text) == seconds
+    assert parse_budget_s(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "m", "-3m", "3 days", "nan", "10s", "0"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(RatchetError, match="budget"):
-        parse_duration_s(text)
+        parse_budget_s(text)
 
 
 def test_the_key_follows_what_the_answer_depends_on() -> None:

@@ -6,8 +6,9 @@ import re
 from typing import Final
 
 from ratchet.authors.result import AUTHORS, LANGUAGES, AgentChoice, Reuse, WritingRequest
+from ratchet.durations import parse_duration_s
 from ratchet.errors import RatchetError
-from ratchet.judge.options import one_of, parse_device, parse_target, parse_time_limit_s
+from ratchet.judge.options import one_of, parse_device, parse_target
 from ratchet.kernels.kernel import Language
 
 SHORTEST_BUDGET_S: Final = 20.0
@@ -63,17 +64,10 @@ def make_request(
 
 
 def parse_budget_s(text: str) -> float:
-    """Return the seconds of `60s`, `10m` or `1h`."""
-    try:
-        seconds = parse_time_limit_s(text)
-    except RatchetError as error:
-        raise RatchetError(f"budget {text!r} is not a duration: write 60s or 10m") from error
-    if seconds < SHORTEST_BUDGET_S:
-        raise RatchetError(
-            f"budget {text!r} is under {SHORTEST_BUDGET_S:.0f} s, too short for a search and a "
-            f"verdict: give at least {SHORTEST_BUDGET_S:.0f}s"
-        )
-    return seconds
+    """Return the seconds of a budget that a search and a verdict fit into."""
+    return parse_duration_s(
+        text, "budget", least_s=SHORTEST_BUDGET_S, too_short="a search and a verdict"
+    )
 
 
 def parse_fleet(text: str) -> str:

@@ -479,9 +479,9 @@ def _measured(config: LearnConfig) -> str:
 
 
 def _share(text: str) -> float:
-    from ratchet.learn.config import parse_share
+    from ratchet.durations import parse_share
 
-    return parse_share(text)
+    return parse_share(text, "replay", below=0.9)
 
 
 def _split(

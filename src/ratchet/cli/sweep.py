@@ -52,12 +52,12 @@ def sweep(
     losses. 1: fewer.
     """
     from ratchet.errors import GuardError
-    from ratchet.optimize.turn.settings import parse_duration_s
+    from ratchet.optimize.turn.settings import parse_budget_s
 
     if library != "hf":
         raise GuardError(f"{library!r} is no library that can be swept: write ratchet sweep hf")
-    budget_s = parse_duration_s(budget) if budget else float("inf")
-    limit_s = parse_duration_s(limit)
+    budget_s = parse_budget_s(budget) if budget else float("inf")
+    limit_s = parse_budget_s(limit)
 
     from ratchet.devices.probe import probe
     from ratchet.files import write_whole

@@ -74,11 +74,11 @@ def watch(
 
     from ratchet.guard.watch.gate import GateQuestion, run_gate
     from ratchet.guard.watch.run import pairs_of
-    from ratchet.optimize.turn.settings import parse_duration_s
+    from ratchet.optimize.turn.settings import parse_budget_s
     from ratchet.report import watch_report
     from ratchet.report.progress import RunProgress
 
-    seconds = parse_duration_s(budget) if budget else float("inf")
+    seconds = parse_budget_s(budget) if budget else float("inf")
     question = GateQuestion(
         folder=here,
         suite=asked,

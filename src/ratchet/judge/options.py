@@ -6,6 +6,7 @@ import math
 import re
 from typing import Any, Final, Literal, cast, get_args
 
+from ratchet.durations import parse_duration_s
 from ratchet.errors import RatchetError
 from ratchet.kernels.kernel import Language
 from ratchet.kernels.problem import Task, Tier
@@ -18,7 +19,6 @@ WITH_TORCH: Final[tuple[Language, ...]] = ("torch", "triton")
 """Python's: their worker imports torch, and is the only one that can use a GPU."""
 EMULATED: Final = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 """Targets whose machine code the emulator executes."""
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def parse_tier(given: object) -> Tier:
@@ -54,17 +54,8 @@ def parse_scale(given: object) -> Scale:
 
 
 def parse_time_limit_s(given: object) -> float:
-    """Seconds from a number, `30`, `60s` or `5m`; at least one."""
-    if isinstance(given, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", given)
-        seconds = float(match[1]) * _UNITS[match[2]] if match else math.nan
-    else:
-        seconds = _number(given)
-    if not math.isfinite(seconds):
-        raise RatchetError(f"time limit {given!r} is not a duration: write 30s or 5m")
-    if seconds < SHORTEST_LIMIT_S:
-        raise RatchetError(f"time limit {given!r} is under a second: give at least 1s")
-    return seconds
+    """Return the seconds of a verdict's limit; at least one."""
+    return parse_duration_s(given, "time limit", least_s=SHORTEST_LIMIT_S)
 
 
 def parse_threads(given: object) -> int | None:

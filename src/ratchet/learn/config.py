@@ -204,17 +204,6 @@ def _check(fine: bool, name: str, value: object, rule: str) -> None:
         raise LearnError(f"{name} {value!r} is out of range: give {rule}")
 
 
-def parse_share(text: str) -> float:
-    """Return the share that `1%` or `0.01` names."""
-    try:
-        share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share < 0.9:
-        raise LearnError(f"replay {text!r} is no share: write 1% or 0.01, below 90%")
-    return share
-
-
 def check_rounds(rounds: int) -> None:
     """Raise for a number of rounds that no loop has."""
     _check(1 <= rounds <= 1000, "rounds", rounds, "1 to 1000")

@@ -19,7 +19,7 @@ from ratchet.git import has_changes, resolve, stamp
 from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.compare.commands import CommandSide, run_command
 from ratchet.guard.compare.modes import Mode, parse_mode
-from ratchet.optimize.turn.settings import check_seed, parse_duration_s, workload_options
+from ratchet.optimize.turn.settings import check_seed, parse_budget_s, workload_options
 from ratchet.workloads.names import is_user_spec, user_file, user_function
 
 WORKING = "your files"
@@ -51,7 +51,7 @@ class CompareRequest:
 
     @property
     def budget_s(self) -> float:
-        return parse_duration_s(self.budget)
+        return parse_budget_s(self.budget)
 
     @property
     def allowed(self) -> float:

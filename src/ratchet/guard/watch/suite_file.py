@@ -10,9 +10,9 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ratchet.durations import parse_share
 from ratchet.errors import WatchError
 from ratchet.guard.command import MeasuredCommand
-from ratchet.guard.share import parse_share
 from ratchet.ledger.observations import Better
 
 SUITE_FILE = "ratchet-watch.toml"

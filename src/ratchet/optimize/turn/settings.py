@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ratchet.devices.probe import probe
+from ratchet.durations import parse_duration_s
 from ratchet.errors import RatchetError, WorkloadError
 from ratchet.files import why_not_new_folder
 from ratchet.optimize.turn.sources import source_hash
@@ -21,7 +21,6 @@ SMALLEST_BUDGET_S = 30.0
 PRECISIONS = ("fp32", "bf16_autocast", "bf16_master")
 LARGEST_SEED = 2**32 - 1
 """Largest seed that NumPy's generators accept; a workload may seed those too."""
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +103,7 @@ def make_settings(
 ) -> Settings:
     """Make Settings from a caller's arguments; `rest` are fields of `Settings` by name."""
     made = Settings(
-        workload=workload, budget_s=parse_duration_s(str(budget)), out=Path(out), seed=seed, **rest
+        workload=workload, budget_s=parse_budget_s(str(budget)), out=Path(out), seed=seed, **rest
     )
     check_settings(made)
     options = workload_options([workload], batch_size, sequence, precision, text, device)
@@ -142,18 +141,9 @@ def workload_options(
     return options
 
 
-def parse_duration_s(text: str) -> float:
-    """Parse seconds from `90`, `90s`, `30m` or `2h`; at least 30 s."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text)
-    if match is None:
-        raise RatchetError(f"budget {text!r} is not a duration: write 90s, 30m or 2h")
-    seconds = float(match[1]) * _UNITS[match[2]]
-    if seconds < SMALLEST_BUDGET_S:
-        raise RatchetError(
-            f"budget {text!r} is under {SMALLEST_BUDGET_S:.0f} s, too short for one paired run: "
-            "give at least 30s"
-        )
-    return seconds
+def parse_budget_s(text: str) -> float:
+    """Return the seconds of a budget that one paired run fits into."""
+    return parse_duration_s(text, "budget", least_s=SMALLEST_BUDGET_S, too_short="one paired run")
 
 
 def _source_hash(workload: str) -> str:
