@@ -336,6 +336,15 @@ def test_the_way_is_that_of_a_launch_and_a_candidate_has_no_say_in_it() -> None:
     assert made.way_s(1) == 0.0
 
 
+@pytest.mark.parametrize(("saved_s", "believed"), [(0.0011, True), (0.0009, False), (-1.0, False)])
+def test_a_win_is_worth_more_than_what_a_process_could_save_of_its_way(
+    saved_s: float, believed: bool
+) -> None:
+    evidence, doubt = clock(way_s=0.002).worth_more_than_a_way(0, "timed", saved_s)
+    assert evidence.passed is believed and ("its way" in doubt) is not believed
+    assert DeviceClock().worth_more_than_a_way(0, "timed", 0.1)[1] == ""
+
+
 def rest(alone: float, beside: float, candidate: float) -> str:
     batches = [alone, alone * 1.01, alone * 0.99, alone * 3]
     return device_clock.undisturbed("timed", alone=batches, beside_s=beside, candidate_s=candidate)[

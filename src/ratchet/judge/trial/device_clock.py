@@ -22,6 +22,8 @@ SHARE: Final = 0.05
 """And this part of its time besides: a process is not always on a core at once."""
 IMPOSSIBLE: Final = 1.02
 """A device cannot have worked longer than the judge waited; two clocks differ by less than this."""
+OF_THE_WAY: Final = 0.5
+"""A process could save this part of its way at most: the rest is the driver's and the judge's."""
 DISTURBED: Final = 1.15
 """The reference may be this much slower beside a candidate than alone, as clocks and heat go."""
 
@@ -68,6 +70,15 @@ class DeviceClock:
         way_s = statistics.median(wall_s - device_s for wall_s, device_s in pairs)
         work_s = statistics.median(device_s for _, device_s in pairs)
         return way_s if 0 < way_s <= MOST_WAY * work_s else 0.0
+
+    def worth_more_than_a_way(self, case: int, name: str, saved_s: float) -> tuple[Evidence, str]:
+        """Check that a win is no shorter way; `saved_s` is what a batch of the candidate saves."""
+        least_s = OF_THE_WAY * max(0.0, statistics.median(self._ways.get(case, [0.0])))
+        detail = (
+            f"a batch saves {saved_s:.3g} s, and a process could save {least_s:.3g} s of its way"
+        )
+        found = Evidence(check=f"gain on {name}", passed=saved_s > least_s, detail=detail)
+        return found, "" if found.passed else f"its gain may be one of its way: {detail}"
 
     def compare(self, case: int, name: str, *, candidate: str) -> tuple[Evidence, str]:
         """The evidence on a case, and why its time is not believed, or nothing."""
