@@ -9,7 +9,7 @@ from typing import Final
 from ratchet.errors import RatchetError
 
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*")
+_DURATION: Final = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*([smh]?)\s*")
 
 
 def parse_duration_s(given: object, what: str, *, least_s: float, too_short: str = "") -> float:

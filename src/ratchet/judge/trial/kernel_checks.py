@@ -105,6 +105,8 @@ class OpenProblem:
         self.lasting: dict[str, RivalProcess] = {}
         """Those of the whole verdict, by the name of their arm."""
         self._batches = 0
+        self.least_calls = 1
+        """Calls of a timed batch at least, where they are not too large or too slow."""
         self.among = 1
         """Verdicts that share one chance of a false answer."""
 
@@ -311,26 +313,7 @@ def _check_all(
             )
     if declined == len(opened.problem.cases):
         return Decided("refused", "the kernel declines every case")
-    if opened.timed:
-        evidence.append(_repeatability(candidate, opened, opened.timed[0]))
     return None
-
-
-def _repeatability(candidate: CandidateProcess, opened: OpenProblem, index: int) -> Evidence:
-    """Two calls on the same inputs: recorded, and no condition."""
-    with opened.draw(index, 2, writable_inputs=False, distinct=1) as batch:
-        candidate.resume()
-        candidate.prepare(batch.layout, batch.memories, batch.read)
-        candidate.go(batch.memories, 2, limit_s=opened.cases[index].limit_s(2))
-        for call in range(2):
-            candidate.deliver(call)
-        same = opened.reference.ask(
-            timeout_s=opened.clock.reference_s, do="repeats", batch=batch.number
-        )["same"]
-    name = opened.problem.cases[index].name
-    words = "equal bit for bit" if same else "not equal bit for bit, which is allowed"
-    detail = f"two calls on the same inputs of {name}: {words}"
-    return Evidence(check="repeatability", passed=True, detail=detail)
 
 
 def _check_variations(

@@ -19,7 +19,7 @@ from ratchet.judge.integrity.code_places import CodePlaces
 from ratchet.judge.integrity.device_work import facts, judge_own
 from ratchet.judge.integrity.library_ops import judge_census, read_census
 from ratchet.judge.integrity.own_work import places_of, watch_for
-from ratchet.judge.options import LANGUAGES
+from ratchet.judge.options import LANGUAGES, WITH_TORCH
 from ratchet.judge.process.time_limits import Clock, OutOfTime
 from ratchet.judge.revision import revision
 from ratchet.judge.sandbox.accelerator import Accelerator
@@ -33,6 +33,7 @@ from ratchet.judge.trial.emulated import (
     sealed_machine,
     without_blame_of,
 )
+from ratchet.judge.trial.held_together import check_together
 from ratchet.judge.trial.interpreted import REASON, interpreted, small_cases, without_blame
 from ratchet.judge.trial.kernel_checks import OpenProblem, check_cases
 from ratchet.judge.trial.on_device import check_clocks, count_on_device
@@ -52,6 +53,8 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.problem import Problem
 
 PROFILED = ("triton", "hip")
+FEWEST_CALLS = 2
+"""Of a batch of a kernel that returns its outputs: both are held, so they cannot be one buffer."""
 MARGIN_BYTES = 4 << 30
 """Address space beyond the tensors: the interpreter, threads' stacks, OpenMP."""
 
@@ -98,6 +101,8 @@ class KernelTrial:
         self.target = target
         self._references = references
         self.accelerator: Accelerator | None = None
+        self._is_native = False
+        """Whether it runs as it is, neither interpreted nor emulated."""
         self.zygote: CandidateZygote | None = None
         self._is_right = False
         """Whether every output was checked."""
@@ -147,6 +152,8 @@ class KernelTrial:
 
         An answer alone is that of an earlier stage.
         """
+        self._is_native = True
+        opened.least_calls = FEWEST_CALLS if self.kernel.language in WITH_TORCH else 1
         with contextlib.ExitStack() as stack:
             launches = stack.enter_context(self._launches(opened))
             candidate = launches.load(library.fetch())
@@ -302,6 +309,10 @@ class KernelTrial:
         counted = is_own or self.target is not None
         candidate.censuses = [] if counted else None
         outcome = check_cases(candidate, opened)
+        if isinstance(outcome, Decided):
+            return outcome
+        evidence += outcome.evidence
+        outcome = check_together(candidate, opened, worn=self._is_native)
         if isinstance(outcome, Decided):
             return outcome
         evidence += outcome.evidence

@@ -23,6 +23,8 @@ on two shared cores 0.5, 1 and 2 ms had a standard deviation of 0.21 to 0.27, 0.
 to 0.24 (of the logarithm, 190 rounds of eight kernels each)."""
 MAX_CALLS = 32
 MAX_BATCH_BYTES = 128 << 20
+MOST_HELD_BYTES, SLOW_CALL_S = 1 << 30, 0.25
+"""Several calls are a batch although one would do, up to this size together and time of each."""
 GPU_TARGET_BATCH_S, GPU_MAX_CALLS = 0.02, 512
 """The same on a GPU, where mapping takes longer and calls are shorter; its memory is the limit."""
 DRAWN_ON_CORES_BYTES = 1 << 30
@@ -105,7 +107,10 @@ def calls_of(opened: OpenProblem, case: int) -> int:
     """Return the calls in a batch of a case, on the device that it is timed on."""
     facts, accelerator = opened.cases[case], opened.accelerator
     if accelerator is None:
-        return calls_per_batch(facts.time_s, facts.bytes)
+        calls = calls_per_batch(facts.time_s, facts.bytes)
+        least = opened.least_calls
+        fits = least * facts.bytes <= MOST_HELD_BYTES and facts.time_s <= SLOW_CALL_S
+        return max(calls, least) if fits else calls
     drawn_there = opened.problem.model is None
     limit = accelerator.batch_bytes if drawn_there else DRAWN_ON_CORES_BYTES
     return calls_per_batch(facts.time_s, facts.bytes, gpu_bytes=limit)

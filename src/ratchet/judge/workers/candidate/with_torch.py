@@ -100,7 +100,7 @@ class TorchBatch:
         begin = self._device.mark()
         wants_forms = getattr(entry, WANTS_FORMS, False)
         codes = [0] * len(self.calls)
-        for call, (inputs, forms, answers) in enumerate(self.calls):
+        for call, (inputs, forms, _) in enumerate(self.calls):
             more = (forms, self.in_place) if wants_forms else ()
             try:
                 results = as_results(entry(*inputs, self.scalars, *more), forms)
@@ -108,11 +108,12 @@ class TorchBatch:
                 kept = [inputs[place] for place in self.in_place]
                 fresh = [one.blank() for one in forms[len(kept) :]]
                 codes[call], results = error.code, (*kept, *fresh)
-            if not self._copy_out:
-                self.kept.append(results)
-                continue
-            for answer, result in zip(answers, results, strict=True):
-                answer.copy_(result)
+            self.kept.append(results)
+        if self._copy_out:  # when all are there: a caller may hold the results of several calls
+            for (_, _, answers), returned in zip(self.calls, self.kept, strict=True):
+                for answer, result in zip(answers, returned, strict=True):
+                    answer.copy_(result)
+            self.kept = []
         end = self._device.mark()
         self._device.finish()
         self.device_s = self._device.between_s(begin, end)

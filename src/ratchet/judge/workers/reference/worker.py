@@ -274,9 +274,9 @@ class ReferenceWorker:
         return found
 
     def _repeats(self, message: dict[str, Any]) -> Reply:
-        """Tell whether the first two calls of a batch wrote the same bits."""
-        batch = self._batches[message["batch"]]
-        pairs = zip(batch.answers(0), batch.answers(1), strict=True)
+        """Tell whether two calls of a batch wrote the same bits."""
+        batch, (one, other) = self._batches[message["batch"]], message["calls"]
+        pairs = zip(batch.answers(one), batch.answers(other), strict=True)
         same = all(same_bits(one, two) for one, two in pairs)
         return {"same": same}, []
 
