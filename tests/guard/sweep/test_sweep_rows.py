@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 
+import msgspec
 import pytest
 import torch
 
@@ -71,6 +73,22 @@ def test_a_lever_that_fails_is_left_out_and_named(arms: dict[str, object]) -> No
     assert found.why == "kernels: RuntimeError: aten.foo has no kernel"
     assert found.arm == "kernels"
     assert "compile" in found.runs
+
+
+def test_losses_that_are_not_finite_are_a_fault_that_a_row_can_hold(
+    arms: dict[str, object],
+) -> None:
+    arms["kernels"] = ran(losses=(2.0, float("nan"), float("inf")))
+    found = row()
+    assert found.why.startswith("kernels: the losses are 2, nan, inf")
+    assert msgspec.json.decode(msgspec.json.encode(found), type=TypeRow) == found
+
+
+def test_a_part_of_a_row_that_a_killed_child_left_is_passed_over() -> None:
+    with tempfile.TemporaryFile() as rows:
+        whole = msgspec.json.encode(TypeRow(type="bert", status="works"))
+        rows.write(whole + b"\n" + whole[:30] + b"}")
+        assert forks._last_row("bert", rows).status == "works"
 
 
 def test_a_type_of_which_no_arm_trains_fails(arms: dict[str, object]) -> None:

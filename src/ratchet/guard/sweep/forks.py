@@ -102,10 +102,10 @@ def _ended(child: int, limit_s: float) -> bool:
 
 def _last_row(name: str, rows: IO[bytes]) -> TypeRow:
     rows.seek(0)
-    lines = [line for line in rows.read().split(b"\n") if line.endswith(b"}")]
-    if not lines:
-        return TypeRow(type=name, status="does not train as written", doing="the import")
-    return msgspec.json.decode(lines[-1], type=TypeRow)
+    for line in reversed(rows.read().split(b"\n")):
+        with contextlib.suppress(msgspec.DecodeError):  # a child that was killed left a part
+            return msgspec.json.decode(line, type=TypeRow)
+    return TypeRow(type=name, status="does not train as written", doing="the import")
 
 
 def _unfinished(row: TypeRow, why: str) -> TypeRow:

@@ -136,12 +136,11 @@ class _Trial:
             run = ArmRun(error=one_line(error))
         else:
             run = self._compared(arm, ran)
+        if not all(math.isfinite(loss) for loss in run.losses):  # a row's JSON has no NaN
+            shown = ", ".join(f"{loss:g}" for loss in run.losses)
+            run = ArmRun(error=f"the losses are {shown}")
         self._runs[arm] = msgspec.structs.replace(run, time_s=time.monotonic() - began_s)
-        if run.error:
-            return run.error
-        if not all(math.isfinite(loss) for loss in run.losses):
-            return f"the losses are {', '.join(f'{loss:g}' for loss in run.losses)}"
-        return ""
+        return run.error
 
     def _compared(self, arm: str, ran: _Ran) -> ArmRun:
         """Keep what a run tells about the row, and compare its gradients with its reference's."""
