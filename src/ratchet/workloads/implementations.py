@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -13,6 +13,13 @@ from ratchet.errors import WorkloadError
 
 FUSED: Final = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 """Optimizers whose fused and foreach updates compute what their plain ones do."""
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """Return the optimizer inside wrappers that hold it as `optimizer`, such as accelerate's."""
+    inner = getattr(optimizer, "optimizer", None)
+    wraps = isinstance(optimizer, Optimizer) and isinstance(inner, Optimizer)
+    return unwrapped(inner) if wraps else optimizer
 
 
 def has_implementation(optimizer: Optimizer, kind: str, model: nn.Module) -> bool:
