@@ -223,3 +223,25 @@ def test_of_several_optimizers_those_that_can_get_the_fused_update() -> None:
     assert check_optimizers(made, model, (sparse, dense)) == (dense,)
     with pytest.raises(RecipeError, match="SparseAdam has no fused"):
         check_optimizers(made, model, (sparse,))
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_an_update_leaves_gradients_alone(nesterov: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Torch's foreach SGD adds Nesterov's momentum to `.grad`."""
+    model, gradients = net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=nesterov)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        before = model[0].weight.grad.clone()
+        optimizer.step()
+        gradients.append(torch.equal(before, model[0].weight.grad))
+        return loss.detach()
+
+    made = recipe(StepConfig(optimizer="foreach"), model=signature_of(model), optimizer="SGD")
+    run = ratchet.compile(step, model, optimizer, recipe=made)
+    for index in range(3):
+        run(batch(index))
+    assert all(gradients) and len(said(caplog)) == nesterov

@@ -33,6 +33,17 @@ def has_implementation(optimizer: Optimizer, kind: str, model: nn.Module) -> boo
     return type(optimizer) in classes and not unfit_parameters(optimizer, model)
 
 
+def writes_gradients(optimizer: Optimizer) -> bool:
+    """Return True if a foreach update leaves its own work in `.grad`, which the plain one does not.
+
+    Torch adds Nesterov's momentum in place there. On a GPU, foreach is what runs as written.
+    """
+    return any(
+        bool(group.get("nesterov")) and any(not one.is_cuda for one in group["params"])
+        for group in optimizer.param_groups
+    )
+
+
 def unfit_parameters(optimizer: Optimizer, model: nn.Module) -> str:
     """Return why an optimizer's parameters take no fused update; empty if they do."""
     held = {id(one): one for group in optimizer.param_groups for one in group["params"]}
