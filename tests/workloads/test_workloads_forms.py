@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from ratchet.workloads.blame import batch_of
 from ratchet.workloads.check import load_checked
 from ratchet.workloads.counting import count
 from ratchet.workloads.flops import flops_of
+from ratchet.workloads.own_step import loss_returned
 
 
 def seeded_batch(index: int) -> Tensor:
@@ -304,6 +306,44 @@ def test_a_form_that_cannot_be_is_one_line(changes: dict[str, Any], expected: st
     with pytest.raises(WorkloadError) as error:
         check(own(**changes))
     assert expected in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        (torch.tensor(2.0), torch.ones(3)),
+        {"loss": torch.tensor(2.0), "accuracy": 0.5},
+        SimpleNamespace(loss=2.0),
+    ],
+)
+def test_a_loss_is_found_in_what_a_step_returns(returned: Any) -> None:
+    assert loss_returned(own(), returned) == 2.0
+
+
+class Outer(torch.optim.Optimizer):
+    """Steps the optimizer that it holds, by a method of its own, as SAM does."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.1)
+
+    def second_step(self) -> None:
+        self.base.step()
+
+
+def test_the_update_of_an_optimizer_inside_another_counts() -> None:
+    def step(model: nn.Module, batch: Any, optimizer: Outer) -> Tensor:
+        loss = regression(model, batch)
+        loss.backward()
+        optimizer.second_step()
+        optimizer.zero_grad()
+        return loss
+
+    workload = own(train_step=step, optimizer=Outer)
+    before = [one.detach().clone() for one in workload.model.parameters()]
+    check(workload)
+    for parameter, value in zip(workload.model.parameters(), before, strict=True):
+        assert torch.equal(parameter, value)
 
 
 SCRIPT = """

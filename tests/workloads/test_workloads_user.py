@@ -12,6 +12,7 @@ from torch import nn
 from ratchet.errors import DeviceError, WorkloadError
 from ratchet.workloads import AdamWSpec, StepConfig, TrainingStep, Workload, check, load
 from ratchet.workloads.bench import bench
+from ratchet.workloads.names import check_name
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_own.py"
 SCRIPT = """
@@ -101,6 +102,12 @@ def test_an_exception_names_its_place_in_the_users_file(tmp_path: Path) -> None:
 
 def test_a_script_that_exits_is_one_line(tmp_path: Path) -> None:
     assert "raised SystemExit: bye" in message(f"{script(tmp_path)}:leaves")
+
+
+def test_a_function_whose_name_is_made_as_the_file_runs_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "made.py"
+    path.write_text("for size in (1, 2):\n    globals()[f'build_{size}'] = lambda: None\n")
+    check_name(f"{path}:build_2")
 
 
 def test_a_missing_function_lists_those_that_are_there(tmp_path: Path) -> None:

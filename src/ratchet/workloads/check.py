@@ -271,6 +271,11 @@ def _values(gradient: Tensor) -> Tensor:
 
 
 def _no_gradient(workload: Workload) -> str:
+    if workload.train_step is not None:
+        return (
+            f"workload {workload.name!r}: the first call of train_step updates no weight: no "
+            "optimizer stepped, or the loss does not depend on the weights; update in each call"
+        )
     return (
         f"workload {workload.name!r}: the loss does not depend on the weights; compute it from "
         "the model's output, without detach or no_grad"

@@ -58,10 +58,55 @@ def _wrap(block: nn.Module, **options: Any) -> None:
     forward: Callable[..., Any] = block.forward
 
     def recomputing(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+        if is_transformed():
+            return forward(*args, **kwargs)
+        # A graph holds the tensors that it was traced with.
+        again = forward if torch.compiler.is_compiling() else _with_tensors_of(block, forward)
+        return checkpoint(again, *args, use_reentrant=False, **options, **kwargs)
 
     block.__dict__["forward"] = recomputing
     block.__dict__["recomputes"] = True
+
+
+def _with_tensors_of(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward that runs with the parameters and buffers that the block has now.
+
+    During backward it may have others: `torch.func.functional_call` puts its own in place and takes
+    them out again when the forward pass ends.
+    """
+    now = _tensors(block)
+
+    def again(*args: Any, **kwargs: Any) -> Any:
+        then = _tensors(block)
+        _put(now)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            _put(then)
+
+    return again
+
+
+Held = list[tuple[dict[str, Any], dict[str, Any]]]
+
+
+def _tensors(block: nn.Module) -> Held:
+    return [
+        (held, dict(held))
+        for module in block.modules()
+        for held in (module._parameters, module._buffers)
+        if held
+    ]
+
+
+def _put(tensors: Held) -> None:
+    for held, values in tensors:
+        held.update(values)
+
+
+def is_transformed() -> bool:
+    """Return True within torch.func's transforms (vmap, grad), which take no compiled module."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _restore(block: nn.Module) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -15,6 +15,13 @@ FUSED: Final = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 """Optimizers whose fused and foreach updates compute what their plain ones do."""
 
 
+def unwrapped(optimizer: Any) -> Any:
+    """Return the optimizer inside wrappers that hold it as `optimizer`, such as accelerate's."""
+    inner = getattr(optimizer, "optimizer", None)
+    wraps = isinstance(optimizer, Optimizer) and isinstance(inner, Optimizer)
+    return unwrapped(inner) if wraps else optimizer
+
+
 def has_implementation(optimizer: Optimizer, kind: str, model: nn.Module) -> bool:
     """Return True if an optimizer can run a config's kind of update on its parameters.
 
@@ -24,6 +31,17 @@ def has_implementation(optimizer: Optimizer, kind: str, model: nn.Module) -> boo
         return True
     classes = (torch.optim.AdamW,) if kind == "kernel" else FUSED
     return type(optimizer) in classes and not unfit_parameters(optimizer, model)
+
+
+def writes_gradients(optimizer: Optimizer) -> bool:
+    """Return True if a foreach update leaves its own work in `.grad`, which the plain one does not.
+
+    Torch adds Nesterov's momentum in place there. On a GPU, foreach is what runs as written.
+    """
+    return any(
+        bool(group.get("nesterov")) and any(not one.is_cuda for one in group["params"])
+        for group in optimizer.param_groups
+    )
 
 
 def unfit_parameters(optimizer: Optimizer, model: nn.Module) -> str:

@@ -26,6 +26,8 @@ PREFIX: Final = "hf:"
 """Prefix of a Hugging Face model's name."""
 SAVED_SUFFIX: Final = ".workload"
 """Suffix of a Workload object saved for other processes."""
+NAME_MAKERS: Final = frozenset({"globals", "vars", "setattr", "exec", "__getattr__"})
+"""Functions with which a file defines names that its text does not hold."""
 
 
 def known() -> list[str]:
@@ -126,7 +128,14 @@ def _bound(tree: ast.Module) -> set[str]:
             found.add(node.id)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             found.add(node.value)
-    return found
+    # A file that makes names as it runs may define any.
+    return found | {"*"} if _names_in(tree) & NAME_MAKERS else found
+
+
+def _names_in(tree: ast.Module) -> set[str]:
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    own = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return used | own
 
 
 def _unknown(spec: str) -> str:

@@ -11,6 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from ratchet.errors import WorkloadError
 from ratchet.workloads.workload import ALONE, Workload
@@ -45,15 +49,26 @@ def own_step(workload: Workload, optimizers: Mapping[str, Optimizer]) -> BatchSt
 
 
 def loss_returned(workload: Workload, loss: Any) -> Tensor:
-    """Return what a step of the user's own returned as a detached scalar tensor."""
+    """Return the loss that a step of the user's own returned, as a detached scalar tensor.
+
+    It may come alone, first in a tuple, or as `loss` in a dict or an object.
+    """
+    returned = loss
+    if isinstance(loss, tuple | list) and loss:
+        loss = loss[0]
+    elif isinstance(loss, Mapping):
+        loss = loss.get("loss", loss)
+    else:
+        loss = getattr(loss, "loss", loss)
     if isinstance(loss, Tensor) and loss.numel() == 1:
         return loss.detach().reshape(())
     if isinstance(loss, int | float):
         return torch.tensor(float(loss))
-    found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+    found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(returned)
+    found = " ".join(found.split())
     raise WorkloadError(
         f"workload {workload.name!r}: train_step returned {found[:80]}; return the step's loss, a "
-        "scalar tensor or a number"
+        "scalar tensor or a number, first in a tuple or as `loss` in a dict if there is more"
     )
 
 
@@ -64,12 +79,18 @@ def updates_undone(
     """Within, keep the gradients that each optimizer's first update reads, and undo every update.
 
     So each gradient of a step with several updates is that of the first weights. The optimizers'
-    own state advances. Gradients are kept on the CPU, dense, by parameter name, in memory that
-    malloc does not see (`ratchet.optimize.step.gradients` says why).
+    own state advances. An optimizer that was not given counts if it holds one of the parameters,
+    as one inside another does (SAM, Lookahead). Gradients are kept on the CPU, dense, by parameter
+    name, in memory that malloc does not see (`ratchet.optimize.step.gradients` says why).
     """
     names = {id(parameter): name for name, parameter in parameters.items()}
     kept: dict[str, Tensor] = {}
     before: dict[nn.Parameter, Tensor] = {}
+
+    given = {id(one) for one in optimizers}
+
+    def counts(optimizer: Optimizer) -> bool:
+        return id(optimizer) in given or any(id(one) in names for one in _held(optimizer))
 
     def keep(optimizer: Optimizer) -> None:
         scale = getattr(optimizer, "grad_scale", None)  # a fused update divides by it
@@ -80,6 +101,8 @@ def updates_undone(
                 kept[name] = gradient if scale is None else gradient.div_(float(scale))
 
     def look(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if not counts(optimizer):
+            return None
         before.update({one: _mapped(one.detach()) for one in _held(optimizer)})
         closure = arguments[1] if len(arguments) > 1 else named.get("closure")
         if not callable(closure):
@@ -95,11 +118,10 @@ def updates_undone(
 
     def undo(optimizer: Optimizer, *_: Any) -> None:
         with torch.no_grad():
-            for parameter in _held(optimizer):
+            for parameter in _held(optimizer) if counts(optimizer) else ():
                 parameter.copy_(before[parameter])
 
-    hooks = [one.register_step_pre_hook(look) for one in optimizers]
-    hooks += [one.register_step_post_hook(undo) for one in optimizers]
+    hooks = [register_optimizer_step_pre_hook(look), register_optimizer_step_post_hook(undo)]
     try:
         yield kept
     finally:

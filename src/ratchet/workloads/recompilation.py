@@ -134,7 +134,7 @@ class BoundedCompile:
             with torch.compiler.set_stance("eager_on_recompile"):
                 return function(*arguments, **named), False
         before, graphs = counters["frames"]["total"], counters["stats"]["unique_graphs"]
-        with optimizers_as_they_are():
+        with optimizers_as_they_are(), _hooks_are_guarded():
             result = function(*arguments, **named)
         self.graphs += counters["stats"]["unique_graphs"] - graphs
         return result, counters["frames"]["total"] > before
@@ -191,6 +191,15 @@ def optimizers_as_they_are() -> Iterator[None]:
         yield
     finally:
         OptimizerVariable._set_capturable = prepare  # type: ignore[method-assign]
+
+
+@contextmanager
+def _hooks_are_guarded() -> Iterator[None]:
+    """Let dynamo compile again when a script adds hooks to a module, or removes them."""
+    import torch._dynamo
+
+    with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
+        yield
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +32,7 @@ from ratchet.optimize.step import allocators
 from ratchet.optimize.step.candidate import wanted_libraries
 from ratchet.workloads import process
 from ratchet.workloads.config import StepConfig
+from ratchet.workloads.implementations import writes_gradients
 from ratchet.workloads.step import TrainingStep
 from ratchet.workloads.workload import Workload
 
@@ -112,7 +113,7 @@ def compile(
         optimizers = fits.check_optimizers(loaded, trained, optimizers)
     else:
         config = _of_a_model_alone(config)
-    config = _of_a_script(config)
+    config = _of_a_script(config, optimizers)
     config = _with_kernels(loaded, config, device, ledger=ledger, strict=strict)
     process.enter(config)
     _warn_of_environment(config)
@@ -185,8 +186,13 @@ def _of_a_model_alone(config: StepConfig) -> StepConfig:
     return config.model_copy(update={"optimizer": "as_written"})
 
 
-def _of_a_script(config: StepConfig) -> StepConfig:
+def _of_a_script(config: StepConfig, optimizers: Sequence[Optimizer]) -> StepConfig:
     """Drop what would change what a script means, with a warning."""
+    if config.optimizer == "foreach" and any(map(writes_gradients, optimizers)):
+        _warn(
+            "the optimizer's update stays as written: foreach adds Nesterov's momentum to `.grad`"
+        )
+        config = config.model_copy(update={"optimizer": "as_written"})
     if not config.preallocate:
         return config
     _warn("preallocate is not installed: a script may find no gradient where it left zeros")

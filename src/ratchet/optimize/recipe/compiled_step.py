@@ -27,7 +27,9 @@ from ratchet.optimize.recipe.module_calls import (
     kept_graphs,
     recurrent_in,
 )
+from ratchet.optimize.recipe.recomputing import Blocks
 from ratchet.optimize.recipe.slots import Attribute, StepOutOfGraphs, StepSlot, filled, update_slot
+from ratchet.optimize.recipe.widening import KeptTensors, WidenedForward, computes_in_bf16
 from ratchet.workloads.config import AUTOCAST, StepConfig
 from ratchet.workloads.lowered import lowered_forward
 from ratchet.workloads.recompilation import BoundedCompile, numbers_of
@@ -73,6 +75,8 @@ class CompiledStep:
         self._whole: BoundedCompile | None = None
         self._modules: list[ModuleCall] = []
         self._numbers: tuple[float, ...] = ()
+        self._kept: KeptTensors | None = None
+        """What the modules keep, if the recipe and not the script makes it bf16."""
         self._told: set[str] = set()
         self.as_written = False
         """True once the step has been found not to be run by the recipe."""
@@ -120,10 +124,13 @@ class CompiledStep:
         return mine != self._thread
 
     def _first(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        blocks = Blocks(self.script.model, self._config.checkpointing)
         result, seen = watch(self.script.step, arguments, named)
         self._numbers = numbers_of(arguments, named)
         self._seen = seen
-        self._install(seen)
+        if self._config.precision in AUTOCAST and not seen.autocast:
+            self._kept = KeptTensors(seen.modules)
+        self._install(seen, blocks.that_changed())
         return result
 
     def run(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -142,6 +149,8 @@ class CompiledStep:
                 if self._config.precision in AUTOCAST:
                     stack.enter_context(self._autocast())
                 result = self._whole(*arguments, **named)
+        if self._kept is not None:
+            self._kept.widen()
         self._tell_of_nothing_compiled()
         if self._whole is not None and self._whole.recompilations >= MOST_RECOMPILATIONS:
             self._leave_whole("it keeps recompiling for inputs of the same shapes")
@@ -151,8 +160,11 @@ class CompiledStep:
         """Return autocast that casts a weight anew after each update."""
         return torch.autocast(self._device_type, torch.bfloat16, cache_enabled=False)
 
-    def _install(self, seen: Seen) -> None:
-        """Prepare everything that the recipe puts in place while the step runs."""
+    def _install(self, seen: Seen, changing: Sequence[nn.Module]) -> None:
+        """Prepare everything that the recipe puts in place while the step runs.
+
+        The blocks that are `changing` something with each call are not recomputed.
+        """
         options = self._options()
         if seen.twice and options is not None:
             self._tell(
@@ -160,14 +172,19 @@ class CompiledStep:
                 "do, so nothing in it is compiled"
             )
             options = None
+        if changing:
+            self._tell(
+                f"{len(changing)} of the model's blocks are not recomputed: each call of them "
+                "changes a buffer or a number that they keep, or runs a hook"
+            )
         self._slots = [
-            *checkpointing_slots(self.script.model, self._config.checkpointing),
+            *checkpointing_slots(self.script.model, self._config.checkpointing, changing),
             *self._optimizer_slots(),
         ]
         why = why_not_whole(seen)
         if options is not None and not why:
             self._whole = BoundedCompile(self.script.step, options, numbers=False)
-            self._lowered = self._lowered_slots(seen)
+            self._lowered = [*self._lowered_slots(seen), *self._widened_slots(seen)]
             self._slots += self._lowered
             return
         if options is not None:
@@ -182,6 +199,12 @@ class CompiledStep:
             Attribute(module, "forward", lowered_forward(module, self._device_type))
             for module in seen.modules
         ]
+
+    def _widened_slots(self, seen: Seen) -> list[StepSlot]:
+        """Return slots that make the modules return fp32, unless the script is in autocast."""
+        if self._kept is None:
+            return []
+        return [WidenedForward(one) for one in seen.modules if not computes_in_bf16(one)]
 
     def _install_modules(self, seen: Seen, options: Mapping[str, Any] | None) -> None:
         for module in seen.modules:

@@ -15,6 +15,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ratchet.optimize.recipe.script_state import numbers
+from ratchet.workloads.checkpointing import is_transformed
+
+AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
 @dataclass(kw_only=True)
@@ -37,6 +40,8 @@ class Seen:
     """True if the step drew random numbers of torch's outside of its modules."""
     numbers: list[str] = field(default_factory=list)
     """Names of the script's numbers that the call changed or added."""
+    autocast: bool = False
+    """True if the step called a module within an autocast of its own."""
     in_backward: bool = False
     """True during a backward pass, where a checkpoint calls modules again."""
 
@@ -64,7 +69,7 @@ def _backwards(seen: Seen) -> Iterator[None]:
         signature = inspect.signature(function)
 
         def call(*arguments: Any, **named: Any) -> Any:
-            if threading.get_ident() == mine and not seen.in_backward:
+            if threading.get_ident() == mine and not seen.in_backward and not _is_traced():
                 given = signature.bind(*arguments, **named).arguments
                 seen.backwards += 1
                 seen.twice |= bool(given.get("create_graph"))
@@ -108,6 +113,8 @@ def _modules(seen: Seen) -> Iterator[None]:
 
     def look() -> None:
         nonlocal last
+        if is_transformed():
+            return  # states cannot be read there
         now = _random_state()
         seen.draws |= now != last and not seen.in_backward
         last = now
@@ -116,6 +123,7 @@ def _modules(seen: Seen) -> Iterator[None]:
         nonlocal last
         if threading.get_ident() != mine:
             return real(self, *arguments, **named)
+        seen.autocast |= any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES))
         known = any(one is self for one in seen.modules)
         if not known and not seen.in_backward and next(self.parameters(), None) is not None:
             seen.modules.append(self)
@@ -124,7 +132,8 @@ def _modules(seen: Seen) -> Iterator[None]:
         try:
             return real(self, *arguments, **named)
         finally:
-            last = _random_state()
+            if not is_transformed():
+                last = _random_state()
             nn.Module.__call__ = call  # type: ignore[method-assign]
 
     nn.Module.__call__ = call  # type: ignore[method-assign]
@@ -133,6 +142,11 @@ def _modules(seen: Seen) -> Iterator[None]:
         look()
     finally:
         nn.Module.__call__ = real  # type: ignore[method-assign]
+
+
+def _is_traced() -> bool:
+    """Return True while torch.compile traces; it differentiates what it traces."""
+    return torch._guards.TracingContext.try_get() is not None
 
 
 def _random_state() -> list[bytes]:

@@ -20,6 +20,7 @@ from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.step.signature import signature_of
 from ratchet.workloads.checkpointing import find_blocks
 from ratchet.workloads.config import StepConfig
+from ratchet.workloads.implementations import has_implementation, unwrapped
 
 Optimizers = Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer]
 AGAIN = "run `ratchet optimize` on this script's workload"
@@ -47,13 +48,7 @@ def optimizers_of(given: object) -> tuple[Any, ...]:
     if isinstance(given, Mapping):
         given = tuple(given.values())
     found = tuple(given) if isinstance(given, list | tuple) else (given,)
-    return tuple(_unwrapped(one) for one in found)
-
-
-def _unwrapped(optimizer: Any) -> Any:
-    inner = getattr(optimizer, "optimizer", None)
-    wraps = isinstance(optimizer, Optimizer) and isinstance(inner, Optimizer)
-    return _unwrapped(inner) if wraps else optimizer
+    return tuple(unwrapped(one) for one in found)
 
 
 def check_arguments(
@@ -135,10 +130,12 @@ def check_optimizers(
             f"the recipe was proven with {only}{wanted}, but the script trains with "
             f"{' and '.join(kinds)}: {AGAIN}"
         )
+    # The recipe of a step with several optimizers replaces the updates that it can.
+    fitting = tuple(one for one in found if has_implementation(one, config.optimizer, model))
     own = {id(parameter) for parameter in model.parameters()}
-    for optimizer in found:
+    for optimizer in fitting or found:
         _check_optimizer(config, optimizer, own)
-    return found
+    return fitting or found
 
 
 def _is_of(optimizer: Optimizer, wanted: str, config: StepConfig) -> bool:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.attention import sdpa_kernel
-from torch.utils._pytree import tree_map_only
 
 from ratchet.graph.steps import install_options
 from ratchet.optimize.recipe.slots import Attribute, StepSlot, filled
-from ratchet.workloads.checkpointing import apply_checkpointing, find_blocks
+from ratchet.optimize.recipe.widening import computes_in_bf16, widened
+from ratchet.workloads.checkpointing import apply_checkpointing, find_blocks, is_transformed
 from ratchet.workloads.config import AUTOCAST, StepConfig
 from ratchet.workloads.lowered import mixed_precision
 from ratchet.workloads.recompilation import BoundedCompile
@@ -71,6 +71,7 @@ class ModuleCall:
         written: Callable[..., Any] = module._call_impl
         if (
             torch.compiler.is_compiling()
+            or is_transformed()
             or not torch.is_grad_enabled()
             or (self._training_only and not module.training)
         ):
@@ -79,10 +80,10 @@ class ModuleCall:
         if self._config.precision not in AUTOCAST:
             with self._place():
                 return function(*arguments, **named)
-        own = torch.is_autocast_enabled(self._device_type) or _computes_in_bf16(module)
+        own = torch.is_autocast_enabled(self._device_type) or computes_in_bf16(module)
         with self._place(), precision_of(self._config, self._device_type):
             result = function(*arguments, **named)
-        return result if own else tree_map_only(Tensor, _widened, result)
+        return result if own else widened(result)
 
     @contextmanager
     def _place(self) -> Iterator[None]:
@@ -110,15 +111,17 @@ def attention(config: StepConfig) -> AbstractContextManager[Any]:
     return sdpa_kernel(backends) if backends else nullcontext()
 
 
-def checkpointing_slots(model: nn.Module, checkpointing: str) -> tuple[StepSlot, ...]:
-    """Return slots that make a model's blocks recompute as `checkpointing` says."""
+def checkpointing_slots(
+    model: nn.Module, checkpointing: str, without: Collection[nn.Module] = ()
+) -> tuple[StepSlot, ...]:
+    """Return slots that make a model's blocks recompute as `checkpointing` says, some left out."""
     if checkpointing == "none":
         return ()
     apply_checkpointing(model, checkpointing)
     found = [
         Attribute(block, "forward", block.__dict__["forward"])
         for block in find_blocks(model)
-        if block.__dict__.get("recomputes")
+        if block.__dict__.get("recomputes") and not any(block is one for one in without)
     ]
     apply_checkpointing(model, "none")
     return tuple(found)
@@ -183,11 +186,3 @@ def _entry_of(module: nn.Module) -> Callable[..., Any]:
     name = f"call_{next(_COUNT)}_{type(module).__name__}"
     call.__code__ = call.__code__.replace(co_name=name)
     return call
-
-
-def _computes_in_bf16(module: nn.Module) -> bool:
-    return any(parameter.dtype == torch.bfloat16 for parameter in module.parameters())
-
-
-def _widened(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor

@@ -13,7 +13,8 @@ from ratchet.optimize.recipe.own_optimizer import install_optimizer
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.implementations import select_implementation
 
-_ABSENT = object()
+ABSENT = object()
+"""Marks an attribute that its object does not have."""
 
 
 class StepSlot(Protocol):
@@ -30,17 +31,17 @@ class Attribute:
     def __init__(self, holder: object, name: str, value: Any) -> None:
         self._held: dict[str, Any] = holder.__dict__
         self._name, self._value = name, value
-        self.before: Any = _ABSENT
+        self.before: Any = ABSENT
 
     def fill(self) -> None:
-        self.before = self._held.get(self._name, _ABSENT)
+        self.before = self._held.get(self._name, ABSENT)
         self._held[self._name] = self._value
 
     def clear(self) -> None:
         """Put the former value back, unless the script has set another one meanwhile."""
         if self._held.get(self._name) is not self._value:
             return
-        if self.before is _ABSENT:
+        if self.before is ABSENT:
             del self._held[self._name]
         else:
             self._held[self._name] = self.before
@@ -63,7 +64,7 @@ class StepOutOfGraphs(Attribute):
 
     def _written(self) -> Callable[..., Any]:
         """Return the script's own step; a schedule may have wrapped it."""
-        if self.before is not _ABSENT:
+        if self.before is not ABSENT:
             return self.before  # type: ignore[no-any-return]
         return type(self._optimizer).step.__get__(self._optimizer)  # type: ignore[no-any-return]
 

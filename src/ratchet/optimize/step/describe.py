@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from ratchet.optimize.step.signature import signature_of
 from ratchet.workloads.counting import count
 from ratchet.workloads.flops import flops_of
-from ratchet.workloads.implementations import why_not_fused
+from ratchet.workloads.implementations import unwrapped, why_not_fused
 from ratchet.workloads.step import TrainingStep
 from ratchet.workloads.trainer import TrainerBatches
 
@@ -36,7 +36,7 @@ def describe_workload(step: TrainingStep, batch: Any) -> dict[str, Any]:
         "trainable_bytes": sum(p.numel() * p.element_size() for p in parameters),
         "tokens_per_batch": counted.per_step,
         "optimizer_is_adamw": [type(one) for one in made] == [torch.optim.AdamW],
-        "optimizer": "+".join(type(one).__name__ for one in made),
+        "optimizer": "+".join(type(unwrapped(one)).__name__ for one in made),
         "why_not_fused": why_not_fused(made, step.model),
         "own_step": workload.train_step is not None,
         "of_trainer": isinstance(workload.batch, TrainerBatches),
