@@ -19,7 +19,7 @@ from answers import LentJudge, PatientJudge
 from hypothesis import HealthCheck, settings
 from postgres_server import postgres
 
-from ratchet.judge.trial import kernel_trial
+from ratchet.judge.trial import held_together, kernel_trial
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.kernels import problem_file
@@ -156,6 +156,23 @@ def profiled_if_asked() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(KernelJudge.judge.__kwdefaults__, "profiled", ())
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hardly_worn() -> Iterator[None]:
+    """Before an answer a kernel runs one batch of each cheap case, and not hundreds of calls."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(held_together, "WORN_CALLS", 1)
+        patch.setattr(held_together, "BATCH", 8)
+        patch.setattr(held_together, "COMPARED_S", 0.02)
+        yield
+
+
+@pytest.fixture
+def worn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before an answer a kernel is called hundreds of times, as it is for users."""
+    monkeypatch.setattr(held_together, "WORN_CALLS", 300)
+    monkeypatch.setattr(held_together, "BATCH", 32)
 
 
 @pytest.fixture
