@@ -262,7 +262,7 @@ def test_a_compiler_without_end_costs_the_others_nothing(
 ) -> None:
     if not cpp.is_gcc(cpp.find_compiler()):
         pytest.skip("another compiler gives such a source up at once")
-    monkeypatch.setattr(compile_pool, "COMPILE_S", 0.5)
+    monkeypatch.setattr(compile_pool, "COMPILE_S", 1.5)
     kernels = [given.cpp(ENDLESS), given.cpp(f"{given.HONEST}// beside it")]
     answers = judge.screen(given.problem(), kernels)
     assert statuses(answers) == ["timed_out", "screened"]
