@@ -1,4 +1,4 @@
-"""What changed in each series: regressions, improvements, and changes of the environment."""
+"""Changes of each series: regressions, improvements, and changes of the environment."""
 
 from __future__ import annotations
 

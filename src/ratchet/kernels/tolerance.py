@@ -247,7 +247,7 @@ class Tolerance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Distance:
-    """How far an answer is from the exact one: its largest element, and norms."""
+    """Distance of an answer from the exact one: its largest element, and norms."""
 
     largest: float
     norm: float

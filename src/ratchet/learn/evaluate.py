@@ -1,4 +1,4 @@
-"""How good answers are on problems: valid, right, fast; of a policy or of random schedules."""
+"""Evaluate answers to problems: valid, right, fast; of a policy or of random schedules."""
 
 from __future__ import annotations
 

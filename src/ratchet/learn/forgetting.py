@@ -1,4 +1,4 @@
-"""What a model forgot: its loss on held-out pretraining text, and its distance from the base."""
+"""Forgetting: a model's loss on held-out pretraining text, and its distance from the base."""
 
 from __future__ import annotations
 

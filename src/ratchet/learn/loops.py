@@ -1,4 +1,4 @@
-"""What a problem's loops are, in few numbers: what a policy is told of a problem.
+"""A problem's loops, in few numbers: what a policy is told of a problem.
 
 The operations' names are left out on purpose. They tell a policy which problem it has, which it
 learns by heart; the sizes of rows, results and intermediates tell it what a choice costs, and carry

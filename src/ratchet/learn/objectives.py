@@ -1,4 +1,4 @@
-"""What pretraining and supervised fine-tuning train for."""
+"""The objectives that pretraining and supervised fine-tuning train for."""
 
 from __future__ import annotations
 

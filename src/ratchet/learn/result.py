@@ -1,4 +1,4 @@
-"""What a run of learning has to show: plain typed data for JSON and the page."""
+"""The result of a run of learning: plain typed data for JSON and the page."""
 
 from __future__ import annotations
 

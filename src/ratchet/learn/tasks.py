@@ -1,4 +1,4 @@
-"""What a policy is trained and tested on: problems with their schedules, split by family."""
+"""Tasks that a policy is trained and tested on: problems with their schedules, split by family."""
 
 from __future__ import annotations
 

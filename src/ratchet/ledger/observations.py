@@ -49,7 +49,7 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Appended:
-    """How many observations were appended, and how many the ledger held already."""
+    """Counts: how many observations were appended, and how many the ledger held already."""
 
     added: int
     known: int

@@ -53,7 +53,7 @@ OF_A_RANGE: Final = 1.349
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartScatter:
-    """How far processes of one way differ, in logarithms of time."""
+    """Return how far processes of one way differ, in logarithms of time."""
 
     variance: float
     freedom: float

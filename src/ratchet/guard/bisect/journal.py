@@ -1,4 +1,4 @@
-"""What a bisection has measured, one JSON line each: a killed one goes on from it."""
+"""Measurements of a bisection, one JSON line each: a killed one goes on from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bisection answers."""
+"""The answer of a bisection."""
 
 from __future__ import annotations
 

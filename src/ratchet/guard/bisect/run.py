@@ -46,7 +46,7 @@ CERTAIN = 2.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BisectOptions:
-    """How to bisect."""
+    """Settings of a bisection."""
 
     command: MeasuredCommand
     build: str = ""

@@ -1,4 +1,4 @@
-"""What a user asks to compare, checked and made into a contest of two sides."""
+"""A request to compare, checked and made into a contest of two sides."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def make_sides(request: CompareRequest) -> Iterator[Sides]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Place:
-    """Where and in which environment one side runs."""
+    """Place and environment in which one side runs."""
 
     title: str
     folder: Path

@@ -24,7 +24,7 @@ AFTERWARDS = 1.05
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareSettings:
-    """How long to measure, and how much slower the new side may be."""
+    """Limits: how long to measure, and how much slower the new side may be."""
 
     budget_s: float = DEFAULT_BUDGET_S
     allowed: float = 0.0
@@ -34,7 +34,7 @@ class CompareSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareOutcome:
-    """What a comparison found; times in seconds."""
+    """The result of a comparison; times in seconds."""
 
     titles: tuple[str, str]
     """Baseline and new."""

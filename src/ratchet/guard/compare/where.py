@@ -1,4 +1,4 @@
-"""Where a slowdown is: the difference of one trace of each side."""
+"""The place of a slowdown: the difference of one trace of each side."""
 
 from __future__ import annotations
 

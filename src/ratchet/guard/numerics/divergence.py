@@ -1,4 +1,4 @@
-"""What a comparison of numerics finds."""
+"""Findings of a comparison of numerics."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ NUMERICS_FILES = ("*.pt", "*.py", "*.json")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reproduction:
-    """What was written."""
+    """The files that were written."""
 
     kind: str
     """`comparison`, `numerics`, `verdict` or `sweep`."""

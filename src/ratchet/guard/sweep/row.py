@@ -1,4 +1,4 @@
-"""What a sweep says of one model type."""
+"""The row of a sweep for one model type."""
 
 from __future__ import annotations
 

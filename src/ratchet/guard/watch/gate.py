@@ -28,7 +28,7 @@ from ratchet.ledger.observations import Observation, ObservationBook
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateQuestion:
-    """What to compare with what."""
+    """The two sides to compare."""
 
     folder: Path
     suite: WatchSuite

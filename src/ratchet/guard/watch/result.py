@@ -1,4 +1,4 @@
-"""What `ratchet watch` found."""
+"""Results of `ratchet watch`."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ Also with what is built, and 0."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchLimits:
-    """What a run may take."""
+    """Limits of a run."""
 
     pairs: int | None = None
     """Instead of the suite's."""

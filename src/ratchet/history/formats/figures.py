@@ -1,4 +1,4 @@
-"""What all formats share: a figure's series, its interval, and what an export left out."""
+"""The part that all formats share: a figure's series, its interval, and what an export left out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
-    """How much an export holds."""
+    """The number of things that an export holds."""
 
     results: int
     series: int

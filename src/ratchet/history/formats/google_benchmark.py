@@ -34,7 +34,7 @@ class GoogleRow(msgspec.Struct, kw_only=True):
 
 
 class GoogleFile(msgspec.Struct, kw_only=True):
-    """What Google-benchmark writes."""
+    """A file of Google-benchmark."""
 
     benchmarks: list[GoogleRow]
     context: dict[str, Any] = {}

@@ -50,7 +50,7 @@ NO_OPERAND: Final = MachineOperand("none")
 
 
 def registers_of(one: MachineOperand) -> int:
-    """How many registers it names; 0 for a constant."""
+    """Return the number of registers it names; 0 for a constant."""
     return one.registers
 
 

@@ -36,7 +36,7 @@ class MachineOperation:
 
     @property
     def is_scalar(self) -> bool:
-        """Whether its operands are scalar registers."""
+        """True if its operands are scalar registers."""
         return self.name.startswith(("s_", "v_s_"))
 
 

@@ -98,7 +98,7 @@ class Accelerator:
 
     @property
     def told(self) -> tuple[str, ...]:
-        """What its driver reads in /proc."""
+        """Places in /proc that its driver reads."""
         return TOLD if self.dialect == "cuda" else ()
 
     @property

@@ -210,7 +210,7 @@ def _program(module: str, with_torch: bool) -> list[str]:
 
 
 def most_threads(threads: int) -> int:
-    """How many processes and threads a candidate may have in all."""
+    """Return the most processes and threads that a candidate may have in all."""
     return 64 + 8 * threads
 
 

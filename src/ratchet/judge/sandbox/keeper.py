@@ -25,7 +25,7 @@ WAKES = (signal.SIGCHLD, signal.SIGTERM)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orders:
-    """What the judge wants of a keeper."""
+    """Orders of the judge to a keeper."""
 
     judge: int
     """Its process id."""

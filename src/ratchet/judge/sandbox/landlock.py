@@ -40,7 +40,7 @@ NEWEST: Final = 7
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opened:
-    """What stays open to a process: a folder with all that lies below it, or a file."""
+    """The part that stays open to a process: a folder with all that lies below it, or a file."""
 
     read: tuple[str, ...] = ()
     """To read, list and execute."""

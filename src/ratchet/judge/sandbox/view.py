@@ -103,7 +103,7 @@ def opened(
     folders: Sequence[str] = (),
     accelerator: Accelerator | None = None,
 ) -> Opened:
-    """What Landlock leaves open to the worker `module`, whose own folder is `scratch`."""
+    """Return what Landlock leaves open to the worker `module`, whose own folder is `scratch`."""
     files = [str(path) for path, _ in package_files(module)]
     system = () if accelerator is None else (*accelerator.system_folders, *accelerator.told)
     return Opened(

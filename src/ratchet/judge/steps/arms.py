@@ -82,7 +82,7 @@ class ArmProcess:
 
     @property
     def title(self) -> str:
-        """What a person reads as the arm's name."""
+        """Return what a person reads as the arm's name."""
         return self.spec.title or self.spec.name
 
     @property

@@ -78,7 +78,7 @@ def sealed_machine(target: str) -> Iterator[int]:
 
 
 def estimates(problem: Problem, target: str, censuses: Sequence[CaseCensus]) -> list[EmulatedCase]:
-    """What was counted in one call on each visible case. Raises CandidateFault on nonsense."""
+    """Return the counts of one call on each visible case. Raises CandidateFault on nonsense."""
     found: list[EmulatedCase] = []
     for case, census in zip(problem.cases, censuses, strict=False):
         if case.hidden:

@@ -93,32 +93,30 @@ def _worn(
     cheap = opened.rng.sample(cheap, min(3, len(cheap)))
     while cheap and made < WORN_CALLS and time.perf_counter() - began < WORN_S:
         for index in cheap:
-            wrong = _batch(candidate, opened, index, last=False)
-            if wrong is not None:
-                return wrong
+            _worn_batch(candidate, opened, index, compared=False)
             made += BATCH
     for index in cheap:
-        wrong = _batch(candidate, opened, index, last=True)
-        if wrong is not None:
-            return Decided("wrong", f"after {made} calls in one process, {wrong.reason}")
+        detail = _worn_batch(candidate, opened, index, compared=True)
+        if detail:
+            name = opened.problem.cases[index].name
+            why = f"after {made} calls in one process, case {name}: {detail}"
+            return Decided("wrong", why)
     if cheap:
         detail = f"right after {made} calls on {len(cheap)} cheap cases in one process"
         evidence.append(Evidence(check="wear", passed=True, detail=detail))
     return None
 
 
-def _batch(
-    candidate: CandidateProcess, opened: OpenProblem, index: int, *, last: bool
-) -> Decided | None:
-    """Run a batch of a cheap case; of the last one, results are compared."""
-    name = opened.problem.cases[index].name
+def _worn_batch(
+    candidate: CandidateProcess, opened: OpenProblem, index: int, *, compared: bool
+) -> str:
+    """Run a batch of a cheap case; return how a call is wrong, if results are compared."""
     with opened.draw(index, BATCH, writable_inputs=False) as batch:
         codes = _go(candidate, opened, batch, BATCH)
-        if not last or any(code > 0 for code in codes):  # it declines this case, as it may
-            return None
+        if not compared or any(code > 0 for code in codes):  # it may decline this case
+            return ""
         order = opened.rng.sample(range(BATCH), BATCH)
-        detail = _first_wrong(candidate, opened, batch, codes, order)
-    return Decided("wrong", f"case {name}: {detail}") if detail else None
+        return _first_wrong(candidate, opened, batch, codes, order)
 
 
 def _go(

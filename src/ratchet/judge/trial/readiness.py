@@ -1,4 +1,4 @@
-"""Whether kernels can be tried on this machine at all: asked once, before anything waits for it."""
+"""Tell if kernels can be tried on this machine at all: asked once, before anything waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step reads and writes besides its arguments.
+"""State that a step reads and writes besides its arguments.
 
 A step is a function of a script. It reaches the cells of its closure, the globals that it names,
 the object that it is a method of, and the same for functions of its file that it calls.

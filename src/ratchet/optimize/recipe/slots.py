@@ -1,4 +1,4 @@
-"""What a recipe puts into a script's objects, while a step runs and no longer."""
+"""Slots: what a recipe puts into a script's objects, while a step runs and no longer."""
 
 from __future__ import annotations
 

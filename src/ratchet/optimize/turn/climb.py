@@ -31,7 +31,7 @@ UNUSED = "its kernel served no call: other changes took the region out of the st
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Climb:
-    """Where a climb stands: its best candidate and the decision on every lever."""
+    """The state of a climb: its best candidate and the decision on every lever."""
 
     best: Candidate
     changes: tuple[Change, ...]

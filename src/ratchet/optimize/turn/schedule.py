@@ -1,4 +1,4 @@
-"""How a turn spends its budget: the order, and every share of it.
+"""The schedule of a turn: the order, and every share of it.
 
 The critical path comes first, and a step of it begins only if all that stands below it still fits:
 

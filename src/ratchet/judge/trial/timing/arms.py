@@ -297,11 +297,12 @@ def rivals(
                     stack.callback(opened.rivals.end, rival)
         for rival in started.values():
             rival.await_load()
-        if on_gpu:
-            opened.lasting |= started
-        for rival in {} if on_gpu else started.values():
-            stack.callback(rival.begin_close)
         found = opened.lasting | started
+        if on_gpu:
+            opened.lasting = found
+        else:
+            for rival in started.values():
+                stack.callback(rival.begin_close)
         yield [RivalArm(name, found[name], opened, case, outputs) for name in names]
 
 

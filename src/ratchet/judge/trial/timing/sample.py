@@ -182,7 +182,7 @@ def time_alone(case: int, opened: OpenProblem) -> list[float]:
     opened.device_clock.begin(case)
     times = [arm.run(calls).wall_time_s for _ in range(ALONE_BATCHES)]
     way_s = opened.device_clock.way_s(case)
-    return [(time_s - way_s) / calls for time_s in times]
+    return [_work_s(time_s, way_s) / calls for time_s in times]
 
 
 def see_order(timing: CaseTiming, opened: OpenProblem, process: CandidateProcess) -> bool:
@@ -217,11 +217,14 @@ def watch_case(
 
 def _without_way(samples: Sequence[Sample], way_s: float) -> list[Sample]:
     """Return the samples of a launch without what each batch takes there and back."""
-    left_s = [
-        max(LEAST_LEFT * one.wall_time_s, one.wall_time_s - way_s / one.iterations)
+    return [
+        replace(one, wall_time_s=_work_s(one.wall_time_s, way_s / one.iterations))
         for one in samples
     ]
-    return [replace(one, wall_time_s=time_s) for one, time_s in zip(samples, left_s, strict=True)]
+
+
+def _work_s(time_s: float, way_s: float) -> float:
+    return max(LEAST_LEFT * time_s, time_s - way_s)
 
 
 def _watched(plan: TimingPlan, batch_s: float, opened: OpenProblem) -> set[tuple[int, int]]:
