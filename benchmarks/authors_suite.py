@@ -40,13 +40,13 @@ from ratchet.authors.run import ProblemRun
 from ratchet.authors.search.author import SearchAuthor
 from ratchet.authors.search.halving import Rungs
 from ratchet.authors.write import write
-from ratchet.errors import RatchetError
+from ratchet.base.errors import RatchetError
 from ratchet.judge.api import as_problem
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
-from ratchet.kernels.suites import find_problem
-from ratchet.kernels.suites.names import NAMES
 from ratchet.ledger.verdicts import RecordedJudge, Terms
+from ratchet.problems.problem import Problem
+from ratchet.problems.suites import find_problem
+from ratchet.problems.suites.names import NAMES
 
 FAILED_RATIO = 0.1
 """Counts for a problem without a right and timed kernel."""

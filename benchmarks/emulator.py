@@ -26,14 +26,14 @@ from typing import Any
 
 import torch
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 from ratchet.judge.emulator import loading
 from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.decode import TARGETS, DecodedKernel, decode
 from ratchet.judge.emulator.launch import Emulator, LaunchCounts
 from ratchet.kernels.library_triton import ENTRIES, source_path
-from ratchet.kernels.problem import Case, Problem
-from ratchet.kernels.suites import find_problem
+from ratchet.problems.problem import Case, Problem
+from ratchet.problems.suites import find_problem
 
 WANTED_RACES = 0.95
 BARRIER = re.compile(r"^[ \t]+s_barrier(_signal|_wait)?\b", re.M)

@@ -17,12 +17,12 @@ from collections import Counter
 
 from ratchet.authors.form.form import UnsupportedOp
 from ratchet.authors.generator import space_for
-from ratchet.errors import KernelError, RatchetError
+from ratchet.base.errors import KernelError, RatchetError
 from ratchet.judge.static_profile.inspection import inspect_kernel
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages.cpp import compile_kernel
-from ratchet.kernels.problem import Problem
-from ratchet.kernels.suites import load_suite
+from ratchet.problems.problem import Problem
+from ratchet.problems.suites import load_suite
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Case, Problem, TensorSpec
+from ratchet.problems.problem import Case, Problem, TensorSpec
 
 COLUMNS, PASSES = 1024, 8
 SIZES = {"activation": 4096, "chain": 8192, "long chain": 65536}

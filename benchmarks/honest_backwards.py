@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from honest_case import Honest
 
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.suites import find_problem
+from ratchet.problems.suites import find_problem
 
 HEAD = r"""
 #include <algorithm>

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from honest_case import Honest
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.suites import find_problem
+from ratchet.problems.suites import find_problem
 
 SOURCE = Path(__file__).with_name("honest_formulas.py")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

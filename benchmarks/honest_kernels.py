@@ -17,14 +17,14 @@ import torch
 from honest_case import Honest
 from torch import Tensor
 
-from ratchet.errors import RatchetError
+from ratchet.base.errors import RatchetError
 from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.kernel_file import built_in_kernel
 from ratchet.kernels.library import LIBRARY, WorkloadShapes
 from ratchet.kernels.library.sources import ISAS
 from ratchet.kernels.library_triton import triton_kernels
-from ratchet.kernels.problem import Case, Problem, TensorSpec
-from ratchet.kernels.problem_file import built_in_kernel
-from ratchet.kernels.suites import find_problem, load_suite
+from ratchet.problems.problem import Case, Problem, TensorSpec
+from ratchet.problems.suites import find_problem, load_suite
 
 DISTRIBUTIONS = ("heavy_tailed", "shifted", "tiny", "large")
 SHAPES = {

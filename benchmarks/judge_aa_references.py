@@ -17,7 +17,7 @@ from torch import Tensor
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
 from ratchet.kernels.library import LIBRARY, WorkloadShapes, activate, best_isa, register_ops
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 Scalars = Sequence[float]
 SHIPPED = {

@@ -23,7 +23,7 @@ from kernelbench_kinds import KINDS
 from ratchet.judge.api import TIME_LIMIT_S, as_problem
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Verdict
-from ratchet.kernels.problem_file import built_in_kernel
+from ratchet.kernels.kernel_file import built_in_kernel
 
 
 def main() -> int:

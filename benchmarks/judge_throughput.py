@@ -32,7 +32,7 @@ from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 EACH = 24
 """Kernels that are screened on one problem in one call."""

@@ -7,7 +7,7 @@ from typing import Any, Final
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 RIGHT: Final = ("proven", "correct")
 PATIENCE_S: Final = 240.0

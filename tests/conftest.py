@@ -22,8 +22,8 @@ from postgres_server import postgres
 from ratchet.judge.trial import held_together, kernel_trial
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.workers.candidate.architectures import TARGETS
-from ratchet.kernels import problem_file
 from ratchet.ledger import connect, verdicts
+from ratchet.problems import problem_file
 
 EVERYTHING = os.environ.get("RATCHET_TEST") == "all"
 settings.register_profile(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ratchet.judge.process import families
+from ratchet.base.process import families
 from ratchet.judge.trial.timing.arms import RivalArm
 from ratchet.measure.arm import Timing
 

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ratchet import trace
     from ratchet.api import optimize
-    from ratchet.errors import RatchetError
+    from ratchet.base.errors import RatchetError
     from ratchet.judge.api import judge
     from ratchet.judge.verdict import Verdict
-    from ratchet.kernels.gradients import gradient_of
     from ratchet.kernels.kernel import Kernel
-    from ratchet.kernels.problem import Case, Problem, TensorSpec
-    from ratchet.kernels.tolerance import Tolerance
     from ratchet.optimize.recipe.apply import apply, compile
     from ratchet.optimize.recipe.loops import lightning_callback, trainer_callback
     from ratchet.optimize.recipe.recipe import Recipe
     from ratchet.optimize.turn.loop import Outcome
     from ratchet.optimize.turn.settings import Settings
+    from ratchet.problems.gradients import gradient_of
+    from ratchet.problems.problem import Case, Problem, TensorSpec
+    from ratchet.problems.tolerance import Tolerance
     from ratchet.workloads.workload import AdamWSpec, Workload
 
 __version__ = "0.1.0"
@@ -56,20 +56,20 @@ __all__ = [
 # Imported when first asked for: the sandboxed worker imports ratchet without torch.
 _HOMES = {
     "AdamWSpec": "ratchet.workloads.workload",
-    "Case": "ratchet.kernels.problem",
+    "Case": "ratchet.problems.problem",
     "Kernel": "ratchet.kernels.kernel",
     "Outcome": "ratchet.optimize.turn.loop",
-    "Problem": "ratchet.kernels.problem",
-    "RatchetError": "ratchet.errors",
+    "Problem": "ratchet.problems.problem",
+    "RatchetError": "ratchet.base.errors",
     "Recipe": "ratchet.optimize.recipe.recipe",
     "Settings": "ratchet.optimize.turn.settings",
-    "TensorSpec": "ratchet.kernels.problem",
-    "Tolerance": "ratchet.kernels.tolerance",
+    "TensorSpec": "ratchet.problems.problem",
+    "Tolerance": "ratchet.problems.tolerance",
     "Verdict": "ratchet.judge.verdict",
     "Workload": "ratchet.workloads.workload",
     "apply": "ratchet.optimize.recipe.apply",
     "compile": "ratchet.optimize.recipe.apply",
-    "gradient_of": "ratchet.kernels.gradients",
+    "gradient_of": "ratchet.problems.gradients",
     "lightning_callback": "ratchet.optimize.recipe.loops",
     "trainer_callback": "ratchet.optimize.recipe.loops",
     # These are packages; those two can be called.

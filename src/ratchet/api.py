@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ratchet.errors import RatchetError
+from ratchet.base.errors import RatchetError
 from ratchet.optimize.turn.compose import write
 from ratchet.optimize.turn.loop import Outcome
 from ratchet.optimize.turn.loop import optimize as run_turn

@@ -8,8 +8,8 @@ from pathlib import Path
 from ratchet.authors.agent import AgentAuthor, AgentBudget, agent_author
 from ratchet.authors.agent.ask import AskTerms
 from ratchet.authors.author import Answer, Progress, Proposal
-from ratchet.kernels.problem import Problem
-from ratchet.kernels.suites import find_problem
+from ratchet.problems.problem import Problem
+from ratchet.problems.suites import find_problem
 
 NAME = "squared_relu"
 KEY = "sk-test-0123456789abcdef"

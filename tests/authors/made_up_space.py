@@ -16,7 +16,7 @@ from simulated_machine import Machine, simulate, to_samples
 
 from ratchet.authors.author import Schedule
 from ratchet.authors.court import Estimate
-from ratchet.errors import JudgeError
+from ratchet.base.errors import JudgeError
 from ratchet.judge.decided import Ok
 from ratchet.judge.trial.timing import decide, group_sequential, plan
 from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN
@@ -24,8 +24,8 @@ from ratchet.judge.trial.timing.group_sequential import time_until_answered
 from ratchet.judge.trial.timing.sample import CaseTiming
 from ratchet.judge.verdict import Ratio, Speedups, TimedSample, Verdict
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Case, Problem, TensorSpec
 from ratchet.ledger.verdicts import JudgedKernel, Terms
+from ratchet.problems.problem import Case, Problem, TensorSpec
 
 CHOICES = {
     "tile": ("8", "16", "32", "64", "128", "256"),

@@ -20,12 +20,12 @@ from ratchet.authors.agent import AgentBudget, agent_author
 from ratchet.authors.agent.author import BARREN_TURNS
 from ratchet.authors.author import Progress
 from ratchet.authors.knowledge.index import index_path, open_index
-from ratchet.errors import EndpointError, LedgerError, RatchetError
-from ratchet.kernels.problem_card import card_of
-from ratchet.kernels.suites import find_problem
-from ratchet.kernels.templates import template
+from ratchet.base.errors import EndpointError, LedgerError, RatchetError
 from ratchet.ledger import Ledger
 from ratchet.ledger.exchanges import Exchange, ExchangeBook
+from ratchet.problems.card import card_of
+from ratchet.problems.suites import find_problem
+from ratchet.problems.templates import template
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from ratchet.authors.agent.budget import AgentBudget, Purse
 from ratchet.authors.agent.client import OpenAIClient
 from ratchet.authors.agent.reply import ATTEMPTS, ChatRequest, Reply
 from ratchet.authors.agent.secret import Secret, endpoint_url, read_key, shown_url
-from ratchet.errors import EndpointError
+from ratchet.base.errors import EndpointError
 from ratchet.ledger.exchanges import Message, Usage
 
 KEY = "sk-test-0123456789abcdef"
@@ -409,7 +409,7 @@ def test_time_is_a_limit() -> None:
     ],
 )
 def test_a_budget_that_makes_no_sense_is_one_line(values: dict[str, float], words: str) -> None:
-    from ratchet.errors import RatchetError
+    from ratchet.base.errors import RatchetError
 
     with pytest.raises(RatchetError, match=words):
         AgentBudget(**values)  # type: ignore[arg-type]

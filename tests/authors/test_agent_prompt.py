@@ -26,12 +26,12 @@ from ratchet.authors.agent.strategy import (
 )
 from ratchet.authors.author import Progress, Proposal
 from ratchet.authors.knowledge import Passage
+from ratchet.base.errors import RatchetError
 from ratchet.devices.probe import probe
-from ratchet.errors import RatchetError
 from ratchet.judge.api import as_problem
 from ratchet.kernels.kernel import Kernel, Language
-from ratchet.kernels.problem import Case, Problem, TensorSpec
-from ratchet.kernels.suites import find_problem
+from ratchet.problems.problem import Case, Problem, TensorSpec
+from ratchet.problems.suites import find_problem
 
 LANGUAGES: tuple[Language, ...] = ("cpp", "triton", "torch", "hip")
 OURS = """

@@ -15,8 +15,8 @@ from ratchet.authors.run import ProblemRun
 from ratchet.authors.search.author import SearchAuthor
 from ratchet.judge.verdict import Ratio, Speedups, Verdict
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
 from ratchet.ledger.verdicts import JudgedKernel, Terms
+from ratchet.problems.problem import Problem
 
 
 @dataclass

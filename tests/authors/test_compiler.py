@@ -11,8 +11,8 @@ from answers import assert_right
 import ratchet
 from ratchet.authors.author import Answer, Author, Progress, Proposal
 from ratchet.authors.compiler import SETS, CompilerAuthor, compiled_kernel, option_sets
-from ratchet.kernels.problem import Case, Problem, TensorSpec
-from ratchet.kernels.problem_file import built_in_kernel
+from ratchet.kernels.kernel_file import built_in_kernel
+from ratchet.problems.problem import Case, Problem, TensorSpec
 
 SOFTMAX = """
 import torch

@@ -22,8 +22,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ratchet.authors.fleet import open_judge, ray_cluster
+from ratchet.base.errors import DeviceError, JudgeError, LedgerError
 from ratchet.cli.app import app
-from ratchet.errors import DeviceError, JudgeError, LedgerError
 from ratchet.ledger import Ledger, schema
 
 NEEDS_RAY = pytest.mark.skipif(

@@ -12,14 +12,14 @@ from ratchet.authors.fleet import messages, spread
 from ratchet.authors.fleet.messages import JudgeOrder, SeatFacts, SeatReply, pack, read_order
 from ratchet.authors.fleet.ray_fleet import LOST, ClusterFleet
 from ratchet.authors.fleet.spread import Seat, SeatLost, Spread
+from ratchet.base.errors import DeviceError, JudgeError, RatchetError
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
-from ratchet.errors import DeviceError, JudgeError, RatchetError
 from ratchet.judge.revision import revision
 from ratchet.judge.verdict import Screening, Verdict
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.suites import find_problem
 from ratchet.ledger.fleet import Terms
+from ratchet.problems.suites import find_problem
 
 PROBLEM = find_problem("squared_relu").at("ci")
 KERNELS = [Kernel(name=f"k{i}", language="cpp", source=f"// {i}", entry="k") for i in range(6)]

@@ -19,7 +19,7 @@ from ratchet.authors.knowledge.passages import MOST_CHARACTERS as PASSAGE
 from ratchet.authors.knowledge.passages import cut
 from ratchet.authors.knowledge.section import Section
 from ratchet.authors.knowledge.walk import LeftOut
-from ratchet.errors import KnowledgeError
+from ratchet.base.errors import KnowledgeError
 from ratchet.ledger.place import default_path
 
 HTML = """<html><head><title>T</title><style>p { color: red }</style></head><body>

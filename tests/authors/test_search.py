@@ -21,10 +21,10 @@ from ratchet.authors.search.halving import ETA, RUNGS, Rungs
 from ratchet.authors.search.roofline import floor_s
 from ratchet.authors.search.strategy import ScoredSchedule, differences
 from ratchet.authors.search.transfer import Earlier, Experience
+from ratchet.base.errors import KernelError
 from ratchet.devices.ceilings import Ceilings
-from ratchet.errors import KernelError
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Case, Problem, TensorSpec
+from ratchet.problems.problem import Case, Problem, TensorSpec
 
 
 def search(

@@ -18,8 +18,8 @@ from ratchet.authors.result import WritingRequest
 from ratchet.authors.run import ProblemRun
 from ratchet.authors.search.author import SearchAuthor
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Case, Problem, TensorSpec
 from ratchet.ledger.verdicts import RecordedJudge
+from ratchet.problems.problem import Case, Problem, TensorSpec
 
 SEARCHES = int(os.environ.get("RATCHET_SEARCHES", "1"))
 SOURCE = """

@@ -23,12 +23,12 @@ from ratchet.authors.roster import Setting
 from ratchet.authors.run import TURN_SHARE, RunEvent
 from ratchet.authors.search.author import SearchAuthor
 from ratchet.authors.shares import Asked, write_all
-from ratchet.errors import EndpointError, KernelError, LedgerError, RatchetError
+from ratchet.base.errors import EndpointError, KernelError, LedgerError, RatchetError
 from ratchet.judge.revision import revision
-from ratchet.kernels.problem import Problem
-from ratchet.kernels.suites import find_problem
 from ratchet.ledger.verdicts import RecordedJudge
 from ratchet.ledger.writing import WritingBook
+from ratchet.problems.problem import Problem
+from ratchet.problems.suites import find_problem
 
 REQUEST = WritingRequest(budget_s=60.0, candidates=32, authors=("search",), seed=3)
 

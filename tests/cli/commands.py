@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ratchet.base.errors import CompilerMissing
 from ratchet.cli import main
-from ratchet.errors import CompilerMissing
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.kernels.languages import cpp
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ratchet.base.errors import KernelError
 from ratchet.cli import main
-from ratchet.errors import KernelError
-from ratchet.kernels.problem_file import read_source
+from ratchet.problems.problem_file import read_source
 
 NOBODY = 65534
 MODEL = """

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ratchet.base.git import git
 from ratchet.cli import signals
-from ratchet.git import git
 
 BENCH = """
 import os, time

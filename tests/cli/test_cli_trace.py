@@ -18,9 +18,9 @@ sys.path += [str(Path(__file__).parents[1] / room) for room in ("report", "trace
 import made_traces as mt
 import made_up_trace as made
 
+from ratchet.base.errors import TraceError
 from ratchet.cli import main
 from ratchet.cli.app import app
-from ratchet.errors import TraceError
 from ratchet.trace.compare.runs import check
 from ratchet.trace.record.command import CommandFailed, Schedule
 from ratchet.workloads.run_steps import main as run_steps

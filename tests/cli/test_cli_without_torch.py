@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from ratchet.kernels.suites import load_suite
-from ratchet.kernels.suites.names import NAMES
 from ratchet.optimize.levers import all_levers, kernel_levers
 from ratchet.optimize.levers.kernels import kernel_lever_names
+from ratchet.problems.suites import load_suite
+from ratchet.problems.suites.names import NAMES
 from ratchet.workloads import known
 from ratchet.workloads.load import FAMILIES
 from ratchet.workloads.names import OF_IMAGES, SIZES

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from ratchet.base.errors import DeviceError
 from ratchet.devices import catalogue
 from ratchet.devices.catalogue import CatalogueDevice
-from ratchet.errors import DeviceError
 
 DEVICES = tuple(catalogue.load().devices.values())
 FACTS = [fact for device in DEVICES for fact in device.facts.values()]

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ratchet.base.errors import DeviceError
 from ratchet.devices import cpuinfo, fingerprint
 from ratchet.devices.probe import Device, best_isa, describe_device, probe
-from ratchet.errors import DeviceError
 
 ZEN4 = ("avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16")
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratchet.base.errors import DeviceError
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.roofline import Roofline, mfu, roofline
-from ratchet.errors import DeviceError
 
 RATES = st.floats(min_value=1e6, max_value=1e16)
 AMOUNTS = st.floats(min_value=0, max_value=1e18)

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from answers import is_right_answer
 
-from ratchet.errors import CompilerMissing
+from ratchet.base.errors import CompilerMissing
 from ratchet.judge.api import judge
 from ratchet.judge.trial.timing import plan
 from ratchet.kernels import abi
 from ratchet.kernels.languages import cpp
+from ratchet.problems import dtypes
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "kernels.md").read_text()
 KERNELS = dict(re.findall(r"```cpp\n// (\w+)\.cpp: (.*?)```", PAGE, re.DOTALL))
@@ -42,4 +43,4 @@ def test_the_docs_name_the_fields_and_the_codes_of_the_interface() -> None:
     assert fields == [name for name, *_ in abi.RatchetTensor._fields_]
     assert f"at most {abi.MAX_DIMENSIONS}" in PAGE
     codes = dict(re.findall(r"\| (\d+) `RATCHET_\w+` \| (\w+) ", PAGE))
-    assert {dtype: int(code) for code, dtype in codes.items()} == abi.DTYPE_CODES
+    assert {dtype: int(code) for code, dtype in codes.items()} == dtypes.DTYPE_CODES

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ratchet.errors import GraphError
+from ratchet.base.errors import GraphError
 from ratchet.graph import install
 from ratchet.graph.install import compile_options, installed_by
 

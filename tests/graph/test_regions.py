@@ -29,9 +29,10 @@ from ratchet.graph.regions.region import BEYOND_REACH, OVERLAPPED, Region, Regio
 from ratchet.graph.regions.trace import TracedGraph, trace
 from ratchet.graph.regions.values import Values, spec_for
 from ratchet.judge.workers.reference.gate import gate
-from ratchet.kernels.dependence import inert_input
-from ratchet.kernels.problem_file import built_in_kernel, load_problem
-from ratchet.kernels.source_module import run_source
+from ratchet.kernels.kernel_file import built_in_kernel
+from ratchet.problems.dependence import inert_input
+from ratchet.problems.problem_file import load_problem
+from ratchet.problems.source_module import run_source
 from ratchet.workloads import load
 from ratchet.workloads.config import StepConfig
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ratchet.errors import MeasureError
+from ratchet.base.errors import MeasureError
 from ratchet.guard.bisect.commits import CommitLine, CommitRange
 from ratchet.guard.bisect.journal import Journal, JournalLine
 from ratchet.guard.bisect.result import BisectResult

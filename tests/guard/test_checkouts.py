@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.git import git
+from ratchet.base.git import git
 from ratchet.guard.checkouts import Checkouts
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from noisy_repository import git as run_git
 from noisy_repository import make_repository
 
-from ratchet import git
+from ratchet.base import git
 from ratchet.ledger import Fingerprint
 from ratchet.optimize.bench import _observed
 

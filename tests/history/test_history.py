@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from history_rows import noisy, revision_of, rows
 
-from ratchet.errors import HistoryError
+from ratchet.base.errors import HistoryError
 from ratchet.history.analysis import analyse, analyse_one
 from ratchet.history.incidents import Incident, follow, incidents, mark
 from ratchet.history.series import gather

@@ -10,7 +10,7 @@ import pytest
 from full_disk import full_disk
 from history_rows import noisy, revision_of, rows
 
-from ratchet.errors import FileError, HistoryError
+from ratchet.base.errors import FileError, HistoryError
 from ratchet.history.formats.choose import read_results, write_results
 from ratchet.history.formats.csv_file import ImportDefaults
 from ratchet.ledger.observations import Observation

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from ratchet.errors import WorkloadError
+from ratchet.base.errors import WorkloadError
 
 
 class Spinner:

@@ -14,7 +14,7 @@ from typing import Literal
 
 import pytest
 
-from ratchet.errors import CompilerMissing
+from ratchet.base.errors import CompilerMissing
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.workers.memory import driver_memory
 from ratchet.judge.workers.memory.driver_memory import Driver

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Case, Problem, TensorSpec
+from ratchet.problems.problem import Case, Problem, TensorSpec
 
 HEAD = r"""
 #include <stdint.h>

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Case, Problem, TensorSpec
+from ratchet.problems.problem import Case, Problem, TensorSpec
 
 HEAD = """
 import torch

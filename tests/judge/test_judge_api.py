@@ -14,11 +14,11 @@ import pytest
 from answers import assert_right
 
 import ratchet
-from ratchet.errors import KernelError, RatchetError
+from ratchet.base.errors import KernelError, RatchetError
 from ratchet.judge.api import as_kernel, as_problem
 from ratchet.judge.trial.timing import plan
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Case, Problem, TensorSpec, reference_text
+from ratchet.problems.problem import Case, Problem, TensorSpec, reference_text
 
 PROBLEM = """
 from ratchet import Case, Problem, TensorSpec

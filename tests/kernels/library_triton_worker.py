@@ -19,8 +19,8 @@ from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.loading import load_emulated
 from ratchet.kernels.library import LIBRARY, WorkloadShapes
 from ratchet.kernels.library_triton import ENTRIES, source_path
-from ratchet.kernels.problem import Case, Problem
-from ratchet.kernels.suites import find_problem
+from ratchet.problems.problem import Case, Problem
+from ratchet.problems.suites import find_problem
 
 FP32 = WorkloadShapes(
     batch=2,

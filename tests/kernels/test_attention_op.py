@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 from ratchet.kernels.languages import cpp
 from ratchet.kernels.library import LIBRARY, registry
 from ratchet.kernels.library.attention import ENTRIES, attention

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import AdamW
 
+from ratchet.base.errors import KernelError
 from ratchet.devices.probe import best_isa
-from ratchet.errors import KernelError
 from ratchet.kernels.languages import cpp
 from ratchet.kernels.library import LIBRARY, registry
 from ratchet.kernels.library.adamw import check_optimizer, step_adamw

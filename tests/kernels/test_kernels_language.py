@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ratchet.errors import CompilerMissing, KernelError
+from ratchet.base.errors import CompilerMissing, KernelError
 from ratchet.kernels import abi
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
 from ratchet.kernels.library import sources
+from ratchet.problems import dtypes
 
 COPY = """
 #include "ratchet_abi.h"
@@ -49,8 +50,8 @@ def test_a_source_includes_the_header_by_its_name(
 def test_header_and_ctypes_agree(kernel: Kernel, tmp_path: Path) -> None:
     entry = cpp.load(cpp.compile_kernel(kernel, cache=tmp_path), "report")
     out = (ctypes.c_int64 * 7)()
-    words = abi.words(0, abi.DTYPE_CODES["bfloat16"], (3, 5), (7, 1))
-    words += abi.words(ctypes.addressof(out), abi.DTYPE_CODES["int64"], (7,), (1,))
+    words = abi.words(0, dtypes.DTYPE_CODES["bfloat16"], (3, 5), (7, 1))
+    words += abi.words(ctypes.addressof(out), dtypes.DTYPE_CODES["int64"], (7,), (1,))
     assert entry(abi.pack_tensors(words), 2, abi.pack_scalars((3.0, 4.0)), 2) == 0
     assert list(out) == [ctypes.sizeof(abi.RatchetTensor), 1, 2, 5, 7, 12, 0]
     assert entry(abi.pack_tensors(words), 2, abi.pack_scalars((3.0,)), 1) == 1
@@ -61,11 +62,11 @@ def test_the_header_has_every_dtype() -> None:
     names = {"F32": "float32", "BF16": "bfloat16", "F64": "float64", "I64": "int64"}
     names |= {"I32": "int32", "BOOL": "bool", "F16": "float16", "U8": "uint8", "I8": "int8"}
     names |= {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
-    dtypes = sources.self_contained("ratchet_abi.h").partition("enum {")[2].partition("}")[0]
-    codes = re.findall(r"RATCHET_(\w+) = (\d+)", dtypes)
-    assert {names[name]: int(code) for name, code in codes} == abi.DTYPE_CODES
-    sizes = {name: getattr(torch, name).itemsize for name in abi.DTYPE_CODES}
-    assert sizes == abi.ITEM_BYTES
+    listed = sources.self_contained("ratchet_abi.h").partition("enum {")[2].partition("}")[0]
+    codes = re.findall(r"RATCHET_(\w+) = (\d+)", listed)
+    assert {names[name]: int(code) for name, code in codes} == dtypes.DTYPE_CODES
+    sizes = {name: getattr(torch, name).itemsize for name in dtypes.DTYPE_CODES}
+    assert sizes == dtypes.ITEM_BYTES
 
 
 def test_the_cache_is_used_and_mended(kernel: Kernel, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ratchet.base.errors import KernelError
 from ratchet.devices.probe import best_isa
-from ratchet.errors import KernelError
 from ratchet.kernels.languages import cpp
 from ratchet.kernels.library import LIBRARY, references, register_ops, registry
 

@@ -14,7 +14,7 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
 from ratchet.kernels.library import LIBRARY, WorkloadShapes, registry
 from ratchet.kernels.library.sources import ISAS
-from ratchet.kernels.problem import Case, Problem
+from ratchet.problems.problem import Case, Problem
 
 pytestmark = pytest.mark.compiler
 

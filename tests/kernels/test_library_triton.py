@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 import torch
 
-from ratchet.errors import RatchetError
+from ratchet.base.errors import RatchetError
 from ratchet.judge.options import EMULATED
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.trial.timing import arms
+from ratchet.kernels.kernel_file import load_kernel
 from ratchet.kernels.library import LIBRARY
 from ratchet.kernels.library_triton import ENTRIES, source_path, triton_kernels
-from ratchet.kernels.problem_file import load_kernel
-from ratchet.kernels.suites import find_problem
+from ratchet.problems.suites import find_problem
 from ratchet.suites.candidates import find_answer, kernelbench_suite
 
 HERE = Path(__file__).parent

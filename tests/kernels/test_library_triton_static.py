@@ -13,7 +13,7 @@ from ratchet.judge.static_profile.inspection import inspect_kernel
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.kernels.library_triton import triton_kernels
-from ratchet.kernels.suites import find_problem
+from ratchet.problems.suites import find_problem
 
 EVERYTHING = os.environ.get("RATCHET_TEST") == "all"
 KERNELS = triton_kernels()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 from ratchet.kernels.library import LIBRARY, WorkloadShapes, registry, reused
 from ratchet.kernels.library import linear_cross_entropy as room
 

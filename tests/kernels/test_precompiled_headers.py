@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratchet.errors import CompilerMissing
+from ratchet.base.errors import CompilerMissing
 from ratchet.kernels import abi
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp, precompiled_headers

@@ -13,7 +13,7 @@ import pytest
 import torch
 from simulated_bench import SMALL, tasks
 
-from ratchet.errors import LearnError
+from ratchet.base.errors import LearnError
 from ratchet.learn.checkpoint import read_curve
 from ratchet.learn.corpus import COMPARED, KNOWN_WELL, Corpus, TaughtAnswer, build_corpus
 from ratchet.learn.forgetting import BaseMemory

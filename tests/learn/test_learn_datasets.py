@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.errors import LearnError
+from ratchet.base.errors import LearnError
 from ratchet.learn.datasets import PIECE, dataset_documents
 
 pytest.importorskip("datasets", reason="datasets is not installed")

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_bench import tasks
 
-from ratchet.durations import parse_share
-from ratchet.errors import LearnError, RatchetError
+from ratchet.base.durations import parse_share
+from ratchet.base.errors import LearnError, RatchetError
 from ratchet.learn.bench import JudgeOutcome
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.languages import ScheduleLanguage, read_schedule, schedule_text

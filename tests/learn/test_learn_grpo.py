@@ -10,7 +10,7 @@ import pytest
 import torch
 from simulated_bench import SMALL, SimulatedBench, tasks
 
-from ratchet.errors import LearnError
+from ratchet.base.errors import LearnError
 from ratchet.learn.checkpoint import read_curve
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import Corpus

@@ -11,7 +11,7 @@ import pytest
 import torch
 from simulated_bench import SMALL, SimulatedBench, tasks
 
-from ratchet.errors import LearnError
+from ratchet.base.errors import LearnError
 from ratchet.learn.checkpoint import read_curve
 from ratchet.learn.corpus import Corpus
 from ratchet.learn.grpo import Judging, Reinforcement

@@ -15,7 +15,7 @@ from simulated_bench import tasks
 
 from ratchet.authors.agent import agent_author
 from ratchet.authors.author import Progress
-from ratchet.errors import LearnError
+from ratchet.base.errors import LearnError
 from ratchet.learn.models import Policy, load_policy
 from ratchet.learn.policy import PolicyAuthor, policy_authors
 from ratchet.learn.serve import PolicyServer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.errors import LedgerError
+from ratchet.base.errors import LedgerError
 from ratchet.ledger import SCHEMA_VERSION, Fingerprint, Ledger, connect
 from ratchet.ledger.exchanges import Exchange, ExchangeBook, Message, Usage
 

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.pool import Pool
 
-from ratchet.errors import LedgerError
+from ratchet.base.errors import LedgerError
 from ratchet.ledger import SCHEMA_VERSION, Fingerprint, Ledger, connect, faults
 
 HERE = Fingerprint(device="dev-a", software="soft-a")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.errors import LedgerError
+from ratchet.base.errors import LedgerError
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.ledger.observations import Appended, Observation, ObservationBook
 

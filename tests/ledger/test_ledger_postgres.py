@@ -13,14 +13,14 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable
 from test_ledger_exchanges import ONE
 
-from ratchet.errors import LedgerError
+from ratchet.base.errors import LedgerError
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.suites import find_problem
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.ledger.exchanges import ExchangeBook
 from ratchet.ledger.place import resolve, shown
 from ratchet.ledger.schema import metadata
 from ratchet.ledger.writing import WritingBook, WritingOptions, WrittenAnswer
+from ratchet.problems.suites import find_problem
 
 JUDGE = "judge-a"
 HERE = Fingerprint(device="dev-a", software="soft-a")

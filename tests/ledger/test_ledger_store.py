@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import select
 
+from ratchet.base.errors import LedgerError, WorkloadError
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
-from ratchet.errors import LedgerError, WorkloadError
 from ratchet.ledger import SCHEMA_VERSION, Fingerprint, Ledger, connect, default_path, schema
 from ratchet.ledger.payload import dumps, loads
 from ratchet.measure.samples import Sample

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratchet.errors import MeasureError
+from ratchet.base.errors import MeasureError
 from ratchet.measure import WIDEST, Comparison, Floor, Sample, aa_floor, compare, summarise
 from ratchet.measure.estimate import answer_of, bootstrap_medians, noise_of, why_undecided
 

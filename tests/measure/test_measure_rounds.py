@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from ratchet.errors import MeasureError
+from ratchet.base.errors import MeasureError
 from ratchet.measure import Sample, Timing, run_rounds
 from ratchet.measure.rounds import orders
 

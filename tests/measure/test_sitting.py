@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratchet.errors import MeasureError
+from ratchet.base.errors import MeasureError
 from ratchet.measure.samples import Sample
 from ratchet.measure.sitting import MOST_PRIOR, Sitting, StartScatter, TimedTogether
 

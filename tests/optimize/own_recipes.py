@@ -13,11 +13,11 @@ from ratchet.devices.probe import probe
 from ratchet.judge.revision import revision
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library import LIBRARY
-from ratchet.kernels.problem import Problem
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.step.installed import InstalledKernel
 from ratchet.optimize.step.signature import signature_of
+from ratchet.problems.problem import Problem
 from ratchet.workloads.config import StepConfig
 
 EAGER = StepConfig(optimizer="kernel", kernels=("rms_norm",))

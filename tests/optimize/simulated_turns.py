@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from ratchet.base.errors import DeadlinePassed
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.probe import probe
-from ratchet.errors import DeadlinePassed
 from ratchet.judge.steps import recipe_trial
 from ratchet.judge.steps.arms import ArmSpec
 from ratchet.judge.steps.numerics import GradientCheck

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_turns import CEILINGS, NO_BF16, World, run
 
-from ratchet.errors import RatchetError
+from ratchet.base.errors import RatchetError
 from ratchet.optimize.step.candidate import Candidate, with_config
 from ratchet.optimize.turn.costs import WARM, Costs, together_s
 from ratchet.workloads.config import StepConfig

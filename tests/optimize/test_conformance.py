@@ -16,7 +16,7 @@ from own_steps import Script
 from torch import Tensor, nn
 
 import ratchet
-from ratchet.errors import RatchetError
+from ratchet.base.errors import RatchetError
 from ratchet.optimize.step.signature import signature_of
 from ratchet.workloads.config import AUTOCAST, StepConfig
 

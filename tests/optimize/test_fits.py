@@ -14,9 +14,9 @@ from own_recipes import Model, make, recipe, step_of
 from torch import nn
 
 import ratchet
+from ratchet.base.errors import RecipeError
 from ratchet.devices import probe as probing
 from ratchet.devices.probe import Device
-from ratchet.errors import RecipeError
 from ratchet.kernels.library import registry
 from ratchet.optimize.recipe import fits
 from ratchet.optimize.recipe.compiled_step import CompiledStep

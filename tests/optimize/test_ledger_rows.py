@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from ratchet.errors import RatchetError, WorkloadError
+from ratchet.base.errors import RatchetError, WorkloadError
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.suites import find_problem
 from ratchet.ledger.fleet import LocalFleet
 from ratchet.ledger.verdicts import RecordedJudge, Terms
 from ratchet.optimize import bench
 from ratchet.optimize.turn import loop
 from ratchet.optimize.turn.settings import Settings
+from ratchet.problems.suites import find_problem
 from ratchet.suites.run import Question, Suite, SuiteRun
 
 TABLES = ("problems", "kernels", "verdicts", "measurements", "evidence", "recipes", "turns")

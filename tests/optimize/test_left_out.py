@@ -12,7 +12,7 @@ import torch
 from own_recipes import MadeUpJudge, batch, believe, make, recipe, step_of
 
 import ratchet
-from ratchet.errors import CompilerMissing, JudgeError, KernelError, LedgerError, RecipeError
+from ratchet.base.errors import CompilerMissing, JudgeError, KernelError, LedgerError, RecipeError
 from ratchet.kernels.library import registry
 from ratchet.ledger import Ledger
 from ratchet.optimize.recipe import reproof

@@ -21,7 +21,7 @@ from own_recipes import recipe
 from torch import nn
 
 import ratchet
-from ratchet.errors import RecipeError
+from ratchet.base.errors import RecipeError
 from ratchet.optimize.recipe import loops
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.recipe.reproof import ReadyKernels

@@ -11,7 +11,7 @@ import odd_steps
 import pytest
 import torch
 
-from ratchet.errors import WorkloadError
+from ratchet.base.errors import WorkloadError
 from ratchet.judge.steps.numerics import judge_gradients
 from ratchet.optimize.arm import StepArm, make_arm
 from ratchet.optimize.bench import BenchArm

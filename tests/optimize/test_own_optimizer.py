@@ -12,7 +12,7 @@ import torch
 from own_recipes import batch, make, step_of
 from torch import Tensor, nn
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 from ratchet.optimize.recipe.own_optimizer import install_optimizer
 from ratchet.workloads.config import StepConfig
 

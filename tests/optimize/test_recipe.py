@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.errors import RecipeError
+from ratchet.base.errors import RecipeError
 from ratchet.optimize.recipe.recipe import SCHEMA, Recipe
 from ratchet.optimize.step.installed import InstalledKernel
 from ratchet.optimize.step.signature import ModelSignature

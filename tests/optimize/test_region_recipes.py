@@ -15,18 +15,16 @@ from simulated_turns import World, run
 
 from ratchet.authors.result import WritingRequest
 from ratchet.authors.shares import Asked, write_all
+from ratchet.base.errors import ArmFailure, KernelError, RecipeError
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
-from ratchet.errors import ArmFailure, KernelError, RecipeError
 from ratchet.graph.regions.foreign import check_region_problem
 from ratchet.graph.regions.region import region_name
 from ratchet.judge.revision import revision
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Verdict
-from ratchet.kernels.case import Case, TensorSpec
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library import registry
-from ratchet.kernels.problem import Problem
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.ledger.fleet import LocalFleet
 from ratchet.ledger.verdicts import JudgedKernel
@@ -38,6 +36,8 @@ from ratchet.optimize.step.installed import RegionKernel
 from ratchet.optimize.turn import prove_regions, search
 from ratchet.optimize.turn.prove_kernels import KernelCourt, ProvenKernels
 from ratchet.optimize.turn.prove_regions import RegionTrials, WorkloadRegion, never_called
+from ratchet.problems.case import Case, TensorSpec
+from ratchet.problems.problem import Problem
 from ratchet.workloads.config import StepConfig
 
 KEY, OTHER = "a1" * 32, "b2" * 32

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from simulated_turns import CEILINGS, NO_BF16, World, run
 
-from ratchet.errors import RatchetError
+from ratchet.base.errors import RatchetError
 from ratchet.optimize.turn.result import OptimizeResult
 from ratchet.optimize.turn.schedule import closing_s
 

@@ -16,7 +16,7 @@ from own_steps import Script, batch, loss_of
 from torch import Tensor, nn
 
 import ratchet
-from ratchet.errors import RecipeError
+from ratchet.base.errors import RecipeError
 from ratchet.optimize.recipe.compiled_step import CompiledStep
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.step.signature import signature_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.errors import RatchetError
+from ratchet.base.errors import RatchetError
 from ratchet.optimize.turn.settings import Settings, parse_budget_s
 
 

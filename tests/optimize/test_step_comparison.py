@@ -15,7 +15,7 @@ from own_steps import Script, batch, loss_of
 from test_script_steps import QUIET, compiled, said, trace, weights
 from torch import Tensor, nn
 
-from ratchet.errors import RecipeError
+from ratchet.base.errors import RecipeError
 from ratchet.optimize.recipe import slots
 from ratchet.optimize.recipe.script_state import numbers, variables
 from ratchet.optimize.recipe.slots import Attribute

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 import ratchet
-from ratchet.errors import RecipeError
+from ratchet.base.errors import RecipeError
 from ratchet.optimize.recipe.fits import check_optimizers
 from ratchet.optimize.step.signature import signature_of
 from ratchet.workloads.config import StepConfig

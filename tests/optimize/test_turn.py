@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from ratchet.base.errors import DeadlinePassed
 from ratchet.devices.probe import probe
-from ratchet.errors import DeadlinePassed
 from ratchet.ledger import Ledger
 from ratchet.optimize.turn.schedule import closing_s
 from ratchet.optimize.turn.settings import Settings

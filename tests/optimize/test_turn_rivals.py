@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from simulated_turns import CEILINGS, World, run
 
-from ratchet.errors import ArmFailure, CompilerMissing
+from ratchet.base.errors import ArmFailure, CompilerMissing
 from ratchet.measure.sitting import Sitting
 from ratchet.optimize.levers import Situation
 from ratchet.optimize.step.candidate import Candidate, with_config

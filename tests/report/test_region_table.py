@@ -8,7 +8,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from ratchet.graph.regions.region import Region
-from ratchet.kernels.problem import Case, Problem, TensorSpec
+from ratchet.problems.problem import Case, Problem, TensorSpec
 from ratchet.report.region_table import print_regions
 
 CASE = Case(name="captured", timed=True, inputs=(TensorSpec(shape=(8, 16), dtype="float32"),))

@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ratchet.errors import CompilerMissing, KernelError, RatchetError
+from ratchet.base.errors import CompilerMissing, KernelError, RatchetError
 from ratchet.judge.options import parse_time_limit_s
 from ratchet.judge.revision import revision
 from ratchet.judge.verdict import Ratio, Speedups, Status, Verdict
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Case, Problem, TensorSpec
-from ratchet.kernels.problem_file import Describe
 from ratchet.ledger import verdicts
 from ratchet.ledger.verdicts import LEAST_S, JudgedKernel, RecordedJudge, Terms
+from ratchet.problems.problem import Case, Problem, TensorSpec
+from ratchet.problems.problem_file import Describe
 from ratchet.suites.candidates import find_answer, kernelbench_suite, level_folder
 from ratchet.suites.run import Question, Suite, SuiteRun, all_right
 from ratchet.suites.score import SuiteRow

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from ratchet.errors import WorkloadError
+from ratchet.base.errors import WorkloadError
 from ratchet.workloads import StepConfig, TrainingStep, Workload, check, load
 from ratchet.workloads.bench import bench
 from ratchet.workloads.blame import batch_of

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ratchet.errors import WorkloadError
+from ratchet.base.errors import WorkloadError
 from ratchet.workloads import StepConfig, TrainingStep, check, load
 from ratchet.workloads.hf_config import model_types
 

@@ -6,7 +6,7 @@ import psutil
 import pytest
 import torch
 
-from ratchet.errors import DeviceError, WorkloadError
+from ratchet.base.errors import DeviceError, WorkloadError
 from ratchet.workloads import check, known, load
 from ratchet.workloads.place import place
 

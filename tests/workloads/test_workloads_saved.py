@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ratchet.errors import RatchetError, WorkloadError
+from ratchet.base.errors import RatchetError, WorkloadError
 from ratchet.optimize.turn.settings import Settings
 from ratchet.workloads import Workload, check, load
 from ratchet.workloads.saved import as_spec, save

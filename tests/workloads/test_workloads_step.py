@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from ratchet.errors import WorkloadError
+from ratchet.base.errors import WorkloadError
 from ratchet.workloads import AdamWSpec, StepConfig, TrainingStep, Workload, load
 from ratchet.workloads.checkpointing import find_blocks
 

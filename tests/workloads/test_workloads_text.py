@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratchet.errors import WorkloadError
+from ratchet.base.errors import WorkloadError
 from ratchet.workloads import load
 from ratchet.workloads.text import file_text, sources_of, standard_library_text, tokens_of
 from ratchet.workloads.windows import Windows

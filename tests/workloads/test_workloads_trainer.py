@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ratchet.errors import WorkloadError
+from ratchet.base.errors import WorkloadError
 from ratchet.workloads import TrainingStep, Workload, check, load
 from ratchet.workloads.blame import batch_of
 from ratchet.workloads.counting import count

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ratchet.errors import DeviceError, WorkloadError
+from ratchet.base.errors import DeviceError, WorkloadError
 from ratchet.workloads import AdamWSpec, StepConfig, TrainingStep, Workload, check, load
 from ratchet.workloads.bench import bench
 from ratchet.workloads.names import check_name

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 Schedule = tuple[tuple[str, str], ...]
 """Names and values of a kernel's choices, sorted by name; the values are texts."""

@@ -6,8 +6,8 @@ import re
 from typing import Final
 
 from ratchet.authors.result import AUTHORS, LANGUAGES, AgentChoice, Reuse, WritingRequest
-from ratchet.durations import parse_duration_s
-from ratchet.errors import RatchetError
+from ratchet.base.durations import parse_duration_s
+from ratchet.base.errors import RatchetError
 from ratchet.judge.options import one_of, parse_device, parse_target
 from ratchet.kernels.kernel import Language
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from ratchet.authors.author import Progress, Proposal, Schedule
-from ratchet.kernels.carried_modules import with_modules
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem, reference_text
-from ratchet.kernels.problem_card import ANSWER
-from ratchet.kernels.problem_file import built_in_kernel
+from ratchet.kernels.kernel_file import built_in_kernel
+from ratchet.problems.card import ANSWER
+from ratchet.problems.carried_modules import with_modules
+from ratchet.problems.problem import Problem, reference_text
 
 NAME: Final = "compiler"
 Option = bool | int | str

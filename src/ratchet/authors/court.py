@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from ratchet.authors.search.static_rank import TARGET, static_rank, static_words
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
 from ratchet.ledger.verdicts import JudgedKernel, RecordedJudge, Terms
+from ratchet.problems.problem import Problem
 
 if TYPE_CHECKING:
     from ratchet.judge.verdict import Screening, Verdict

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ratchet import files
 from ratchet.authors.result import WritingResult, WrittenKernel
-from ratchet.errors import RatchetError
+from ratchet.base import files
+from ratchet.base.errors import RatchetError
 
 if TYPE_CHECKING:
     from ratchet.authors.shares import WorkloadWriting

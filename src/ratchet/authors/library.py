@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ratchet.authors.author import Progress, Proposal
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 
 class GivenAuthor:

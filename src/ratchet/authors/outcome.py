@@ -20,8 +20,8 @@ from ratchet.authors.run import ProblemRun
 from ratchet.authors.search.confirmation import planned_verdicts
 from ratchet.authors.shortfall import why_nothing
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
 from ratchet.ledger.verdicts import JudgedKernel, RecordedJudge, judged_on
+from ratchet.problems.problem import Problem
 
 SHOWN: Final = 12
 """Kernels, besides the best one and its ancestors, whose source the result carries."""

@@ -12,11 +12,11 @@ from ratchet.authors.library import GivenAuthor, library_author
 from ratchet.authors.result import WritingRequest
 from ratchet.authors.search.author import SearchAuthor
 from ratchet.authors.search.transfer import Earlier, Experience
+from ratchet.base.errors import LedgerError, RatchetError
 from ratchet.devices.probe import Device
-from ratchet.errors import LedgerError, RatchetError
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
 from ratchet.ledger.writing import WritingBook, WrittenAnswer
+from ratchet.problems.problem import Problem
 
 EARLIER: Final = "ledger"
 """Name of the author that proposes what an earlier run proved."""

@@ -24,10 +24,10 @@ from ratchet.authors.result import Stopped, WritingRequest
 from ratchet.authors.search.confirmation import LARGEST_SHARE, kept_s, planned_verdicts
 from ratchet.authors.search.halving import Rungs
 from ratchet.authors.search.roofline import NEAR
-from ratchet.errors import EndpointError, LedgerError, RatchetError
+from ratchet.base.errors import EndpointError, LedgerError, RatchetError
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
 from ratchet.ledger.verdicts import JudgedKernel, Terms
+from ratchet.problems.problem import Problem
 
 SMALLEST_BATCH, LARGEST_BATCH = 6, 16
 BATCH_SHARE: Final = 0.15

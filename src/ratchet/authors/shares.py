@@ -12,11 +12,11 @@ from ratchet.authors.author import Author
 from ratchet.authors.outcome import failed_result
 from ratchet.authors.result import Reuse, WritingRequest, WritingResult
 from ratchet.authors.write import Follow, write
-from ratchet.errors import EndpointError, LedgerError, RatchetError
+from ratchet.base.errors import EndpointError, LedgerError, RatchetError
 from ratchet.judge.revision import revision
-from ratchet.kernels.problem import Problem
 from ratchet.ledger.verdicts import RecordedJudge, Terms
 from ratchet.ledger.writing import WritingBook
+from ratchet.problems.problem import Problem
 
 SHORTEST_S = 15.0
 """A problem gets at least so many seconds: one verdict and some screenings."""

@@ -15,16 +15,16 @@ from ratchet.authors.roster import Setting, make_roster
 from ratchet.authors.run import ProblemRun, RunEvent
 from ratchet.authors.search.roofline import floor_s
 from ratchet.authors.search.static_rank import target_for
+from ratchet.base.errors import DeviceError, LedgerError, RatchetError
 from ratchet.devices import ceilings
 from ratchet.devices.probe import Device
-from ratchet.errors import DeviceError, LedgerError, RatchetError
 from ratchet.judge.revision import revision
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
 from ratchet.ledger.connect import utc_now
 from ratchet.ledger.fleet import Fleet, LocalFleet
 from ratchet.ledger.verdicts import JudgedKernel, RecordedJudge, Terms
 from ratchet.ledger.writing import WritingBook, WritingOptions
+from ratchet.problems.problem import Problem
 
 Follow = Callable[[RunEvent, Callable[[], WritingResult]], None]
 """Called with each event, and with a function that gives the result so far."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ratchet import scratch
+from ratchet.base import scratch
 from ratchet.cli.signals import Ending, ending_by_signal
 from ratchet.cli.streams import LostOutput, fill_closed, forget_stdout, has_written, standing_in
 
@@ -86,7 +86,7 @@ def _explained(error: Exception) -> tuple[str, int]:
 
     A disk, a folder or a permission is nobody's fault in here, even where no room explained it.
     """
-    from ratchet.errors import OF_THE_WORLD, FileError, RatchetError
+    from ratchet.base.errors import OF_THE_WORLD, FileError, RatchetError
 
     if isinstance(error, RatchetError):
         return str(error), MISTAKE

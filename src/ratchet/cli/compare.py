@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ratchet.base.errors import GuardError
 from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
 from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength, TextFile
 from ratchet.cli.trace_record import COMMAND, RecordCommand
-from ratchet.errors import GuardError
 
 if TYPE_CHECKING:
     from ratchet.guard.compare.request import CompareRequest

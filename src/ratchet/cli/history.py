@@ -44,9 +44,9 @@ def show(
 
     Exit code 0: no open incident. 1: there are some. 2: a mistake in the call.
     """
-    from ratchet import files
-    from ratchet.durations import parse_share
-    from ratchet.errors import HistoryError
+    from ratchet.base import files
+    from ratchet.base.durations import parse_share
+    from ratchet.base.errors import HistoryError
     from ratchet.history.analysis import analyse
     from ratchet.history.incidents import follow, incidents
     from ratchet.history.series import check_matched, compiled, gather

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ratchet.base.errors import RatchetError
 from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
 from ratchet.cli.judging import PROBLEM_HELP, EntryName, ScaleFactor
 from ratchet.cli.problems import list_problems, show_problem
-from ratchet.errors import RatchetError
 
 if TYPE_CHECKING:
-    from ratchet.kernels.problem import Task
     from ratchet.ledger.verdicts import JudgedKernel, RecordedJudge, Terms
+    from ratchet.problems.problem import Task
     from ratchet.suites.run import Suite
     from ratchet.suites.score import SuiteRow
 
@@ -142,7 +142,7 @@ def judge(
         parse_tier,
         parse_time_limit_s,
     )
-    from ratchet.kernels.suites import check_suite
+    from ratchet.problems.suites import check_suite
 
     who = candidate or ("torch.compile" if kernelbench is not None else "library")
     default = COMPILING_LIMIT if who == "torch.compile" else LIMIT
@@ -171,7 +171,7 @@ def judge(
         read = check_texts(problem, kernel, entry=entry)
 
     # numpy, the ledger and torch are imported from here on: mistakes in the call are answered.
-    from ratchet.judge.process.time_limits import ends_within
+    from ratchet.base.process.time_limits import ends_within
     from ratchet.judge.trial.readiness import check_kernels
     from ratchet.ledger.verdicts import RecordedJudge, Terms
     from ratchet.suites.candidates import kernelbench_suite, training_suite

@@ -41,7 +41,7 @@ def add(
     """
     from ratchet.authors.knowledge.index import index_path, open_index
     from ratchet.authors.knowledge.walk import LeftOut
-    from ratchet.errors import KnowledgeError
+    from ratchet.base.errors import KnowledgeError
     from ratchet.report.knowledge_table import added_document, print_added, print_change
 
     if not path.exists() and not path.is_symlink():

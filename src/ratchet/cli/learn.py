@@ -479,7 +479,7 @@ def _measured(config: LearnConfig) -> str:
 
 
 def _share(text: str) -> float:
-    from ratchet.durations import parse_share
+    from ratchet.base.durations import parse_share
 
     return parse_share(text, "replay", below=0.9)
 
@@ -487,8 +487,8 @@ def _share(text: str) -> float:
 def _split(
     families: str | None, unseen: str | None, per_family: int, seed: int
 ) -> tuple[Names, Names]:
-    from ratchet.kernels.suites.names import NAMES
     from ratchet.learn.tasks import TRAINED, UNSEEN, split_names
+    from ratchet.problems.suites.names import NAMES
 
     held = UNSEEN if unseen is None else tuple(one for one in unseen.split(",") if one)
     if families == "all":

@@ -6,8 +6,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ratchet.base.errors import LearnError
 from ratchet.cli.app import print_json
-from ratchet.errors import LearnError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

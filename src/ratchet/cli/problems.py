@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from ratchet.base.errors import RatchetError
 from ratchet.cli.app import print_json
-from ratchet.errors import RatchetError
 from ratchet.judge.options import Scale
 
 
 def list_problems(pattern: str | None, *, as_json: bool) -> None:
     """Print the suite's problems whose names match `pattern`, or all of them."""
-    from ratchet.kernels.suites import family_of, find_problem, names_like
+    from ratchet.problems.suites import family_of, find_problem, names_like
 
     families = {name: family_of(name) for name in names_like(pattern or "*")}
 
@@ -26,15 +26,15 @@ def show_problem(
     problem: str | None, language: str | None, *, scale: Scale, limit_s: float, as_json: bool
 ) -> None:
     """Print one problem for a kernel's author, or a file to start from."""
-    from ratchet.kernels.problem_file import load_card, problem_name
-    from ratchet.kernels.templates import parse_language, template
+    from ratchet.problems.problem_file import load_card, problem_name
+    from ratchet.problems.templates import parse_language, template
 
     if problem is None:
         raise RatchetError("--show needs a PROBLEM: ratchet judge --list prints their names")
     spoken = None if language is None else parse_language(language)
     problem_name(problem)
 
-    from ratchet.kernels.standalone import standalone_reference
+    from ratchet.problems.standalone import standalone_reference
     from ratchet.report.console import make_console, verbatim
     from ratchet.report.problem_table import print_card
 

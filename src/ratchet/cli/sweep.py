@@ -51,7 +51,7 @@ def sweep(
     Exit code 0: at least 95 % of the types that train as written train with Ratchet, with equal
     losses. 1: fewer.
     """
-    from ratchet.errors import GuardError
+    from ratchet.base.errors import GuardError
     from ratchet.optimize.turn.settings import parse_budget_s
 
     if library != "hf":
@@ -59,8 +59,8 @@ def sweep(
     budget_s = parse_budget_s(budget) if budget else float("inf")
     limit_s = parse_budget_s(limit)
 
+    from ratchet.base.files import write_whole
     from ratchet.devices.probe import probe
-    from ratchet.files import write_whole
     from ratchet.guard.sweep.run import ROWS, SweepSettings
     from ratchet.guard.sweep.run import sweep as run
     from ratchet.report.progress import SweepLine

@@ -65,7 +65,7 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Account for all of a trace's time, and show what could be won."""
-    from ratchet.files import write_whole
+    from ratchet.base.files import write_whole
     from ratchet.report.console import working
     from ratchet.report.trace_terminal import print_trace
     from ratchet.trace.compare.ranks import Ranks
@@ -106,7 +106,7 @@ def diff(
     debug: Debug = False,
 ) -> None:
     """Show what got slower, what is new and what is gone; the parts add up to the whole change."""
-    from ratchet.files import write_whole
+    from ratchet.base.files import write_whole
     from ratchet.report.console import working
     from ratchet.report.trace_terminal import print_diff
     from ratchet.trace.compare.runs import diff_runs
@@ -149,8 +149,8 @@ def _ceilings(device: str | None) -> Rooflines | None:
 
 def _check_outputs(out: Path | None, parquet: Path | None) -> None:
     """Refuse outputs that cannot be written, before a long trace is read."""
-    from ratchet.errors import TraceError
-    from ratchet.files import why_not_new_file
+    from ratchet.base.errors import TraceError
+    from ratchet.base.files import why_not_new_file
 
     if out is not None and (why := why_not_new_file(out)):
         raise TraceError(f"--out {out} {why}: name a file in a folder that exists")

@@ -22,8 +22,8 @@ def merge(
     debug: Debug = False,
 ) -> None:
     """Merge the ranks of one run into one Chrome trace: one process per rank, on one clock."""
-    from ratchet import files
-    from ratchet.errors import TraceError
+    from ratchet.base import files
+    from ratchet.base.errors import TraceError
     from ratchet.report.console import working
     from ratchet.report.trace_terminal import print_merged
     from ratchet.trace.export.documents import plainly

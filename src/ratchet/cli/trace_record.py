@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from ratchet.base.errors import TraceError
 from ratchet.cli.app import Debug, DeviceName, Json, print_error, print_json
 from ratchet.cli.options import (
     BatchSize,
@@ -17,7 +18,6 @@ from ratchet.cli.options import (
     SequenceLength,
     TextFile,
 )
-from ratchet.errors import TraceError
 
 COMMAND = "ratchet.command"
 MISTAKE = 2

@@ -33,7 +33,7 @@ def replay(
 
     Calls run through torch.ops in a separate process, with random values.
     """
-    from ratchet.errors import TraceError
+    from ratchet.base.errors import TraceError
     from ratchet.report.console import working
     from ratchet.report.trace_terminal import print_replay
     from ratchet.trace.compare.runs import check

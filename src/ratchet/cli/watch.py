@@ -60,8 +60,8 @@ def watch(
     Exit code 0: nothing is slower than allowed. 1: something is, or a benchmark failed. 2: a
     mistake in the call.
     """
-    from ratchet import files
-    from ratchet.errors import RatchetError, WatchError
+    from ratchet.base import files
+    from ratchet.base.errors import RatchetError, WatchError
     from ratchet.guard.watch.suite_file import read_suite
 
     here = Path.cwd()

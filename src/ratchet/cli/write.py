@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ratchet.base.errors import RatchetError
 from ratchet.cli.app import Debug, DeviceName, Json, LedgerUrl, app, print_json
 from ratchet.cli.judging import PROBLEM_HELP
 from ratchet.cli.options import BatchSize, PrecisionName, SequenceLength
-from ratchet.errors import RatchetError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ratchet.authors.run import RunEvent
     from ratchet.authors.write import Follow
     from ratchet.graph.regions import RegionReport
-    from ratchet.kernels.problem import Problem
+    from ratchet.problems.problem import Problem
     from ratchet.report.write_terminal import WriteProgress
 
 PROVEN, NOT_PROVEN, INTERRUPTED = 0, 1, 130
@@ -181,7 +181,7 @@ def _write_one(
     began: float,
 ) -> int:
     from ratchet.authors.files import check_out, default_out, write_files
-    from ratchet.kernels.problem_file import problem_name
+    from ratchet.problems.problem_file import problem_name
 
     name = problem_name(given) or Path(given).stem
     folder = out or default_out(name)

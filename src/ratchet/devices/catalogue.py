@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Literal
 
-from ratchet.errors import DeviceError
+from ratchet.base.errors import DeviceError
 
 Evidence = Literal["primary", "secondary", "derived"]
 OTHER_FORMS = frozenset({"pcie", "nvl", "mig"})

@@ -17,9 +17,9 @@ from typing import Literal
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
+from ratchet.base.files import write_whole
 from ratchet.devices.fingerprint import short_hash, software_fingerprint
 from ratchet.devices.probe import Device
-from ratchet.files import write_whole
 
 LOG = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ import os
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from ratchet.base.errors import DeviceError
 from ratchet.devices import cpuinfo
 from ratchet.devices.fingerprint import short_hash
-from ratchet.errors import DeviceError
 
 LOG = logging.getLogger(__name__)
 

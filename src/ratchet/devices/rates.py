@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ratchet.errors import DeviceError
+from ratchet.base.errors import DeviceError
 
 if TYPE_CHECKING:
     from ratchet.devices.probe import Device

@@ -10,8 +10,8 @@ import logging
 from dataclasses import dataclass
 from typing import Literal
 
+from ratchet.base.errors import DeviceError
 from ratchet.devices.ceilings import Ceilings
-from ratchet.errors import DeviceError
 
 LOG = logging.getLogger(__name__)
 

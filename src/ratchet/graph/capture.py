@@ -14,12 +14,12 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.optim import Optimizer
 
-from ratchet.errors import GraphError
+from ratchet.base.errors import GraphError
 from ratchet.graph.patterns import PATTERNS
 from ratchet.graph.rewrite import graphs_of, rewrite
 from ratchet.graph.sites import CapturedSite, InstallReport, merge_sites
 from ratchet.kernels.library import LIBRARY, WorkloadShapes
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 from ratchet.workloads.blame import batch_of
 from ratchet.workloads.config import AUTOCAST, StepConfig
 from ratchet.workloads.own_step import BatchStep, untraced

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
 
-from ratchet.errors import GraphError
+from ratchet.base.errors import GraphError
 
 _FUNCTIONS: Mapping[str, frozenset[Callable[..., Any]]] = {
     "mul": frozenset({operator.mul, torch.mul, torch.multiply}),

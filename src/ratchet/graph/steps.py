@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from ratchet.errors import GraphError
+from ratchet.base.errors import GraphError
 from ratchet.graph.regions.region import REGION
 from ratchet.graph.sites import InstallReport
 from ratchet.kernels.library.adamw import AdamWUpdate, Afterwards

@@ -6,9 +6,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from ratchet.errors import RepositoryError
-from ratchet.files import make_folder, write_whole
-from ratchet.git import git
+from ratchet.base.errors import RepositoryError
+from ratchet.base.files import make_folder, write_whole
+from ratchet.base.git import git
 from ratchet.guard.command import run_words
 
 

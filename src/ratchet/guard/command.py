@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from ratchet import watchdog
-from ratchet.errors import WatchError
+from ratchet.base.errors import WatchError
+from ratchet.base.process import watchdog
 
 LAST_NUMBER = "last-number"
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"

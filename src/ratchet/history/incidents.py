@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ratchet.errors import HistoryError
+from ratchet.base.errors import HistoryError
 from ratchet.history.analysis import AnalysedSeries, Shift
 from ratchet.ledger.connect import utc_now
 from ratchet.ledger.observations import IncidentEvent, IncidentEventName, ObservationBook

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ratchet.errors import HistoryError
+from ratchet.base.errors import HistoryError
 from ratchet.ledger.observations import Better, Observation
 from ratchet.measure.samples import FloatArray
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 from ratchet.judge.options import (
     Scale,
     parse_device,
@@ -21,11 +21,11 @@ from ratchet.judge.options import (
     parse_time_limit_s,
 )
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import JUDGED_AT, Problem, Task, Tier
+from ratchet.problems.problem import JUDGED_AT, Problem, Task, Tier
 
 if TYPE_CHECKING:
     from ratchet.judge.verdict import Screening, Verdict
-    from ratchet.kernels.problem_file import Describe
+    from ratchet.problems.problem_file import Describe
 
 TIME_LIMIT_S = 60.0
 SCREEN_LIMIT_S = 120.0
@@ -64,7 +64,7 @@ def judge(
         RatchetError: a file that cannot be read or is not what it should be, an unknown name, a
             value that an argument cannot have.
     """
-    from ratchet.judge.process.time_limits import ends_within
+    from ratchet.base.process.time_limits import ends_within
     from ratchet.judge.trial.kernel_trial import KernelJudge
 
     began = time.monotonic()
@@ -148,7 +148,7 @@ def as_problem(
     tier that is judged by default (JUDGED_AT), or all that a Problem has. `describe` runs a file
     beside a judge (`KernelJudge.describe`).
     """
-    from ratchet.kernels.problem_file import LOADING_LIMIT_S, load_problem, with_text
+    from ratchet.problems.problem_file import LOADING_LIMIT_S, load_problem, with_text
 
     scale, task = parse_scale(scale), None if task is None else parse_task(task)
     if isinstance(problem, Problem):
@@ -178,7 +178,8 @@ def check_texts(
 
     The kernel is returned where it is a file; it has no entry yet where only its problem names one.
     """
-    from ratchet.kernels.problem_file import default_entry, load_kernel, problem_name
+    from ratchet.kernels.kernel_file import load_kernel
+    from ratchet.problems.problem_file import default_entry, problem_name
 
     if not isinstance(problem, (str, os.PathLike)) or not isinstance(kernel, (str, os.PathLike)):
         return None
@@ -199,7 +200,8 @@ def as_kernel(
         return kernel
     if not isinstance(kernel, (str, os.PathLike)):
         raise KernelError(f"{kernel!r:.60} is no kernel: give a file or a Kernel")
-    from ratchet.kernels.problem_file import default_entry, load_kernel
+    from ratchet.kernels.kernel_file import load_kernel
+    from ratchet.problems.problem_file import default_entry
 
     wanted = entry or default_entry(problem.name)
     made_up = entry is None and wanted != problem.name

@@ -6,10 +6,10 @@ import math
 import re
 from typing import Any, Final, Literal, cast, get_args
 
-from ratchet.durations import parse_duration_s
-from ratchet.errors import RatchetError
+from ratchet.base.durations import parse_duration_s
+from ratchet.base.errors import RatchetError
 from ratchet.kernels.kernel import Language
-from ratchet.kernels.problem import Task, Tier
+from ratchet.problems.problem import Task, Tier
 
 Scale = float | Literal["auto"] | None
 SHORTEST_LIMIT_S = 1.0

@@ -7,7 +7,14 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
-PARTS: Final = ("judge/**/*.py", "measure/*.py", "kernels/*.py", "kernels/languages/*.py")
+PARTS: Final = (
+    "judge/**/*.py",
+    "base/process/*.py",
+    "measure/*.py",
+    "problems/*.py",
+    "kernels/*.py",
+    "kernels/languages/*.py",
+)
 """What a verdict depends on beside the kernel and the problem, which have hashes of their own."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, cast, get_args
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 
 Language = Literal["cpp", "triton", "hip", "torch"]
 

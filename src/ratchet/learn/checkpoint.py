@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import torch
 
-from ratchet.errors import LearnError
-from ratchet.files import make_folder, whole_file, why_not_new_folder
+from ratchet.base.errors import LearnError
+from ratchet.base.files import make_folder, whole_file, why_not_new_folder
 
 STATE, CURVE = "checkpoint.pt", "curve.jsonl"
 Row = dict[str, float | str]

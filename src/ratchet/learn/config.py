@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args
 
 import msgspec
 
-from ratchet.errors import LearnError
+from ratchet.base.errors import LearnError
 
 Answers = Literal["schedule", "source"]
 Reward = Literal["milestones", "log", "raw"]
@@ -211,7 +211,7 @@ def check_rounds(rounds: int) -> None:
 
 def write_config(folder: Path, config: LearnConfig) -> None:
     """Keep a run's config in its folder."""
-    from ratchet.files import write_whole
+    from ratchet.base.files import write_whole
 
     text = json.dumps(msgspec.to_builtins(config), indent=2) + "\n"
     write_whole(folder / "config.learn.json", text.encode())

@@ -16,8 +16,8 @@ from typing import Any, Final
 import msgspec
 
 from ratchet.authors.knowledge.index import index_path, open_index
-from ratchet.errors import LearnError, WorkloadError
-from ratchet.files import write_whole
+from ratchet.base.errors import LearnError, WorkloadError
+from ratchet.base.files import write_whole
 from ratchet.learn.checkpoint import check_out
 from ratchet.learn.datasets import dataset_documents
 from ratchet.learn.languages import AnswerLanguage, schedule_text

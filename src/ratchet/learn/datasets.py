@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from ratchet.errors import LearnError
+from ratchet.base.errors import LearnError
 
 COLUMN: Final = "text"
 PIECE: Final = 20_000

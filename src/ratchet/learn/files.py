@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from ratchet.errors import LearnError
-from ratchet.files import write_whole
+from ratchet.base.errors import LearnError
+from ratchet.base.files import write_whole
 from ratchet.learn.result import LearnReport
 
 Render = Callable[[LearnReport], str]

@@ -18,8 +18,8 @@ import msgspec
 
 from ratchet.authors.author import Answer, Progress, Proposal
 from ratchet.authors.search.author import SearchAuthor
-from ratchet.errors import LearnError
-from ratchet.files import write_whole
+from ratchet.base.errors import LearnError
+from ratchet.base.files import write_whole
 from ratchet.learn.bench import JudgeOutcome, PolicyKernel, ScreeningBench
 from ratchet.learn.checkpoint import STATE as CHECKPOINT
 from ratchet.learn.checkpoint import Row

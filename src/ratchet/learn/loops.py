@@ -18,8 +18,8 @@ from ratchet.authors.form.extent import Extent, whole
 from ratchet.authors.form.form import LoopForm, Map, Matmul, Node, Scan, Scatter, View
 from ratchet.authors.generator.evaluate import COSTLY
 from ratchet.authors.generator.fusion import FusionPlan, LoopNest, planned
-from ratchet.kernels.problem import Case
 from ratchet.learn.tasks import LearnTask
+from ratchet.problems.problem import Case
 
 BYTES: Final = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
 """Of an element; 1 for what is not named."""

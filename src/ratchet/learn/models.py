@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 import torch
 
-from ratchet.errors import LearnError
-from ratchet.files import write_whole
+from ratchet.base.errors import LearnError
+from ratchet.base.files import write_whole
 from ratchet.learn.config import SIZES, LearnConfig
 from ratchet.learn.tokens import check_tokenizer
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ratchet.errors import LearnError
+from ratchet.base.errors import LearnError
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import TaughtAnswer
 from ratchet.learn.languages import AnswerLanguage

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from ratchet.authors.author import Progress, Proposal
-from ratchet.errors import LearnError
+from ratchet.base.errors import LearnError
 from ratchet.learn.evaluate import policy_drawer
 from ratchet.learn.models import Policy, load_policy
 from ratchet.learn.tasks import LearnTask, task_of

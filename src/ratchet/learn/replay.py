@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ratchet.errors import LearnError
+from ratchet.base.errors import LearnError
 
 
 class TextWindows:

@@ -18,8 +18,8 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
-from ratchet import scratch
-from ratchet.errors import LearnError
+from ratchet.base import scratch
+from ratchet.base.errors import LearnError
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.sampling import (
     DrawRequest,

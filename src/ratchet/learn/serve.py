@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ratchet.errors import LearnError, RatchetError
+from ratchet.base.errors import LearnError, RatchetError
 from ratchet.judge.api import as_problem
 from ratchet.learn.evaluate import policy_drawer
 from ratchet.learn.models import Policy

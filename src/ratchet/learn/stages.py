@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 from torch import Tensor
 
-from ratchet.errors import LearnError
+from ratchet.base.errors import LearnError
 from ratchet.learn.bench import Bench
 from ratchet.learn.checkpoint import Curve, read_curve
 from ratchet.learn.config import LARGEST_SEED, LearnConfig

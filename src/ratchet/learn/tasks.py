@@ -12,10 +12,10 @@ from typing import Final
 
 from ratchet.authors.generator import space_for
 from ratchet.authors.generator.space import GeneratedSpace
-from ratchet.errors import LearnError, RatchetError
+from ratchet.base.errors import LearnError, RatchetError
 from ratchet.judge.api import as_problem
-from ratchet.kernels.problem import Problem
-from ratchet.kernels.suites.names import NAMES
+from ratchet.problems.problem import Problem
+from ratchet.problems.suites.names import NAMES
 
 LOG = logging.getLogger(__name__)
 UNSEEN: Final = ("normalisation", "convolution", "movement")

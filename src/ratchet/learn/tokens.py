@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ratchet.errors import LearnError
+from ratchet.base.errors import LearnError
 from ratchet.learn.languages import ANSWER, END, JUDGED, TASK, choice_words
 
 PAD = "<pad>"

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
-from ratchet.errors import LearnError
+from ratchet.base.errors import LearnError
 from ratchet.learn.checkpoint import (
     Curve,
     Row,

@@ -23,8 +23,8 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from ratchet import files
-from ratchet.errors import LedgerError
+from ratchet.base import files
+from ratchet.base.errors import LedgerError
 from ratchet.ledger import payload, schema
 from ratchet.ledger.faults import BUSY_TIMEOUT_S, code_of, explained
 from ratchet.ledger.place import file_of, shown, why_no_database

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Row, func, insert, select
 
-from ratchet.errors import LedgerError
+from ratchet.base.errors import LedgerError
 from ratchet.ledger import schema
 from ratchet.ledger.connect import utc_now
 from ratchet.ledger.faults import explained

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from ratchet.errors import LedgerError
+from ratchet.base.errors import LedgerError
 from ratchet.ledger.place import shown
 
 BUSY_TIMEOUT_S = 5.0

@@ -12,7 +12,7 @@ from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Screening, Verdict
 from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,8 +9,8 @@ import platformdirs
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from ratchet.errors import LedgerError
-from ratchet.files import SQLITE
+from ratchet.base.errors import LedgerError
+from ratchet.base.files import SQLITE
 
 ENVIRONMENT = "RATCHET_LEDGER"
 _DATABASES = ("sqlite", "postgresql")

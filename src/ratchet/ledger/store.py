@@ -12,9 +12,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Engine, Row, Select, Table, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
+from ratchet.base.errors import LedgerError, RatchetError
 from ratchet.devices.fingerprint import Software, software
 from ratchet.devices.probe import Device, describe_device
-from ratchet.errors import LedgerError, RatchetError
 from ratchet.ledger import schema
 from ratchet.ledger.connect import connect, utc_now
 from ratchet.ledger.faults import explained

@@ -8,18 +8,18 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from ratchet import __version__
+from ratchet.base.errors import DeviceError
 from ratchet.devices.probe import describe_device
-from ratchet.errors import DeviceError
 from ratchet.judge.revision import revision
 from ratchet.judge.sandbox.accelerator import may_use_gpu
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Screening, Verdict
 from ratchet.kernels.kernel import Kernel, Language
-from ratchet.kernels.problem import Problem
-from ratchet.kernels.problem_file import described
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.ledger.connect import utc_now
 from ratchet.ledger.fleet import Fleet, LocalFleet, Terms, verdict_under
+from ratchet.problems.problem import Problem
+from ratchet.problems.problem_file import described
 
 __all__ = ["JudgedKernel", "RecordedJudge", "Terms", "judged_on"]
 

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from ratchet.errors import LedgerError
+from ratchet.base.errors import LedgerError
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
 from ratchet.ledger.store import Ledger
 from ratchet.ledger.tables import Fingerprint
+from ratchet.problems.problem import Problem
 
 Ended = Literal["", "finished", "interrupted", "failed"]
 

@@ -21,7 +21,7 @@ from typing import Literal
 
 import numpy as np
 
-from ratchet.errors import MeasureError
+from ratchet.base.errors import MeasureError
 from ratchet.measure.quantiles import t_quantile
 from ratchet.measure.samples import FloatArray, Sample, log_ratios, of_arm
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ratchet.errors import MeasureError
+from ratchet.base.errors import MeasureError
 from ratchet.measure.arm import Arm
 from ratchet.measure.samples import Sample, checked
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.errors import MeasureError
+from ratchet.base.errors import MeasureError
 
 FloatArray = NDArray[np.float64]
 

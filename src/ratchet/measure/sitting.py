@@ -27,7 +27,7 @@ from typing import Final
 
 import numpy as np
 
-from ratchet.errors import MeasureError
+from ratchet.base.errors import MeasureError
 from ratchet.measure.estimate import Answer, Comparison, Floor, answer_of
 from ratchet.measure.quantiles import t_quantile
 from ratchet.measure.samples import FloatArray, Sample, log_ratios

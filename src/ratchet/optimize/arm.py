@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ratchet.errors import WorkloadError
+from ratchet.base.errors import WorkloadError
 from ratchet.optimize.step.installed import activate_proven
 from ratchet.workloads.config import StepConfig
 
@@ -113,10 +113,10 @@ class StepArm:
         With `autocast`, they are those of a step that is uncompiled, in bf16 autocast. Random
         numbers are those that the step as written draws from seed 0.
         """
-        from ratchet.kernels.model_file import seeded
         from ratchet.optimize.recipe.build import build
         from ratchet.optimize.step.draws import eager_draws
         from ratchet.optimize.step.gradients import write_gradients
+        from ratchet.problems.model_file import seeded
         from ratchet.workloads.place import place
 
         if self._next:
@@ -166,7 +166,7 @@ class StepArm:
         So many steps run both ways from the same state, after the first, which runs as written.
         Empty for a workload with a loss, whose step is Ratchet's own.
         """
-        from ratchet.errors import RecipeError
+        from ratchet.base.errors import RecipeError
         from ratchet.optimize.recipe.comparison import CheckedStep
         from ratchet.optimize.recipe.compiled_step import CompiledStep
 

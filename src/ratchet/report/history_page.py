@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from markupsafe import Markup
 
-from ratchet.errors import HistoryError
+from ratchet.base.errors import HistoryError
 from ratchet.history.analysis import AnalysedSeries
 from ratchet.history.incidents import Incident
 from ratchet.report.environment import page_environment

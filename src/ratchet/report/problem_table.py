@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from ratchet.kernels.problem import JUDGED_AT, Problem
-from ratchet.kernels.problem_card import ANSWER, ProblemCard, TensorForm
-from ratchet.kernels.templates import SUFFIXES, show_tensor
+from ratchet.problems.card import ANSWER, ProblemCard, TensorForm
+from ratchet.problems.problem import JUDGED_AT, Problem
+from ratchet.problems.templates import SUFFIXES, show_tensor
 from ratchet.report.console import heading, make_console, table, verbatim
 
 SHORT: Final = {"bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ratchet.errors import RatchetError
-from ratchet.files import why_not_folder
+from ratchet.base.errors import RatchetError
+from ratchet.base.files import why_not_folder
 from ratchet.judge.api import as_kernel, as_problem
 from ratchet.judge.options import Scale
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library_triton import triton_kernels
-from ratchet.kernels.problem import Problem, Tier
-from ratchet.kernels.problem_file import Describe
+from ratchet.problems.problem import Problem, Tier
+from ratchet.problems.problem_file import Describe
 from ratchet.suites.run import Question, Suite
 
 LIBRARIES = ("library", "library-triton")
@@ -31,7 +31,7 @@ def training_suite(name: str, *, tier: Tier, candidate: str) -> Suite:
     Raises:
         RatchetError: there is no such suite or candidate.
     """
-    from ratchet.kernels.suites import load_suite
+    from ratchet.problems.suites import load_suite
 
     answer = find_answer(candidate)
 
@@ -146,7 +146,7 @@ def _yardstick_answer(candidate: str) -> Answer:
     """Answer with torch itself, judged on results and time but not on whose code did the work."""
 
     def answer(_: str, problem: Problem) -> tuple[Problem, Kernel | None]:
-        from ratchet.kernels.problem_file import built_in_kernel
+        from ratchet.kernels.kernel_file import built_in_kernel
 
         return replace(problem, task="any"), built_in_kernel(problem, candidate)
 

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ratchet.errors import RatchetError
-from ratchet.judge.process.time_limits import ends_within
+from ratchet.base.errors import RatchetError
+from ratchet.base.process.time_limits import ends_within
 from ratchet.judge.verdict import Speedups
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
-from ratchet.kernels.problem_file import Describe
 from ratchet.ledger.connect import utc_now
 from ratchet.ledger.verdicts import JudgedKernel, RecordedJudge, Terms, judged_on
+from ratchet.problems.problem import Problem
+from ratchet.problems.problem_file import Describe
 from ratchet.suites.score import SuiteResult, SuiteRow, answered, summarise
 
 Asked = tuple[Problem, Kernel | None]

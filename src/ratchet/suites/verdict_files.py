@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ratchet import files
-from ratchet.errors import RatchetError
+from ratchet.base import files
+from ratchet.base.errors import RatchetError
 from ratchet.ledger.verdicts import JudgedKernel
 from ratchet.suites.score import SuiteResult
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ratchet.errors import DeviceError, RatchetError, WorkloadError
+from ratchet.base.errors import DeviceError, RatchetError, WorkloadError
 from ratchet.workloads.workload import Workload
 
 OWN_REMEDY = "correct it there"

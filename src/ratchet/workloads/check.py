@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from ratchet.errors import DeviceError, WorkloadError
-from ratchet.kernels.model_file import seeded
+from ratchet.base.errors import DeviceError, WorkloadError
+from ratchet.problems.model_file import seeded
 from ratchet.workloads.backward import gradients_of
 from ratchet.workloads.blame import SMALLER, batch_of, blamed_on, does_not_fit, is_out_of_memory
 from ratchet.workloads.config import Precision

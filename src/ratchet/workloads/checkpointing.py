@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from ratchet.errors import WorkloadError
+from ratchet.base.errors import WorkloadError
 
 aten = torch.ops.aten
 KEPT_OPS = [

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ratchet.errors import WorkloadError
+from ratchet.base.errors import WorkloadError
 from ratchet.workloads.family import CLIP_NORM, Data
 from ratchet.workloads.hf_batches import batches_for
 from ratchet.workloads.hf_config import HEADS, Head, head_of, read_config, table_of

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ratchet.errors import WorkloadError
+from ratchet.base.errors import WorkloadError
 from ratchet.workloads.bert import BertSize, MaskedWords
 from ratchet.workloads.family import Data
 from ratchet.workloads.hf_config import Head

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ratchet.errors import WorkloadError
+from ratchet.base.errors import WorkloadError
 
 FUSED: Final = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 """Optimizers whose fused and foreach updates compute what their plain ones do."""

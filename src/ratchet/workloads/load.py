@@ -11,7 +11,7 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
-from ratchet.errors import WorkloadError
+from ratchet.base.errors import WorkloadError
 from ratchet.workloads import bert, gpt2, llama, moe, vit
 from ratchet.workloads.config import Precision
 from ratchet.workloads.family import CLIP_NORM, Data, Family

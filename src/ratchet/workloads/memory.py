@@ -6,7 +6,7 @@ import psutil
 import torch
 from torch import nn
 
-from ratchet.errors import DeviceError
+from ratchet.base.errors import DeviceError
 
 BYTES_PER_PARAMETER = 16
 """fp32 weight and gradient, and AdamW's two fp32 moments."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from ratchet.errors import WorkloadError
-from ratchet.files import why_not_file
+from ratchet.base.errors import WorkloadError
+from ratchet.base.files import why_not_file
 
 SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "llama": ("tiny", "8m", "60m", "1b", "8b"),

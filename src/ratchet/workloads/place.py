@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ratchet.errors import DeviceError
+from ratchet.base.errors import DeviceError
 
 
 def place(device: str) -> torch.device:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ratchet.errors import RatchetError
+from ratchet.base.errors import RatchetError
 
 MISTAKE = 2
 

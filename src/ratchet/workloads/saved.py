@@ -25,8 +25,8 @@ from urllib.parse import quote
 
 import torch
 
-from ratchet import scratch
-from ratchet.errors import WorkloadError
+from ratchet.base import scratch
+from ratchet.base.errors import WorkloadError
 from ratchet.workloads.blame import blamed_on, is_users_file
 from ratchet.workloads.names import SAVED_SUFFIX, title_of
 from ratchet.workloads.request import Request

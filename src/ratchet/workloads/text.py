@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from platformdirs import user_cache_path
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from ratchet.errors import WorkloadError
-from ratchet.files import why_not_file, write_whole
+from ratchet.base.errors import WorkloadError
+from ratchet.base.files import why_not_file, write_whole
 
 TEXT_LIMIT_BYTES = 20_000_000
 """Maximum text size; more text would not change the step time, so longer text is cut."""

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ratchet.errors import WorkloadError
-from ratchet.kernels.model_file import seeded
+from ratchet.base.errors import WorkloadError
+from ratchet.problems.model_file import seeded
 from ratchet.workloads.hf import TINY, TINY_WIDTHS, quiet_transformers
 from ratchet.workloads.hf_small import small_config
 from ratchet.workloads.request import Request

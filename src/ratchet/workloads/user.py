@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ratchet.errors import WorkloadError
+from ratchet.base.errors import WorkloadError
 from ratchet.workloads.blame import blamed_on
 from ratchet.workloads.names import user_file, user_function
 from ratchet.workloads.own_step import ScriptStep

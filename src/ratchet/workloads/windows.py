@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ratchet.errors import WorkloadError
+from ratchet.base.errors import WorkloadError
 from ratchet.workloads.family import Data
 from ratchet.workloads.text import (
     SMALL_TEXT_BYTES,

@@ -18,11 +18,11 @@ from ratchet.authors.form.lower import lower
 from ratchet.authors.generator.fusion import Alone, LoopNest, planned
 from ratchet.authors.generator.schedule import read
 from ratchet.authors.generator.source import source_of
-from ratchet.errors import KernelError
-from ratchet.kernels.case import Case, TensorSpec
-from ratchet.kernels.problem import Problem
-from ratchet.kernels.problem_file import load_problem
-from ratchet.kernels.suites import find_problem
+from ratchet.base.errors import KernelError
+from ratchet.problems.case import Case, TensorSpec
+from ratchet.problems.problem import Problem
+from ratchet.problems.problem_file import load_problem
+from ratchet.problems.suites import find_problem
 
 Scalars = Sequence[float]
 

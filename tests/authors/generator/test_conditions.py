@@ -12,7 +12,7 @@ from ratchet.authors.form.forms import forms_of
 from ratchet.authors.generator.conditions import Band, left_band, needed_band
 from ratchet.authors.generator.fusion import planned
 from ratchet.authors.generator.splits import LoopSplits
-from ratchet.kernels.suites import find_problem
+from ratchet.problems.suites import find_problem
 
 WITHIN = st.integers(-5, 25)
 

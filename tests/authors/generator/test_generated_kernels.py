@@ -22,9 +22,9 @@ from random_graphs import (
 
 from ratchet.authors.generator import space_for
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.kernels.case import Case, TensorSpec
-from ratchet.kernels.problem import Problem
-from ratchet.kernels.suites import find_problem
+from ratchet.problems.case import Case, TensorSpec
+from ratchet.problems.problem import Problem
+from ratchet.problems.suites import find_problem
 
 pytestmark = pytest.mark.compiler
 EVERYTHING = os.environ.get("RATCHET_TEST") == "all"

@@ -9,7 +9,7 @@ import pytest
 from ratchet.authors.author import Space
 from ratchet.authors.generator import space_for
 from ratchet.authors.generator.schedule import OPTIONS
-from ratchet.kernels.suites import find_problem
+from ratchet.problems.suites import find_problem
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,10 @@ from ratchet.judge.decided import Decided
 from ratchet.judge.static_profile.inspection import inspect_kernel
 from ratchet.judge.trial.interpreted import interpreted
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.kernels.case import Case, TensorSpec
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
-from ratchet.kernels.suites import find_problem
+from ratchet.problems.case import Case, TensorSpec
+from ratchet.problems.problem import Problem
+from ratchet.problems.suites import find_problem
 
 pytest.importorskip("triton")
 GPUS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201", "sm_90")

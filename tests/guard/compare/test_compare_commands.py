@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.errors import GuardError
+from ratchet.base.errors import GuardError
 from ratchet.guard.compare.commands import CommandSide, read_metrics, run_command
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_machine import Machine, simulate
 
-from ratchet.errors import GuardError
+from ratchet.base.errors import GuardError
 from ratchet.guard.compare.decide import BASELINE, NEW, TIME, TWIN, Metric, Readings, decide
 from ratchet.guard.compare.decide import exit_code as code_of
 from ratchet.guard.compare.plan import (

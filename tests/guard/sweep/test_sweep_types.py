@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ratchet.base.errors import GuardError
 from ratchet.cli import main
-from ratchet.errors import GuardError
 from ratchet.guard.sweep import run
 from ratchet.guard.sweep.row import ArmRun, TypeRow
 from ratchet.guard.sweep.run import LEAST_SHARE, REPRODUCTIONS, ROWS, SweepSettings, sweep

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ratchet.errors import RatchetError
+from ratchet.base.errors import RatchetError
 from ratchet.judge.api import judge as judge_by_name
 from ratchet.judge.emulator.decode import TARGETS
 from ratchet.judge.options import EMULATED
@@ -15,8 +15,8 @@ from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library_triton import triton_kernels
-from ratchet.kernels.problem import Problem
-from ratchet.kernels.suites import find_problem
+from ratchet.problems.problem import Problem
+from ratchet.problems.suites import find_problem
 
 KERNEL = triton_kernels()["rope_forward"]
 

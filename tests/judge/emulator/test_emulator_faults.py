@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from small_assembly import run, text_of
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 from ratchet.judge.emulator.decode import decode
 from ratchet.judge.emulator.shown import assembly, timeline
 

@@ -7,7 +7,7 @@ import struct
 import pytest
 from small_assembly import run
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 
 
 def f(value: float) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 from ratchet.judge.hip.code_objects import one_kernel
 from ratchet.judge.options import EMULATED
 from ratchet.judge.static_profile.tools import find_tool
@@ -16,7 +16,7 @@ from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.suites import find_problem
+from ratchet.problems.suites import find_problem
 
 SOFTMAX = r"""
 #include <hip/hip_runtime.h>

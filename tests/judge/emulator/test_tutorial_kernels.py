@@ -11,7 +11,7 @@ from tutorial_kernels import SOURCES, tutorial_kernel, tutorial_problem
 
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
-from ratchet.kernels.case import Case
+from ratchet.problems.case import Case
 
 pytestmark = [
     pytest.mark.slow,

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from ratchet.kernels.case import Case, TensorSpec
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
-from ratchet.kernels.suites import find_problem
+from ratchet.problems.case import Case, TensorSpec
+from ratchet.problems.problem import Problem
+from ratchet.problems.suites import find_problem
 
 HEAD = """
 import torch

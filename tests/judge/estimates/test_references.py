@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from ratchet.errors import JudgeError, KernelError
+from ratchet.base.errors import JudgeError, KernelError
+from ratchet.base.process.time_limits import Clock
 from ratchet.judge.estimates import references
 from ratchet.judge.estimates.inductor import check_version
 from ratchet.judge.estimates.references import CompiledReferences, ReferenceWork, said
-from ratchet.judge.process.time_limits import Clock
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.verdict import EmulatedBound, EmulatedCase
 from ratchet.kernels.library_triton import triton_kernels
-from ratchet.kernels.suites import find_problem
+from ratchet.problems.suites import find_problem
 
 TOLD = {
     "triton_made_up": {

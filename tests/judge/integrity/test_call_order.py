@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.judge.integrity.call_order import CallOrder, _progress
-from ratchet.kernels.abi import DTYPE_CODES
+from ratchet.problems.dtypes import DTYPE_CODES
 
 CALLS, FLOATS = 6, 64
 

@@ -25,7 +25,7 @@ from ratchet.judge.workers.candidate import device_census
 from ratchet.judge.workers.candidate.device_census import DeviceCensus, DeviceEvent, count
 from ratchet.judge.workers.memory.device import Host
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 TRACES = Path(os.environ.get("RATCHET_TRACES", Path(__file__).parents[4] / "shared" / "traces"))
 ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::MulFunctor<float>>"

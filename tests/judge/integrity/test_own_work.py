@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from answers import assert_right
 
-from ratchet.errors import CompilerMissing
+from ratchet.base.errors import CompilerMissing
 from ratchet.judge.api import as_problem
 from ratchet.judge.decided import CandidateFault, Decided, Ok
 from ratchet.judge.integrity import code_places, looks, own_work
@@ -27,7 +27,7 @@ from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.timing import plan
 from ratchet.kernels.kernel import Kernel, Language
 from ratchet.kernels.languages import cpp
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 PACKAGES = Path(np.__file__).parents[1]
 DYNLOAD = f"{sysconfig.get_path('stdlib')}/lib-dynload"

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 from ratchet.judge.integrity import returned_outputs
 from ratchet.judge.integrity.returned_outputs import ReturnedOutputs, Unreadable
 from ratchet.judge.workers.candidate.results import ResultForm, as_results, places
-from ratchet.kernels.abi import DTYPE_CODES
+from ratchet.problems.dtypes import DTYPE_CODES
 
 needs_own_memory = pytest.mark.skipif(
     not returned_outputs.readable(os.getpid()), reason="this machine hides a process's own memory"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ratchet.errors import RatchetError
+from ratchet.base.errors import RatchetError
 from ratchet.judge.sandbox import accelerator, bubblewrap, isolation, mechanism, system_calls
 from ratchet.judge.sandbox.accelerator import Accelerator, groups_of, may_use_gpu
 from ratchet.judge.sandbox.system_calls import AF_UNIX, NUMBERS, Instruction
@@ -219,7 +219,7 @@ def test_the_filter_in_force_lets_a_local_socket_be_bound() -> None:
         pytest.skip("system calls are filtered on x86-64 alone")
     body = """
 import socket
-from ratchet.judge.process import families
+from ratchet.base.process import families
 from ratchet.judge.sandbox import system_calls
 families.prctl(families.PR_SET_NO_NEW_PRIVS, 1)
 system_calls.deny_needless(among_others=False, local_sockets=True)

@@ -36,7 +36,7 @@ def test_every_path_through_the_filter_ends(among_others: bool) -> None:
 
 AMONG_OTHERS = """
 import os, resource
-from ratchet.judge.process import families
+from ratchet.base.process import families
 from ratchet.judge.sandbox import system_calls
 
 families.prctl(families.PR_SET_NO_NEW_PRIVS, 1)

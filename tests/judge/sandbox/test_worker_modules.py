@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import ratchet
+from ratchet.base.process.time_limits import Clock
 from ratchet.judge.decided import CandidateFault
-from ratchet.judge.process.time_limits import Clock
 from ratchet.judge.sandbox import bubblewrap
 from ratchet.judge.sandbox.worker_modules import (
     CPP_WORKER,
@@ -31,7 +31,7 @@ from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.static_profile.inspection import inspect_kernel
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.kernels.kernel import Kernel, Language
-from ratchet.kernels.suites import find_problem
+from ratchet.problems.suites import find_problem
 
 PACKAGE = Path(ratchet.__file__).parent
 SENT_SOURCES = (
@@ -50,10 +50,10 @@ ROOTS = {
 UNCALLED = "ratchet.judge.api"
 """What the package imports when somebody calls `ratchet.judge(...)`: no worker does."""
 SECRET = (
-    "ratchet.kernels.tolerance",
-    "ratchet.kernels.problem",
+    "ratchet.problems.tolerance",
+    "ratchet.problems.problem",
     "ratchet.kernels.library.references",
-    "ratchet.kernels.suites",
+    "ratchet.problems.suites",
     "ratchet.judge.integrity.call_order",
     "ratchet.judge.trial.kernel_checks",
     "ratchet.judge.workers.reference.gate",

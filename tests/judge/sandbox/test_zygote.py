@@ -12,14 +12,14 @@ import judge_problems as given
 import pytest
 from answers import assert_right
 
+from ratchet.base.process.time_limits import Clock
 from ratchet.judge.decided import CandidateFault
-from ratchet.judge.process.time_limits import Clock
 from ratchet.judge.sandbox import bubblewrap
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 pytestmark = pytest.mark.skipif(
     bubblewrap.program() is None, reason="bubblewrap does not work here"

@@ -8,8 +8,8 @@ import math
 
 import pytest
 
+from ratchet.base.errors import JudgeError, KernelError
 from ratchet.devices import catalogue
-from ratchet.errors import JudgeError, KernelError
 from ratchet.judge.decided import Decided
 from ratchet.judge.static_profile import assembly, bound, instructions, kernel_facts
 from ratchet.judge.static_profile.answers import CompiledKernel, read_profile
@@ -23,7 +23,7 @@ from ratchet.judge.workers.candidate.architectures import (
     occupancy,
 )
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Case, Problem, TensorSpec, Tier
+from ratchet.problems.problem import Case, Problem, TensorSpec, Tier
 
 TEXT = """
 	.text

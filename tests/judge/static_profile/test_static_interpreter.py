@@ -14,7 +14,8 @@ from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.verdict import Verdict
 from ratchet.judge.workers.candidate.architectures import TARGETS
-from ratchet.kernels.problem_file import load_kernel, load_problem
+from ratchet.kernels.kernel_file import load_kernel
+from ratchet.problems.problem_file import load_problem
 
 THOROUGH = (pytest.mark.thorough,)
 pytestmark = [

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import static_kernels as given
 
+from ratchet.base.errors import KernelError
 from ratchet.devices import catalogue
-from ratchet.errors import KernelError
 from ratchet.judge.sandbox import mechanism
 from ratchet.judge.static_profile import tools
 from ratchet.judge.static_profile.inspection import inspect_kernel

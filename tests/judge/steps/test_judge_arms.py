@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.errors import ArmFailure, DeadlinePassed, JudgeError, WorkloadError
-from ratchet.judge.process import families
+from ratchet.base.errors import ArmFailure, DeadlinePassed, JudgeError, WorkloadError
+from ratchet.base.process import families
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.judge.steps.recipe_trial import TrialEvent, time_arms
 

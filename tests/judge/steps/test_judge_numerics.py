@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ratchet.errors import JudgeError
+from ratchet.base.errors import JudgeError
 from ratchet.judge.steps.gradients import GradientFile
 from ratchet.judge.steps.numerics import GradientCheck, judge_gradients, judge_losses
 

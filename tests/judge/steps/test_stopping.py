@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.judge.process import families
+from ratchet.base.process import families
 
 SPAWNS = """
 import os, sys

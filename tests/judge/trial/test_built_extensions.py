@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from answers import assert_right
 
-from ratchet.errors import CompilerMissing
+from ratchet.base.errors import CompilerMissing
 from ratchet.judge.sandbox import bubblewrap
 from ratchet.judge.sandbox.confine import EXTENSIONS
 from ratchet.judge.trial.kernel_trial import KernelJudge
@@ -19,8 +19,8 @@ from ratchet.judge.trial.timing import plan
 from ratchet.judge.workers.memory.packed_files import PackedFiles
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
-from ratchet.kernels.problem import Problem
-from ratchet.kernels.problem_file import load_problem
+from ratchet.problems.problem import Problem
+from ratchet.problems.problem_file import load_problem
 
 RELU = Path(__file__).parents[1] / "kernelbench_like" / "level1" / "1_relu.py"
 needs_bubblewrap = pytest.mark.skipif(

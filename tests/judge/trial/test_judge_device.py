@@ -11,7 +11,7 @@ import pytest
 from answers import assert_right
 from fake_gpu import FLAVOURS, FakeDriver, build_driver, open_to_all
 
-from ratchet.errors import JudgeError
+from ratchet.base.errors import JudgeError
 from ratchet.judge.decided import Decided
 from ratchet.judge.trial import kernel_checks, on_device, stages
 from ratchet.judge.trial.device_clock import DeviceClock
@@ -19,8 +19,9 @@ from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.timing import plan, sample
 from ratchet.judge.verdict import Evidence, Ratio, Speedups, Verdict
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Case, Problem, TensorSpec
-from ratchet.kernels.problem_file import built_in_kernel, load_problem
+from ratchet.kernels.kernel_file import built_in_kernel
+from ratchet.problems.problem import Case, Problem, TensorSpec
+from ratchet.problems.problem_file import load_problem
 
 pytestmark = pytest.mark.compiler
 THOROUGH = pytest.mark.thorough

@@ -19,19 +19,19 @@ import pytest
 from answers import RIGHT, assert_right, is_right
 
 import ratchet
-from ratchet import scratch
-from ratchet.errors import CompilerMissing
-from ratchet.judge.process import families
-from ratchet.judge.process.channel import open_pair
-from ratchet.judge.process.child import Child, ChildFailure, program
+from ratchet.base import scratch
+from ratchet.base.errors import CompilerMissing
+from ratchet.base.process import families
+from ratchet.base.process.channel import open_pair
+from ratchet.base.process.child import Child, ChildFailure, program
 from ratchet.judge.sandbox import bubblewrap, headroom, isolation, landlock, mechanism, open_folders
 from ratchet.judge.trial import kernel_checks
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.timing import plan
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.languages import cpp
-from ratchet.kernels.problem import Problem
 from ratchet.ledger import Ledger
+from ratchet.problems.problem import Problem
 
 pytestmark = pytest.mark.compiler
 LIMIT_S, GRACE_S = 40.0, 5.0
@@ -439,7 +439,7 @@ from ratchet.judge.trial.timing import plan
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 from ratchet.ledger import Fingerprint, Ledger
 
 plan.LAUNCHES, plan.MAX_ROUNDS = 2, 4

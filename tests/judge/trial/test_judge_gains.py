@@ -5,10 +5,10 @@ from __future__ import annotations
 import judge_problems as given
 import pytest
 
-from ratchet.errors import CompilerMissing
+from ratchet.base.errors import CompilerMissing
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.kernels.languages import cpp
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 pytestmark = [pytest.mark.compiler, pytest.mark.usefixtures("gains_are_seen", "compiler")]
 TRIES = 3

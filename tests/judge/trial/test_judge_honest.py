@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from answers import assert_right
 
-from ratchet.errors import CompilerMissing
+from ratchet.base.errors import CompilerMissing
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.kernels.languages import cpp

@@ -15,10 +15,10 @@ import judge_problems as given
 import pytest
 from answers import assert_right
 
-from ratchet.errors import JudgeError
-from ratchet.judge.process import families
-from ratchet.judge.process.channel import close_descriptors
-from ratchet.judge.process.time_limits import OutOfTime, ends_within
+from ratchet.base.errors import JudgeError
+from ratchet.base.process import families
+from ratchet.base.process.channel import close_descriptors
+from ratchet.base.process.time_limits import OutOfTime, ends_within
 from ratchet.judge.sandbox import bubblewrap, isolation, mechanism
 from ratchet.judge.trial import kernel_checks, stages
 from ratchet.judge.trial.kernel_trial import KernelJudge
@@ -28,7 +28,7 @@ from ratchet.judge.trial.stages import layout_seed
 from ratchet.judge.trial.timing import decide, group_sequential
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Case, Problem, TensorSpec
+from ratchet.problems.problem import Case, Problem, TensorSpec
 
 pytestmark = pytest.mark.compiler
 PIDS_OF_A_SANDBOX = 50

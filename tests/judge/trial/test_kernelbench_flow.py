@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from answers import assert_right
 
-from ratchet.errors import CompilerMissing, KernelError
+from ratchet.base.errors import CompilerMissing, KernelError
 from ratchet.judge.api import as_kernel
 from ratchet.judge.trial import kernel_checks
 from ratchet.judge.trial.kernel_trial import KernelJudge
@@ -15,9 +15,10 @@ from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.judge.trial.timing import plan
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.kernel_file import built_in_kernel
 from ratchet.kernels.languages import cpp
-from ratchet.kernels.problem import Problem
-from ratchet.kernels.problem_file import built_in_kernel, load_problem
+from ratchet.problems.problem import Problem
+from ratchet.problems.problem_file import load_problem
 
 LIKE = Path(__file__).parents[1] / "kernelbench_like"
 FILES = sorted(LIKE.glob("level*/*.py"))

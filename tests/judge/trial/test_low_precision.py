@@ -9,15 +9,15 @@ import low_precision_kernels as given
 import pytest
 from answers import assert_right
 
-from ratchet.errors import CompilerMissing
+from ratchet.base.errors import CompilerMissing
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
-from ratchet.kernels.carried_modules import with_modules
 from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.kernel_file import built_in_kernel
 from ratchet.kernels.languages import cpp
-from ratchet.kernels.problem import reference_text
-from ratchet.kernels.problem_file import built_in_kernel
-from ratchet.kernels.suites import find_problem
+from ratchet.problems.carried_modules import with_modules
+from ratchet.problems.problem import reference_text
+from ratchet.problems.suites import find_problem
 
 python_sandbox = pytest.mark.skipif(
     why_no_kernels() is not None,

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from answers import assert_right
 
-from ratchet.errors import KernelError, RatchetError
+from ratchet.base.errors import KernelError, RatchetError
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.kernels import model_scale
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
-from ratchet.kernels.problem_file import MAX_SOURCE_BYTES, load_kernel, load_problem
+from ratchet.kernels.kernel_file import load_kernel
+from ratchet.problems import model_scale
+from ratchet.problems.problem import Problem
+from ratchet.problems.problem_file import MAX_SOURCE_BYTES, load_problem
 
 LIKE = Path(__file__).parents[1] / "kernelbench_like"
 MODEL = """

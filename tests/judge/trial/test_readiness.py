@@ -15,7 +15,7 @@ from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import check_kernels, why_no_kernels
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
-from ratchet.kernels.suites import find_problem
+from ratchet.problems.suites import find_problem
 
 pytestmark = pytest.mark.compiler
 

@@ -15,14 +15,14 @@ from typing import Any
 import judge_problems as given
 import pytest
 
-from ratchet.judge.process import families
+from ratchet.base.process import families
 from ratchet.judge.sandbox import view
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.rivals import RivalProcess, Rivals
 from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN, RivalArm
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 pytestmark = pytest.mark.compiler
 PYTHON = (

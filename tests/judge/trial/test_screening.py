@@ -19,8 +19,8 @@ import torch
 from answers import assert_right
 
 import ratchet
-from ratchet.errors import CompilerMissing
-from ratchet.judge.process import families
+from ratchet.base.errors import CompilerMissing
+from ratchet.base.process import families
 from ratchet.judge.sandbox import bubblewrap, system_calls
 from ratchet.judge.trial.kernel_checks import CaseFacts
 from ratchet.judge.trial.kernel_trial import KernelJudge
@@ -29,7 +29,7 @@ from ratchet.judge.trial.screening import run, screener
 from ratchet.judge.verdict import Screening
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 WRONG = "ENTRY { silu_scale(t, s); ((float*)t[1].data)[0] += 1; return 0; }"
 WRONG_ON_SOME_SIZES = (
@@ -384,7 +384,7 @@ SCREENING = """
 import json, sys
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 kernels, problem = json.loads(sys.argv[1])
 with KernelJudge() as judge:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from answers import assert_right
 
-from ratchet.errors import CompilerMissing
+from ratchet.base.errors import CompilerMissing
 from ratchet.judge.decided import Ok
 from ratchet.judge.sandbox import bubblewrap
 from ratchet.judge.trial import kernel_checks, shared_compilations
@@ -19,9 +19,10 @@ from ratchet.judge.trial.timing import plan
 from ratchet.judge.workers.candidate.compilations import ENVIRONMENT, OWN
 from ratchet.judge.workers.memory.packed_files import PackedFiles
 from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.kernel_file import built_in_kernel
 from ratchet.kernels.languages import cpp
-from ratchet.kernels.problem import Problem
-from ratchet.kernels.problem_file import built_in_kernel, load_problem
+from ratchet.problems.problem import Problem
+from ratchet.problems.problem_file import load_problem
 
 SOFTMAX = Path(__file__).parents[1] / "kernelbench_like" / "level1" / "3_softmax.py"
 pytestmark = [

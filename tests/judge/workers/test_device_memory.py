@@ -15,7 +15,7 @@ import pytest
 import torch
 from fake_gpu import FLAVOURS, FakeDriver, build_driver
 
-from ratchet.judge.process.channel import Channel, close_descriptors, open_pair
+from ratchet.base.process.channel import Channel, close_descriptors, open_pair
 from ratchet.judge.workers.memory import device, driver_memory
 from ratchet.judge.workers.memory.blocks import DeviceMemory, HostMemory, Memory, flat_bytes
 from ratchet.judge.workers.memory.driver_memory import (
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.compiler
 NOTHING = (0, 0, 0)
 OTHER_PROCESS = """
 import json, sys, torch
-from ratchet.judge.process.channel import inherited
+from ratchet.base.process.channel import inherited
 from ratchet.judge.workers.memory.driver_memory import Driver
 from ratchet.judge.workers.memory.blocks import DeviceMemory
 from ratchet.judge.workers.memory.driver_memory import DeviceRegion

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ratchet.judge.workers.reference.gate import SAMPLED, gate
 from ratchet.judge.workers.reference.worker import ReferenceWorker
-from ratchet.kernels import flop_count
-from ratchet.kernels.case import Case, TensorSpec
-from ratchet.kernels.problem import Problem
+from ratchet.problems import flop_count
+from ratchet.problems.case import Case, TensorSpec
+from ratchet.problems.problem import Problem
 
 LARGE = 4 * SAMPLED
 

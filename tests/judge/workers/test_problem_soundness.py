@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.workers.reference.soundness import check_repeats
-from ratchet.kernels import free_memory
-from ratchet.kernels.dependence import inert_input
-from ratchet.kernels.free_memory import check_fits, free_bytes
-from ratchet.kernels.problem import Case, Problem, TensorSpec
-from ratchet.kernels.suites import find_problem
+from ratchet.problems import free_memory
+from ratchet.problems.dependence import inert_input
+from ratchet.problems.free_memory import check_fits, free_bytes
+from ratchet.problems.problem import Case, Problem, TensorSpec
+from ratchet.problems.suites import find_problem
 
 
 def noisy(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:

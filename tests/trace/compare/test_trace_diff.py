@@ -7,7 +7,7 @@ from pathlib import Path
 import made_traces as mt
 import pytest
 
-from ratchet.errors import TraceError
+from ratchet.base.errors import TraceError
 from ratchet.trace.analysis.analyse import analyse
 from ratchet.trace.compare.diff import diff
 

@@ -10,7 +10,7 @@ from typing import Any
 import made_traces as mt
 import pytest
 
-from ratchet.errors import TraceError
+from ratchet.base.errors import TraceError
 from ratchet.report.trace_words import across_words
 from ratchet.trace.answers.report import report
 from ratchet.trace.compare.pairing import Run, paired

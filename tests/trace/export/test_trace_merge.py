@@ -13,7 +13,7 @@ import made_traces as mt
 import pytest
 from made_rocprof import rocpd
 
-from ratchet.errors import FileError, TraceError
+from ratchet.base.errors import FileError, TraceError
 from ratchet.trace.answers.report import report
 from ratchet.trace.export.merge import Merged, merge
 from ratchet.trace.read.file import read

@@ -11,7 +11,7 @@ import made_traces as mt
 import numpy as np
 import pytest
 
-from ratchet.errors import TraceError
+from ratchet.base.errors import TraceError
 from ratchet.trace.answers.report import report
 from ratchet.trace.export.documents import document
 from ratchet.trace.read import stream

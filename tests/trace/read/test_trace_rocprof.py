@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from made_rocprof import rocpd, rocprof_json
 
-from ratchet.errors import TraceError
+from ratchet.base.errors import TraceError
 from ratchet.trace.answers.report import report
 from ratchet.trace.read.columns import Kind
 from ratchet.trace.read.file import read

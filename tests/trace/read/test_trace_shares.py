@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ratchet.errors import TraceError
+from ratchet.base.errors import TraceError
 from ratchet.trace.read import shares, stream
 from ratchet.trace.read.columns import Trace
 from ratchet.trace.read.events import Event

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.errors import TraceError
+from ratchet.base.errors import TraceError
 from ratchet.trace.answers.report import report
 from ratchet.trace.read.file import read
 from ratchet.trace.record.command import Schedule, record

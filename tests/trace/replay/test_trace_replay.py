@@ -10,7 +10,7 @@ import made_traces as mt
 import pytest
 import torch
 
-from ratchet.errors import TraceError
+from ratchet.base.errors import TraceError
 from ratchet.trace.analysis.analyse import analyse
 from ratchet.trace.read.file import read
 from ratchet.trace.replay.calls import calls, costly_ops

@@ -20,13 +20,13 @@ from ratchet.authors.agent.session import Session
 from ratchet.authors.agent.strategy import parse_strategy
 from ratchet.authors.author import Author, Progress, Proposal
 from ratchet.authors.knowledge.index import index_path
+from ratchet.base.errors import EndpointError, LedgerError, RatchetError
 from ratchet.devices.probe import Device, probe
-from ratchet.errors import EndpointError, LedgerError, RatchetError
 from ratchet.judge.workers.candidate.architectures import find_architectures
 from ratchet.kernels.kernel import Language
-from ratchet.kernels.problem import Problem
 from ratchet.ledger import Ledger
 from ratchet.ledger.exchanges import ExchangeBook
+from ratchet.problems.problem import Problem
 
 LOG = logging.getLogger(__name__)
 KEY_ENVIRONMENT: Final = "OPENAI_API_KEY"

@@ -9,13 +9,13 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-from ratchet.errors import RatchetError
+from ratchet.base.errors import RatchetError
 from ratchet.kernels.kernel import Language
-from ratchet.kernels.problem import Problem, reference_text
-from ratchet.kernels.problem_card import ProblemCard, TensorForm, card_of
-from ratchet.kernels.problem_file import default_entry, described
-from ratchet.kernels.standalone import standalone_reference
-from ratchet.kernels.templates import TemplateLanguage, show_tensor, template
+from ratchet.problems.card import ProblemCard, TensorForm, card_of
+from ratchet.problems.problem import Problem, reference_text
+from ratchet.problems.problem_file import default_entry, described
+from ratchet.problems.standalone import standalone_reference
+from ratchet.problems.templates import TemplateLanguage, show_tensor, template
 
 LOG = logging.getLogger(__name__)
 WORKER: Final = "ratchet.authors.agent.card_worker"

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from ratchet.errors import RatchetError
+from ratchet.base.errors import RatchetError
 from ratchet.ledger.exchanges import Usage
 
 LEAST_COMPLETION_TOKENS: Final = 256

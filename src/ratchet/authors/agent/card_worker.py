@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ratchet.kernels.problem import Problem
-from ratchet.kernels.problem_card import card_of
+from ratchet.problems.card import card_of
+from ratchet.problems.problem import Problem
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ratchet.authors.agent.budget import estimate_tokens
 from ratchet.authors.agent.reply import ChatRequest, Reply, Status
 from ratchet.authors.agent.secret import Secret, shown_url
 from ratchet.authors.agent.stream import MOST_REASON, Answering, EventError
-from ratchet.errors import EndpointError
+from ratchet.base.errors import EndpointError
 from ratchet.ledger.exchanges import Usage
 
 if TYPE_CHECKING:

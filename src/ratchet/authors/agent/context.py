@@ -14,8 +14,8 @@ from ratchet.authors.agent.profile import Profiles
 from ratchet.authors.agent.strategy import StrategyName
 from ratchet.authors.knowledge import Passage, open_index
 from ratchet.authors.knowledge.cite import cite, query_of
+from ratchet.base.errors import KnowledgeError
 from ratchet.devices.probe import Device
-from ratchet.errors import KnowledgeError
 from ratchet.kernels.kernel import Language
 from ratchet.ledger.exchanges import ExchangeBook
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from ratchet.errors import RatchetError
+from ratchet.base.errors import RatchetError
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
 from ratchet.ledger import Fingerprint, Ledger
+from ratchet.problems.problem import Problem
 
 MOST_KERNELS: Final = 3
 PROFILE_LIMIT_S: Final = 60.0

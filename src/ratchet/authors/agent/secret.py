@@ -7,7 +7,7 @@ import re
 from typing import Final
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from ratchet.errors import EndpointError
+from ratchet.base.errors import EndpointError
 
 HIDDEN: Final = "[key]"
 NO_KEY: Final = "none"

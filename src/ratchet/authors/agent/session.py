@@ -24,8 +24,8 @@ from ratchet.authors.agent.replayed import Replayed
 from ratchet.authors.agent.reply import MODELS_FAULT, Reply
 from ratchet.authors.agent.strategy import Assignment, Planner, make_strategy
 from ratchet.authors.author import Progress, Proposal
-from ratchet.kernels.problem import Problem
 from ratchet.ledger.exchanges import Exchange, Message
+from ratchet.problems.problem import Problem
 
 SHOWN_BEST: Final = 5
 SHOWN_FAILED: Final = 4

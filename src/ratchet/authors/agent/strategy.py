@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol, cast, get_args
 
 from ratchet.authors.agent.population import Member, Population
-from ratchet.errors import RatchetError
+from ratchet.base.errors import RatchetError
 from ratchet.kernels.kernel import Language
 
 StrategyName = Literal["beam", "evolve"]

@@ -10,8 +10,8 @@ from ratchet.devices.fingerprint import Software, short_hash
 from ratchet.devices.probe import Device
 from ratchet.judge.verdict import Screening
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
 from ratchet.ledger.fleet import Terms
+from ratchet.problems.problem import Problem
 
 
 class SeatFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ratchet.authors.fleet.ray_cluster import RayCluster
 from ratchet.authors.fleet.ray_fleet import ClusterFleet
-from ratchet.errors import LedgerError
+from ratchet.base.errors import LedgerError
 from ratchet.judge.trial.readiness import check_kernels
 from ratchet.ledger.place import resolve, shown
 from ratchet.ledger.verdicts import RecordedJudge

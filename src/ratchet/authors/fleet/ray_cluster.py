@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from ratchet.authors.fleet import seat as on_the_seat
 from ratchet.authors.fleet.spread import Seat, SeatLost
-from ratchet.errors import DeviceError, JudgeError
+from ratchet.base.errors import DeviceError, JudgeError
 
 CONNECTED_S: Final = 10.0
 """Time limit of the first connection to a `ray://` address."""

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from ratchet import __version__
 from ratchet.authors.fleet.messages import JudgeOrder, ScreenOrder, SeatFacts, SeatReply, read_reply
 from ratchet.authors.fleet.spread import MOST_LOSSES, Cluster, Spread
+from ratchet.base.errors import DeviceError, JudgeError, RatchetError
 from ratchet.devices.fingerprint import Software
 from ratchet.devices.probe import Device
-from ratchet.errors import DeviceError, JudgeError, RatchetError
 from ratchet.judge.revision import revision
 from ratchet.judge.verdict import Screening, Verdict
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
 from ratchet.ledger.fleet import Terms
+from ratchet.problems.problem import Problem
 
 LOST = f"{MOST_LOSSES} machines were lost while they judged it"
 

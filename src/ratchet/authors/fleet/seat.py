@@ -19,9 +19,9 @@ from ratchet.authors.fleet.messages import (
     pack,
     read_order,
 )
+from ratchet.base.errors import KernelError, RatchetError
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
-from ratchet.errors import KernelError, RatchetError
 from ratchet.judge.revision import revision
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.ledger.fleet import verdict_under

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from ratchet.authors.fleet.messages import Order, SeatFacts, pack, read_facts
-from ratchet.errors import JudgeError
+from ratchet.base.errors import JudgeError
 
 GRACE_S: Final = 180.0
 """A seat may take this long beyond an order's time limit: to open the problem, to import torch."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ratchet.authors.form.extent import Extent, Name, named
-from ratchet.errors import RatchetError
+from ratchet.base.errors import RatchetError
 
 Shape = tuple[Extent, ...]
 Number = float | int | bool

@@ -33,8 +33,8 @@ from ratchet.authors.form.form import (
     Tensor,
     View,
 )
-from ratchet.errors import KernelError
-from ratchet.kernels.abi import DTYPE_CODES
+from ratchet.base.errors import KernelError
+from ratchet.problems.dtypes import DTYPE_CODES
 
 NAME: Final = re.compile(r"#?[A-Za-z0-9_]{1,64}")
 OP: Final = re.compile(r"[a-z0-9_]{1,32}")

@@ -7,7 +7,7 @@ from typing import Any
 from ratchet.authors.form.form import UnsupportedOp
 from ratchet.authors.form.form_json import form_as_json
 from ratchet.authors.form.forms import traced_forms
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from typing import Final
 from ratchet.authors.form.form import LoopForm, UnsupportedOp
 from ratchet.authors.form.form_json import form_from_json
 from ratchet.authors.form.lower import lower
-from ratchet.errors import KernelError
-from ratchet.kernels.case import Case
-from ratchet.kernels.problem import Problem
-from ratchet.kernels.problem_file import described
+from ratchet.base.errors import KernelError
+from ratchet.problems.case import Case
+from ratchet.problems.problem import Problem
+from ratchet.problems.problem_file import described
 
 MOST_FORMS: Final = 4
 TRACING_LIMIT_S: Final = 120.0

@@ -25,9 +25,9 @@ from ratchet.authors.form.form import LoopForm, Node, Source, UnsupportedOp
 from ratchet.authors.form.form import Tensor as FormTensor
 from ratchet.authors.form.sharing import shared
 from ratchet.authors.form.tracing import SizeReader, Traced, traced
-from ratchet.kernels.case import Case
-from ratchet.kernels.model_state import flatten
-from ratchet.kernels.problem import Problem, Reference
+from ratchet.problems.case import Case
+from ratchet.problems.model_state import flatten
+from ratchet.problems.problem import Problem, Reference
 
 TABLES: Final = (ops_fold, ops_index, ops_map, ops_matmul, ops_pool, ops_view)
 """Modules that fill the table of ops."""
@@ -59,7 +59,7 @@ def _function(problem: Problem) -> Reference:
         return problem.load_reference()
     if problem.model.attributes:
         raise UnsupportedOp("model with tensors that are plain attributes")
-    from ratchet.kernels.model_file import model_of
+    from ratchet.problems.model_file import model_of
 
     form = problem.model
     model = model_of(problem.text, form).call().model

@@ -22,8 +22,8 @@ from torch.utils._sympy import functions
 from ratchet.authors.form.attention import decompositions_of_attention
 from ratchet.authors.form.extent import Extent, larger, named, smaller, whole
 from ratchet.authors.form.form import UnsupportedOp
-from ratchet.kernels.case import Case
-from ratchet.kernels.inputs import dtype_named
+from ratchet.problems.case import Case
+from ratchet.problems.inputs import dtype_named
 
 KEPT: Final = (
     *("mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward", "cat"),

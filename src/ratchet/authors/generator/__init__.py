@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ratchet.authors.author import Space
-    from ratchet.kernels.problem import Problem
+    from ratchet.problems.problem import Problem
 
 
 def space_for(problem: Problem, *, device: str = "cpu") -> Space:

@@ -153,7 +153,7 @@ def _fits(form: LoopForm, number: int) -> str:
 
 
 def _code(dtype: str) -> int:
-    from ratchet.kernels.abi import DTYPE_CODES
+    from ratchet.problems.dtypes import DTYPE_CODES
 
     return DTYPE_CODES[dtype]
 

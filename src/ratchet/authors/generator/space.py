@@ -19,7 +19,7 @@ from ratchet.authors.generator.schedule import OPTIONS, read
 from ratchet.authors.generator.source import source_of
 from ratchet.devices.probe import best_isa
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)

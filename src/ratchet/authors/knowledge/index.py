@@ -13,11 +13,11 @@ from typing import Final
 
 from sqlalchemy.engine import URL
 
-from ratchet import files
 from ratchet.authors.knowledge.passages import LEAST_CHARACTERS, Passage, cut
 from ratchet.authors.knowledge.read import Document, NoText, digest_of, read_document
 from ratchet.authors.knowledge.walk import LeftOut, printable, walk
-from ratchet.errors import KnowledgeError
+from ratchet.base import files
+from ratchet.base.errors import KnowledgeError
 from ratchet.ledger.connect import utc_now
 from ratchet.ledger.place import default_path, file_of, resolve, why_no_database
 

@@ -13,9 +13,9 @@ import sys
 import tempfile
 from typing import Final
 
-from ratchet import watchdog
 from ratchet.authors.knowledge.section import Section
-from ratchet.errors import KnowledgeError
+from ratchet.base.errors import KnowledgeError
+from ratchet.base.process import watchdog
 
 WORKER: Final = "ratchet.authors.knowledge.pdf_worker"
 TIME_LIMIT_S: Final = 180.0

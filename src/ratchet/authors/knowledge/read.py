@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from ratchet import files
 from ratchet.authors.knowledge.html_text import html_sections
 from ratchet.authors.knowledge.passages import MOST_CHARACTERS
 from ratchet.authors.knowledge.section import Section
-from ratchet.errors import KnowledgeError
+from ratchet.base import files
+from ratchet.base.errors import KnowledgeError
 
 Kind = Literal["text", "markdown", "html", "pdf", "code"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ratchet import files
+from ratchet.base import files
 
 MOST_FILES: Final = 20_000
 PASSED_OVER: Final = frozenset(

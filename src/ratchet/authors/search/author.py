@@ -15,7 +15,7 @@ from ratchet.authors.search.optuna_search import OptunaSearch
 from ratchet.authors.search.random_search import RandomSearch
 from ratchet.authors.search.strategy import Move, ScoredSchedule, SearchStrategy, is_valid
 from ratchet.authors.search.transfer import Experience
-from ratchet.errors import RatchetError
+from ratchet.base.errors import RatchetError
 
 STRATEGIES: Final[Mapping[str, Callable[[Space, random.Random], SearchStrategy]]] = {
     "evolution": Evolution,

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ratchet.authors.author import Schedule, Space
 from ratchet.authors.search.strategy import Move, ScoredSchedule, is_valid, new_draws, ranked
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 
 DRAWS: Final = 256
 """Schedules from which the choices are learned."""

@@ -11,7 +11,7 @@ import math
 from typing import Final
 
 from ratchet.devices.ceilings import Ceilings
-from ratchet.kernels.problem import Case, Problem
+from ratchet.problems.problem import Case, Problem
 
 BYTES: Final = {
     "float64": 8,
@@ -56,8 +56,8 @@ def _outputs_and_flops(problem: Problem, case: Case) -> tuple[int, float]:
     """Return bytes of the new outputs and operations of a call, from a run without values."""
     import torch
 
-    from ratchet.kernels.flop_count import FlopCount
-    from ratchet.kernels.inputs import dtype_named
+    from ratchet.problems.flop_count import FlopCount
+    from ratchet.problems.inputs import dtype_named
 
     given = [
         torch.empty(spec.shape, dtype=dtype_named(spec.dtype), device="meta")

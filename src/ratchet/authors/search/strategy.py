@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ratchet.authors.author import Schedule, Space
-from ratchet.errors import RatchetError
+from ratchet.base.errors import RatchetError
 
 ATTEMPTS: Final = 50
 """Draws of a new schedule before a space counts as used up."""

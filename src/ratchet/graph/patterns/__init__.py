@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ratchet.errors import GraphError
+from ratchet.base.errors import GraphError
 from ratchet.graph.patterns.attention import ATTENTION
 from ratchet.graph.patterns.gated_activation import GATED_ACTIVATION
 from ratchet.graph.patterns.layer_norm import LAYER_NORM

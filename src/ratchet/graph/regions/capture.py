@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from ratchet.base.errors import RatchetError
 from ratchet.devices.ceilings import Ceilings, measure
 from ratchet.devices.probe import probe
-from ratchet.errors import RatchetError
 from ratchet.graph.regions.cost import compiled_s, eager_s, floor_s, flops_of, moved_bytes
 from ratchet.graph.regions.cut import COPIES, Cut, cut_graph
 from ratchet.graph.regions.dims import Batches, aligned, batch_size, other_size, resized
@@ -25,8 +25,8 @@ from ratchet.graph.regions.problems import Unfit, problem_of
 from ratchet.graph.regions.region import Direction, Region, RegionReport
 from ratchet.graph.regions.trace import TracedGraph, trace
 from ratchet.graph.regions.values import Values, values_of_tensor
-from ratchet.kernels.inputs import build
-from ratchet.kernels.source_module import run_source
+from ratchet.problems.inputs import build
+from ratchet.problems.source_module import run_source
 from ratchet.workloads.blame import batch_of
 from ratchet.workloads.config import StepConfig
 from ratchet.workloads.process import keep_freed_memory

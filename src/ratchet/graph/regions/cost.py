@@ -14,9 +14,9 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
+from ratchet.base.errors import DeviceError
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.roofline import roofline
-from ratchet.errors import DeviceError
 from ratchet.graph.regions.cut import Cut, reads_rows
 from ratchet.workloads.flops import CPU_FUSED
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import ast
 from typing import Final
 
-from ratchet.errors import KernelError
-from ratchet.kernels.problem import Problem
+from ratchet.base.errors import KernelError
+from ratchet.problems.problem import Problem
 
 IMPORTS: Final = frozenset(
     {

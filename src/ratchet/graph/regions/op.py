@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ratchet.kernels.library import registry
 from ratchet.kernels.library.registration import register
-from ratchet.kernels.source_module import run_source
+from ratchet.problems.source_module import run_source
 
 HEADER = """import torch
 import torch._inductor.inductor_prims

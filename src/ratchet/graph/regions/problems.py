@@ -15,11 +15,11 @@ from ratchet.graph.regions.cut import Cut
 from ratchet.graph.regions.form import RegionForm
 from ratchet.graph.regions.ops import PRODUCTS, REDUCTIONS, op_name
 from ratchet.graph.regions.values import Values, ranged, spec_for
-from ratchet.kernels.abi import DTYPE_CODES
-from ratchet.kernels.case import Case, TensorSpec
-from ratchet.kernels.inputs import build
-from ratchet.kernels.problem import Problem
-from ratchet.kernels.source_module import run_source
+from ratchet.problems.case import Case, TensorSpec
+from ratchet.problems.dtypes import DTYPE_CODES
+from ratchet.problems.inputs import build
+from ratchet.problems.problem import Problem
+from ratchet.problems.source_module import run_source
 
 Reference = Callable[..., tuple[Tensor, ...]]
 Sound = Callable[[tuple[TensorSpec, ...]], bool]

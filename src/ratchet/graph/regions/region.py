@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 Direction = Literal["forward", "backward"]
 RegionKind = Literal["fused", "product"]

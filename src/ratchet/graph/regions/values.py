@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ratchet.kernels.case import TensorSpec
+from ratchet.problems.case import TensorSpec
 
 PLAIN_SCALE = 32.0
 """Largest standard deviation of values that a normal distribution stands for."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ratchet.errors import RepositoryError
-from ratchet.git import git, resolve
+from ratchet.base.errors import RepositoryError
+from ratchet.base.git import git, resolve
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from ratchet.files import make_folder, write_whole
+from ratchet.base.files import make_folder, write_whole
 from ratchet.guard.bisect.search import CommitPair
 
 

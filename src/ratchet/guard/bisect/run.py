@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ratchet.base.errors import MeasureError, RepositoryError
+from ratchet.base.files import make_folder
+from ratchet.base.git import has_changes
 from ratchet.devices.fingerprint import short_hash
-from ratchet.errors import MeasureError, RepositoryError
-from ratchet.files import make_folder
-from ratchet.git import has_changes
 from ratchet.guard.bisect.commits import CommitRange
 from ratchet.guard.bisect.journal import Journal, JournalLine
 from ratchet.guard.bisect.result import BisectAnswer, BisectResult, Suspect

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ratchet.errors import GuardError
+from ratchet.base.errors import GuardError
 from ratchet.guard.command import NUMBER, run_process
 from ratchet.measure.arm import Timing
 

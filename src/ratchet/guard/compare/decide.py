@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ratchet.errors import GuardError
+from ratchet.base.errors import GuardError
 from ratchet.measure.estimate import (
     Answer,
     Floor,

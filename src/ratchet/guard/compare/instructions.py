@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ratchet import scratch
+from ratchet.base import scratch
 from ratchet.guard.compare.commands import CommandSide, run_command
 
 STEPS = 2

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ratchet.errors import GuardError
+from ratchet.base.errors import GuardError
 
 COMPILE: Final[Mapping[str, str | None]] = {
     "eager": None,

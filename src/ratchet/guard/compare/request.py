@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ratchet import scratch
-from ratchet.errors import GuardError
-from ratchet.files import why_not_file
-from ratchet.git import has_changes, resolve, stamp
+from ratchet.base import scratch
+from ratchet.base.errors import GuardError
+from ratchet.base.files import why_not_file
+from ratchet.base.git import has_changes, resolve, stamp
 from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.compare.commands import CommandSide, run_command
 from ratchet.guard.compare.modes import Mode, parse_mode

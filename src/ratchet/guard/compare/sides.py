@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ratchet.errors import GuardError
+from ratchet.base.errors import GuardError
 from ratchet.guard.compare.commands import CommandArm, CommandSide, Ran, check_same_metrics
 from ratchet.guard.compare.decide import (
     BASELINE,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ratchet import scratch
-from ratchet.errors import RatchetError
+from ratchet.base import scratch
+from ratchet.base.errors import RatchetError
 from ratchet.guard.compare.plan import LEAST_ROUNDS
 from ratchet.guard.compare.sides import WARMUP, WorkloadSide
 from ratchet.judge.steps.arms import ArmProcess

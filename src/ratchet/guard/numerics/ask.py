@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ratchet import scratch
+from ratchet.base import scratch
+from ratchet.base.errors import GuardError
+from ratchet.base.files import why_not_new_folder
 from ratchet.devices.probe import probe
-from ratchet.errors import GuardError
-from ratchet.files import why_not_new_folder
 from ratchet.guard.compare.sides import WorkloadSide
 from ratchet.guard.numerics.divergence import NumericsReport
 from ratchet.guard.numerics.find import Finder, OpenRecorder, recorder_process

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from safetensors.numpy import save_file
 
-from ratchet.errors import GuardError, RatchetError
+from ratchet.base.errors import GuardError, RatchetError
 from ratchet.guard.compare.sides import WorkloadSide
 from ratchet.guard.numerics.divergence import (
     Divergence,

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ratchet.errors import GuardError
+from ratchet.base.errors import GuardError
 from ratchet.graph.steps import build_step
 from ratchet.guard.compare.step_arm import build
 from ratchet.guard.numerics.watch import (

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from ratchet import files
-from ratchet.errors import RatchetError
+from ratchet.base import files
+from ratchet.base.errors import RatchetError
 from ratchet.guard.compare.sides import WorkloadSide
 from ratchet.guard.numerics.divergence import NumericsReport
 from ratchet.guard.numerics.find import Finder

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ratchet.errors import GuardError
+from ratchet.base.errors import GuardError
 
 ROOT = "model"
 MOST_ELEMENTS = 1 << 20

@@ -109,7 +109,7 @@ import json
 
 from ratchet.judge.api import judge
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 DOCUMENT = json.loads({document!r})
 TERMS = {terms!r}

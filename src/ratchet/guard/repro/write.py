@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ratchet import files
+from ratchet.base import files
+from ratchet.base.errors import GuardError
+from ratchet.base.files import why_not_new_folder
 from ratchet.devices.probe import probe
-from ratchet.errors import GuardError
-from ratchet.files import why_not_new_folder
 from ratchet.guard.repro.environment import environment_lines, environment_report
 from ratchet.guard.repro.needs import (
     CHANGES,

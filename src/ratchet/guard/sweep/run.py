@@ -19,8 +19,10 @@ from typing import Any
 
 import msgspec
 
-from ratchet import __version__, files, watchdog
-from ratchet.errors import GuardError
+from ratchet import __version__
+from ratchet.base import files
+from ratchet.base.errors import GuardError
+from ratchet.base.process import watchdog
 from ratchet.guard.repro.sweep import write_type
 from ratchet.guard.sweep.row import STATUSES, SweepRequest, TypeRow, share_that_trains
 from ratchet.workloads.hf_config import trained_types

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 
-from ratchet.errors import RatchetError
+from ratchet.base.errors import RatchetError
 from ratchet.graph.sites import InstallReport
 from ratchet.graph.steps import build_step
 from ratchet.guard.sweep.row import ArmRun, Status, TypeRow

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ratchet import git, scratch
+from ratchet.base import git, scratch
+from ratchet.base.errors import RepositoryError
 from ratchet.devices.probe import probe
-from ratchet.errors import RepositoryError
 from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.watch.result import WatchedResult, WatchReport
 from ratchet.guard.watch.run import (

@@ -10,8 +10,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ratchet.durations import parse_share
-from ratchet.errors import WatchError
+from ratchet.base.durations import parse_share
+from ratchet.base.errors import WatchError
 from ratchet.guard.command import MeasuredCommand
 from ratchet.ledger.observations import Better
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from ratchet import files
-from ratchet.errors import HistoryError
+from ratchet.base import files
+from ratchet.base.errors import HistoryError
 from ratchet.history.formats.csv_file import as_utc
 from ratchet.history.formats.figures import Exported, check_interval, exported, series_of
 from ratchet.ledger.observations import Observation

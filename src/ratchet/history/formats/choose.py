@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from ratchet import files
-from ratchet.errors import HistoryError
+from ratchet.base import files
+from ratchet.base.errors import HistoryError
 from ratchet.history.formats.asv_folder import read_asv, write_asv
 from ratchet.history.formats.csv_file import ImportDefaults, read_csv, write_csv
 from ratchet.history.formats.figures import Exported

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
 
-from ratchet import files
-from ratchet.errors import HistoryError
+from ratchet.base import files
+from ratchet.base.errors import HistoryError
 from ratchet.history.formats.figures import Exported, check_interval, exported
 from ratchet.ledger.observations import Better, Observation
 

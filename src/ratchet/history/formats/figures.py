@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ratchet.errors import HistoryError
+from ratchet.base.errors import HistoryError
 from ratchet.ledger.observations import Observation
 
 _ROUNDING = 1e-9

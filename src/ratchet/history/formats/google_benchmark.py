@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from ratchet import files
-from ratchet.errors import HistoryError
+from ratchet.base import files
+from ratchet.base.errors import HistoryError
 from ratchet.history.formats.csv_file import ImportDefaults, as_utc
 from ratchet.history.formats.figures import Exported, exported
 from ratchet.ledger.observations import Observation

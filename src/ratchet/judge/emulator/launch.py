@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 from ratchet.judge.emulator.decode import DecodedKernel, KernelArgument
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 from ratchet.judge.emulator.decode import DecodedKernel, decode
 from ratchet.judge.emulator.launch import Emulator, LaunchCounts, LaunchMemory, LaunchValue
 from ratchet.judge.emulator.shown import assembly, timeline

@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 
 NAMED: Final = {
     "vcc": (106, 2), "vcc_lo": (106, 1), "vcc_hi": (107, 1), "exec": (126, 2),

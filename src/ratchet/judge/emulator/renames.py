@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 
 _RENAMED: Final = """
     v_add_nc_u32=v_add_u32 v_sub_nc_u32=v_sub_u32 v_subrev_nc_u32=v_subrev_u32

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 from ratchet.judge.static_profile.fake_device import device_answers
 from ratchet.judge.workers.candidate.architectures import Architecture
 

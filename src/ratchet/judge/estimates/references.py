@@ -9,17 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ratchet import scratch
-from ratchet.errors import JudgeError
+from ratchet.base import scratch
+from ratchet.base.errors import JudgeError
+from ratchet.base.process.child import Child, error_words, program
+from ratchet.base.process.time_limits import Clock
 from ratchet.judge.estimates.bound import estimate
 from ratchet.judge.estimates.told import read_told
-from ratchet.judge.process.child import Child, error_words, program
-from ratchet.judge.process.time_limits import Clock
 from ratchet.judge.sandbox.isolation import arm_environment
 from ratchet.judge.static_profile.bound import compute_units
 from ratchet.judge.steps.arms import import_path
 from ratchet.judge.verdict import EmulatedCase, Evidence
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 WORKER: Final = "ratchet.judge.estimates.worker"
 NAME: Final = "estimated_speedup"

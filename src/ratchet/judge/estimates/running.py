@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 from ratchet.judge.emulator.loading import EmulatedLaunch, EmulatedLauncher, EmulatorDriver, install
 from ratchet.judge.estimates.bound import estimate
 from ratchet.judge.estimates.told import read_told

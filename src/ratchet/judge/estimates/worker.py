@@ -13,17 +13,17 @@ from typing import Any, Final
 
 import torch
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
+from ratchet.base.process import families
+from ratchet.base.process.channel import inherited
 from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.emulator.loading import install
 from ratchet.judge.estimates.inductor import check_version, pretend, written
 from ratchet.judge.estimates.running import CountingDriver, emulated
-from ratchet.judge.process import families
-from ratchet.judge.process.channel import inherited
 from ratchet.judge.workers.arm import extend_import_path
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES
 from ratchet.judge.workers.serving import Reply, serve
-from ratchet.kernels.problem import Problem, Reference
+from ratchet.problems.problem import Problem, Reference
 
 SEED: Final = 1
 """Of the values that the kernels compute on; only counts are asked for."""

@@ -6,9 +6,9 @@ import contextlib
 import os
 from dataclasses import dataclass
 
-from ratchet.errors import KernelError
-from ratchet.judge.process.child import Child, program
-from ratchet.judge.process.time_limits import Clock
+from ratchet.base.errors import KernelError
+from ratchet.base.process.child import Child, program
+from ratchet.base.process.time_limits import Clock
 from ratchet.judge.sandbox.isolation import make_sandbox
 from ratchet.judge.sandbox.worker_modules import PROFILE_WORKER
 from ratchet.judge.static_profile.inspection import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 
 METADATA = re.compile(r"(\.amdgpu_metadata\n)(.*?)(\n?[ \t]*\.end_amdgpu_metadata)", re.DOTALL)
 DESCRIPTOR = re.compile(

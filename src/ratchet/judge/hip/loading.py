@@ -20,13 +20,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 from ratchet.judge.emulator.decode import DecodedKernel, decode
 from ratchet.judge.emulator.launch import Emulator, LaunchMemory
 from ratchet.judge.emulator.loading import EMULATOR, EmulatedLauncher
 from ratchet.judge.hip.code_objects import one_kernel
 from ratchet.judge.workers.candidate.results import DeclinedCase
-from ratchet.kernels.abi import DTYPE_CODES, MAX_DIMENSIONS, RatchetTensor
+from ratchet.kernels.abi import MAX_DIMENSIONS, RatchetTensor
+from ratchet.problems.dtypes import DTYPE_CODES
 
 DONE: Final = 0
 CLOSED: Final = 0

@@ -15,7 +15,7 @@ from ratchet.judge.decided import Decided, Ok, fault
 from ratchet.judge.integrity.library_ops import declared
 from ratchet.judge.verdict import Evidence
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 LIBRARY_SHARE: Final = 0.25
 """As for kernels on a CPU: this much of the time in library kernels is not its own work."""

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from ratchet.kernels import abi
+from ratchet.problems import dtypes
 
 SPOTS: Final = 48
 SPOT_BYTES: Final = 128
@@ -21,7 +21,7 @@ INPUTS: Final = 0
 """The region of a batch that no kernel writes."""
 IN_PLACE: Final = 1
 """That of the tensors which a kernel changes."""
-ITEM_BYTES: Final = {code: abi.ITEM_BYTES[name] for name, code in abi.DTYPE_CODES.items()}
+ITEM_BYTES: Final = {code: dtypes.ITEM_BYTES[name] for name, code in dtypes.DTYPE_CODES.items()}
 """Bytes of one element, by a dtype's code."""
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from ratchet.judge.decided import Decided, Ok, fault
 from ratchet.judge.verdict import Evidence
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 CHECK: Final = "own work"
 LIBRARY_SHARE: Final = 0.25

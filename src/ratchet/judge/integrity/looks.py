@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from ratchet.judge.process import families
+from ratchet.base.process import families
 
 MOST_LOOKS: Final = 40
 """In one batch."""

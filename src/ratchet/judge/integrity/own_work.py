@@ -22,7 +22,7 @@ from ratchet.judge.integrity.looks import Stand, Unseen, WatchedFamily, watch
 from ratchet.judge.sandbox.view import compiler_folders
 from ratchet.judge.verdict import Evidence
 from ratchet.kernels.kernel import Kernel, Language
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 CHECK: Final = "own work"
 FOREIGN_SHARE: Final[dict[Language, float]] = {

@@ -10,7 +10,7 @@ import resource
 from pathlib import Path
 from typing import Final
 
-from ratchet.judge.process import families
+from ratchet.base.process import families
 from ratchet.judge.sandbox import system_calls
 
 EXTENSIONS: Final = "TORCH_EXTENSIONS_DIR"

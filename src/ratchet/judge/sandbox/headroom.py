@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ratchet.judge.process import families
+from ratchet.base.process import families
 
 KEPT_SHARE: Final = 0.05
 """Of the whole, as long as half of what was free at the start may still be used."""

@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ratchet import scratch, watchdog
-from ratchet.errors import CompilerMissing
-from ratchet.judge.process import families
+from ratchet.base import scratch
+from ratchet.base.errors import CompilerMissing
+from ratchet.base.process import families, watchdog
 from ratchet.judge.sandbox import bubblewrap, identity, mechanism, system_calls, view
 from ratchet.judge.sandbox.accelerator import Accelerator, groups_of
 from ratchet.judge.sandbox.confine import EXTENSIONS

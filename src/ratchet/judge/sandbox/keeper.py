@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from ratchet.judge.process import families
+from ratchet.base.process import families
 from ratchet.judge.sandbox import landlock, namespaces
 
 WAKES = (signal.SIGCHLD, signal.SIGTERM)

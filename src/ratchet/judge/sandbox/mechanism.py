@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from ratchet.errors import JudgeError
+from ratchet.base.errors import JudgeError
 from ratchet.judge.sandbox import bubblewrap, identity, landlock, system_calls, view
 from ratchet.judge.sandbox.accelerator import Accelerator
 

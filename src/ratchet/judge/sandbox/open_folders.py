@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from ratchet import scratch
+from ratchet.base import scratch
 
 OPEN_FOLDERS: Final = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 """Where every user may write: a candidate too, when it has no private view of the machine."""

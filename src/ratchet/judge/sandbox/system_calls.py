@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ratchet.errors import JudgeError
+from ratchet.base.errors import JudgeError
 
 ARCHITECTURE: Final = 0xC000003E
 """AUDIT_ARCH_X86_64 of linux/audit.h."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 import ratchet
-from ratchet.errors import CompilerMissing
+from ratchet.base.errors import CompilerMissing
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.landlock import Opened
 from ratchet.judge.sandbox.worker_modules import package_files

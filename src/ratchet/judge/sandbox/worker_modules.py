@@ -21,13 +21,14 @@ PROFILE_WORKER: Final = "ratchet.judge.static_profile.worker"
 
 _CONFINED: Final = (
     "ratchet",
+    "ratchet.base",
+    "ratchet.base.errors",
+    "ratchet.base.process",
+    "ratchet.base.process.channel",
+    "ratchet.base.process.families",
+    "ratchet.base.process.watchdog",
     "ratchet.callable_module",
-    "ratchet.errors",
-    "ratchet.watchdog",
     "ratchet.judge",
-    "ratchet.judge.process",
-    "ratchet.judge.process.channel",
-    "ratchet.judge.process.families",
     "ratchet.judge.sandbox",
     "ratchet.judge.sandbox.confine",
     "ratchet.judge.sandbox.system_calls",
@@ -35,13 +36,13 @@ _CONFINED: Final = (
     "ratchet.judge.workers.candidate",
     "ratchet.judge.workers.serving",
     "ratchet.kernels",
-    "ratchet.kernels.abi",
     "ratchet.kernels.kernel",
 )
 """What any of them needs: the channel, the limits and a kernel's form."""
 _CPP: Final = (
     *_CONFINED,
-    "ratchet.scratch",
+    "ratchet.base.scratch",
+    "ratchet.kernels.abi",
     "ratchet.judge.workers.candidate.cpp",
     "ratchet.judge.workers.memory",
     "ratchet.judge.workers.memory.mapping",
@@ -76,13 +77,15 @@ _EMULATED: Final = (
 )
 _MODEL: Final = (
     "ratchet.judge.workers.candidate.model_class",
-    "ratchet.kernels.model_state",
+    "ratchet.problems",
+    "ratchet.problems.model_state",
 )
 _TORCH: Final = (
     *_CPP,
     *_TRITON,
     *_EMULATED,
     *_MODEL,
+    "ratchet.problems.dtypes",
     "ratchet.judge.workers.candidate.census",
     "ratchet.judge.workers.candidate.compilations",
     "ratchet.judge.workers.candidate.device_census",
@@ -107,13 +110,14 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
         "ratchet.judge.static_profile.fake_device",
         "ratchet.judge.static_profile.tools",
         "ratchet.judge.static_profile.worker",
-        "ratchet.kernels.case",
-        "ratchet.kernels.input_structure",
-        "ratchet.kernels.inputs",
-        "ratchet.kernels.model_file",
-        "ratchet.kernels.on_cores",
-        "ratchet.kernels.source_module",
-        "ratchet.kernels.structure",
+        "ratchet.problems.case",
+        "ratchet.problems.dtypes",
+        "ratchet.problems.input_structure",
+        "ratchet.problems.inputs",
+        "ratchet.problems.model_file",
+        "ratchet.problems.on_cores",
+        "ratchet.problems.source_module",
+        "ratchet.problems.structure",
     ),
 }
 """Of each worker. Beside what it imports itself stands what the sources do that it is sent: those

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from ratchet.errors import JudgeError
-from ratchet.judge.process.channel import Channel, close_descriptors
-from ratchet.judge.process.child import Child, ChildFailure, Start, program
+from ratchet.base.errors import JudgeError
+from ratchet.base.process.channel import Channel, close_descriptors
+from ratchet.base.process.child import Child, ChildFailure, Start, program
 from ratchet.judge.sandbox.bubblewrap import SHARED_MEMORY_BYTES, TMP_BYTES
 from ratchet.judge.sandbox.isolation import (
     Sandbox,

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ratchet.errors import JudgeError
+from ratchet.base.errors import JudgeError
 
 MAX_KERNELS, MAX_LAUNCHES = 64, 4000
 

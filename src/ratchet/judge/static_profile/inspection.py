@@ -16,9 +16,9 @@ from dataclasses import asdict, replace
 from importlib import resources
 from typing import Any
 
-from ratchet.errors import JudgeError, KernelError, RatchetError
-from ratchet.judge.process.child import Child, ChildFailure, program
-from ratchet.judge.process.time_limits import Clock
+from ratchet.base.errors import JudgeError, KernelError, RatchetError
+from ratchet.base.process.child import Child, ChildFailure, program
+from ratchet.base.process.time_limits import Clock
 from ratchet.judge.sandbox.isolation import Sandbox, make_sandbox
 from ratchet.judge.sandbox.mechanism import isolation_name
 from ratchet.judge.sandbox.worker_modules import PROFILE_WORKER
@@ -28,7 +28,7 @@ from ratchet.judge.static_profile.dot_work import DotCounter, DotWork
 from ratchet.judge.workers.candidate.architectures import TARGETS, Architecture, find_architectures
 from ratchet.judge.workers.candidate.model_answer import runnable
 from ratchet.kernels.kernel import Kernel, Language
-from ratchet.kernels.problem import LARGEST_FIRST, Case, Problem
+from ratchet.problems.problem import LARGEST_FIRST, Case, Problem
 
 MEMORY_BYTES = 64 << 30
 """Address space, most of it never touched: LLVM and torch reserve much more than they use."""

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ratchet import watchdog
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
+from ratchet.base.process import watchdog
 from ratchet.judge.static_profile.assembly import Instruction
 from ratchet.judge.workers.candidate.architectures import Architecture
 

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ratchet.judge.process.channel import inherited
+from ratchet.base.process.channel import inherited
 from ratchet.judge.sandbox.confine import confine
 from ratchet.judge.static_profile import assembly, tools
 from ratchet.judge.workers.candidate.architectures import ARCHITECTURES, Architecture
 from ratchet.judge.workers.candidate.fake_driver import CompiledTexts, FakeDriver
 from ratchet.judge.workers.serving import Reply, describe_error, serve
-from ratchet.kernels.case import Case, ModelForm, case_from_json, model_from_json
 from ratchet.kernels.kernel import Kernel
+from ratchet.problems.case import Case, ModelForm, case_from_json, model_from_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -141,10 +141,10 @@ def _inputs(case: Case, form: ModelForm | None, text: str, *, values: bool) -> l
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from ratchet.kernels.inputs import build
+    from ratchet.problems.inputs import build
 
     if form is not None and values:
-        from ratchet.kernels.model_file import model_of
+        from ratchet.problems.model_file import model_of
 
         return model_of(text, form).draw(case, seed=0)
     if values:

@@ -18,10 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ratchet import errors
-from ratchet.errors import ArmFailure, DeadlinePassed, RatchetError
-from ratchet.judge.process.channel import close_descriptors
-from ratchet.judge.process.child import Child, ChildFailure, program
+from ratchet.base import errors
+from ratchet.base.errors import ArmFailure, DeadlinePassed, RatchetError
+from ratchet.base.process.channel import close_descriptors
+from ratchet.base.process.child import Child, ChildFailure, program
 from ratchet.measure.arm import Timing
 
 WORKER = "ratchet.judge.workers.arm"

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.errors import JudgeError
+from ratchet.base.errors import JudgeError
 from ratchet.judge.steps.gradients import GradientFile
 
 ERROR_FACTOR = 2.0

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ratchet.errors import JudgeError
+from ratchet.base.errors import JudgeError
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.measure.arm import Timing
 from ratchet.measure.rounds import Enough, run_rounds

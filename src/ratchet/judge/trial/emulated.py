@@ -8,21 +8,21 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
+from ratchet.base.process.child import ChildFailure
+from ratchet.base.process.time_limits import Clock
 from ratchet.judge.decided import Decided, fault
 from ratchet.judge.emulator.build import compiled_machine
 from ratchet.judge.estimates.bound import estimate, hottest, matrix_cycles, words
 from ratchet.judge.estimates.told import read_told
 from ratchet.judge.hip.build import build_hip
 from ratchet.judge.integrity.library_ops import CaseCensus
-from ratchet.judge.process.child import ChildFailure
-from ratchet.judge.process.time_limits import Clock
 from ratchet.judge.static_profile.tools import TOO_OLD, find_tool
 from ratchet.judge.verdict import EmulatedCase, Evidence
 from ratchet.judge.workers.memory.mapping import seal
 from ratchet.judge.workers.memory.packed_files import SEALS
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 LOADED_HIP = """\
 from ratchet.judge.hip.loading import load_hip

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ratchet.judge.decided import Decided
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 LOADED = """\
 from ratchet.judge.workers.candidate.triton_source import load_interpreted

@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ratchet.errors import JudgeError
+from ratchet.base.errors import JudgeError
+from ratchet.base.process.channel import close_descriptors
+from ratchet.base.process.child import ChildFailure
+from ratchet.base.process.time_limits import Clock
 from ratchet.judge.decided import Decided, Ok, as_stage
 from ratchet.judge.integrity.late_writes import Read, Spot
 from ratchet.judge.options import WITH_TORCH
-from ratchet.judge.process.channel import close_descriptors
-from ratchet.judge.process.child import ChildFailure
-from ratchet.judge.process.time_limits import Clock
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.trial.device_clock import DeviceClock
 from ratchet.judge.trial.processes.candidate import CandidateProcess
@@ -25,7 +25,7 @@ from ratchet.judge.trial.processes.reference import ReferenceFault, ReferencePro
 from ratchet.judge.trial.processes.rivals import COMPILED, RivalProcess, Rivals
 from ratchet.judge.verdict import Evidence
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 SLOWEST_FACTOR = 100.0
 """A kernel this many times slower than the reference is given up."""

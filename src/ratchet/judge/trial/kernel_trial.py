@@ -9,11 +9,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ratchet.errors import CompilerMissing, JudgeError, RatchetError
+from ratchet.base.errors import CompilerMissing, JudgeError, RatchetError
+from ratchet.base.process.time_limits import Clock, OutOfTime
 from ratchet.judge.decided import CandidateFault, Decided
 from ratchet.judge.estimates.references import CompiledReferences
 from ratchet.judge.options import LANGUAGES, WITH_TORCH
-from ratchet.judge.process.time_limits import Clock, OutOfTime
 from ratchet.judge.sandbox.accelerator import Accelerator, may_use_gpu
 from ratchet.judge.sandbox.mechanism import has_namespaces
 from ratchet.judge.sandbox.zygote import CandidateZygote
@@ -28,8 +28,8 @@ from ratchet.judge.trial.stages import KernelTrial
 from ratchet.judge.verdict import Screening, Verdict
 from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.kernels.kernel import Kernel, Language
-from ratchet.kernels.problem import Problem
-from ratchet.kernels.problem_file import described
+from ratchet.problems.problem import Problem
+from ratchet.problems.problem_file import described
 
 LOG = logging.getLogger(__name__)
 FIND_TIMEOUT_S = 120.0

@@ -6,9 +6,9 @@ import functools
 import os
 from typing import Final
 
-from ratchet.errors import JudgeError, RatchetError
+from ratchet.base.errors import JudgeError, RatchetError
+from ratchet.base.process.time_limits import Clock
 from ratchet.judge.decided import CandidateFault
-from ratchet.judge.process.time_limits import Clock
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.kernels.kernel import Kernel
 

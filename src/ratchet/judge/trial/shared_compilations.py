@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ratchet import scratch
+from ratchet.base import scratch
 from ratchet.judge.decided import Ok
 from ratchet.judge.sandbox.mechanism import has_namespaces
 from ratchet.judge.sandbox.open_folders import private_folder

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from ratchet.base.process.time_limits import Clock, OutOfTime
 from ratchet.judge.decided import Decided, Ok, T, as_stage
 from ratchet.judge.estimates.references import CompiledReferences, said
 from ratchet.judge.integrity.code_places import CodePlaces
@@ -20,7 +21,6 @@ from ratchet.judge.integrity.device_work import facts, judge_own
 from ratchet.judge.integrity.library_ops import judge_census, read_census
 from ratchet.judge.integrity.own_work import places_of, watch_for
 from ratchet.judge.options import LANGUAGES, WITH_TORCH
-from ratchet.judge.process.time_limits import Clock, OutOfTime
 from ratchet.judge.revision import revision
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.isolation import arm_environment
@@ -50,7 +50,7 @@ from ratchet.judge.verdict import EmulatedCase, Evidence, TimedSample, Verdict
 from ratchet.judge.workers.candidate.architectures import TARGETS
 from ratchet.judge.workers.candidate.model_answer import runnable
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 PROFILED = ("triton", "hip")
 FEWEST_CALLS = 2

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ratchet.errors import ArmFailure
-from ratchet.judge.process import families
-from ratchet.judge.process.channel import inherited
+from ratchet.base.errors import ArmFailure
+from ratchet.base.process import families
+from ratchet.base.process.channel import inherited
 from ratchet.judge.workers.serving import Reply, serve
 
 

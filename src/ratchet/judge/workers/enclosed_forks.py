@@ -13,8 +13,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ratchet.judge.process import families
-from ratchet.judge.process.channel import inherited
+from ratchet.base.process import families
+from ratchet.base.process.channel import inherited
 from ratchet.judge.sandbox import namespaces
 from ratchet.judge.sandbox.confine import confine
 from ratchet.judge.workers.forks import serve_forks

@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ratchet.judge.process import families
-from ratchet.judge.process.channel import Channel, ChannelClosed, close_descriptors
+from ratchet.base.process import families
+from ratchet.base.process.channel import Channel, ChannelClosed, close_descriptors
 
 Run = Callable[[dict[str, Any], list[int]], None]
 """Does the work of a fork, given its order and the descriptors that came with that."""

@@ -6,8 +6,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
-from ratchet.errors import RatchetError
-from ratchet.judge.process.channel import Channel, ChannelClosed, close_descriptors
+from ratchet.base.errors import RatchetError
+from ratchet.base.process.channel import Channel, ChannelClosed, close_descriptors
 
 READY: Final = {"ready": True}
 Reply = tuple[dict[str, Any], list[int]]

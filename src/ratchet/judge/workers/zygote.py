@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ratchet.judge.process.channel import Channel
+from ratchet.base.process.channel import Channel
 from ratchet.judge.workers.candidate.with_torch import TorchWorker
 from ratchet.judge.workers.enclosed_forks import serve_enclosed
 from ratchet.judge.workers.serving import serve_candidate

@@ -10,8 +10,8 @@ import contextlib
 import socket
 from typing import Any
 
-from ratchet.errors import CompilerMissing
-from ratchet.judge.process.channel import Channel
+from ratchet.base.errors import CompilerMissing
+from ratchet.base.process.channel import Channel
 from ratchet.judge.workers.candidate.cpp import CppWorker
 from ratchet.judge.workers.enclosed_forks import serve_enclosed
 from ratchet.judge.workers.serving import serve_candidate

@@ -17,8 +17,9 @@ import subprocess
 from pathlib import Path
 from typing import Final, cast
 
-from ratchet import scratch, watchdog
-from ratchet.errors import CompilerMissing, KernelError
+from ratchet.base import scratch
+from ratchet.base.errors import CompilerMissing, KernelError
+from ratchet.base.process import watchdog
 from ratchet.kernels.abi import Entry
 from ratchet.kernels.kernel import Kernel
 

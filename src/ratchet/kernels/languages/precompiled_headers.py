@@ -17,8 +17,9 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from ratchet import scratch, watchdog
-from ratchet.errors import RatchetError
+from ratchet.base import scratch
+from ratchet.base.errors import RatchetError
+from ratchet.base.process import watchdog
 from ratchet.kernels.languages import cpp
 
 NAME: Final = "leading.hpp"

@@ -16,7 +16,7 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library.shapes import WorkloadShapes
 
 if TYPE_CHECKING:
-    from ratchet.kernels.problem import Problem
+    from ratchet.problems.problem import Problem
 
 __all__ = ["LIBRARY", "LibraryKernel", "WorkloadShapes", "activate", "best_isa", "register_ops"]
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library import LibraryKernel, references, registry
 from ratchet.kernels.library.cases import library_problem
@@ -22,7 +22,7 @@ from ratchet.kernels.library.global_norm import global_norm, local_of
 from ratchet.kernels.library.registration import NO_TENSOR
 from ratchet.kernels.library.shapes import WorkloadShapes
 from ratchet.kernels.library.sources import make_kernels
-from ratchet.kernels.problem import Case, Problem, TensorSpec
+from ratchet.problems.problem import Case, Problem, TensorSpec
 
 ENTRIES = ("gradient_square_sum", "adamw_step")
 TENSORS_PER_PARAMETER: Final = 5

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library import LibraryKernel, attention_reference, registry
 from ratchet.kernels.library.registration import register
 from ratchet.kernels.library.shapes import WorkloadShapes
 from ratchet.kernels.library.sources import make_kernels
-from ratchet.kernels.problem import Case, Problem, TensorSpec
-from ratchet.kernels.tolerance import Tolerance
+from ratchet.problems.problem import Case, Problem, TensorSpec
+from ratchet.problems.tolerance import Tolerance
 
 ENTRIES = ("attention_forward", "attention_backward")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ratchet.kernels.library.shapes import WorkloadShapes
-from ratchet.kernels.problem import Case, Problem, TensorSpec
+from ratchet.problems.problem import Case, Problem, TensorSpec
 
 DISTRIBUTIONS: Final = ("shifted", "heavy_tailed", "outliers", "zeros", "tiny", "large")
 """Distributions of the small cases; the timed case has `normal`."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 from ratchet.kernels.library import references, registry
 
 

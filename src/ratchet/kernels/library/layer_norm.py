@@ -19,7 +19,7 @@ from ratchet.kernels.library.cases import norm_problems
 from ratchet.kernels.library.registration import NO_TENSOR, as_rows, out_dtype_of, register
 from ratchet.kernels.library.shapes import WorkloadShapes
 from ratchet.kernels.library.sources import make_kernels
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 ENTRIES = (
     "layer_norm_forward",

@@ -21,7 +21,7 @@ from ratchet.kernels.library.cases import standard_cases
 from ratchet.kernels.library.registration import NO_TENSOR, out_dtype_of, register
 from ratchet.kernels.library.shapes import WorkloadShapes
 from ratchet.kernels.library.sources import make_kernels
-from ratchet.kernels.problem import Problem, TensorSpec
+from ratchet.problems.problem import Problem, TensorSpec
 
 ENTRIES = ("linear_forward", "linear_dgrad", "linear_wgrad")
 

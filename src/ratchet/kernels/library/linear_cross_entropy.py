@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library import LibraryKernel, registry, reused
 from ratchet.kernels.library import linear_cross_entropy_chunks as chunks

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ratchet.kernels.library.cases import DISTRIBUTIONS
 from ratchet.kernels.library.shapes import WorkloadShapes
-from ratchet.kernels.problem import Case, Problem, TensorSpec
+from ratchet.problems.problem import Case, Problem, TensorSpec
 
 ENTRY: Final = "linear_cross_entropy"
 ROWS_ENTRY: Final = "cross_entropy_rows"

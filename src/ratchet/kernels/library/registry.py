@@ -14,10 +14,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ratchet.errors import KernelError
-from ratchet.kernels.abi import DTYPE_CODES, MAX_DIMENSIONS, Entry, pack_scalars, pack_tensors
+from ratchet.base.errors import KernelError
+from ratchet.kernels.abi import MAX_DIMENSIONS, Entry, pack_scalars, pack_tensors
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
+from ratchet.problems.dtypes import DTYPE_CODES
 
 fallbacks: Final[Counter[str]] = Counter()
 """Number of times that an op ran its torch composite, by entry."""

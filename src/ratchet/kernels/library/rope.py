@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library import LibraryKernel, references, registry
 from ratchet.kernels.library.cases import library_problem, standard_cases
 from ratchet.kernels.library.registration import register
 from ratchet.kernels.library.shapes import WorkloadShapes
 from ratchet.kernels.library.sources import make_kernels
-from ratchet.kernels.problem import Problem, TensorSpec
+from ratchet.problems.problem import Problem, TensorSpec
 
 ENTRIES = ("rope_forward", "rope_backward")
 

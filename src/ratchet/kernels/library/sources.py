@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 from ratchet.kernels.kernel import Kernel
 
 ISAS: Final = ("amx", "avx512_bf16", "avx512", "avx2", "portable")

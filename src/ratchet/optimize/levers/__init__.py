@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ratchet.errors import RatchetError
+from ratchet.base.errors import RatchetError
 from ratchet.optimize.levers import operators, system
 from ratchet.optimize.levers.base import Lever, Situation
 from ratchet.optimize.levers.kernels import kernel_lever_names, kernel_levers

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ratchet.base.errors import ForeignRecipe, RecipeError
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import Device
-from ratchet.errors import ForeignRecipe, RecipeError
 from ratchet.optimize.recipe import fits
 from ratchet.optimize.recipe.build import build
 from ratchet.optimize.recipe.comparison import CheckedStep

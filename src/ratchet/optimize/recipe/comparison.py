@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from ratchet.errors import RecipeError
+from ratchet.base.errors import RecipeError
 from ratchet.optimize.recipe.compiled_step import CompiledStep, Script
 from ratchet.optimize.recipe.snapshot import Snapshot, of_random_states, set_seeds
 

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from ratchet.base.errors import DeviceError, RecipeError
 from ratchet.devices.probe import Device, probe
-from ratchet.errors import DeviceError, RecipeError
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.step.signature import signature_of
 from ratchet.workloads.checkpointing import find_blocks

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ratchet.errors import RecipeError
+from ratchet.base.errors import RecipeError
 from ratchet.optimize.recipe import fits
 from ratchet.optimize.recipe.apply import compile as install
 from ratchet.optimize.recipe.recipe import Recipe

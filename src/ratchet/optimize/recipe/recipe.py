@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ratchet import files
-from ratchet.errors import ForeignRecipe, RecipeError
+from ratchet.base import files
+from ratchet.base.errors import ForeignRecipe, RecipeError
 from ratchet.optimize.step.installed import AnyKernel
 from ratchet.optimize.step.signature import ModelSignature
 from ratchet.workloads.config import StepConfig

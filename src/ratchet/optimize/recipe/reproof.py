@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ratchet.base.errors import RatchetError, RecipeError
 from ratchet.devices.probe import Device
-from ratchet.errors import RatchetError, RecipeError
 from ratchet.judge.revision import revision
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
-from ratchet.kernels.problem import Problem
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.optimize.step.installed import AnyKernel, InstalledKernel
+from ratchet.problems.problem import Problem
 from ratchet.workloads.config import StepConfig
 
 ADAMW = "adamw"

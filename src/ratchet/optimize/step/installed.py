@@ -8,13 +8,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from ratchet.errors import KernelError, RecipeError
+from ratchet.base.errors import KernelError, RecipeError
 from ratchet.graph.regions.foreign import check_region_problem
 from ratchet.graph.regions.region import region_name
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.languages import cpp
 from ratchet.kernels.library import LIBRARY, WorkloadShapes, activate
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 KEY = r"^[0-9a-f]{64}$"
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ratchet.errors import DeadlinePassed
+from ratchet.base.errors import DeadlinePassed
 from ratchet.graph.regions.region import REGION
 from ratchet.optimize.levers import Lever, Situation
 from ratchet.optimize.levers.kernels import PREFIX

@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ratchet.base.errors import DeadlinePassed, RatchetError
+from ratchet.base.files import write_whole
 from ratchet.devices import ceilings
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.probe import describe_device
 from ratchet.devices.roofline import mfu
-from ratchet.errors import DeadlinePassed, RatchetError
-from ratchet.files import write_whole
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.step import allocators
 from ratchet.optimize.step.candidate import Candidate

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ratchet import __version__
+from ratchet.base.errors import DeadlinePassed, DeviceError, RatchetError
 from ratchet.devices import ceilings as device_ceilings
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import Device, probe
-from ratchet.errors import DeadlinePassed, DeviceError, RatchetError
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.trial.readiness import why_no_kernels
 from ratchet.ledger import Ledger

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from ratchet.errors import JudgeError
+from ratchet.base.errors import JudgeError
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.steps.numerics import judge_losses
 from ratchet.optimize.arm import SHRUNK_FACTORY

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ratchet.errors import DeadlinePassed, MeasureError
+from ratchet.base.errors import DeadlinePassed, MeasureError
 from ratchet.judge.steps.recipe_trial import time_arms
 from ratchet.measure.estimate import ArmTime, Floor, summarise
 from ratchet.measure.rounds import FEWEST_ROUNDS

@@ -7,19 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ratchet.errors import DeadlinePassed
+from ratchet.base.errors import DeadlinePassed
 from ratchet.graph.capture import CapturedSite, problems_for
 from ratchet.judge.revision import revision
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library import LIBRARY
-from ratchet.kernels.problem import Problem
 from ratchet.optimize.levers import Lever
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.step.installed import AnyKernel, InstalledKernel
 from ratchet.optimize.turn.schedule import LEAST_VERDICT_S, MOST_VERDICT_S
 from ratchet.optimize.turn.state import Turn
+from ratchet.problems.problem import Problem
 
 NO_TIME = "the budget ended before it was judged"
 

@@ -14,13 +14,12 @@ from typing import Any
 from ratchet.authors.result import WritingRequest
 from ratchet.authors.shares import SHORTEST_S, Asked, write_all
 from ratchet.authors.write import Follow
-from ratchet.errors import ArmFailure, DeadlinePassed
+from ratchet.base.errors import ArmFailure, DeadlinePassed
 from ratchet.graph.regions.region import REGION, region_name
 from ratchet.judge.revision import revision
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
 from ratchet.ledger.verdicts import RecordedJudge
 from ratchet.ledger.writing import WritingBook
 from ratchet.optimize.levers import Lever
@@ -39,6 +38,7 @@ from ratchet.optimize.turn.schedule import (
 )
 from ratchet.optimize.turn.screen import unused_regions
 from ratchet.optimize.turn.state import Turn
+from ratchet.problems.problem import Problem
 
 OF_A_REGION = re.compile(r"_[0-9a-f]{8}$")
 """End of the name of a region's problem: the start of its key."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ratchet.errors import ArmFailure, DeadlinePassed
+from ratchet.base.errors import ArmFailure, DeadlinePassed
 from ratchet.kernels.languages.cpp import find_compiler
 from ratchet.measure.sitting import Sitting
 from ratchet.optimize.levers import Situation

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ratchet.errors import DeadlinePassed, RatchetError
+from ratchet.base.errors import DeadlinePassed, RatchetError
 from ratchet.judge.revision import revision
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.steps.numerics import judge_gradients

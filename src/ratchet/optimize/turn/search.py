@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ratchet.authors.shares import SHORTEST_S
-from ratchet.errors import DeadlinePassed
+from ratchet.base.errors import DeadlinePassed
 from ratchet.measure.sitting import FEWEST_LAUNCHES, Sitting
 from ratchet.optimize.levers import LEVERS, Lever, Situation, all_levers, kernel_levers
 from ratchet.optimize.levers.kernels import PREFIX

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ratchet.base.durations import parse_duration_s
+from ratchet.base.errors import RatchetError, WorkloadError
+from ratchet.base.files import why_not_new_folder
 from ratchet.devices.probe import probe
-from ratchet.durations import parse_duration_s
-from ratchet.errors import RatchetError, WorkloadError
-from ratchet.files import why_not_new_folder
 from ratchet.optimize.turn.sources import source_hash
 from ratchet.workloads.names import check_name, check_options, is_saved_spec, title_of
 

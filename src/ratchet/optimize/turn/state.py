@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ratchet import scratch
+from ratchet.base import scratch
+from ratchet.base.errors import DeadlinePassed, RatchetError
 from ratchet.devices.ceilings import Ceilings
 from ratchet.devices.probe import Device
-from ratchet.errors import DeadlinePassed, RatchetError
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.measure.sitting import StartScatter

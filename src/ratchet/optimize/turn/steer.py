@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ratchet.errors import DeadlinePassed
-from ratchet.files import copy_whole
+from ratchet.base.errors import DeadlinePassed
+from ratchet.base.files import copy_whole
 from ratchet.optimize.levers import Situation, all_levers
 from ratchet.optimize.step.candidate import Candidate
 from ratchet.optimize.turn.costs import MARGIN

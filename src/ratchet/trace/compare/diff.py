@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from ratchet.errors import TraceError
+from ratchet.base.errors import TraceError
 from ratchet.trace.analysis.analyse import Analysis
 from ratchet.trace.answers.kernels import device_rows, module_paths, own_cpu_time
 from ratchet.trace.read.columns import Kind

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ratchet.errors import TraceError
+from ratchet.base.errors import TraceError
 from ratchet.trace.answers.report import Report, report
 from ratchet.trace.answers.roofline import Rooflines
 from ratchet.trace.compare.pairing import Run, is_on_host, paired, runs_by_key

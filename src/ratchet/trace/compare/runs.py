@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ratchet import files
-from ratchet.errors import TraceError
+from ratchet.base import files
+from ratchet.base.errors import TraceError
 from ratchet.trace.analysis.analyse import analyse
 from ratchet.trace.answers.report import Report
 from ratchet.trace.answers.roofline import Rooflines

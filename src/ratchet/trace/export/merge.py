@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
-from ratchet.errors import TraceError
-from ratchet.files import whole_file
+from ratchet.base.errors import TraceError
+from ratchet.base.files import whole_file
 from ratchet.trace.analysis.analyse import analyse
 from ratchet.trace.compare.ranks import each_rank
 from ratchet.trace.read.columns import DEVICE_KINDS, EPOCH, Kind, Trace

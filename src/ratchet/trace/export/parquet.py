@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
 
-from ratchet.errors import TraceError
-from ratchet.files import make_folder, whole_file, why_not_new_folder
+from ratchet.base.errors import TraceError
+from ratchet.base.files import make_folder, whole_file, why_not_new_folder
 from ratchet.trace.export.tables import Table
 
 UNITS = b"times in ns, sizes in bytes, rates in units a second"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ratchet.errors import TraceError
+from ratchet.base.errors import TraceError
 from ratchet.trace.read.columns import DeviceProperties, Fault, Kind, Platform, Trace
 from ratchet.trace.read.rocpd import is_database, read_database
 from ratchet.trace.read.rocprof import is_rocprof, read_rocprof

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ratchet.errors import TraceError
-from ratchet.files import SQLITE
+from ratchet.base.errors import TraceError
+from ratchet.base.files import SQLITE
 from ratchet.trace.read.columns import DeviceProperties, Kind, Trace
 from ratchet.trace.read.gather import Gatherer
 from ratchet.trace.read.numbering import integers

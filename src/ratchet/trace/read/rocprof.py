@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct, field
 
-from ratchet.errors import TraceError
+from ratchet.base.errors import TraceError
 from ratchet.trace.read.columns import DeviceProperties, Int64, Kind, Trace
 from ratchet.trace.read.gather import Gatherer
 from ratchet.trace.read.numbering import integers

@@ -22,8 +22,8 @@ from typing import IO, Any
 
 import msgspec
 
-from ratchet import watchdog
-from ratchet.errors import TraceError
+from ratchet.base.errors import TraceError
+from ratchet.base.process import watchdog
 from ratchet.trace.read.gather import Gatherer
 from ratchet.trace.read.stream import Stream
 

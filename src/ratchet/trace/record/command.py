@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ratchet.errors import TraceError
-from ratchet.files import make_folder, why_not_new_folder
+from ratchet.base.errors import TraceError
+from ratchet.base.files import make_folder, why_not_new_folder
 
 INJECTED = Path(__file__).with_name("inject")
 SUFFIX = ".json.gz"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from msgspec import Raw, Struct, field
 
-from ratchet.errors import TraceError
+from ratchet.base.errors import TraceError
 from ratchet.trace.analysis.analyse import Analysis
 from ratchet.trace.answers.kernels import ops as op_rows
 from ratchet.trace.answers.sequences.sequences import launched

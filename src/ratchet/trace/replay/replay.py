@@ -15,8 +15,8 @@ from typing import Any, Literal
 import msgspec
 import psutil
 
-from ratchet import watchdog
-from ratchet.errors import TraceError
+from ratchet.base.errors import TraceError
+from ratchet.base.process import watchdog
 from ratchet.trace.analysis.analyse import analyse
 from ratchet.trace.read.file import read
 from ratchet.trace.replay.calls import Call, calls, costly_ops, traced_on

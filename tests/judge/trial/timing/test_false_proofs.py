@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from simulated_machine import Machine, simulate, to_samples
 
-from ratchet.errors import JudgeError
+from ratchet.base.errors import JudgeError
 from ratchet.judge.decided import Decided, Ok
 from ratchet.judge.trial.timing import decide, group_sequential, plan
 from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ratchet.errors import JudgeError
+from ratchet.base.errors import JudgeError
 from ratchet.judge.decided import Decided, Ok
 from ratchet.judge.trial.timing import decide, group_sequential, plan
 from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN

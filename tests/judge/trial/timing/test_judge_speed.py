@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratchet.errors import JudgeError
+from ratchet.base.errors import JudgeError
 from ratchet.judge.sandbox.isolation import arm_environment
 from ratchet.judge.trial.kernel_checks import CaseFacts, verdict_of_call
 from ratchet.judge.trial.timing import arms, plan

@@ -13,7 +13,7 @@ from ratchet.authors.generator.triton.nests import FOLDED, ROWWISE
 from ratchet.authors.generator.triton.schedule import TILE_OPTIONS, read_tiles
 from ratchet.authors.generator.triton.source import source_of
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 
+from ratchet.base.process.time_limits import Clock
 from ratchet.judge.decided import CandidateFault
-from ratchet.judge.process.time_limits import Clock
 from ratchet.judge.sandbox.mechanism import shows_own_files
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.toolchain import Toolchain

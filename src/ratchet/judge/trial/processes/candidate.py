@@ -11,15 +11,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
-from ratchet.errors import JudgeError, KernelError
+from ratchet.base.errors import JudgeError, KernelError
+from ratchet.base.process import families
+from ratchet.base.process.channel import close_descriptors
+from ratchet.base.process.child import Child, ChildFailure, error_words, program
+from ratchet.base.process.time_limits import FIRST_CALL_S, STEP_S, Clock
 from ratchet.judge.decided import fault
 from ratchet.judge.integrity.late_writes import OutputSpots, Read
 from ratchet.judge.integrity.returned_outputs import ReturnedOutputs, Unreadable, readable
 from ratchet.judge.options import WITH_TORCH
-from ratchet.judge.process import families
-from ratchet.judge.process.channel import close_descriptors
-from ratchet.judge.process.child import Child, ChildFailure, error_words, program
-from ratchet.judge.process.time_limits import FIRST_CALL_S, STEP_S, Clock
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.headroom import Headroom
 from ratchet.judge.sandbox.isolation import (

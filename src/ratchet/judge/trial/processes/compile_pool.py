@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from ratchet.errors import JudgeError
+from ratchet.base.errors import JudgeError
+from ratchet.base.process import families
+from ratchet.base.process.time_limits import Clock
+from ratchet.base.process.work_limit import WorkLimit
 from ratchet.judge.decided import CandidateFault, Decided
-from ratchet.judge.process import families
-from ratchet.judge.process.time_limits import Clock
 from ratchet.judge.sandbox.headroom import Headroom
 from ratchet.judge.trial.processes.building import Library
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.processes.toolchain import Toolchain
-from ratchet.kernels.at_work import WorkLimit
 from ratchet.kernels.kernel import Kernel
 
 COMPILE_S: Final = 30.0

@@ -12,8 +12,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from ratchet.base.process.time_limits import Clock
 from ratchet.judge.decided import CandidateFault, Decided
-from ratchet.judge.process.time_limits import Clock
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.mechanism import has_namespaces
 from ratchet.judge.sandbox.zygote import CandidateZygote

@@ -10,15 +10,15 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ratchet.errors import JudgeError
-from ratchet.judge.process.channel import close_descriptors, inherited
-from ratchet.judge.process.child import Child, error_words, program
-from ratchet.judge.process.time_limits import until_the_end_s
+from ratchet.base.errors import JudgeError
+from ratchet.base.process.channel import close_descriptors, inherited
+from ratchet.base.process.child import Child, error_words, program
+from ratchet.base.process.time_limits import until_the_end_s
 from ratchet.judge.sandbox.isolation import TORCH_FIRST, arm_environment
 from ratchet.judge.sandbox.view import fixed_layout
 from ratchet.judge.sandbox.zygote import IMPORT_S, Forks
 from ratchet.judge.steps.arms import import_path
-from ratchet.kernels.problem_file import KEEPER_GRACE_S, longest_wait_s, read_answer
+from ratchet.problems.problem_file import KEEPER_GRACE_S, longest_wait_s, read_answer
 
 REFERENCE_WORKER = "ratchet.judge.workers.reference.worker"
 
@@ -129,7 +129,7 @@ def raise_fault(reply: Mapping[str, Any]) -> None:
 
 def _reference_command(channel: int) -> list[str]:
     boot = (
-        "from ratchet.judge.process import families; families.hide_memory(); "
+        "from ratchet.base.process import families; families.hide_memory(); "
         f"{TORCH_FIRST}from {REFERENCE_WORKER} import main; main()"
     )
     return [*fixed_layout(), sys.executable, "-P", "-c", boot, str(channel), str(os.getpid())]

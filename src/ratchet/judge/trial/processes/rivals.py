@@ -15,28 +15,28 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from ratchet.errors import JudgeError
-from ratchet.judge.integrity.late_writes import OutputSpots
-from ratchet.judge.process import families
-from ratchet.judge.process.channel import (
+from ratchet.base.errors import JudgeError
+from ratchet.base.process import families
+from ratchet.base.process.channel import (
     Channel,
     ChannelTimeout,
     close_descriptors,
     open_pair,
 )
-from ratchet.judge.process.child import SEND_TIMEOUT_S
-from ratchet.judge.process.time_limits import (
+from ratchet.base.process.child import SEND_TIMEOUT_S
+from ratchet.base.process.time_limits import (
     Clock,
     OutOfTime,
     until_the_end_s,
     within_the_end,
 )
+from ratchet.base.process.work_limit import WorkLimit
+from ratchet.judge.integrity.late_writes import OutputSpots
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.zygote import START_S, Fork, Forks
 from ratchet.judge.trial.processes.reference import ReferenceProcess, raise_fault
-from ratchet.kernels.at_work import WorkLimit
-from ratchet.kernels.problem import Problem
 from ratchet.measure.arm import Timing
+from ratchet.problems.problem import Problem
 
 Fate = Literal["mapped", "kept", "copied"]
 """What becomes of the outputs of the reference's calls, as of the candidate's: they are kept until

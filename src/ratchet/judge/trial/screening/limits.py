@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from ratchet.judge.process.time_limits import Clock
+from ratchet.base.process.time_limits import Clock
 from ratchet.judge.trial.kernel_checks import CaseFacts
 
 SLOWEST_FACTOR: Final = 30.0

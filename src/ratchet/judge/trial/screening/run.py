@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from ratchet.base.process.channel import close_descriptors
 from ratchet.judge.decided import CandidateFault, Decided, fault
 from ratchet.judge.options import LANGUAGES, WITH_TORCH
-from ratchet.judge.process.channel import close_descriptors
 from ratchet.judge.sandbox.accelerator import may_use_gpu
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.trial.interpreted import interpreted, small_cases
@@ -26,9 +26,9 @@ from ratchet.judge.trial.screening.rounds import BEST, ScreenedArm, time_togethe
 from ratchet.judge.trial.timing.plan import calls_per_batch
 from ratchet.judge.verdict import Screening
 from ratchet.judge.workers.candidate.model_answer import runnable
-from ratchet.kernels.free_memory import MEMORY_SHARE, free_bytes
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
+from ratchet.problems.free_memory import MEMORY_SHARE, free_bytes
+from ratchet.problems.problem import Problem
 
 GROUP: Final = 8
 """Candidates that are timed together: more share the reference's turns, fewer lie closer to it."""

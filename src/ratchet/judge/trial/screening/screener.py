@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ratchet.base.process.time_limits import Clock
 from ratchet.judge.decided import CandidateFault, Decided, fault
-from ratchet.judge.process.time_limits import Clock
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.trial.kernel_checks import OpenProblem
 from ratchet.judge.trial.processes.compile_pool import CompilePool
@@ -18,7 +18,7 @@ from ratchet.judge.trial.processes.toolchain import Toolchain
 from ratchet.judge.trial.screening.limits import STEP_S, QuickFacts
 from ratchet.judge.trial.screening.run import ScreeningRun
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
+from ratchet.problems.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

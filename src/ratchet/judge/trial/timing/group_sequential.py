@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from ratchet.errors import RatchetError
+from ratchet.base.errors import RatchetError
 from ratchet.judge.decided import Decided, Ok, as_stage
 from ratchet.judge.integrity.own_work import Watch
 from ratchet.judge.trial.kernel_checks import OpenProblem

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from ratchet.errors import MeasureError
+from ratchet.base.errors import MeasureError
 from ratchet.judge.decided import CandidateFault, Decided, Ok, as_stage
 from ratchet.judge.integrity.own_work import Watch, batches_to_watch
 from ratchet.judge.trial.kernel_checks import OpenProblem

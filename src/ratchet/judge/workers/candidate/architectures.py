@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 
 Backend = Literal["hip", "cuda"]
 

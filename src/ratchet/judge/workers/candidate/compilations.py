@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 
 OWN: Final = "/tmp/compilations"
 CACHE: Final = "TORCHINDUCTOR_CACHE_DIR"

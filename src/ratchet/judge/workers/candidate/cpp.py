@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ratchet.judge.process.channel import inherited
+from ratchet.base.process.channel import inherited
 from ratchet.judge.sandbox.confine import confine
 from ratchet.judge.workers.memory.mapping import MappedRegion, shift_heap
 from ratchet.judge.workers.serving import Reply, serve_candidate

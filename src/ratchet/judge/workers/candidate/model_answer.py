@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from ratchet.judge.options import WITH_TORCH
 from ratchet.kernels.kernel import Kernel
-from ratchet.kernels.problem import Problem
-from ratchet.kernels.problem_file import built_in_kernel
+from ratchet.kernels.kernel_file import built_in_kernel
+from ratchet.problems.problem import Problem
 
 COMPILED = "torch.compile"
 LOADED = """\

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ratchet.errors import KernelError
-from ratchet.kernels.model_state import StatefulCall, check_shapes, plain_tensors
+from ratchet.base.errors import KernelError
+from ratchet.problems.model_state import StatefulCall, check_shapes, plain_tensors
 
 
 def load_model(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ratchet.errors import KernelError
+from ratchet.base.errors import KernelError
 
 PRETENDED = "gfx942"
 """What a kernel is told it runs on when it asks in the interpreter."""

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ratchet.errors import JudgeError, KernelError
-from ratchet.judge.process.channel import inherited
+from ratchet.base.errors import JudgeError, KernelError
+from ratchet.base.process.channel import inherited
 from ratchet.judge.sandbox.confine import EXTENSIONS, confine
 from ratchet.judge.workers.candidate import compilations
 from ratchet.judge.workers.candidate.cpp import IN_PLACE, INPUTS, OUTPUTS
@@ -39,8 +39,8 @@ from ratchet.judge.workers.memory.driver_memory import DriverRefusal
 from ratchet.judge.workers.memory.mapping import shift_heap
 from ratchet.judge.workers.memory.packed_files import PackedFiles
 from ratchet.judge.workers.serving import Reply, serve_candidate
-from ratchet.kernels.abi import DTYPE_CODES
 from ratchet.kernels.kernel import Kernel
+from ratchet.problems.dtypes import DTYPE_CODES
 
 Entry = Callable[..., Any]
 EMULATOR = "RATCHET_EMULATOR"

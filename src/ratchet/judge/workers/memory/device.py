@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
-from ratchet.errors import JudgeError
+from ratchet.base.errors import JudgeError
 from ratchet.judge.workers.memory.blocks import BLANK, DeviceMemory, HostMemory, Memory, flat_bytes
 from ratchet.judge.workers.memory.driver_memory import (
     Dialect,

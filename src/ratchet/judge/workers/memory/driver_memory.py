@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from ctypes import POINTER, c_int, c_size_t, c_ubyte, c_uint64, c_ulonglong, c_ushort, c_void_p
 from typing import Any, ClassVar, Final, Literal
 
-from ratchet.errors import JudgeError
+from ratchet.base.errors import JudgeError
 
 Dialect = Literal["cuda", "hip"]
 PREFIX: Final[dict[Dialect, str]] = {"cuda": "cu", "hip": "hip"}

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from ratchet.judge.workers.memory.blocks import Block, flat_bytes, span
 from ratchet.judge.workers.memory.device import WorkerDevice
-from ratchet.kernels.abi import DTYPE_CODES
-from ratchet.kernels.problem import Case, Problem
+from ratchet.problems.dtypes import DTYPE_CODES
+from ratchet.problems.problem import Case, Problem
 
 ALIGNMENT = 64
 JITTER = 64

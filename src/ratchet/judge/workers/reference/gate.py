@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ratchet.kernels.problem import Case, Problem, Reference
-from ratchet.kernels.tolerance import loss_over
+from ratchet.problems.problem import Case, Problem, Reference
+from ratchet.problems.tolerance import loss_over
 
 Outputs = list[Tensor]
 SAMPLED = 1 << 16

@@ -24,8 +24,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ratchet.judge.process import families
-from ratchet.judge.process.channel import Channel, close_descriptors, open_pair
+from ratchet.base.process import families
+from ratchet.base.process.channel import Channel, close_descriptors, open_pair
 from ratchet.judge.sandbox import system_calls
 from ratchet.judge.workers.candidate import compilations
 from ratchet.judge.workers.candidate.with_torch import Entry, TorchWorker, settle
@@ -33,11 +33,11 @@ from ratchet.judge.workers.forks import serve_forks
 from ratchet.judge.workers.memory.device import WorkerDevice, open_device
 from ratchet.judge.workers.memory.mapping import shift_heap
 from ratchet.judge.workers.serving import Reply, serve
-from ratchet.kernels import file_keeper
-from ratchet.kernels.gradients import gradient_of
-from ratchet.kernels.on_cores import on_cores
-from ratchet.kernels.problem import Case, Problem
-from ratchet.kernels.source_module import run_source
+from ratchet.problems import file_keeper
+from ratchet.problems.gradients import gradient_of
+from ratchet.problems.on_cores import on_cores
+from ratchet.problems.problem import Case, Problem
+from ratchet.problems.source_module import run_source
 
 MOST_CPU_S = 1_000_000
 AUTOGRAD_NEEDS = "torch.fx.experimental.symbolic_shapes"
@@ -109,7 +109,7 @@ def _imported(problem: dict[str, Any]) -> bool:
     found = Problem.from_json(problem)
     try:
         if found.model is not None:
-            importlib.import_module("ratchet.kernels.model_file")
+            importlib.import_module("ratchet.problems.model_file")
         if found.text:  # each rival runs it anew
             with on_cores(found.text):
                 reference = getattr(run_source(found.text), found.reference, None)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from ratchet.errors import KernelError
-from ratchet.kernels.problem import Case, Problem
-from ratchet.kernels.tolerance import Loss, same_bits
+from ratchet.base.errors import KernelError
+from ratchet.problems.problem import Case, Problem
+from ratchet.problems.tolerance import Loss, same_bits
 
 Outputs = Sequence[Tensor]
 

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ratchet.errors import JudgeError, KernelError
-from ratchet.judge.process import families
-from ratchet.judge.process.channel import inherited
+from ratchet.base.errors import JudgeError, KernelError
+from ratchet.base.process import families
+from ratchet.base.process.channel import inherited
 from ratchet.judge.workers.arm import extend_import_path
 from ratchet.judge.workers.candidate import compilations
 from ratchet.judge.workers.memory.blocks import span
@@ -31,10 +31,10 @@ from ratchet.judge.workers.reference.gate import elements, gate
 from ratchet.judge.workers.reference.rival import start_zygote
 from ratchet.judge.workers.reference.soundness import check_repeats
 from ratchet.judge.workers.serving import Reply, serve
-from ratchet.kernels.dependence import inert_input
-from ratchet.kernels.free_memory import check_fits
-from ratchet.kernels.problem import Case, Problem, Reference
-from ratchet.kernels.tolerance import Loss, loss_over, same_bits
+from ratchet.problems.dependence import inert_input
+from ratchet.problems.free_memory import check_fits
+from ratchet.problems.problem import Case, Problem, Reference
+from ratchet.problems.tolerance import Loss, loss_over, same_bits
 
 OVERFLOWS = "the reference overflows, so nothing is compared"
 """Of a hidden case's values at a timed case's sizes, which nobody chose for each other."""
@@ -158,7 +158,7 @@ class ReferenceWorker:
 
         Counting takes a call of the reference, and only a timed case's count decides anything.
         """
-        from ratchet.kernels.flop_count import FlopCount  # imports triton: rivals do without
+        from ratchet.problems.flop_count import FlopCount  # imports triton: rivals do without
 
         form = _form(case)
         if case.timed or form not in self._flops:

@@ -1,0 +1,302 @@
+"""A process that the judge owns: a private channel, bounded output, stop and end.
+
+It is a program that the judge starts (`Program`), or a fork of a zygote (`zygote.Fork`).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NoReturn, Protocol
+
+from ratchet.base.errors import JudgeError
+from ratchet.base.process import families, watchdog
+from ratchet.base.process.channel import (
+    MAX_MESSAGE_BYTES,
+    Channel,
+    ChannelNonsense,
+    ChannelShortage,
+    ChannelTimeout,
+    close_descriptors,
+    open_pair,
+    until,
+)
+from ratchet.base.process.time_limits import OutOfTime, until_the_end_s, within_the_end
+from ratchet.base.process.work_limit import WorkLimit
+
+Failure = Literal["died", "timed_out", "nonsense", "greedy", "woke"]
+SEND_TIMEOUT_S = 30.0
+EXIT_S, LAST_WORDS_S, SETTLE_S = 3.0, 1.0, 0.2
+"""How long is waited for the exit of a child whose channel has closed; for what it printed if it
+has ended, and if it has not."""
+
+
+class ChildFailure(JudgeError):
+    """A child died, was too slow, answered nonsense, took all there is, or woke; `how` says which.
+
+    One that woke ran while it had been stopped, which it can only do on purpose.
+    """
+
+    def __init__(self, how: Failure, what: str, *, code: int | None, line: str) -> None:
+        self.how = how
+        self.code = code
+        ending = f" ({families.describe_exit(code)})" if code is not None else ""
+        super().__init__(f"{what}{ending}" + (f": {line}" if line else ""))
+
+
+class Started(Protocol):
+    """A process that was started: whoever did so can tell how it ended."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+
+    def exit_code(self) -> int | None:
+        """Its exit code (negative: the signal), or None while it lives."""
+
+    def reap(self) -> None:
+        """Wait for its end; its process id may then be another's."""
+
+
+Start = Callable[[int, int], Started]
+"""Starts a process, given the descriptors of its end of the channel, and for what it prints."""
+
+
+class Program:
+    """A new process that runs a program."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """Its exit code, left unreaped, or None while it lives."""
+        return families.exit_code(self.pid)
+
+    def reap(self) -> None:
+        """Wait for its end."""
+        self._process.wait()
+
+
+def program(
+    command: Callable[[int], Sequence[str]],
+    environment: Mapping[str, str],
+    *,
+    kept: bool = False,
+) -> Start:
+    """Start a program; `command` is given the number of the channel's descriptor.
+
+    It and all that it starts end with this process, even by SIGKILL (see `watchdog`), and with
+    the thread that started it where it asks for that. A `kept` one sees to that itself.
+    """
+
+    def start(channel: int, output: int) -> Program:
+        return Program(
+            subprocess.Popen(
+                list(command(channel)),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(channel,),
+                env=dict(environment) if kept else watchdog.environment(environment),
+                start_new_session=True,
+            )
+        )
+
+    return start
+
+
+class Child:
+    """One running child. After a ChildFailure it has been killed with all that it started.
+
+    `shortage` is asked while the judge waits for it: where it gives a text, the child is ended for
+    it.
+    """
+
+    def __init__(
+        self,
+        start: Start,
+        *,
+        max_bytes: int = MAX_MESSAGE_BYTES,
+        shortage: Callable[[], str | None] | None = None,
+        enclosed: bool = False,
+        kept: bool = False,
+        counts_work: bool = False,
+    ) -> None:
+        """Start it; raises what `start` does. `enclosed`: see `families.family`.
+
+        With `kept` its first process is a trusted keeper of the others, which is never stopped.
+
+        With `counts_work` the limit of an answer is one of work (`WorkLimit`), not of the wall
+        clock: a busy machine does not shorten it.
+        """
+        ours, theirs = open_pair()
+        readable, writable = os.pipe()
+        try:
+            self._process = start(theirs.fileno(), writable)
+        except (OSError, JudgeError):
+            ours.close()
+            os.close(readable)
+            raise
+        finally:
+            theirs.close()
+            os.close(writable)
+        self._output = families.OutputTail(readable)
+        self._watch = os.pidfd_open(self._process.pid)
+        self.channel = Channel(ours, watch=self._watch, max_bytes=max_bytes, shortage=shortage)
+        self._enclosed = enclosed
+        self._kept = kept
+        self._counts_work = counts_work
+        self.worked_s = 0.0
+        """How long it was at work while an answer was awaited, as far as that was looked at."""
+        self._stopped: list[int] = []
+        self._rest: families.Work = {}
+        self.closed = False
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._process.pid
+
+    def send(
+        self,
+        message: Mapping[str, Any],
+        descriptors: Sequence[int] = (),
+        *,
+        timeout_s: float = SEND_TIMEOUT_S,
+    ) -> None:
+        """Send one message; the child must take it in time, at most SEND_TIMEOUT_S."""
+        timeout_s = min(timeout_s, SEND_TIMEOUT_S)
+        try:
+            self.channel.send(message, descriptors, timeout_s=timeout_s)
+        except JudgeError as error:
+            self._fail(error, str(message.get("do", "")), timeout_s)
+
+    def receive(self, what: str, *, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
+        """Wait for one answer and its descriptors; `what` names the request in a failure."""
+        limit = WorkLimit(timeout_s, self._members) if self._counts_work else None
+        left_s = limit.left_s if limit else until(time.monotonic() + timeout_s)
+        try:
+            return self.channel.receive(left_s=within_the_end(left_s))
+        except JudgeError as error:
+            self._fail(error, what, timeout_s)
+        finally:
+            self.worked_s += limit.spent_s if limit else 0.0
+
+    def _members(self) -> list[int]:
+        return list(families.family(self.pid, enclosed=self._enclosed))
+
+    @property
+    def sender(self) -> int:
+        """The process of its family that sent the last answer, as the kernel says."""
+        return self.channel.sender
+
+    @property
+    def has_ended(self) -> bool:
+        """True if it is closed, or its process is dead."""
+        if self.closed:
+            return True
+        poller = select.poll()
+        poller.register(self._watch, select.POLLIN)
+        return bool(poller.poll(0))
+
+    @property
+    def has_answer(self) -> bool:
+        """True if `receive` would find something now."""
+        return self.channel.has_answer
+
+    def ask(
+        self, message: Mapping[str, Any], descriptors: Sequence[int] = (), *, timeout_s: float
+    ) -> dict[str, Any]:
+        """Send one message and wait for its answer; descriptors in the answer are closed."""
+        self.send(message, descriptors, timeout_s=timeout_s)
+        reply, extra = self.receive(str(message.get("do", "")), timeout_s=timeout_s)
+        close_descriptors(extra)
+        return reply
+
+    def pause(self) -> None:
+        """Stop every process of the child's family, and wait until all of them stand."""
+        if self.has_ended:
+            self._fail(JudgeError("died"), "idle", 0.0)
+        self._check_rest()
+        spared = [self.pid] if self._kept else []
+        stopped = families.stop(self.pid, enclosed=self._enclosed, spared=spared)
+        if stopped is None:
+            self._end_for("nonsense", "cannot be stopped")
+        self._stopped, self._rest = stopped, families.work_done(stopped)
+
+    def hold(self) -> None:
+        """Stop the child alone, which is trusted: it has no others at work, and does not wake."""
+        if not families.hold(self.pid):
+            self._fail(JudgeError("died"), "idle", 0.0)
+        self._stopped = [self.pid]
+
+    def resume(self) -> None:
+        """Let every process of the child's family run again."""
+        self._check_rest()
+        families.resume(self._stopped)
+        self._stopped, self._rest = [], {}
+
+    def _check_rest(self) -> None:
+        """Fail when a family that was stopped has run nevertheless."""
+        if families.has_worked(self._rest):
+            self._end_for("woke", "ran while it had been stopped")
+
+    def _end_for(self, how: Failure, words: str) -> NoReturn:
+        line = self._output.last_line()
+        self.close()
+        raise ChildFailure(how, words, code=None, line=line)
+
+    def output(self) -> str:
+        """The end of what the child printed (at most 16 KiB)."""
+        return self._output.text()
+
+    def close(self) -> None:
+        """Kill every process of the child's family. May be called twice."""
+        if self.closed:
+            return
+        self.closed = True
+        families.end(self.pid, enclosed=self._enclosed)
+        self._process.reap()
+        close_descriptors([self._watch])
+        self.channel.close()
+
+    def _fail(self, error: JudgeError, what: str, timeout_s: float) -> NoReturn:
+        if isinstance(error, ChannelShortage):
+            self._end_for("greedy", f"was ended during '{what}': {error}")
+        if isinstance(error, ChannelTimeout) and until_the_end_s() <= 0:
+            self.close()
+            raise OutOfTime(f"the time ran out during '{what}'") from error
+        how: Failure = "died"
+        words = "died while it was idle" if what == "idle" else f"died during '{what}'"
+        if isinstance(error, ChannelTimeout):
+            how, unit = "timed_out", "s of work" if self._counts_work else "s"
+            words = f"did not answer '{what}' within {timeout_s:.3g} {unit}"
+        elif isinstance(error, ChannelNonsense):
+            how, words = "nonsense", f"answered '{what}' with nonsense"
+        code = self._settled_exit_code() if how == "died" else None
+        line = self._output.last_line(settle_s=SETTLE_S if code is None else LAST_WORDS_S)
+        self.close()
+        raise ChildFailure(how, words, code=code, line=line) from error
+
+    def _settled_exit_code(self) -> int | None:
+        """The exit code of a child whose channel has closed; it may still be on its way out."""
+        deadline = time.monotonic() + EXIT_S
+        while (code := self._process.exit_code()) is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        return code
+
+
+def error_words(error: Any) -> str:
+    """Return a worker's error in one line; Ratchet's own stand without their kind."""
+    if not isinstance(error, dict):
+        return "an answer that is no error's"
+    message = " ".join(str(error.get("message", "")).split())[:500]
+    return message if error.get("known") is True else f"{error.get('kind', '')!s:.60}: {message}"

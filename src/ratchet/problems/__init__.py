@@ -1,0 +1,1 @@
+"""Problems: references, inputs, tolerances, problem files and the training suite."""
