@@ -34,16 +34,16 @@ from kernelbench_kinds import KINDS
 
 from ratchet.authors.author import FAILED, Answer
 from ratchet.authors.choices import make_request
-from ratchet.authors.court import RecordedCourt
 from ratchet.authors.result import WritingRequest, WritingResult
 from ratchet.authors.run import ProblemRun
 from ratchet.authors.search.author import SearchAuthor
 from ratchet.authors.search.halving import Rungs
 from ratchet.authors.write import write
 from ratchet.base.errors import RatchetError
+from ratchet.court.court import Court
+from ratchet.court.terms import Terms
 from ratchet.judge.api import as_problem
 from ratchet.kernels.kernel import Kernel
-from ratchet.ledger.verdicts import RecordedJudge, Terms
 from ratchet.problems.problem import Problem
 from ratchet.problems.suites import find_problem
 from ratchet.problems.suites.names import NAMES
@@ -111,20 +111,20 @@ def write_one(problem: Problem, request: WritingRequest, ledger: str) -> Row:
 
     That verdict is one more, on new samples, and outside of the budget: its figures count.
     """
-    with RecordedJudge(ledger) as judge:
+    with Court(ledger) as court:
         try:
-            result = write(problem, request, judge=judge, command="benchmarks/authors_suite.py")
+            result = write(problem, request, court=court, command="benchmarks/authors_suite.py")
         except RatchetError as error:
             return row_of(problem, None, {}, str(error))
         if result.best is None:
             return row_of(problem, result, {}, "; ".join(result.notes))
         kernel = next(
             Kernel.from_json(found)
-            for found in [judge.ledger.kernel(result.best.kernel_hash)]
+            for found in [court.ledger.kernel(result.best.kernel_hash)]
             if found is not None
         )
         terms = Terms(time_limit_s=COMPARED_S, against_compile=True)
-        verdict = judge.judge(kernel, problem, terms).verdict
+        verdict = court.judge(kernel, problem, terms, fresh=True).verdict.model_dump(mode="json")
     return row_of(problem, result, verdict, verdict["reason"])
 
 
@@ -220,10 +220,8 @@ def screened_anew(problem: Problem, kernels: Sequence[Kernel]) -> dict[str, floa
     """The geometric mean of some screenings of each kernel; one that failed has none."""
     logs: dict[str, list[float]] = {}
     for _ in range(ANEW):
-        with tempfile.TemporaryDirectory() as folder, RecordedJudge(f"{folder}/l.db") as judge:
-            told = RecordedCourt(judge).estimate(
-                problem, kernels, best=None, time_limit_s=120.0, device="cpu"
-            )
+        with tempfile.TemporaryDirectory() as folder, Court(f"{folder}/l.db") as court:
+            told = court.screen(kernels, problem, Terms(time_limit_s=120.0, device="cpu"))
         for one in told:
             if one.ratio:
                 logs.setdefault(one.kernel_hash, []).append(math.log(one.ratio))
@@ -235,12 +233,12 @@ def bests(problem: Problem, strategy: str, seed: int) -> dict[int, Kernel]:
     from ratchet.authors.generator import space_for
 
     author = SearchAuthor(space_for(problem, device="cpu"), strategy=strategy, seed=seed)
-    with tempfile.TemporaryDirectory() as folder, RecordedJudge(f"{folder}/l.db") as judge:
+    with tempfile.TemporaryDirectory() as folder, Court(f"{folder}/l.db") as court:
         run = ProblemRun(
             problem=problem,
             request=WritingRequest(budget_s=1200.0, candidates=CURVE_AT[-1], seed=seed),
             authors=[author],
-            court=RecordedCourt(judge),
+            court=court,
             keep=lambda answer: None,
             listen=lambda event: None,
         )
@@ -258,11 +256,11 @@ def leader(answers: Sequence[Answer], count: int) -> Kernel | None:
         seen += answer.rung == 0
         if seen > count:
             break
-        kernel = answer.proposal.kernel
+        kernel = answer.kernel
         kernels[kernel.hash] = kernel
         if answer.ratio or answer.status in FAILED:
             score = math.log(answer.ratio) if answer.ratio else None
-            rungs.record(kernel.hash, score, opener=answer.proposal.opener)
+            rungs.record(kernel.hash, score, opener=answer.opener)
     return kernels[rungs.order()[0]] if rungs.scores else None
 
 

@@ -34,7 +34,9 @@ import msgspec
 
 from ratchet.authors.author import Answer, Progress, Proposal, Schedule
 from ratchet.authors.search.author import SearchAuthor
-from ratchet.learn.bench import Bench, JudgeOutcome, PolicyKernel, ScreeningBench, judge_answers
+from ratchet.court.court import Court
+from ratchet.judge.verdict import Screening
+from ratchet.learn.bench import Bench, ScreeningBench, judge_answers
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import Corpus, build_corpus
 from ratchet.learn.evaluate import (
@@ -50,7 +52,6 @@ from ratchet.learn.models import Policy, load_policy
 from ratchet.learn.rewards import reward_of
 from ratchet.learn.stages import grpo, pretrain, sft
 from ratchet.learn.tasks import TRAINED, UNSEEN, LearnTask, make_tasks, split_names
-from ratchet.ledger.verdicts import RecordedJudge
 
 SHARES = {
     "pretrain": 0.09,
@@ -114,8 +115,8 @@ def main() -> None:
         )
         return
     found: dict[str, Any] = {"minutes": given.minutes, "size": given.size, "seed": given.seed}
-    with RecordedJudge(given.ledger or str(out / "ledger.db")) as judge:
-        bench = ScreeningBench(judge, rival="compile")
+    with Court(given.ledger or str(out / "ledger.db")) as court:
+        bench = ScreeningBench(court, rival="compile")
         try:
             train, held = split_names(TRAINED, UNSEEN, given.per_family, given.seed)
             config = LearnConfig(
@@ -183,7 +184,7 @@ def main() -> None:
             _write(tasks, bench, given.seed, until("write"))
             found["written"] = bench.judged - before
             verdicts = build_corpus(
-                tasks, held, ScheduleLanguage(), ledger=judge.ledger, here=judge.fingerprint
+                tasks, held, ScheduleLanguage(), ledger=court.ledger, here=court.fingerprint
             )
             say(f"verdicts to learn: {verdicts.card.counts}")
             learned = sft(
@@ -341,7 +342,7 @@ def _searches(
     return {"most": SEARCHED, "problems": rows}
 
 
-Climb = list[tuple[PolicyKernel, JudgeOutcome]]
+Climb = list[tuple[Proposal, Screening]]
 
 
 def _climb(author: SearchAuthor, task: LearnTask, bench: Bench) -> Climb:
@@ -351,17 +352,15 @@ def _climb(author: SearchAuthor, task: LearnTask, bench: Bench) -> Climb:
         proposals = author.propose(progress, 6)
         if not proposals:
             break
-        asked = [PolicyKernel(kernel=one.kernel, schedule=one.schedule) for one in proposals]
-        said = bench.outcomes(task, asked)
-        for proposal, one in zip(proposals, said, strict=True):
-            progress.answers.append(_answer(proposal, one.status, one.ratio))
-        found += zip(asked, said, strict=True)
+        said = bench.outcomes(task, proposals)
+        progress.answers += map(Answer.by_screening, proposals, said)
+        found += zip(proposals, said, strict=True)
     return found
 
 
-def _leaders(climb: Climb) -> list[tuple[int, PolicyKernel]]:
+def _leaders(climb: Climb) -> list[tuple[int, Proposal]]:
     """Return the place and the kernel of each that was the best so far."""
-    found, best = list[tuple[int, PolicyKernel]](), 0.0
+    found, best = list[tuple[int, Proposal]](), 0.0
     for place, (one, said) in enumerate(climb):
         if said.is_right and said.ratio and said.ratio > best:
             best = said.ratio
@@ -370,7 +369,7 @@ def _leaders(climb: Climb) -> list[tuple[int, PolicyKernel]]:
 
 
 def _again(
-    task: LearnTask, leaders: Sequence[tuple[int, PolicyKernel]], benches: Sequence[Bench]
+    task: LearnTask, leaders: Sequence[tuple[int, Proposal]], benches: Sequence[Bench]
 ) -> dict[str, float]:
     """Return each kernel's geometric mean ratio over fresh screenings, by its hash."""
     kernels = list({one.kernel.hash: one for _, one in leaders}.values())
@@ -388,13 +387,9 @@ def _fresh(out: Path) -> Iterator[list[ScreeningBench]]:
     with ExitStack() as stack:
         found = []
         for turn in range(FRESH):
-            judge = stack.enter_context(RecordedJudge(str(out / f"again-{turn}.db")))
-            found.append(stack.enter_context(closing(ScreeningBench(judge))))
+            court = stack.enter_context(Court(str(out / f"again-{turn}.db")))
+            found.append(stack.enter_context(closing(ScreeningBench(court))))
         yield found
-
-
-def _answer(proposal: Proposal, status: str, ratio: float | None) -> Answer:
-    return Answer(proposal=proposal, stage="screened", status=status, reason="", ratio=ratio)
 
 
 def _reached(climb: Climb, known: dict[str, float], goal: float) -> int | None:

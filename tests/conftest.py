@@ -19,10 +19,11 @@ from answers import LentJudge, PatientJudge
 from hypothesis import HealthCheck, settings
 from postgres_server import postgres
 
+from ratchet.court.fleet import machines
 from ratchet.judge.trial import held_together, kernel_trial
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.workers.candidate.architectures import TARGETS
-from ratchet.ledger import connect, verdicts
+from ratchet.ledger import connect
 from ratchet.problems import problem_file
 
 EVERYTHING = os.environ.get("RATCHET_TEST") == "all"
@@ -210,7 +211,7 @@ def one_judge(kept_judges: dict[int | None, KernelJudge], monkeypatch: pytest.Mo
         return LentJudge(kept_judges[threads])
 
     monkeypatch.setattr(kernel_trial, "KernelJudge", lend)
-    monkeypatch.setattr(verdicts, "KernelJudge", lend)
+    monkeypatch.setattr(machines, "KernelJudge", lend)
 
 
 DESCRIBED: dict[str, dict[str, Any]] = {}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ratchet import trace
     from ratchet.api import optimize
     from ratchet.base.errors import RatchetError
-    from ratchet.judge.api import judge
+    from ratchet.court.calls import judge
     from ratchet.judge.verdict import Verdict
     from ratchet.kernels.kernel import Kernel
     from ratchet.optimize.recipe.apply import apply, compile

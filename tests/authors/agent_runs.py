@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ratchet.authors.agent import AgentAuthor, AgentBudget, agent_author
 from ratchet.authors.agent.ask import AskTerms
 from ratchet.authors.author import Answer, Progress, Proposal
+from ratchet.judge.verdict import Screening
 from ratchet.problems.problem import Problem
 from ratchet.problems.suites import find_problem
 
@@ -68,26 +71,25 @@ def make_author(
 Verdict = Callable[[Proposal, int], Answer]
 
 
+def screened(proposal: Proposal, status: Any, **said: Any) -> Answer:
+    kernel_hash = proposal.kernel.hash
+    return Answer.by_screening(proposal, Screening(kernel_hash=kernel_hash, status=status, **said))
+
+
 def fine(ratio: float) -> Verdict:
     """Return a scripted verdict: every kernel is right, each faster than the one before."""
-    return lambda proposal, place: Answer(
-        proposal=proposal,
-        stage="screened",
-        status="screened",
-        reason="",
-        ratio=ratio + 0.1 * place,
-        low=ratio - 0.05,
-        high=ratio + 0.25,
-    )
+
+    def answered(proposal: Proposal, place: int) -> Answer:
+        times = {"ratio": ratio + 0.1 * place, "low": ratio - 0.05, "high": ratio + 0.25}
+        return screened(proposal, "screened", **times)
+
+    return answered
 
 
 def wrong(evidence: str) -> Verdict:
-    return lambda proposal, _: Answer(
-        proposal=proposal,
+    return lambda proposal, _: replace(
+        screened(proposal, "wrong", reason="an output is not right", evidence=(evidence,)),
         stage="judged",
-        status="wrong",
-        reason="an output is not right",
-        evidence=(evidence,),
     )
 
 

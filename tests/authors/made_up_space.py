@@ -14,17 +14,16 @@ import numpy as np
 import pytest
 from simulated_machine import Machine, simulate, to_samples
 
-from ratchet.authors.author import Schedule
-from ratchet.authors.court import Estimate
+from ratchet.authors.author import Answer, Proposal, Schedule
 from ratchet.base.errors import JudgeError
+from ratchet.court.terms import JudgedKernel, Terms
 from ratchet.judge.decided import Ok
 from ratchet.judge.trial.timing import decide, group_sequential, plan
 from ratchet.judge.trial.timing.arms import CANDIDATE, REFERENCE, TWIN
 from ratchet.judge.trial.timing.group_sequential import time_until_answered
 from ratchet.judge.trial.timing.sample import CaseTiming
-from ratchet.judge.verdict import Ratio, Speedups, TimedSample, Verdict
+from ratchet.judge.verdict import Ratio, Screening, Speedups, TimedSample, Verdict
 from ratchet.kernels.kernel import Kernel
-from ratchet.ledger.verdicts import JudgedKernel, Terms
 from ratchet.problems.problem import Case, Problem, TensorSpec
 
 CHOICES = {
@@ -42,6 +41,13 @@ ROUNDS = {
     plan.BUDGET_S: 8,
     plan.LONG_BUDGET_S: 16,
 }
+
+
+def screened(proposal: Proposal, ratio: float, **others: Any) -> Answer:
+    """Return a proposal that was screened as right."""
+    hash_ = proposal.kernel.hash
+    said = Screening(kernel_hash=hash_, status="screened", ratio=ratio, **others)
+    return Answer.by_screening(proposal, said)
 
 
 def made_up_problem(name: str = "made_up", size: int = 256) -> Problem:
@@ -112,7 +118,7 @@ class MadeUpCourt:
     The looks, the interval, the floor and the level of a verdict are the judge's own.
     """
 
-    width = 1
+    fleet = SimpleNamespace(width=1)
 
     def __init__(
         self,
@@ -136,15 +142,9 @@ class MadeUpCourt:
             if not isinstance(given, functools.partial):
                 monkeypatch.setattr(decide, name, functools.partial(given, resamples=100))
 
-    def estimate(
-        self,
-        problem: Problem,
-        kernels: Sequence[Kernel],
-        *,
-        best: Kernel | None,
-        time_limit_s: float,
-        device: str,
-    ) -> list[Estimate]:
+    def screen(
+        self, kernels: Sequence[Kernel], problem: Problem, terms: Terms, *, best: Kernel | None
+    ) -> list[Screening]:
         self.screened += [one.hash for one in kernels]
         times_s = simulate(self.rng, self.machine, experiments=len(kernels), launches=1, rounds=10)
         noise = np.median(np.log(times_s[:, 0, 0] / times_s[:, 1, 0]), axis=-1)
@@ -152,7 +152,7 @@ class MadeUpCourt:
         for kernel, luck in zip(kernels, noise, strict=True):
             ratio = math.exp(self.space.log_ratio(kernel.schedule) + float(luck))
             found.append(
-                Estimate(
+                Screening(
                     kernel_hash=kernel.hash,
                     status="screened",
                     reason="about right",
@@ -164,8 +164,8 @@ class MadeUpCourt:
             )
         return found
 
-    def judge(
-        self, kernels: Sequence[Kernel], problem: Problem, terms: Terms
+    def judge_all(
+        self, kernels: Sequence[Kernel], problem: Problem, terms: Terms, *, fresh: bool = False
     ) -> Iterator[JudgedKernel]:
         for kernel in kernels:
             yield self._verdict(kernel, problem, terms)
@@ -221,9 +221,9 @@ class MadeUpCourt:
             samples=samples,
         )
         return JudgedKernel(
-            verdict=verdict.model_dump(mode="json"),
-            kernel=kernel.as_json(),
-            problem=problem.as_json(),
+            verdict=verdict,
+            kernel=kernel,
+            problem=problem,
             judged_at="2026-11-23T00:00:00+00:00",
             recalled=False,
         )

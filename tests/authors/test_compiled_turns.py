@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 from made_up_space import MadeUpSpace, made_up_problem
 
 from ratchet.authors import run
 from ratchet.authors.author import COMPILER, Author, Progress, Proposal
-from ratchet.authors.court import Estimate
 from ratchet.authors.result import WritingRequest
 from ratchet.authors.run import ProblemRun
 from ratchet.authors.search.author import SearchAuthor
-from ratchet.judge.verdict import Ratio, Speedups, Verdict
+from ratchet.court.terms import JudgedKernel, Terms
+from ratchet.judge.verdict import Ratio, Screening, Speedups, Verdict
 from ratchet.kernels.kernel import Kernel
-from ratchet.ledger.verdicts import JudgedKernel, Terms
 from ratchet.problems.problem import Problem
 
 
@@ -36,15 +37,10 @@ class SlowCourt:
     def clock(self) -> float:
         return self.now_s
 
-    def estimate(
-        self,
-        problem: Problem,
-        kernels: Sequence[Kernel],
-        *,
-        best: Kernel | None,
-        time_limit_s: float,
-        device: str,
-    ) -> list[Estimate]:
+    def screen(
+        self, kernels: Sequence[Kernel], problem: Problem, terms: Terms, *, best: Kernel | None
+    ) -> list[Screening]:
+        time_limit_s = terms.time_limit_s
         slow = [one.hash for one in kernels if one.language == "torch"]
         self.compiled += slow
         if slow:
@@ -55,14 +51,14 @@ class SlowCourt:
         found = []
         for one in kernels:
             ratio = (self.ratio if timed else None) if one.hash in slow else 1.2
-            status = "screened" if ratio else "unmeasured"
-            found.append(Estimate(kernel_hash=one.hash, status=status, reason="", ratio=ratio))
+            status: Any = "screened" if ratio else "unmeasured"
+            found.append(Screening(kernel_hash=one.hash, status=status, ratio=ratio))
         return found
 
-    width = 1
+    fleet = SimpleNamespace(width=1)
 
-    def judge(
-        self, kernels: Sequence[Kernel], problem: Problem, terms: Terms
+    def judge_all(
+        self, kernels: Sequence[Kernel], problem: Problem, terms: Terms, *, fresh: bool
     ) -> Iterator[JudgedKernel]:
         for kernel in kernels:
             yield self._verdict(kernel, problem, terms)
@@ -82,9 +78,9 @@ class SlowCourt:
             problem_hash=problem.hash,
         )
         return JudgedKernel(
-            verdict=verdict.model_dump(mode="json"),
-            kernel=kernel.as_json(),
-            problem=problem.as_json(),
+            verdict=verdict,
+            kernel=kernel,
+            problem=problem,
             judged_at="2026-11-23T00:00:00+00:00",
             recalled=False,
         )
@@ -126,7 +122,7 @@ def test_the_first_kernel_without_a_time_is_the_compilers_last() -> None:
     assert len(court.compiled) == 1
     assert "could not be timed here" in found.dropped[COMPILER]
     assert found.screened > 50, "the search goes on"
-    assert [one["status"] for one in (v.verdict for v in found.verdicts)] == ["proven"]
+    assert [one.verdict.status for one in found.verdicts] == ["proven"]
 
 
 def test_alone_it_ends_the_run_and_leaves_the_rest_of_the_budget() -> None:
@@ -142,7 +138,7 @@ def test_kernels_whose_verdict_does_not_fit_are_not_proposed_further() -> None:
     assert len(court.compiled) == 1
     assert "a verdict on a kernel of its takes about 44 s" in found.dropped[COMPILER]
     assert [language for language, _ in court.verdicts] == ["cpp"], "that one fits"
-    assert found.verdicts[0].verdict["status"] == "proven"
+    assert found.verdicts[0].verdict.status == "proven"
 
 
 def test_time_is_kept_for_the_verdict_of_a_compiled_kernel_that_leads() -> None:
@@ -151,7 +147,7 @@ def test_time_is_kept_for_the_verdict_of_a_compiled_kernel_that_leads() -> None:
     assert len(court.compiled) > 1 and COMPILER not in found.dropped
     ((language, limit_s),) = court.verdicts
     assert language == "torch" and limit_s >= run.STARTS * 12.0
-    assert found.verdicts[0].verdict["status"] == "proven"
+    assert found.verdicts[0].verdict.status == "proven"
 
 
 def test_a_compiled_kernel_that_is_slower_costs_no_long_verdict() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from answers import assert_right
+from made_up_space import screened
 
 import ratchet
 from ratchet.authors.author import Answer, Author, Progress, Proposal
@@ -40,7 +41,7 @@ def all_proposals(author: Author, progress: Progress) -> list[Proposal]:
 
 
 def answered(proposal: Proposal, ratio: float) -> Answer:
-    return Answer(proposal=proposal, stage="screened", status="screened", reason="", ratio=ratio)
+    return screened(proposal, ratio)
 
 
 def test_one_set_a_proposal_and_none_twice() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_space import CHOICES, MadeUpSpace, made_up_problem
+from made_up_space import CHOICES, MadeUpSpace, made_up_problem, screened
 
 from ratchet.authors.author import Answer, Progress, Schedule
 from ratchet.authors.search.author import SearchAuthor
@@ -47,23 +47,14 @@ def search(
             break
         for one in proposals:
             ratio = math.exp(space.log_ratio(one.schedule) + luck.gauss(0, noise))
-            progress.answers.append(
-                Answer(
-                    proposal=one,
-                    stage="screened",
-                    status="screened",
-                    reason="",
-                    ratio=ratio,
-                    time_s=1e-3 * space.size / 256 / ratio,
-                )
-            )
+            progress.answers.append(screened(one, ratio, time_s=1e-3 * space.size / 256 / ratio))
     return progress.answers
 
 
 def truth(space: MadeUpSpace, answers: list[Answer]) -> float:
     """The true logarithm of the kernel that was screened best."""
     best = max(answers, key=lambda one: one.ratio or 0.0)
-    return space.log_ratio(best.proposal.schedule)
+    return space.log_ratio(best.schedule)
 
 
 @functools.cache
@@ -85,7 +76,7 @@ def test_a_search_beats_random_search_at_equal_candidates(strategy: str) -> None
 @pytest.mark.parametrize("strategy", ["evolution", "optuna", "random"])
 def test_no_schedule_is_proposed_twice(strategy: str) -> None:
     answers = search(MadeUpSpace(), strategy=strategy, seed=2, count=96)
-    schedules = [one.proposal.schedule for one in answers]
+    schedules = [one.schedule for one in answers]
     assert len(schedules) == len(set(schedules)) == 96
 
 
@@ -113,7 +104,7 @@ def test_a_schedule_that_gives_no_kernel_is_left_out(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(space, "kernel", kernel)
     answers = search(space, strategy="evolution", seed=1, count=40)
     assert len(answers) == 40
-    assert all(dict(one.proposal.schedule)["tile"] != "256" for one in answers)
+    assert all(dict(one.schedule)["tile"] != "256" for one in answers)
 
 
 def test_what_helped_alone_is_joined_first() -> None:
@@ -134,8 +125,8 @@ def test_what_helped_alone_is_joined_first() -> None:
 
 def test_children_name_their_parents_and_what_is_new() -> None:
     answers = search(MadeUpSpace(), strategy="evolution", seed=4, count=64)
-    hashes = [one.proposal.kernel.hash for one in answers]
-    children = [one.proposal for one in answers if one.proposal.parents]
+    hashes = [one.kernel_hash for one in answers]
+    children = [one for one in answers if one.parents]
     assert len(children) > 20
     for child in children:
         assert all(hashes.index(p) < hashes.index(child.kernel.hash) for p in child.parents)
@@ -147,7 +138,7 @@ def test_a_resumed_search_goes_on_and_repeats_nothing() -> None:
     before = search(space, strategy="evolution", seed=4, count=32)
     again = SearchAuthor(space, seed=4)
     progress = Progress(problem=made_up_problem(), answers=list(before))
-    known = {one.proposal.schedule for one in before}
+    known = {one.schedule for one in before}
     assert known.isdisjoint(one.schedule for one in again.propose(progress, 16))
 
 
@@ -168,9 +159,9 @@ def earlier_runs(*sizes: int, count: int = 60) -> Experience:
             found.append(
                 Earlier(
                     problem=f"p{size}",
-                    kernel=one.proposal.kernel.hash,
-                    schedule=one.proposal.schedule,
-                    features=one.proposal.features,
+                    kernel=one.kernel_hash,
+                    schedule=one.schedule,
+                    features=one.features,
                     time_s=one.time_s or 0.0,
                     right=True,
                 )
@@ -198,7 +189,7 @@ def test_a_similar_problem_s_best_schedule_comes_first() -> None:
     experience = earlier_runs(200, 300)
     space = MadeUpSpace(256)
     first = search(space, strategy="evolution", seed=0, count=8, experience=experience)
-    notes = [one.proposal.note for one in first[:3]]
+    notes = [one.note for one in first[:3]]
     assert all("similar problem" in note for note in notes)
     plain = search(space, strategy="evolution", seed=0, count=8)
     assert truth(space, first) > truth(space, plain)
@@ -217,8 +208,8 @@ def test_the_same_problem_s_best_schedule_comes_before_all_others() -> None:
     )
     experience = Experience([*earlier_runs(200).earlier, own])
     first = search(MadeUpSpace(256), strategy="evolution", seed=0, count=4, experience=experience)
-    assert first[0].proposal.schedule == best
-    assert "this problem" in first[0].proposal.note
+    assert first[0].schedule == best
+    assert "this problem" in first[0].note
 
 
 # Successive halving.

@@ -39,7 +39,7 @@ def run_search(
 
 
 def statuses(run: ProblemRun) -> list[str]:
-    return [one.verdict["status"] for one in run.verdicts]
+    return [one.verdict.status for one in run.verdicts]
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_a_screened_ratio_is_never_a_result(monkeypatch: pytest.MonkeyPatch) -> 
         run, _ = run_search(space, monkeypatch, seed=seed, strategy="random")
         judged = run.progress.answers[-1]
         assert judged.stage == "judged" and judged.ratio is not None
-        chosen = judged.proposal.kernel.hash
-        first = next(one for one in run.progress.answers if one.proposal.kernel.hash == chosen)
+        chosen = judged.kernel_hash
+        first = next(one for one in run.progress.answers if one.kernel_hash == chosen)
         assert first.ratio is not None
         excess.append(first.ratio)
         confirmed.append(judged.ratio)
@@ -92,7 +92,7 @@ def test_the_level_pays_for_every_planned_verdict(monkeypatch: pytest.MonkeyPatc
     for budget_s, planned in ((60.0, 1), (600.0, 2), (3600.0, 3)):
         run, court = run_search(space, monkeypatch, seed=1, candidates=20, budget_s=budget_s)
         assert court.levels == [planned] * planned
-        confidence = run.verdicts[0].verdict["speedup"]["vs_reference"]["confidence"]
+        confidence = run.verdicts[0].verdict.speedup.vs_reference.confidence
         assert confidence == pytest.approx(1 - 0.05 / 3 / planned)
 
 

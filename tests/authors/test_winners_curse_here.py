@@ -13,12 +13,11 @@ from commands import needs_judge
 from made_up_space import MadeUpSpace
 
 from ratchet.authors.author import Schedule
-from ratchet.authors.court import RecordedCourt
 from ratchet.authors.result import WritingRequest
 from ratchet.authors.run import ProblemRun
 from ratchet.authors.search.author import SearchAuthor
+from ratchet.court.court import Court
 from ratchet.kernels.kernel import Kernel
-from ratchet.ledger.verdicts import RecordedJudge
 from ratchet.problems.problem import Case, Problem, TensorSpec
 
 SEARCHES = int(os.environ.get("RATCHET_SEARCHES", "1"))
@@ -52,12 +51,12 @@ class SameKernels(MadeUpSpace):
 
 
 def searched(ledger: str, *, seed: int, candidates: int, budget_s: float) -> ProblemRun:
-    with RecordedJudge(ledger) as judge:
+    with Court(ledger) as court:
         run = ProblemRun(
             problem=silu_problem(),
             request=WritingRequest(budget_s=budget_s, candidates=candidates, seed=seed),
             authors=[SearchAuthor(SameKernels(same=True), strategy="random", seed=seed)],
-            court=RecordedCourt(judge),
+            court=court,
             keep=lambda answer: None,
             listen=lambda event: None,
         )
@@ -70,7 +69,7 @@ def searched(ledger: str, *, seed: int, candidates: int, budget_s: float) -> Pro
 def test_a_few_equal_kernels_are_screened_and_none_is_proven(tmp_path: object) -> None:
     run = searched(f"{tmp_path}/l.db", seed=0, candidates=8, budget_s=45.0)
     assert run.screened > 0
-    assert [one.verdict["status"] for one in run.verdicts] == ["correct"]
+    assert [one.verdict.status for one in run.verdicts] == ["correct"]
 
 
 @needs_judge
@@ -81,4 +80,4 @@ def test_a_few_equal_kernels_are_screened_and_none_is_proven(tmp_path: object) -
 def test_a_hundred_equal_kernels_prove_none(seed: int, tmp_path: object) -> None:
     run = searched(f"{tmp_path}/l.db", seed=seed, candidates=100, budget_s=120.0)
     assert run.screened > 20
-    assert "proven" not in [one.verdict["status"] for one in run.verdicts]
+    assert "proven" not in [one.verdict.status for one in run.verdicts]

@@ -21,14 +21,14 @@ from ratchet.base.errors import (
     TraceError,
     WorkloadError,
 )
+from ratchet.court.candidates import kernelbench_suite
 from ratchet.kernels.kernel_file import load_kernel
 from ratchet.ledger import Ledger
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.turn.loop import check_settings
 from ratchet.optimize.turn.settings import Settings
 from ratchet.problems.problem_file import load_problem
-from ratchet.suites.candidates import kernelbench_suite
-from ratchet.suites.verdict_files import check_out
+from ratchet.report.verdict_files import check_out
 from ratchet.trace.compare.runs import report_run
 from ratchet.trace.record.command import record
 from ratchet.workloads.names import user_file

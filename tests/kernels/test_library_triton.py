@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from ratchet.base.errors import RatchetError
+from ratchet.court.candidates import find_kernels, kernelbench_suite
 from ratchet.judge.options import EMULATED
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.readiness import why_no_kernels
@@ -24,7 +25,6 @@ from ratchet.kernels.kernel_file import load_kernel
 from ratchet.kernels.library import LIBRARY
 from ratchet.kernels.library_triton import ENTRIES, source_path, triton_kernels
 from ratchet.problems.suites import find_problem
-from ratchet.suites.candidates import find_answer, kernelbench_suite
 
 HERE = Path(__file__).parent
 EVERYTHING = os.environ.get("RATCHET_TEST") == "all"
@@ -82,7 +82,7 @@ def test_a_file_is_a_triton_kernel_of_its_problem(entry: str) -> None:
 
 
 def test_the_library_in_triton_answers_a_suite() -> None:
-    answer = find_answer("library-triton")
+    answer = find_kernels("library-triton")
     problem = find_problem("rope_forward").at("ci")
     assert answer("rope_forward", problem) == (problem, KERNELS["rope_forward"])
     assert answer("silu", problem) == (problem, None)

@@ -7,8 +7,9 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from ratchet.authors.author import Proposal
+from ratchet.judge.verdict import Screening, ScreeningStatus
 from ratchet.kernels.kernel import Kernel
-from ratchet.learn.bench import JudgeOutcome, PolicyKernel
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.corpus import Corpus, build_corpus
 from ratchet.learn.languages import ScheduleLanguage
@@ -31,20 +32,22 @@ SMALL = LearnConfig(
 class SimulatedBench:
     """Answers at once: a schedule is fast if it keeps the defaults of some choices."""
 
-    def __init__(self, *, status: str = "screened", full: str = "proven", flat: bool = False):
+    def __init__(
+        self, *, status: ScreeningStatus = "screened", full: str = "proven", flat: bool = False
+    ):
         self.judged = 0
         self.status, self.full, self.flat = status, full, flat
         self.asked: list[str] = []
-        self._known: dict[tuple[str, str], JudgeOutcome] = {}
+        self._known: dict[tuple[str, str], Screening] = {}
 
-    def outcomes(self, task: LearnTask, candidates: Sequence[PolicyKernel]) -> list[JudgeOutcome]:
+    def outcomes(self, task: LearnTask, candidates: Sequence[Proposal]) -> list[Screening]:
         for one in candidates:
             key = (task.key, one.kernel.hash)
             if key not in self._known:
                 self.judged += 1
                 self.asked.append(one.kernel.hash)
                 ratio = 1.0 if self.flat else ratio_of(one.schedule)
-                self._known[key] = JudgeOutcome(
+                self._known[key] = Screening(
                     kernel_hash=one.kernel.hash,
                     status=self.status,
                     ratio=ratio if self.status == "screened" else None,

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from simulated_bench import SMALL, SimulatedBench, tasks
 
-from ratchet.learn.bench import JudgeOutcome, PolicyKernel
+from ratchet.authors.author import Proposal
+from ratchet.judge.verdict import Screening
 from ratchet.learn.evaluate import HEADROOM_ANSWERS, with_headroom
 from ratchet.learn.tasks import LearnTask
 
@@ -19,7 +20,7 @@ class FlatButFor(SimulatedBench):
         super().__init__()
         self._name = name
 
-    def outcomes(self, task: LearnTask, candidates: Sequence[PolicyKernel]) -> list[JudgeOutcome]:
+    def outcomes(self, task: LearnTask, candidates: Sequence[Proposal]) -> list[Screening]:
         self.flat = task.name != self._name
         return super().outcomes(task, candidates)
 

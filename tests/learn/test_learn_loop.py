@@ -139,11 +139,11 @@ def test_a_round_whose_grpo_finds_no_reward_has_the_policy_of_its_sft(
     monkeypatch.setattr(Loop, "_evaluate", evaluated)
     shutil.copytree(base_folder, tmp_path / "base")
     options = LoopOptions(rounds=1, budget_s=60.0, train={}, unseen={})
-    judge: Any = SimpleNamespace(
+    court: Any = SimpleNamespace(
         ledger=SimpleNamespace(remember=lambda *_, **__: None), fingerprint=None
     )
     loop = Loop(
-        config=SMALL.changed(steps=4), options=options, judge=judge, out=tmp_path, show=show
+        config=SMALL.changed(steps=4), options=options, court=court, out=tmp_path, show=show
     )
     loop._train, loop._bench = list(tasks()), SimulatedBench()  # type: ignore[assignment]
     loop._rollouts = TransformersRollouts()

@@ -13,13 +13,14 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable
 from test_ledger_exchanges import ONE
 
+from ratchet.authors.author import Answer
+from ratchet.authors.writing_book import WritingBook, WritingOptions
 from ratchet.base.errors import LedgerError
 from ratchet.kernels.kernel import Kernel
 from ratchet.ledger import Fingerprint, Ledger
 from ratchet.ledger.exchanges import ExchangeBook
 from ratchet.ledger.place import resolve, shown
 from ratchet.ledger.schema import metadata
-from ratchet.ledger.writing import WritingBook, WritingOptions, WrittenAnswer
 from ratchet.problems.suites import find_problem
 
 JUDGE = "judge-a"
@@ -71,9 +72,8 @@ def test_every_table_and_query_works_on_a_real_server(new_database: Callable[[],
         book = WritingBook(ledger, HERE)
         options = WritingOptions(budget_s=60.0, seed=0, authors=("search",), judge=JUDGE)
         run = book.start(problem, options)
-        answer = WrittenAnswer(
-            problem_hash=problem.hash,
-            kernel_hash=kernel.hash,
+        answer = Answer(
+            kernel=kernel,
             author="search",
             stage="screened",
             status="screened",
@@ -81,8 +81,9 @@ def test_every_table_and_query_works_on_a_real_server(new_database: Callable[[],
             time_s=1e-3,
             features=(1.0, 2.0),
         )
-        book.add(run, answer, kernel)
-        assert book.answers(run) == [answer] == book.earlier()
+        book.add(run, answer, problem.hash)
+        assert book.answers(run) == [answer]
+        assert [one.features for one in book.earlier("search")] == [answer.features]
         assert book.kernel(kernel.hash) == kernel
         unfinished = book.unfinished(problem.hash, judge=JUDGE)
         assert unfinished is not None and unfinished.run == run

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ratchet.court.terms import Terms, trial_of
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
 from ratchet.judge.revision import revision
+from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library import LIBRARY
 from ratchet.ledger import Fingerprint, Ledger
@@ -95,14 +97,20 @@ def believe(ledger: str, kernels: tuple[InstalledKernel, ...]) -> None:
 
 
 def said(status: str, kernel: str, problem: str) -> dict[str, Any]:
-    """The part of a verdict that a ledger asks for."""
-    return {
-        "status": status,
-        "reason": f"this one says {status}",
-        "kernel_hash": kernel,
-        "problem_hash": problem,
-        "environment": {"judge": revision()},
-    }
+    """A verdict as the ledger keeps it."""
+    verdict = made_up(status, kernel, problem).model_dump(mode="json")
+    return {**verdict, "trial": trial_of(Terms(), "")}
+
+
+def made_up(status: Any, kernel: str, problem: str) -> Verdict:
+    return Verdict(
+        status=status,
+        reason=f"this one says {status}",
+        isolation="none",
+        environment={"judge": revision()},
+        kernel_hash=kernel,
+        problem_hash=problem,
+    )
 
 
 @dataclass
@@ -116,16 +124,12 @@ class MadeUpJudge:
     raises: Exception | None = None
     asked: list[tuple[str, bool]] = field(default_factory=list)
 
-    def __call__(self) -> MadeUpJudge:
+    def __call__(self, *, threads: int | None = None) -> MadeUpJudge:
         return self
 
-    def __enter__(self) -> MadeUpJudge:
-        return self
+    def close(self) -> None: ...
 
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def judge(self, kernel: Kernel, problem: Problem) -> MadeUpVerdict:
+    def judge(self, kernel: Kernel, problem: Problem, **_: object) -> Verdict:
         timed = any(case.timed for case in problem.cases)
         self.asked.append((kernel.entry, timed))
         if self.raises is not None:
@@ -135,12 +139,4 @@ class MadeUpJudge:
             if timed
             else self.right.get(kernel.entry, "correct")
         )
-        return MadeUpVerdict(said(status, kernel.hash, problem.hash))
-
-
-@dataclass
-class MadeUpVerdict:
-    said: dict[str, Any]
-
-    def model_dump(self, mode: str) -> dict[str, Any]:
-        return self.said
+        return made_up(status, kernel.hash, problem.hash)

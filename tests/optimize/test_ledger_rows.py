@@ -5,20 +5,21 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ratchet.base.errors import RatchetError, WorkloadError
+from ratchet.court.court import Court
+from ratchet.court.fleet import machines
+from ratchet.court.suite import Question, Suite, SuiteRun
+from ratchet.court.terms import Terms
+from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
-from ratchet.ledger.fleet import LocalFleet
-from ratchet.ledger.verdicts import RecordedJudge, Terms
 from ratchet.optimize import bench
 from ratchet.optimize.turn import loop
 from ratchet.optimize.turn.settings import Settings
 from ratchet.problems.suites import find_problem
-from ratchet.suites.run import Question, Suite, SuiteRun
 
 TABLES = ("problems", "kernels", "verdicts", "measurements", "evidence", "recipes", "turns")
 
@@ -54,14 +55,16 @@ class FakeArm:
 
 
 class FakeJudge:
-    speedup = SimpleNamespace(vs_reference=None)
+    def __init__(self, *, threads: int | None = None) -> None: ...
 
-    def judge(self, kernel: Kernel, problem: Any, **_: object) -> FakeJudge:
-        self.verdict = {"kernel_hash": kernel.hash, "problem_hash": problem.hash}
-        return self
-
-    def model_dump(self, mode: str) -> dict[str, Any]:
-        return {**self.verdict, "status": "correct", "reason": "", "speedup": {}, "environment": {}}
+    def judge(self, kernel: Kernel, problem: Any, **_: object) -> Verdict:
+        return Verdict(
+            status="correct",
+            reason="",
+            isolation="none",
+            kernel_hash=kernel.hash,
+            problem_hash=problem.hash,
+        )
 
     def close(self) -> None: ...
 
@@ -76,12 +79,13 @@ def test_bench_describes_what_its_rows_refer_to(
     assert len(rows(ledger, "SELECT revision FROM observations")) == 3
 
 
-def test_a_verdict_s_fingerprint_is_described(tmp_path: Path) -> None:
+def test_a_verdict_s_fingerprint_is_described(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ledger = tmp_path / "ledger.db"
     kernel = Kernel(name="k", language="cpp", source="", entry="k")
-    with RecordedJudge(str(ledger)) as court:
-        court.fleet.close()
-        court.fleet = LocalFleet(FakeJudge())  # type: ignore[arg-type]
+    monkeypatch.setattr(machines, "KernelJudge", FakeJudge)
+    with Court(str(ledger)) as court:
         court.judge(kernel, find_problem("squared_relu").at("ci"), Terms(device="cpu"))
     assert_described(ledger)
 
@@ -110,15 +114,16 @@ def test_a_seed_that_is_none_is_refused_at_once(seed: int, tmp_path: Path) -> No
         loop.check_settings(Settings(workload="llama-tiny", seed=seed, out=tmp_path))
 
 
-def test_a_verdict_is_reported_once_it_is_in_the_ledger(tmp_path: Path) -> None:
+def test_a_verdict_is_reported_once_it_is_in_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ledger, reported = tmp_path / "ledger.db", []
     kernel = Kernel(name="k", language="cpp", source="", entry="k")
     problem = find_problem("squared_relu").at("ci")
     questions = tuple(Question(name=name, read=lambda _: (problem, kernel)) for name in "ab")
     asked = Suite(name="two", candidate="mine", tier="ci", questions=questions)
-    with RecordedJudge(str(ledger)) as court:
-        court.fleet.close()
-        court.fleet = LocalFleet(FakeJudge())  # type: ignore[arg-type]
-        run = SuiteRun(suite=asked, judge=court, terms=Terms(device="cpu"), fresh=True)
+    monkeypatch.setattr(machines, "KernelJudge", FakeJudge)
+    with Court(str(ledger)) as court:
+        run = SuiteRun(suite=asked, court=court, terms=Terms(device="cpu"), fresh=True)
         run.run(lambda row, _: reported.append(len(rows(ledger, "SELECT id FROM verdicts"))))
     assert reported == [1, 2]

@@ -13,6 +13,7 @@ from own_recipes import MadeUpJudge, batch, believe, make, recipe, step_of
 
 import ratchet
 from ratchet.base.errors import CompilerMissing, JudgeError, KernelError, LedgerError, RecipeError
+from ratchet.court.fleet import machines
 from ratchet.kernels.library import registry
 from ratchet.ledger import Ledger
 from ratchet.optimize.recipe import reproof
@@ -31,7 +32,7 @@ def ledger(tmp_path: Path) -> str:
 @pytest.fixture
 def judge(monkeypatch: pytest.MonkeyPatch) -> MadeUpJudge:
     made = MadeUpJudge()
-    monkeypatch.setattr(reproof, "KernelJudge", made)
+    monkeypatch.setattr(machines, "KernelJudge", made)
     return made
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.optimize.step.installed import InstalledKernel
 from ratchet.optimize.turn import prove_kernels
-from ratchet.optimize.turn.prove_kernels import KernelCourt
+from ratchet.optimize.turn.prove_kernels import KernelTrials
 
 ENTRIES = ("made_forward", "made_backward", "made_with_residual")
 KERNELS = tuple(
@@ -18,75 +19,95 @@ KERNELS = tuple(
 )
 
 
-class MadeUpCourt(KernelCourt):
-    """Answers from a table: an entry's statuses, one verdict after the other."""
+class Table:
+    """A court with a table: an entry's statuses, one verdict after the other."""
 
-    answers: dict[str, list[str]]
-    asked: list[str]
+    def __init__(self, answers: dict[str, list[str]]) -> None:
+        self.answers, self.asked = answers, list[str]()
 
-    def known_or_judged(self, judge: Any, kernel: Kernel, problem: Any) -> dict[str, Any] | None:
-        return self._judged(judge, kernel, problem)
+    def __enter__(self) -> Table:
+        return self
 
-    def _judged(self, judge: Any, kernel: Kernel, problem: Any) -> dict[str, Any] | None:
-        status = self.answers[kernel.entry][self.asked.count(kernel.entry)]
+    def __exit__(self, *_: object) -> None: ...
+
+    def known(self, *_: Any) -> None: ...
+
+    def last(self, *_: Any) -> None: ...
+
+    def judge(self, kernel: Kernel, problem: Any, *_: Any, fresh: bool) -> Any:
+        status: Any = self.answers[kernel.entry][self.asked.count(kernel.entry)]
         self.asked.append(kernel.entry)
-        return {"status": status, "reason": "made up"}
+        verdict = Verdict(
+            status=status,
+            reason="made up",
+            isolation="none",
+            kernel_hash=kernel.hash,
+            problem_hash=problem.hash,
+        )
+        return SimpleNamespace(verdict=verdict, kernel=kernel, problem=problem)
 
-    def may_be_loaded(self, kernel: Kernel) -> bool:
+    def is_proven(self, kernel: Kernel) -> bool:
         given = self.answers[kernel.entry][: self.asked.count(kernel.entry)]
         return "proven" in given
 
+
+class MadeUpTrials(KernelTrials):
     def _installed(self, library: str, kernel: Kernel) -> InstalledKernel:
         return InstalledKernel(library=library, entry=kernel.entry, hash=kernel.hash, isa="x86")
 
 
-def hear(
+def judged(
     monkeypatch: pytest.MonkeyPatch, called: tuple[str, ...], **answers: list[str]
-) -> MadeUpCourt:
+) -> tuple[MadeUpTrials, Table]:
+    table = Table(answers)
+    monkeypatch.setattr(prove_kernels, "Court", lambda ledger: table)
     library = SimpleNamespace(kernels=lambda target: KERNELS)
     monkeypatch.setattr(prove_kernels, "LIBRARY", {"made": library})
     turn = SimpleNamespace(
         device=SimpleNamespace(target="x86"),
+        ledger=None,
         is_own=lambda kind, key: True,
         left_s=lambda: 100.0,
+        elapsed_s=0.0,
         costs=SimpleNamespace(verdict_s=1.0),
+        tell=lambda *_, **__: None,
+        memo=lambda *_: None,
     )
-    court = MadeUpCourt(turn=turn, wanted=("made",))  # type: ignore[arg-type]
-    court.answers, court.asked = answers, []
+    trials = MadeUpTrials(turn=turn, wanted=("made",))  # type: ignore[arg-type]
     problems: Any = [SimpleNamespace(name=name, hash=name) for name in called]
-    court.hear("fp32", {"made": problems}, timed=True)
-    return court
+    trials.judge_wanted("fp32", {"made": problems}, timed=True)
+    return trials, table
 
 
 def test_what_is_proven_at_every_call_site_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     called = ("made_forward", "made_backward")
     answers = {"made_forward": ["proven"], "made_backward": ["proven"], "made_with_residual": []}
-    court = hear(monkeypatch, called, **answers)
-    assert [one.entry for one in court.proven["fp32"]["made"]] == list(called)
+    trials, _ = judged(monkeypatch, called, **answers)
+    assert [one.entry for one in trials.proven["fp32"]["made"]] == list(called)
 
 
 def test_an_entry_that_is_not_proven_keeps_all_of_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {"made_forward": ["proven"], "made_backward": ["correct", "correct"]}
-    court = hear(monkeypatch, tuple(answers), **answers, made_with_residual=[])
-    assert court.proven["fp32"] == {}
-    reason = court.refused["fp32"]["made"]
+    trials, table = judged(monkeypatch, tuple(answers), **answers, made_with_residual=[])
+    assert trials.proven["fp32"] == {}
+    reason = trials.refused["fp32"]["made"]
     assert reason == "made_backward: right, but not proven faster here"
-    assert court.asked.count("made_backward") == 2, "an undecided speed is asked once more"
+    assert table.asked.count("made_backward") == 2, "an undecided speed is asked once more"
 
 
 def test_an_undecided_entry_may_be_proven_the_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {"made_forward": ["proven"], "made_backward": ["correct", "proven"]}
-    court = hear(monkeypatch, tuple(answers), **answers, made_with_residual=[])
-    assert set(court.proven["fp32"]) == {"made"}
+    trials, _ = judged(monkeypatch, tuple(answers), **answers, made_with_residual=[])
+    assert set(trials.proven["fp32"]) == {"made"}
 
 
 def test_a_wrong_entry_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    court = hear(
+    trials, table = judged(
         monkeypatch,
         ("made_forward",),
         made_forward=["wrong"],
         made_backward=[],
         made_with_residual=[],
     )
-    assert court.asked == ["made_forward"]
-    assert court.refused["fp32"]["made"].startswith("made_forward: wrong")
+    assert table.asked == ["made_forward"]
+    assert trials.refused["fp32"]["made"].startswith("made_forward: wrong")

@@ -4,37 +4,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from own_recipes import MadeUpJudge, recipe, said
+from own_recipes import MadeUpJudge, made_up, recipe, said
 from simulated_turns import World, run
 
 from ratchet.authors.result import WritingRequest
 from ratchet.authors.shares import Asked, write_all
 from ratchet.base.errors import ArmFailure, KernelError, RecipeError
+from ratchet.court.court import Court
+from ratchet.court.fleet import machines
+from ratchet.court.terms import JudgedKernel
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
 from ratchet.graph.regions.foreign import check_region_problem
 from ratchet.graph.regions.region import region_name
-from ratchet.judge.revision import revision
-from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library import registry
 from ratchet.ledger import Fingerprint, Ledger
-from ratchet.ledger.fleet import LocalFleet
-from ratchet.ledger.verdicts import JudgedKernel
-from ratchet.optimize.recipe import reproof
 from ratchet.optimize.recipe.recipe import Recipe
 from ratchet.optimize.recipe.reproof import ReadyKernels, ready_kernels
 from ratchet.optimize.step.candidate import with_config
 from ratchet.optimize.step.installed import RegionKernel
 from ratchet.optimize.turn import prove_regions, search
-from ratchet.optimize.turn.prove_kernels import KernelCourt, ProvenKernels
+from ratchet.optimize.turn.prove_kernels import KernelTrials, ProvenKernels
 from ratchet.optimize.turn.prove_regions import RegionTrials, WorkloadRegion, never_called
 from ratchet.problems.case import Case, TensorSpec
 from ratchet.problems.problem import Problem
@@ -94,7 +90,7 @@ def believe(ledger: str, problem_hash: str) -> None:
 
 
 def ready(folder: Path, one: RegionKernel) -> ReadyKernels:
-    return ready_kernels([one], probe("cpu"), f"sqlite:///{folder / 'ledger.db'}")
+    return ready_kernels([one], f"sqlite:///{folder / 'ledger.db'}")
 
 
 def test_a_recipe_keeps_a_regions_kernel_with_its_source(tmp_path: Path) -> None:
@@ -122,7 +118,7 @@ def test_a_damaged_kernel_is_left_out_and_nothing_is_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], reason: str
 ) -> None:
     judge = MadeUpJudge()
-    monkeypatch.setattr(reproof, "KernelJudge", judge)
+    monkeypatch.setattr(machines, "KernelJudge", judge)
     found = ready(tmp_path, kernel(**change))
     assert not found.compiled and not judge.asked
     (why,) = found.left_out.values()
@@ -164,7 +160,7 @@ def test_a_proof_for_another_region_is_no_proof_for_this_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge = MadeUpJudge(fast={"add_one": "correct"})
-    monkeypatch.setattr(reproof, "KernelJudge", judge)
+    monkeypatch.setattr(machines, "KernelJudge", judge)
     believe(f"sqlite:///{tmp_path / 'ledger.db'}", problem(OTHER).hash)
     found = ready(tmp_path, kernel())
     assert judge.asked == [("add_one", False), ("add_one", True)]
@@ -178,7 +174,7 @@ def test_a_proven_kernel_serves_the_regions_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge = MadeUpJudge()
-    monkeypatch.setattr(reproof, "KernelJudge", judge)
+    monkeypatch.setattr(machines, "KernelJudge", judge)
     believe(f"sqlite:///{tmp_path / 'ledger.db'}", problem().hash)
     found = ready(tmp_path, kernel())
     assert not judge.asked and not found.left_out
@@ -189,17 +185,22 @@ def test_a_proven_kernel_serves_the_regions_calls(
         registry.deactivate(NAME)
 
 
-class MadeUpCourt(KernelCourt):
+class MadeUpTrials(KernelTrials):
     """Answers by the hash of the problem."""
 
     answers: ClassVar[dict[str, str]] = {}
 
-    def known_or_judged(self, judge: Any, kernel: Kernel, problem: Any) -> dict[str, Any] | None:
+    def known_or_judged(self, court: Any, kernel: Kernel, problem: Any) -> JudgedKernel | None:
         status = self.answers.get(problem.hash)
-        return said(status, kernel.hash, problem.hash) if status else None
-
-    def may_be_loaded(self, kernel: Kernel) -> bool:
-        return True
+        if status is None:
+            return None
+        return JudgedKernel(
+            verdict=made_up(status, kernel.hash, problem.hash),
+            kernel=kernel,
+            problem=problem,
+            judged_at="",
+            recalled=False,
+        )
 
 
 def trials(folder: Path, regions: list[WorkloadRegion]) -> RegionTrials:
@@ -232,9 +233,9 @@ STEP: Any = SimpleNamespace(config=StepConfig(compile_mode="default"))
 def test_a_kernel_of_another_workload_is_found_by_key_and_judged_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str | None
 ) -> None:
-    monkeypatch.setattr(prove_regions, "KernelCourt", MadeUpCourt)
-    monkeypatch.setattr(prove_regions, "KernelJudge", MadeUpJudge())
-    monkeypatch.setattr(MadeUpCourt, "answers", {problem().hash: status} if status else {})
+    monkeypatch.setattr(prove_regions, "KernelTrials", MadeUpTrials)
+    monkeypatch.setattr(machines, "KernelJudge", MadeUpJudge())
+    monkeypatch.setattr(MadeUpTrials, "answers", {problem().hash: status} if status else {})
     regions = [
         WorkloadRegion(key=KEY, problem=problem(), gain_s=0.1, likely_s=0.1),
         WorkloadRegion(key=OTHER, problem=problem(OTHER), gain_s=0.1, likely_s=0.1),
@@ -267,55 +268,25 @@ def test_a_turn_goes_on_where_looking_for_regions_died(tmp_path: Path) -> None:
     assert [why for _, why in left_out] == ["arm 'regions' died during 'call'"] * 2
 
 
-@dataclass
-class FixedJudge:
-    """Stands in for RecordedJudge: every verdict has this status and is recorded."""
-
-    ledger: Ledger
-    status: str
-    asked: list[str] = field(default_factory=list)
-    fingerprint: Fingerprint = field(default_factory=here)
-    device: Any = field(default_factory=lambda: probe("cpu"))
-    fleet: Any = field(default_factory=lambda: LocalFleet(KernelJudge()))
-
-    def judge(self, kernel: Kernel, problem: Problem, terms: Any) -> JudgedKernel:
-        self.asked.append(problem.hash)
-        verdict = Verdict(
-            status=self.status,  # type: ignore[arg-type]
-            reason="made up",
-            environment={"judge": revision()},
-            isolation="none",
-            kernel_hash=kernel.hash,
-            problem_hash=problem.hash,
-        ).model_dump(mode="json")
-        self.ledger.record_verdict(verdict, fingerprint=self.fingerprint)
-        return JudgedKernel(
-            verdict=verdict,
-            kernel=kernel.as_json(),
-            problem=problem.as_json(),
-            judged_at="",
-            recalled=False,
-        )
-
-    def known(self, *_: Any) -> None:
-        return None
-
-
-def test_a_second_workloads_region_starts_from_the_first_ones_kernel(tmp_path: Path) -> None:
+def test_a_second_workloads_region_starts_from_the_first_ones_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Other values make another problem of it: one verdict, and no search."""
-    judge: Any = FixedJudge(trials(tmp_path, []).turn.ledger, "proven")
-    for asked in ([problem().hash], [problem().hash]):
+    judge = MadeUpJudge()
+    monkeypatch.setattr(machines, "KernelJudge", judge)
+    court = Court(trials(tmp_path, []).turn.ledger)
+    for _ in range(2):
         found = write_all(
             "second",
             [Asked(problem=problem(), gain_s=1.0)],
             WritingRequest(budget_s=60.0),
-            judge=judge,
+            court=court,
             follow=lambda problem: never,
             done=lambda result: None,
         )
         (row,) = found.rows
         assert (row.status, row.kernel_hash, row.screened) == ("proven", KERNEL.hash, 0)
-        assert row.recalled and judge.asked == asked
+        assert row.recalled and judge.asked == [("add_one", True)]
 
 
 def test_without_a_proven_region_kernel_no_graph_is_captured(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from ratchet.court.score import SuiteResult, SuiteRow, answered, summarise
 from ratchet.judge.verdict import Ratio, Speedups
 from ratchet.report.suite_page import render_suite_page
 from ratchet.report.suite_table import definitions
-from ratchet.suites.score import SuiteResult, SuiteRow, answered, summarise
 
 RATIO = Ratio(ratio=2.0, low=1.8, high=2.2, confidence=0.983)
 FAST = Speedups(vs_reference=RATIO, vs_compile=None)

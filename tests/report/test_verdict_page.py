@@ -11,6 +11,7 @@ from html_pages import CHROMIUM, hostile, in_chromium, tags
 from made_up_verdict import make_judged, make_profile, make_row
 from rich.console import Console
 
+from ratchet.court.score import SuiteResult, SuiteRow, answered, summarise
 from ratchet.judge.verdict import Verdict
 from ratchet.report.console import make_console
 from ratchet.report.progress import SuiteProgress
@@ -20,7 +21,6 @@ from ratchet.report.suite_table import print_suite
 from ratchet.report.verdict_page import render_verdict_page
 from ratchet.report.verdict_table import print_verdict
 from ratchet.report.verdict_words import MEANING
-from ratchet.suites.score import SuiteResult, SuiteRow, answered, summarise
 
 
 def console(width: int = 80, *, terminal: bool = False) -> tuple[Console, io.StringIO]:

@@ -9,8 +9,10 @@ import msgspec
 import pytest
 from html_pages import CHROMIUM, in_chromium, tags
 
+from ratchet.authors.author import Answer
 from ratchet.authors.files import write_files
-from ratchet.authors.result import AuthorRow, WritingResult, WrittenKernel, WrittenRow
+from ratchet.authors.result import AuthorRow, WritingResult, WrittenKernel
+from ratchet.kernels.kernel import Kernel
 from ratchet.report.write_page import coloured, lineage, progress_plot, render_write_page
 from ratchet.report.write_terminal import print_writing
 from ratchet.report.write_words import headline
@@ -18,11 +20,17 @@ from ratchet.report.write_words import headline
 HOSTILE = "<script>alert(1)</script>"
 
 
-def row(name: str, ratio: float | None, number: int, **changed: object) -> WrittenRow:
+def kernel(name: str) -> Kernel:
+    return Kernel(name=name, language="cpp", source=f"// {name}", entry="made_up")
+
+
+def key(name: str) -> str:
+    return kernel(name).hash
+
+
+def row(name: str, ratio: float | None, number: int, **changed: object) -> Answer:
     values: dict[str, object] = {
-        "kernel_hash": name * 16,
-        "name": name,
-        "language": "cpp",
+        "kernel": kernel(name),
         "author": "search",
         "stage": "screened",
         "status": "screened",
@@ -35,18 +43,18 @@ def row(name: str, ratio: float | None, number: int, **changed: object) -> Writt
         "parents": (),
         "note": "drawn",
     }
-    return WrittenRow(**(values | changed))  # type: ignore[arg-type]
+    return Answer(**(values | changed))  # type: ignore[arg-type]
 
 
 ROWS = (
     row("a", 1.1, 1),
     row("b", None, 2, status="wrong", reason=f"case {HOSTILE}: off", evidence=(HOSTILE,)),
-    row("c", 1.5, 3, parents=("a" * 16,), note=f"tile 8 -> {HOSTILE}"),
-    row("d", 1.3, 4, parents=("c" * 16, "a" * 16)),
-    row("c", 1.42, 5, stage="judged", status="proven", parents=("a" * 16,)),
+    row("c", 1.5, 3, parents=(key("a"),), note=f"tile 8 -> {HOSTILE}"),
+    row("d", 1.3, 4, parents=(key("c"), key("a"))),
+    row("c", 1.42, 5, stage="judged", status="proven", parents=(key("a"),)),
 )
 BEST = WrittenKernel(
-    kernel_hash="c" * 16,
+    kernel_hash=key("c"),
     name="made",
     language="cpp",
     entry="made_up",
@@ -82,7 +90,7 @@ RESULT = WritingResult(
         AuthorRow(name="compiler", proposals=0, right=0, note="no kernel for aten.fft"),
     ),
     rows=ROWS,
-    sources={"a" * 16: "int a;", "c" * 16: BEST.source},
+    sources={key("a"): "int a;", key("c"): BEST.source},
     device={"kind": "cpu", "vendor": "AMD", "model": "EPYC", "cores": 2, "threads": 2},
     versions={"ratchet": "0.1.0"},
     command="ratchet write made_up",
@@ -111,7 +119,7 @@ def test_a_run_that_goes_on_reloads_its_page() -> None:
 
 
 @pytest.mark.parametrize("rows", [(), ROWS[1:2]])
-def test_a_run_without_times_has_a_page(rows: tuple[WrittenRow, ...]) -> None:
+def test_a_run_without_times_has_a_page(rows: tuple[Answer, ...]) -> None:
     page = render_write_page(changed(rows=rows, best=None, status="none", sources={}))
     tags(page)
     assert "Speed-up over the run" not in page
@@ -126,11 +134,11 @@ def test_an_estimate_is_never_the_headline() -> None:
 
 def test_the_lineage_goes_from_the_first_ancestor_to_the_best() -> None:
     found = lineage(RESULT)
-    assert [one.short for one in found] == ["a" * 12, "c" * 12]
+    assert [one.short for one in found] == [key("a")[:12], key("c")[:12]]
     assert found[1].parents == "a" * 12
     assert found[1].estimate == "1.50x"
     unjudged = lineage(changed(best=None, rows=ROWS[:4]))
-    assert [one.short for one in unjudged] == ["a" * 12, "c" * 12]
+    assert [one.short for one in unjudged] == [key("a")[:12], key("c")[:12]]
 
 
 def test_the_plot_keeps_estimates_and_verdicts_apart() -> None:

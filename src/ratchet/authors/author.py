@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Literal, Protocol
 
+import msgspec
+
+from ratchet.judge.verdict import Screening, Verdict
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
 
@@ -34,10 +37,12 @@ class Proposal:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """The judge's answer on one proposal, by screening or by a full verdict."""
+class Answer(Proposal):
+    """A proposal with the judge's answer, by screening or by a full verdict.
 
-    proposal: Proposal
+    The run, the ledger and the result hold it in this form.
+    """
+
     stage: Stage
     status: str
     """`screened`, or a status of a verdict: `proven`, `correct`, `wrong`, ..."""
@@ -57,6 +62,66 @@ class Answer:
     """How often it was screened before."""
     static_rank: tuple[float, ...] = ()
     """Smaller is better: the order among kernels that cannot be timed here."""
+
+    @staticmethod
+    def by_screening(proposal: Proposal, said: Screening, **others: Any) -> Answer:
+        """Return a proposal with what a screening said of it."""
+        return Answer(
+            **_words_of(proposal),
+            stage="screened",
+            status=said.status,
+            reason=said.reason,
+            ratio=said.ratio,
+            low=said.low,
+            high=said.high,
+            time_s=said.time_s,
+            evidence=said.evidence,
+            static_rank=said.static_rank,
+            **others,
+        )
+
+    @staticmethod
+    def by_verdict(proposal: Proposal, verdict: Verdict, *, after_s: float) -> Answer:
+        """Return a proposal with the verdict on it."""
+        ratio = verdict.speedup.vs_reference
+        failed = (one for one in verdict.evidence if one.passed is False)
+        return Answer(
+            **_words_of(proposal),
+            stage="judged",
+            status=verdict.status,
+            reason=verdict.reason,
+            ratio=None if ratio is None else ratio.ratio,
+            low=None if ratio is None else ratio.low,
+            high=None if ratio is None else ratio.high,
+            evidence=tuple(f"{one.check}: {one.detail}" for one in failed),
+            after_s=after_s,
+        )
+
+    @property
+    def kernel_hash(self) -> str:
+        """Return the kernel's hash."""
+        return self.kernel.hash
+
+    @property
+    def name(self) -> str:
+        """Return the kernel's name."""
+        return self.kernel.name
+
+    @property
+    def language(self) -> str:
+        """Return the kernel's language."""
+        return self.kernel.language
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the answer without the kernel's source, which its hash finds in the ledger."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        del found["kernel"]
+        own = {"kernel_hash": self.kernel_hash, "name": self.name, "language": self.language}
+        return own | found
+
+
+def _words_of(proposal: Proposal) -> dict[str, Any]:
+    return {one.name: getattr(proposal, one.name) for one in fields(Proposal)}
 
 
 @dataclass(slots=True)

@@ -192,7 +192,7 @@ class CompilerAuthor:
         """Return up to `count` proposals that have not been made or answered before."""
         if progress.problem.task == "own":
             return []
-        answered = {one.proposal.kernel.hash for one in progress.answers}
+        answered = {one.kernel_hash for one in progress.answers}
         text = progress.problem.text or reference_text(progress.problem.reference)
         proposals: list[Proposal] = []
         for one in (*option_sets(self._backend, text), *_combined(progress, self._backend)):
@@ -232,8 +232,8 @@ def _combined(progress: Progress, backend: Backend) -> Iterable[OptionSet]:
     sets = {one.schedule: one for one in SETS[backend]}
     ratios: dict[Schedule, float] = {}
     for answer in progress.answers:
-        if answer.proposal.author == NAME and answer.ratio is not None:
-            ratios[answer.proposal.schedule] = answer.ratio
+        if answer.author == NAME and answer.ratio is not None:
+            ratios[answer.schedule] = answer.ratio
     least = ratios.get((), 0.0)
     better = sorted(
         (one for one in ratios if one in sets and one and ratios[one] > least),

@@ -13,14 +13,13 @@ from ratchet.authors.result import (
     WritingRequest,
     WritingResult,
     WrittenKernel,
-    WrittenRow,
 )
 from ratchet.authors.roster import Roster
 from ratchet.authors.run import ProblemRun
 from ratchet.authors.search.confirmation import planned_verdicts
 from ratchet.authors.shortfall import why_nothing
-from ratchet.kernels.kernel import Kernel
-from ratchet.ledger.verdicts import JudgedKernel, RecordedJudge, judged_on
+from ratchet.court.court import Court
+from ratchet.court.terms import JudgedKernel
 from ratchet.problems.problem import Problem
 
 SHOWN: Final = 12
@@ -34,7 +33,7 @@ class Writing:
     problem: Problem
     problem_hash: str
     request: WritingRequest
-    judge: RecordedJudge
+    court: Court
     command: str
     run_id: str = ""
     started_at: str = ""
@@ -50,7 +49,7 @@ def result_of(state: Writing, *, running: bool) -> WritingResult:
     answers = [] if work is None else work.progress.answers
     verdicts = [state.recalled] if state.recalled else [] if work is None else work.verdicts
     best = _best(answers, verdicts, state)
-    device, versions = judged_on(state.judge)
+    device, versions = state.court.judged_on()
     stopped: Stopped | None = (
         "recalled" if state.recalled else None if work is None else work.stopped
     )
@@ -69,16 +68,14 @@ def result_of(state: Writing, *, running: bool) -> WritingResult:
         planned_verdicts=planned_verdicts(request.budget_s),
         floor_s=state.floor_s,
         authors=_author_rows(state, answers),
-        rows=tuple(map(_row, answers)),
+        rows=tuple(answers),
         sources=_sources(answers, best),
         device=device,
         versions=versions,
         command=state.command,
         started_at=state.started_at,
         notes=_notes(state, running=running),
-        static=next(
-            (one.verdict.get("static") for one in verdicts if one.verdict.get("static")), None
-        ),
+        static=next((one.verdict.static for one in verdicts if one.verdict.static), None),
     )
 
 
@@ -86,7 +83,7 @@ def _notes(state: Writing, *, running: bool) -> tuple[str, ...]:
     """Return what else there is to say: why nothing was screened first."""
     work = None if running or state.recalled else state.work
     why = "" if work is None else why_nothing(work)
-    return (*([why] if why else []), *state.judge.fleet.notes)
+    return (*([why] if why else []), *state.court.fleet.notes)
 
 
 def _best(
@@ -94,12 +91,12 @@ def _best(
 ) -> WrittenKernel | None:
     """Return the kernel with the best verdict: a proven one, else the first that is right."""
     order = {"proven": 0, "correct": 1}
-    right = [one for one in verdicts if one.verdict["status"] in order]
+    right = [one for one in verdicts if one.verdict.status in order]
     if not right:
         return None
-    judged = min(right, key=lambda one: order[one.verdict["status"]])
-    kernel = Kernel.from_json(judged.kernel)
-    authors = {one.proposal.kernel.hash: one.proposal.author for one in answers}
+    judged = min(right, key=lambda one: order[one.verdict.status])
+    kernel = judged.kernel
+    authors = {one.kernel_hash: one.author for one in answers}
     return WrittenKernel(
         kernel_hash=kernel.hash,
         name=kernel.name,
@@ -107,13 +104,9 @@ def _best(
         entry=kernel.entry,
         author=authors.get(kernel.hash, "ledger"),
         source=kernel.source,
-        status=judged.verdict["status"],
-        reason=judged.verdict["reason"],
-        verdict={
-            name: value
-            for name, value in judged.verdict.items()
-            if name not in ("samples", "static")
-        },
+        status=judged.verdict.status,
+        reason=judged.verdict.reason,
+        verdict=judged.verdict.model_dump(mode="json", exclude={"samples", "static"}),
         judged_at=judged.judged_at,
         recalled=judged.recalled,
     )
@@ -122,8 +115,8 @@ def _best(
 def _author_rows(state: Writing, answers: Sequence[Answer]) -> tuple[AuthorRow, ...]:
     found: dict[str, dict[str, bool]] = {}
     for one in answers:
-        own = found.setdefault(one.proposal.author, {})
-        own[one.proposal.kernel.hash] = one.status in RIGHT
+        own = found.setdefault(one.author, {})
+        own[one.kernel_hash] = one.status in RIGHT
     notes = {} if state.roster is None else dict(state.roster.absent)
     notes |= {} if state.work is None else _no_turn(state.work) | state.work.dropped
     models = {name.partition(":")[0] for name in [*found, *notes] if ":" in name}
@@ -150,7 +143,7 @@ def _no_turn(work: ProblemRun) -> dict[str, str]:
 
 def _sources(answers: Sequence[Answer], best: WrittenKernel | None) -> dict[str, str]:
     """Return the sources of the best kernel, its ancestors, and some that were screened best."""
-    proposals = {one.proposal.kernel.hash: one.proposal for one in answers}
+    proposals = {one.kernel_hash: one for one in answers}
     kept: dict[str, None] = {}
     waiting = [best.kernel_hash] if best else []
     while waiting:
@@ -160,29 +153,8 @@ def _sources(answers: Sequence[Answer], best: WrittenKernel | None) -> dict[str,
             waiting += proposals[one].parents
     right = [one for one in answers if one.status in RIGHT and one.ratio is not None]
     for answer in sorted(right, key=lambda one: one.ratio or 0.0, reverse=True)[:SHOWN]:
-        kept[answer.proposal.kernel.hash] = None
+        kept[answer.kernel_hash] = None
     return {one: proposals[one].kernel.source for one in kept}
-
-
-def _row(answer: Answer) -> WrittenRow:
-    proposal = answer.proposal
-    return WrittenRow(
-        kernel_hash=proposal.kernel.hash,
-        name=proposal.kernel.name,
-        language=proposal.kernel.language,
-        author=proposal.author,
-        stage=answer.stage,
-        status=answer.status,
-        reason=answer.reason,
-        ratio=answer.ratio,
-        low=answer.low,
-        high=answer.high,
-        after_s=answer.after_s,
-        rung=answer.rung,
-        parents=proposal.parents,
-        note=proposal.note,
-        evidence=answer.evidence,
-    )
 
 
 def failed_result(

@@ -6,6 +6,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from ratchet.authors.author import Answer
 from ratchet.kernels.kernel import Language
 
 AUTHORS: Final = ("library", "search", "compiler", "agent")
@@ -53,27 +54,6 @@ class WritingRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Time torch.compile of the reference beside the kernel in the verdicts."""
     candidates: int | None = None
     """Kernels that may be screened at most; None for as many as the budget allows."""
-
-
-class WrittenRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer of the judge, as the result lists it."""
-
-    kernel_hash: str
-    name: str
-    language: str
-    author: str
-    stage: str
-    """`screened` or `judged`."""
-    status: str
-    reason: str
-    ratio: float | None
-    low: float | None
-    high: float | None
-    after_s: float
-    rung: int
-    parents: tuple[str, ...]
-    note: str
-    evidence: tuple[str, ...] = ()
 
 
 class WrittenKernel(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +107,7 @@ class WritingResult(msgspec.Struct, frozen=True, kw_only=True):
     floor_s: float | None
     """Least time of the timed cases by the roofline; None if unknown."""
     authors: tuple[AuthorRow, ...]
-    rows: tuple[WrittenRow, ...]
+    rows: tuple[Answer, ...]
     sources: dict[str, str]
     """Source of the kernels that the page shows, by hash."""
     device: dict[str, Any]
@@ -140,5 +120,5 @@ class WritingResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> dict[str, Any]:
         """Return dicts, lists, numbers and strings."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
+        found: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, rows=()))
+        return found | {"rows": [one.as_json() for one in self.rows]}

@@ -11,11 +11,11 @@ from ratchet.authors.compiler import Backend, CompilerAuthor
 from ratchet.authors.library import GivenAuthor, library_author
 from ratchet.authors.result import WritingRequest
 from ratchet.authors.search.author import SearchAuthor
-from ratchet.authors.search.transfer import Earlier, Experience
+from ratchet.authors.search.transfer import Experience
+from ratchet.authors.writing_book import WritingBook
 from ratchet.base.errors import LedgerError, RatchetError
 from ratchet.devices.probe import Device
 from ratchet.kernels.kernel import Kernel
-from ratchet.ledger.writing import WritingBook, WrittenAnswer
 from ratchet.problems.problem import Problem
 
 EARLIER: Final = "ledger"
@@ -120,23 +120,11 @@ def _searches(setting: Setting) -> list[Author]:
     space = space_for(
         setting.problem, device="cuda" if on_gpu or request.language == "triton" else "cpu"
     )
-    earlier = [_earlier(one) for one in setting.book.earlier() if one.author == SEARCH]
     author = SearchAuthor(
         space,
         strategy=request.search,
         seed=request.seed,
-        experience=Experience(earlier),
+        experience=Experience(setting.book.earlier(SEARCH)),
         name=SEARCH,
     )
     return [author]
-
-
-def _earlier(answer: WrittenAnswer) -> Earlier:
-    return Earlier(
-        problem=answer.problem_hash,
-        kernel=answer.kernel_hash,
-        schedule=answer.schedule,
-        features=answer.features,
-        time_s=answer.time_s or 0.0,
-        right=answer.status == "screened",
-    )

@@ -19,14 +19,14 @@ from ratchet.authors.author import (
     Progress,
     Proposal,
 )
-from ratchet.authors.court import Court
 from ratchet.authors.result import Stopped, WritingRequest
 from ratchet.authors.search.confirmation import LARGEST_SHARE, kept_s, planned_verdicts
 from ratchet.authors.search.halving import Rungs
 from ratchet.authors.search.roofline import NEAR
 from ratchet.base.errors import EndpointError, LedgerError, RatchetError
+from ratchet.court.court import Court
+from ratchet.court.terms import JudgedKernel, Terms
 from ratchet.kernels.kernel import Kernel
-from ratchet.ledger.verdicts import JudgedKernel, Terms
 from ratchet.problems.problem import Problem
 
 SMALLEST_BATCH, LARGEST_BATCH = 6, 16
@@ -140,7 +140,7 @@ class ProblemRun:
         """Go on from the answers and the verdicts of an earlier part of this run."""
         self.verdicts += verdicts
         for answer in answers:
-            self._known[answer.proposal.kernel.hash] = answer.proposal
+            self._known[answer.kernel_hash] = answer
             self._take(answer)
 
     def search(self) -> None:
@@ -159,7 +159,7 @@ class ProblemRun:
     def confirm(self) -> None:
         """Give the chosen kernels verdicts of their own; see `search.confirmation`."""
         planned = planned_verdicts(self.request.budget_s)
-        judged = {a.proposal.kernel.hash: a for a in self.progress.answers if a.stage == "judged"}
+        judged = {a.kernel_hash: a for a in self.progress.answers if a.stage == "judged"}
         if any(one.status == "proven" for one in judged.values()):
             return
         counted = sum(one.ratio is not None for one in judged.values())
@@ -167,7 +167,7 @@ class ProblemRun:
             left_s = self.request.budget_s - self.spent_s
             if judged and left_s < SHORTEST_VERDICT_S:
                 return
-            together = min(self.court.width, planned - counted)
+            together = min(self.court.fleet.width, planned - counted)
             order = sorted(self._order(), key=self._outlasts)  # the order is kept otherwise
             batch = [one for one in order if one not in judged][:together]
             if not batch:
@@ -177,7 +177,7 @@ class ProblemRun:
             if most_s < SHORTEST_SCREEN_S:
                 return
             answers = self._judge(batch, min(max(limit_s, LEAST_VERDICT_S), most_s), planned)
-            judged |= {one.proposal.kernel.hash: one for one in answers}
+            judged |= {one.kernel_hash: one for one in answers}
             counted += sum(one.ratio is not None for one in answers)
             found = {one.status for one in answers}
             if "proven" in found or ("correct" in found and self._untimed_here()):
@@ -192,7 +192,7 @@ class ProblemRun:
         times = [
             one.time_s
             for one in self.progress.answers
-            if one.proposal.kernel.hash == best and one.time_s is not None
+            if one.kernel_hash == best and one.time_s is not None
         ]
         if len(times) > 1 and self.floor_s is not None and _median(times) <= NEAR * self.floor_s:
             return "floor"
@@ -279,7 +279,7 @@ class ProblemRun:
         """Return how many kernels an author may propose: as many as a part of the time screens."""
         if author == COMPILER and COMPILER not in self._cost_s:
             return 1  # it tells what the others cost
-        width = self.court.width
+        width = self.court.fleet.width
         least = 1 if author == COMPILER else SMALLEST_BATCH
         fitting = int(BATCH_SHARE * self._search_s / self._each_s(author))
         count = max(least * width, min(LARGEST_BATCH * width, fitting) - room_for)
@@ -308,7 +308,7 @@ class ProblemRun:
     def _each_s(self, author: str) -> float:
         """Return what a kernel of an author takes to screen: as the last one, or a guess."""
         guess_s = COMPILED_S if author == COMPILER else FIRST_S
-        return self._cost_s.get(author, guess_s / self.court.width)
+        return self._cost_s.get(author, guess_s / self.court.fleet.width)
 
     def _debt(self, author: Author) -> float:
         """Return what an author's turns took, by its weight: the next turn is the lowest one's.
@@ -371,12 +371,11 @@ class ProblemRun:
         leader = next(
             (one for one in self._order() if one not in {p.kernel.hash for p in batch}), None
         )
-        found = self.court.estimate(
-            self.problem,
+        found = self.court.screen(
             [one.kernel for one in batch],
+            self.problem,
+            Terms(time_limit_s=limit_s, device=self.request.device, target=self.target),
             best=None if leader is None else self._known[leader].kernel,
-            time_limit_s=limit_s,
-            device=self.request.device,
         )
         by_hash = {one.kernel_hash: one for one in found}
         took_s = self.clock() - began
@@ -389,20 +388,7 @@ class ProblemRun:
                 continue
             if said.status == "unmeasured" and not first and self._retry(proposal, rung):
                 continue
-            answer = Answer(
-                proposal=proposal,
-                stage="screened",
-                status=said.status,
-                reason=said.reason,
-                ratio=said.ratio,
-                low=said.low,
-                high=said.high,
-                time_s=said.time_s,
-                evidence=said.evidence,
-                after_s=self.spent_s,
-                rung=rung,
-                static_rank=said.static_rank,
-            )
+            answer = Answer.by_screening(proposal, said, after_s=self.spent_s, rung=rung)
             self._take(answer)
             self.keep(answer)
         if self._asked == COMPILER:
@@ -422,25 +408,25 @@ class ProblemRun:
     def _take(self, answer: Answer) -> None:
         """Note an answer in the progress and on the rungs."""
         self.progress.answers.append(answer)
-        kernel_hash = answer.proposal.kernel.hash
+        kernel_hash = answer.kernel_hash
         if answer.stage == "screened":
             self._seen.add(kernel_hash)
         if answer.status in FAILED:
             self._rungs.record(kernel_hash, None)
         elif answer.stage == "screened" and answer.ratio is not None and answer.ratio > 0:
-            score, opener = math.log(answer.ratio), answer.proposal.opener
+            score, opener = math.log(answer.ratio), answer.opener
             self._rungs.record(kernel_hash, score, opener=opener)
 
     def _order(self) -> list[str]:
         """Return the kernels to confirm, the most promising first: timed ones, then right ones."""
-        failed = {a.proposal.kernel.hash for a in self.progress.answers if a.status in FAILED}
+        failed = {a.kernel_hash for a in self.progress.answers if a.status in FAILED}
         untimed = [
             one
             for one in self.progress.answers
             if one.stage == "screened" and one.status in RIGHT and one.ratio is None
         ]
         untimed.sort(key=lambda one: one.static_rank or (math.inf,))
-        ranked = [one.proposal.kernel.hash for one in untimed]
+        ranked = [one.kernel_hash for one in untimed]
         return [one for one in dict.fromkeys([*self._rungs.order(), *ranked]) if one not in failed]
 
     def _untimed_here(self) -> bool:
@@ -458,29 +444,15 @@ class ProblemRun:
             among=among,
             target=self.target,
         )
-        return [self._judged(one) for one in self.court.judge(kernels, self.problem, terms)]
+        fresh = self.request.reuse == "never"
+        found = self.court.judge_all(kernels, self.problem, terms, fresh=fresh)
+        return [self._judged(one) for one in found]
 
     def _judged(self, judged: JudgedKernel) -> Answer:
         """Take one verdict."""
         self.verdicts.append(judged)
-        verdict = judged.verdict
-        proposal = self._known[verdict["kernel_hash"]]
-        ratio = (verdict.get("speedup") or {}).get("vs_reference") or {}
-        answer = Answer(
-            proposal=proposal,
-            stage="judged",
-            status=verdict["status"],
-            reason=verdict["reason"],
-            ratio=ratio.get("ratio"),
-            low=ratio.get("low"),
-            high=ratio.get("high"),
-            evidence=tuple(
-                f"{one['check']}: {one['detail']}"
-                for one in verdict["evidence"]
-                if one["passed"] is False
-            ),
-            after_s=self.spent_s,
-        )
+        proposal = self._known[judged.verdict.kernel_hash]
+        answer = Answer.by_verdict(proposal, judged.verdict, after_s=self.spent_s)
         self._take(answer)
         self.keep(answer)
         self._say("judged", f"{proposal.kernel.name}: {answer.status}")

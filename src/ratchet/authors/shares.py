@@ -12,10 +12,11 @@ from ratchet.authors.author import Author
 from ratchet.authors.outcome import failed_result
 from ratchet.authors.result import Reuse, WritingRequest, WritingResult
 from ratchet.authors.write import Follow, write
+from ratchet.authors.writing_book import WritingBook
 from ratchet.base.errors import EndpointError, LedgerError, RatchetError
+from ratchet.court.court import Court
+from ratchet.court.terms import Terms
 from ratchet.judge.revision import revision
-from ratchet.ledger.verdicts import RecordedJudge, Terms
-from ratchet.ledger.writing import WritingBook
 from ratchet.problems.problem import Problem
 
 SHORTEST_S = 15.0
@@ -77,7 +78,7 @@ def write_all(
     asked: Sequence[Asked],
     request: WritingRequest,
     *,
-    judge: RecordedJudge,
+    court: Court,
     follow: Callable[[Problem], Follow],
     done: Done,
     command: str = "",
@@ -113,7 +114,7 @@ def write_all(
         if waiting and _is_the_compiler_s(one.problem, request, guests):
             last.append(one)
             continue
-        result = _written(one, request, budget_s, judge, follow(one.problem), command, guests)
+        result = _written(one, request, budget_s, court, follow(one.problem), command, guests)
         interrupted = result.stopped == "interrupted"
         rows.append(_row(one, result))
         done(result)
@@ -144,7 +145,7 @@ def _written(
     one: Asked,
     request: WritingRequest,
     budget_s: float,
-    judge: RecordedJudge,
+    court: Court,
     follow: Follow,
     command: str,
     guests: Sequence[Author],
@@ -154,7 +155,7 @@ def _written(
     own = msgspec.structs.replace(request, budget_s=budget_s, reuse=reuse, resume=False)
     try:
         if request.resume:
-            book = WritingBook(judge.ledger, judge.fingerprint)
+            book = WritingBook(court.ledger, court.fingerprint)
             key, judged_by = one.problem.hash, revision()
             earlier = book.unfinished(key, judge=judged_by)
             if earlier is not None:
@@ -165,17 +166,17 @@ def _written(
             ):
                 return failed_result(one.problem, own, SEARCHED, command=command)
         if own.reuse == "always":
-            _prove_known(one.problem, judge, own)
-        return write(one.problem, own, judge=judge, follow=follow, command=command, guests=guests)
+            _prove_known(one.problem, court, own)
+        return write(one.problem, own, court=court, follow=follow, command=command, guests=guests)
     except (LedgerError, EndpointError):  # the other problems' runs would fail so too
         raise
     except RatchetError as error:
         return failed_result(one.problem, own, str(error), command=command)
 
 
-def _prove_known(problem: Problem, judge: RecordedJudge, request: WritingRequest) -> None:
+def _prove_known(problem: Problem, court: Court, request: WritingRequest) -> None:
     """Judge on this problem what is proven for the same region under other values."""
-    book, judged_by = WritingBook(judge.ledger, judge.fingerprint), revision()
+    book, judged_by = WritingBook(court.ledger, court.fingerprint), revision()
     if book.proven(problem.hash, judge=judged_by):
         return
     kernel = book.best_of_region(
@@ -183,7 +184,7 @@ def _prove_known(problem: Problem, judge: RecordedJudge, request: WritingRequest
     )
     if kernel is not None:
         terms = Terms(time_limit_s=max(SHORTEST_S, request.budget_s / 2), device=request.device)
-        judge.judge(kernel, problem, terms)
+        court.judge(kernel, problem, terms)
 
 
 def _row(one: Asked, result: WritingResult) -> RegionRow:

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from ratchet.authors.author import Answer, Author
-from ratchet.authors.court import RecordedCourt
-from ratchet.authors.kept import read_back, written
 from ratchet.authors.outcome import Writing, result_of
 from ratchet.authors.result import WritingRequest, WritingResult
 from ratchet.authors.roster import Setting, make_roster
 from ratchet.authors.run import ProblemRun, RunEvent
 from ratchet.authors.search.roofline import floor_s
-from ratchet.authors.search.static_rank import target_for
+from ratchet.authors.writing_book import WritingBook, WritingOptions
 from ratchet.base.errors import DeviceError, LedgerError, RatchetError
+from ratchet.court.court import Court
+from ratchet.court.fleet.machines import Fleet, LocalFleet
+from ratchet.court.static_rank import target_for
+from ratchet.court.terms import JudgedKernel, Terms
 from ratchet.devices import ceilings
 from ratchet.devices.probe import Device
 from ratchet.judge.revision import revision
 from ratchet.kernels.kernel import Kernel
 from ratchet.ledger.connect import utc_now
-from ratchet.ledger.fleet import Fleet, LocalFleet
-from ratchet.ledger.verdicts import JudgedKernel, RecordedJudge, Terms
-from ratchet.ledger.writing import WritingBook, WritingOptions
 from ratchet.problems.problem import Problem
 
 Follow = Callable[[RunEvent, Callable[[], WritingResult]], None]
@@ -34,7 +32,7 @@ def write(
     problem: Problem,
     request: WritingRequest,
     *,
-    judge: RecordedJudge,
+    court: Court,
     follow: Follow | None = None,
     command: str = "",
     spent_s: float = 0.0,
@@ -54,13 +52,13 @@ def write(
     began_s = time.monotonic() - spent_s
     if problem.fault:
         raise RatchetError(f"problem {problem.name!r} cannot be judged: {problem.fault}")
-    book = WritingBook(judge.ledger, judge.fingerprint)
+    book = WritingBook(court.ledger, court.fingerprint)
     key, judged_by = problem.hash, revision()
     state = Writing(
         problem=problem,
         problem_hash=key,
         request=request,
-        judge=judge,
+        court=court,
         command=command,
         started_at=utc_now(),
     )
@@ -71,7 +69,7 @@ def write(
             f"no unfinished run on {problem.name!r} to resume here: leave --resume out"
         )
     if earlier is None and proven and _is_enough(request, book, key):
-        return _recalled(state, book, *proven[-1])
+        return _recalled(state, proven[-1][0])
     if earlier is None:
         options = WritingOptions(
             budget_s=request.budget_s,
@@ -103,8 +101,8 @@ def _run(
 ) -> WritingResult:
     """Search, confirm, and note the end of the run. Getting ready counts too."""
     request, run_id = state.request, state.run_id
-    before = [read_back(one, book) for one in book.answers(run_id)]
-    fleet = state.judge.fleet
+    before = book.answers(run_id)
+    fleet = state.court.fleet
     device = _device(request.device, fleet)
     if isinstance(fleet, LocalFleet):  # the ceilings are this machine's
         state.floor_s = _floor_s(state.problem, device)
@@ -115,14 +113,14 @@ def _run(
     target = target_for(request.language, request.target, on_gpu=on_gpu)
 
     def keep(answer: Answer) -> None:
-        book.add(run_id, written(answer, state.problem_hash), answer.proposal.kernel)
+        book.add(run_id, answer, state.problem_hash)
 
     def recall(answer: Answer) -> JudgedKernel | None:
         """Return the verdict of an earlier part of this run, which is not given twice."""
         if answer.stage != "judged":
             return None
         terms = Terms(device=request.device, target=target)
-        return state.judge.known(answer.proposal.kernel, state.problem, terms)
+        return state.court.known(answer.kernel, state.problem, terms)
 
     def listen(event: RunEvent) -> None:
         if follow is not None:
@@ -132,7 +130,7 @@ def _run(
         problem=state.problem,
         request=request,
         authors=list(state.roster.authors),
-        court=RecordedCourt(state.judge, target=target, fresh=request.reuse == "never"),
+        court=state.court,
         keep=keep,
         listen=listen,
         floor_s=state.floor_s,
@@ -177,16 +175,7 @@ def _floor_s(problem: Problem, device: Device) -> float | None:
         return None
 
 
-def _recalled(
-    state: Writing, book: WritingBook, kernel: Kernel, verdict: dict[str, Any]
-) -> WritingResult:
+def _recalled(state: Writing, kernel: Kernel) -> WritingResult:
     """Return the result that is a kernel the ledger holds as proven."""
-    terms = Terms(device=state.request.device)
-    state.recalled = state.judge.known(kernel, state.problem, terms) or JudgedKernel(
-        verdict={name: value for name, value in verdict.items() if name != "trial"},
-        kernel=kernel.as_json(),
-        problem=state.problem.as_json(),
-        judged_at=state.started_at,
-        recalled=True,
-    )
+    state.recalled = state.court.last(kernel, state.problem, Terms(device=state.request.device))
     return result_of(state, running=False)

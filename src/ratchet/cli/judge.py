@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,10 +14,10 @@ from ratchet.cli.judging import PROBLEM_HELP, EntryName, ScaleFactor
 from ratchet.cli.problems import list_problems, show_problem
 
 if TYPE_CHECKING:
-    from ratchet.ledger.verdicts import JudgedKernel, RecordedJudge, Terms
-    from ratchet.problems.problem import Task
-    from ratchet.suites.run import Suite
-    from ratchet.suites.score import SuiteRow
+    from ratchet.court.court import Court
+    from ratchet.court.score import SuiteRow
+    from ratchet.court.suite import Suite
+    from ratchet.court.terms import JudgedKernel, Terms
 
 PROVEN, NOT_PROVEN, INTERRUPTED = 0, 1, 130
 LIMIT, COMPILING_LIMIT = "60s", "5m"
@@ -134,7 +133,7 @@ def judge(
     Exit code 0: proven, or every judged kernel of a suite is right.
     1: any other verdict. 2: a mistake in the call.
     """
-    from ratchet.judge.api import as_kernel, as_problem, check_texts
+    from ratchet.judge.api import check_texts
     from ratchet.judge.options import (
         parse_device,
         parse_scale,
@@ -171,42 +170,34 @@ def judge(
         read = check_texts(problem, kernel, entry=entry)
 
     # numpy, the ledger and torch are imported from here on: mistakes in the call are answered.
-    from ratchet.base.process.time_limits import ends_within
+    from ratchet.court.calls import judge_named
+    from ratchet.court.candidates import kernelbench_suite, training_suite
+    from ratchet.court.court import Court
+    from ratchet.court.terms import Terms
     from ratchet.judge.trial.readiness import check_kernels
-    from ratchet.ledger.verdicts import RecordedJudge, Terms
-    from ratchet.suites.candidates import kernelbench_suite, training_suite
-    from ratchet.suites.verdict_files import check_out
+    from ratchet.report.verdict_files import check_out
 
     check_out(out)
     if problem is not None and kernel is not None:
-        task: Task | None = None if own is None else "own" if own else "any"
-        began = time.monotonic()
-        tiers = None if sizes is None else (sizes,)
         terms = Terms(
             time_limit_s=limit_s,
             against_compile=bool(against_compile),
             device=device,
             target=target,
         )
-        with RecordedJudge(ledger) as court, ends_within(limit_s):
-            if read is not None and device in ("auto", "cpu") and target is None:
-                court.begin(read.language)  # beside the problem's own process
-            asked = as_problem(
+        with Court(ledger) as court:
+            judged = judge_named(
+                court,
+                kernel,
                 problem,
-                tiers=tiers,
+                terms,
+                read=read,
+                entry=entry,
+                tier=sizes,
                 scale=factor,
-                task=task,
-                time_limit_s=limit_s,
-                describe=court.describe,
+                task=None if own is None else "own" if own else "any",
+                warn=lambda expected_s: _say_what_will_not_fit(expected_s, limit_s),
             )
-            given = as_kernel(kernel, asked, entry=entry)
-            if target is not None and given.language not in ("triton", "hip"):
-                raise RatchetError(
-                    f"--target is for kernels in Triton or HIP: this is {given.language}"
-                )
-            if (expected_s := court.expected_s(given, asked, terms)) > limit_s and not target:
-                _say_what_will_not_fit(expected_s, limit_s)
-            judged = court.judge(given, asked, terms, spent_s=time.monotonic() - began)
             code = _report_one(judged, out, as_json)
         raise typer.Exit(code)
     check_kernels()
@@ -219,7 +210,7 @@ def judge(
         questions = training_suite(suite, tier=sizes or "cpu", candidate=who)
     compiled = who != "torch.compile" if against_compile is None else against_compile
     terms = Terms(time_limit_s=limit_s, against_compile=compiled, device=device)
-    with RecordedJudge(ledger) as court:
+    with Court(ledger) as court:
         code = _judge_suite(questions, court, terms, fresh, out, as_json)
     raise typer.Exit(code)
 
@@ -247,17 +238,16 @@ def _check_form(
 
 
 def _report_one(judged: JudgedKernel, out: Path, as_json: bool) -> int:
-    from ratchet.report.verdict_page import render_verdict_page
+    from ratchet.report.verdict_files import write_verdict
     from ratchet.report.verdict_table import print_verdict
-    from ratchet.suites.verdict_files import write_verdict
 
-    document = judged.to_json() | {"paths": write_verdict(judged, out, render_verdict_page)}
+    document = judged.to_json() | {"paths": write_verdict(judged, out)}
     if as_json:
         print_json(
-            judged.verdict
+            document["verdict"]
             | {
-                "kernel": judged.kernel["name"],
-                "problem": judged.problem["name"],
+                "kernel": judged.kernel.name,
+                "problem": judged.problem.name,
                 "judged_at": judged.judged_at,
                 "recalled": judged.recalled,
                 "paths": document["paths"],
@@ -265,33 +255,31 @@ def _report_one(judged: JudgedKernel, out: Path, as_json: bool) -> int:
         )
     else:
         print_verdict(document)
-    return PROVEN if judged.verdict["status"] == "proven" else NOT_PROVEN
+    return PROVEN if judged.verdict.status == "proven" else NOT_PROVEN
 
 
 def _judge_suite(
-    suite: Suite, court: RecordedJudge, terms: Terms, fresh: bool, out: Path, as_json: bool
+    suite: Suite, court: Court, terms: Terms, fresh: bool, out: Path, as_json: bool
 ) -> int:
+    from ratchet.court.suite import SuiteRun, all_right
     from ratchet.report.progress import SuiteProgress
-    from ratchet.report.suite_page import render_suite_page
     from ratchet.report.suite_table import print_suite
-    from ratchet.report.verdict_page import render_verdict_page
-    from ratchet.suites.run import SuiteRun, all_right
-    from ratchet.suites.verdict_files import write_suite, write_verdict
+    from ratchet.report.verdict_files import write_suite, write_verdict
 
     pages: dict[str, str] = {}
-    run = SuiteRun(suite=suite, judge=court, terms=terms, fresh=fresh)
+    run = SuiteRun(suite=suite, court=court, terms=terms, fresh=fresh)
     with SuiteProgress(len(suite.questions)) as progress:
 
         def keep(row: SuiteRow, judged: JudgedKernel | None) -> None:
             if judged is not None:
-                pages[row.name] = write_verdict(judged, out, render_verdict_page)["page"]
+                pages[row.name] = write_verdict(judged, out)["page"]
             progress.show(row.model_dump(mode="json"))
 
         with contextlib.suppress(KeyboardInterrupt):  # the table shows the verdicts so far
             run.run(keep)
     result = run.result()
     document = result.model_dump(mode="json")
-    document |= {"paths": write_suite(result, pages, out, render_suite_page)}
+    document |= {"paths": write_suite(result, pages, out)}
     (print_json if as_json else print_suite)(document)
     if result.interrupted:
         return INTERRUPTED

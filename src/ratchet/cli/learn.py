@@ -412,8 +412,8 @@ def loop(
     from ratchet.learn.files import refresh_page, write_report
 
     check_out(out)
-    from ratchet.authors.fleet import check_ledger, open_judge
     from ratchet.cli.write import _command
+    from ratchet.court.court import check_ledger, open_court
     from ratchet.learn.loop import Loop, LoopOptions
     from ratchet.report.learn_page import headline, render_learn_page
     from ratchet.report.progress import BudgetLine
@@ -428,13 +428,13 @@ def loop(
         datasets=tuple(dataset or ()),
         command=_command(),
     )
-    with open_judge(ledger, machines) as judge, BudgetLine(budget_s) as progress:
+    with open_court(ledger, machines) as court, BudgetLine(budget_s) as progress:
 
         def show(report: LearnReport, words: str) -> None:
             progress.spend(words)
             refresh_page(report, out, render_learn_page)
 
-        result = Loop(config=config, options=options, judge=judge, out=out, show=show).run()
+        result = Loop(config=config, options=options, court=court, out=out, show=show).run()
     paths = write_report(result, out, render_learn_page)
     if as_json:
         return print_json(result.to_json() | {"paths": paths})

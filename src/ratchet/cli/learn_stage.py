@@ -132,16 +132,16 @@ def open_bench_and_engine(
 ) -> Iterator[tuple[ScreeningBench, Rollouts]]:
     """Yield the judge as a source of rewards and what draws answers, once, and close both."""
     from ratchet.authors.choices import parse_fleet
-    from ratchet.authors.fleet import check_ledger, open_judge
+    from ratchet.court.court import check_ledger, open_court
     from ratchet.learn.emulated import open_bench
     from ratchet.learn.rollouts import open_rollouts
 
     machines = parse_fleet(fleet)
     check_ledger(machines, ledger)
     with (
-        open_judge(ledger, machines) as judge,
+        open_court(ledger, machines) as court,
         closing(open_rollouts(config)) as engine,
-        closing(open_bench(judge, config)) as bench,
+        closing(open_bench(court, config)) as bench,
     ):
         yield bench, engine
 

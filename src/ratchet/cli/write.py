@@ -188,8 +188,8 @@ def _write_one(
     check_out(folder)
 
     # numpy, the ledger and torch are imported from here on: mistakes in the call are answered.
-    from ratchet.authors.fleet import check_ledger, open_judge
     from ratchet.authors.write import write as write_kernels
+    from ratchet.court.court import check_ledger, open_court
     from ratchet.judge.api import as_problem
     from ratchet.report.write_page import render_write_page
     from ratchet.report.write_terminal import WriteProgress, print_writing
@@ -199,14 +199,14 @@ def _write_one(
     problem = as_problem(given, time_limit_s=max(60.0, request.budget_s))
     opening = time.monotonic()
     with (
-        open_judge(ledger, fleet, device=request.device) as judge,
+        open_court(ledger, fleet, device=request.device) as court,
         WriteProgress(request.budget_s) as progress,
     ):
         spent_s = _spent_s(began, opening, fleet)
         result = write_kernels(
             problem,
             request,
-            judge=judge,
+            court=court,
             follow=_following(folder, progress),
             command=_command(),
             spent_s=spent_s,
@@ -233,7 +233,7 @@ def _write_all(
     listed: bool,
 ) -> int:
     from ratchet.authors.files import check_out, default_out, write_files, write_summary
-    from ratchet.authors.fleet import check_ledger, open_judge
+    from ratchet.court.court import check_ledger, open_court
     from ratchet.judge.trial.readiness import check_kernels
 
     check_ledger(fleet, ledger)
@@ -257,7 +257,7 @@ def _write_all(
     ]
     opening = time.monotonic()
     with (
-        open_judge(ledger, fleet, device=request.device) as judge,
+        open_court(ledger, fleet, device=request.device) as court,
         WriteProgress(request.budget_s) as progress,
     ):
 
@@ -275,7 +275,7 @@ def _write_all(
             workload,
             asked,
             request,
-            judge=judge,
+            court=court,
             follow=follow,
             done=done,
             command=_command(),

@@ -3,7 +3,7 @@
 Import its parts by name (`ratchet.judge.steps.arms`, ...): the workers of the sandbox start from
 this package too, and must not pay for, or see, more than they need. From the top:
 
-    api             the library call: a kernel and a problem, given by path or name
+    api             a kernel and a problem, given by path, name or object; screening
     trial           one kernel's trial: compile, check, time, conclude
     static_profile  what a kernel compiles to on GPUs that are not here
     integrity       whose work it is: threads, call order, late writes, libraries
@@ -13,8 +13,8 @@ this package too, and must not pay for, or see, more than they need. From the to
     process         a child, its channel, its family
     options, verdict, decided, revision: what one asks for, and what one gets
 
-The package is also the function `ratchet.judge(kernel, problem)`, which is `api.judge`, and
-`ratchet.judge.screen(problem, kernels)` is `api.screen`.
+The package is also the function `ratchet.judge(kernel, problem)`, which asks the court: see
+`ratchet.court.calls.judge`. `ratchet.judge.screen(problem, kernels)` is `api.screen`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["screen"]
 
-make_callable(__name__, f"{__name__}.api:judge")
+make_callable(__name__, "ratchet.court.calls:judge")
 
 
 def __getattr__(name: str) -> Any:

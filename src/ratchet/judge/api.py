@@ -1,9 +1,8 @@
-"""`ratchet.judge(kernel, problem)`: one verdict from a path or a name, as a library call."""
+"""Problems and kernels by path, name or object, and `ratchet.judge.screen` for many kernels."""
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +11,7 @@ from typing import TYPE_CHECKING
 from ratchet.base.errors import KernelError
 from ratchet.judge.options import (
     Scale,
-    parse_device,
     parse_scale,
-    parse_target,
     parse_task,
     parse_threads,
     parse_tier,
@@ -24,78 +21,10 @@ from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import JUDGED_AT, Problem, Task, Tier
 
 if TYPE_CHECKING:
-    from ratchet.judge.verdict import Screening, Verdict
+    from ratchet.judge.verdict import Screening
     from ratchet.problems.problem_file import Describe
 
-TIME_LIMIT_S = 60.0
 SCREEN_LIMIT_S = 120.0
-
-
-def judge(
-    kernel: Kernel | str | os.PathLike[str],
-    problem: Problem | str | os.PathLike[str],
-    *,
-    entry: str | None = None,
-    tier: Tier | None = None,
-    scale: Scale = "auto",
-    task: Task | None = None,
-    time_limit_s: float | str = TIME_LIMIT_S,
-    against_compile: bool = False,
-    threads: int | None = None,
-    seed: int | None = None,
-    device: str = "auto",
-    target: str | None = None,
-) -> Verdict:
-    """Judge one kernel on one problem; nothing is stored.
-
-    `kernel` is a file (.cpp, .py) or a Kernel; `problem` a file in KernelBench's form or ours, the
-    name of a suite's problem, or a Problem, such as the `PROBLEM` that is imported from its file.
-    `tier` picks its cases: by default those of tier cpu of a problem that is named or read, or of
-    what other tier it has, and all that a Problem has. `entry` is the function to call where the
-    file does not say it by its problem's name. `scale` shrinks a KernelBench problem.
-    `time_limit_s`, seconds or a text such as `5m`, is for reading a problem's file and judging
-    together. `task` says whether the work must run in the kernel's own code, where it is not to be
-    as the problem says. `device` is `cpu`, `cuda` or `cuda:N` (ROCm too): by default a kernel in
-    Triton takes a GPU where there is one, and every other the machine's cores. `target`, an
-    AMD GPU such as `gfx942`, judges a kernel in Triton by that GPU's machine code, emulated;
-    nothing is timed then.
-
-    Raises:
-        RatchetError: a file that cannot be read or is not what it should be, an unknown name, a
-            value that an argument cannot have.
-    """
-    from ratchet.base.process.time_limits import ends_within
-    from ratchet.judge.trial.kernel_trial import KernelJudge
-
-    began = time.monotonic()
-    limit_s, device = parse_time_limit_s(time_limit_s), parse_device(device)
-    threads = parse_threads(threads)
-    target = None if target is None else parse_target(target)
-    tiers = None if tier is None else (parse_tier(tier),)
-    read = check_texts(problem, kernel, entry=entry)
-    with KernelJudge(threads=threads) as court, ends_within(limit_s):
-        if read is not None and device in ("auto", "cpu") and target is None:
-            court.begin(read.language)  # beside the problem's own process
-        asked = as_problem(
-            problem,
-            tiers=tiers,
-            scale=scale,
-            task=task,
-            time_limit_s=limit_s,
-            describe=court.describe,
-        )
-        given = as_kernel(kernel, asked, entry=entry)
-        return court.judge(
-            given,
-            asked,
-            time_limit_s=limit_s,
-            spent_s=time.monotonic() - began,
-            seed=seed,
-            against_compile=against_compile,
-            device=device,
-            target=target,
-            compared=True,
-        )
 
 
 def screen(
@@ -112,9 +41,10 @@ def screen(
 ) -> tuple[Screening, ...]:
     """Estimate which of many kernels are worth a verdict; one answer each, in their order.
 
-    The kernels are checked on a few secret cases, and timed together with `best` and the reference
-    on the machine's cores. An answer is at best `screened`, an estimate: only `judge` proves. The
-    arguments are those of `judge`; docs/reference/judge.md says what screening leaves out.
+    Nothing is stored. The kernels are checked on a few secret cases, and timed together with `best`
+    and the reference on the machine's cores. An answer is at best `screened`, an estimate: only
+    `ratchet.judge` proves. The arguments are those of `ratchet.judge`; docs/reference/judge.md says
+    what screening leaves out.
 
     Raises:
         RatchetError: a file that cannot be read or is not what it should be, an unknown name, a

@@ -10,9 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Status = Literal[
     "proven", "correct", "wrong", "cheating", "crashed", "timed_out", "refused", "unmeasured"
 ]
-
-
-ScreeningStatus = Literal["screened", "wrong", "crashed", "timed_out", "refused", "unmeasured"]
+ScreeningStatus = Literal["screened", "invalid", Status]
 
 
 class _Frozen(BaseModel):
@@ -190,15 +188,14 @@ class Verdict(_Frozen):
 class Screening:
     """A quick estimate for one kernel, from a few secret cases and a few rounds. Never a proof.
 
-    screened: right on the cases that were drawn, and timed. wrong: an output is not right, or the
-    kernel tried to fool the judge. crashed, timed_out: its process died or was too slow. refused:
-    the source does not compile or load, or the problem cannot be judged. unmeasured: the kernel has
-    no time, and `reason` says why.
+    screened: right on the cases that were drawn, and timed. invalid: an author's answer held no
+    kernel, so there was nothing to screen. The other statuses are a verdict's, except that a
+    screening never says `proven` or `correct`.
     """
 
     kernel_hash: str
     status: ScreeningStatus
-    reason: str
+    reason: str = ""
     ratio: float | None = None
     """Reference time over the kernel's time; above 1 is faster. None if it was not timed."""
     low: float | None = None
@@ -210,3 +207,10 @@ class Screening:
     """Time of the best kernel so far over this kernel's time. None if there was none to compare."""
     evidence: tuple[str, ...] = ()
     """What was checked, one line each, for the kernel's author."""
+    static_rank: tuple[float, ...] = ()
+    """Smaller is better: the order among kernels that cannot be timed here."""
+
+    @property
+    def is_right(self) -> bool:
+        """Return whether the kernel's outputs were right."""
+        return self.status in ("screened", "proven", "correct")

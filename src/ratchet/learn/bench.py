@@ -4,49 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from ratchet.authors.author import Schedule
-from ratchet.authors.court import RecordedCourt
+from ratchet.authors.author import Answer, Proposal
+from ratchet.authors.writing_book import WritingBook, WritingOptions
+from ratchet.court.court import Court
+from ratchet.court.terms import Terms
 from ratchet.judge.revision import revision
+from ratchet.judge.verdict import Screening
 from ratchet.kernels.kernel import Kernel
+from ratchet.learn.languages import AUTHOR
 from ratchet.learn.tasks import LearnTask
-from ratchet.ledger.verdicts import RecordedJudge, Terms
-from ratchet.ledger.writing import WritingBook, WritingOptions, WrittenAnswer
 
-AUTHOR: Final = "policy"
 START_S, EACH_S = 20.0, 8.0
 """Time limit of a screening: to open the problem, and for each kernel."""
 FULL_S: Final = 60.0
-FOOLED: Final = "it tried to fool the judge"
 RIVAL: Final = "learn_rival"
 """Kind of the evidence that holds torch.compile's speed on a problem."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PolicyKernel:
-    """A kernel to judge, with the schedule that it came from."""
-
-    kernel: Kernel
-    schedule: Schedule = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JudgeOutcome:
-    """The judge's answer on one candidate, as a reward needs it."""
-
-    kernel_hash: str
-    status: str
-    """`invalid` for an answer that holds no kernel; else a screening's, or `cheating`."""
-    ratio: float | None = None
-    """The rival's time over the kernel's."""
-    why: str = ""
-
-    @property
-    def is_right(self) -> bool:
-        """Return whether the kernel's answers were right."""
-        return self.status in ("screened", "proven", "correct")
 
 
 class Bench(Protocol):
@@ -55,7 +30,7 @@ class Bench(Protocol):
     judged: int
     """Kernels that were judged; those the ledger or this run knew do not count."""
 
-    def outcomes(self, task: LearnTask, candidates: Sequence[PolicyKernel]) -> list[JudgeOutcome]:
+    def outcomes(self, task: LearnTask, candidates: Sequence[Proposal]) -> list[Screening]:
         """Return an outcome for each candidate, in their order; equal kernels are judged once."""
         ...
 
@@ -65,28 +40,27 @@ class Bench(Protocol):
 
 
 class ScreeningBench:
-    """A bench before the judge of a ledger: this machine's, or a fleet's.
+    """A bench before a court: this machine's, or a fleet's.
 
     The judge's processes end with the thread that made them, so one thread asks it from first to
     last, whichever threads ask the bench.
     """
 
-    def __init__(self, judge: RecordedJudge, *, rival: str = "eager", device: str = "auto") -> None:
+    def __init__(self, court: Court, *, rival: str = "eager", device: str = "auto") -> None:
         self.judged = 0
         self.against_eager: frozenset[str] = frozenset()
         """Keys of problems whose speed-ups are against eager, whatever the rival of the others."""
-        self._judge = judge
-        self._court = RecordedCourt(judge)
-        self._book = WritingBook(judge.ledger, judge.fingerprint)
+        self._court = court
+        self._book = WritingBook(court.ledger, court.fingerprint)
         self._rival, self._device = rival, device
         self._runs: dict[str, str] = {}
-        self._known: dict[tuple[str, str], JudgeOutcome] = {}
+        self._known: dict[tuple[str, str], Screening] = {}
         self._unsure: dict[str, dict[str, Any]] = {}
         """By problem, what stands for torch.compile's gain where no verdict gave it."""
         self._thread = ThreadPoolExecutor(1)
         self._recall()
 
-    def outcomes(self, task: LearnTask, candidates: Sequence[PolicyKernel]) -> list[JudgeOutcome]:
+    def outcomes(self, task: LearnTask, candidates: Sequence[Proposal]) -> list[Screening]:
         """Return an outcome for each candidate; see `Bench.outcomes`."""
         return self._thread.submit(self._outcomes, task, candidates).result()
 
@@ -101,8 +75,8 @@ class ScreeningBench:
             self._book.end(run, "finished", {"status": "none", "screened": self.judged})
         self._runs.clear()
 
-    def _outcomes(self, task: LearnTask, candidates: Sequence[PolicyKernel]) -> list[JudgeOutcome]:
-        new: dict[str, PolicyKernel] = {}
+    def _outcomes(self, task: LearnTask, candidates: Sequence[Proposal]) -> list[Screening]:
+        new: dict[str, Proposal] = {}
         for one in candidates:
             if (task.key, one.kernel.hash) not in self._known:
                 new.setdefault(one.kernel.hash, one)
@@ -118,8 +92,7 @@ class ScreeningBench:
 
     def _in_full(self, task: LearnTask, kernel: Kernel) -> str:
         terms = Terms(time_limit_s=FULL_S, device=self._device)
-        (found,) = self._court.judge([kernel], task.problem, terms)
-        return str(found.verdict["status"])
+        return self._court.judge(kernel, task.problem, terms).verdict.status
 
     def best(self) -> dict[str, float]:
         """Return the highest ratio known of each problem, by its hash."""
@@ -131,44 +104,30 @@ class ScreeningBench:
 
     def _recall(self) -> None:
         """Read what this judge said before of kernels that a policy or a search proposed."""
-        ledger = self._judge.ledger
-        for row in ledger.writing_answers(fingerprint=self._judge.fingerprint):
+        ledger = self._court.ledger
+        for row in ledger.writing_answers(fingerprint=self._court.fingerprint):
             emulated = bool(row.get("static_rank"))
             if row["stage"] == "screened" and row["status"] != "unmeasured" and not emulated:
                 key = (row["problem_hash"], row["kernel_hash"])
-                self._known[key] = _outcome(
-                    row["kernel_hash"], row["status"], row.get("ratio"), row["reason"]
+                self._known[key] = Screening(
+                    kernel_hash=row["kernel_hash"],
+                    status=row["status"],
+                    reason=row["reason"],
+                    ratio=row.get("ratio"),
                 )
 
-    def _screen(self, task: LearnTask, new: Sequence[PolicyKernel]) -> None:
+    def _screen(self, task: LearnTask, new: Sequence[Proposal]) -> None:
         self.judged += len(new)
-        found = self._court.estimate(
-            task.problem,
-            [one.kernel for one in new],
-            best=None,
-            time_limit_s=START_S + EACH_S * len(new),
-            device=self._device,
-        )
+        kernels = [one.kernel for one in new]
+        terms = Terms(time_limit_s=START_S + EACH_S * len(new), device=self._device)
+        found = self._court.screen(kernels, task.problem, terms)
         run = self._run(task)
         for candidate, said in zip(new, found, strict=True):
-            key = (task.key, said.kernel_hash)
-            self._known[key] = _outcome(said.kernel_hash, said.status, said.ratio, said.reason)
-            answer = WrittenAnswer(
-                problem_hash=task.key,
-                kernel_hash=said.kernel_hash,
-                author=AUTHOR,
-                stage="screened",
-                status=said.status,
-                reason=said.reason,
-                ratio=said.ratio,
-                low=said.low,
-                high=said.high,
-                time_s=said.time_s,
-                evidence=said.evidence,
-                schedule=candidate.schedule,
-                features=task.space.features(candidate.schedule) if candidate.schedule else (),
-            )
-            self._book.add(run, answer, candidate.kernel)
+            self._known[task.key, said.kernel_hash] = said
+            schedule = candidate.schedule
+            features = task.space.features(schedule) if schedule else ()
+            proposal = replace(candidate, author=AUTHOR, features=features)
+            self._book.add(run, Answer.by_screening(proposal, said), task.key)
 
     def _run(self, task: LearnTask) -> str:
         """Return the writing run of a problem; `ratchet write` does not resume or count it."""
@@ -179,55 +138,39 @@ class ScreeningBench:
             self._runs[task.key] = self._book.start(task.problem, options)
         return self._runs[task.key]
 
-    def _compiled_gain(self, task: LearnTask, candidates: Sequence[PolicyKernel]) -> float:
+    def _compiled_gain(self, task: LearnTask, candidates: Sequence[Proposal]) -> float:
         """Return eager's time over torch.compile's where that is more than 1; judged once."""
-        ledger, here = self._judge.ledger, self._judge.fingerprint
+        ledger, here = self._court.ledger, self._court.fingerprint
         known = ledger.recall(RIVAL, task.key, fingerprint=here) or self._unsure.get(task.key)
         if known is None:
             right = [one for one in candidates if self._known[task.key, one.kernel.hash].is_right]
             if not right:
                 return 1.0
             terms = Terms(time_limit_s=2 * FULL_S, against_compile=True, device=self._device)
-            (found,) = self._court.judge([right[0].kernel], task.problem, terms)
-            speedup = found.verdict.get("speedup") or {}
-            eager, compiled = speedup.get("vs_reference"), speedup.get("vs_compile")
-            gain = eager["ratio"] / compiled["ratio"] if eager and compiled else 1.0
+            verdict = self._court.judge(right[0].kernel, task.problem, terms).verdict
+            eager, compiled = verdict.speedup.vs_reference, verdict.speedup.vs_compile
+            gain = eager.ratio / compiled.ratio if eager and compiled else 1.0
             known = {"gain": gain, "problem": task.name}
-            if eager and compiled and not found.verdict.get("not_timed"):
+            if eager and compiled and not verdict.not_timed:
                 ledger.remember(RIVAL, task.key, known, fingerprint=here)
             else:  # no verdict, or noise: another run asks again
                 self._unsure[task.key] = known
         return max(1.0, float(known["gain"]))
 
 
-def _outcome(kernel_hash: str, status: str, ratio: float | None, reason: str) -> JudgeOutcome:
-    fooled = status == "cheating" or reason.startswith(FOOLED)
-    return JudgeOutcome(
-        kernel_hash=kernel_hash,
-        status="cheating" if fooled else status,
-        ratio=ratio,
-        why=reason,
-    )
-
-
-def _against(outcome: JudgeOutcome, gain: float) -> JudgeOutcome:
-    if gain == 1.0 or outcome.ratio is None:
-        return outcome
-    return JudgeOutcome(
-        kernel_hash=outcome.kernel_hash,
-        status=outcome.status,
-        ratio=outcome.ratio / gain,
-        why=outcome.why,
-    )
+def _against(said: Screening, gain: float) -> Screening:
+    if gain == 1.0 or said.ratio is None:
+        return said
+    return replace(said, ratio=said.ratio / gain)
 
 
 def judge_answers(
-    bench: Bench, task: LearnTask, candidates: Sequence[PolicyKernel | None]
-) -> list[JudgeOutcome]:
+    bench: Bench, task: LearnTask, candidates: Sequence[Proposal | None]
+) -> list[Screening]:
     """Return an outcome for each answer; None stands for one that holds no kernel."""
     there = [one for one in candidates if one is not None]
     found = iter(bench.outcomes(task, there) if there else [])
     return [
-        JudgeOutcome(kernel_hash="", status="invalid") if one is None else next(found)
+        Screening(kernel_hash="", status="invalid") if one is None else next(found)
         for one in candidates
     ]

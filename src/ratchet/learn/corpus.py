@@ -272,12 +272,12 @@ def _answer(
         pairs = row.get("schedule") or ()
         schedule = tuple(sorted((str(one[0]), str(one[1])) for one in pairs))
         text = schedule_text(schedule)
-        return text if language.read(task, text).kernel is not None else None
+        return None if isinstance(language.read(task, text), str) else text
     found = None if ledger is None else ledger.kernel(str(row["kernel_hash"]))
     if found is None:
         return None
     answer = f"```{found['language']}\n{found['source']}```\n"
-    return answer if language.read(task, answer).kernel is not None else None
+    return None if isinstance(language.read(task, answer), str) else answer
 
 
 def _generated(

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import msgspec
 
-from ratchet.authors.court import Estimate, RecordedCourt
+from ratchet.authors.author import Proposal
+from ratchet.court.court import Court
+from ratchet.court.terms import Terms
 from ratchet.judge.revision import revision
+from ratchet.judge.verdict import Screening
 from ratchet.kernels.kernel import Kernel
-from ratchet.learn.bench import EACH_S, START_S, JudgeOutcome, PolicyKernel, ScreeningBench
+from ratchet.learn.bench import EACH_S, START_S, ScreeningBench
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.tasks import LearnTask
-from ratchet.ledger.verdicts import RecordedJudge, Terms
 
 EMULATED: Final = "learn_emulated"
 """Kind of the evidence that holds what the emulator said of a kernel."""
 FULL_S: Final = 120.0
-
-
-class EmulatorsAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The emulator's answer on one kernel, as the ledger keeps it."""
-
-    status: str
-    reason: str
-    bound_s: float | None = None
-    """Least seconds that the visible cases take on the target; None where that is not known."""
 
 
 class EmulatedBench(ScreeningBench):
@@ -38,55 +32,47 @@ class EmulatedBench(ScreeningBench):
     kept apart from measured ones, in the ledger too.
     """
 
-    def __init__(self, judge: RecordedJudge, *, target: str) -> None:
-        super().__init__(judge, device="cpu")
+    def __init__(self, court: Court, *, target: str) -> None:
+        super().__init__(court, device="cpu")
         self._target = target
-        self._court = RecordedCourt(judge, target=target)
 
     def _recall(self) -> None:
         """Read nothing: measured answers do not count here, and the others are read when asked."""
 
-    def _screen(self, task: LearnTask, new: Sequence[PolicyKernel]) -> None:
+    def _screen(self, task: LearnTask, new: Sequence[Proposal]) -> None:
         plain = task.space.kernel(task.space.first()[0])
         kernels = {plain.hash: plain} | {one.kernel.hash: one.kernel for one in new}
         found = self._emulated(task, list(kernels.values()))
-        yardstick_s = found[plain.hash].bound_s
+        yardstick_s = _bound_s(found[plain.hash])
         for key, one in found.items():
-            self._known[task.key, key] = JudgeOutcome(
-                kernel_hash=key,
-                status=one.status,
-                ratio=yardstick_s / one.bound_s if yardstick_s and one.bound_s else None,
-                why=one.reason,
-            )
+            bound_s = _bound_s(one)
+            ratio = yardstick_s / bound_s if yardstick_s and bound_s else None
+            self._known[task.key, key] = replace(one, ratio=ratio)
 
     def _in_full(self, task: LearnTask, kernel: Kernel) -> str:
         terms = Terms(time_limit_s=FULL_S, device="cpu", target=self._target, compared=False)
-        (found,) = self._court.judge([kernel], task.problem, terms)
-        return str(found.verdict["status"])
+        return self._court.judge(kernel, task.problem, terms).verdict.status
 
-    def _emulated(self, task: LearnTask, kernels: Sequence[Kernel]) -> dict[str, EmulatorsAnswer]:
+    def _emulated(self, task: LearnTask, kernels: Sequence[Kernel]) -> dict[str, Screening]:
         """Return an answer for each kernel, by hash: the ledger's, or the emulator's."""
-        ledger, here = self._judge.ledger, self._judge.fingerprint
-        found: dict[str, EmulatorsAnswer] = {}
+        ledger, here = self._court.ledger, self._court.fingerprint
+        found: dict[str, Screening] = {}
         for kernel in kernels:
             known = ledger.recall(EMULATED, self._place(task, kernel), fingerprint=here)
             if known is not None:
-                found[kernel.hash] = msgspec.convert(known, EmulatorsAnswer)
+                found[kernel.hash] = msgspec.convert(known, Screening)
         new = [one for one in kernels if one.hash not in found]
         if not new:
             return found
         self.judged += len(new)
         limit_s = START_S + EACH_S * len(new)
-        said = self._court.estimate(
-            task.problem, new, best=None, time_limit_s=limit_s, device="cpu"
-        )
-        for kernel, one in zip(new, said, strict=True):
-            answer = _answer(one)
-            found[kernel.hash] = answer
-            if answer.status == "unmeasured":
+        terms = Terms(time_limit_s=limit_s, device="cpu", target=self._target)
+        for kernel, said in zip(new, self._court.screen(new, task.problem, terms), strict=True):
+            found[kernel.hash] = said
+            if said.status == "unmeasured":
                 continue
             ledger.record_kernel(kernel.hash, kernel.name, kernel.as_json(), fingerprint=here)
-            payload = {**msgspec.to_builtins(answer), "kernel": kernel.hash, "problem": task.name}
+            payload = {**msgspec.to_builtins(said), "problem": task.name}
             ledger.remember(EMULATED, self._place(task, kernel), payload, fingerprint=here)
         return found
 
@@ -94,17 +80,14 @@ class EmulatedBench(ScreeningBench):
         return f"{self._target}:{revision()}:{task.key}:{kernel.hash}"
 
 
-def _answer(said: Estimate) -> EmulatorsAnswer:
+def _bound_s(said: Screening) -> float | None:
+    """Return the least seconds that the visible cases take on the target; None if not known."""
     bound_s = said.static_rank[0] if said.static_rank else math.inf
-    return EmulatorsAnswer(
-        status=said.status,
-        reason=said.reason,
-        bound_s=bound_s if math.isfinite(bound_s) and bound_s > 0 else None,
-    )
+    return bound_s if math.isfinite(bound_s) and bound_s > 0 else None
 
 
-def open_bench(judge: RecordedJudge, config: LearnConfig) -> ScreeningBench:
+def open_bench(court: Court, config: LearnConfig) -> ScreeningBench:
     """Return the source of rewards that a config names: the clock's, or the emulator's."""
     if config.target:
-        return EmulatedBench(judge, target=config.target)
-    return ScreeningBench(judge, rival=config.rival)
+        return EmulatedBench(court, target=config.target)
+    return ScreeningBench(court, rival=config.rival)

@@ -13,10 +13,12 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from ratchet.learn.bench import Bench, JudgeOutcome, PolicyKernel, judge_answers
+from ratchet.authors.author import Proposal
+from ratchet.judge.verdict import Screening
+from ratchet.learn.bench import Bench, judge_answers
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.grpo import is_fast, read_candidate
-from ratchet.learn.languages import language_of
+from ratchet.learn.languages import AUTHOR, language_of
 from ratchet.learn.models import Policy
 from ratchet.learn.rewards import reward_of
 from ratchet.learn.rollouts import Rollouts, TransformersRollouts
@@ -29,7 +31,7 @@ SURE: Final = 0.9
 """Confidence that a policy is better than the one before it."""
 HEADROOM_ANSWERS: Final = 5
 """Random schedules that show how much the choice of one matters."""
-Drawer = Callable[[LearnTask, int, int], list[PolicyKernel | None]]
+Drawer = Callable[[LearnTask, int, int], list[Proposal | None]]
 """Returns `count` answers to a problem, drawn with a seed."""
 
 
@@ -130,7 +132,7 @@ def with_headroom(
     return [one for one in tasks if one in chosen]
 
 
-def _headroom(outcomes: Sequence[JudgeOutcome], config: LearnConfig) -> tuple[float, float]:
+def _headroom(outcomes: Sequence[Screening], config: LearnConfig) -> tuple[float, float]:
     """Return what is left to win: of the share that is fast, and of the reward."""
     pairs = [(one, reward_of(one, config)) for one in outcomes]
     rewards = [reward for _, reward in pairs if reward is not None]
@@ -159,7 +161,7 @@ def policy_drawer(
     language = language_of(policy.card.answers, policy.card.language)
     engine = rollouts or TransformersRollouts()
 
-    def draw(task: LearnTask, count: int, seed: int) -> list[PolicyKernel | None]:
+    def draw(task: LearnTask, count: int, seed: int) -> list[Proposal | None]:
         request = DrawRequest(
             prompt=language.prompt(task),
             count=count,
@@ -174,15 +176,15 @@ def policy_drawer(
     return draw
 
 
-def random_drawer(task: LearnTask, count: int, seed: int) -> list[PolicyKernel | None]:
+def random_drawer(task: LearnTask, count: int, seed: int) -> list[Proposal | None]:
     """Return schedules at random."""
     source = random.Random(f"{seed} random {task.key}")
     drawn = [task.space.draw(source) for _ in range(count)]
-    return [PolicyKernel(kernel=task.space.kernel(one), schedule=one) for one in drawn]
+    return [Proposal(kernel=task.space.kernel(one), author=AUTHOR, schedule=one) for one in drawn]
 
 
 def _score(
-    task: LearnTask, outcomes: Sequence[JudgeOutcome], config: LearnConfig
+    task: LearnTask, outcomes: Sequence[Screening], config: LearnConfig
 ) -> ProblemScore | None:
     pairs = [(one, reward_of(one, config)) for one in outcomes]
     measured = [(one, reward) for one, reward in pairs if reward is not None]

@@ -17,8 +17,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ratchet.authors.author import Proposal
 from ratchet.base.errors import LearnError
-from ratchet.learn.bench import Bench, JudgeOutcome, PolicyKernel, judge_answers
+from ratchet.judge.verdict import Screening
+from ratchet.learn.bench import Bench, judge_answers
 from ratchet.learn.config import LearnConfig
 from ratchet.learn.languages import AnswerLanguage
 from ratchet.learn.objectives import SkillTest
@@ -50,12 +52,12 @@ class Judging:
         self.bench, self._pool = bench, pool
 
     def ask(
-        self, task: LearnTask, candidates: Sequence[PolicyKernel | None]
-    ) -> Future[list[JudgeOutcome]]:
+        self, task: LearnTask, candidates: Sequence[Proposal | None]
+    ) -> Future[list[Screening]]:
         """Return the outcomes to come."""
         return self._pool.submit(judge_answers, self.bench, task, candidates)
 
-    def in_full(self, task: LearnTask, candidate: PolicyKernel) -> str:
+    def in_full(self, task: LearnTask, candidate: Proposal) -> str:
         """Return the status of a full verdict."""
         return self._pool.submit(self.bench.in_full, task, candidate.kernel).result()
 
@@ -66,8 +68,8 @@ class Group:
 
     task: LearnTask
     answers: tuple[Sampled, ...]
-    candidates: tuple[PolicyKernel | None, ...]
-    outcomes: tuple[JudgeOutcome, ...]
+    candidates: tuple[Proposal | None, ...]
+    outcomes: tuple[Screening, ...]
     rewards: tuple[float, ...]
     earned: tuple[float, ...]
     """The rewards, less what equal kernels split, and a share of what later turns made of them."""
@@ -80,8 +82,8 @@ class Draft:
     """The answers of a turn before the judge has spoken."""
 
     answers: Sequence[Sampled]
-    candidates: Sequence[PolicyKernel | None]
-    future: Future[list[JudgeOutcome]]
+    candidates: Sequence[Proposal | None]
+    future: Future[list[Screening]]
 
 
 class Reinforcement:
@@ -336,25 +338,23 @@ class Reinforcement:
             )
 
 
-def read_candidate(language: AnswerLanguage, task: LearnTask, answer: str) -> PolicyKernel | None:
-    """Return the kernel of an answer; None if it holds none."""
-    written = language.read(task, answer)
-    if written.kernel is None:
-        return None
-    return PolicyKernel(kernel=written.kernel, schedule=written.schedule)
+def read_candidate(language: AnswerLanguage, task: LearnTask, answer: str) -> Proposal | None:
+    """Return the kernel that an answer proposes; None if it holds none."""
+    found = language.read(task, answer)
+    return None if isinstance(found, str) else found
 
 
-def said_of(outcome: JudgeOutcome) -> str:
+def said_of(outcome: Screening) -> str:
     """Return the judge's words on an answer, as a prompt for another try has them."""
     if outcome.is_right and outcome.ratio is not None:
         return f"right, {outcome.ratio:.2f}x"
-    return f"{outcome.status}: {' '.join(outcome.why.split())}".rstrip(": ")
+    return f"{outcome.status}: {' '.join(outcome.reason.split())}".rstrip(": ")
 
 
 FAST: Final = 1.2
 
 
-def is_fast(outcome: JudgeOutcome) -> bool:
+def is_fast(outcome: Screening) -> bool:
     """Return whether a kernel is right and at least FAST times as fast as its rival."""
     return outcome.is_right and outcome.ratio is not None and outcome.ratio >= FAST
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
-from ratchet.authors.author import Schedule
+from ratchet.authors.author import Proposal, Schedule
 from ratchet.authors.generator.schedule import OPTIONS
 from ratchet.authors.generator.triton.schedule import TILE_OPTIONS
-from ratchet.kernels.kernel import Kernel, Language
+from ratchet.kernels.kernel import Language
 from ratchet.learn.loops import blurred, loop_summary
 from ratchet.learn.tasks import LearnTask
 
@@ -23,18 +22,10 @@ if TYPE_CHECKING:
     from ratchet.authors.agent.prompt import Parent
 
 TASK, ANSWER, END, JUDGED = "<task>", "<answer>", "<end>", "<judged>"
+AUTHOR: Final = "policy"
 MOST_SAID: Final = 200
 """Characters of the judge's words that a short prompt takes up."""
 _PAIR: Final = re.compile(r"([a-z_]+)=([a-z0-9]+);")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PolicyAnswer:
-    """A kernel that a policy wrote; `why` says what is wrong where there is none."""
-
-    kernel: Kernel | None
-    schedule: Schedule = ()
-    why: str = ""
 
 
 class AnswerLanguage(Protocol):
@@ -60,8 +51,8 @@ class AnswerLanguage(Protocol):
         """Return a prompt that says a little less, and less exactly, to teach with."""
         ...
 
-    def read(self, task: LearnTask, answer: str) -> PolicyAnswer:
-        """Return the kernel of an answer, or why it holds none."""
+    def read(self, task: LearnTask, answer: str) -> Proposal | str:
+        """Return the kernel that an answer proposes, or why it holds none."""
         ...
 
     def choices(self, task: LearnTask) -> Sequence[Sequence[str]]:
@@ -124,12 +115,12 @@ class ScheduleLanguage:
         summary = prompt.removeprefix(f"{TASK} ").removesuffix(f"\n{ANSWER}")
         return f"{TASK} {blurred(summary, share, source)}\n{ANSWER}"
 
-    def read(self, task: LearnTask, answer: str) -> PolicyAnswer:
+    def read(self, task: LearnTask, answer: str) -> Proposal | str:
         """Return the kernel that the generator makes of an answer."""
         schedule = read_schedule(answer, task.space.options)
         if isinstance(schedule, str):
-            return PolicyAnswer(kernel=None, why=schedule)
-        return PolicyAnswer(kernel=task.space.kernel(schedule), schedule=schedule)
+            return schedule
+        return Proposal(kernel=task.space.kernel(schedule), author=AUTHOR, schedule=schedule)
 
     def choices(self, task: LearnTask) -> Sequence[Sequence[str]]:
         """Return the words of each choice of the problem's space, in an answer's order."""
@@ -157,7 +148,7 @@ class SourceLanguage:
         from ratchet.authors.agent.prompt import MOST_SOURCE, Parent
 
         written = self.read(task, answer)
-        source = written.kernel.source if written.kernel is not None else answer
+        source = answer if isinstance(written, str) else written.kernel.source
         tried = Parent(source=source[:MOST_SOURCE], verdict=said, evidence=(), profile=())
         messages = agent_messages(task, self._language, tried, kind="improve" if right else "fix")
         return "\n".join(content for _, content in messages) + "\n"
@@ -166,7 +157,7 @@ class SourceLanguage:
         """Return the prompt as it is."""
         return prompt
 
-    def read(self, task: LearnTask, answer: str) -> PolicyAnswer:
+    def read(self, task: LearnTask, answer: str) -> Proposal | str:
         """Return the kernel of the answer's last fenced code block."""
         from ratchet.authors.agent.answer import Usable, read_answer
 
@@ -175,8 +166,8 @@ class SourceLanguage:
             answer, language=_spoken(self._language), entry=entry, name=f"{entry}:policy"
         )
         if isinstance(found, Usable):
-            return PolicyAnswer(kernel=found.kernel)
-        return PolicyAnswer(kernel=None, why=found.why)
+            return Proposal(kernel=found.kernel, author=AUTHOR)
+        return found.why
 
     def choices(self, task: LearnTask) -> Sequence[Sequence[str]]:
         """Return none: a source may say anything."""

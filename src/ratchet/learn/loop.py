@@ -10,17 +10,18 @@ import itertools
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from ratchet.authors.author import Answer, Progress, Proposal
+from ratchet.authors.author import Answer, Progress
 from ratchet.authors.search.author import SearchAuthor
 from ratchet.base.errors import LearnError
 from ratchet.base.files import write_whole
-from ratchet.learn.bench import JudgeOutcome, PolicyKernel, ScreeningBench
+from ratchet.court.court import Court
+from ratchet.learn.bench import ScreeningBench
 from ratchet.learn.checkpoint import STATE as CHECKPOINT
 from ratchet.learn.checkpoint import Row
 from ratchet.learn.config import LearnConfig
@@ -53,7 +54,6 @@ from ratchet.learn.stages import (
 )
 from ratchet.learn.tasks import LearnTask, Names, by_family, first_tasks, make_tasks
 from ratchet.learn.training import MOST_REPLAY
-from ratchet.ledger.verdicts import RecordedJudge
 
 STATE, PROBLEMS, FRESH = "loop.json", "problems.json", "policy.new"
 READING: Final = 0.15
@@ -106,7 +106,7 @@ class Loop:
 
     config: LearnConfig
     options: LoopOptions
-    judge: RecordedJudge
+    court: Court
     out: Path
     show: Show
     rows: list[RoundRow] = field(default_factory=list)
@@ -135,7 +135,7 @@ class Loop:
         """Go through the rounds, or what is left of them; return the report."""
         self._restore()
         self._rollouts = open_rollouts(self.config)
-        self._bench = open_bench(self.judge, self.config)
+        self._bench = open_bench(self.court, self.config)
         try:
             self._say("reading the problems")
             self._read()
@@ -343,12 +343,11 @@ class Loop:
         progress = Progress(problem=task.problem)
         author = SearchAuthor(task.space, seed=seed)
         progress.answers += [
-            _answer(one, said, author.name) for one, said in zip(own, first, strict=True)
+            Answer.by_screening(replace(one, author=author.name), said)
+            for one, said in zip(own, first, strict=True)
         ]
         proposals = author.propose(progress, WRITTEN)
-        self._bench.outcomes(
-            task, [PolicyKernel(kernel=one.kernel, schedule=one.schedule) for one in proposals]
-        )
+        self._bench.outcomes(task, proposals)
 
     def _by_promise(self, number: int) -> list[LearnTask]:
         """Return the problems in the order of what may be won: those known least and slowest."""
@@ -396,11 +395,11 @@ class Loop:
             shutil.rmtree(self.out / FRESH, ignore_errors=True)
             noted(self.out / FRESH, done.policy, figures)
         self.rows.append(row)
-        self.judge.ledger.remember(
+        self.court.ledger.remember(
             ROUND,
             str(self.out.resolve()),
             msgspec.to_builtins(row),
-            fingerprint=self.judge.fingerprint,
+            fingerprint=self.court.fingerprint,
         )
         self._save()
         self._put_in_place()
@@ -424,8 +423,8 @@ class Loop:
             self._train,
             by_family(self._unseen),
             language_of(self.config.answers, self.config.language),
-            ledger=self.judge.ledger,
-            here=self.judge.fingerprint,
+            ledger=self.court.ledger,
+            here=self.court.fingerprint,
             texts=self.options.texts,
             datasets=self.options.datasets,
             seed=self.config.seed,
@@ -498,14 +497,3 @@ class Loop:
                 "another --out"
             )
         self._put_in_place()
-
-
-def _answer(candidate: PolicyKernel, said: JudgeOutcome, author: str) -> Answer:
-    proposal = Proposal(kernel=candidate.kernel, author=author, schedule=candidate.schedule)
-    return Answer(
-        proposal=proposal,
-        stage="screened",
-        status=said.status,
-        reason=said.why,
-        ratio=said.ratio,
-    )

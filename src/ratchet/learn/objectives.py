@@ -149,10 +149,10 @@ class SkillTest:
         ]
         drawn = self._rollouts.draw(model, self._tokenizer, requests)
         read = [
-            self._language.read(task, answer.text).kernel
+            self._language.read(task, answer.text)
             for task, (answer,) in zip(self._tasks, drawn, strict=True)
         ]
-        return {"skills": sum(one is not None for one in read) / max(1, len(self._tasks))}
+        return {"skills": sum(not isinstance(one, str) for one in read) / max(1, len(self._tasks))}
 
 
 def tokenized(tokenizer: Any, prompt: str, answer: str) -> Sampled:

@@ -42,7 +42,7 @@ class PolicyAuthor:
             language = self._policy.card.language
             self._tasks[key] = task_of(progress.problem, language=language)
         task, said = self._tasks[key], self._said.setdefault(key, set())
-        said |= {one.proposal.kernel.hash for one in progress.answers}
+        said |= {one.kernel_hash for one in progress.answers}
         found: list[Proposal] = []
         self.ended = ""
         for attempt in range(TRIES):

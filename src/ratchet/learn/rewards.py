@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from ratchet.learn.bench import JudgeOutcome
+from ratchet.judge.verdict import Screening
 from ratchet.learn.config import LearnConfig
 
 MILESTONES: Final = (1.0, 1.2, 1.5, 2.0, 3.0, 4.0)
@@ -20,7 +20,7 @@ RIGHT_ALONE: Final = 0.1
 """Reward of a kernel that is right and not faster."""
 
 
-def reward_of(outcome: JudgeOutcome, config: LearnConfig) -> float | None:
+def reward_of(outcome: Screening, config: LearnConfig) -> float | None:
     """Return an answer's reward; None if the judge could not measure it.
 
     0 unless the kernel is right, and `config.cheating` if it tried to fool the judge. A right
@@ -76,7 +76,7 @@ def credits(rewards: Sequence[float | None], discount: float) -> list[float | No
     return found[::-1]
 
 
-def noise_of(outcome: JudgeOutcome, config: LearnConfig) -> float:
+def noise_of(outcome: Screening, config: LearnConfig) -> float:
     """Return the standard deviation of an answer's reward if its kernel were screened again.
 
     The emulator gives the same answer each time, and what is not timed has no noise.

@@ -24,6 +24,8 @@ from ratchet.measure.samples import Sample
 
 _DISPROVEN = frozenset({"wrong", "cheating", "crashed", "timed_out", "refused"})
 """Verdicts on any one problem that forbid loading a kernel."""
+WHOLE_S = 60.0
+"""Time limit of a whole verdict: a time-out or a gap under a shorter one says nothing."""
 
 
 class Ledger:
@@ -146,7 +148,8 @@ class Ledger:
     def proven(self, kernel_hash: str, fingerprint: Fingerprint, *, judge: str) -> bool:
         """Return whether this kernel may be loaded: proven for some problem, disproven for none.
 
-        Only the newest verdict on each problem counts, from this device and software. A proof of
+        Only the newest verdict on each problem counts, from this device and software; one that a
+        limit below WHOLE_S cut short does not. A proof of
         another revision of the judge does not count, since it may have come through a hole that is
         now closed. What another revision disproved stays disproved until it is judged again.
         """
@@ -154,6 +157,7 @@ class Ledger:
         newest = {
             row.problem_hash: row
             for row in self._rows(table, fingerprint, table.c.kernel_hash == kernel_hash)
+            if not _is_cut_short(row.payload)
         }.values()
         proofs = [row for row in newest if row.status == "proven"]
         disproven = any(row.status in _DISPROVEN for row in newest)
@@ -299,7 +303,7 @@ class Ledger:
         table = schema.recipes
         return self._newest(table, fingerprint, table.c.workload == workload)
 
-    # Runs of `ratchet write`; `ledger.writing` gives their rows a form.
+    # Runs of `ratchet write`; `authors.writing_book` gives their rows a form.
 
     def append_writing_run(
         self,
@@ -345,7 +349,7 @@ class Ledger:
         """Return the verdicts on the kernels that are proven for a problem now, the newest last."""
         table = schema.verdicts
         rows = self._rows(table, fingerprint, table.c.problem_hash == problem_hash)
-        newest = {row.kernel_hash: row for row in rows}.values()
+        newest = {row.kernel_hash: row for row in rows if not _is_cut_short(row.payload)}.values()
         return [
             dict(row.payload)
             for row in sorted(newest, key=lambda row: row.id)
@@ -447,6 +451,11 @@ def _judge_of(verdict: Mapping[str, Any]) -> str | None:
     """Return the judge's revision that a verdict names; old verdicts name none."""
     found: str | None = verdict.get("environment", {}).get("judge")
     return found
+
+
+def _is_cut_short(verdict: Mapping[str, Any]) -> bool:
+    limit_s = verdict.get("trial", {}).get("time_limit_s", WHOLE_S)
+    return verdict["status"] in ("timed_out", "unmeasured") and limit_s < WHOLE_S
 
 
 def _stamp(fingerprint: Fingerprint) -> dict[str, str]:

@@ -12,7 +12,8 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import CppLexer, PythonLexer
 
-from ratchet.authors.result import WritingResult, WrittenRow
+from ratchet.authors.author import Answer
+from ratchet.authors.result import WritingResult
 from ratchet.report import figures
 from ratchet.report.environment import page_environment, plain
 from ratchet.report.page import device_rows
@@ -99,7 +100,7 @@ def progress_plot(result: WritingResult, *, by_time: bool) -> figures.Plot | Non
     last = max(places.values(), default=1.0) if by_time else float(max(1, len(result.rows)))
     width = Scale(low=0.0, high=max(last, 1e-3) * 1.02)
 
-    def at(row: WrittenRow, ratio: float) -> tuple[float, float]:
+    def at(row: Answer, ratio: float) -> tuple[float, float]:
         return width.percent(places[id(row)]), 100 - height.percent(ratio)
 
     screened = [row for row in timed if row.stage == "screened"]
@@ -155,7 +156,7 @@ def lineage(result: WritingResult) -> list[Ancestor]:
     return [_ancestor(result, rows[one]) for one in reversed(found)]
 
 
-def _ancestor(result: WritingResult, row: WrittenRow) -> Ancestor:
+def _ancestor(result: WritingResult, row: Answer) -> Ancestor:
     screened = [one for one in result.rows if one.kernel_hash == row.kernel_hash]
     ratios = [one.ratio for one in screened if one.stage == "screened" and one.ratio is not None]
     source = result.sources.get(row.kernel_hash)
@@ -169,38 +170,38 @@ def _ancestor(result: WritingResult, row: WrittenRow) -> Ancestor:
     )
 
 
-def _newest(rows: Sequence[WrittenRow]) -> dict[str, WrittenRow]:
+def _newest(rows: Sequence[Answer]) -> dict[str, Answer]:
     """Return each kernel's newest row."""
     return {row.kernel_hash: row for row in rows}
 
 
-def _leader(rows: Sequence[WrittenRow]) -> str | None:
+def _leader(rows: Sequence[Answer]) -> str | None:
     timed = [row for row in rows if row.status == "screened" and row.ratio is not None]
     best = max(timed, key=lambda row: row.ratio or 0.0, default=None)
     return None if best is None else best.kernel_hash
 
 
-def _table_rows(rows: Sequence[WrittenRow]) -> list[WrittenRow]:
+def _table_rows(rows: Sequence[Answer]) -> list[Answer]:
     """Return each kernel's newest row: judged kernels first, then by ratio."""
     kept = sorted(_newest(rows).values(), key=lambda row: (row.stage == "judged", row.ratio or 0.0))
     return kept[::-1][:MOST_ROWS]
 
 
-def _places(rows: Sequence[WrittenRow], *, by_time: bool) -> dict[int, float]:
+def _places(rows: Sequence[Answer], *, by_time: bool) -> dict[int, float]:
     """Return where each row lies on the x axis."""
     if by_time:
         return {id(row): row.after_s for row in rows}
     return {id(row): float(number) for number, row in enumerate(rows, start=1)}
 
 
-def _ends(row: WrittenRow) -> tuple[float, ...]:
+def _ends(row: Answer) -> tuple[float, ...]:
     ratio = row.ratio or 1.0
     if row.stage == "screened":  # their intervals are not drawn
         return (ratio,)
     return (row.low or ratio, ratio, row.high or ratio)
 
 
-At = Callable[[WrittenRow, float], tuple[float, float]]
+At = Callable[[Answer, float], tuple[float, float]]
 
 
 def _dots(points: Iterable[tuple[float, float]]) -> str:
@@ -208,7 +209,7 @@ def _dots(points: Iterable[tuple[float, float]]) -> str:
     return "".join(f"M{x:.2f} {y:.2f}h.01" for x, y in points)
 
 
-def _steps(rows: Sequence[WrittenRow], at: At) -> str:
+def _steps(rows: Sequence[Answer], at: At) -> str:
     """Return a step curve of the best ratio so far."""
     path, best = "", -math.inf
     for row in rows:
@@ -220,9 +221,9 @@ def _steps(rows: Sequence[WrittenRow], at: At) -> str:
     return path and f"{path}H100"
 
 
-def _edges(rows: Sequence[WrittenRow], at: At) -> str:
+def _edges(rows: Sequence[Answer], at: At) -> str:
     """Return a line from each parent to its child."""
-    first: dict[str, WrittenRow] = {}
+    first: dict[str, Answer] = {}
     for row in rows:
         first.setdefault(row.kernel_hash, row)
     path = ""
@@ -234,7 +235,7 @@ def _edges(rows: Sequence[WrittenRow], at: At) -> str:
     return path
 
 
-def _intervals(rows: Sequence[WrittenRow], at: At) -> str:
+def _intervals(rows: Sequence[Answer], at: At) -> str:
     """Return a vertical line for each interval, with a bar at the ratio."""
     path = ""
     for row in rows:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from ratchet.authors.author import Answer
 from ratchet.authors.files import untimed
-from ratchet.authors.result import WritingResult, WrittenRow
+from ratchet.authors.result import WritingResult
 from ratchet.report.verdict_words import show_status
 from ratchet.report.words import show_interval, show_ratio, show_time
 
@@ -69,7 +70,7 @@ def author_words(result: WritingResult) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def show_row_status(row: WrittenRow) -> str:
+def show_row_status(row: Answer) -> str:
     """Format a row's status: `screened`, or a verdict's."""
     return show_status(row.status)
 

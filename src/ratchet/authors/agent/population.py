@@ -42,11 +42,11 @@ class Population:
         """Return the population of a run: every author's kernels in these languages."""
         members: dict[str, Member] = {}
         for answer in progress.answers:
-            kernel = answer.proposal.kernel
+            kernel = answer.kernel
             if kernel.language not in languages:
                 continue
             earlier = members.pop(kernel.hash, None)
-            newest = Member(kernel=kernel, answer=answer, parents=answer.proposal.parents)
+            newest = Member(kernel=kernel, answer=answer, parents=answer.parents)
             # A verdict counts more than a screening; a later one of the same kind replaces it.
             screened = answer.stage == "screened"
             kept = earlier if earlier and screened and earlier.answer.stage == "judged" else newest

@@ -122,7 +122,7 @@ def verdict_line(answer: Answer) -> str:
 
 def member_line(member: Member) -> str:
     """Return one line about a kernel: its verdict, and what is new in it."""
-    note = member.answer.proposal.note
+    note = member.answer.note
     return _line(verdict_line(member.answer) + (f"; {note}" if note else ""))
 
 

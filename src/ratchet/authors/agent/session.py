@@ -72,9 +72,7 @@ class Session:
         """Ask one turn of `samples` questions; return the new kernels and the last replies."""
         population = self._population(progress)
         answers = progress.answers
-        self._planner.own |= {
-            one.proposal.kernel.hash for one in answers if one.proposal.author == self._author
-        }
+        self._planner.own |= {one.kernel_hash for one in answers if one.author == self._author}
         planned = self._strategy.plan(population, samples, self._source())
         prompts = list(self._prompts(population, planned))
         replies = asker.ask(prompts, lambda one: self._record(one, planned), self._suffices)

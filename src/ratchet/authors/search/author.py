@@ -56,9 +56,9 @@ class SearchAuthor:
 
     def propose(self, progress: Progress, count: int) -> list[Proposal]:
         """Return up to `count` proposals; see `Author.propose`."""
-        answers = [one for one in progress.answers if self._is_own(one.proposal)]
+        answers = [one for one in progress.answers if self._is_own(one)]
         trials = self._trials(answers)
-        hashes = {one.proposal.schedule: one.proposal.kernel.hash for one in answers}
+        hashes = {one.schedule: one.kernel_hash for one in answers}
         model = None if self._plain else self._model(progress.problem.hash, answers)
         if self._openers is None:
             self._openers = self._first(progress.problem.hash, model)
@@ -94,12 +94,12 @@ class SearchAuthor:
         rungs = Rungs()
         for one in answers:
             if one.status in FAILED:
-                rungs.record(one.proposal.kernel.hash, None)
+                rungs.record(one.kernel_hash, None)
             elif one.status in RIGHT and one.ratio is not None and one.ratio > 0:
-                own = one.proposal
+                own = one
                 rungs.record(own.kernel.hash, math.log(one.ratio), opener=own.opener)
         expected = rungs.expected()
-        told = {one.proposal.schedule: one.proposal.kernel.hash for one in answers}
+        told = {one.schedule: one.kernel_hash for one in answers}
         schedules = dict.fromkeys([*self._asked, *told])
         found = []
         for schedule in schedules:
@@ -108,11 +108,11 @@ class SearchAuthor:
         return found
 
     def _model(self, problem: str, answers: Sequence[Answer]) -> CostModel | None:
-        newest = {one.proposal.schedule: one for one in answers if one.time_s}
+        newest = {one.schedule: one for one in answers if one.time_s}
         own = [
-            Example(problem=problem, features=one.proposal.features, time_s=one.time_s or 0.0)
+            Example(problem=problem, features=one.features, time_s=one.time_s or 0.0)
             for one in newest.values()
-            if one.status in RIGHT and one.proposal.features
+            if one.status in RIGHT and one.features
         ]
         return CostModel.fit([*self._experience.examples(), *own])
 

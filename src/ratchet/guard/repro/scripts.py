@@ -107,7 +107,7 @@ It needs:
 
 import json
 
-from ratchet.judge.api import judge
+from ratchet.court.calls import judge
 from ratchet.kernels.kernel import Kernel
 from ratchet.problems.problem import Problem
 

@@ -66,7 +66,7 @@ def apply(
         return build(workload, StepConfig())
     fits.check_model(loaded, workload.model)
     fits.check_optimizers(loaded, workload.model, tuple(workload.make_optimizers().values()))
-    config = _with_kernels(loaded, loaded.config, device, ledger=ledger, strict=strict)
+    config = _with_kernels(loaded, loaded.config, ledger=ledger, strict=strict)
     return build(workload, config)
 
 
@@ -114,7 +114,7 @@ def compile(
     else:
         config = _of_a_model_alone(config)
     config = _of_a_script(config, optimizers)
-    config = _with_kernels(loaded, config, device, ledger=ledger, strict=strict)
+    config = _with_kernels(loaded, config, ledger=ledger, strict=strict)
     process.enter(config)
     _warn_of_environment(config)
     if isinstance(step, nn.Module):
@@ -154,12 +154,12 @@ def _device_here(recipe: Recipe, model: nn.Module, *, strict: bool) -> Device | 
 
 
 def _with_kernels(
-    recipe: Recipe, config: StepConfig, device: Device, *, ledger: str | None, strict: bool
+    recipe: Recipe, config: StepConfig, *, ledger: str | None, strict: bool
 ) -> StepConfig:
     """Load the kernels that `config` needs; return it with torch's own ops for those left out."""
     wanted = wanted_libraries(config)
     installed = [kernel for kernel in recipe.kernels if kernel.library in wanted]
-    ready = ready_kernels(installed, device, ledger)
+    ready = ready_kernels(installed, ledger)
     for name in sorted(wanted - {kernel.library for kernel in installed}):
         ready.left_out[name] = "the recipe contains no kernel for it"
     if ready.left_out and strict:

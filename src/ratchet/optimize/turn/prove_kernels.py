@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ratchet.base.errors import DeadlinePassed
+from ratchet.court.court import Court
+from ratchet.court.terms import JudgedKernel, Terms
 from ratchet.graph.capture import CapturedSite, problems_for
-from ratchet.judge.revision import revision
 from ratchet.judge.steps.arms import ArmProcess
-from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library import LIBRARY
 from ratchet.optimize.levers import Lever
@@ -80,13 +80,14 @@ def prove_kernels(
         return _none(precision, "the kernels of the library run on CPUs")
     if turn.without_kernels:
         return _none(precision, turn.without_kernels)
-    court = KernelCourt(turn=turn, wanted=tuple(name for name in wanted if name not in too_small))
-    court.refused[precision] = {name: too_small[name] for name in wanted if name in too_small}
+    trials = KernelTrials(turn=turn, wanted=tuple(name for name in wanted if name not in too_small))
+    trials.refused[precision] = {name: too_small[name] for name in wanted if name in too_small}
     try:
-        court.hear(precision, _problems(turn, step, written), timed=timed)
+        trials.judge_wanted(precision, _problems(turn, step, written), timed=timed)
     except DeadlinePassed:
-        court.refused[precision] |= dict.fromkeys(court.wanted, NO_TIME)
-    return ProvenKernels(proven=court.proven, refused=court.refused, verdicts=tuple(court.verdicts))
+        trials.refused[precision] |= dict.fromkeys(trials.wanted, NO_TIME)
+    said = tuple(trials.verdicts)
+    return ProvenKernels(proven=trials.proven, refused=trials.refused, verdicts=said)
 
 
 def _none(precision: str, reason: str) -> ProvenKernels:
@@ -121,7 +122,7 @@ def _problems(turn: Turn, candidate: Candidate, written: Candidate) -> dict[str,
 
 
 @dataclass(kw_only=True)
-class KernelCourt:
+class KernelTrials:
     """Judges one library kernel after another, until the stage's share of the budget is spent."""
 
     turn: Turn
@@ -130,20 +131,22 @@ class KernelCourt:
     refused: dict[str, dict[str, str]] = field(default_factory=dict)
     verdicts: list[dict[str, Any]] = field(default_factory=list)
 
-    def hear(self, precision: str, problems: dict[str, list[Problem]], *, timed: bool) -> None:
+    def judge_wanted(
+        self, precision: str, problems: dict[str, list[Problem]], *, timed: bool
+    ) -> None:
         """Judge all wanted library kernels in one precision."""
         proven = self.proven.setdefault(precision, {})
         refused = self.refused.setdefault(precision, {})
-        with KernelJudge() as judge:
+        with Court(self.turn.ledger) as court:
             for name in self.wanted:
                 library = LIBRARY[name]
                 if name not in problems:
                     refused[name] = "the step has no call site for it"
                     continue
                 kernels = library.kernels(self.turn.device.target)
-                reason = self._hear_one(judge, name, kernels, problems[name], timed)
+                reason = self._judge_one(court, name, kernels, problems[name], timed)
                 called = {problem.name for problem in problems[name]}
-                entries = [kernel for kernel in kernels if self.may_be_loaded(kernel)]
+                entries = [kernel for kernel in kernels if court.is_proven(kernel)]
                 # A call site whose kernel is missing would run plain torch code, unfused.
                 missing = [k.entry for k in kernels if k.entry in called and k not in entries]
                 if reason or missing or not entries:
@@ -152,9 +155,9 @@ class KernelCourt:
                 else:
                     proven[name] = tuple(self._installed(name, kernel) for kernel in entries)
 
-    def _hear_one(
+    def _judge_one(
         self,
-        judge: KernelJudge,
+        court: Court,
         library: str,
         kernels: tuple[Kernel, ...],
         problems: list[Problem],
@@ -162,80 +165,70 @@ class KernelCourt:
     ) -> str:
         """Judge one library kernel's entries; return the objection to installing it, or ""."""
         for kernel in kernels:
-            if not timed and not self.may_be_loaded(kernel):
+            if not timed and not court.is_proven(kernel):
                 continue
             for problem in problems:
                 if problem.name != kernel.entry:
                     continue
                 asked = problem if timed else problem.untimed()
-                verdict = self.known_or_judged(judge, kernel, asked)
-                if timed and verdict is not None and not self.may_be_loaded(kernel):
-                    verdict = self._asked_again(judge, kernel, asked, verdict)
-                if verdict is None:
+                judged = self.known_or_judged(court, kernel, asked)
+                if timed and judged is not None and not court.is_proven(kernel):
+                    judged = self._asked_again(court, judged)
+                if judged is None:
                     return NO_TIME
-                about = {"library": library, "kernel": kernel.entry, "problem": problem.name}
-                self.verdicts.append({**verdict, **about})
-                if verdict["status"] not in ("proven", "correct"):
-                    return f"{kernel.entry}: {verdict['status']}, {verdict['reason']}"
+                self.note(judged, library=library, kernel=kernel.entry)
+                if judged.verdict.status not in ("proven", "correct"):
+                    return f"{kernel.entry}: {judged.verdict.status}, {judged.verdict.reason}"
         return ""
 
-    def _asked_again(
-        self, judge: KernelJudge, kernel: Kernel, problem: Problem, verdict: dict[str, Any]
-    ) -> dict[str, Any]:
+    def note(self, judged: JudgedKernel, *, library: str, kernel: str) -> None:
+        """Add a verdict to those that the turn's result lists."""
+        about = {"library": library, "kernel": kernel, "problem": judged.problem.name}
+        self.verdicts.append({**judged.verdict.model_dump(mode="json"), **about})
+
+    def _asked_again(self, court: Court, judged: JudgedKernel) -> JudgedKernel:
         """Judge a right kernel of undecided speed once more, if its first verdict is this turn's.
 
         The rest of a library kernel is of no use without it.
         """
+        kernel, problem = judged.kernel, judged.problem
         place = f"{kernel.hash}:{problem.hash}"
-        if verdict["status"] != "correct" or not self.turn.is_own("judged", place):
-            return verdict
-        return (self._judged(judge, kernel, problem) if self._has_time() else None) or verdict
+        if judged.verdict.status != "correct" or not self.turn.is_own("judged", place):
+            return judged
+        return (self._judged(court, kernel, problem) if self._has_time() else None) or judged
 
     def known_or_judged(
-        self, judge: KernelJudge, kernel: Kernel, problem: Problem
-    ) -> dict[str, Any] | None:
-        turn = self.turn
-        known = turn.ledger.verdict(kernel.hash, problem.hash, turn.fingerprint, judge=revision())
-        place = f"{kernel.hash}:{problem.hash}"
-        own = turn.is_own("judged", place)
-        time_left = self._has_time()
-        # A kernel left unmeasured on a busy machine may be measured this time.
-        open_ = known is not None and (known["status"] == "unmeasured" or known.get("not_timed"))
-        again = known is None or (open_ and not own and time_left)
-        if not again:
+        self, court: Court, kernel: Kernel, problem: Problem
+    ) -> JudgedKernel | None:
+        """Return the ledger's verdict or a new one; None if there is no time for one."""
+        turn, place = self.turn, f"{kernel.hash}:{problem.hash}"
+        own, time_left = turn.is_own("judged", place), self._has_time()
+        known = court.known(kernel, problem, Terms(time_limit_s=MOST_VERDICT_S))
+        if known is None and (own or not time_left):
+            # A kernel left unmeasured on a busy machine may be measured in another turn.
+            known = court.last(kernel, problem)
+        if known is not None:
             turn.recalled += not own
             turn.known("judged", place)
             return known
-        return self._judged(judge, kernel, problem) if time_left else None
+        return self._judged(court, kernel, problem) if time_left else None
 
     def _has_time(self) -> bool:
         return self.turn.left_s() > max(LEAST_VERDICT_S, self.turn.costs.verdict_s)
 
-    def _judged(
-        self, judge: KernelJudge, kernel: Kernel, problem: Problem
-    ) -> dict[str, Any] | None:
+    def _judged(self, court: Court, kernel: Kernel, problem: Problem) -> JudgedKernel | None:
         """Judge it now; None if the stage ended before a verdict."""
         turn, place = self.turn, f"{kernel.hash}:{problem.hash}"
         turn.tell("judging", kernel=kernel.entry)
         limit_s, began_s = min(MOST_VERDICT_S, turn.left_s()), turn.elapsed_s
-        judged = judge.judge(kernel, problem, time_limit_s=limit_s)
+        judged = court.judge(kernel, problem, Terms(time_limit_s=limit_s), fresh=True)
         turn.costs.verdict_s = turn.elapsed_s - began_s
-        if limit_s < MOST_VERDICT_S and judged.status in ("timed_out", "unmeasured"):
+        verdict = judged.verdict
+        if limit_s < MOST_VERDICT_S and verdict.status in ("timed_out", "unmeasured"):
             return None
-        verdict: dict[str, Any] = judged.model_dump(mode="json")
-        ledger, fingerprint = turn.ledger, turn.fingerprint
-        ledger.record_kernel(kernel.hash, kernel.name, kernel.as_json(), fingerprint=fingerprint)
-        ledger.record_problem(
-            problem.hash, problem.name, problem.as_json(), fingerprint=fingerprint
-        )
-        ledger.record_verdict(verdict, fingerprint=fingerprint)
-        turn.memo("judged", place, lambda: {"status": judged.status})
-        turn.tell("judged", kernel=kernel.entry, status=judged.status, reason=judged.reason)
-        return verdict
-
-    def may_be_loaded(self, kernel: Kernel) -> bool:
-        turn = self.turn
-        return turn.ledger.proven(kernel.hash, turn.fingerprint, judge=revision())
+        turn.memo("judged", place, lambda: {"status": verdict.status})
+        turn.tell("judged", kernel=kernel.entry, status=verdict.status, reason=verdict.reason)
+        return judged
 
     def _installed(self, library: str, kernel: Kernel) -> InstalledKernel:
         isa = self.turn.device.target

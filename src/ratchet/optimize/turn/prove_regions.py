@@ -14,20 +14,19 @@ from typing import Any
 from ratchet.authors.result import WritingRequest
 from ratchet.authors.shares import SHORTEST_S, Asked, write_all
 from ratchet.authors.write import Follow
+from ratchet.authors.writing_book import WritingBook
 from ratchet.base.errors import ArmFailure, DeadlinePassed
+from ratchet.court.court import Court
 from ratchet.graph.regions.region import REGION, region_name
 from ratchet.judge.revision import revision
 from ratchet.judge.steps.arms import ArmProcess
-from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.kernels.kernel import Kernel
-from ratchet.ledger.verdicts import RecordedJudge
-from ratchet.ledger.writing import WritingBook
 from ratchet.optimize.levers import Lever
 from ratchet.optimize.levers.kernels import region_lever
 from ratchet.optimize.step.candidate import AROUND_THE_GRAPH, Candidate
 from ratchet.optimize.step.installed import InstalledKernel, RegionKernel
 from ratchet.optimize.turn.limit import SMALL_REGION_SHARE
-from ratchet.optimize.turn.prove_kernels import NO_TIME, KernelCourt, ProvenKernels
+from ratchet.optimize.turn.prove_kernels import NO_TIME, KernelTrials, ProvenKernels
 from ratchet.optimize.turn.schedule import (
     KEEPS,
     MEASURING_S,
@@ -177,10 +176,10 @@ class RegionTrials:
         refused = dict(kernels.refused.get(precision, {}))
         levers = {one.name: one for one in kernels.regions.get(precision, ())}
         worth, verdicts = dict(kernels.worth), list(kernels.verdicts)
-        with KernelJudge() as judge:
-            court = KernelCourt(turn=self.turn, wanted=())
+        trials = KernelTrials(turn=self.turn, wanted=())
+        with Court(self.turn.ledger) as court:
             for region in regions:
-                found, reason = self._proven(court, judge, region)
+                found, reason = self._proven(trials, court, region)
                 reason = reason or reasons.get(region.key, "")
                 if found is None and not reason:
                     continue
@@ -198,11 +197,11 @@ class RegionTrials:
             refused={**kernels.refused, precision: refused},
             regions={**kernels.regions, precision: tuple(levers.values())},
             worth=worth,
-            verdicts=(*verdicts, *court.verdicts),
+            verdicts=(*verdicts, *trials.verdicts),
         )
 
     def _proven(
-        self, court: KernelCourt, judge: KernelJudge, region: WorkloadRegion
+        self, trials: KernelTrials, court: Court, region: WorkloadRegion
     ) -> tuple[RegionKernel | None, str]:
         """Return the region's proven kernel, or the reason why a known one is none here."""
         book = WritingBook(self.turn.ledger, self.turn.fingerprint)
@@ -210,14 +209,13 @@ class RegionTrials:
         kernel = book.best_of_region(name, here, judge=revision(), language="cpp")
         if kernel is None:
             return None, ""
-        verdict = court.known_or_judged(judge, kernel, region.problem)
-        if verdict is None:
+        judged = trials.known_or_judged(court, kernel, region.problem)
+        if judged is None:
             return None, NO_TIME
-        about = {"library": "region", "kernel": kernel.name, "problem": name}
-        court.verdicts.append({**verdict, **about})
-        if verdict["status"] == "proven" and court.may_be_loaded(kernel):
+        trials.note(judged, library="region", kernel=kernel.name)
+        if judged.verdict.status == "proven" and court.is_proven(kernel):
             return _installed(region, kernel), ""
-        return None, f"{verdict['status']}, {verdict['reason']}"
+        return None, f"{judged.verdict.status}, {judged.verdict.reason}"
 
     def _written(
         self, best: Candidate, chosen: Sequence[WorkloadRegion], budget_s: float
@@ -238,7 +236,7 @@ class RegionTrials:
                 language="cpp",
                 candidates=CANDIDATES,
             )
-            with RecordedJudge(turn.settings.ledger) as judge:
+            with Court(turn.ledger) as court:
                 written = write_all(
                     turn.settings.title,
                     [
@@ -246,7 +244,7 @@ class RegionTrials:
                         for one in chosen
                     ],
                     request,
-                    judge=judge,
+                    court=court,
                     follow=self._follow,
                     done=lambda result: turn.tell(
                         "written", problem=result.problem, status=result.status

@@ -6,13 +6,12 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast, get_args
 
 from ratchet.judge.decided import CandidateFault, Decided
 from ratchet.judge.trial.interpreted import without_blame
 from ratchet.judge.trial.processes.candidate import CandidateProcess
 from ratchet.judge.trial.screening.rounds import Timed
-from ratchet.judge.verdict import Screening, ScreeningStatus, Status
+from ratchet.judge.verdict import Screening, ScreeningStatus
 from ratchet.kernels.kernel import Kernel
 
 
@@ -42,9 +41,9 @@ class Entrant:
     def decide(self, decided: Decided) -> None:
         """It is out; what was timed of it does not count."""
         if self.status is None:
-            self.status, self.reason = _status_of(decided.status), decided.reason
-            if decided.status == "cheating":
-                self.reason = f"it tried to fool the judge: {decided.reason}"
+            right = decided.status in ("proven", "correct")  # and not timed
+            self.status = "unmeasured" if right else decided.status
+            self.reason = decided.reason
             self.evidence.append(self.reason)
             self.timings.clear()
         self.end()
@@ -85,14 +84,6 @@ class Entrant:
             time_s=mean([one.time_s for one in self.timings]),
             against_best=mean(beside) if len(beside) == len(self.timings) else None,
         )
-
-
-def _status_of(status: Status) -> ScreeningStatus:
-    if status == "cheating":
-        return "wrong"
-    if status in get_args(ScreeningStatus):
-        return cast(ScreeningStatus, status)
-    return "unmeasured"
 
 
 def mean(values: Sequence[float]) -> float:

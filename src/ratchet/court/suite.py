@@ -1,4 +1,4 @@
-"""Judge every problem of a suite in turn, reusing verdicts from the ledger."""
+"""Judge every problem of a suite in turn; verdicts that the ledger holds are recalled."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ratchet.base.errors import RatchetError
 from ratchet.base.process.time_limits import ends_within
-from ratchet.judge.verdict import Speedups
+from ratchet.court.court import Court
+from ratchet.court.score import SuiteResult, SuiteRow, answered, summarise
+from ratchet.court.terms import JudgedKernel, Terms
 from ratchet.kernels.kernel import Kernel
 from ratchet.ledger.connect import utc_now
-from ratchet.ledger.verdicts import JudgedKernel, RecordedJudge, Terms, judged_on
 from ratchet.problems.problem import Problem
 from ratchet.problems.problem_file import Describe
-from ratchet.suites.score import SuiteResult, SuiteRow, answered, summarise
 
 Asked = tuple[Problem, Kernel | None]
 
@@ -50,7 +50,7 @@ class SuiteRun:
     """One pass over a suite. The result of an interrupted run marks problems not reached."""
 
     suite: Suite
-    judge: RecordedJudge
+    court: Court
     terms: Terms
     fresh: bool = False
     """Judge again even if the ledger has a verdict."""
@@ -79,7 +79,7 @@ class SuiteRun:
                 for one in left
             ),
         ]
-        device, versions = judged_on(self.judge)
+        device, versions = self.court.judged_on()
         compiled = self.terms.against_compile
         return SuiteResult(
             suite=self.suite.name,
@@ -115,10 +115,9 @@ class SuiteRun:
             judged = self._known(kernel, problem)
             if judged is None:
                 then, spent_s = self._kernel_of(following), self._spent_s[question.name]
-                with ends_within(self.terms.time_limit_s - spent_s):
-                    judged = self.judge.judge(
-                        kernel, problem, self.terms, then=then, spent_s=spent_s
-                    )
+                terms = replace(self.terms, spent_s=spent_s)
+                with ends_within(terms.time_limit_s - spent_s):
+                    judged = self.court.judge(kernel, problem, terms, fresh=True, then=then)
         except RatchetError as error:
             return SuiteRow(name=question.name, status="unmeasured", reason=str(error)), None
         return _row(question.name, judged), judged
@@ -126,12 +125,12 @@ class SuiteRun:
     def _read(self, question: Question) -> Asked:
         began = time.monotonic()
         with ends_within(self.terms.time_limit_s):
-            asked = question.read(self.judge.describe)
+            asked = question.read(self.court.describe)
         self._spent_s[question.name] = time.monotonic() - began
         return asked
 
     def _known(self, kernel: Kernel, problem: Problem) -> JudgedKernel | None:
-        return None if self.fresh else self.judge.known(kernel, problem, self.terms)
+        return None if self.fresh else self.court.known(kernel, problem, self.terms)
 
     def _kernel_of(self, question: Question | None) -> Kernel | None:
         """Return the next kernel if it must be judged; errors are reported when its turn comes."""
@@ -148,12 +147,12 @@ def _row(name: str, judged: JudgedKernel) -> SuiteRow:
     verdict = judged.verdict
     return SuiteRow(
         name=name,
-        status=verdict["status"],
-        reason=verdict["reason"],
-        speedup=Speedups.model_validate(verdict["speedup"]),
-        kernel=judged.kernel["name"],
-        kernel_hash=verdict["kernel_hash"],
-        problem_hash=verdict["problem_hash"],
+        status=verdict.status,
+        reason=verdict.reason,
+        speedup=verdict.speedup,
+        kernel=judged.kernel.name,
+        kernel_hash=verdict.kernel_hash,
+        problem_hash=verdict.problem_hash,
         recalled=judged.recalled,
     )
 

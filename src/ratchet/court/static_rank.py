@@ -7,10 +7,9 @@ in, and no speed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from ratchet.judge.verdict import Verdict
+from ratchet.judge.verdict import Screening, Verdict
 
 TARGET: Final = "gfx942"
 
@@ -19,6 +18,28 @@ def target_for(language: str | None, target: str | None, *, on_gpu: bool) -> str
     """Return the GPU whose machine code is emulated for a run's kernels; None to run them."""
     never_here = language == "hip" or (language == "triton" and not on_gpu)
     return target or (TARGET if never_here else None)
+
+
+def screening_of(verdict: Verdict, target: str | None) -> Screening:
+    """Return the estimate that a verdict gives before the one that counts."""
+    speedup = verdict.speedup.vs_reference
+    rank = () if speedup or target is None else static_rank(verdict, target)
+    right = verdict.status in ("proven", "correct")
+    words = static_words(rank, target) if target and len(rank) == 3 else verdict.reason
+    return Screening(
+        kernel_hash=verdict.kernel_hash,
+        status="screened" if right else verdict.status,
+        reason=words if right else verdict.reason,
+        ratio=None if speedup is None else speedup.ratio,
+        low=None if speedup is None else speedup.low,
+        high=None if speedup is None else speedup.high,
+        static_rank=rank if right else (),
+        evidence=tuple(
+            f"{one.check}: {one.detail}"
+            for one in verdict.evidence
+            if one.passed is False or (target and one.check.startswith("hottest lines"))
+        ),
+    )
 
 
 def static_rank(verdict: Verdict, target: str) -> tuple[float, float, float]:

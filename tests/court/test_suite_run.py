@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from ratchet.base.errors import CompilerMissing, KernelError, RatchetError
+from ratchet.court.candidates import find_kernels, kernelbench_suite, level_folder
+from ratchet.court.court import LEAST_S, Court
+from ratchet.court.fleet import machines
+from ratchet.court.score import SuiteRow
+from ratchet.court.suite import Question, Suite, SuiteRun, all_right
+from ratchet.court.terms import JudgedKernel, Terms
 from ratchet.judge.options import parse_time_limit_s
 from ratchet.judge.revision import revision
 from ratchet.judge.verdict import Ratio, Speedups, Status, Verdict
 from ratchet.kernels.kernel import Kernel
-from ratchet.ledger import verdicts
-from ratchet.ledger.verdicts import LEAST_S, JudgedKernel, RecordedJudge, Terms
 from ratchet.problems.problem import Case, Problem, TensorSpec
 from ratchet.problems.problem_file import Describe
-from ratchet.suites.candidates import find_answer, kernelbench_suite, level_folder
-from ratchet.suites.run import Question, Suite, SuiteRun, all_right
-from ratchet.suites.score import SuiteRow
-from ratchet.suites.verdict_files import check_out, write_suite, write_verdict
+from ratchet.report.verdict_files import check_out, write_suite, write_verdict
 
 REFERENCE = "judge_problems:silu"
 
@@ -58,17 +60,17 @@ class FakeJudge:
 
 
 @pytest.fixture
-def court(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], RecordedJudge]]:
-    """Opens a recorded judge over one ledger, with a judge of straw behind it."""
-    monkeypatch.setattr(verdicts, "KernelJudge", FakeJudge)
+def court(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Court]]:
+    """Opens a court over one ledger, with a judge of straw behind it."""
+    monkeypatch.setattr(machines, "KernelJudge", FakeJudge)
     monkeypatch.setattr(Problem, "hash", property(lambda self: f"hash of {self.name}"))
     monkeypatch.setattr(FakeJudge, "said", "proven")
     monkeypatch.setattr(FakeJudge, "asked", [])
     monkeypatch.setattr(FakeJudge, "raises", None)
-    opened: list[RecordedJudge] = []
+    opened: list[Court] = []
 
-    def open_court() -> RecordedJudge:
-        opened.append(RecordedJudge(str(tmp_path / "ledger.db")))
+    def open_court() -> Court:
+        opened.append(Court(str(tmp_path / "ledger.db")))
         return opened[-1]
 
     yield open_court
@@ -94,13 +96,13 @@ def suite(*names: str, unanswered: tuple[str, ...] = ()) -> Suite:
     return Suite(name="ours", candidate="library", tier="ci", questions=questions)
 
 
-def run(judge: RecordedJudge, asked: Suite, *, fresh: bool = False, **terms: Any) -> SuiteRun:
-    made = SuiteRun(suite=asked, judge=judge, terms=Terms(**terms), fresh=fresh)
+def run(court: Court, asked: Suite, *, fresh: bool = False, **terms: Any) -> SuiteRun:
+    made = SuiteRun(suite=asked, court=court, terms=Terms(**terms), fresh=fresh)
     made.run(lambda row, judged: None)
     return made
 
 
-def test_every_problem_has_a_row(court: Callable[[], RecordedJudge]) -> None:
+def test_every_problem_has_a_row(court: Callable[[], Court]) -> None:
     rows = run(court(), suite("a", "b", unanswered=("c",))).result().rows
     assert [(row.name, row.status) for row in rows] == [
         ("a", "proven"),
@@ -110,7 +112,7 @@ def test_every_problem_has_a_row(court: Callable[[], RecordedJudge]) -> None:
     assert all_right(rows)
 
 
-def test_a_second_run_finds_the_verdicts_of_the_first(court: Callable[[], RecordedJudge]) -> None:
+def test_a_second_run_finds_the_verdicts_of_the_first(court: Callable[[], Court]) -> None:
     first = run(court(), suite("a", "b")).result()
     second = run(court(), suite("a", "b", "c")).result()
     assert FakeJudge.asked == ["a", "b", "c"]
@@ -119,7 +121,7 @@ def test_a_second_run_finds_the_verdicts_of_the_first(court: Callable[[], Record
 
 
 def test_what_another_judge_said_is_asked_again(
-    court: Callable[[], RecordedJudge], monkeypatch: pytest.MonkeyPatch
+    court: Callable[[], Court], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as before:
         before.setattr(FakeJudge, "revision", "an older one")
@@ -130,7 +132,7 @@ def test_what_another_judge_said_is_asked_again(
 
 
 def test_what_noise_left_open_is_asked_again(
-    court: Callable[[], RecordedJudge], monkeypatch: pytest.MonkeyPatch
+    court: Callable[[], Court], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeJudge, "said", "correct")
     with monkeypatch.context() as noisy:
@@ -143,23 +145,23 @@ def test_what_noise_left_open_is_asked_again(
 
 
 def test_how_long_a_verdict_took_is_remembered_for_the_next(
-    court: Callable[[], RecordedJudge],
+    court: Callable[[], Court],
 ) -> None:
     judge, terms = court(), Terms()
     assert judge.expected_s(kernel("a"), problem("a"), terms) == LEAST_S["cpp"]
-    judge.judge(kernel("a"), problem("a"), terms, spent_s=300.0)
+    judge.judge(kernel("a"), problem("a"), replace(terms, spent_s=300.0))
     assert judge.expected_s(kernel("other"), problem("a"), terms) >= 300.0
     assert judge.expected_s(kernel("a"), problem("b"), terms) == LEAST_S["cpp"]
 
 
-def test_fresh_judges_anew(court: Callable[[], RecordedJudge]) -> None:
+def test_fresh_judges_anew(court: Callable[[], Court]) -> None:
     run(court(), suite("a"))
     again = run(court(), suite("a"), fresh=True).result()
     assert FakeJudge.asked == ["a", "a"]
     assert not again.rows[0].recalled
 
 
-def test_a_verdict_on_other_terms_is_not_recalled(court: Callable[[], RecordedJudge]) -> None:
+def test_a_verdict_on_other_terms_is_not_recalled(court: Callable[[], Court]) -> None:
     run(court(), suite("a"))
     run(court(), suite("a"), against_compile=True)
     assert FakeJudge.asked == ["a", "a"]
@@ -175,7 +177,7 @@ def test_a_verdict_on_other_terms_is_not_recalled(court: Callable[[], RecordedJu
     ],
 )
 def test_what_is_no_answer_on_the_kernel_is_asked_again(
-    court: Callable[[], RecordedJudge],
+    court: Callable[[], Court],
     monkeypatch: pytest.MonkeyPatch,
     said: Status,
     limit_s: float,
@@ -188,10 +190,10 @@ def test_what_is_no_answer_on_the_kernel_is_asked_again(
 
 
 def test_an_interruption_keeps_what_is_there(
-    court: Callable[[], RecordedJudge],
+    court: Callable[[], Court],
 ) -> None:
     judge = court()
-    made = SuiteRun(suite=suite("a", "b", "c"), judge=judge, terms=Terms())
+    made = SuiteRun(suite=suite("a", "b", "c"), court=judge, terms=Terms())
 
     def interrupt(row: SuiteRow, judged: JudgedKernel | None) -> None:
         if row.name == "b":
@@ -209,7 +211,7 @@ def test_an_interruption_keeps_what_is_there(
 
 
 def test_a_problem_that_cannot_be_read_is_refused_and_the_rest_goes_on(
-    court: Callable[[], RecordedJudge],
+    court: Callable[[], Court],
 ) -> None:
     def unreadable(_: Describe) -> tuple[Problem, Kernel | None]:
         raise KernelError("the file has no Model")
@@ -223,34 +225,28 @@ def test_a_problem_that_cannot_be_read_is_refused_and_the_rest_goes_on(
 
 
 def test_a_judge_that_cannot_work_is_no_verdict_on_the_kernel(
-    court: Callable[[], RecordedJudge], monkeypatch: pytest.MonkeyPatch
+    court: Callable[[], Court], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeJudge, "raises", CompilerMissing("there is no C++ compiler"))
     rows = run(court(), suite("a")).result().rows
     assert rows[0].status == "unmeasured" and "compiler" in rows[0].reason
 
 
-def test_the_files_of_a_run(court: Callable[[], RecordedJudge], tmp_path: Path) -> None:
+def test_the_files_of_a_run(court: Callable[[], Court], tmp_path: Path) -> None:
     out = tmp_path / "out"
     check_out(out)
     links: dict[str, str] = {}
-    made = SuiteRun(suite=suite("a/../b"), judge=court(), terms=Terms())
+    made = SuiteRun(suite=suite("a/../b"), court=court(), terms=Terms())
 
     def keep(row: SuiteRow, judged: JudgedKernel | None) -> None:
         assert judged is not None
-        links[row.name] = write_verdict(judged, out, lambda document: "page")["page"]
+        links[row.name] = write_verdict(judged, out)["page"]
 
     made.run(keep)
-    seen: dict[str, str] = {}
-
-    def render(document: Any, relative: Any) -> str:
-        seen.update(relative)
-        return "table"
-
-    paths = write_suite(made.result(), links, out, render)
-    assert Path(paths["page"]).read_text() == "table"
-    assert all(Path(path).parent == out / "verdicts" for path in links.values())
-    assert (out / seen["a/../b"]).read_text() == "page"
+    paths = write_suite(made.result(), links, out)
+    page = Path(links["a/../b"])
+    assert page.parent == out / "verdicts" and "it is proven" in page.read_text()
+    assert f'href="verdicts/{page.name}"' in Path(paths["page"]).read_text()
 
 
 def test_an_output_folder_that_cannot_be(tmp_path: Path) -> None:
@@ -262,12 +258,12 @@ def test_an_output_folder_that_cannot_be(tmp_path: Path) -> None:
 def test_an_unknown_candidate_lists_the_known() -> None:
     known = r"library, library-triton, eager, torch\.compile"
     with pytest.raises(RatchetError, match=rf"'magic'.*{known}"):
-        find_answer("magic")
+        find_kernels("magic")
 
 
 def test_a_folder_answers_by_the_problems_names(tmp_path: Path) -> None:
     (tmp_path / "softmax.cpp").write_text('extern "C" long softmax() { return 0; }\n')
-    answer = find_answer(str(tmp_path))
+    answer = find_kernels(str(tmp_path))
     found = answer("softmax", problem("softmax"))[1]
     assert found is not None and (found.language, found.entry) == ("cpp", "softmax")
     assert answer("other", problem("other"))[1] is None

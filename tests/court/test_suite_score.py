@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratchet.judge.verdict import Ratio, Speedups
-from ratchet.suites.score import (
+from ratchet.court.score import (
     FAILED_RATIO,
     RowStatus,
     SuiteRow,
@@ -17,6 +16,7 @@ from ratchet.suites.score import (
     score,
     summarise,
 )
+from ratchet.judge.verdict import Ratio, Speedups
 
 
 def row(status: RowStatus, ratio: float | None = None, spread: float = 0.1) -> SuiteRow:

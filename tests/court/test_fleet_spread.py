@@ -8,17 +8,17 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from ratchet import __version__
-from ratchet.authors.fleet import messages, spread
-from ratchet.authors.fleet.messages import JudgeOrder, SeatFacts, SeatReply, pack, read_order
-from ratchet.authors.fleet.ray_fleet import LOST, ClusterFleet
-from ratchet.authors.fleet.spread import Seat, SeatLost, Spread
 from ratchet.base.errors import DeviceError, JudgeError, RatchetError
+from ratchet.court.fleet import messages, spread
+from ratchet.court.fleet.messages import JudgeOrder, SeatFacts, SeatReply, pack, read_order
+from ratchet.court.fleet.ray_fleet import LOST, ClusterFleet
+from ratchet.court.fleet.spread import Seat, SeatLost, Spread
+from ratchet.court.terms import Terms
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
 from ratchet.judge.revision import revision
 from ratchet.judge.verdict import Screening, Verdict
 from ratchet.kernels.kernel import Kernel
-from ratchet.ledger.fleet import Terms
 from ratchet.problems.suites import find_problem
 
 PROBLEM = find_problem("squared_relu").at("ci")

@@ -1,4 +1,4 @@
-"""A fleet whose machines are a Ray cluster's: `ledger.fleet.Fleet` over `spread.Spread`."""
+"""A fleet whose machines are a Ray cluster's: `machines.Fleet` over `spread.Spread`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ratchet import __version__
-from ratchet.authors.fleet.messages import JudgeOrder, ScreenOrder, SeatFacts, SeatReply, read_reply
-from ratchet.authors.fleet.spread import MOST_LOSSES, Cluster, Spread
 from ratchet.base.errors import DeviceError, JudgeError, RatchetError
+from ratchet.court.fleet.messages import JudgeOrder, ScreenOrder, SeatFacts, SeatReply, read_reply
+from ratchet.court.fleet.spread import MOST_LOSSES, Cluster, Spread
+from ratchet.court.terms import Terms
 from ratchet.devices.fingerprint import Software
 from ratchet.devices.probe import Device
 from ratchet.judge.revision import revision
 from ratchet.judge.verdict import Screening, Verdict
 from ratchet.kernels.kernel import Kernel
-from ratchet.ledger.fleet import Terms
 from ratchet.problems.problem import Problem
 
 LOST = f"{MOST_LOSSES} machines were lost while they judged it"
@@ -116,7 +116,12 @@ class ClusterFleet:
         return [found[one.hash] for one in kernels]
 
     def judge(
-        self, kernels: Sequence[Kernel], problem: Problem, terms: Terms
+        self,
+        kernels: Sequence[Kernel],
+        problem: Problem,
+        terms: Terms,
+        *,
+        then: Kernel | None = None,
     ) -> Iterator[tuple[Kernel, Verdict]]:
         """Give each kernel a verdict on a device of its own, in the order that they are given."""
         problem_hash = problem.hash

@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, replace
+from typing import Any, Protocol
 
+from ratchet.court.terms import Terms
 from ratchet.devices.fingerprint import Software, software
 from ratchet.devices.probe import Device, probe
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.verdict import Screening, Verdict
-from ratchet.judge.workers.candidate.architectures import TARGETS
-from ratchet.kernels.kernel import Kernel
+from ratchet.kernels.kernel import Kernel, Language
 from ratchet.problems.problem import Problem
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Terms:
-    """The options of a verdict."""
-
-    time_limit_s: float = 60.0
-    against_compile: bool = False
-    """Time torch.compile of the reference beside it."""
-    device: str = "auto"
-    """`cpu`, `cuda` or `cuda:N`; by default Triton's kernels take a GPU where there is one."""
-    among: int = 1
-    """Verdicts that share one chance of a false answer: see `KernelJudge.judge`."""
-    target: str | None = None
-    """A GPU whose machine code is emulated, such as `gfx942`."""
-    profiled: tuple[str, ...] = TARGETS
-    """AMD targets of the static profile of a kernel in Triton or HIP."""
-    compared: bool = True
-    """Estimate the bound of the reference's compiled kernels too, where a `target` is given."""
 
 
 class Fleet(Protocol):
@@ -72,9 +53,17 @@ class Fleet(Protocol):
         ...
 
     def judge(
-        self, kernels: Sequence[Kernel], problem: Problem, terms: Terms
+        self,
+        kernels: Sequence[Kernel],
+        problem: Problem,
+        terms: Terms,
+        *,
+        then: Kernel | None = None,
     ) -> Iterator[tuple[Kernel, Verdict]]:
-        """Give each kernel a verdict; each comes as soon as it is given."""
+        """Give each kernel a verdict; each comes as soon as it is given.
+
+        `then` is the kernel to be judged after them; its compiler may start meanwhile.
+        """
         ...
 
     def close(self) -> None:
@@ -83,13 +72,14 @@ class Fleet(Protocol):
 
 
 class LocalFleet:
-    """This machine alone."""
+    """This machine alone, or `threads` of its cores."""
 
     width = 1
     notes = ()
 
-    def __init__(self, judge: KernelJudge) -> None:
-        self.court = judge
+    def __init__(self, *, threads: int | None = None) -> None:
+        self._threads = threads
+        self._judge = KernelJudge(threads=threads)
 
     @property
     def versions(self) -> Software:
@@ -98,7 +88,15 @@ class LocalFleet:
 
     def device(self, name: str) -> Device:
         """Return a device of this machine."""
-        return probe(name)
+        return lent(probe(name), self._threads)
+
+    def begin(self, language: Language) -> None:
+        """Start what a kernel in `language` needs; see `KernelJudge.begin`."""
+        self._judge.begin(language)
+
+    def describe(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        """Run a problem's file beside the judge; see `problem_file.Describe`."""
+        return self._judge.describe(request, limit_s)
 
     def screen(
         self,
@@ -109,40 +107,28 @@ class LocalFleet:
         time_limit_s: float,
     ) -> Sequence[Screening]:
         """Screen here; see `KernelJudge.screen`."""
-        return self.court.screen(problem, kernels, best=best, time_limit_s=time_limit_s)
+        return self._judge.screen(problem, kernels, best=best, time_limit_s=time_limit_s)
 
     def judge(
-        self, kernels: Sequence[Kernel], problem: Problem, terms: Terms
+        self,
+        kernels: Sequence[Kernel],
+        problem: Problem,
+        terms: Terms,
+        *,
+        then: Kernel | None = None,
     ) -> Iterator[tuple[Kernel, Verdict]]:
         """Judge here, one kernel after another."""
-        for kernel in kernels:
-            yield kernel, verdict_under(terms, self.court, kernel, problem)
+        following = [*kernels[1:], then]
+        for kernel, after in zip(kernels, following, strict=True):
+            yield kernel, self._judge.judge(kernel, problem, then=after, **asdict(terms))
 
     def close(self) -> None:
         """End the judge's processes."""
-        self.court.close()
+        self._judge.close()
 
 
-def verdict_under(
-    terms: Terms,
-    judge: KernelJudge,
-    kernel: Kernel,
-    problem: Problem,
-    *,
-    then: Kernel | None = None,
-    spent_s: float = 0.0,
-) -> Verdict:
-    """Return a judge's verdict under terms; see `KernelJudge.judge`."""
-    return judge.judge(
-        kernel,
-        problem,
-        time_limit_s=terms.time_limit_s,
-        spent_s=spent_s,
-        against_compile=terms.against_compile,
-        then=then,
-        device=terms.device,
-        among=terms.among,
-        target=terms.target,
-        profiled=terms.profiled,
-        compared=terms.compared,
-    )
+def lent(device: Device, threads: int | None) -> Device:
+    """Return the device that is judged on: a machine that lends fewer cores is another one."""
+    if device.kind != "cpu" or threads is None or threads >= device.threads:
+        return device
+    return replace(device, threads=threads, cores=min(device.cores, threads))

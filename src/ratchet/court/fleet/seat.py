@@ -11,7 +11,9 @@ import platform
 from dataclasses import replace
 
 from ratchet import __version__
-from ratchet.authors.fleet.messages import (
+from ratchet.base.errors import KernelError, RatchetError
+from ratchet.court.fleet.machines import LocalFleet, lent
+from ratchet.court.fleet.messages import (
     JudgeOrder,
     Order,
     SeatFacts,
@@ -19,14 +21,11 @@ from ratchet.authors.fleet.messages import (
     pack,
     read_order,
 )
-from ratchet.base.errors import KernelError, RatchetError
 from ratchet.devices.fingerprint import software
 from ratchet.devices.probe import probe
 from ratchet.judge.revision import revision
-from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.ledger.fleet import verdict_under
 
-_KEPT: dict[tuple[int, str], KernelJudge] = {}
+_KEPT: dict[tuple[int, str], LocalFleet] = {}
 """This process's judge, by its threads and by the GPUs that Ray lets it see."""
 
 
@@ -51,39 +50,36 @@ def obey(data: bytes, threads: int, with_gpu: bool) -> bytes:
 
 
 def _answered(order: Order, facts: SeatFacts, threads: int) -> SeatReply:
-    judge = _judge(threads)
+    here = _here(threads)
     if isinstance(order, JudgeOrder):
-        verdict = verdict_under(order.terms, judge, order.kernel, order.problem)
+        ((_, verdict),) = here.judge([order.kernel], order.problem, order.terms)
         seat = {"host": facts.host, "device": facts.cpu.fingerprint, "kind": facts.kind}
         if facts.gpu is not None:
             seat["gpu"] = facts.gpu.fingerprint
         environment = {**verdict.environment, "seat": seat}
         named = verdict.model_copy(update={"environment": environment})
         return SeatReply(facts=facts, verdict=named.model_dump(mode="json"))
-    found = judge.screen(
+    found = here.screen(
         order.problem, order.kernels, best=order.best, time_limit_s=order.time_limit_s
     )
     return SeatReply(facts=facts, screenings=tuple(found))
 
 
-def _judge(threads: int) -> KernelJudge:
+def _here(threads: int) -> LocalFleet:
     """Return the judge that this process keeps; another one if Ray moved it to another GPU."""
     names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
     wanted = (threads, "|".join(os.environ.get(name, "") for name in names))
     for key in [one for one in _KEPT if one != wanted]:
         _KEPT.pop(key).close()
     if wanted not in _KEPT:
-        _KEPT[wanted] = KernelJudge(threads=threads)
+        _KEPT[wanted] = LocalFleet(threads=threads)
     return _KEPT[wanted]
 
 
 def _facts(threads: int, with_gpu: bool) -> SeatFacts:
-    cpu = probe("cpu")
-    if threads < cpu.threads:  # a machine that lends a part of its cores is another device
-        cpu = replace(cpu, threads=threads, cores=min(cpu.cores, threads))
     return SeatFacts(
         host=platform.node(),
-        cpu=cpu,
+        cpu=lent(probe("cpu"), threads),
         gpu=replace(probe("cuda"), index=0) if with_gpu else None,
         software=software(),
         ratchet=__version__,

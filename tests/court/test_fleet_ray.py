@@ -21,9 +21,10 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from ratchet.authors.fleet import open_judge, ray_cluster
 from ratchet.base.errors import DeviceError, JudgeError, LedgerError
 from ratchet.cli.app import app
+from ratchet.court.court import open_court
+from ratchet.court.fleet import ray_cluster
 from ratchet.ledger import Ledger, schema
 
 NEEDS_RAY = pytest.mark.skipif(
@@ -189,7 +190,7 @@ def test_an_unknown_fleet_is_one_line(given: str) -> None:
 
 def test_a_fleet_needs_a_ledger_on_postgresql(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match=r"needs a ledger on PostgreSQL, and .*l\.db is a file"):
-        open_judge(str(tmp_path / "l.db"), "ray")
+        open_court(str(tmp_path / "l.db"), "ray")
     assert not (tmp_path / "l.db").exists()
 
 
@@ -209,16 +210,16 @@ def test_a_cluster_that_is_gone_is_told_at_once(
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
     with pytest.raises(JudgeError, match=r"no Ray cluster at 127\.0\.0\.1:1"):
-        open_judge(NOWHERE, "ray")
+        open_court(NOWHERE, "ray")
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:2")
     with pytest.raises(JudgeError, match=r"no Ray cluster at 127\.0\.0\.1:2"):
-        open_judge(NOWHERE, "ray")
+        open_court(NOWHERE, "ray")
 
 
 def test_ray_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(JudgeError, match=r"pip install 'torch-ratchet\[fleet\]'"):
-        open_judge(NOWHERE, "ray")
+        open_court(NOWHERE, "ray")
 
 
 class OtherRay:
@@ -237,7 +238,7 @@ def test_another_version_of_ray_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "ray", OtherRay)  # type: ignore[arg-type]
     monkeypatch.setattr(ray_cluster, "_check_reachable", lambda address: None)
     with pytest.raises(JudgeError, match="another version of Ray or Python"):
-        open_judge(NOWHERE, "ray://host:10001")
+        open_court(NOWHERE, "ray://host:10001")
 
 
 class StrawRay(OtherRay):

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
+from ratchet.court.terms import Terms
 from ratchet.devices.fingerprint import Software, short_hash
 from ratchet.devices.probe import Device
 from ratchet.judge.verdict import Screening
 from ratchet.kernels.kernel import Kernel
-from ratchet.ledger.fleet import Terms
 from ratchet.problems.problem import Problem
 
 

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from ratchet.authors.author import Answer
+from ratchet.authors.search.transfer import Earlier
 from ratchet.base.errors import LedgerError
 from ratchet.kernels.kernel import Kernel
 from ratchet.ledger.store import Ledger
@@ -15,30 +17,6 @@ from ratchet.ledger.tables import Fingerprint
 from ratchet.problems.problem import Problem
 
 Ended = Literal["", "finished", "interrupted", "failed"]
-
-
-class WrittenAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The judge's answer on one proposed kernel of a run; its source is under its hash."""
-
-    problem_hash: str
-    kernel_hash: str
-    author: str
-    stage: str
-    status: str
-    reason: str
-    ratio: float | None = None
-    low: float | None = None
-    high: float | None = None
-    time_s: float | None = None
-    evidence: tuple[str, ...] = ()
-    after_s: float = 0.0
-    rung: int = 0
-    static_rank: tuple[float, ...] = ()
-    parents: tuple[str, ...] = ()
-    note: str = ""
-    schedule: tuple[tuple[str, str], ...] = ()
-    features: tuple[float, ...] = ()
-    opener: bool = False
 
 
 class WritingOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,20 +62,35 @@ class WritingBook:
         started = self.run(run)
         self._event(run, event, started.problem_hash, started.name, result)
 
-    def add(self, run: str, answer: WrittenAnswer, kernel: Kernel) -> None:
+    def add(self, run: str, answer: Answer, problem_hash: str) -> None:
         """Append one answer; its kernel is stored once."""
-        ledger = self.ledger
+        ledger, kernel = self.ledger, answer.kernel
         ledger.record_kernel(kernel.hash, kernel.name, kernel.as_json(), fingerprint=self._here)
-        ledger.append_writing_answer(run, msgspec.to_builtins(answer), fingerprint=self._here)
+        row = {"problem_hash": problem_hash, **answer.as_json()}
+        ledger.append_writing_answer(run, row, fingerprint=self._here)
 
-    def answers(self, run: str) -> list[WrittenAnswer]:
+    def answers(self, run: str) -> list[Answer]:
         """Return the answers of one run in their order."""
-        return _read(self.ledger.writing_answers(run=run))
+        found = []
+        for row in self.ledger.writing_answers(run=run):
+            kernel = self.kernel(row["kernel_hash"]).as_json()
+            found.append(msgspec.convert({**row, "kernel": kernel}, Answer))
+        return found
 
-    def earlier(self) -> list[WrittenAnswer]:
-        """Return the answers of all runs here that timed a kernel and carry features."""
-        found = _read(self.ledger.writing_answers(fingerprint=self._here))
-        return [one for one in found if one.features and one.time_s]
+    def earlier(self, author: str) -> list[Earlier]:
+        """Return the schedules that an author's runs here timed, with their features."""
+        return [
+            Earlier(
+                problem=row["problem_hash"],
+                kernel=row["kernel_hash"],
+                schedule=tuple((name, value) for name, value in row["schedule"]),
+                features=tuple(row["features"]),
+                time_s=row["time_s"],
+                right=row["status"] == "screened",
+            )
+            for row in self.ledger.writing_answers(fingerprint=self._here)
+            if row["author"] == author and row["features"] and row["time_s"]
+        ]
 
     def kernel(self, hash: str) -> Kernel:
         """Return the kernel of an answer.
@@ -188,10 +181,6 @@ class WritingBook:
             payload=payload,
             fingerprint=self._here,
         )
-
-
-def _read(payloads: list[dict[str, Any]]) -> list[WrittenAnswer]:
-    return [msgspec.convert(payload, WrittenAnswer) for payload in payloads]
 
 
 def _low(verdict: Mapping[str, Any]) -> float:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from ratchet.authors.fleet import seat as on_the_seat
-from ratchet.authors.fleet.spread import Seat, SeatLost
 from ratchet.base.errors import DeviceError, JudgeError
+from ratchet.court.fleet import seat as on_the_seat
+from ratchet.court.fleet.spread import Seat, SeatLost
 
 CONNECTED_S: Final = 10.0
 """Time limit of the first connection to a `ray://` address."""

@@ -10,8 +10,8 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from ratchet.authors.fleet.messages import Order, SeatFacts, pack, read_facts
 from ratchet.base.errors import JudgeError
+from ratchet.court.fleet.messages import Order, SeatFacts, pack, read_facts
 
 GRACE_S: Final = 180.0
 """A seat may take this long beyond an order's time limit: to open the problem, to import torch."""

@@ -9,20 +9,20 @@ from pathlib import Path
 
 from ratchet.base.errors import RatchetError
 from ratchet.base.files import why_not_folder
+from ratchet.court.suite import Asked, Question, Suite
 from ratchet.judge.api import as_kernel, as_problem
 from ratchet.judge.options import Scale
 from ratchet.kernels.kernel import Kernel
 from ratchet.kernels.library_triton import triton_kernels
 from ratchet.problems.problem import Problem, Tier
 from ratchet.problems.problem_file import Describe
-from ratchet.suites.run import Question, Suite
 
 LIBRARIES = ("library", "library-triton")
 BUILT_IN = (*LIBRARIES, "eager", "torch.compile")
 LANGUAGE_FILES = (".cpp", ".cc", ".cxx", ".py", ".hip")
 
-Answer = Callable[[str, Problem], tuple[Problem, Kernel | None]]
-"""Find the kernel that answers the named problem, if any; also return the problem to judge."""
+Find = Callable[[str, Problem], Asked]
+"""Find the kernel for the named problem, if any; also return the problem to judge."""
 
 
 def training_suite(name: str, *, tier: Tier, candidate: str) -> Suite:
@@ -33,10 +33,10 @@ def training_suite(name: str, *, tier: Tier, candidate: str) -> Suite:
     """
     from ratchet.problems.suites import load_suite
 
-    answer = find_answer(candidate)
+    find = find_kernels(candidate)
 
     def question(problem: Problem) -> Question:
-        return Question(name=problem.name, read=lambda _: answer(problem.name, problem.at(tier)))
+        return Question(name=problem.name, read=lambda _: find(problem.name, problem.at(tier)))
 
     return Suite(
         name=name,
@@ -66,12 +66,12 @@ def kernelbench_suite(
             "the library has no kernels for KernelBench: give --candidate torch.compile, eager or "
             "a folder of kernels"
         )
-    answer = find_answer(candidate, level=level)
+    find = find_kernels(candidate, level=level)
 
     def question(path: Path) -> Question:
-        def read(describe: Describe) -> tuple[Problem, Kernel | None]:
+        def read(describe: Describe) -> Asked:
             problem = as_problem(path, scale=scale, time_limit_s=time_limit_s, describe=describe)
-            return answer(path.stem, problem)
+            return find(path.stem, problem)
 
         return Question(name=path.stem, read=read)
 
@@ -104,34 +104,34 @@ def _order(path: Path) -> tuple[int, str]:
     return (int(number[0]) if number else 0, path.stem)
 
 
-def find_answer(candidate: str, *, level: int | None = None) -> Answer:
-    """Return the answers of a built-in candidate or of a folder of kernels.
+def find_kernels(candidate: str, *, level: int | None = None) -> Find:
+    """Return what finds the kernels of a built-in candidate or of a folder.
 
     Raises:
         RatchetError: `candidate` is neither built in nor a folder.
     """
     if candidate in LIBRARIES:
-        return _library_answer(candidate)
+        return _of_library(candidate)
     if candidate in ("eager", "torch.compile"):
-        return _yardstick_answer(candidate)
+        return _yardstick(candidate)
     folder = Path(candidate)
     if not folder.is_dir():
         raise RatchetError(
             f"candidate {candidate!r} is neither a folder nor one of {', '.join(BUILT_IN)}"
         )
-    return _folder_answer(folder, level)
+    return _of_folder(folder, level)
 
 
-def _library_answer(candidate: str) -> Answer:
+def _of_library(candidate: str) -> Find:
     kernels: dict[str, Kernel] = {}
 
-    def answer(name: str, problem: Problem) -> tuple[Problem, Kernel | None]:
+    def find(name: str, problem: Problem) -> Asked:
         if not kernels:
             in_triton = candidate == "library-triton"
             kernels.update(triton_kernels() if in_triton else library_kernels())
         return problem, kernels.get(name)
 
-    return answer
+    return find
 
 
 def library_kernels() -> Mapping[str, Kernel]:
@@ -142,21 +142,21 @@ def library_kernels() -> Mapping[str, Kernel]:
     return {kernel.entry: kernel for one in LIBRARY.values() for kernel in one.kernels(isa)}
 
 
-def _yardstick_answer(candidate: str) -> Answer:
+def _yardstick(candidate: str) -> Find:
     """Answer with torch itself, judged on results and time but not on whose code did the work."""
 
-    def answer(_: str, problem: Problem) -> tuple[Problem, Kernel | None]:
+    def find(_: str, problem: Problem) -> Asked:
         from ratchet.kernels.kernel_file import built_in_kernel
 
         return replace(problem, task="any"), built_in_kernel(problem, candidate)
 
-    return answer
+    return find
 
 
-def _folder_answer(folder: Path, level: int | None) -> Answer:
+def _of_folder(folder: Path, level: int | None) -> Find:
     places = [folder / f"level{level}", folder] if level is not None else [folder]
 
-    def answer(name: str, problem: Problem) -> tuple[Problem, Kernel | None]:
+    def find(name: str, problem: Problem) -> Asked:
         for place in places:
             for ending in LANGUAGE_FILES:
                 path = place / f"{name}{ending}"
@@ -164,4 +164,4 @@ def _folder_answer(folder: Path, level: int | None) -> Answer:
                     return problem, as_kernel(path, problem)
         return problem, None
 
-    return answer
+    return find

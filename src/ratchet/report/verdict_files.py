@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ratchet.base import files
 from ratchet.base.errors import RatchetError
-from ratchet.ledger.verdicts import JudgedKernel
-from ratchet.suites.score import SuiteResult
+from ratchet.court.score import SuiteResult
+from ratchet.court.terms import JudgedKernel
+from ratchet.report.suite_page import render_suite_page
+from ratchet.report.verdict_page import render_verdict_page
 
 VERDICTS = "verdicts"
 _LONGEST_STEM = 80
-
-VerdictPage = Callable[[Mapping[str, Any]], str]
-SuitePage = Callable[[Mapping[str, Any], Mapping[str, str]], str]
 
 
 def check_out(out: Path) -> None:
@@ -27,31 +26,29 @@ def check_out(out: Path) -> None:
     files.make_folder(out / VERDICTS)
 
 
-def write_verdict(judged: JudgedKernel, out: Path, render: VerdictPage) -> dict[str, str]:
+def write_verdict(judged: JudgedKernel, out: Path) -> dict[str, str]:
     """Write a verdict's JSON and its page; return the paths by kind."""
     document = judged.to_json()
     stem = _stem(judged)
     paths = {"verdict": out / VERDICTS / f"{stem}.json", "page": out / VERDICTS / f"{stem}.html"}
-    _write(paths, document, render(document))
+    _write(paths, document, render_verdict_page(document))
     return {kind: str(path) for kind, path in paths.items()}
 
 
-def write_suite(
-    result: SuiteResult, links: Mapping[str, str], out: Path, render: SuitePage
-) -> dict[str, str]:
+def write_suite(result: SuiteResult, links: Mapping[str, str], out: Path) -> dict[str, str]:
     """Write a suite's table as JSON and as a page that links to the verdict pages."""
     document = result.model_dump(mode="json")
     stem = _slug(f"{result.suite}-{result.candidate}")
     paths = {"table": out / f"{stem}.json", "page": out / f"{stem}.html"}
     relative = {name: Path(path).relative_to(out).as_posix() for name, path in links.items()}
-    _write(paths, document, render(document, relative))
+    _write(paths, document, render_suite_page(document, relative))
     return {kind: str(path) for kind, path in paths.items()}
 
 
 def _stem(judged: JudgedKernel) -> str:
     """Return a unique file name: the problem's name, then the first digits of both hashes."""
-    hashes = (judged.verdict["problem_hash"], judged.verdict["kernel_hash"])
-    return "-".join([_slug(judged.problem["name"]), *(one[:8] for one in hashes)])
+    hashes = (judged.verdict.problem_hash, judged.verdict.kernel_hash)
+    return "-".join([_slug(judged.problem.name), *(one[:8] for one in hashes)])
 
 
 def _slug(text: str) -> str:

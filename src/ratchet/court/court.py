@@ -1,0 +1,285 @@
+"""The court over one ledger: recall a verdict that answers, or have one judged and keep it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, Final
+
+from ratchet import __version__
+from ratchet.base.errors import DeviceError, LedgerError
+from ratchet.court.fleet.machines import Fleet, LocalFleet
+from ratchet.court.static_rank import TARGET, screening_of
+from ratchet.court.terms import JudgedKernel, Terms, answers, trial_of
+from ratchet.devices.probe import describe_device
+from ratchet.judge.revision import revision
+from ratchet.judge.sandbox.accelerator import may_use_gpu
+from ratchet.judge.verdict import Screening, Verdict
+from ratchet.kernels.kernel import Kernel, Language
+from ratchet.ledger import Fingerprint, Ledger
+from ratchet.ledger.connect import utc_now
+from ratchet.ledger.place import resolve, shown
+from ratchet.problems.problem import Problem
+from ratchet.problems.problem_file import described
+
+LOG = logging.getLogger(__name__)
+TOOK: Final = "verdict_took"
+"""Kind of the evidence that holds how long a whole verdict took."""
+LEAST_S: Final[dict[Language, float]] = {"cpp": 3.0, "torch": 6.0, "triton": 6.0, "hip": 6.0}
+"""Least time of a verdict before one was seen: its processes start and import torch."""
+COMPILE_S: Final = 10.0
+"""Least time that torch.compile adds."""
+NOT_SCREENED: Final = ("triton", "hip")
+"""Languages that a verdict which is not kept screens."""
+TRIED_S: Final = 30.0
+"""Time limit of such a verdict."""
+ANY: Final = Terms()
+
+
+class Court:
+    """Recalls verdicts from a ledger, has the others judged, and keeps them with what they judge.
+
+    The judge is this machine's, or a fleet's; this process alone writes the ledger. An open ledger
+    that is given stays open. With `must_keep` off, a ledger that fails costs a warning and no
+    verdict.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger | str | None = None,
+        *,
+        threads: int | None = None,
+        fleet: Fleet | None = None,
+        must_keep: bool = True,
+    ) -> None:
+        self._owned = not isinstance(ledger, Ledger)
+        self.ledger = ledger if isinstance(ledger, Ledger) else Ledger.open(ledger)
+        self.fleet: Fleet = fleet or LocalFleet(threads=threads)
+        self.device = self.fleet.device("cpu")
+        self.fingerprint = self.ledger.here(self.device, self.fleet.versions)
+        self._must_keep = must_keep
+
+    def __enter__(self) -> Court:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.fleet.close()
+        if self._owned:
+            self.ledger.close()
+
+    def judged_on(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the device and the versions that stand beside every figure."""
+        versions = {"ratchet": __version__, **asdict(self.fleet.versions)}
+        return dict(describe_device(self.device)), versions
+
+    def begin(self, language: Language) -> None:
+        """Start what a kernel in `language` needs here, while the caller does something else."""
+        if isinstance(self.fleet, LocalFleet):
+            self.fleet.begin(language)
+
+    def describe(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        """Run a problem's file beside the judge here; see `problem_file.Describe`."""
+        if isinstance(self.fleet, LocalFleet):
+            return self.fleet.describe(request, limit_s)
+        return described(request, limit_s)
+
+    def known(self, kernel: Kernel, problem: Problem, terms: Terms) -> JudgedKernel | None:
+        """Return the ledger's newest verdict here if it answers what is asked; see `answers`."""
+        found = self._newest(kernel, problem, terms)
+        if found is None or not answers(found[0].verdict, found[1], terms):
+            return None
+        return found[0]
+
+    def last(self, kernel: Kernel, problem: Problem, terms: Terms = ANY) -> JudgedKernel | None:
+        """Return the newest verdict here of this revision of the judge, even one left open."""
+        found = self._newest(kernel, problem, terms)
+        return None if found is None else found[0]
+
+    def is_proven(self, kernel: Kernel, terms: Terms = ANY) -> bool:
+        """Return whether a kernel may be loaded: proven here for a problem, disproven for none."""
+        here = self.fingerprint_for(kernel, terms)
+        return self.ledger.proven(kernel.hash, here, judge=revision())
+
+    def judge(
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        terms: Terms,
+        *,
+        fresh: bool = False,
+        then: Kernel | None = None,
+    ) -> JudgedKernel:
+        """Return a verdict: the ledger's if it answers and `fresh` is off, or a new one, kept.
+
+        `then` is the kernel to be judged next; its compiler may start meanwhile.
+        """
+        known = None if fresh else self.known(kernel, problem, terms)
+        if known is not None:
+            return known
+        began_s = time.monotonic() - terms.spent_s
+        ((_, verdict),) = self.fleet.judge([kernel], problem, terms, then=then)
+        return self._kept(kernel, problem, terms, verdict, time.monotonic() - began_s)
+
+    def judge_all(
+        self, kernels: Sequence[Kernel], problem: Problem, terms: Terms, *, fresh: bool = False
+    ) -> Iterator[JudgedKernel]:
+        """Give each kernel a verdict, as `judge` does; each is kept as soon as it is given."""
+        unknown = []
+        for kernel in kernels:
+            known = None if fresh else self.known(kernel, problem, terms)
+            if known is None:
+                unknown.append(kernel)
+            else:
+                yield known
+        for kernel, verdict in self.fleet.judge(unknown, problem, terms):
+            yield self._kept(kernel, problem, terms, verdict)
+
+    def screen(
+        self,
+        kernels: Sequence[Kernel],
+        problem: Problem,
+        terms: Terms,
+        *,
+        best: Kernel | None = None,
+    ) -> Sequence[Screening]:
+        """Return an estimate of each kernel, in their order, timed beside `best`; nothing is kept.
+
+        Triton's and HIP's kernels are not screened: a short verdict, whose luck is not kept either,
+        gives the estimate.
+        """
+        screened = [one for one in kernels if one.language not in NOT_SCREENED]
+        beside = best if best is not None and best.language not in NOT_SCREENED else None
+        found: dict[str, Screening] = {}
+        if screened:
+            limit_s = terms.time_limit_s
+            said = self.fleet.screen(problem, screened, best=beside, time_limit_s=limit_s)
+            found = {one.kernel_hash: one for one in said}
+        tried = [one for one in kernels if one.language in NOT_SCREENED]
+        short = Terms(
+            time_limit_s=min(terms.time_limit_s, TRIED_S),
+            device=terms.device,
+            profiled=(terms.target or TARGET,),
+            target=terms.target,
+            compared=False,
+        )
+        for kernel, verdict in self.fleet.judge(tried, problem, short):
+            found[kernel.hash] = screening_of(verdict, terms.target)
+        return [found[one.hash] for one in kernels]
+
+    def expected_s(self, kernel: Kernel, problem: Problem, terms: Terms) -> float:
+        """Return how long a whole verdict takes here: as the last one did, or at the very least."""
+        here = self.fingerprint_for(kernel, terms)
+        known = self.ledger.recall(TOOK, _took_key(kernel, problem, terms), fingerprint=here)
+        least_s = LEAST_S[kernel.language] + (COMPILE_S if terms.against_compile else 0.0)
+        return least_s if known is None else float(known["took_s"])
+
+    def fingerprint_for(self, kernel: Kernel, terms: Terms) -> Fingerprint:
+        """Return the device that a kernel is judged on: a GPU's verdict is not this CPU's."""
+        if terms.target is not None or not may_use_gpu(kernel, terms.device):
+            return self.fingerprint
+        try:
+            found = self.fleet.device(terms.device)
+        except DeviceError:  # the judge says in its verdict that there is none
+            return self.fingerprint
+        return self.ledger.here(found, self.fleet.versions)
+
+    def _newest(
+        self, kernel: Kernel, problem: Problem, terms: Terms
+    ) -> tuple[JudgedKernel, dict[str, Any]] | None:
+        here = self.fingerprint_for(kernel, terms)
+        found = self.ledger.verdict(kernel.hash, problem.hash, here, judge=revision())
+        if found is None:
+            return None
+        trial: dict[str, Any] = found.pop("trial", {})
+        judged = JudgedKernel(
+            verdict=Verdict.model_validate(found),
+            kernel=kernel,
+            problem=problem,
+            judged_at=trial.get("judged_at", ""),
+            recalled=True,
+        )
+        return judged, trial
+
+    def _kept(
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        terms: Terms,
+        verdict: Verdict,
+        took_s: float | None = None,
+    ) -> JudgedKernel:
+        judged = JudgedKernel(
+            verdict=verdict, kernel=kernel, problem=problem, judged_at=utc_now(), recalled=False
+        )
+        if terms.seed is not None:
+            return judged
+        try:
+            self._keep(judged, terms, took_s)
+        except LedgerError as error:
+            if self._must_keep:
+                raise
+            LOG.warning("the verdict is not kept: %s", error)
+        return judged
+
+    def _keep(self, judged: JudgedKernel, terms: Terms, took_s: float | None) -> None:
+        kernel, problem, book = judged.kernel, judged.problem, self.ledger
+        here = self.fingerprint_for(kernel, terms)
+        if took_s is not None and judged.verdict.speedup.vs_reference is not None:
+            # It went through every step.
+            key = _took_key(kernel, problem, terms)
+            book.remember(TOOK, key, {"took_s": took_s}, fingerprint=here)
+        book.record_kernel(kernel.hash, kernel.name, kernel.as_json(), fingerprint=here)
+        book.record_problem(problem.hash, problem.name, problem.as_json(), fingerprint=here)
+        row = judged.verdict.model_dump(mode="json")
+        row["trial"] = trial_of(terms, judged.judged_at)
+        book.record_verdict(row, fingerprint=here)
+
+
+def _took_key(kernel: Kernel, problem: Problem, terms: Terms) -> str:
+    return f"{problem.hash}:{kernel.language}:{terms.against_compile}:{terms.device}"
+
+
+def check_ledger(fleet: str, ledger: str | None) -> None:
+    """Refuse a ledger in a file for a fleet: other machines' runs could not read its verdicts.
+
+    Raises:
+        LedgerError: the ledger is not on PostgreSQL, and the fleet is not `local`.
+    """
+    url = resolve(ledger)
+    if fleet != "local" and url.get_backend_name() != "postgresql":
+        raise LedgerError(
+            f"--fleet {fleet} needs a ledger on PostgreSQL, and {shown(url)} is a file of this "
+            "machine: give --ledger or RATCHET_LEDGER postgresql://USER@HOST/DATABASE"
+        )
+
+
+def open_court(ledger: str | None, fleet: str = "local", *, device: str = "auto") -> Court:
+    """Return the court of a fleet: `local`, `ray` for the cluster at hand, `ray://HOST:PORT`.
+
+    Raises:
+        RatchetError: no cluster, none of its machines can judge, versions that differ, a ledger
+            that is no fleet's or fails; no kernel can be tried on this machine.
+    """
+    if fleet == "local":
+        from ratchet.judge.trial.readiness import check_kernels
+
+        check_kernels()
+        return Court(ledger)
+    from ratchet.court.fleet.ray_cluster import RayCluster
+    from ratchet.court.fleet.ray_fleet import ClusterFleet
+
+    check_ledger(fleet, ledger)
+    machines = ClusterFleet(RayCluster(fleet, device=device))
+    try:
+        return Court(ledger, fleet=machines)
+    except BaseException:
+        machines.close()
+        raise

@@ -1,1 +1,0 @@
-"""Judge a whole suite: its candidates, a table of verdicts, and a score."""
