@@ -152,6 +152,14 @@ def unsynced() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def own_ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A ledger of this run's own, for tests that name none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RATCHET_LEDGER", str(tmp_path_factory.mktemp("ledger") / "ledger.db"))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def profiled_if_asked() -> Iterator[None]:
     """A verdict profiles a GPU's kernel only for targets that a test names: five take seconds."""
     with pytest.MonkeyPatch.context() as patch:

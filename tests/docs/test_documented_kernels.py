@@ -9,7 +9,7 @@ import pytest
 from answers import is_right_answer
 
 from ratchet.base.errors import CompilerMissing
-from ratchet.judge.api import judge
+from ratchet.court.calls import judge
 from ratchet.judge.trial.timing import plan
 from ratchet.kernels import abi
 from ratchet.kernels.languages import cpp

@@ -135,7 +135,7 @@ def test_an_estimate_is_never_the_headline() -> None:
 def test_the_lineage_goes_from_the_first_ancestor_to_the_best() -> None:
     found = lineage(RESULT)
     assert [one.short for one in found] == [key("a")[:12], key("c")[:12]]
-    assert found[1].parents == "a" * 12
+    assert found[1].parents == key("a")[:12]
     assert found[1].estimate == "1.50x"
     unjudged = lineage(changed(best=None, rows=ROWS[:4]))
     assert [one.short for one in unjudged] == [key("a")[:12], key("c")[:12]]

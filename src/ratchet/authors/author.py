@@ -81,7 +81,7 @@ class Answer(Proposal):
         )
 
     @staticmethod
-    def by_verdict(proposal: Proposal, verdict: Verdict, *, after_s: float) -> Answer:
+    def by_verdict(proposal: Proposal, verdict: Verdict, *, after_s: float = 0.0) -> Answer:
         """Return a proposal with the verdict on it."""
         ratio = verdict.speedup.vs_reference
         failed = (one for one in verdict.evidence if one.passed is False)

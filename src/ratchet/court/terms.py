@@ -72,6 +72,7 @@ def answers(verdict: Verdict, trial: Mapping[str, Any], terms: Terms) -> bool:
     """
     if not trial or verdict.status == "unmeasured" or verdict.not_timed:
         return False
+    trial = {**asdict(Terms()), **trial}  # rows from before a term was added
     if verdict.status == "timed_out" and trial["time_limit_s"] < terms.time_limit_s:
         return False
     needs_more = (

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ratchet.base.errors import RatchetError
-from ratchet.judge.api import judge as judge_by_name
+from ratchet.court.calls import judge as judge_by_name
 from ratchet.judge.emulator.decode import TARGETS
 from ratchet.judge.options import EMULATED
 from ratchet.judge.trial.kernel_trial import KernelJudge
