@@ -134,10 +134,11 @@ def judge_named(
 
 def _own_court(threads: int | None) -> Court:
     """Open a court over the default ledger; one in memory if that cannot be written."""
+    named = bool(os.environ.get(ENVIRONMENT))
     try:
-        return Court(threads=threads, must_keep=bool(os.environ.get(ENVIRONMENT)))
+        return Court(threads=threads, must_keep=named)
     except LedgerError as error:
-        if os.environ.get(ENVIRONMENT):
+        if named:
             raise
         LOG.warning("the verdict is not stored: %s", error)
-        return Court("sqlite://", threads=threads)
+        return Court("sqlite://", threads=threads, must_keep=False)

@@ -118,8 +118,7 @@ class LocalFleet:
         then: Kernel | None = None,
     ) -> Iterator[tuple[Kernel, Verdict]]:
         """Judge here, one kernel after another."""
-        following = [*kernels[1:], then]
-        for kernel, after in zip(kernels, following, strict=True):
+        for kernel, after in zip(kernels, [*kernels[1:], then], strict=False):
             yield kernel, self._judge.judge(kernel, problem, then=after, **asdict(terms))
 
     def close(self) -> None:
