@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from own_recipes import MadeUpJudge
 
+from ratchet.court.court import Court
+from ratchet.court.fleet import machines
+from ratchet.court.terms import Terms
 from ratchet.judge.verdict import Verdict
 from ratchet.kernels.kernel import Kernel
+from ratchet.ledger import Ledger
 from ratchet.optimize.step.installed import InstalledKernel
 from ratchet.optimize.turn import prove_kernels
 from ratchet.optimize.turn.prove_kernels import KernelTrials
+from ratchet.problems.suites import find_problem
 
 ENTRIES = ("made_forward", "made_backward", "made_with_residual")
 KERNELS = tuple(
@@ -111,3 +118,31 @@ def test_a_wrong_entry_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> No
     )
     assert table.asked == ["made_forward"]
     assert trials.refused["fp32"]["made"].startswith("made_forward: wrong")
+
+
+def test_what_a_turn_judged_is_recalled_by_every_other_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machines, "KernelJudge", MadeUpJudge())
+    problem = find_problem("squared_relu").at("ci")
+    notes: list[str] = []
+    with Ledger.open(str(tmp_path / "ledger.db")) as ledger:
+        turn: Any = SimpleNamespace(
+            ledger=ledger,
+            recalled=0,
+            is_own=lambda kind, key: False,
+            known=lambda kind, key: None,
+            left_s=lambda: 100.0,
+            elapsed_s=0.0,
+            costs=SimpleNamespace(verdict_s=1.0),
+            tell=lambda event, **_: notes.append(event),
+            memo=lambda *_: None,
+        )
+        trials = KernelTrials(turn=turn, wanted=())
+        with Court(ledger) as court:
+            for _ in range(2):
+                judged = trials.known_or_judged(court, KERNELS[0], problem)
+                assert judged is not None and judged.verdict.status == "proven"
+        assert notes == ["judging", "judged"] and turn.recalled == 1
+    with Court(str(tmp_path / "ledger.db")) as court:
+        assert court.judge(KERNELS[0], problem, Terms()).recalled

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -27,8 +26,7 @@ Render = Callable[[WritingResult], str]
 
 def default_out(problem: str) -> Path:
     """Return the folder of a problem's files: `ratchet-write/<problem>`."""
-    slug = re.sub(r"[^A-Za-z0-9_.]+", "-", problem).strip("-.")[:80]
-    return Path("ratchet-write") / (slug or "unnamed")
+    return Path("ratchet-write") / files.slug(problem)
 
 
 def check_out(out: Path) -> None:

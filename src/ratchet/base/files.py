@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -34,6 +35,11 @@ _KINDS = {
 def kind(mode: int) -> str:
     """Name the kind of a file by its mode: `a folder`."""
     return _KINDS.get(stat.S_IFMT(mode), "no file")
+
+
+def slug(text: str) -> str:
+    """Return a text as a part of a file's name, of at most 80 characters."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.")[:80] or "unnamed"
 
 
 def why_not_file(path: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from ratchet.report.suite_page import render_suite_page
 from ratchet.report.verdict_page import render_verdict_page
 
 VERDICTS = "verdicts"
-_LONGEST_STEM = 80
 
 
 def check_out(out: Path) -> None:
@@ -38,7 +36,7 @@ def write_verdict(judged: JudgedKernel, out: Path) -> dict[str, str]:
 def write_suite(result: SuiteResult, links: Mapping[str, str], out: Path) -> dict[str, str]:
     """Write a suite's table as JSON and as a page that links to the verdict pages."""
     document = result.model_dump(mode="json")
-    stem = _slug(f"{result.suite}-{result.candidate}")
+    stem = files.slug(f"{result.suite}-{result.candidate}")
     paths = {"table": out / f"{stem}.json", "page": out / f"{stem}.html"}
     relative = {name: Path(path).relative_to(out).as_posix() for name, path in links.items()}
     _write(paths, document, render_suite_page(document, relative))
@@ -48,11 +46,7 @@ def write_suite(result: SuiteResult, links: Mapping[str, str], out: Path) -> dic
 def _stem(judged: JudgedKernel) -> str:
     """Return a unique file name: the problem's name, then the first digits of both hashes."""
     hashes = (judged.verdict.problem_hash, judged.verdict.kernel_hash)
-    return "-".join([_slug(judged.problem.name), *(one[:8] for one in hashes)])
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.")[:_LONGEST_STEM] or "unnamed"
+    return "-".join([files.slug(judged.problem.name), *(one[:8] for one in hashes)])
 
 
 def _write(paths: Mapping[str, Path], document: Mapping[str, Any], page: str) -> None:
